@@ -1,0 +1,237 @@
+//! The bundle: one file with every VM's configuration and images, passed to Gnomon as the boot
+//! loader's initrd.
+//!
+//! Layout, little endian, offsets from the start of the bundle:
+//!
+//! | offset | size | what |
+//! |---|---|---|
+//! | 0 | 8 | [`MAGIC`] |
+//! | 8 | 4 | [`VERSION`] |
+//! | 12 | 4 | length of the configuration in bytes |
+//! | 16 | 8 | length of the whole bundle in bytes |
+//! | 24 | – | the configuration: a [`Config`], postcard-encoded |
+//! | page-aligned | – | images, each padded with zeros to a whole page |
+//!
+//! Equal images stand in it once, however many VMs use them: VMs share their frames.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+/// The first eight bytes of a bundle.
+pub const MAGIC: [u8; 8] = *b"GNOMONVM";
+/// Version of this layout and of [`Config`]. Gnomon refuses every other.
+pub const VERSION: u32 = 1;
+/// Bytes before the configuration.
+pub const HEADER_BYTES: usize = 24;
+/// Alignment of images within the bundle, in bytes.
+pub const IMAGE_ALIGN: u64 = 4096;
+/// Guest physical address at which guest RAM starts.
+pub const GUEST_RAM_BASE: u64 = 0x8000_0000;
+/// Guest physical address at which a payload is placed and entered, if it names none.
+pub const GUEST_ENTRY: u64 = 0x8020_0000;
+/// Most vCPUs in one VM.
+pub const MAX_VCPUS: u32 = 32;
+/// Most VMs in one bundle.
+pub const MAX_VMS: usize = 16;
+
+/// Everything that the hypervisor is told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Config {
+    /// The VMs to start, in console order. At least one, at most [`MAX_VMS`].
+    pub vms: Vec<VmConfig>,
+    /// How guests' consoles share the one UART.
+    pub console: ConsoleMode,
+}
+
+/// One VM.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VmConfig {
+    /// Its name in messages, unique, non-empty, of letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// RAM in bytes, from [`GUEST_RAM_BASE`]; a multiple of 4096.
+    pub memory_bytes: u64,
+    /// Number of vCPUs, 1..=[`MAX_VCPUS`].
+    pub vcpus: u32,
+    /// How its memory is virtualized.
+    pub mmu: MmuMode,
+    /// Whether 2 MiB G-stage leaves may be used.
+    pub superpages: bool,
+    /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
+    pub segments: Vec<Segment>,
+    /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
+    pub entry_gpa: u64,
+    /// The initrd that the device tree announces: GPA and length in bytes.
+    pub initrd: Option<(u64, u64)>,
+    /// The kernel's command line (`/chosen/bootargs`).
+    pub bootargs: String,
+    /// `/chosen/rng-seed`; empty for none.
+    pub rng_seed: Vec<u8>,
+}
+
+/// A piece of an image in a VM's RAM: mapped read-only and shared, copied when written.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Segment {
+    /// Where it stands in guest RAM; page-aligned.
+    pub gpa: u64,
+    /// Where its bytes start in the bundle; page-aligned.
+    pub offset: u64,
+    /// Length in bytes, more than 0. The bundle holds zeros up to the next page boundary.
+    pub bytes: u64,
+    /// What it is, for messages: `kernel`, `initrd`.
+    pub label: String,
+}
+
+/// The way a VM's memory is virtualized.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MmuMode {
+    /// Two-stage hardware tables.
+    Nested,
+}
+
+/// How the guests' consoles share the UART.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ConsoleMode {
+    /// One console is attached at a time; an escape key switches. See `docs/console.md`.
+    Attached,
+    /// All consoles at once, for programs to read: each line is printed whole, and when there is
+    /// more than one VM it is preceded by `name| `. Input goes to the first running VM.
+    Lines,
+}
+
+/// Why a bundle cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum BundleError {
+    /// Shorter than its header, or than the header says.
+    Truncated {
+        /// Bytes that are there.
+        have: u64,
+        /// Bytes that are needed.
+        need: u64,
+    },
+    /// It does not start with [`MAGIC`].
+    NotABundle,
+    /// Made by another version.
+    Version(u32),
+    /// The configuration does not decode.
+    Malformed,
+}
+
+impl core::fmt::Display for BundleError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Truncated { have, need } => write!(f, "the VM bundle is truncated: {have} bytes, {need} needed"),
+            Self::NotABundle => write!(f, "the initrd is not a VM bundle (make one with the gnomon command)"),
+            Self::Version(v) => write!(f, "the VM bundle has version {v}, this hypervisor reads {VERSION}"),
+            Self::Malformed => write!(f, "the VM bundle's configuration is malformed"),
+        }
+    }
+}
+
+impl core::error::Error for BundleError {}
+
+impl Config {
+    /// Reads the configuration at the front of a bundle.
+    ///
+    /// # Errors
+    /// [`BundleError`] for anything that is not a whole bundle of this version. The configuration's
+    /// own promises (ranges, alignment) are *not* checked here: whoever uses a value checks it.
+    pub fn parse(bundle: &[u8]) -> Result<Self, BundleError> {
+        let have = bundle.len() as u64;
+        let word = |at: usize| -> Option<u32> { Some(u32::from_le_bytes(bundle.get(at..at + 4)?.try_into().ok()?)) };
+        let truncated = |need| BundleError::Truncated { have, need };
+        let magic = bundle.get(..8).ok_or(truncated(HEADER_BYTES as u64))?;
+        if magic != MAGIC {
+            return Err(BundleError::NotABundle);
+        }
+        let (Some(version), Some(config_len), Some(low), Some(high)) = (word(8), word(12), word(16), word(20)) else {
+            return Err(truncated(HEADER_BYTES as u64));
+        };
+        if version != VERSION {
+            return Err(BundleError::Version(version));
+        }
+        let total = u64::from(low) | u64::from(high) << 32;
+        if have < total {
+            return Err(truncated(total));
+        }
+        let end = HEADER_BYTES + config_len as usize;
+        let config = bundle.get(HEADER_BYTES..end).ok_or(truncated(end as u64))?;
+        postcard::from_bytes(config).map_err(|_| BundleError::Malformed)
+    }
+
+    /// Encodes the front of a bundle: header and configuration, padded to a whole page. `total` is
+    /// the length of the bundle with its images, in bytes.
+    ///
+    /// Offsets in `self` count from the start of the bundle; since their encoding has a variable
+    /// length, lay images out from [`Config::front_bytes`].
+    #[must_use]
+    pub fn encode(&self, total: u64) -> Vec<u8> {
+        // Serializing plain data into memory cannot fail.
+        let config = postcard::to_allocvec(self).unwrap_or_default();
+        let mut out = Vec::with_capacity(HEADER_BYTES + config.len());
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&(config.len() as u32).to_le_bytes());
+        out.extend_from_slice(&total.to_le_bytes());
+        out.extend_from_slice(&config);
+        out.resize(out.len().next_multiple_of(IMAGE_ALIGN as usize), 0);
+        out
+    }
+
+    /// An upper bound, page-aligned, of the length of [`Config::encode`] whatever the offsets are.
+    #[must_use]
+    pub fn front_bytes(&self) -> u64 {
+        let config = postcard::to_allocvec(self).unwrap_or_default().len();
+        let slack = 10 * self.vms.iter().map(|vm| vm.segments.len()).sum::<usize>();
+        ((HEADER_BYTES + config + slack) as u64).next_multiple_of(IMAGE_ALIGN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn config() -> Config {
+        Config {
+            console: ConsoleMode::Lines,
+            vms: vec![VmConfig {
+                name: "linux".into(),
+                memory_bytes: 1 << 28,
+                vcpus: 4,
+                mmu: MmuMode::Nested,
+                superpages: true,
+                segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
+                entry_gpa: GUEST_ENTRY,
+                initrd: Some((0x8400_0000, 77)),
+                bootargs: "quiet".into(),
+                rng_seed: vec![7; 32],
+            }],
+        }
+    }
+
+    #[test]
+    fn a_bundle_comes_back() {
+        let bytes = config().encode(4096);
+        assert_eq!(Config::parse(&bytes), Ok(config()));
+        assert!(bytes.len() as u64 <= config().front_bytes());
+    }
+
+    #[test]
+    fn broken_bundles_are_named() {
+        let good = config().encode(4096);
+        for cut in 0..good.len() {
+            assert!(matches!(Config::parse(&good[..cut]), Err(BundleError::Truncated { .. })), "{cut}");
+        }
+        let mut bad = good.clone();
+        bad[0] = b'X';
+        assert_eq!(Config::parse(&bad), Err(BundleError::NotABundle));
+        let mut bad = good.clone();
+        bad[8] = 9;
+        assert_eq!(Config::parse(&bad), Err(BundleError::Version(9)));
+        let mut bad = good;
+        bad[24] = 0xff; // claims a VM count that cannot be there
+        assert_eq!(Config::parse(&bad), Err(BundleError::Malformed));
+    }
+}

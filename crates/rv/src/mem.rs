@@ -1,0 +1,28 @@
+//! Host RAM as the engines see it.
+
+use crate::addr::{Addr, Hpa, Pfn};
+
+/// Physical memory. The machine's implementation is a pointer dereference; a test's is a map.
+///
+/// Every address passed must lie in RAM that the caller owns (a frame it allocated, or one that an
+/// address space leads to); implementations may panic on others, they never touch devices.
+pub trait PhysMem {
+    /// Reads 8 bytes at an 8-aligned address, atomically.
+    fn read_u64(&self, at: Addr<Hpa>) -> u64;
+    /// Writes 8 bytes at an 8-aligned address, atomically: a concurrent hardware walk sees the old
+    /// value or the new one.
+    fn write_u64(&mut self, at: Addr<Hpa>, value: u64);
+    /// Writes `new` if the value is `old`; otherwise returns the value found.
+    ///
+    /// # Errors
+    /// The value found, if it is not `old`.
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64>;
+    /// Fills `pages` frames from `first` with zero bytes.
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64);
+    /// Copies `pages` frames; the runs do not overlap.
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64);
+    /// Copies bytes out of RAM.
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]);
+    /// Copies bytes into RAM.
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]);
+}
