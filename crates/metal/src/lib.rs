@@ -1,2 +1,43 @@
-//! (being written)
+//! The instructions: CSR access, fences, RAM and device access, SBI calls, the world switch.
+//!
+//! This is the one crate that cannot run on a host, so it takes no decisions: each function is one
+//! instruction or one short sequence, with the reason why it is sound.
 #![no_std]
+#![cfg(target_arch = "riscv64")]
+#![expect(unsafe_code, reason = "this crate is where instructions and pointers live")]
+
+pub mod csr;
+pub mod fence;
+pub mod float;
+pub mod mmio;
+pub mod ram;
+pub mod sbi;
+pub mod vector;
+pub mod world;
+
+use core::arch::asm;
+
+/// Waits for an interrupt that is enabled in `mie` or `sie`, pending or to come; it is not taken
+/// while interrupts are globally disabled.
+pub fn wait_for_interrupt() {
+    // SAFETY: WFI changes no state that Rust knows of.
+    unsafe { asm!("wfi", options(nomem, nostack)) };
+}
+
+/// Reads the `time` CSR: ticks of the platform's timebase.
+#[must_use]
+pub fn time() -> u64 {
+    let ticks: u64;
+    // SAFETY: reading a counter has no effect.
+    unsafe { asm!("rdtime {}", out(reg) ticks, options(nomem, nostack)) };
+    ticks
+}
+
+/// Reads `instret` (in M or HS mode): instructions retired by this hart.
+#[must_use]
+pub fn instructions_retired() -> u64 {
+    let count: u64;
+    // SAFETY: reading a counter has no effect.
+    unsafe { asm!("rdinstret {}", out(reg) count, options(nomem, nostack)) };
+    count
+}

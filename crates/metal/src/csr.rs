@@ -1,0 +1,64 @@
+//! CSRs by name, as modules with `read`, `write`, `set` and `clear`.
+//!
+//! Reading is safe: none of these has a read side effect. Writing can change what memory means or
+//! where control goes, so it is unsafe and the caller says why it may.
+
+macro_rules! csrs {
+    ($($name:ident)*) => {$(
+        #[doc = concat!("The CSR `", stringify!($name), "`. Traps where the hart lacks it or the mode may not access it.")]
+        pub mod $name {
+            use core::arch::asm;
+
+            /// Reads the register.
+            #[must_use]
+            #[inline(always)]
+            pub fn read() -> u64 {
+                let value: u64;
+                // SAFETY: reading has no effect beyond the result. Not `nomem`, so that reads stay
+                // in order with memory accesses (`hvip` beside posted interrupts, for one).
+                unsafe { asm!(concat!("csrr {}, ", stringify!($name)), out(reg) value, options(nostack)) };
+                value
+            }
+
+            /// Writes the register.
+            ///
+            /// # Safety
+            /// The new value must leave this code's own memory mapped and its traps handled.
+            #[inline(always)]
+            pub unsafe fn write(value: u64) {
+                // SAFETY: by the caller's promise.
+                unsafe { asm!(concat!("csrw ", stringify!($name), ", {}"), in(reg) value, options(nostack)) };
+            }
+
+            /// Sets the bits given.
+            ///
+            /// # Safety
+            /// As for [`write`].
+            #[inline(always)]
+            pub unsafe fn set(bits: u64) {
+                // SAFETY: by the caller's promise.
+                unsafe { asm!(concat!("csrs ", stringify!($name), ", {}"), in(reg) bits, options(nostack)) };
+            }
+
+            /// Clears the bits given.
+            ///
+            /// # Safety
+            /// As for [`write`].
+            #[inline(always)]
+            pub unsafe fn clear(bits: u64) {
+                // SAFETY: by the caller's promise.
+                unsafe { asm!(concat!("csrc ", stringify!($name), ", {}"), in(reg) bits, options(nostack)) };
+            }
+        }
+    )*};
+}
+
+csrs! {
+    sstatus sie stvec scounteren senvcfg sscratch sepc scause stval sip satp stimecmp
+    hstatus hedeleg hideleg hie hcounteren hgeie htval hip hvip htinst hgatp henvcfg htimedelta hstateen0 sstateen0
+    vsstatus vsie vstvec vsscratch vsepc vscause vstval vsip vsatp vstimecmp
+    mstatus misa medeleg mideleg mie mtvec mcounteren menvcfg mscratch mepc mcause mtval mip mtval2 mtinst mhartid
+    mvendorid marchid mimpid mstateen0 mcountinhibit
+    pmpcfg0 pmpaddr0 pmpaddr1 pmpaddr2 pmpaddr3 pmpaddr4 pmpaddr5 pmpaddr6 pmpaddr7
+    vlenb vstart vcsr vl vtype fcsr
+}

@@ -1,0 +1,128 @@
+//! Host RAM by physical address. In both seats Gnomon's addresses are physical ones: M mode has no
+//! translation, HS mode runs on an identity map.
+
+use core::arch::asm;
+use core::ptr;
+use core::slice;
+use core::sync::atomic::{AtomicU64, Ordering};
+use rv::{Addr, Hpa, PAGE_BYTES, Pfn, PhysMem};
+
+/// The machine's RAM. Holding one says: the addresses passed are frames that Gnomon's frame
+/// allocator or the boot bundle accounts for, never Gnomon's own image, heap or stacks.
+#[derive(Clone, Copy, Debug)]
+pub struct Ram {
+    /// Bytes that `cbo.zero` clears, 0 where the hart cannot (Zicboz).
+    zero_block: u64,
+}
+
+impl Ram {
+    /// Gives access to RAM.
+    ///
+    /// # Safety
+    /// Every address later passed to this value's methods must lie in frames handed out by the
+    /// frame allocator (or in the bundle, for reading), which no Rust object occupies.
+    /// `zero_block` is the hart's `cbo.zero` block size in bytes (a power of two that divides
+    /// 4096), or 0 where the instruction does not exist or is not enabled for this mode.
+    #[must_use]
+    pub const unsafe fn new(zero_block: u64) -> Self {
+        Self { zero_block }
+    }
+
+    fn word(at: Addr<Hpa>) -> *mut u64 {
+        assert!(at.is_aligned(8), "unaligned word access to {at}");
+        ptr::with_exposed_provenance_mut(at.raw() as usize)
+    }
+
+    fn atomic<'a>(at: Addr<Hpa>) -> &'a AtomicU64 {
+        // SAFETY: aligned (checked), in a frame that no Rust object occupies (promise of `new`);
+        // everybody, hardware walkers included, accesses such words atomically.
+        unsafe { AtomicU64::from_ptr(Self::word(at)) }
+    }
+}
+
+impl PhysMem for Ram {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        Self::atomic(at).load(Ordering::Acquire)
+    }
+
+    fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
+        // Release: a table's contents are visible before the entry that points to it.
+        Self::atomic(at).store(value, Ordering::Release);
+    }
+
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        Self::atomic(at).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        let (start, bytes) = (first.base().raw(), pages * PAGE_BYTES);
+        if self.zero_block == 0 {
+            // SAFETY: frames of the caller's, free of Rust objects (promise of `new`).
+            unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u64>(start as usize), 0, bytes as usize / 8) };
+            return;
+        }
+        let stride = self.zero_block;
+        // SAFETY: as above; `cbo.zero` clears the block that holds its address, blocks divide the
+        // page. Eight to a turn: a 2 MiB frame run is 32,768 blocks of 64 bytes, and this is on
+        // the guest's fault path.
+        unsafe {
+            asm!(
+                ".option push",
+                ".option arch, +zicboz",
+                "2:",
+                "cbo.zero ({at})",
+                "add {at}, {at}, {stride}",
+                "cbo.zero ({at})",
+                "add {at}, {at}, {stride}",
+                "cbo.zero ({at})",
+                "add {at}, {at}, {stride}",
+                "cbo.zero ({at})",
+                "add {at}, {at}, {stride}",
+                "bltu {at}, {end}, 2b",
+                ".option pop",
+                at = inout(reg) start => _,
+                end = in(reg) start + bytes,
+                stride = in(reg) stride,
+                options(nostack)
+            );
+        }
+    }
+
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        let (from, to) = (from.base().raw() as usize, to.base().raw() as usize);
+        // SAFETY: both runs are frames free of Rust objects and do not overlap (trait's contract).
+        unsafe {
+            ptr::copy_nonoverlapping(
+                ptr::with_exposed_provenance::<u64>(from),
+                ptr::with_exposed_provenance_mut::<u64>(to),
+                (pages * PAGE_BYTES) as usize / 8,
+            );
+        }
+    }
+
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        let from = ptr::with_exposed_provenance::<u8>(at.raw() as usize);
+        for (i, byte) in into.iter_mut().enumerate() {
+            // SAFETY: in a frame free of Rust objects; volatile, since the guest may write it meanwhile.
+            *byte = unsafe { from.add(i).read_volatile() };
+        }
+    }
+
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        let to = ptr::with_exposed_provenance_mut::<u8>(at.raw() as usize);
+        for (i, byte) in from.iter().enumerate() {
+            // SAFETY: as for reading.
+            unsafe { to.add(i).write_volatile(*byte) };
+        }
+    }
+}
+
+/// Bytes that the boot loader left in RAM, such as the device tree or the bundle.
+///
+/// # Safety
+/// `[start, start + bytes)` is RAM that nobody writes and no Rust object occupies, for ever.
+#[must_use]
+pub unsafe fn boot_bytes(start: Addr<Hpa>, bytes: usize) -> &'static [u8] {
+    // SAFETY: by the caller's promise.
+    unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(start.raw() as usize), bytes) }
+}

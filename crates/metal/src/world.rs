@@ -1,0 +1,187 @@
+//! The world switch: into the guest, and the trap vectors that come back.
+//!
+//! One [`Context`] per vCPU holds what every exit saves: the integer registers and the trap's
+//! registers. Everything else of a vCPU (VS-level CSRs, floating point) stays in the hart between
+//! exits and is swapped when the hart changes vCPUs.
+//!
+//! Protocol: while a guest runs, `mscratch` (firmware seat) or `sscratch` (payload seat) holds its
+//! context's address; while Gnomon runs it holds 0, so that a trap of Gnomon's own is told apart.
+//! Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler returns
+//! the context to enter. So no register of Gnomon's survives a guest's run, and none need be saved.
+
+use core::arch::{global_asm, naked_asm};
+use core::mem::offset_of;
+
+/// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExitRegs {
+    /// `mcause` or `scause`.
+    pub cause: u64,
+    /// `mtval` or `stval`.
+    pub tval: u64,
+    /// `mtval2` or `htval`.
+    pub tval2: u64,
+    /// `mtinst` or `htinst`.
+    pub tinst: u64,
+}
+
+/// The part of a vCPU that the trap vector touches.
+#[repr(C)]
+#[derive(Clone, Debug, Default)]
+pub struct Context {
+    /// x0 to x31; x0 is not used.
+    pub x: [u64; 32],
+    /// Where the guest goes on: `mepc` or `sepc`.
+    pub pc: u64,
+    /// The exit.
+    pub exit: ExitRegs,
+    /// The stack that the exit handler starts on: the end of the hart's stack.
+    pub host_sp: u64,
+    /// What the exit handler finds in `tp`: the hart's own block.
+    pub host_tp: u64,
+}
+
+macro_rules! vector {
+    ($entry:literal, $resume:literal, $host:literal, $scratch:literal, $epc:literal, $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal) => {
+        global_asm!(
+            ".section .text.world, \"ax\"",
+            ".balign 4",
+            concat!(".global ", $entry), concat!($entry, ":"),
+            concat!("csrrw a0, ", $scratch, ", a0"),
+            concat!("beqz a0, ", $host),
+            "sd x1, {x1}(a0)", "sd x2, {x1} + 8(a0)", "sd x3, {x1} + 16(a0)", "sd x4, {x1} + 24(a0)",
+            "sd x5, {x1} + 32(a0)", "sd x6, {x1} + 40(a0)", "sd x7, {x1} + 48(a0)", "sd x8, {x1} + 56(a0)",
+            "sd x9, {x1} + 64(a0)", "sd x11, {x1} + 80(a0)", "sd x12, {x1} + 88(a0)", "sd x13, {x1} + 96(a0)",
+            "sd x14, {x1} + 104(a0)", "sd x15, {x1} + 112(a0)", "sd x16, {x1} + 120(a0)", "sd x17, {x1} + 128(a0)",
+            "sd x18, {x1} + 136(a0)", "sd x19, {x1} + 144(a0)", "sd x20, {x1} + 152(a0)", "sd x21, {x1} + 160(a0)",
+            "sd x22, {x1} + 168(a0)", "sd x23, {x1} + 176(a0)", "sd x24, {x1} + 184(a0)", "sd x25, {x1} + 192(a0)",
+            "sd x26, {x1} + 200(a0)", "sd x27, {x1} + 208(a0)", "sd x28, {x1} + 216(a0)", "sd x29, {x1} + 224(a0)",
+            "sd x30, {x1} + 232(a0)", "sd x31, {x1} + 240(a0)",
+            concat!("csrrw t0, ", $scratch, ", x0"), "sd t0, {x1} + 72(a0)",
+            concat!("csrr t0, ", $epc), "sd t0, {pc}(a0)",
+            concat!("csrr t0, ", $cause), "sd t0, {cause}(a0)",
+            concat!("csrr t0, ", $tval), "sd t0, {cause} + 8(a0)",
+            concat!("csrr t0, ", $tval2), "sd t0, {cause} + 16(a0)",
+            concat!("csrr t0, ", $tinst), "sd t0, {cause} + 24(a0)",
+            "ld sp, {sp}(a0)",
+            "ld tp, {tp}(a0)",
+            "call gnomon_exit",
+            // a0: the context to enter.
+            concat!(".global ", $resume), concat!($resume, ":"),
+            concat!("csrw ", $scratch, ", a0"),
+            "ld t0, {pc}(a0)", concat!("csrw ", $epc, ", t0"),
+            "ld x1, {x1}(a0)", "ld x2, {x1} + 8(a0)", "ld x3, {x1} + 16(a0)", "ld x4, {x1} + 24(a0)",
+            "ld x5, {x1} + 32(a0)", "ld x6, {x1} + 40(a0)", "ld x7, {x1} + 48(a0)", "ld x8, {x1} + 56(a0)",
+            "ld x9, {x1} + 64(a0)", "ld x11, {x1} + 80(a0)", "ld x12, {x1} + 88(a0)", "ld x13, {x1} + 96(a0)",
+            "ld x14, {x1} + 104(a0)", "ld x15, {x1} + 112(a0)", "ld x16, {x1} + 120(a0)", "ld x17, {x1} + 128(a0)",
+            "ld x18, {x1} + 136(a0)", "ld x19, {x1} + 144(a0)", "ld x20, {x1} + 152(a0)", "ld x21, {x1} + 160(a0)",
+            "ld x22, {x1} + 168(a0)", "ld x23, {x1} + 176(a0)", "ld x24, {x1} + 184(a0)", "ld x25, {x1} + 192(a0)",
+            "ld x26, {x1} + 200(a0)", "ld x27, {x1} + 208(a0)", "ld x28, {x1} + 216(a0)", "ld x29, {x1} + 224(a0)",
+            "ld x30, {x1} + 232(a0)", "ld x31, {x1} + 240(a0)",
+            "ld x10, {x1} + 72(a0)",
+            $xret,
+            // A trap of Gnomon's own: a bug. a0 is in the scratch register; the stack is ours.
+            concat!($host, ":"),
+            concat!("csrr a0, ", $cause), concat!("csrr a1, ", $epc), concat!("csrr a2, ", $tval),
+            "andi sp, sp, -16",
+            "call gnomon_host_trap",
+            x1 = const offset_of!(Context, x) + 8,
+            pc = const offset_of!(Context, pc),
+            cause = const offset_of!(Context, exit),
+            sp = const offset_of!(Context, host_sp),
+            tp = const offset_of!(Context, host_tp),
+        );
+    };
+}
+
+vector!(
+    "gnomon_vector_m",
+    "gnomon_resume_m",
+    "gnomon_host_m",
+    "mscratch",
+    "mepc",
+    "mcause",
+    "mtval",
+    "mtval2",
+    "mtinst",
+    "mret"
+);
+vector!(
+    "gnomon_vector_s",
+    "gnomon_resume_s",
+    "gnomon_host_s",
+    "sscratch",
+    "sepc",
+    "scause",
+    "stval",
+    "htval",
+    "htinst",
+    "sret"
+);
+
+unsafe extern "C" {
+    fn gnomon_vector_m();
+    fn gnomon_vector_s();
+    fn gnomon_resume_m(context: *mut Context) -> !;
+    fn gnomon_resume_s(context: *mut Context) -> !;
+}
+
+/// The address of the trap vector for M mode, in direct mode.
+#[must_use]
+pub fn machine_vector() -> u64 {
+    gnomon_vector_m as *const () as u64
+}
+
+/// The address of the trap vector for HS mode, in direct mode.
+#[must_use]
+pub fn supervisor_vector() -> u64 {
+    gnomon_vector_s as *const () as u64
+}
+
+/// Enters the guest with `mret`. Comes back as a call of `gnomon_exit` on the context's stack.
+///
+/// # Safety
+/// Firmware seat only. `context` is exclusively this hart's until the next exit; its stack and tp
+/// are this hart's; `mstatus` has MPV set and the VS CSRs and `hgatp` are that vCPU's.
+pub unsafe fn enter_from_machine(context: *mut Context) -> ! {
+    // SAFETY: by the caller's promise.
+    unsafe { gnomon_resume_m(context) }
+}
+
+/// Enters the guest with `sret`; see [`enter_from_machine`].
+///
+/// # Safety
+/// Payload seat only; with `hstatus.SPV` in the place of `mstatus.MPV`.
+pub unsafe fn enter_from_supervisor(context: *mut Context) -> ! {
+    // SAFETY: by the caller's promise.
+    unsafe { gnomon_resume_s(context) }
+}
+
+/// Starts over on an empty stack: calls `then(argument)` with nothing above it.
+///
+/// # Safety
+/// Nothing on the present stack is used again; `sp` is the 16-aligned end of the hart's stack.
+#[unsafe(naked)]
+pub unsafe extern "C" fn on_empty_stack(argument: usize, sp: u64, then: extern "C" fn(usize) -> !) -> ! {
+    naked_asm!("mv sp, a1", "jr a2")
+}
+
+/// The value of `tp`: the hart's own block, as [`set_thread_pointer`] left it.
+#[must_use]
+#[inline(always)]
+pub fn thread_pointer() -> usize {
+    let tp: usize;
+    // SAFETY: reading a register.
+    unsafe { core::arch::asm!("mv {}, tp", out(reg) tp, options(nomem, nostack, preserves_flags)) };
+    tp
+}
+
+/// Sets `tp`.
+///
+/// # Safety
+/// Only at a hart's start: everything later relies on it.
+pub unsafe fn set_thread_pointer(tp: usize) {
+    // SAFETY: compiled code never touches tp on this target (no thread-local storage).
+    unsafe { core::arch::asm!("mv tp, {}", in(reg) tp, options(nomem, nostack)) };
+}
