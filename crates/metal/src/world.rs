@@ -11,36 +11,7 @@
 
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
-
-/// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExitRegs {
-    /// `mcause` or `scause`.
-    pub cause: u64,
-    /// `mtval` or `stval`.
-    pub tval: u64,
-    /// `mtval2` or `htval`.
-    pub tval2: u64,
-    /// `mtinst` or `htinst`.
-    pub tinst: u64,
-}
-
-/// The part of a vCPU that the trap vector touches.
-#[repr(C)]
-#[derive(Clone, Debug, Default)]
-pub struct Context {
-    /// x0 to x31; x0 is not used.
-    pub x: [u64; 32],
-    /// Where the guest goes on: `mepc` or `sepc`.
-    pub pc: u64,
-    /// The exit.
-    pub exit: ExitRegs,
-    /// The stack that the exit handler starts on: the end of the hart's stack.
-    pub host_sp: u64,
-    /// What the exit handler finds in `tp`: the hart's own block.
-    pub host_tp: u64,
-}
+use rv::Context;
 
 macro_rules! vector {
     ($entry:literal, $resume:literal, $host:literal, $scratch:literal, $epc:literal, $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal) => {

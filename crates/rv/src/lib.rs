@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod context;
 pub mod csr;
 pub mod fence;
 pub mod format;
@@ -17,6 +18,7 @@ pub mod request;
 pub mod trap;
 
 pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};
+pub use context::{Context, Exit};
 pub use fence::{Asid, Elide, Fence, FenceScope, Vmid};
 pub use format::{Format, Level};
 pub use mem::PhysMem;

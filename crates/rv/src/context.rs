@@ -1,0 +1,44 @@
+//! What an exit saves: the part of a vCPU that the trap vector touches.
+
+/// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exit {
+    /// `mcause` or `scause`.
+    pub cause: u64,
+    /// `mtval` or `stval`.
+    pub tval: u64,
+    /// `mtval2` or `htval`.
+    pub tval2: u64,
+    /// `mtinst` or `htinst`.
+    pub tinst: u64,
+}
+
+/// The registers that an exit saves and an entry loads. The layout is the trap vector's; it takes
+/// the offsets from here.
+#[repr(C)]
+#[derive(Clone, Debug, Default)]
+pub struct Context {
+    /// x0 to x31; x0 is kept 0.
+    pub x: [u64; 32],
+    /// Where the guest goes on: `mepc` or `sepc`.
+    pub pc: u64,
+    /// The exit.
+    pub exit: Exit,
+    /// The stack that the exit handler starts on: the end of the hart's stack.
+    pub host_sp: u64,
+    /// What the exit handler finds in `tp`: the hart's own block.
+    pub host_tp: u64,
+}
+
+impl Context {
+    /// Writes a register; writes to x0 are lost, as they should be.
+    ///
+    /// # Panics
+    /// If `register` is not below 32.
+    pub fn set(&mut self, register: u8, value: u64) {
+        if register != 0 {
+            self.x[usize::from(register)] = value;
+        }
+    }
+}
