@@ -1,2 +1,31 @@
-//! (being written)
+//! The engines that translate and keep memory: one page-table walker, host frames with owners,
+//! edits that owe fences, a VM's guest physical memory, and VMIDs.
+//!
+//! Nothing here touches hardware or takes a lock: memory is an [`rv::PhysMem`], fences an
+//! [`rv::Fence`], and the caller serialises. So the whole crate runs, and is tested, on a host.
+//!
+//! Invariants that this crate upholds (the names are those of `docs/invariants.md`):
+//! - **OWNERSHIP**: a G-stage leaf reaches only frames that its VM owns, or image frames, and those
+//!   never writable. A frame becomes free only after the fence that its removal owes ([`stale`]).
+//! - **ACCOUNTED**: every frame has one [`frames::Owner`] and counts against its limit.
 #![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod frames;
+pub mod gstage;
+pub mod stale;
+pub mod two_stage;
+pub mod vmid;
+pub mod walk;
+
+pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
+pub use gstage::{
+    AddressSpace, Counters, How, Object, Policy, Prot, Region, RegionError, ResolveError, Resolved, Superpages,
+    Translation,
+};
+pub use stale::{Retired, Stale};
+pub use two_stage::{Arrival, Stage, Stages, two_stage};
+pub use vmid::{Acquired, VmidSlot, Vmids};
+pub use walk::{AdPolicy, Fault, Ram, ReadPte, Reason, UpdatePte, Walk, touch, translate, walk};

@@ -1,0 +1,231 @@
+//! Demand: a guest touches memory, and the table learns about it.
+//!
+//! Each resolution first takes every frame that it will need ([`Supplies`]); if one is missing, all
+//! are given back and nothing has changed. From the first store on, nothing can fail.
+
+use super::{AddressSpace, How, OWNED, Object, Prot, Region, ResolveError, Resolved, Superpages, arrival};
+use crate::frames::{AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
+use crate::stale::Stale;
+use crate::walk::Slot;
+use alloc::vec::Vec;
+use rv::{Access, Addr, Entry, FenceScope, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// Frames taken before an edit begins.
+struct Supplies {
+    tables: Vec<Run>,
+    data: Option<Run>,
+}
+
+impl Supplies {
+    /// Takes `tables` frames for tables and, if wanted, a run of 2^order frames of guest memory.
+    fn take(frames: &mut Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<Self, AllocError> {
+        let mut taken = Supplies { tables: Vec::new(), data: None };
+        match taken.try_take(frames, owner, tables, order) {
+            Ok(()) => Ok(taken),
+            Err(error) => {
+                taken.tables.into_iter().chain(taken.data).for_each(|run| frames.free(run));
+                Err(error)
+            }
+        }
+    }
+
+    fn try_take(&mut self, frames: &mut Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<(), AllocError> {
+        for _ in 0..tables {
+            self.tables.push(frames.alloc(owner, Use::Table, 0)?);
+        }
+        if let Some(order) = order {
+            self.data = Some(frames.alloc(owner, Use::Guest, order)?);
+        }
+        Ok(())
+    }
+}
+
+impl AddressSpace {
+    /// Makes `access` to `gpa` possible, if a region allows it: the answer to a guest-page fault.
+    ///
+    /// An anonymous page is zeroed, an image page mapped read-only, or copied if the access is a
+    /// store. Where the policy and the host's memory allow it, 2 MiB at once.
+    ///
+    /// # Errors
+    /// Who is to blame. Nothing has changed then, and no frame is lost.
+    pub fn resolve(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        frames: &mut Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Resolved, ResolveError> {
+        let Some(&region) = self.region_of(gpa.pfn()) else { return Ok(Resolved::Hole) };
+        if !region.prot.allows(access) {
+            self.counters.denied += 1;
+            return Err(ResolveError::Denied);
+        }
+        // Regions fit the format, so there is a slot.
+        let Some(slot) = self.slot(gpa, mem) else { return Ok(Resolved::Hole) };
+        match (slot.entry, region.object) {
+            (Entry::Leaf(leaf), _) if access != Access::Store || leaf.flags.contains(PteFlags::W) => {
+                self.counters.spurious += 1;
+                let hpa = arrival(&leaf, slot.level, gpa);
+                Ok(Resolved::Mapped { hpa, how: How::Spurious, stale: Stale::none() })
+            }
+            // The region allows stores and the leaf does not: an image page not yet copied.
+            (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, &slot, &leaf, frames, mem),
+            (_, Object::Anonymous) => self.fill_anonymous(gpa, &region, &slot, frames, mem),
+            (_, Object::Image { first }) => {
+                let image = first.add(gpa.pfn().raw() - region.start.raw());
+                if access == Access::Store {
+                    self.copy_unmapped(gpa, &region, image, &slot, frames, mem)
+                } else {
+                    self.map_image(gpa, &region, image, &slot, frames, mem)
+                }
+            }
+        }
+    }
+
+    fn fill_anonymous(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        slot: &Slot<Hpa>,
+        frames: &mut Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Resolved, ResolveError> {
+        if self.mega_allowed(gpa.pfn(), region, slot).is_some() {
+            match Supplies::take(frames, self.owner, below(slot, Level::MEGA), Some(MEGA_ORDER)) {
+                Ok(supplies) => {
+                    self.counters.anonymous_2m += 1;
+                    return Ok(self.commit_zeroed(gpa, region.prot, Level::MEGA, slot, supplies, mem));
+                }
+                Err(_) => self.counters.mega_denied += 1,
+            }
+        }
+        let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
+        self.counters.anonymous_4k += 1;
+        Ok(self.commit_zeroed(gpa, region.prot, Level::PAGE, slot, supplies, mem))
+    }
+
+    fn commit_zeroed(
+        &mut self,
+        gpa: Addr<Gpa>,
+        prot: Prot,
+        level: Level,
+        slot: &Slot<Hpa>,
+        supplies: Supplies,
+        mem: &mut impl PhysMem,
+    ) -> Resolved {
+        let Supplies { tables, data } = supplies;
+        let run = data.expect("taken with the tables");
+        mem.zero_frames(run.first(), run.pages());
+        let pfn = run.into_entry();
+        self.link(gpa, slot, tables, Self::leaf(pfn, prot, OWNED), mem);
+        filled(pfn.at(gpa.raw() & (level.bytes() - 1)), How::Filled)
+    }
+
+    fn map_image(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        image: Pfn<Hpa>,
+        slot: &Slot<Hpa>,
+        frames: &mut Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Resolved, ResolveError> {
+        // A 2 MiB leaf needs the image's frames as aligned as the guest's pages.
+        let mega = self
+            .mega_allowed(gpa.pfn(), region, slot)
+            .map(|page| Pfn::new(image.raw() - (gpa.pfn().raw() - page.raw())))
+            .filter(|pfn: &Pfn<Hpa>| pfn.is_aligned(Level::MEGA.pages()));
+        let (level, pfn) = mega.map_or((Level::PAGE, image), |pfn| (Level::MEGA, pfn));
+        let supplies = Supplies::take(frames, self.owner, below(slot, level), None)?;
+        // OWNERSHIP: never writable, whatever the region says; a store makes a copy.
+        let leaf = Self::leaf(pfn, region.prot.difference(Prot::W), PteFlags::empty());
+        self.link(gpa, slot, supplies.tables, leaf, mem);
+        if level == Level::MEGA {
+            self.counters.image_2m += 1
+        } else {
+            self.counters.image_4k += 1
+        }
+        Ok(filled(image.at(gpa.page_offset()), How::Filled))
+    }
+
+    /// The first touch of an image page is a store.
+    fn copy_unmapped(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        image: Pfn<Hpa>,
+        slot: &Slot<Hpa>,
+        frames: &mut Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Resolved, ResolveError> {
+        let Supplies { tables, data } = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
+        let copy = data.expect("taken with the tables").into_entry();
+        mem.copy_frames(image, copy, 1);
+        self.counters.copies += 1;
+        self.link(gpa, slot, tables, Self::leaf(copy, region.prot, OWNED), mem);
+        Ok(filled(copy.at(gpa.page_offset()), How::Copied))
+    }
+
+    /// A store to an image page that is mapped.
+    fn copy_mapped(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        slot: &Slot<Hpa>,
+        leaf: &Leaf<Hpa>,
+        frames: &mut Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Resolved, ResolveError> {
+        assert!(!leaf.flags.contains(OWNED), "{gpa}: the VM's own page is read-only in a writable region");
+        let split = slot.level == Level::MEGA;
+        let Supplies { mut tables, data } = Supplies::take(frames, self.owner, u8::from(split), Some(0))?;
+        let copy = data.expect("taken with the tables").into_entry();
+        mem.copy_frames(arrival(leaf, slot.level, gpa).pfn(), copy, 1);
+        self.counters.copies += 1;
+        let mut entry = Self::leaf(copy, region.prot, OWNED);
+        if let Some(table) = tables.pop() {
+            let ours = self.format.index(gpa, Level::PAGE) as u64;
+            Self::write_split(&table, leaf, mem, |index| (index == ours).then_some(entry));
+            entry = Entry::Table(table.into_entry()).encode();
+            self.counters.splits += 1;
+            self.counters.tables += 1;
+        }
+        mem.write_u64(slot.at, entry.0);
+        // Only this page's translation changed: the 2 MiB leaf that a TLB may still hold agrees with
+        // the new table about the other 511. A fence by address removes a superpage that covers it.
+        let stale = Stale::of(FenceScope::Range { start: gpa.pfn().base(), bytes: rv::PAGE_BYTES });
+        Ok(Resolved::Mapped { hpa: copy.at(gpa.page_offset()), how: How::Copied, stale })
+    }
+
+    /// The 2 MiB around `page`, if one leaf may map them: by policy, region, and what is there.
+    fn mega_allowed(&self, page: Pfn<Gpa>, region: &Region, slot: &Slot<Hpa>) -> Option<Pfn<Gpa>> {
+        let allowed = self.policy.superpages == Superpages::Mega && slot.level >= Level::MEGA;
+        region.mega_around(page).filter(|_| allowed)
+    }
+
+    /// Puts `leaf` below the invalid entry in `slot`, with `tables` between them (the highest first).
+    /// The store to `slot` comes last and publishes all.
+    fn link(&mut self, gpa: Addr<Gpa>, slot: &Slot<Hpa>, tables: Vec<Run>, leaf: Pte, mem: &mut impl PhysMem) {
+        self.counters.tables += tables.len() as u64;
+        let top = tables.first().map_or(leaf, |table| Entry::Table(table.first()).encode());
+        let mut level = slot.level;
+        let mut tables = tables.into_iter().map(Run::into_entry).peekable();
+        while let Some(table) = tables.next() {
+            level = level.down().expect("one table for each level below the slot's");
+            let entry = tables.peek().map_or(leaf, |next| Entry::Table(*next).encode());
+            mem.zero_frames(table, 1);
+            mem.write_u64(table.at(8 * self.format.index(gpa, level) as u64), entry.0);
+        }
+        mem.write_u64(slot.at, top.0);
+    }
+}
+
+/// Tables needed between an entry and a leaf of `level` below it.
+fn below(slot: &Slot<Hpa>, level: Level) -> u8 {
+    slot.level.number() - level.number()
+}
+
+/// An invalid entry became valid: nothing is stale.
+const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
+    Resolved::Mapped { hpa, how, stale: Stale::none() }
+}

@@ -1,0 +1,358 @@
+//! A VM's guest physical memory: regions, and the G-stage table that is filled from them by demand.
+//!
+//! A region says what the guest finds at its addresses; the table says what the hardware knows of it
+//! so far. [`AddressSpace::resolve`] (in `demand`) moves knowledge from regions to the table,
+//! [`AddressSpace::unmap`] and [`AddressSpace::destroy`] (in `remove`) take it out again.
+//!
+//! Rules of the table:
+//! - Leaves have U=1 (norm:H_vm_gpapriv: every G-stage access is a user access), A=1, and D=1 iff
+//!   W=1: hardware never writes it, so entries change only here.
+//! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
+//!   leaf; one without leads to image frames and has W=0 (OWNERSHIP).
+//! - Leaves are 4 KiB or 2 MiB. Pointers never change but from invalid and, in `remove`, back.
+//! - A new table is complete before the one store that links it, so a concurrent hardware walk
+//!   finds the old state or the new one.
+//!
+//! The caller serialises edits of one address space; frames and memory are lent for each call, so
+//! that it may guard them by locks of its own.
+
+mod demand;
+mod remove;
+
+use crate::frames::{AllocError, Frames, Owner, Run, Use};
+use crate::stale::Stale;
+use crate::walk::{Ram, Slot, descend};
+use alloc::vec::Vec;
+use bitflags::bitflags;
+use core::fmt;
+use rv::{Access, Addr, Caps, Entry, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// The software bit of leaves whose frames belong to the VM.
+pub const OWNED: PteFlags = PteFlags::RSW0;
+
+bitflags! {
+    /// What a guest may do with a region.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct Prot: u8 {
+        /// Load.
+        const R = 1;
+        /// Store. Needs R: the tables cannot say otherwise.
+        const W = 2;
+        /// Fetch.
+        const X = 4;
+        /// All three: RAM.
+        const RWX = 7;
+    }
+}
+
+impl Prot {
+    const fn allows(self, access: Access) -> bool {
+        self.contains(match access {
+            Access::Load => Prot::R,
+            Access::Store => Prot::W,
+            Access::Fetch | Access::LoadExec => Prot::X,
+        })
+    }
+}
+
+/// What is behind a region.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Object {
+    /// Memory that is zero until it is written.
+    Anonymous,
+    /// Frames of the host, which VMs share. They are never written: a page that the guest stores to
+    /// becomes a copy of its own.
+    Image {
+        /// The frame behind the region's first page; the others follow. They must hold the image,
+        /// and stay, as long as the address space exists.
+        first: Pfn<Hpa>,
+    },
+}
+
+/// A stretch of guest physical memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Region {
+    /// Its first page.
+    pub start: Pfn<Gpa>,
+    /// Its length in pages.
+    pub pages: u64,
+    /// What the guest may do there.
+    pub prot: Prot,
+    /// What it finds there.
+    pub object: Object,
+}
+
+impl Region {
+    fn end(&self) -> u64 {
+        self.start.raw() + self.pages
+    }
+
+    /// Whether the 2 MiB around `page` lie inside, and which they are.
+    fn mega_around(&self, page: Pfn<Gpa>) -> Option<Pfn<Gpa>> {
+        let first = page.align_down(Level::MEGA.pages());
+        (first >= self.start && first.raw() + Level::MEGA.pages() <= self.end()).then_some(first)
+    }
+}
+
+/// Why a region cannot be added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RegionError {
+    /// It has no pages.
+    Empty,
+    /// It ends beyond what the format translates.
+    TooHigh {
+        /// The first page that the format cannot translate.
+        end: Pfn<Gpa>,
+    },
+    /// It shares pages with this one.
+    Overlap(Region),
+    /// Its protection allows nothing, or W without R.
+    BadProt(Prot),
+}
+
+impl fmt::Display for RegionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RegionError::Empty => write!(f, "the region has no pages"),
+            RegionError::TooHigh { end } => write!(f, "the region goes beyond {:?}", end.base()),
+            RegionError::Overlap(other) => write!(f, "the region overlaps the one at {:?}", other.start.base()),
+            RegionError::BadProt(prot) => write!(f, "no table can express the protection {prot:?}"),
+        }
+    }
+}
+
+/// The leaf sizes in use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Superpages {
+    /// 4 KiB only.
+    Never,
+    /// 2 MiB where a region and the host's memory have room, else 4 KiB.
+    Mega,
+}
+
+/// How an address space is filled.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Policy {
+    /// The leaf sizes in use.
+    pub superpages: Superpages,
+}
+
+/// What happened so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// Anonymous 4 KiB pages given.
+    pub anonymous_4k: u64,
+    /// Anonymous 2 MiB pages given.
+    pub anonymous_2m: u64,
+    /// Anonymous faults that could have been served with 2 MiB, had there been a run or the budget.
+    pub mega_denied: u64,
+    /// Image pages mapped with 4 KiB leaves.
+    pub image_4k: u64,
+    /// Image pages mapped with 2 MiB leaves.
+    pub image_2m: u64,
+    /// Image pages copied because the guest stored to them.
+    pub copies: u64,
+    /// 2 MiB leaves broken into 4 KiB ones.
+    pub splits: u64,
+    /// Faults that found the access allowed already.
+    pub spurious: u64,
+    /// Faults that the region's protection forbids.
+    pub denied: u64,
+    /// Tables added, the root not counted.
+    pub tables: u64,
+}
+
+/// How a fault was resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum How {
+    /// The table allowed the access already: another hart was faster, or this hart's TLB remembers
+    /// an older entry. A fence of that page on this hart makes sure of the latter.
+    Spurious,
+    /// The entry was invalid, and now maps zeroed memory or an image.
+    Filled,
+    /// The guest has its own copy of an image page now.
+    Copied,
+}
+
+/// What is to be done about a guest's access.
+#[must_use = "a resolved fault may owe a fence"]
+#[derive(Debug)]
+pub enum Resolved {
+    /// Let the guest try again.
+    Mapped {
+        /// Where the access goes.
+        hpa: Addr<Hpa>,
+        /// What was done.
+        how: How,
+        /// What must be fenced before it is in force. None for an entry that was invalid: a hart that
+        /// remembers it as such faults, and that is [`How::Spurious`].
+        stale: Stale<Gpa>,
+    },
+    /// No region there: a device to emulate, or nothing.
+    Hole,
+}
+
+/// Why an access cannot be resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ResolveError {
+    /// The region's protection forbids it. The guest's doing.
+    Denied,
+    /// There is no frame for it. Nothing has changed.
+    OutOfFrames(AllocError),
+}
+
+impl From<AllocError> for ResolveError {
+    fn from(error: AllocError) -> Self {
+        ResolveError::OutOfFrames(error)
+    }
+}
+
+/// What the table says about an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Translation {
+    /// Where it leads.
+    pub hpa: Addr<Hpa>,
+    /// The leaf's flags, without V.
+    pub flags: PteFlags,
+    /// The leaf's level.
+    pub level: Level,
+}
+
+/// A VM's guest physical memory.
+///
+/// Dropping one leaks its frames; end it with [`AddressSpace::destroy`].
+#[must_use = "dropping an address space leaks its frames"]
+pub struct AddressSpace {
+    format: &'static Format,
+    owner: Owner,
+    policy: Policy,
+    root: Run,
+    /// By address; disjoint.
+    regions: Vec<Region>,
+    counters: Counters,
+}
+
+impl AddressSpace {
+    /// An address space without regions. Its tables are charged to `owner`.
+    ///
+    /// # Errors
+    /// If there are no frames for the root.
+    ///
+    /// # Panics
+    /// If `format` is not a G-stage format.
+    pub fn new(
+        format: &'static Format,
+        owner: Owner,
+        policy: Policy,
+        frames: &mut Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Self, AllocError> {
+        assert!(format.is_g_stage(), "{} is not a G-stage format", format.name);
+        // norm:hgatp_ppn: the root is 16 KiB, aligned to its size; a run of order 2 is.
+        let root = frames.alloc(owner, Use::Table, format.root_extra_bits)?;
+        mem.zero_frames(root.first(), root.pages());
+        Ok(Self { format, owner, policy, root, regions: Vec::new(), counters: Counters::default() })
+    }
+
+    /// Adds a region. Nothing is mapped by it.
+    ///
+    /// # Errors
+    /// If it does not fit; nothing has changed then.
+    pub fn add_region(&mut self, region: Region) -> Result<(), RegionError> {
+        let end = Pfn::new(1 << (self.format.input_bits() - rv::PAGE_SHIFT));
+        if region.pages == 0 {
+            return Err(RegionError::Empty);
+        }
+        if region.start.raw().checked_add(region.pages).is_none_or(|last| last > end.raw()) {
+            return Err(RegionError::TooHigh { end });
+        }
+        if region.prot.is_empty() || (region.prot.contains(Prot::W) && !region.prot.contains(Prot::R)) {
+            return Err(RegionError::BadProt(region.prot));
+        }
+        // Disjoint and sorted: only the last that starts at or below us, and the next, can overlap.
+        let at = self.regions.partition_point(|other| other.start <= region.start);
+        let below = at.checked_sub(1).map(|i| self.regions[i]).filter(|other| other.end() > region.start.raw());
+        let above = self.regions.get(at).copied().filter(|other| other.start.raw() < region.end());
+        if let Some(other) = below.or(above) {
+            return Err(RegionError::Overlap(other));
+        }
+        self.regions.insert(at, region);
+        Ok(())
+    }
+
+    /// The regions, by address.
+    #[must_use]
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The region that holds `page`.
+    #[must_use]
+    pub fn region_of(&self, page: Pfn<Gpa>) -> Option<&Region> {
+        let at = self.regions.partition_point(|region| region.start <= page).checked_sub(1)?;
+        Some(&self.regions[at]).filter(|region| page.raw() < region.end())
+    }
+
+    /// The first page of the root table, for `hgatp`.
+    #[must_use]
+    pub const fn root(&self) -> Pfn<Hpa> {
+        self.root.first()
+    }
+
+    /// The table's format.
+    #[must_use]
+    pub const fn format(&self) -> &'static Format {
+        self.format
+    }
+
+    /// Who pays.
+    #[must_use]
+    pub const fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What the table says about `gpa` now. Changes nothing, fills nothing.
+    #[must_use]
+    pub fn translate(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Translation> {
+        let slot = self.slot(gpa, mem)?;
+        let Entry::Leaf(leaf) = slot.entry else { return None };
+        Some(Translation { hpa: arrival(&leaf, slot.level, gpa), flags: leaf.flags, level: slot.level })
+    }
+
+    /// The entry that decides about `gpa`, or `None` if the format cannot translate it.
+    fn slot(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
+        let slot = descend(self.format, self.root(), gpa, Caps::default(), &mut Ram(mem)).ok()?;
+        // Nobody else writes these tables, so anything else in them is a bug of ours.
+        assert!(matches!(slot.entry, Entry::Invalid | Entry::Leaf(_)), "{gpa}: {:?} in a G-stage table", slot.pte);
+        Some(slot)
+    }
+
+    /// An entry that maps `pfn` for a guest that may do `prot`.
+    fn leaf(pfn: Pfn<Hpa>, prot: Prot, ownership: PteFlags) -> Pte {
+        let mut flags = PteFlags::U | PteFlags::A | ownership;
+        flags.set(PteFlags::R, prot.contains(Prot::R));
+        flags.set(PteFlags::X, prot.contains(Prot::X));
+        flags.set(PteFlags::W | PteFlags::D, prot.contains(Prot::W));
+        Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
+    }
+
+    /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, but for the entries
+    /// that `other` replaces.
+    fn write_split(table: &Run, leaf: &Leaf<Hpa>, mem: &mut impl PhysMem, other: impl Fn(u64) -> Option<Pte>) {
+        for index in 0..Level::MEGA.pages() {
+            let same = Entry::Leaf(Leaf { pfn: leaf.pfn.add(index), ..*leaf }).encode();
+            mem.write_u64(table.first().at(8 * index), other(index).unwrap_or(same).0);
+        }
+    }
+}
+
+/// Where `gpa` arrives by `leaf`.
+fn arrival(leaf: &Leaf<Hpa>, level: Level, gpa: Addr<Gpa>) -> Addr<Hpa> {
+    leaf.pfn.at(gpa.raw() & (level.bytes() - 1))
+}

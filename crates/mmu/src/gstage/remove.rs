@@ -1,0 +1,162 @@
+//! Removal: pages become untouched again, or the address space ends.
+
+use super::{AddressSpace, OWNED};
+use crate::frames::{AllocError, Frames, Run, Use};
+use crate::stale::Stale;
+use alloc::vec::Vec;
+use core::ops::Range;
+use rv::{Caps, Entry, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
+
+/// A table, and the guest pages below it.
+#[derive(Clone, Copy)]
+struct Table {
+    pfn: Pfn<Hpa>,
+    level: Level,
+    /// The first guest page that its entry 0 leads to.
+    start: u64,
+}
+
+impl AddressSpace {
+    /// Makes the pages untouched again: what the guest wrote to them is gone, anonymous memory
+    /// is zero and images are themselves at the next touch. Holes in the range do not matter.
+    ///
+    /// Frames of the VM are retired into the [`Stale`]. Tables that only led into the range are too,
+    /// up to those of 4 KiB leaves; the ones above stay until [`AddressSpace::destroy`].
+    ///
+    /// # Errors
+    /// If a 2 MiB leaf must be split and there is no frame for the table. Nothing has changed then.
+    pub fn unmap(
+        &mut self,
+        start: Pfn<Gpa>,
+        pages: u64,
+        frames: &mut Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Stale<Gpa>, AllocError> {
+        let limit = 1 << (self.format.input_bits() - rv::PAGE_SHIFT);
+        let range = start.raw().min(limit)..start.raw().saturating_add(pages).min(limit);
+        if range.is_empty() {
+            return Ok(Stale::none());
+        }
+        let mut tables = Vec::new();
+        for _ in 0..self.splits(&range, mem) {
+            match frames.alloc(self.owner, Use::Table, 0) {
+                Ok(run) => tables.push(run),
+                Err(error) => {
+                    tables.into_iter().for_each(|run| frames.free(run));
+                    return Err(error);
+                }
+            }
+        }
+        // From here on nothing fails.
+        self.counters.splits += tables.len() as u64;
+        self.counters.tables += tables.len() as u64;
+        let mut stale = Stale::none();
+        let top = Table { pfn: self.root(), level: self.format.root_level(), start: 0 };
+        self.clear(top, &range, &mut tables, &mut stale, mem);
+        assert!(tables.is_empty(), "as many splits as were counted");
+        Ok(stale)
+    }
+
+    /// Ends the address space. All its frames, the root included, are in the [`Stale`].
+    ///
+    /// No hart may have the root in `hgatp` any more; TLBs may still hold translations.
+    pub fn destroy(self, mem: &impl PhysMem) -> Stale<Gpa> {
+        let mut stale = Stale::of(FenceScope::Everything);
+        self.retire_below(self.root(), self.format.root_level(), &mut stale, mem);
+        stale.retire(self.root);
+        stale
+    }
+
+    /// How many 2 MiB leaves are partly in the range: those at its ends, two at most.
+    fn splits(&self, range: &Range<u64>, mem: &impl PhysMem) -> usize {
+        let mega = Level::MEGA.pages();
+        let is_cut = |page: u64| {
+            let slot = self.slot(Pfn::new(page).base(), mem);
+            !page.is_multiple_of(mega)
+                && slot.is_some_and(|s| s.level == Level::MEGA && matches!(s.entry, Entry::Leaf(_)))
+        };
+        let both_in_one = range.start / mega == range.end / mega;
+        usize::from(is_cut(range.start)) + usize::from(is_cut(range.end) && !(both_in_one && is_cut(range.start)))
+    }
+
+    /// Removes the leaves below `table` that lie in `range`.
+    fn clear(
+        &self,
+        table: Table,
+        range: &Range<u64>,
+        supplies: &mut Vec<Run>,
+        stale: &mut Stale<Gpa>,
+        mem: &mut impl PhysMem,
+    ) {
+        let Table { pfn, level, start } = table;
+        let first = range.start.max(start) - start;
+        let end = (range.end - start).min(self.format.entries(level) as u64 * level.pages());
+        for index in first / level.pages()..end.div_ceil(level.pages()) {
+            let at = pfn.at(8 * index);
+            let entry = Pte(mem.read_u64(at)).decode::<Hpa>(level, Caps::default());
+            let from = start + index * level.pages();
+            let part = from.max(range.start)..(from + level.pages()).min(range.end);
+            let is_whole = part.end - part.start == level.pages();
+            let scope = FenceScope::Range {
+                start: Pfn::new(part.start).base(),
+                bytes: (part.end - part.start) * rv::PAGE_BYTES,
+            };
+            match entry {
+                Entry::Invalid => {}
+                Entry::Leaf(leaf) => {
+                    stale.widen(scope);
+                    let whole_or_split = if is_whole {
+                        Pte::INVALID
+                    } else {
+                        let split = supplies.pop().expect("one table for each leaf that is cut");
+                        let is_cleared = |i| part.contains(&(from + i)).then_some(Pte::INVALID);
+                        Self::write_split(&split, &leaf, mem, is_cleared);
+                        Entry::Table(split.into_entry()).encode()
+                    };
+                    mem.write_u64(at, whole_or_split.0);
+                    match leaf.flags.contains(OWNED) {
+                        true if is_whole => stale.retire(Run::from_entry(leaf.pfn, order(level))),
+                        true => part.for_each(|page| stale.retire(Run::from_entry(leaf.pfn.add(page - from), 0))),
+                        false => {}
+                    }
+                }
+                Entry::Table(next) if is_whole && level == Level::MEGA => {
+                    // norm:hfence_gvma: by address orders leaf entries only, and here a pointer goes.
+                    stale.widen(FenceScope::Everything);
+                    mem.write_u64(at, Pte::INVALID.0);
+                    self.retire_below(next, Level::PAGE, stale, mem);
+                    stale.retire(Run::from_entry(next, 0));
+                }
+                Entry::Table(next) => {
+                    let below = level.down().expect("a pointer is above level 0");
+                    self.clear(Table { pfn: next, level: below, start: from }, range, supplies, stale, mem);
+                }
+                Entry::Reserved(why) => panic!("{at}: {why:?} in a G-stage table"),
+            }
+        }
+    }
+
+    /// Retires all frames that a table no longer in use leads to, but not the table itself.
+    fn retire_below(&self, table: Pfn<Hpa>, level: Level, stale: &mut Stale<Gpa>, mem: &impl PhysMem) {
+        for index in 0..self.format.entries(level) as u64 {
+            let at = table.at(8 * index);
+            match Pte(mem.read_u64(at)).decode::<Hpa>(level, Caps::default()) {
+                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => {
+                    stale.retire(Run::from_entry(leaf.pfn, order(level)))
+                }
+                Entry::Leaf(_) | Entry::Invalid => {}
+                Entry::Table(next) => {
+                    let below = level.down().expect("a pointer is above level 0");
+                    self.retire_below(next, below, stale, mem);
+                    stale.retire(Run::from_entry(next, 0));
+                }
+                Entry::Reserved(why) => panic!("{at}: {why:?} in a G-stage table"),
+            }
+        }
+    }
+}
+
+/// The order of the run behind a leaf.
+const fn order(level: Level) -> u8 {
+    9 * level.number()
+}

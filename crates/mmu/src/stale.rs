@@ -1,0 +1,191 @@
+//! A fence is a value that must be spent.
+//!
+//! An edit that removes or narrows a translation returns a [`Stale`]: which translations some hart
+//! may still use, and which frames they lead to. It is spent exactly once, by a fence or by saying
+//! why none is needed, and only then do the frames return to the allocator (OWNERSHIP).
+
+use crate::frames::{Frames, Run};
+use alloc::vec::Vec;
+use rv::{Elide, Fence, FenceScope, Space};
+
+/// Translations that some hart may still use, and the frames that must outlive them.
+#[must_use = "an edit is not in force until its stale translations are fenced or elided"]
+#[derive(Debug)]
+pub struct Stale<S: Space> {
+    scope: Option<FenceScope<S>>,
+    retired: Vec<Run>,
+}
+
+impl<S: Space> Stale<S> {
+    /// Nothing is stale.
+    pub const fn none() -> Self {
+        Self { scope: None, retired: Vec::new() }
+    }
+
+    /// Translations in `scope` are stale; nothing is retired yet.
+    pub(crate) const fn of(scope: FenceScope<S>) -> Self {
+        Self { scope: Some(scope), retired: Vec::new() }
+    }
+
+    /// Translations in `scope` are stale, too.
+    pub(crate) fn widen(&mut self, scope: FenceScope<S>) {
+        self.scope = Some(self.scope.map_or(scope, |known| known.join(scope)));
+    }
+
+    /// Adds frames that only stale translations lead to.
+    ///
+    /// # Panics
+    /// If nothing is stale: then the frames need not wait.
+    pub(crate) fn retire(&mut self, run: Run) {
+        assert!(self.scope.is_some(), "{run:?} retired, but nothing leads to it");
+        self.retired.push(run);
+    }
+
+    /// Both, to be fenced together.
+    pub fn join(mut self, other: Self) -> Self {
+        self.scope = match (self.scope, other.scope) {
+            (Some(a), Some(b)) => Some(a.join(b)),
+            (a, b) => a.or(b),
+        };
+        self.retired.extend(other.retired);
+        self
+    }
+
+    /// Whether no fence is owed.
+    #[must_use]
+    pub const fn is_none(&self) -> bool {
+        self.scope.is_none()
+    }
+
+    /// What a fence must cover, if one is owed.
+    #[must_use]
+    pub const fn scope(&self) -> Option<FenceScope<S>> {
+        self.scope
+    }
+
+    /// The frames that wait for the fence.
+    pub fn retired(&self) -> &[Run] {
+        &self.retired
+    }
+
+    /// Fences, and yields the frames that are now free to go. In two steps because a fence waits
+    /// for other harts, and one of them may be waiting for the lock that guards [`Frames`]: fence
+    /// without that lock, then [`Retired::release`] with it.
+    pub fn fence(self, hw: &mut impl Fence<S>) -> Retired {
+        if let Some(scope) = self.scope {
+            hw.fence(scope);
+        }
+        Retired { runs: self.retired }
+    }
+
+    /// Fences, then frees the retired frames.
+    pub fn flush(self, hw: &mut impl Fence<S>, frames: &mut Frames) {
+        self.fence(hw).release(frames);
+    }
+
+    /// Leaves the fence out, for a reason that `hw` may judge.
+    ///
+    /// # Panics
+    /// If frames are retired: they need [`Stale::flush`], or [`Stale::abandon`] when nobody uses the
+    /// tables.
+    pub fn elide(self, hw: &mut impl Fence<S>, why: Elide) {
+        assert!(self.retired.is_empty(), "frames are retired, and nothing would free them");
+        if let Some(scope) = self.scope {
+            hw.note_elided(scope, why);
+        }
+    }
+
+    /// Leaves the fence out because nobody uses the tables any more
+    /// ([`Elide::NobodyUsesTheTables`]), and yields the retired frames.
+    pub fn abandon(self, hw: &mut impl Fence<S>) -> Retired {
+        if let Some(scope) = self.scope {
+            hw.note_elided(scope, Elide::NobodyUsesTheTables);
+        }
+        Retired { runs: self.retired }
+    }
+}
+
+/// Frames that no hart can reach any more.
+#[must_use = "dropping retired frames leaks them"]
+#[derive(Debug)]
+pub struct Retired {
+    runs: Vec<Run>,
+}
+
+impl Retired {
+    /// The frames.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Gives them back.
+    pub fn release(self, frames: &mut Frames) {
+        for run in self.runs {
+            frames.free(run);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::{Owner, Use};
+    use rv::{Addr, Gpa, Pfn};
+
+    #[derive(Default)]
+    struct Recorder(Vec<FenceScope<Gpa>>, Vec<Elide>);
+
+    impl Fence<Gpa> for Recorder {
+        fn fence(&mut self, scope: FenceScope<Gpa>) {
+            self.0.push(scope);
+        }
+        fn note_elided(&mut self, _: FenceScope<Gpa>, why: Elide) {
+            self.1.push(why);
+        }
+    }
+
+    fn range(start: u64, bytes: u64) -> FenceScope<Gpa> {
+        FenceScope::Range { start: Addr::new(start), bytes }
+    }
+
+    fn one_retired(frames: &mut Frames) -> Stale<Gpa> {
+        frames.add(Pfn::new(0), 1);
+        let mut stale = Stale::of(range(0, 4096));
+        stale.retire(frames.alloc(Owner::Vm(0), Use::Guest, 0).unwrap());
+        stale
+    }
+
+    #[test]
+    fn frames_are_free_only_after_the_fence() {
+        let (mut frames, mut hw) = (Frames::new(), Recorder::default());
+        let stale = one_retired(&mut frames);
+        let retired = stale.fence(&mut hw);
+        assert_eq!((frames.free_count(), hw.0.len(), retired.runs().len()), (0, 1, 1));
+        retired.release(&mut frames);
+        assert_eq!(frames.free_count(), 1);
+    }
+
+    #[test]
+    fn joined_edits_are_fenced_once() {
+        let mut hw = Recorder::default();
+        let mut frames = Frames::new();
+        let both = Stale::of(range(0, 4096)).join(Stale::none()).join(Stale::of(range(8192, 4096)));
+        both.flush(&mut hw, &mut frames);
+        Stale::none().flush(&mut hw, &mut frames);
+        Stale::none().elide(&mut hw, Elide::EntryWasNeverValid);
+        assert_eq!((hw.0, hw.1.len()), (alloc::vec![range(0, 3 * 4096)], 0));
+    }
+
+    #[test]
+    fn an_abandoned_edit_tells_why_and_frees() {
+        let (mut frames, mut hw) = (Frames::new(), Recorder::default());
+        one_retired(&mut frames).abandon(&mut hw).release(&mut frames);
+        assert_eq!((frames.free_count(), hw.1), (1, alloc::vec![Elide::NobodyUsesTheTables]));
+    }
+
+    #[test]
+    #[should_panic(expected = "frames are retired")]
+    fn an_elision_cannot_lose_frames() {
+        one_retired(&mut Frames::new()).elide(&mut Recorder::default(), Elide::EntryWasNeverValid);
+    }
+}
