@@ -1,0 +1,148 @@
+//! The harts: what each records, starting and stopping them, waiting.
+
+use crate::{Check, board, ensure, ensure_eq, sbi};
+use core::arch::asm;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use sbi_spec::hsm::hart_state;
+use spin::Mutex;
+
+/// Harts that a guest can have: ids 0 to MAX - 1.
+pub const MAX: usize = 8;
+
+/// What a hart runs.
+type Job = fn(u64);
+
+/// A hart's own block.
+#[derive(Debug)]
+pub struct Hart {
+    /// a0, a1, `sstatus` and `satp` at the first instruction after an HSM start.
+    pub entry: [AtomicU64; 4],
+    /// How often the hart came up by HSM.
+    pub starts: AtomicU64,
+    /// Whether exceptions are expected: recorded and skipped.
+    pub expecting: AtomicBool,
+    /// Exceptions recorded since `expecting` was set.
+    pub trapped: AtomicU64,
+    /// Cause, value, epc and `sstatus` of the first of them.
+    pub first: [AtomicU64; 4],
+    /// Interrupts taken, by code.
+    pub interrupts: [AtomicU64; 16],
+    /// `time` at the last interrupt.
+    pub interrupted_at: AtomicU64,
+    job: Mutex<Option<(Job, u64)>>,
+}
+
+static HARTS: [Hart; MAX] = [const {
+    Hart {
+        entry: [const { AtomicU64::new(0) }; 4],
+        starts: AtomicU64::new(0),
+        expecting: AtomicBool::new(false),
+        trapped: AtomicU64::new(0),
+        first: [const { AtomicU64::new(0) }; 4],
+        interrupts: [const { AtomicU64::new(0) }; 16],
+        interrupted_at: AtomicU64::new(0),
+        job: Mutex::new(None),
+    }
+}; MAX];
+
+/// This hart's id.
+#[must_use]
+#[expect(unsafe_code, reason = "the id is kept in tp")]
+pub fn id() -> u64 {
+    let tp: u64;
+    // SAFETY: reading a register, which the entry code set for ever.
+    unsafe { asm!("mv {}, tp", out(reg) tp, options(nomem, nostack, preserves_flags)) };
+    tp
+}
+
+/// This hart's block.
+#[must_use]
+pub fn this() -> &'static Hart {
+    of(id())
+}
+
+/// A hart's block.
+#[must_use]
+pub fn of(hart: u64) -> &'static Hart {
+    &HARTS[hart as usize]
+}
+
+impl Hart {
+    /// Interrupts of a kind taken so far.
+    #[must_use]
+    pub fn count(&self, interrupt: rv::Interrupt) -> u64 {
+        self.interrupts[interrupt as usize].load(Relaxed)
+    }
+}
+
+/// The address at which started harts enter the runtime.
+#[must_use]
+pub fn entry_address() -> u64 {
+    #[expect(unsafe_code, reason = "an assembly label")]
+    unsafe extern "C" {
+        safe fn guest_secondary();
+    }
+    guest_secondary as *const () as u64
+}
+
+/// Starts a hart on a job; when the job returns, the hart stops.
+///
+/// # Errors
+/// If HSM does not start it.
+pub fn start(hart: u64, job: Job, argument: u64) -> Check {
+    *of(hart).job.lock() = Some((job, argument));
+    ensure_eq!(sbi::hart_start(hart, entry_address(), argument), sbi::SUCCESS, "hart_start of {hart}");
+    Ok(())
+}
+
+/// Waits until a hart has stopped.
+///
+/// # Errors
+/// If it does not within a long time.
+pub fn join(hart: u64) -> Check {
+    let stopped = || sbi::hart_status(hart) == (sbi::SUCCESS, hart_state::STOPPED as u64);
+    ensure!(wait_for(PATIENCE_MS, stopped), "hart {hart} does not stop");
+    Ok(())
+}
+
+/// Runs a job on every other hart, with the argument, and waits for all of them.
+///
+/// # Errors
+/// If one does not start or stop.
+pub fn on_others(job: Job, argument: u64) -> Check {
+    board().other_harts().try_for_each(|hart| start(hart, job, argument))?;
+    board().other_harts().try_for_each(join)
+}
+
+/// Milliseconds after which something that should happen at once is held to have failed. Long: four
+/// vCPUs may share one hart of a slow emulator.
+pub const PATIENCE_MS: u64 = 20_000;
+
+/// Spins until the condition holds; says whether it did in time.
+pub fn wait_for(milliseconds: u64, condition: impl Fn() -> bool) -> bool {
+    let end = metal::time() + board().ticks(milliseconds);
+    loop {
+        if condition() {
+            return true;
+        }
+        if metal::time() > end {
+            return false;
+        }
+        core::hint::spin_loop();
+    }
+}
+
+/// Where the entry code sends a hart that HSM started.
+pub(crate) extern "C" fn secondary(hart: u64, opaque: u64, sstatus: u64, satp: u64) -> ! {
+    let own = of(hart);
+    for (field, value) in own.entry.iter().zip([hart, opaque, sstatus, satp]) {
+        field.store(value, Relaxed);
+    }
+    own.starts.fetch_add(1, Relaxed);
+    let job = own.job.lock().take();
+    if let Some((job, argument)) = job {
+        job(argument);
+    }
+    let error = sbi::hart_stop();
+    panic!("hart_stop returned {error}");
+}

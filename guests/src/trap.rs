@@ -1,0 +1,155 @@
+//! The trap vector: interrupts are counted, exceptions are either expected (recorded and skipped)
+//! or the end of the guest.
+#![expect(unsafe_code, reason = "trap assembly, CSR writes")]
+
+use crate::hart;
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use core::{mem, ptr};
+use metal::csr;
+use rv::Interrupt;
+
+/// An exception, as the handler found it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trap {
+    /// `scause`.
+    pub cause: u64,
+    /// `stval`.
+    pub tval: u64,
+    /// `sepc`.
+    pub epc: u64,
+    /// `sstatus` in the handler.
+    pub status: u64,
+}
+
+/// The interrupted hart's registers: x1 to x31 at their index, `sepc` at index 0.
+#[repr(C)]
+struct Frame([u64; 32]);
+
+global_asm!(
+    ".section .text.trap, \"ax\"",
+    ".balign 4",
+    ".global guest_vector",
+    "guest_vector:",
+    "addi sp, sp, -256",
+    "sd x1, 8(sp)", "sd x3, 24(sp)", "sd x5, 40(sp)", "sd x6, 48(sp)", "sd x7, 56(sp)", "sd x8, 64(sp)",
+    "sd x9, 72(sp)", "sd x10, 80(sp)", "sd x11, 88(sp)", "sd x12, 96(sp)", "sd x13, 104(sp)", "sd x14, 112(sp)",
+    "sd x15, 120(sp)", "sd x16, 128(sp)", "sd x17, 136(sp)", "sd x18, 144(sp)", "sd x19, 152(sp)",
+    "sd x20, 160(sp)", "sd x21, 168(sp)", "sd x22, 176(sp)", "sd x23, 184(sp)", "sd x24, 192(sp)",
+    "sd x25, 200(sp)", "sd x26, 208(sp)", "sd x27, 216(sp)", "sd x28, 224(sp)", "sd x29, 232(sp)",
+    "sd x30, 240(sp)", "sd x31, 248(sp)",
+    "csrr t0, sepc",
+    "sd t0, 0(sp)",
+    "mv a0, sp",
+    "call {handler}",
+    "ld t0, 0(sp)",
+    "csrw sepc, t0",
+    "ld x1, 8(sp)", "ld x3, 24(sp)", "ld x5, 40(sp)", "ld x6, 48(sp)", "ld x7, 56(sp)", "ld x8, 64(sp)",
+    "ld x9, 72(sp)", "ld x10, 80(sp)", "ld x11, 88(sp)", "ld x12, 96(sp)", "ld x13, 104(sp)", "ld x14, 112(sp)",
+    "ld x15, 120(sp)", "ld x16, 128(sp)", "ld x17, 136(sp)", "ld x18, 144(sp)", "ld x19, 152(sp)",
+    "ld x20, 160(sp)", "ld x21, 168(sp)", "ld x22, 176(sp)", "ld x23, 184(sp)", "ld x24, 192(sp)",
+    "ld x25, 200(sp)", "ld x26, 208(sp)", "ld x27, 216(sp)", "ld x28, 224(sp)", "ld x29, 232(sp)",
+    "ld x30, 240(sp)", "ld x31, 248(sp)",
+    "addi sp, sp, 256",
+    "sret",
+    handler = sym handle,
+);
+
+unsafe extern "C" {
+    pub(crate) fn guest_vector();
+}
+
+/// The address of the trap vector.
+#[must_use]
+pub fn vector() -> u64 {
+    guest_vector as *const () as u64
+}
+
+static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+/// Replaces what the handler does after it counted an interrupt; it gets the code. `None` brings
+/// the default back, which silences the source: SSIP is cleared, STIE and SEIE are disabled.
+pub fn on_interrupt(hook: Option<fn(u64)>) {
+    HOOK.store(hook.map_or(ptr::null_mut(), |f| f as *mut ()), Relaxed);
+}
+
+fn interrupt(code: u64) {
+    let own = hart::this();
+    own.interrupts[code as usize & 15].fetch_add(1, Relaxed);
+    own.interrupted_at.store(metal::time(), Relaxed);
+    let hook = HOOK.load(Relaxed);
+    if !hook.is_null() {
+        // SAFETY: only `on_interrupt` stores here, and it stores functions of this type.
+        unsafe { mem::transmute::<*mut (), fn(u64)>(hook)(code) };
+    } else if code == Interrupt::SSoft as u64 {
+        // SAFETY: clearing a pending bit.
+        unsafe { csr::sip::clear(Interrupt::SSoft.bit()) };
+    } else {
+        disable(1 << code);
+    }
+}
+
+extern "C" fn handle(frame: &mut Frame) {
+    const INTERRUPT: u64 = 1 << 63;
+    const FETCH_CAUSES: [u64; 4] = [0, 1, 12, 20];
+    let (cause, tval, epc) = (csr::scause::read(), csr::stval::read(), frame.0[0]);
+    if cause & INTERRUPT != 0 {
+        return interrupt(cause & !INTERRUPT);
+    }
+    let own = hart::this();
+    assert!(own.expecting.load(Relaxed), "unexpected trap: cause {cause}, tval {tval:#x}, epc {epc:#x}");
+    if own.trapped.fetch_add(1, Relaxed) == 0 {
+        for (field, value) in own.first.iter().zip([cause, tval, epc, csr::sstatus::read()]) {
+            field.store(value, Relaxed);
+        }
+    }
+    if FETCH_CAUSES.contains(&cause) {
+        frame.0[0] = frame.0[1]; // it was called: return
+        return;
+    }
+    // SAFETY: the instruction was fetched from there, and what is fetched here can be read.
+    let low = unsafe { ptr::with_exposed_provenance::<u16>(epc as usize).read_volatile() };
+    frame.0[0] = epc + if low & 3 == 3 { 4 } else { 2 };
+}
+
+/// Runs `f`, skips each instruction of it that traps, and returns the first trap.
+pub fn catch(f: impl FnOnce()) -> Option<Trap> {
+    let own = hart::this();
+    own.trapped.store(0, Relaxed);
+    own.expecting.store(true, Relaxed);
+    f();
+    own.expecting.store(false, Relaxed);
+    if own.trapped.load(Relaxed) == 0 {
+        return None;
+    }
+    let [cause, tval, epc, status] = own.first.each_ref().map(|field| field.load(Relaxed));
+    Some(Trap { cause, tval, epc, status })
+}
+
+/// Lets this hart take interrupts while `f` runs.
+pub fn with_interrupts<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: the vector handles every interrupt.
+    unsafe { csr::sstatus::set(rv::csr::status::SIE) };
+    let result = f();
+    // SAFETY: as above.
+    unsafe { csr::sstatus::clear(rv::csr::status::SIE) };
+    result
+}
+
+/// Enables interrupts by their bits in `sie`.
+pub fn enable(bits: u64) {
+    // SAFETY: the vector handles every interrupt.
+    unsafe { csr::sie::set(bits) };
+}
+
+/// Disables interrupts by their bits in `sie`.
+pub fn disable(bits: u64) {
+    // SAFETY: takes nothing away that Rust needs.
+    unsafe { csr::sie::clear(bits) };
+}
+
+/// The pending interrupts.
+#[must_use]
+pub fn pending() -> u64 {
+    csr::sip::read()
+}
