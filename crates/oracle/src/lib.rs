@@ -1,2 +1,24 @@
-//! (being written)
-#![no_std]
+//! What the engines are judged by: tests only.
+//!
+//! Everything here is written straight from the rules of the privileged specification, by bit
+//! arithmetic on plain numbers, slow and flat. It never calls `mmu` and never uses `rv`'s decoder of
+//! page-table entries: an oracle that shares the code shares the bug.
+//!
+//! - [`Machine`]: sparse RAM that objects to stray accesses.
+//! - [`translate`]: what a hart does with an address, traps and A/D write-backs included.
+//! - [`interpret()`]: the meaning of a table as a finite map.
+//! - [`FenceModel`]: which translations each hart may still use, and what must not happen meanwhile;
+//!   [`VmidModel`]: likewise for VMIDs.
+#![forbid(unsafe_code)]
+
+pub mod fences;
+pub mod interpret;
+pub mod machine;
+pub mod translate;
+pub mod vmids;
+
+pub use fences::{FenceModel, Hart, Violation};
+pub use interpret::{Mapping, interpret};
+pub use machine::Machine;
+pub use translate::{Ad, Context, Outcome, Raised, Table, Words, translate};
+pub use vmids::{VmidModel, VmidReused};

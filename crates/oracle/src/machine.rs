@@ -1,0 +1,165 @@
+//! Sparse RAM.
+
+use rv::{Addr, Hpa, Pfn, PhysMem};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+const WORDS: usize = 512;
+/// What a frame holds before anybody writes it: not zeros, so that a forgotten clearing shows; and
+/// with bit 0 set, so that a garbage entry of a table is a valid one.
+pub const GARBAGE: u64 = 0xdead_beef_dead_beef;
+
+/// RAM of which only some frames exist. Reading or writing any other is a bug of the code under
+/// test, and panics.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Machine {
+    frames: BTreeMap<u64, Box<[u64; WORDS]>>,
+    reads: Cell<u64>,
+}
+
+impl Machine {
+    /// No RAM.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// RAM of `pages` frames from `first`, full of garbage.
+    #[must_use]
+    pub fn with_ram(first: Pfn<Hpa>, pages: u64) -> Self {
+        let mut machine = Self::new();
+        machine.add(first, pages);
+        machine
+    }
+
+    /// Makes `pages` more frames exist, full of garbage. Those that exist already stay as they are.
+    pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
+        for frame in first.raw()..first.raw() + pages {
+            self.frames.entry(frame).or_insert_with(|| Box::new([GARBAGE; WORDS]));
+        }
+    }
+
+    /// Makes frames vanish, as if never handed out: any access to them panics.
+    pub fn remove(&mut self, first: Pfn<Hpa>, pages: u64) {
+        for frame in first.raw()..first.raw() + pages {
+            self.frames.remove(&frame);
+        }
+    }
+
+    /// How many 8-byte reads there have been: the memory references of walks.
+    #[must_use]
+    pub fn read_count(&self) -> u64 {
+        self.reads.get()
+    }
+
+    /// The 8 bytes at an 8-aligned address, or `None` if no memory is there. Not counted.
+    #[must_use]
+    pub fn peek(&self, at: u64) -> Option<u64> {
+        assert!(at.is_multiple_of(8), "a reference to {at:#x} is not aligned");
+        self.frames.get(&(at >> 12)).map(|words| words[(at >> 3) as usize % WORDS])
+    }
+
+    /// Writes 8 bytes, bringing the frame into existence, zeroed, if need be: for building tables.
+    pub fn poke(&mut self, at: u64, value: u64) {
+        assert!(at.is_multiple_of(8), "a reference to {at:#x} is not aligned");
+        self.frames.entry(at >> 12).or_insert_with(|| Box::new([0; WORDS]))[(at >> 3) as usize % WORDS] = value;
+    }
+
+    /// The words of a frame.
+    ///
+    /// # Panics
+    /// If it does not exist.
+    #[must_use]
+    pub fn frame(&self, frame: Pfn<Hpa>) -> &[u64; WORDS] {
+        self.frames.get(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out"))
+    }
+
+    fn frame_mut(&mut self, frame: Pfn<Hpa>) -> &mut [u64; WORDS] {
+        self.frames.get_mut(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out"))
+    }
+
+    fn word_of(at: Addr<Hpa>) -> usize {
+        assert!(at.is_aligned(8), "a reference to {at} is not aligned");
+        (at.page_offset() / 8) as usize
+    }
+}
+
+impl PhysMem for Machine {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        self.reads.set(self.reads.get() + 1);
+        self.frame(at.pfn())[Self::word_of(at)]
+    }
+
+    fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
+        self.frame_mut(at.pfn())[Self::word_of(at)] = value;
+    }
+
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        let word = &mut self.frame_mut(at.pfn())[Self::word_of(at)];
+        if *word != old {
+            return Err(*word);
+        }
+        *word = new;
+        Ok(())
+    }
+
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        for i in 0..pages {
+            self.frame_mut(first.add(i)).fill(0);
+        }
+    }
+
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        for i in 0..pages {
+            *self.frame_mut(to.add(i)) = *self.frame(from.add(i));
+        }
+    }
+
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        for (i, byte) in into.iter_mut().enumerate() {
+            let at = at.wrapping_add(i as u64);
+            *byte = self.frame(at.pfn())[(at.page_offset() / 8) as usize].to_le_bytes()[(at.raw() % 8) as usize];
+        }
+    }
+
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        for (i, byte) in from.iter().enumerate() {
+            let at = at.wrapping_add(i as u64);
+            let word = &mut self.frame_mut(at.pfn())[(at.page_offset() / 8) as usize];
+            let mut bytes = word.to_le_bytes();
+            bytes[(at.raw() % 8) as usize] = *byte;
+            *word = u64::from_le_bytes(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_words_are_the_same_memory() {
+        let mut machine = Machine::with_ram(Pfn::new(8), 2);
+        let at = Pfn::new(8).at(4093);
+        machine.write_bytes(at, b"across");
+        let mut back = [0; 6];
+        machine.read_bytes(at, &mut back);
+        assert_eq!(&back, b"across");
+        assert_eq!(machine.read_u64(Pfn::new(9).base()) & 0xff_ffff, u64::from_le_bytes(*b"oss\0\0\0\0\0"));
+    }
+
+    #[test]
+    fn an_exchange_needs_the_old_value() {
+        let mut machine = Machine::with_ram(Pfn::new(8), 1);
+        let at = Pfn::new(8).base();
+        assert_eq!(machine.compare_exchange_u64(at, 1, 2), Err(GARBAGE));
+        assert_eq!(machine.compare_exchange_u64(at, GARBAGE, 2), Ok(()));
+        assert_eq!(machine.read_u64(at), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "never handed out")]
+    fn bad_access_to_a_frame_that_is_not_there() {
+        let _ = Machine::with_ram(Pfn::new(8), 1).read_u64(Pfn::new(9).base());
+    }
+}
