@@ -1,0 +1,115 @@
+//! Compiles what runs on the machine: the hypervisor and the test guests.
+
+use crate::place;
+use crate::progress::Step;
+use miette::Diagnostic;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The target of everything that runs on the machine.
+pub const TARGET: &str = "riscv64imac-unknown-none-elf";
+/// The name of the hypervisor's binary.
+pub const HYPERVISOR: &str = "gnomon-hypervisor";
+/// A build that is done sooner is not worth a progress line.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Why there is no program to run.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum BuildError {
+    /// cargo cannot be started.
+    #[error("cannot run cargo: {0}")]
+    #[diagnostic(help("start Gnomon by its ./gnomon script, which looks after what it needs"))]
+    NoCargo(std::io::Error),
+    /// The compiler refused.
+    #[error("building {what} failed:\n{output}")]
+    #[diagnostic(help(
+        "if the target {TARGET} is what is missing: rustup target add {TARGET}; else see the compiler's messages"
+    ))]
+    Failed {
+        /// What was built.
+        what: &'static str,
+        /// What cargo said.
+        output: String,
+    },
+    /// cargo made no program of the name.
+    #[error("building {what} made no program `{name}`")]
+    #[diagnostic(help("this is a bug of Gnomon's; please report it"))]
+    NoProgram {
+        /// What was built.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+}
+
+/// Builds the hypervisor; returns the ELF file.
+///
+/// # Errors
+/// [`BuildError`].
+pub fn hypervisor() -> Result<PathBuf, BuildError> {
+    let what = "the hypervisor";
+    let programs = build(what, &["-p", "hypervisor", "--features", "machine", "--bin", HYPERVISOR])?;
+    let missing = BuildError::NoProgram { what, name: HYPERVISOR.into() };
+    programs.get(HYPERVISOR).cloned().ok_or(missing)
+}
+
+/// Builds the test guests; returns the ELF files by name.
+///
+/// # Errors
+/// [`BuildError`].
+pub fn guests() -> Result<BTreeMap<String, PathBuf>, BuildError> {
+    build("the test guests", &["-p", "guests", "--bins"])
+}
+
+/// The line that cargo prints for a finished program.
+#[derive(Deserialize)]
+struct Artifact {
+    executable: Option<PathBuf>,
+}
+
+/// The cargo that this process was started by, or the one in the path.
+#[must_use]
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(place::root()).stdin(Stdio::null());
+    command
+}
+
+fn build(what: &'static str, args: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
+    let mut child = cargo()
+        .args(["build", "--release", "--target", TARGET, "--message-format=json-render-diagnostics"])
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(BuildError::NoCargo)?;
+    let stdout = child.stdout.take();
+    let messages = std::thread::spawn(move || {
+        let mut text = String::new();
+        // Unreadable messages name no program, which is reported.
+        let _ = stdout.map(|mut pipe| pipe.read_to_string(&mut text));
+        text
+    });
+    let (started, mut step, mut said) = (Instant::now(), None, String::new());
+    for line in child.stderr.take().map(BufReader::new).into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+        if started.elapsed() > QUIET {
+            step.get_or_insert_with(|| Step::spinner(&format!("building {what}"))).note(line.trim());
+        }
+        said.push_str(&line);
+        said.push('\n');
+    }
+    drop(step);
+    let messages = messages.join().unwrap_or_default();
+    if !child.wait().map_err(BuildError::NoCargo)?.success() {
+        return Err(BuildError::Failed { what, output: said });
+    }
+    let programs = messages.lines().filter_map(|line| {
+        let program = serde_json::from_str::<Artifact>(line).ok()?.executable?;
+        Some((program.file_name()?.to_string_lossy().into_owned(), program))
+    });
+    Ok(programs.collect())
+}

@@ -1,0 +1,143 @@
+//! `gnomon run`.
+
+use crate::qemu::{Clock, Seat};
+use crate::run::{self, RunSpec, ShowSpec};
+use crate::size::Size;
+use crate::vmfile::{Console, Initrd, Kernel, VmFile};
+use abi::bundle::MmuMode;
+use clap::{Args, ValueEnum, builder::PossibleValue};
+use std::path::PathBuf;
+
+/// Run virtual machines.
+///
+/// Without a VM file, one VM boots Debian's kernel into a shell. Options that describe a VM apply
+/// to all VM files given.
+///
+/// Exit status: 0 all VMs powered off; with --exec, the commands' status; 1 bad input; 2 wrong
+/// usage; 3 a VM was stopped, failed, or never started; 4 Gnomon or QEMU failed.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct RunArgs {
+    /// VM files (see docs/vm-file.md), one VM each
+    #[arg(value_name = "VM.toml")]
+    files: Vec<PathBuf>,
+    /// The VM's name
+    #[arg(long)]
+    name: Option<String>,
+    /// What to boot: `debian`, `u-boot`, or a Linux Image, ELF file or raw binary
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// The initial RAM disk: `busybox`, `none`, or a file
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// Words to add to the kernel's command line
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    append: Option<String>,
+    /// RAM of each VM, such as 512M or 2G
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+    /// vCPUs of each VM
+    #[arg(long, value_name = "COUNT")]
+    vcpus: Option<u32>,
+    /// The console that Linux is told to use
+    #[arg(long)]
+    console: Option<Console>,
+    /// How guest memory is virtualized
+    #[arg(long)]
+    mmu: Option<Mmu>,
+    /// Whether guests may be mapped in pieces of 2 MiB
+    #[arg(long, value_name = "on|off")]
+    superpages: Option<Switch>,
+    /// Harts of the machine [default: as many as the widest VM has vCPUs, at most 8]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
+    harts: Option<u32>,
+    /// Where Gnomon sits: M mode, as the firmware, or HS mode, started by OpenSBI
+    #[arg(long, default_value = "firmware")]
+    seat: Seat,
+    /// Run these commands in each guest's shell, print their output, exit with their status
+    #[arg(long, value_name = "COMMANDS", allow_hyphen_values = true)]
+    exec: Option<String>,
+    /// Write all counters to a file at the end (JSON)
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+    /// Deterministic: time counts instructions, nothing depends on the host
+    #[arg(long)]
+    icount: bool,
+    /// With --exec: show everything the guests print, on standard error
+    #[arg(long)]
+    verbose: bool,
+    /// A further argument for QEMU; can be given more than once
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    qemu_arg: Vec<String>,
+    /// Prepare everything and print QEMU's command line instead of running it
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// A choice of yes and no.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+/// [`MmuMode`] as an option's value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Mmu(MmuMode);
+
+impl ValueEnum for Mmu {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self(MmuMode::Nested)]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self.0 {
+            MmuMode::Nested => Some(PossibleValue::new("nested")),
+        }
+    }
+}
+
+impl RunArgs {
+    /// Runs it; returns the exit status.
+    ///
+    /// # Errors
+    /// Whatever kept the machine from starting.
+    pub fn run(self) -> miette::Result<u8> {
+        let (is_dry_run, stats, is_verbose) = (self.dry_run, self.stats.clone(), self.verbose);
+        let spec = self.into_spec()?;
+        let prepared = run::prepare(&spec)?;
+        eprintln!("{}", prepared.versions);
+        if is_dry_run {
+            println!("{}", prepared.machine.command_line());
+            prepared.keep_bundle()?;
+            return Ok(0);
+        }
+        let end = run::run(&prepared, spec.exec.as_deref(), &ShowSpec { is_verbose, stats })?;
+        Ok(end.status)
+    }
+
+    fn into_spec(self) -> miette::Result<RunSpec> {
+        let files = self.files.iter().map(|path| VmFile::read(path)).collect::<Result<_, _>>()?;
+        let options = VmFile {
+            name: self.name,
+            memory: self.memory,
+            vcpus: self.vcpus,
+            kernel: self.kernel.map(Kernel::from),
+            initrd: self.initrd.map(Initrd::from),
+            append: self.append,
+            console: self.console,
+            mmu: self.mmu.map(|mmu| mmu.0),
+            superpages: self.superpages.map(|switch| switch == Switch::On),
+        };
+        Ok(RunSpec {
+            files,
+            options,
+            harts: self.harts,
+            seat: self.seat,
+            console: RunSpec::console_mode(self.exec.as_deref()),
+            exec: self.exec,
+            clock: if self.icount { Clock::Instructions } else { Clock::Real },
+            qemu_args: self.qemu_arg,
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! Takes files out of Debian packages.
+
+use crate::place::{IoError, write_whole};
+use miette::Diagnostic;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Why a package could not be unpacked.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum DebError {
+    /// `dpkg-deb` cannot be started.
+    #[error("cannot run dpkg-deb: {0}")]
+    #[diagnostic(help("install the package dpkg"))]
+    NoDpkg(std::io::Error),
+    /// The package is damaged.
+    #[error("cannot unpack {path}: {message}")]
+    #[diagnostic(help("remove that file, or the whole directory .cache, and start again to download it anew"))]
+    Damaged {
+        /// The package.
+        path: PathBuf,
+        /// What the reader said.
+        message: String,
+    },
+    /// It does not hold what it should.
+    #[error("the package {path} has no file like {pattern}")]
+    #[diagnostic(help("this version of Gnomon does not know the package's layout; please report it"))]
+    Missing {
+        /// The package.
+        path: PathBuf,
+        /// What was looked for.
+        pattern: String,
+    },
+    /// A file could not be written.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Io(#[from] IoError),
+}
+
+/// Takes the files whose path (without a leading `./`) starts with a key of `wanted` out of the
+/// package and writes each under the key's name into `dir`.
+///
+/// # Errors
+/// [`DebError`]; in particular if one of `wanted` is not there.
+pub fn extract(deb: &Path, wanted: &BTreeMap<&str, &str>, dir: &Path) -> Result<(), DebError> {
+    let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
+    let mut child = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(deb)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(DebError::NoDpkg)?;
+    let mut missing = wanted.clone();
+    let result = match child.stdout.take() {
+        Some(output) => take_files(output, &mut missing, dir),
+        None => Err(Taking::Archive("no output".into())),
+    };
+    // Everything is found early in the archive; the rest of it is not wanted.
+    let _ = child.kill();
+    let _ = child.wait();
+    match result {
+        Err(Taking::Archive(message)) => Err(damaged(message)),
+        Err(Taking::Io(error)) => Err(error.into()),
+        Ok(()) => match missing.keys().next() {
+            Some(pattern) => Err(DebError::Missing { path: deb.to_owned(), pattern: (*pattern).to_owned() }),
+            None => Ok(()),
+        },
+    }
+}
+
+enum Taking {
+    Archive(String),
+    Io(IoError),
+}
+
+fn take_files(archive: impl Read, missing: &mut BTreeMap<&str, &str>, dir: &Path) -> Result<(), Taking> {
+    let broken = |error: std::io::Error| Taking::Archive(error.to_string());
+    let mut archive = tar::Archive::new(archive);
+    for entry in archive.entries().map_err(broken)? {
+        if missing.is_empty() {
+            break;
+        }
+        let mut entry = entry.map_err(broken)?;
+        let path = String::from_utf8_lossy(&entry.path_bytes()).trim_start_matches("./").to_owned();
+        let Some((key, name)) = missing
+            .iter()
+            .find(|(key, _)| path.starts_with(**key) && entry.header().entry_type().is_file())
+            .map(|(key, name)| (*key, *name))
+        else {
+            continue;
+        };
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).map_err(broken)?;
+        write_whole(&dir.join(name), &bytes).map_err(Taking::Io)?;
+        missing.remove(key);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_package_is_damaged() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let deb = dir.path().join("x.deb");
+        std::fs::write(&deb, b"nonsense").expect("a file");
+        let wanted = BTreeMap::from([("boot/vmlinux-", "vmlinux")]);
+        let error = extract(&deb, &wanted, dir.path()).expect_err("no package");
+        assert!(error.to_string().contains("x.deb"), "{error}");
+    }
+
+    #[test]
+    fn files_are_found_by_prefix() {
+        let mut archive = tar::Builder::new(Vec::new());
+        for (path, data) in [("./boot/config-6", "c"), ("./boot/vmlinux-6", "kernel"), ("./x", "x")] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(data.len() as u64);
+            header.set_mode(0o644);
+            archive.append_data(&mut header, path, data.as_bytes()).expect("in memory");
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut missing = BTreeMap::from([("boot/vmlinux-", "vmlinux"), ("usr/bin/y", "y")]);
+        assert!(take_files(&*archive.into_inner().expect("whole"), &mut missing, dir.path()).is_ok());
+        assert_eq!(missing.keys().copied().collect::<Vec<_>>(), ["usr/bin/y"]);
+        assert_eq!(std::fs::read(dir.path().join("vmlinux")).expect("taken"), b"kernel");
+    }
+}

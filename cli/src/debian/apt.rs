@@ -1,0 +1,260 @@
+//! A private apt: Debian trixie for riscv64 from the machine's own mirror, in a directory of the
+//! cache. The machine's apt configuration is read (mirror, proxy) and never changed.
+
+use crate::place::{IoError, cache};
+use crate::progress::Step;
+use miette::Diagnostic;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const SUITE: &str = "trixie";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Names a mirror where the machine's apt names none.
+const MIRROR_VAR: &str = "GNOMON_DEBIAN_MIRROR";
+
+/// Why apt could not do it.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum AptError {
+    /// An apt program cannot be started.
+    #[error("cannot run {program}: {source}")]
+    #[diagnostic(help(
+        "Gnomon's default guest comes from Debian packages: run it on Debian, or give your own --kernel and --initrd"
+    ))]
+    NoApt {
+        /// The program.
+        program: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// No Debian mirror is configured.
+    #[error("apt on this machine uses no Debian mirror over the network")]
+    #[diagnostic(help("set {MIRROR_VAR} to the address of a Debian mirror (as in `deb ADDRESS trixie main`)"))]
+    NoMirror,
+    /// Debian's keys are not there.
+    #[error("Debian's archive keys are missing: {KEYRING}")]
+    #[diagnostic(help("install them: apt-get install debian-archive-keyring"))]
+    NoKeyring,
+    /// apt failed.
+    #[error("apt could not {action}: {message}")]
+    #[diagnostic(help(
+        "check the network and the mirror {mirror}, then start again (a started download is continued)"
+    ))]
+    Failed {
+        /// What it should have done.
+        action: String,
+        /// What it said.
+        message: String,
+        /// The mirror in use.
+        mirror: String,
+    },
+    /// The cache could not be used.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Io(#[from] IoError),
+}
+
+/// The private apt, its package lists up to date.
+#[derive(Debug)]
+pub struct Apt {
+    dir: PathBuf,
+    mirror: String,
+}
+
+impl Apt {
+    /// Prepares the directory and fetches the package lists.
+    pub fn open() -> Result<Self, AptError> {
+        if !Path::new(KEYRING).exists() {
+            return Err(AptError::NoKeyring);
+        }
+        let apt = Self { dir: cache("apt")?, mirror: mirror()? };
+        for sub in ["etc", "lists/partial", "archives/partial"] {
+            let dir = apt.dir.join(sub);
+            std::fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
+        }
+        let write = |name: &str, text: &str| {
+            let path = apt.dir.join(name);
+            std::fs::write(&path, text).map_err(IoError::at("write", path))
+        };
+        write("status", "")?;
+        write("etc/sources.list", &format!("deb [arch=riscv64 signed-by={KEYRING}] {} {SUITE} main\n", apt.mirror))?;
+        apt.fetch("fetching Debian's package lists", &["update"], "fetch Debian's package lists")?;
+        Ok(apt)
+    }
+
+    /// The first dependency of `package` whose name starts with `prefix`.
+    pub fn dependency(&self, package: &str, prefix: &str) -> Result<String, AptError> {
+        let text = self.ask("apt-cache", &["depends", "--important", package])?;
+        text.lines()
+            .filter_map(|line| line.trim().strip_prefix("Depends: "))
+            .find(|name| name.starts_with(prefix))
+            .map(str::to_owned)
+            .ok_or_else(|| self.failed("find the kernel package", format!("{package} depends on no {prefix}*")))
+    }
+
+    /// The version of a package that would be downloaded.
+    pub fn version(&self, package: &str) -> Result<String, AptError> {
+        let text = self.ask("apt-cache", &["show", "--no-all-versions", package])?;
+        text.lines()
+            .find_map(|line| line.strip_prefix("Version: "))
+            .map(|version| version.trim().to_owned())
+            .ok_or_else(|| self.failed("find a package", format!("{package} has no version")))
+    }
+
+    /// Downloads a package; returns the file. apt verifies it against the signed lists.
+    pub fn download(&self, package: &str, version: &str) -> Result<PathBuf, AptError> {
+        let archives = self.dir.join("archives");
+        let find = || -> Result<Vec<PathBuf>, AptError> {
+            let entries = std::fs::read_dir(&archives).map_err(IoError::at("read", &archives))?;
+            let is_it = |path: &PathBuf| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
+            };
+            Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_it).collect())
+        };
+        for stale in find()? {
+            std::fs::remove_file(&stale).map_err(IoError::at("remove", stale))?;
+        }
+        let what = format!("{package}={version}");
+        self.fetch(&format!("downloading {package} {version}"), &["download", &what], &format!("download {what}"))?;
+        find()?.pop().ok_or_else(|| self.failed("download a package", format!("{what} did not arrive")))
+    }
+
+    fn failed(&self, action: impl Into<String>, message: impl Into<String>) -> AptError {
+        AptError::Failed { action: action.into(), message: message.into(), mirror: self.mirror.clone() }
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let dir = |sub: &str| self.dir.join(sub).display().to_string();
+        let options = [
+            format!("Dir::State={}", dir("")),
+            format!("Dir::State::lists={}", dir("lists")),
+            format!("Dir::State::status={}", dir("status")),
+            format!("Dir::Cache={}", dir("")),
+            format!("Dir::Cache::archives={}", dir("archives")),
+            format!("Dir::Etc::sourcelist={}", dir("etc/sources.list")),
+            "Dir::Etc::sourceparts=-".into(),
+            "Dir::Etc::preferences=-".into(),
+            "Dir::Etc::preferencesparts=-".into(),
+            "APT::Architecture=riscv64".into(),
+            "APT::Architectures=riscv64".into(),
+            // Everything lies in a directory of the user's; apt's own user could not write there.
+            "APT::Sandbox::User=root".into(),
+            "APT::Default-Release=".into(),
+            "APT::Get::AllowUnauthenticated=false".into(),
+            "Acquire::AllowInsecureRepositories=false".into(),
+            "Acquire::Languages=none".into(),
+            "Acquire::Retries=3".into(),
+        ];
+        for option in options {
+            command.arg("-o").arg(option);
+        }
+        for target in other_index_targets() {
+            command.arg("-o").arg(format!("Acquire::IndexTargets::deb::{target}::DefaultEnabled=false"));
+        }
+        command.current_dir(self.dir.join("archives")).env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+
+    fn ask(&self, program: &'static str, args: &[&str]) -> Result<String, AptError> {
+        let output = output(program, self.command(program).args(args))?;
+        if !output.status.success() {
+            return Err(self.failed(args.join(" "), String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs apt-get with a progress bar.
+    fn fetch(&self, title: &str, args: &[&str], action: &str) -> Result<(), AptError> {
+        let mut child = self
+            .command("apt-get")
+            .args(["-q", "-y", "-o", "APT::Status-Fd=1"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|source| AptError::NoApt { program: "apt-get", source })?;
+        let stderr = child.stderr.take();
+        let errors = std::thread::spawn(move || {
+            let mut text = String::new();
+            // An unreadable pipe leaves the message shorter, nothing worse.
+            let _ = stderr.map(|mut pipe| pipe.read_to_string(&mut text));
+            text
+        });
+        let step = Step::percent(title);
+        let progress = child.stdout.take().map(BufReader::new);
+        for line in progress.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+            // dlstatus:ITEM:PERCENT:TEXT
+            let mut parts = line.splitn(4, ':');
+            if parts.next() == Some("dlstatus") {
+                let percent = parts.nth(1).and_then(|number| number.split('.').next()?.parse().ok());
+                step.set(percent.unwrap_or(0));
+                step.note(parts.next().unwrap_or_default());
+            }
+        }
+        let status = child.wait().map_err(IoError::at("wait for", "apt-get"))?;
+        let errors = errors.join().unwrap_or_default();
+        // `update` warns of lists it could not get, and succeeds.
+        let broken = errors.lines().any(|line| line.starts_with("E:") || line.contains("Failed to fetch"));
+        if status.success() && !broken { Ok(()) } else { Err(self.failed(action, errors.trim())) }
+    }
+}
+
+fn output(program: &'static str, command: &mut Command) -> Result<Output, AptError> {
+    command.output().map_err(|source| AptError::NoApt { program, source })
+}
+
+/// The mirror that the machine's own apt uses for Debian.
+fn mirror() -> Result<String, AptError> {
+    if let Ok(mirror) = std::env::var(MIRROR_VAR) {
+        return Ok(mirror);
+    }
+    let mut command = Command::new("apt-get");
+    command.args(["update", "--print-uris"]).env("LC_ALL", "C").stdin(Stdio::null());
+    let output = output("apt-get", &mut command)?;
+    mirror_in(&String::from_utf8_lossy(&output.stdout)).ok_or(AptError::NoMirror)
+}
+
+/// Picks the mirror out of `'http://host/debian/dists/bookworm/InRelease' ...` lines: the first
+/// that has a plain release of Debian.
+fn mirror_in(uris: &str) -> Option<String> {
+    const RELEASES: &[&str] =
+        &["bookworm", "trixie", "forky", "duke", "sid", "oldstable", "stable", "testing", "unstable"];
+    uris.lines().find_map(|line| {
+        let uri = line.strip_prefix('\'')?.split('\'').next()?;
+        let (site, release) = uri.strip_suffix("/InRelease")?.split_once("/dists/")?;
+        let is_remote =
+            ["http://", "https://", "tor+", "ftp://", "mirror"].iter().any(|scheme| site.starts_with(scheme));
+        (is_remote && RELEASES.contains(&release)).then(|| site.to_owned())
+    })
+}
+
+/// Index files that other packages have taught the machine's apt to fetch, such as AppStream data.
+fn other_index_targets() -> Vec<String> {
+    let mut command = Command::new("apt-config");
+    command.args(["dump", "Acquire::IndexTargets::deb"]).env("LC_ALL", "C").stdin(Stdio::null());
+    // Without the answer, a few lists too many are fetched.
+    let Ok(output) = command.output() else { return Vec::new() };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = text.lines().filter_map(|line| {
+        let name = line.strip_prefix("Acquire::IndexTargets::deb::")?.split_once("::MetaKey ")?.0;
+        (name != "Packages" && name != "Translations").then(|| name.to_owned())
+    });
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_is_derived() {
+        let uris = "'http://a.example/debian-security/dists/bookworm-security/InRelease' a 0 \n\
+                    'https://b.example/tools/dists/any/InRelease' b 0 \n\
+                    'http://c.example/debian/dists/bookworm/InRelease' c 0 \n";
+        assert_eq!(mirror_in(uris).as_deref(), Some("http://c.example/debian"));
+        assert_eq!(mirror_in("'file:/media/cd/dists/bookworm/InRelease' x 0"), None);
+        assert_eq!(mirror_in(""), None);
+    }
+}

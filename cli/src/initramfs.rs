@@ -1,0 +1,139 @@
+//! The default guest's initramfs: Debian's busybox and an init script, as a cpio archive.
+
+use cpio::newc::{Builder, ModeFileType};
+use miette::Diagnostic;
+use std::io::Write;
+
+/// The first process. `docs/console.md` describes what it prints.
+const INIT: &str = include_str!("initramfs/init.sh");
+const PASSWD: &str = "root::0:0:root:/root:/bin/sh\n";
+const GROUP: &str = "root:x:0:\ntty:x:5:\n";
+const PROFILE: &str = "export PATH=/bin HOME=/root PS1='\\h:\\w# '\n";
+
+/// Where the script of `--exec` stands.
+const EXEC_PATH: &str = "exec.sh";
+
+/// The initramfs could not be made.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum InitramfsError {
+    /// The list of applets was not found in the program.
+    #[error("the busybox program holds no table of applets with `{0}`")]
+    #[diagnostic(help("this version of Gnomon does not know that version of busybox; please report it"))]
+    NoApplets(&'static str),
+    /// The archive could not be written.
+    #[error("cannot make the initramfs: {0}")]
+    #[diagnostic(help("this is a bug of Gnomon's; please report it"))]
+    Archive(#[from] std::io::Error),
+}
+
+/// Builds the archive. Equal input makes equal output. With a script, init runs that and powers
+/// off, instead of giving a shell.
+///
+/// # Errors
+/// [`InitramfsError`].
+pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsError> {
+    let mut archive = Archive::default();
+    for dir in ["bin", "dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp"] {
+        archive.add(dir, ModeFileType::Directory, 0o755, &[])?;
+    }
+    archive.add("init", ModeFileType::Regular, 0o755, INIT.as_bytes())?;
+    archive.add("bin/busybox", ModeFileType::Regular, 0o755, busybox)?;
+    for applet in applets(busybox)? {
+        archive.add(&format!("bin/{applet}"), ModeFileType::Symlink, 0o777, b"busybox")?;
+    }
+    archive.add("etc/passwd", ModeFileType::Regular, 0o644, PASSWD.as_bytes())?;
+    archive.add("etc/group", ModeFileType::Regular, 0o644, GROUP.as_bytes())?;
+    archive.add("etc/profile", ModeFileType::Regular, 0o644, PROFILE.as_bytes())?;
+    if let Some(script) = exec {
+        archive.add(EXEC_PATH, ModeFileType::Regular, 0o644, format!("{script}\n").as_bytes())?;
+    }
+    archive.finish()
+}
+
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl Archive {
+    fn add(&mut self, path: &str, kind: ModeFileType, mode: u32, data: &[u8]) -> std::io::Result<()> {
+        self.count += 1;
+        let entry = Builder::new(path).ino(self.count).nlink(1).mode(mode).set_mode_file_type(kind);
+        self.push(entry, data)
+    }
+
+    fn push(&mut self, entry: Builder, data: &[u8]) -> std::io::Result<()> {
+        let size = u32::try_from(data.len()).map_err(std::io::Error::other)?;
+        let mut writer = entry.write(&mut self.bytes, size);
+        writer.write_all(data)?;
+        writer.finish().map(drop)
+    }
+
+    fn finish(mut self) -> Result<Vec<u8>, InitramfsError> {
+        // Linux opens it before init runs: without it, init has no output.
+        self.count += 1;
+        let console = Builder::new("dev/console").ino(self.count).nlink(1).mode(0o600);
+        self.push(console.set_mode_file_type(ModeFileType::Char).rdev_major(5).rdev_minor(1), &[])?;
+        cpio::newc::trailer(&mut self.bytes)?;
+        Ok(self.bytes)
+    }
+}
+
+/// The names of busybox's applets: a sorted table of strings in the program, which we cannot run
+/// here to ask.
+fn applets(busybox: &[u8]) -> Result<Vec<&str>, InitramfsError> {
+    const START: &[u8] = b"[\0[[\0";
+    let start = busybox.windows(START.len()).position(|window| window == START);
+    let table = start.map_or(&[][..], |start| &busybox[start..]);
+    let names: Vec<&str> = table
+        .split(|byte| *byte == 0)
+        .map_while(|name| std::str::from_utf8(name).ok().filter(|name| !name.is_empty() && name.len() < 32))
+        .filter(|name| *name != "busybox" && !name.contains('/'))
+        .collect();
+    for needed in ["sh", "mount", "poweroff", "cttyhack", "setsid"] {
+        if !names.contains(&needed) {
+            return Err(InitramfsError::NoApplets(needed));
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUSYBOX: &[u8] = b"\x7fELF...\0x\0[\0[[\0busybox\0cttyhack\0mount\0poweroff\0setsid\0sh\0\0\x01other";
+
+    #[test]
+    fn applets_are_found() {
+        assert_eq!(applets(BUSYBOX).expect("a table"), ["[", "[[", "cttyhack", "mount", "poweroff", "setsid", "sh"]);
+        assert!(matches!(applets(b"[\0[[\0sh\0\0"), Err(InitramfsError::NoApplets("mount"))));
+        assert!(applets(b"").is_err());
+    }
+
+    #[test]
+    fn the_archive_is_the_same_each_time_and_holds_the_script() {
+        let archive = build(BUSYBOX, Some("uname")).expect("built");
+        assert_eq!(archive, build(BUSYBOX, Some("uname")).expect("built"));
+        let mut rest = &archive[..];
+        let mut files = Vec::new();
+        loop {
+            let mut reader = cpio::newc::Reader::new(rest).expect("an entry");
+            if reader.entry().is_trailer() {
+                break;
+            }
+            let mut data = Vec::new();
+            std::io::Read::read_to_end(&mut reader, &mut data).expect("data");
+            files.push((reader.entry().name().to_owned(), reader.entry().mode(), data));
+            rest = reader.finish().expect("next");
+        }
+        let find = |name: &str| files.iter().find(|file| file.0 == name).cloned().expect(name);
+        assert_eq!(find("exec.sh").2, b"uname\n");
+        assert_eq!(find("bin/sh").2, b"busybox");
+        assert_eq!(find("bin/sh").1, 0o120_777);
+        assert_eq!(find("init").1, 0o100_755);
+        assert_eq!(find("dev/console").1, 0o020_600);
+        assert!(!build(BUSYBOX, None).expect("built").windows(8).any(|window| window == b"exec.sh\0"));
+    }
+}

@@ -1,0 +1,28 @@
+#!/bin/busybox sh
+# The first process of Gnomon's default guest.
+export PATH=/bin HOME=/root TERM=linux
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts
+mount -t devpts devpts /dev/pts
+cd /root
+
+if [ -f /exec.sh ]; then
+    # Kernel messages would end up between the commands' output.
+    dmesg -n 1
+    echo "gnomon-exec: begin"
+    sh /exec.sh </dev/null
+    status=$?
+    # The line break before the marker is not the commands' own: whoever reads this drops it.
+    echo
+    echo "gnomon-exec: end $status"
+    # Setting the terminal waits until everything is sent.
+    stty sane
+    poweroff -f
+fi
+
+echo "Linux $(uname -r), $(nproc) CPU, $(free -m | awk '/^Mem:/ { print $2 }') MiB. exit or Ctrl-D powers off."
+setsid cttyhack sh -l
+stty sane
+poweroff -f

@@ -1,0 +1,29 @@
+//! The host side of Gnomon: builds the hypervisor, fetches Debian's guest software, packs virtual
+//! machines into a bundle, and runs the whole in QEMU.
+//!
+//! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
+//! [`spec`] settle what each VM is, [`debian`] and [`initramfs`] provide the default guest,
+//! [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
+//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`machine`] runs it,
+//! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
+#![forbid(unsafe_code)]
+
+pub mod build;
+pub mod command;
+pub mod console;
+pub mod deb;
+pub mod debian;
+pub mod initramfs;
+pub mod layout;
+pub mod machine;
+pub mod pack;
+pub mod payload;
+pub mod place;
+pub mod progress;
+pub mod qemu;
+pub mod run;
+pub mod size;
+pub mod spec;
+pub mod stream;
+pub mod tty;
+pub mod vmfile;

@@ -1,0 +1,127 @@
+//! Payloads: what a VM boots, read from a file.
+
+mod elf;
+mod linux;
+mod sniff;
+
+use abi::bundle::GUEST_ENTRY;
+use miette::Diagnostic;
+use std::path::{Path, PathBuf};
+
+/// Something to boot, flat, with its place in guest RAM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Payload {
+    /// What kind of file it was.
+    pub kind: Kind,
+    /// The bytes that are placed.
+    pub bytes: Vec<u8>,
+    /// Where they are placed; page-aligned.
+    pub gpa: u64,
+    /// Where the guest is entered.
+    pub entry_gpa: u64,
+    /// How much RAM it needs from `gpa` on before it looks after itself, in bytes.
+    pub span_bytes: u64,
+}
+
+/// The kinds of payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A RISC-V Linux Image.
+    Linux,
+    /// An ELF executable.
+    Elf,
+    /// Anything else: placed and entered at [`GUEST_ENTRY`].
+    Raw,
+}
+
+/// A file that no VM can boot.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum PayloadError {
+    /// It cannot be read.
+    #[error("cannot read the kernel {path}: {source}")]
+    #[diagnostic(help(
+        "give --kernel the path of a RISC-V Linux Image, ELF file or raw binary, or leave it out to boot Debian's kernel"
+    ))]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is something else than a RISC-V payload.
+    #[error("the kernel {path} {what}")]
+    #[diagnostic(help("{remedy}"))]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What it is: a predicate.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+}
+
+/// What is wrong with a payload: a predicate ("is ..."), and a remedy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Unfit {
+    what: String,
+    remedy: String,
+}
+
+impl Unfit {
+    fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+impl Payload {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`PayloadError`] if it cannot be read or is recognisably something else.
+    pub fn read(path: &Path) -> Result<Self, PayloadError> {
+        let bytes = std::fs::read(path).map_err(|source| PayloadError::Unreadable { path: path.to_owned(), source })?;
+        Self::from_bytes(bytes).map_err(|Unfit { what, remedy }| PayloadError::Unfit {
+            path: path.to_owned(),
+            what,
+            remedy,
+        })
+    }
+
+    fn from_bytes(bytes: Vec<u8>) -> Result<Self, Unfit> {
+        if linux::is_image(&bytes) {
+            return linux::read(bytes);
+        }
+        if elf::is_elf(&bytes) {
+            return elf::read(&bytes);
+        }
+        sniff::refuse(&bytes)?;
+        let span_bytes = bytes.len() as u64;
+        Ok(Self { kind: Kind::Raw, bytes, gpa: GUEST_ENTRY, entry_gpa: GUEST_ENTRY, span_bytes })
+    }
+}
+
+/// A little-endian number in a file.
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn raw_binaries_go_to_the_entry() {
+        let payload = Payload::from_bytes(vec![0x13, 0, 0, 0]).expect("raw");
+        assert_eq!(
+            (payload.kind, payload.gpa, payload.entry_gpa, payload.span_bytes),
+            (Kind::Raw, GUEST_ENTRY, GUEST_ENTRY, 4)
+        );
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let message = Payload::read(Path::new("/nowhere/Image")).expect_err("missing").to_string();
+        assert!(message.contains("/nowhere/Image"), "{message}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Where things are: the repository, its cache, scratch space.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// Something could not be read or written.
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
+#[error("cannot {action} {path}: {source}")]
+#[diagnostic(help("check that the path exists, that you may access it, and that the disk has room"))]
+pub struct IoError {
+    /// The verb: `read`, `write`, `create`.
+    pub action: &'static str,
+    /// The file or directory.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: std::io::Error,
+}
+
+impl IoError {
+    /// For `map_err`: names the path in the error.
+    pub fn at(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self { action, path, source }
+    }
+}
+
+/// The repository: where `./gnomon` was started from, or where this program was built.
+#[must_use]
+pub fn root() -> PathBuf {
+    match std::env::var_os("GNOMON_ROOT") {
+        Some(root) => root.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).into(),
+    }
+}
+
+/// A directory in the cache (`.cache` in the repository), made if needed.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn cache(name: &str) -> Result<PathBuf, IoError> {
+    let base = match std::env::var_os("GNOMON_CACHE") {
+        Some(cache) => cache.into(),
+        None => root().join(".cache"),
+    };
+    let dir = base.join(name);
+    fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
+    Ok(dir)
+}
+
+/// Keeps other `gnomon` processes out of the cache for as long as it lives.
+#[derive(Debug)]
+pub struct CacheLock(File);
+
+impl CacheLock {
+    /// Waits until nobody else holds the lock.
+    ///
+    /// # Errors
+    /// If the lock file cannot be made or locked.
+    pub fn take() -> Result<Self, IoError> {
+        let path = cache("")?.join("lock");
+        let file = File::create(&path).map_err(IoError::at("create", &path))?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|error| IoError::at("lock", &path)(error.into()))?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for CacheLock {
+    fn drop(&mut self) {
+        // Closing the file would release it too; there is nothing to do about a failure.
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// Writes a file whole or not at all.
+///
+/// # Errors
+/// If the directory cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), IoError> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let write = || -> std::io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        std::io::Write::write_all(&mut file, bytes)?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().map_err(IoError::at("write", path))
+}

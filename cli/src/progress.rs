@@ -1,0 +1,59 @@
+//! Progress on the terminal: a moving line for people, one plain line each for logs.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// One step of work that may take a while.
+#[derive(Debug)]
+pub struct Step {
+    bar: ProgressBar,
+}
+
+impl Step {
+    /// Starts a step whose length is unknown.
+    #[must_use]
+    pub fn spinner(what: &str) -> Self {
+        Self::start(what, "{spinner} {prefix} {wide_msg}", None)
+    }
+
+    /// Starts a step measured in percent.
+    #[must_use]
+    pub fn percent(what: &str) -> Self {
+        Self::start(what, "{spinner} {prefix} [{bar:30}] {percent:>3}% {wide_msg}", Some(100))
+    }
+
+    fn start(what: &str, template: &str, length: Option<u64>) -> Self {
+        if !std::io::stderr().is_terminal() {
+            eprintln!("gnomon: {what}");
+            return Self { bar: ProgressBar::hidden() };
+        }
+        let bar = match length {
+            Some(length) => ProgressBar::new(length),
+            None => ProgressBar::new_spinner(),
+        };
+        // The templates above are constants; a broken one shows as a plain bar.
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(what.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Self { bar }
+    }
+
+    /// Says what is being done right now.
+    pub fn note(&self, text: impl Into<String>) {
+        self.bar.set_message(text.into());
+    }
+
+    /// Moves to so many percent.
+    pub fn set(&self, percent: u64) {
+        self.bar.set_position(percent);
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

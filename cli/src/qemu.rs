@@ -1,0 +1,256 @@
+//! The machine: QEMU's `virt` board with the H extension, and its command line.
+
+use crate::size::{MIB, Size};
+use clap::ValueEnum;
+use miette::Diagnostic;
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The program.
+pub const QEMU: &str = "qemu-system-riscv64";
+/// The oldest major version that will do.
+const LEAST_MAJOR: u32 = 10;
+/// RAM of the machine beside that of the VMs and the bundle: Gnomon, its tables, the firmware.
+const GNOMON_RAM: u64 = 96 * MIB;
+/// What the boot loader needs beside the bundle in the upper half of RAM: the device tree, rounding.
+const LOADER_RAM: u64 = 8 * MIB;
+
+/// Where Gnomon sits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Seat {
+    /// M mode: Gnomon is the machine's firmware.
+    Firmware,
+    /// HS mode: started by OpenSBI.
+    Payload,
+}
+
+impl Seat {
+    /// The name, as on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Firmware => "firmware",
+            Self::Payload => "payload",
+        }
+    }
+}
+
+/// Whether a run takes the same course each time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Clock {
+    /// Time is the host's.
+    Real,
+    /// Time is counted in instructions, one nanosecond each; nothing depends on the host.
+    Instructions,
+}
+
+/// What the machine starts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Boot {
+    /// Gnomon with a bundle.
+    Gnomon {
+        /// Where it sits.
+        seat: Seat,
+        /// The hypervisor's ELF file.
+        hypervisor: PathBuf,
+        /// The bundle.
+        bundle: PathBuf,
+    },
+    /// A kernel on OpenSBI, without Gnomon: the reference.
+    Bare {
+        /// The kernel, as QEMU's `-kernel`.
+        kernel: PathBuf,
+        /// The initrd.
+        initrd: Option<PathBuf>,
+        /// The kernel's command line.
+        append: String,
+    },
+}
+
+/// A machine to be run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MachineSpec {
+    /// What it starts.
+    pub boot: Boot,
+    /// Number of harts.
+    pub harts: u32,
+    /// RAM.
+    pub memory: Size,
+    /// Its time.
+    pub clock: Clock,
+    /// Further arguments for QEMU.
+    pub extra: Vec<String>,
+}
+
+/// Why there is no machine.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum QemuError {
+    /// QEMU is not installed.
+    #[error("cannot run {QEMU}: {0}")]
+    #[diagnostic(help("start Gnomon by its ./gnomon script, or install QEMU {LEAST_MAJOR} or newer for riscv64"))]
+    Missing(std::io::Error),
+    /// QEMU is too old, or is not QEMU.
+    #[error("{QEMU} is `{version}`; Gnomon needs QEMU {LEAST_MAJOR} or newer")]
+    #[diagnostic(help(
+        "start Gnomon by its ./gnomon script, or install a newer QEMU (Debian 12 has it in bookworm-backports)"
+    ))]
+    TooOld {
+        /// What it says of itself.
+        version: String,
+    },
+    /// The VMs want more RAM than the host has.
+    #[error("the machine would need {need} of memory, this host has {have} available")]
+    #[diagnostic(help(
+        "give the VMs less (`memory` in the VM file, or --memory), or fewer VMs, or free memory on this host"
+    ))]
+    TooMuchMemory {
+        /// RAM of the machine.
+        need: Size,
+        /// RAM that is available.
+        have: Size,
+    },
+}
+
+/// Checks that QEMU is there and new enough; returns its version.
+///
+/// # Errors
+/// [`QemuError`].
+pub fn version() -> Result<String, QemuError> {
+    let output = Command::new(QEMU).arg("--version").stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let first = text.lines().next().unwrap_or_default();
+    let version = first.split("version ").nth(1).unwrap_or(first).trim();
+    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    match major {
+        Some(major) if major >= LEAST_MAJOR => Ok(version.to_owned()),
+        _ => Err(QemuError::TooOld { version: version.to_owned() }),
+    }
+}
+
+/// The machine's RAM for VMs with so much RAM together, and a bundle.
+#[must_use]
+pub fn memory_for(vms: Size, bundle_bytes: u64) -> Size {
+    let sum = vms.0.saturating_add(bundle_bytes).saturating_add(GNOMON_RAM);
+    // In the payload seat the loader puts the bundle in the upper half of RAM.
+    let with_bundle_above = bundle_bytes.saturating_add(LOADER_RAM).saturating_mul(2);
+    // A multiple of 4 MiB: its half is a 2 MiB boundary.
+    Size(sum.max(with_bundle_above).checked_next_multiple_of(4 * MIB).unwrap_or(u64::MAX))
+}
+
+/// Checks that the host has so much memory to give.
+///
+/// # Errors
+/// [`QemuError::TooMuchMemory`].
+pub fn check_memory(need: Size) -> Result<(), QemuError> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    match available(&text) {
+        Some(have) if need > have => Err(QemuError::TooMuchMemory { need, have }),
+        _ => Ok(()),
+    }
+}
+
+fn available(meminfo: &str) -> Option<Size> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| Size(kib << 10))
+}
+
+impl MachineSpec {
+    /// QEMU's arguments.
+    #[must_use]
+    pub fn args(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = Vec::new();
+        let mut text = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+        text(&["-machine", "virt", "-cpu", "rv64"]);
+        text(&["-smp", &self.harts.to_string(), "-m", &format!("{}K", self.memory.0 >> 10)]);
+        text(&["-nodefaults", "-display", "none", "-no-reboot"]);
+        text(&["-chardev", "stdio,id=con,signal=off", "-serial", "chardev:con"]);
+        if self.clock == Clock::Instructions {
+            text(&["-icount", "shift=0,sleep=off", "-seed", "1", "-rtc", "base=2020-01-01,clock=vm"]);
+        }
+        let mut file = |option: &str, path: &Path| args.extend([option.into(), path.as_os_str().to_owned()]);
+        match &self.boot {
+            Boot::Gnomon { seat: Seat::Firmware, hypervisor, bundle } => {
+                file("-bios", hypervisor);
+                file("-kernel", bundle);
+            }
+            Boot::Gnomon { seat: Seat::Payload, hypervisor, bundle } => {
+                file("-bios", Path::new("default"));
+                file("-kernel", hypervisor);
+                file("-initrd", bundle);
+            }
+            Boot::Bare { kernel, initrd, append } => {
+                file("-bios", Path::new("default"));
+                file("-kernel", kernel);
+                if let Some(initrd) = initrd {
+                    file("-initrd", initrd);
+                }
+                if !append.is_empty() {
+                    file("-append", Path::new(append));
+                }
+            }
+        }
+        args.extend(self.extra.iter().map(OsString::from));
+        args
+    }
+
+    /// The whole command line, for a shell.
+    #[must_use]
+    pub fn command_line(&self) -> String {
+        let words = self.args().into_iter().map(|word| quoted(&word.to_string_lossy()));
+        std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A word that a shell reads back as it is.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(boot: Boot) -> MachineSpec {
+        MachineSpec { boot, harts: 2, memory: Size(256 * MIB), clock: Clock::Real, extra: vec![] }
+    }
+
+    #[test]
+    fn seats() {
+        let boot = |seat| Boot::Gnomon { seat, hypervisor: "hv".into(), bundle: "b".into() };
+        let firmware = spec(boot(Seat::Firmware)).command_line();
+        assert!(firmware.ends_with("-bios hv -kernel b") && firmware.contains("-smp 2 -m 262144K"), "{firmware}");
+        let payload = spec(boot(Seat::Payload)).command_line();
+        assert!(payload.ends_with("-bios default -kernel hv -initrd b"), "{payload}");
+    }
+
+    #[test]
+    fn bare_machines_and_quoting() {
+        let boot = Boot::Bare { kernel: "k".into(), initrd: None, append: "a 'b'".into() };
+        let mut machine = spec(boot);
+        machine.clock = Clock::Instructions;
+        let line = machine.command_line();
+        assert!(line.contains("-icount shift=0,sleep=off") && line.ends_with(r"-append 'a '\''b'\'''"), "{line}");
+    }
+
+    #[test]
+    fn memory_is_enough_for_both_seats() {
+        let memory = memory_for(Size(512 * MIB), 40 * MIB + 4096);
+        assert_eq!(memory, Size(652 * MIB));
+        let tight = memory_for(Size(8 * MIB), 300 * MIB);
+        assert!(tight.0 / 2 >= 300 * MIB + LOADER_RAM && tight.0.is_multiple_of(4 * MIB));
+    }
+
+    #[test]
+    fn available_memory_is_read() {
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   1024 kB\n"), Some(Size(MIB)));
+        assert_eq!(available(""), None);
+    }
+}

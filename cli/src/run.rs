@@ -1,0 +1,95 @@
+//! `gnomon run`: from descriptions of VMs to their end.
+
+mod prepare;
+mod report;
+mod show;
+
+use crate::console::ExecDemux;
+use crate::machine::{Machine, MachineError};
+use crate::qemu::{Clock, Seat};
+use crate::tty;
+use crate::vmfile::VmFile;
+use abi::bundle::ConsoleMode;
+pub use prepare::{Prepared, Versions, prepare};
+pub use report::{RunEnd, judge};
+use show::Show;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// The most harts that are chosen without being asked for.
+const MOST_DEFAULT_HARTS: u32 = 8;
+
+/// What to run, and how.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RunSpec {
+    /// What the VM files say.
+    pub files: Vec<VmFile>,
+    /// What the options say, for all VMs.
+    pub options: VmFile,
+    /// Harts of the machine; else as many as the widest VM has vCPUs.
+    pub harts: Option<u32>,
+    /// Where Gnomon sits.
+    pub seat: Seat,
+    /// Commands to run in every VM.
+    pub exec: Option<String>,
+    /// The machine's time.
+    pub clock: Clock,
+    /// Further arguments for QEMU.
+    pub qemu_args: Vec<String>,
+    /// How the guests share the console.
+    pub console: ConsoleMode,
+}
+
+/// How a run is shown.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ShowSpec {
+    /// With `--exec`: show everything, not just the commands' output.
+    pub is_verbose: bool,
+    /// Where the counters go.
+    pub stats: Option<PathBuf>,
+}
+
+impl RunSpec {
+    /// The console mode that suits: attached if a person sits there and no commands are given.
+    #[must_use]
+    pub fn console_mode(exec: Option<&str>) -> ConsoleMode {
+        if exec.is_none() && tty::is_interactive() { ConsoleMode::Attached } else { ConsoleMode::Lines }
+    }
+
+    /// The number of harts, given the widest VM's vCPUs.
+    #[must_use]
+    pub fn harts_for(&self, most_vcpus: u32) -> u32 {
+        self.harts.unwrap_or(most_vcpus.clamp(1, MOST_DEFAULT_HARTS))
+    }
+}
+
+/// Runs what was prepared, on the user's terminal, to its end.
+///
+/// # Errors
+/// [`MachineError`] if QEMU cannot be run at all; everything else is told in [`RunEnd`].
+pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> Result<RunEnd, MachineError> {
+    tty::handle_signals()?;
+    let (machine, stopper) = Machine::start(&prepared.machine)?;
+    let raw = match prepared.console {
+        ConsoleMode::Attached => Some(tty::RawMode::enter()?),
+        ConsoleMode::Lines => None,
+    };
+    if exec.is_none() {
+        tty::forward_input(machine.input(), stopper);
+    }
+    let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
+    let mut view = Show::new(prepared.console, demux, show.is_verbose);
+    let started = Instant::now();
+    let outcome = machine.run(None, |piece| view.piece(piece))?;
+    view.finish();
+    drop(raw);
+    let demux = view.demux();
+    let end = judge(prepared, &outcome, demux, started.elapsed());
+    for line in end.details(&view) {
+        eprintln!("{line}");
+    }
+    if let Some(path) = &show.stats {
+        end.write_stats(path, prepared, &outcome);
+    }
+    Ok(end)
+}

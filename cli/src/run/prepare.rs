@@ -1,0 +1,214 @@
+//! Everything that a run needs before the machine starts.
+
+use super::RunSpec;
+use crate::debian::{Package, Software};
+use crate::initramfs;
+use crate::layout;
+use crate::pack::{Pack, Placed};
+use crate::payload::{Kind, Payload};
+use crate::place::{IoError, cache};
+use crate::qemu::{self, Boot, Clock, MachineSpec};
+use crate::size::Size;
+use crate::spec::{SpecError, VmSpec};
+use crate::vmfile::{Console, Initrd, Kernel};
+use crate::{build, run::Seat};
+use abi::bundle::{ConsoleMode, VmConfig};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::path::PathBuf;
+use tempfile::NamedTempFile;
+
+const RNG_SEED_BYTES: usize = 32;
+
+/// A machine that can be started.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The machine.
+    pub machine: MachineSpec,
+    /// The VMs' names, in console order.
+    pub vms: Vec<String>,
+    /// How the guests share the console.
+    pub console: ConsoleMode,
+    /// Where Gnomon sits.
+    pub seat: Seat,
+    /// What takes part.
+    pub versions: Versions,
+    /// Lives as long as the machine needs it.
+    bundle: NamedTempFile,
+}
+
+impl Prepared {
+    /// Leaves the bundle in the cache.
+    ///
+    /// # Errors
+    /// If it cannot be kept.
+    pub fn keep_bundle(self) -> Result<(), IoError> {
+        let path = self.bundle.path().to_owned();
+        self.bundle.keep().map(drop).map_err(|error| IoError::at("keep", path)(error.error))
+    }
+}
+
+/// The versions of what takes part in a run.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Versions {
+    /// This program's.
+    pub gnomon: String,
+    /// QEMU's.
+    pub qemu: String,
+    /// Those of Debian's packages in the guests: name and version.
+    pub packages: Vec<String>,
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "gnomon {}, QEMU {}", self.gnomon, self.qemu)?;
+        self.packages.iter().try_for_each(|package| write!(f, ", {package}"))
+    }
+}
+
+/// A VM's payload and initrd, read.
+struct Contents {
+    payload: Payload,
+    initrd: Option<Vec<u8>>,
+    has_own_initramfs: bool,
+}
+
+/// Does all that can be done before the machine starts: reads kernels, fetches what is missing,
+/// packs the bundle, builds the hypervisor.
+///
+/// # Errors
+/// Whatever stands in the way, with a remedy.
+pub fn prepare(spec: &RunSpec) -> miette::Result<Prepared> {
+    let vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
+    let total = vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0));
+    qemu::check_memory(qemu::memory_for(Size(total), 0))?;
+    let mut versions =
+        Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };
+    let mut pack = Pack::default();
+    let configs = vms
+        .iter()
+        .map(|vm| {
+            let contents = contents(vm, spec.exec.as_deref(), &mut versions)?;
+            place(vm, contents, spec, &mut pack)
+        })
+        .collect::<miette::Result<Vec<_>>>()?;
+    let dir = cache("run")?;
+    let mut bundle =
+        tempfile::Builder::new().prefix("bundle-").tempfile_in(&dir).map_err(IoError::at("create", &dir))?;
+    let bundle_bytes =
+        pack.write(configs, spec.console, bundle.as_file_mut()).map_err(IoError::at("write", bundle.path()))?;
+    let memory = qemu::memory_for(Size(total), bundle_bytes);
+    qemu::check_memory(memory)?;
+    let hypervisor = build::hypervisor()?;
+    let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
+    let machine = MachineSpec {
+        boot: Boot::Gnomon { seat: spec.seat, hypervisor, bundle: bundle.path().to_owned() },
+        harts: spec.harts_for(most_vcpus),
+        memory,
+        clock: spec.clock,
+        extra: spec.qemu_args.clone(),
+    };
+    Ok(Prepared {
+        machine,
+        vms: vms.into_iter().map(|vm| vm.name).collect(),
+        console: spec.console,
+        seat: spec.seat,
+        versions,
+        bundle,
+    })
+}
+
+fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBuf> {
+    let Package { name, version, file } = software.provide()?;
+    let name = format!("{name} {version}");
+    if !versions.packages.contains(&name) {
+        versions.packages.push(name);
+    }
+    Ok(file)
+}
+
+fn contents(vm: &VmSpec, exec: Option<&str>, versions: &mut Versions) -> miette::Result<Contents> {
+    let path = match &vm.kernel {
+        Kernel::Debian => provide(Software::Kernel, versions)?,
+        Kernel::UBoot => provide(Software::UBoot, versions)?,
+        Kernel::File(path) => path.clone(),
+    };
+    let payload = Payload::read(&path)?;
+    let is_linux = payload.kind == Kind::Linux;
+    if exec.is_some() && !is_linux {
+        Err(SpecError::Exec { vm: vm.name.clone(), why: "its kernel is not a Linux Image" })?;
+    }
+    let initrd = match &vm.initrd {
+        Some(initrd) => initrd.clone(),
+        None if is_linux => Initrd::Busybox,
+        None => Initrd::None,
+    };
+    let bytes = match &initrd {
+        Initrd::None => None,
+        Initrd::File(path) => Some(std::fs::read(path).map_err(IoError::at("read the initrd", path))?),
+        Initrd::Busybox => {
+            let busybox = provide(Software::Busybox, versions)?;
+            let busybox = std::fs::read(&busybox).map_err(IoError::at("read", &busybox))?;
+            Some(initramfs::build(&busybox, exec)?)
+        }
+    };
+    // An empty file is no initrd: there is nothing to announce.
+    let bytes = bytes.filter(|bytes| !bytes.is_empty());
+    Ok(Contents { payload, initrd: bytes, has_own_initramfs: initrd == Initrd::Busybox })
+}
+
+fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
+    let Contents { payload, initrd, has_own_initramfs } = contents;
+    let initrd_bytes = initrd.as_ref().map(|bytes| bytes.len() as u64);
+    let layout = layout::place(&vm.name, vm.memory, &payload, initrd_bytes)?;
+    let mut placed = vec![Placed { image: pack.add(payload.bytes), gpa: layout.payload_gpa, label: "kernel" }];
+    if let (Some(bytes), Some(gpa)) = (initrd, layout.initrd_gpa) {
+        placed.push(Placed { image: pack.add(bytes), gpa, label: "initrd" });
+    }
+    let config = VmConfig {
+        name: vm.name.clone(),
+        memory_bytes: vm.memory.0,
+        vcpus: vm.vcpus,
+        mmu: vm.mmu,
+        superpages: vm.superpages,
+        segments: Vec::new(),
+        entry_gpa: payload.entry_gpa,
+        initrd: layout.initrd_gpa.zip(initrd_bytes),
+        bootargs: bootargs(vm, spec.exec.is_some(), has_own_initramfs),
+        rng_seed: rng_seed(vm, spec.clock)?,
+    };
+    Ok((config, placed))
+}
+
+/// The command line: a console, early output through the firmware (far fewer exits than printing
+/// everything again when the UART's driver starts), and what the user adds.
+pub fn bootargs(vm: &VmSpec, has_exec: bool, has_own_initramfs: bool) -> String {
+    let mut words = match vm.console {
+        Console::Uart => vec!["console=ttyS0".to_owned(), "earlycon=sbi".to_owned()],
+        Console::Sbi => vec!["console=hvc0".to_owned(), "earlycon=sbi".to_owned()],
+        Console::None => vec![],
+    };
+    if has_own_initramfs {
+        words.push(format!("hostname={}", vm.name));
+    }
+    if has_exec {
+        words.push("quiet".into());
+    }
+    if !vm.append.is_empty() {
+        words.push(vm.append.clone());
+    }
+    words.join(" ")
+}
+
+fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
+    match clock {
+        Clock::Instructions => Ok(Sha256::digest(vm.name.as_bytes()).to_vec()),
+        Clock::Real => {
+            const SOURCE: &str = "/dev/urandom";
+            let mut seed = vec![0; RNG_SEED_BYTES];
+            let read = |seed: &mut Vec<u8>| std::io::Read::read_exact(&mut std::fs::File::open(SOURCE)?, seed);
+            read(&mut seed).map_err(IoError::at("read", SOURCE))?;
+            Ok(seed)
+        }
+    }
+}

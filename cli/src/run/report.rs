@@ -1,0 +1,149 @@
+//! How a run ended: exit status, last lines, counters.
+
+use super::prepare::{Prepared, Versions};
+use super::show::Show;
+use crate::console::ExecDemux;
+use crate::machine::{Outcome, Stopped};
+use crate::place::write_whole;
+use crate::qemu::{QEMU, Seat};
+use abi::record::{Boot, EndReason, Stats, VmEnd};
+use serde::Serialize;
+use std::path::Path;
+use std::time::Duration;
+
+/// A VM was stopped, failed, or never started.
+pub const STATUS_VM: u8 = 3;
+/// Gnomon or QEMU failed.
+pub const STATUS_GNOMON: u8 = 4;
+
+/// The end of a run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunEnd {
+    /// The exit status that tells of it.
+    pub status: u8,
+    /// What happened, a line each.
+    pub lines: Vec<String>,
+    /// Whether the last lines of the consoles may help to understand it.
+    pub is_trouble: bool,
+}
+
+/// What `--stats` writes.
+#[derive(Serialize)]
+struct StatsFile<'a> {
+    versions: &'a Versions,
+    command_line: Vec<String>,
+    qemu: String,
+    seat: Seat,
+    harts: u32,
+    boot: Option<&'a Boot>,
+    stats: Option<&'a Stats>,
+    ends: &'a [VmEnd],
+    status: u8,
+}
+
+/// Judges how a run ended.
+#[must_use]
+pub fn judge(prepared: &Prepared, outcome: &Outcome, demux: Option<&ExecDemux>, took: Duration) -> RunEnd {
+    let mut end = RunEnd { status: 0, lines: Vec::new(), is_trouble: false };
+    for VmEnd { vm, reason } in &outcome.ends {
+        let how = match reason {
+            EndReason::Poweroff => "powered off".to_owned(),
+            EndReason::SystemFailure => "ended with a system failure".to_owned(),
+            EndReason::Killed { message } => format!("was stopped: {message}"),
+            EndReason::NotStarted { message } => format!("could not be started: {message}"),
+        };
+        if *reason == EndReason::Poweroff {
+            end.lines.push(format!("VM {vm} {how}"));
+        } else {
+            end.trouble(STATUS_VM, format!("VM {vm} {how}"));
+        }
+    }
+    for (vm, status) in demux.into_iter().flat_map(ExecDemux::statuses) {
+        let has_other_end = outcome.ends.iter().any(|end| end.vm == vm && end.reason != EndReason::Poweroff);
+        match status {
+            Some(0) => {}
+            Some(status) => {
+                end.lines.push(format!("the commands in VM {vm} ended with status {status}"));
+                end.raise(u8::try_from(status).unwrap_or(u8::MAX));
+            }
+            None if has_other_end => {}
+            None => end.trouble(STATUS_VM, format!("the commands in VM {vm} did not come to their end")),
+        }
+    }
+    if let Some(message) = &outcome.failed {
+        end.trouble(STATUS_GNOMON, format!("Gnomon failed: {message}"));
+    } else if !outcome.has_halted {
+        let what = match outcome.stopped {
+            Some(Stopped::Timeout) => format!("the time was up after {} s", took.as_secs()),
+            Some(Stopped::Deaf) => "Gnomon did not react and was stopped".into(),
+            Some(Stopped::OutputClosed) => "standard output was closed".into(),
+            Some(Stopped::Enough) => "the machine was stopped".into(),
+            None => {
+                let status = outcome.status.map_or_else(String::new, |status| format!(" ({status})"));
+                let said = if outcome.stderr.is_empty() { "without a message" } else { outcome.stderr.as_str() };
+                format!("{QEMU} ended unexpectedly{status}: {said}")
+            }
+        };
+        let status = if outcome.stopped == Some(Stopped::Enough) { STATUS_VM } else { STATUS_GNOMON };
+        end.trouble(status, what);
+    }
+    for vm in &prepared.vms {
+        if outcome.has_halted && !outcome.ends.iter().any(|end| end.vm == *vm) {
+            end.trouble(STATUS_GNOMON, format!("Gnomon did not say how VM {vm} ended"));
+        }
+    }
+    end
+}
+
+impl RunEnd {
+    fn raise(&mut self, status: u8) {
+        // Gnomon's own failure outweighs what went wrong in a VM; else the first counts.
+        if self.status == 0 || status == STATUS_GNOMON {
+            self.status = status;
+        }
+    }
+
+    fn trouble(&mut self, status: u8, line: String) {
+        self.is_trouble = true;
+        self.lines.push(line);
+        self.raise(status);
+    }
+
+    /// The lines to show at the end.
+    pub(super) fn details(&self, view: &Show) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.is_trouble && view.unshown_tail().next().is_some() {
+            lines.push("gnomon: the last lines of the console were:".into());
+            lines.extend(view.unshown_tail().map(|line| format!("  {line}")));
+        }
+        if let Some((_, message)) = view.panic() {
+            lines.push(format!("gnomon: the guest's kernel panicked: {message}"));
+        }
+        lines.extend(self.lines.iter().map(|line| format!("gnomon: {line}")));
+        lines
+    }
+
+    pub(super) fn write_stats(&self, path: &Path, prepared: &Prepared, outcome: &Outcome) {
+        let file = StatsFile {
+            versions: &prepared.versions,
+            command_line: std::env::args().collect(),
+            qemu: prepared.machine.command_line(),
+            seat: prepared.seat,
+            harts: prepared.machine.harts,
+            boot: outcome.boot.as_ref(),
+            stats: outcome.stats.as_ref(),
+            ends: &outcome.ends,
+            status: self.status,
+        };
+        let mut text = serde_json::to_vec_pretty(&file).unwrap_or_default();
+        text.push(b'\n');
+        let written = if path.parent().is_some_and(|dir| dir.as_os_str().is_empty()) {
+            write_whole(&Path::new(".").join(path), &text)
+        } else {
+            write_whole(path, &text)
+        };
+        if let Err(error) = written {
+            eprintln!("gnomon: {error}");
+        }
+    }
+}

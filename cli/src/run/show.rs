@@ -1,0 +1,109 @@
+//! What of the machine's output goes where.
+
+use crate::console::{ExecDemux, ExecEvent, Tail};
+use crate::machine::{Next, Stopped};
+use crate::stream::{Lines, Piece};
+use abi::bundle::ConsoleMode;
+use std::io::{Write, stdout};
+use std::time::{Duration, Instant};
+
+/// How long a panicked kernel may go on talking.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Shows a run on standard output and standard error.
+#[derive(Debug)]
+pub struct Show {
+    mode: ConsoleMode,
+    demux: Option<ExecDemux>,
+    is_verbose: bool,
+    lines: Lines,
+    tail: Tail,
+    panic: Option<(usize, String)>,
+}
+
+impl Show {
+    pub fn new(mode: ConsoleMode, demux: Option<ExecDemux>, is_verbose: bool) -> Self {
+        Self { mode, demux, is_verbose, lines: Lines::default(), tail: Tail::default(), panic: None }
+    }
+
+    pub fn demux(&self) -> Option<&ExecDemux> {
+        self.demux.as_ref()
+    }
+
+    /// The last lines of the consoles, unless they were shown.
+    pub fn unshown_tail(&self) -> impl Iterator<Item = &str> {
+        let is_unshown = self.demux.is_some() && !self.is_verbose;
+        self.tail.lines().filter(move |_| is_unshown)
+    }
+
+    /// The VM whose kernel panicked under `--exec`, by its place, and what it said.
+    pub fn panic(&self) -> Option<&(usize, String)> {
+        self.panic.as_ref()
+    }
+
+    /// Shows a piece of output.
+    pub fn piece(&mut self, piece: &Piece) -> Next {
+        let Piece::Text(bytes) = piece else { return Next::Continue };
+        let result = match (&mut self.demux, self.mode) {
+            (Some(demux), _) => {
+                let events = demux.push(bytes);
+                self.exec_events(events)
+            }
+            (None, ConsoleMode::Attached) => print(bytes).map(|()| Next::Continue),
+            (None, ConsoleMode::Lines) => {
+                let mut text = Vec::new();
+                for line in self.lines.push(bytes) {
+                    text.extend(line);
+                    text.push(b'\n');
+                }
+                print(&text).map(|()| Next::Continue)
+            }
+        };
+        result.unwrap_or(Next::Stop(Stopped::OutputClosed))
+    }
+
+    /// Shows what is left at the end of the output.
+    pub fn finish(&mut self) {
+        let last = self.demux.as_mut().and_then(ExecDemux::finish);
+        let rest = self.lines.finish().unwrap_or_default();
+        // The run is over; output that is closed by now is no news.
+        let _ = self.exec_events(last.into_iter().collect());
+        let _ = print(&rest);
+    }
+
+    fn exec_events(&mut self, events: Vec<ExecEvent>) -> std::io::Result<Next> {
+        let mut next = Next::Continue;
+        for event in events {
+            match event {
+                ExecEvent::Output(bytes) => {
+                    print(&bytes)?;
+                    let line = bytes.strip_prefix(b"\n").unwrap_or(&bytes);
+                    self.tail.push(line.strip_suffix(b"\n").unwrap_or(line));
+                }
+                ExecEvent::Other(line) => self.other(&line),
+                ExecEvent::Panic { vm, message } => {
+                    self.other(format!("Kernel panic - not syncing: {message}").as_bytes());
+                    self.panic.get_or_insert((vm, message));
+                    next = Next::StopAt(Instant::now() + LAST_WORDS, Stopped::Enough);
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    fn other(&mut self, line: &[u8]) {
+        if self.is_verbose {
+            eprintln!("{}", String::from_utf8_lossy(line));
+        }
+        self.tail.push(line);
+    }
+}
+
+fn print(bytes: &[u8]) -> std::io::Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let mut out = stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}

@@ -1,0 +1,183 @@
+//! What a VM is, all defaults settled.
+
+use crate::size::{MIB, PAGE, Size};
+use crate::vmfile::{Console, Initrd, Kernel, VmFile};
+use abi::bundle::{MAX_VCPUS, MAX_VMS, MmuMode};
+use miette::Diagnostic;
+
+/// RAM of a VM that does not say.
+pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
+/// The least RAM a VM can have.
+pub const LEAST_MEMORY: Size = Size(8 * MIB);
+
+/// One VM, complete.
+#[derive(Clone, PartialEq, Debug)]
+pub struct VmSpec {
+    /// Its name, unique among the VMs of a run.
+    pub name: String,
+    /// RAM.
+    pub memory: Size,
+    /// Number of vCPUs.
+    pub vcpus: u32,
+    /// What to boot.
+    pub kernel: Kernel,
+    /// The initial RAM disk, if the user said which.
+    pub initrd: Option<Initrd>,
+    /// What the user adds to the command line.
+    pub append: String,
+    /// The console that Linux is told to use.
+    pub console: Console,
+    /// How memory is virtualized.
+    pub mmu: MmuMode,
+    /// Whether 2 MiB mappings may be used.
+    pub superpages: bool,
+}
+
+/// A description that no VM can be made from.
+#[derive(Clone, PartialEq, Debug, thiserror::Error, Diagnostic)]
+pub enum SpecError {
+    /// The name has other characters than it may.
+    #[error("`{0}` cannot be the name of a VM")]
+    #[diagnostic(help("use 1 to 32 letters, digits, `-`, `_` and `.`: set `name` in the VM file or give --name"))]
+    Name(String),
+    /// Two VMs have the same name.
+    #[error("two VMs are called `{0}`")]
+    #[diagnostic(help("give each VM file its own `name`"))]
+    Duplicate(String),
+    /// One name was given for several VMs.
+    #[error("--name was given with {0} VM files")]
+    #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
+    NameForMany(usize),
+    /// More VMs than a bundle can hold.
+    #[error("{0} VMs were given, at most {MAX_VMS} can run at once")]
+    #[diagnostic(help("give fewer VM files"))]
+    TooMany(usize),
+    /// A number of vCPUs that no VM can have.
+    #[error("VM `{vm}` cannot have {vcpus} vCPUs")]
+    #[diagnostic(help("choose 1 to {MAX_VCPUS}: set `vcpus` in the VM file or give --vcpus"))]
+    Vcpus {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        vcpus: u32,
+    },
+    /// Too little RAM, or not whole pages.
+    #[error("VM `{vm}` cannot have {memory} of memory")]
+    #[diagnostic(help(
+        "choose a multiple of 4 KiB, at least {LEAST_MEMORY}: set `memory` in the VM file or give --memory"
+    ))]
+    Memory {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        memory: Size,
+    },
+    /// `--exec` cannot work with this VM.
+    #[error("--exec cannot be used with VM `{vm}`: {why}")]
+    #[diagnostic(help(
+        "--exec runs commands in the shell of Gnomon's own initramfs: leave out `initrd`, and boot a Linux kernel"
+    ))]
+    Exec {
+        /// The VM.
+        vm: String,
+        /// What stands against it.
+        why: &'static str,
+    },
+}
+
+impl VmSpec {
+    /// Settles what each VM is: defaults, then its file, then the options. Without a file, there is
+    /// one VM called `linux`.
+    ///
+    /// # Errors
+    /// [`SpecError`] for anything that cannot be.
+    pub fn settle(files: Vec<VmFile>, options: &VmFile, has_exec: bool) -> Result<Vec<Self>, SpecError> {
+        let files = if files.is_empty() { vec![VmFile::default()] } else { files };
+        if files.len() > 1 && options.name.is_some() {
+            return Err(SpecError::NameForMany(files.len()));
+        }
+        if files.len() > MAX_VMS {
+            return Err(SpecError::TooMany(files.len()));
+        }
+        let vms = files
+            .into_iter()
+            .map(|file| Self::complete(file.overridden_by(options), has_exec))
+            .collect::<Result<Vec<_>, _>>()?;
+        for (at, vm) in vms.iter().enumerate() {
+            if vms[..at].iter().any(|other| other.name == vm.name) {
+                return Err(SpecError::Duplicate(vm.name.clone()));
+            }
+        }
+        Ok(vms)
+    }
+
+    fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
+        let spec = Self {
+            name: vm.name.unwrap_or_else(|| "linux".into()),
+            memory: vm.memory.unwrap_or(DEFAULT_MEMORY),
+            vcpus: vm.vcpus.unwrap_or(1),
+            kernel: vm.kernel.unwrap_or(Kernel::Debian),
+            initrd: vm.initrd,
+            append: vm.append.unwrap_or_default(),
+            console: vm.console.unwrap_or(Console::Uart),
+            mmu: vm.mmu.unwrap_or(MmuMode::Nested),
+            superpages: vm.superpages.unwrap_or(true),
+        };
+        let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !(1..=32).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
+            return Err(SpecError::Name(spec.name));
+        }
+        if !(1..=MAX_VCPUS).contains(&spec.vcpus) {
+            return Err(SpecError::Vcpus { vm: spec.name, vcpus: spec.vcpus });
+        }
+        if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
+            return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
+        }
+        let why = match (&spec.initrd, &spec.kernel) {
+            _ if !has_exec => return Ok(spec),
+            (Some(Initrd::File(_)), _) => "it has an initrd of its own",
+            (Some(Initrd::None), _) => "it has no initrd",
+            (_, Kernel::UBoot) => "U-Boot does not run it",
+            _ => return Ok(spec),
+        };
+        Err(SpecError::Exec { vm: spec.name, why })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settle(vm: VmFile) -> Result<Vec<VmSpec>, SpecError> {
+        VmSpec::settle(vec![vm], &VmFile::default(), true)
+    }
+
+    #[test]
+    fn defaults() {
+        let vms = VmSpec::settle(vec![], &VmFile { vcpus: Some(3), ..VmFile::default() }, false).expect("valid");
+        assert_eq!(vms.len(), 1);
+        assert_eq!((vms[0].name.as_str(), vms[0].memory, vms[0].vcpus), ("linux", DEFAULT_MEMORY, 3));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let vm = VmFile::default();
+        assert!(matches!(settle(VmFile { vcpus: Some(0), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
+        assert!(matches!(settle(VmFile { vcpus: Some(33), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
+        assert!(matches!(settle(VmFile { memory: Some(Size(1 << 20)), ..vm.clone() }), Err(SpecError::Memory { .. })));
+        assert!(matches!(settle(VmFile { name: Some("a|b".into()), ..vm.clone() }), Err(SpecError::Name(_))));
+        let own = VmFile { initrd: Some(Initrd::File("x".into())), ..vm.clone() };
+        assert!(matches!(settle(own), Err(SpecError::Exec { .. })));
+        assert!(matches!(settle(VmFile { kernel: Some(Kernel::UBoot), ..vm }), Err(SpecError::Exec { .. })));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let named = |name: &str| VmFile { name: Some(name.into()), ..VmFile::default() };
+        let none = VmFile::default();
+        assert!(VmSpec::settle(vec![named("a"), named("b")], &none, false).is_ok());
+        assert_eq!(VmSpec::settle(vec![named("a"), named("a")], &none, false), Err(SpecError::Duplicate("a".into())));
+        assert_eq!(VmSpec::settle(vec![none.clone(), none], &named("x"), false), Err(SpecError::NameForMany(2)));
+        assert_eq!(VmSpec::settle(vec![named("a"); 17], &VmFile::default(), false), Err(SpecError::TooMany(17)));
+    }
+}

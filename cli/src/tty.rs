@@ -1,0 +1,149 @@
+//! The user's terminal: raw while a console is attached to it, and restored on every way out.
+
+use crate::machine::{Input, Stopped, Stopper};
+use rustix::termios::{LocalModes, OptionalActions, OutputModes, Termios, isatty, tcgetattr, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{Read, stdin, stdout};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The key that Gnomon listens to; see `docs/console.md`.
+const PREFIX: u8 = 0x01;
+/// After the prefix: end everything.
+const END_KEY: u8 = b'x';
+/// How long Gnomon may take to end everything.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The terminal's settings as they were. `Some` while it is raw.
+static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Whether a person sits at both ends of this program.
+#[must_use]
+pub fn is_interactive() -> bool {
+    isatty(stdin()) && isatty(stdout())
+}
+
+/// The terminal is raw for as long as this lives.
+#[derive(Debug)]
+pub struct RawMode(());
+
+impl RawMode {
+    /// Makes the terminal raw: each key goes through as it is, none makes a signal.
+    ///
+    /// # Errors
+    /// If standard input is no terminal.
+    pub fn enter() -> std::io::Result<Self> {
+        let before = tcgetattr(stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        // Line ends of messages still return the carriage.
+        raw.output_modes.insert(OutputModes::OPOST | OutputModes::ONLCR);
+        raw.local_modes.remove(LocalModes::ISIG);
+        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            restore();
+            hook(info);
+        }));
+        tcsetattr(stdin(), OptionalActions::Now, &raw)?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Gives the terminal its settings back.
+fn restore() {
+    if let Some(before) = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // A terminal that is gone needs no settings.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
+    }
+}
+
+/// From now on, a signal that ends this program restores the terminal first. QEMU ends with us.
+///
+/// # Errors
+/// If handlers cannot be set.
+pub fn handle_signals() -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            restore();
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
+
+/// Passes what is typed, or piped in, on to the machine from a thread of its own, until the input
+/// ends.
+pub fn forward_input(input: Input, stopper: Stopper) {
+    std::thread::spawn(move || {
+        let mut keys = Keys::default();
+        let mut buffer = [0; 4096];
+        loop {
+            match stdin().read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => {
+                    if input.write(&buffer[..count]).is_err() {
+                        return;
+                    }
+                    if keys.is_end(&buffer[..count]) {
+                        let stopper = stopper.clone();
+                        std::thread::spawn(move || {
+                            std::thread::sleep(PATIENCE);
+                            stopper.stop(Stopped::Deaf);
+                        });
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        if !isatty(stdin()) {
+            eprintln!("gnomon: standard input has ended, the VMs run on (--exec runs commands and powers off)");
+        }
+    });
+}
+
+/// Follows the keys, to notice the wish to end everything.
+#[derive(Debug, Default)]
+struct Keys {
+    after_prefix: bool,
+}
+
+impl Keys {
+    fn is_end(&mut self, bytes: &[u8]) -> bool {
+        let mut is_end = false;
+        for byte in bytes {
+            is_end |= self.after_prefix && *byte == END_KEY;
+            self.after_prefix = !self.after_prefix && *byte == PREFIX;
+        }
+        is_end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_key_is_noticed() {
+        for (typed, is_end) in [
+            (&b"ls\n"[..], false),
+            (b"\x01x", true),
+            (b"\x01\x01x", false),
+            (b"x\x01sx", false),
+            (b"\x01\x01\x01x", true),
+        ] {
+            assert_eq!(Keys::default().is_end(typed), is_end, "{typed:?}");
+            let mut keys = Keys::default();
+            assert_eq!(typed.iter().any(|byte| keys.is_end(&[*byte])), is_end, "{typed:?}");
+        }
+    }
+}

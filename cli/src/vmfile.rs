@@ -1,0 +1,207 @@
+//! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
+
+use crate::size::Size;
+use abi::bundle::MmuMode;
+use miette::Diagnostic;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// What a VM file, or the options of the command line, say about a VM. What is absent keeps its
+/// default.
+#[derive(Clone, Default, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmFile {
+    /// The VM's name.
+    pub name: Option<String>,
+    /// RAM.
+    pub memory: Option<Size>,
+    /// Number of vCPUs.
+    pub vcpus: Option<u32>,
+    /// What to boot.
+    pub kernel: Option<Kernel>,
+    /// The initial RAM disk.
+    pub initrd: Option<Initrd>,
+    /// Added to the kernel's command line.
+    pub append: Option<String>,
+    /// The console that Linux is told to use.
+    pub console: Option<Console>,
+    /// How memory is virtualized.
+    pub mmu: Option<MmuMode>,
+    /// Whether 2 MiB mappings may be used.
+    pub superpages: Option<bool>,
+}
+
+/// What to boot.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(from = "PathBuf")]
+pub enum Kernel {
+    /// Debian's kernel for riscv64.
+    Debian,
+    /// Debian's U-Boot for S mode.
+    UBoot,
+    /// A file: a Linux Image, an ELF file or a raw binary.
+    File(PathBuf),
+}
+
+impl From<PathBuf> for Kernel {
+    fn from(path: PathBuf) -> Self {
+        match path.to_str() {
+            Some("debian") => Self::Debian,
+            Some("u-boot") => Self::UBoot,
+            _ => Self::File(path),
+        }
+    }
+}
+
+/// The initial RAM disk.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(from = "PathBuf")]
+pub enum Initrd {
+    /// Gnomon's own, made of Debian's busybox.
+    Busybox,
+    /// None.
+    None,
+    /// A file.
+    File(PathBuf),
+}
+
+impl From<PathBuf> for Initrd {
+    fn from(path: PathBuf) -> Self {
+        match path.to_str() {
+            Some("busybox") => Self::Busybox,
+            Some("none") => Self::None,
+            _ => Self::File(path),
+        }
+    }
+}
+
+/// The console that Linux is told to use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
+pub enum Console {
+    /// The emulated 16550 UART.
+    #[serde(rename = "ttyS0")]
+    #[value(name = "ttyS0")]
+    Uart,
+    /// The SBI debug console.
+    #[serde(rename = "hvc0")]
+    #[value(name = "hvc0")]
+    Sbi,
+    /// Nothing is put on the command line: `append` is all of it.
+    #[serde(rename = "none")]
+    #[value(name = "none")]
+    None,
+}
+
+/// A VM file that cannot be used.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum VmFileError {
+    /// It cannot be read.
+    #[error("cannot read the VM file {path}: {source}")]
+    #[diagnostic(help("give the path of a VM file, such as examples/linux.toml"))]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is not a VM description.
+    #[error("the VM file {path} is not valid: {message}")]
+    #[diagnostic(help("correct that line; docs/vm-file.md lists the keys and their values"))]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        message: String,
+    },
+}
+
+impl VmFile {
+    /// Reads a VM file. Paths in it are relative to the file; a VM without a name is called as
+    /// the file is.
+    ///
+    /// # Errors
+    /// [`VmFileError`], with the line in question.
+    pub fn read(path: &Path) -> Result<Self, VmFileError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| VmFileError::Unreadable { path: path.to_owned(), source })?;
+        let mut vm: Self = toml::from_str(&text)
+            .map_err(|error| VmFileError::Invalid { path: path.to_owned(), message: error.to_string() })?;
+        let dir = path.parent().unwrap_or(Path::new("."));
+        if let Some(Kernel::File(file)) = &mut vm.kernel {
+            *file = dir.join(&*file);
+        }
+        if let Some(Initrd::File(file)) = &mut vm.initrd {
+            *file = dir.join(&*file);
+        }
+        if vm.name.is_none() {
+            vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        }
+        Ok(vm)
+    }
+
+    /// This, with everything that `over` says in place of what stood here.
+    #[must_use]
+    pub fn overridden_by(self, over: &Self) -> Self {
+        let over = over.clone();
+        Self {
+            name: over.name.or(self.name),
+            memory: over.memory.or(self.memory),
+            vcpus: over.vcpus.or(self.vcpus),
+            kernel: over.kernel.or(self.kernel),
+            initrd: over.initrd.or(self.initrd),
+            append: over.append.or(self.append),
+            console: over.console.or(self.console),
+            mmu: over.mmu.or(self.mmu),
+            superpages: over.superpages.or(self.superpages),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<VmFile, VmFileError> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("box.toml");
+        std::fs::write(&path, text).expect("a file");
+        VmFile::read(&path)
+    }
+
+    #[test]
+    fn a_whole_file() {
+        let vm = read(
+            "name = 'a'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nappend = 'x'\n\
+             console = 'hvc0'\nmmu = 'nested'\nsuperpages = false\n",
+        )
+        .expect("valid");
+        assert_eq!(vm.name.as_deref(), Some("a"));
+        assert_eq!(vm.memory, Some(Size(1 << 30)));
+        assert_eq!(vm.kernel, Some(Kernel::File("/k".into())));
+        assert!(matches!(vm.initrd, Some(Initrd::File(path)) if path.ends_with("sub/i") && path.is_absolute()));
+        assert_eq!((vm.console, vm.superpages), (Some(Console::Sbi), Some(false)));
+    }
+
+    #[test]
+    fn an_empty_file_is_named_after_itself() {
+        assert_eq!(read("").expect("valid"), VmFile { name: Some("box".into()), ..VmFile::default() });
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        for (text, names) in
+            [("memroy = '1G'", "memroy"), ("vcpus = 'two'", "line 1"), ("memory = '5X'", "5X"), ("a", "line 1")]
+        {
+            let message = read(text).expect_err("invalid").to_string();
+            assert!(message.contains(names) && message.contains("box.toml"), "{message}");
+        }
+    }
+
+    #[test]
+    fn options_win() {
+        let file = VmFile { vcpus: Some(1), append: Some("a".into()), ..VmFile::default() };
+        let over = VmFile { vcpus: Some(2), ..VmFile::default() };
+        let both = file.overridden_by(&over);
+        assert_eq!((both.vcpus, both.append.as_deref()), (Some(2), Some("a")));
+    }
+}
