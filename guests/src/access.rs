@@ -5,7 +5,7 @@
 //! map lead to those pages, to free RAM or to devices.
 #![expect(unsafe_code, reason = "loads and stores at any address")]
 
-use crate::trap::{Trap, catch};
+use crate::trap::{Trap, catch, catch_call};
 use crate::{image_end, paging};
 use core::arch::asm;
 
@@ -62,12 +62,12 @@ stores!(sb sh sw sd);
 /// Calls the code at `at` with `argument` in a0 and returns a0.
 ///
 /// # Errors
-/// The trap, if fetching the first instruction trapped.
+/// The first trap in that code, which returns then.
 pub fn call(at: u64, argument: u64) -> Result<u64, Trap> {
     let mut value = argument;
-    let trap = catch(|| {
-        // SAFETY: test code follows the C convention and touches no memory of Rust's; where the fetch
-        // traps, the handler returns to ra.
+    let trap = catch_call(|| {
+        // SAFETY: test code follows the C convention, is a leaf and touches no memory of Rust's; where
+        // it traps, the handler returns to ra.
         unsafe { asm!("jalr ra, 0({at})", at = in(reg) at, inout("a0") value, clobber_abi("C")) };
     });
     trap.map_or(Ok(value), Err)

@@ -2,7 +2,7 @@
 
 use crate::{Check, board, ensure, ensure_eq, sbi};
 use core::arch::asm;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use sbi_spec::hsm::hart_state;
 use spin::Mutex;
 
@@ -19,8 +19,8 @@ pub struct Hart {
     pub entry: [AtomicU64; 4],
     /// How often the hart came up by HSM.
     pub starts: AtomicU64,
-    /// Whether exceptions are expected: recorded and skipped.
-    pub expecting: AtomicBool,
+    /// Which exceptions are expected, for the trap handler.
+    pub expecting: AtomicU64,
     /// Exceptions recorded since `expecting` was set.
     pub trapped: AtomicU64,
     /// Cause, value, epc and `sstatus` of the first of them.
@@ -36,7 +36,7 @@ static HARTS: [Hart; MAX] = [const {
     Hart {
         entry: [const { AtomicU64::new(0) }; 4],
         starts: AtomicU64::new(0),
-        expecting: AtomicBool::new(false),
+        expecting: AtomicU64::new(0),
         trapped: AtomicU64::new(0),
         first: [const { AtomicU64::new(0) }; 4],
         interrupts: [const { AtomicU64::new(0) }; 16],

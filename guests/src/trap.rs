@@ -91,20 +91,20 @@ fn interrupt(code: u64) {
 
 extern "C" fn handle(frame: &mut Frame) {
     const INTERRUPT: u64 = 1 << 63;
-    const FETCH_CAUSES: [u64; 4] = [0, 1, 12, 20];
     let (cause, tval, epc) = (csr::scause::read(), csr::stval::read(), frame.0[0]);
     if cause & INTERRUPT != 0 {
         return interrupt(cause & !INTERRUPT);
     }
     let own = hart::this();
-    assert!(own.expecting.load(Relaxed), "unexpected trap: cause {cause}, tval {tval:#x}, epc {epc:#x}");
+    let expecting = own.expecting.load(Relaxed);
+    assert!(expecting != NOTHING, "unexpected trap: cause {cause}, tval {tval:#x}, epc {epc:#x}");
     if own.trapped.fetch_add(1, Relaxed) == 0 {
         for (field, value) in own.first.iter().zip([cause, tval, epc, csr::sstatus::read()]) {
             field.store(value, Relaxed);
         }
     }
-    if FETCH_CAUSES.contains(&cause) {
-        frame.0[0] = frame.0[1]; // it was called: return
+    if expecting == RETURN {
+        frame.0[0] = frame.0[1];
         return;
     }
     // SAFETY: the instruction was fetched from there, and what is fetched here can be read.
@@ -112,13 +112,29 @@ extern "C" fn handle(frame: &mut Frame) {
     frame.0[0] = epc + if low & 3 == 3 { 4 } else { 2 };
 }
 
+/// What to do about exceptions (`Hart::expecting`): they end the guest.
+const NOTHING: u64 = 0;
+/// They are recorded, and the instruction is skipped.
+const SKIP: u64 = 1;
+/// They are recorded, and the trapping function returns.
+const RETURN: u64 = 2;
+
 /// Runs `f`, skips each instruction of it that traps, and returns the first trap.
 pub fn catch(f: impl FnOnce()) -> Option<Trap> {
+    expect(SKIP, f)
+}
+
+/// Runs `f`, which calls a function without a stack frame; at a trap that function returns at once.
+pub fn catch_call(f: impl FnOnce()) -> Option<Trap> {
+    expect(RETURN, f)
+}
+
+fn expect(what: u64, f: impl FnOnce()) -> Option<Trap> {
     let own = hart::this();
     own.trapped.store(0, Relaxed);
-    own.expecting.store(true, Relaxed);
+    own.expecting.store(what, Relaxed);
     f();
-    own.expecting.store(false, Relaxed);
+    own.expecting.store(NOTHING, Relaxed);
     if own.trapped.load(Relaxed) == 0 {
         return None;
     }

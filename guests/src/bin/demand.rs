@@ -84,7 +84,8 @@ fn read_then_write() -> Check {
 }
 
 fn write_then_read() -> Check {
-    for at in (fresh(1)..fresh(1) + EACH).step_by(PAGE as usize).rev() {
+    for page in (0..EACH / PAGE).rev() {
+        let at = fresh(1) + page * PAGE;
         access::poke(at + 0xff8, pattern(at));
         ensure_eq!(access::peek(at), 0, "beside the write at {at:#x}");
         ensure_eq!(access::peek(at + 0xff8), pattern(at), "after the write at {at:#x}");

@@ -24,16 +24,18 @@ fn main() {
     run("sbi/console-write", console_write);
     run("sbi/console-write-nothing", console_write_nothing);
     run("sbi/console-write-across-pages", console_write_across_pages);
-    run("sbi/console-write-bad-address", || console_bad_address(dbcn::CONSOLE_WRITE));
     run("sbi/console-write-byte", console_write_byte);
     run("sbi/console-read", console_read);
-    run("sbi/console-read-bad-address", || console_bad_address(dbcn::CONSOLE_READ));
     run("sbi/set-timer-far", set_timer_far);
-    run("sbi/bad-hart-masks", bad_hart_masks);
     run("sbi/empty-hart-mask", empty_hart_mask);
     run("sbi/hart-status", hart_status);
     run("sbi/reset-bad-type", reset_bad_type);
     if sbi::is_gnomon() {
+        // OpenSBI 1.5.1 answers "failed" to a high half, and writes from anything it may access.
+        run("sbi/console-write-bad-address", || console_bad_address(dbcn::CONSOLE_WRITE));
+        run("sbi/console-read-bad-address", || console_bad_address(dbcn::CONSOLE_READ));
+        // OpenSBI 1.5.1 ignores harts that are not there.
+        run("sbi/bad-hart-masks", bad_hart_masks);
         run("sbi/console-write-unmapped-ram", console_write_unmapped_ram);
         run("sbi/ids-are-virtual", ids_are_virtual);
     }
@@ -202,7 +204,7 @@ fn console_write_unmapped_ram() -> Check {
 /// Buffers that are not RAM, or not wholly: refused, and nothing is written or crashes.
 fn console_bad_address(fid: usize) -> Check {
     let end = board().ram_end();
-    let mut bad = [
+    let bad = [
         (8, 0, 1, "high half set"),
         (8, 0x8020_0000, u64::MAX, "high half all ones"),
         (8, u64::MAX - 3, 0, "wraps around"),
@@ -214,10 +216,6 @@ fn console_bad_address(fid: usize) -> Check {
         (8, 0x1000_0000, 0, "the UART"),
         (8, 0x0, 0, "address zero"),
     ];
-    if !sbi::is_gnomon() {
-        // OpenSBI checks the range's permissions only, which devices have and unused addresses too.
-        bad = bad.map(|case| if case.2 == 0 { (1 << 63, 0x8020_0000, 0, "half of all addresses") } else { case });
-    }
     for (bytes, low, high, what) in bad {
         ensure_eq!(console(fid, bytes, low, high).0, INVALID_PARAM, "{what}");
     }
