@@ -58,7 +58,7 @@ csrs! {
     hstatus hedeleg hideleg hie hcounteren hgeie htval hip hvip htinst hgatp henvcfg htimedelta hstateen0 sstateen0
     vsstatus vsie vstvec vsscratch vsepc vscause vstval vsip vsatp vstimecmp
     mstatus misa medeleg mideleg mie mtvec mcounteren menvcfg mscratch mepc mcause mtval mip mtval2 mtinst mhartid
-    mvendorid marchid mimpid mstateen0 mcountinhibit
+    mvendorid marchid mimpid mstateen0 mcountinhibit time
     pmpcfg0 pmpaddr0 pmpaddr1 pmpaddr2 pmpaddr3 pmpaddr4 pmpaddr5 pmpaddr6 pmpaddr7
     vlenb vstart vcsr vl vtype fcsr
 }
