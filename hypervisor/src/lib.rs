@@ -1,2 +1,25 @@
-//! (being written)
+//! Gnomon's hypervisor: VMs, vCPUs, exits, SBI, devices. The same in both seats, and on a host
+//! under test: everything that needs a real hart is behind [`env::Env`].
+//!
+//! Start reading at [`exit`] (what an exit does) and [`gnomon`] (what all harts share).
 #![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod board;
+pub mod console;
+pub mod counters;
+pub mod device;
+pub mod env;
+pub mod exit;
+pub mod gnomon;
+pub mod harts;
+pub mod host_map;
+pub mod isa;
+pub mod lifecycle;
+pub mod machine;
+pub mod sbi;
+pub mod sched;
+pub mod vcpu;
+pub mod vm;

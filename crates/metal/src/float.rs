@@ -2,21 +2,7 @@
 //! hold a guest's state: that of the vCPU which last ran here.
 
 use core::arch::naked_asm;
-
-/// The F and D registers and `fcsr`.
-#[repr(C, align(8))]
-#[derive(Clone, Debug)]
-pub struct FloatState {
-    /// f0 to f31.
-    pub f: [u64; 32],
-    /// `fcsr`.
-    pub fcsr: u64,
-}
-
-impl FloatState {
-    /// The state that a new vCPU starts with.
-    pub const ZERO: FloatState = FloatState { f: [0; 32], fcsr: 0 };
-}
+use rv::FloatState;
 
 macro_rules! each_register {
     ($op:literal) => {

@@ -1,19 +1,7 @@
 //! Vector registers, of a length known only at run time.
 
 use core::arch::asm;
-
-/// `vstart`, `vl`, `vtype` and `vcsr`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct VectorCsrs {
-    /// `vstart`.
-    pub vstart: u64,
-    /// `vl`.
-    pub vl: u64,
-    /// `vtype`.
-    pub vtype: u64,
-    /// `vcsr`.
-    pub vcsr: u64,
-}
+use rv::VectorCsrs;
 
 /// Stores v0 to v31 and the vector CSRs. `to` holds 32 × `vlenb` bytes.
 ///

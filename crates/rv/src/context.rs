@@ -42,3 +42,31 @@ impl Context {
         }
     }
 }
+
+/// The F and D registers and `fcsr`.
+#[repr(C, align(8))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FloatState {
+    /// f0 to f31.
+    pub f: [u64; 32],
+    /// `fcsr`.
+    pub fcsr: u64,
+}
+
+impl FloatState {
+    /// The state that a new vCPU starts with.
+    pub const ZERO: FloatState = FloatState { f: [0; 32], fcsr: 0 };
+}
+
+/// `vstart`, `vl`, `vtype` and `vcsr`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VectorCsrs {
+    /// `vstart`.
+    pub vstart: u64,
+    /// `vl`.
+    pub vl: u64,
+    /// `vtype`.
+    pub vtype: u64,
+    /// `vcsr`.
+    pub vcsr: u64,
+}

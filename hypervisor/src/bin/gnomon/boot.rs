@@ -1,0 +1,333 @@
+//! From the first stack to the first vCPU.
+
+use crate::drivers::{self, PlicContext};
+use crate::hart::{Hart, Reach, Start};
+use crate::protect::{self, image};
+use crate::seat::{self, Seat, SeatHart};
+use crate::{entry, heap, panic};
+use abi::bundle::{Config, MAX_VCPUS, MAX_VMS};
+use abi::record::{Boot, Record};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+use hypervisor::board;
+use hypervisor::console::Console;
+use hypervisor::gnomon::{Gnomon, GuestTimer, Offer};
+use hypervisor::harts::{HartShared, MAX_HARTS};
+use hypervisor::isa::Isa;
+use hypervisor::lifecycle;
+use hypervisor::machine::{Machine, Span};
+use hypervisor::sched::Sched;
+use hypervisor::vm::Vm;
+use metal::ram::{Ram, boot_bytes};
+use metal::{csr, fence};
+use mmu::frames::Frames;
+use rv::csr::{atp, envcfg, status};
+use rv::{Addr, Format, Hpa, PAGE_BYTES, Pfn};
+use spin::{Mutex, Once};
+
+/// What the secondary harts need to join.
+struct Joining {
+    g: &'static Gnomon,
+    machine: Machine,
+    ram: Ram,
+    reach: Arc<[Reach]>,
+    vmid_bits: u32,
+    /// The identity map, in the payload seat.
+    map: Option<Pfn<Hpa>>,
+    /// The protected heap, in the firmware seat.
+    heap: Span,
+}
+
+static JOINING: Once<Joining> = Once::new();
+
+/// The boot hart, on its own stack. `in_payload_seat` is 0 or 1.
+pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat: u64) -> ! {
+    heap::start();
+    // SAFETY: the boot loader passes a device tree, which nobody writes and no allocation covers
+    // (`reserved_spans`). The header gives its length, bounded before it is believed.
+    let machine = unsafe { read_tree(tree) };
+    let mut machine = machine.unwrap_or_else(|message| panic::fail(format_args!("{message}")));
+    let seat = if in_payload_seat == 0 { Seat::Firmware } else { Seat::Payload };
+    seat::set(seat, &machine);
+    if let Some(uart) = &machine.uart {
+        drivers::start_uart(uart);
+    }
+    let started = start(hart_id, tree, next_stage, &mut machine);
+    match started {
+        Ok(hart) => hart.run(),
+        Err(message) => panic::fail(format_args!("{message}")),
+    }
+}
+
+/// # Safety
+/// `at` is what the boot loader passed as the device tree's address.
+unsafe fn read_tree(at: u64) -> Result<Machine, String> {
+    /// No device tree is longer.
+    const LONGEST: u32 = 4 << 20;
+    if at == 0 || at % 8 != 0 {
+        return Err(format!("the boot loader passed no device tree (a1 = {at:#x})"));
+    }
+    // SAFETY: by the caller's promise; every header is 40 bytes long.
+    let header = unsafe { boot_bytes(Addr::new(at), 40) };
+    let bytes = u32::from_be_bytes([header[4], header[5], header[6], header[7]]).clamp(40, LONGEST);
+    // SAFETY: as above.
+    let tree = unsafe { boot_bytes(Addr::new(at), bytes as usize) };
+    let mut machine = Machine::parse(tree).map_err(|e| format!("{e}"))?;
+    machine.reserved.push(Span { start: at, bytes: bytes.into() });
+    Ok(machine)
+}
+
+/// Everything between the device tree and the first vCPU.
+fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, String> {
+    let seat = Seat::get();
+    let bundle_span = find_bundle(machine, next_stage)?;
+    // SAFETY: the boot loader put it there, and `reserved` keeps it from being allocated.
+    let bundle = unsafe { boot_bytes(Addr::new(bundle_span.start), bundle_span.bytes as usize) };
+    machine.reserved.push(bundle_span);
+    machine.harts.retain(|hart| hart.isa.has("h"));
+    let boot_at = machine.harts.iter().position(|hart| hart.id == hart_id);
+    let boot_at = boot_at.ok_or_else(|| {
+        format!("hart {hart_id} lacks the H extension, which nested paging needs (with QEMU: -cpu rv64)")
+    })?;
+    // The boot hart is index 0: it has taken that stack.
+    machine.harts.swap(0, boot_at);
+    machine.harts.truncate(MAX_HARTS);
+
+    let spans = set_up_memory(machine);
+    let (seat_hart, environment) = SeatHart::start(&machine.harts[0], machine)?;
+    let isa = machine.common_isa();
+    let ram = ram(&isa);
+    let map = protect_this_hart(seat, machine, &spans, ram, None)?;
+    let (g_format, vmid_bits) = probe_g_stage()?;
+    let offer = offer(machine, &isa, environment, g_format, &seat_hart);
+
+    let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
+    check(&config)?;
+    let mut console = Console::new(drivers::put);
+    console.set_guests(config.console, config.vms.iter().map(|vm| vm.name.clone()));
+    let mut frames = Frames::new();
+    for span in &spans.free {
+        frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
+    }
+    let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
+        frames: Mutex::new(frames),
+        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
+        sched: Mutex::new(Sched::default()),
+        harts: machine.harts.iter().map(|_| HartShared::default()).collect(),
+        console: Mutex::new(console),
+        overcommitted: AtomicBool::new(false),
+        ended: AtomicUsize::new(0),
+        bundle: Addr::new(bundle_span.start).pfn(),
+        bundle_bytes: bundle_span.bytes,
+        offer,
+    }));
+    g.record(&Record::Boot(Boot {
+        version: env!("CARGO_PKG_VERSION").into(),
+        seat: seat.name().into(),
+        harts: g.harts.len() as u32,
+        g_stage: g.offer.g_format.name.into(),
+    }));
+    let msip = |index: u32| machine.clint.map_or(0, |c| c.msip + 4 * u64::from(index));
+    let reach: Arc<[Reach]> =
+        machine.harts.iter().map(|h| Reach { id: h.id, msip: msip(h.clint_index) }).collect();
+    let plic = plic_context(seat, machine);
+    let mut hart =
+        Hart::new(Start { g, index: 0, seat: seat_hart, ram, reach: Arc::clone(&reach), plic, vmid_bits });
+    let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
+    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, vmid_bits, map, heap: spans.heap });
+    lifecycle::start_all(g, &mut hart);
+    match seat {
+        Seat::Firmware => entry::release(&ids),
+        Seat::Payload => {
+            for (index, id) in ids.iter().enumerate().skip(1) {
+                seat::start_hart(*id, index).map_err(|e| format!("the firmware does not start hart {id}: error {e}"))?;
+            }
+        }
+    }
+    Ok(hart)
+}
+
+/// A secondary hart, on its own stack.
+pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
+    let Some(joining) = JOINING.get() else { panic!("hart {hart_id} came before the boot hart was ready") };
+    let machine = &joining.machine;
+    let started = SeatHart::start(&machine.harts[index], machine).map_err(String::from).and_then(|(seat, _)| {
+        let spans = Spans { heap: joining.heap, tables: Vec::new(), free: Vec::new() };
+        protect_this_hart(Seat::get(), machine, &spans, joining.ram, joining.map)?;
+        Ok(seat)
+    });
+    let seat = started.unwrap_or_else(|message| panic::fail(format_args!("hart {hart_id}: {message}")));
+    // SAFETY: no guest has run on this hart; what an earlier boot stage left in its TLB must go.
+    unsafe { csr::hgatp::write(0) };
+    fence::gvma_all();
+    let reach = Arc::clone(&joining.reach);
+    let Joining { g, ram, vmid_bits, .. } = *joining;
+    Hart::new(Start { g, index, seat, ram, reach, plic: None, vmid_bits }).run()
+}
+
+/// Where the boot loader put the bundle: as the initrd, or, in the firmware seat, as the next boot
+/// stage that OpenSBI's `fw_dynamic` protocol names.
+fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
+    const FW_DYNAMIC_MAGIC: u64 = 0x4942_534f;
+    /// Of header and configuration: enough to read the whole length.
+    const HEADER: usize = abi::bundle::HEADER_BYTES;
+    let in_ram = |span: &Span| machine.ram.iter().any(|r| r.start <= span.start && span.end() <= r.end());
+    let found = machine.initrd.or_else(|| {
+        let info = Span { start: next_stage, bytes: 32 };
+        let readable = next_stage % 8 == 0 && next_stage != 0;
+        if Seat::get() != Seat::Firmware || !readable {
+            return None;
+        }
+        // SAFETY: the protocol's structure; QEMU keeps it in its boot ROM, boot loaders in RAM.
+        let words = unsafe { boot_bytes(Addr::new(info.start), info.bytes as usize) };
+        let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|b| words[8 * i + b]));
+        let start = word(2);
+        let header = Span { start, bytes: HEADER as u64 };
+        if word(0) != FW_DYNAMIC_MAGIC || !in_ram(&header) {
+            return None;
+        }
+        // SAFETY: RAM, as checked.
+        let header = unsafe { boot_bytes(Addr::new(start), HEADER) };
+        let bytes = u64::from_le_bytes(core::array::from_fn(|b| header[16 + b]));
+        Some(Span { start, bytes })
+    });
+    let span = found.ok_or("the boot loader passed no VM bundle (QEMU: -kernel BUNDLE with -bios, else -initrd BUNDLE)")?;
+    if !in_ram(&span) || span.bytes < HEADER as u64 || span.start % PAGE_BYTES != 0 {
+        return Err(format!("the VM bundle at {:#x}, {} bytes, is not in whole pages of RAM", span.start, span.bytes));
+    }
+    Ok(span)
+}
+
+/// How RAM is divided.
+struct Spans {
+    /// Gnomon's heap, right behind its image if there is room.
+    heap: Span,
+    /// For the identity map's tables.
+    tables: Vec<Pfn<Hpa>>,
+    /// For guests.
+    free: Vec<Span>,
+}
+
+fn set_up_memory(machine: &Machine) -> Spans {
+    /// Share of RAM that the heap gets: its greatest customer, the frame allocator, needs a few
+    /// bytes for each frame.
+    const HEAP_SHARE: u64 = 64;
+    const HEAP_LEAST: u64 = 4 << 20;
+    const HEAP_MOST: u64 = 256 << 20;
+    const TABLES: u64 = 64;
+    let image = image();
+    let total: u64 = machine.ram.iter().map(|r| r.bytes).sum();
+    let heap_bytes = (total / HEAP_SHARE).clamp(HEAP_LEAST, HEAP_MOST).next_multiple_of(PAGE_BYTES);
+    let own = Span { start: image.start, bytes: image.end - image.start };
+    let free = machine.free_ram(&[own]);
+    let behind = free.iter().find(|s| s.start == image.end && s.bytes > heap_bytes + TABLES * PAGE_BYTES);
+    let Some(place) = behind.or_else(|| free.iter().max_by_key(|s| s.bytes)) else { panic!("no free RAM") };
+    let heap = Span { start: place.start, bytes: heap_bytes };
+    let tables = Span { start: heap.end(), bytes: TABLES * PAGE_BYTES };
+    // SAFETY: free RAM, taken out of what is handed on below.
+    unsafe { heap::add(heap) };
+    let free = machine.free_ram(&[own, heap, tables]);
+    let tables = (0..TABLES).map(|n| Addr::new(tables.start).pfn().add(n)).collect();
+    Spans { heap, tables, free }
+}
+
+fn ram(isa: &Isa) -> Ram {
+    let may_zero = isa.has("zicboz") && (Seat::get() == Seat::Firmware || csr::henvcfg::read() & envcfg::CBZE != 0);
+    let block = u64::from(isa.cboz_block);
+    let usable = may_zero && block.is_power_of_two() && block >= 8 && 4 * block <= PAGE_BYTES;
+    // SAFETY: from here on RAM outside Gnomon's image and heap is reached through frames only; and
+    // guests may use `cbo.zero` only where this mode may, so `henvcfg` tells.
+    unsafe { Ram::new(if usable { block } else { 0 }) }
+}
+
+/// Puts this hart's memory protection in force. `map` is given on secondary harts.
+fn protect_this_hart(
+    seat: Seat,
+    machine: &Machine,
+    spans: &Spans,
+    mut ram: Ram,
+    map: Option<Pfn<Hpa>>,
+) -> Result<Option<Pfn<Hpa>>, String> {
+    match seat {
+        Seat::Firmware => {
+            // SAFETY: the firmware seat, once per hart.
+            unsafe { protect::set_up_pmp(machine, spans.heap) };
+            Ok(None)
+        }
+        Seat::Payload => {
+            let root = match map {
+                Some(root) => root,
+                None => protect::build_map(machine, spans.tables.clone(), &mut ram)?,
+            };
+            // SAFETY: the payload seat; just built, or by the boot hart.
+            unsafe { protect::switch_map(root) };
+            Ok(Some(root))
+        }
+    }
+}
+
+/// The smallest G-stage format that the hart has (each covers far more than any board's RAM, and
+/// fewer levels make shorter walks), and its VMID bits. Both are WARL.
+fn probe_g_stage() -> Result<(&'static Format, u32), String> {
+    for format in [&rv::format::SV39X4, &rv::format::SV48X4, &rv::format::SV57X4] {
+        let mode = u64::from(format.mode);
+        // SAFETY: no guest is entered meanwhile.
+        let read = unsafe {
+            csr::hgatp::write(mode << atp::MODE_SHIFT | atp::VMID_BITS << atp::ID_SHIFT);
+            let read = csr::hgatp::read();
+            csr::hgatp::write(0);
+            read
+        };
+        if read >> atp::MODE_SHIFT == mode {
+            fence::gvma_all();
+            return Ok((format, (read >> atp::ID_SHIFT & atp::VMID_BITS).count_ones()));
+        }
+    }
+    Err("the hart has no G-stage format that Gnomon knows".into())
+}
+
+fn offer(machine: &Machine, isa: &Isa, environment: u64, g_format: &'static Format, seat: &SeatHart) -> Offer {
+    let has_sstc = isa.has("sstc") && environment & envcfg::STCE != 0;
+    let timer = if has_sstc { GuestTimer::Sstc } else { GuestTimer::Sbi };
+    let mut granted = Vec::new();
+    for (name, bit) in
+        [("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE), ("svpbmt", envcfg::PBMTE)]
+    {
+        if environment & bit != 0 {
+            granted.push(name);
+        }
+    }
+    let isa = isa.for_guest(&board::granted(timer, &granted));
+    let vlenb = if isa.has("v") {
+        seat.set_status(status::VS, status::VS);
+        csr::vlenb::read() as usize
+    } else {
+        0
+    };
+    Offer { g_format, mmu_type: machine.mmu_type.clone(), timer, vlenb, timebase: machine.timebase, isa }
+}
+
+/// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it
+/// is started.
+fn check(config: &Config) -> Result<(), String> {
+    if config.vms.is_empty() || config.vms.len() > MAX_VMS {
+        return Err(format!("the VM bundle has {} VMs; 1 to {MAX_VMS} are possible", config.vms.len()));
+    }
+    match config.vms.iter().find(|vm| vm.vcpus == 0 || vm.vcpus > MAX_VCPUS) {
+        Some(vm) => Err(format!("{} has {} vCPUs; 1 to {MAX_VCPUS} are possible", vm.name, vm.vcpus)),
+        None => Ok(()),
+    }
+}
+
+fn plic_context(seat: Seat, machine: &Machine) -> Option<PlicContext> {
+    let boot = &machine.harts[0];
+    let context = match seat {
+        Seat::Firmware => boot.plic_machine,
+        Seat::Payload => boot.plic_supervisor,
+    };
+    PlicContext::start(machine, context?)
+}

@@ -1,0 +1,108 @@
+//! The host's UART and PLIC, as far as Gnomon needs them: a console with a receive interrupt.
+
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use hypervisor::machine::{Machine, Uart};
+use metal::mmio;
+
+/// Base of the UART's registers; 0 until there is one.
+static UART_BASE: AtomicU64 = AtomicU64::new(0);
+static UART_SHIFT: AtomicU32 = AtomicU32::new(0);
+
+const RBR: u64 = 0;
+const IER: u64 = 1;
+const FCR: u64 = 2;
+const MCR: u64 = 4;
+const LSR: u64 = 5;
+const LSR_READY: u8 = 1 << 0;
+const LSR_THRE: u8 = 1 << 5;
+
+fn register(index: u64) -> Option<u64> {
+    let base = UART_BASE.load(Ordering::Relaxed);
+    (base != 0).then(|| base + (index << UART_SHIFT.load(Ordering::Relaxed)))
+}
+
+fn read(index: u64) -> u8 {
+    // SAFETY: a register of the UART that the device tree names.
+    register(index).map_or(0, |at| unsafe { mmio::read8(at) })
+}
+
+fn write(index: u64, value: u8) {
+    if let Some(at) = register(index) {
+        // SAFETY: as for reading; a UART does no DMA.
+        unsafe { mmio::write8(at, value) };
+    }
+}
+
+/// Starts the UART: FIFOs on, receive interrupt on; speed and framing stay as the firmware set them.
+pub fn start_uart(uart: &Uart) {
+    UART_SHIFT.store(uart.shift, Ordering::Relaxed);
+    UART_BASE.store(uart.span.start, Ordering::Relaxed);
+    write(FCR, 0x07); // FIFOs on and empty
+    write(MCR, 0x0b); // DTR, RTS, and OUT2, which lets the interrupt through
+    write(IER, 0x01); // receive data
+}
+
+/// Prints a byte, waiting until the UART takes it.
+pub fn put(byte: u8) {
+    if register(0).is_none() {
+        return;
+    }
+    while read(LSR) & LSR_THRE == 0 {
+        spin_loop();
+    }
+    write(RBR, byte);
+}
+
+/// Takes a byte that has come in.
+pub fn get() -> Option<u8> {
+    (read(LSR) & LSR_READY != 0).then(|| read(RBR))
+}
+
+/// One context of the host's PLIC.
+#[derive(Clone, Copy, Debug)]
+pub struct PlicContext {
+    base: u64,
+    context: u32,
+    source: u32,
+}
+
+impl PlicContext {
+    /// Lets the UART's interrupt, and nothing else, reach `context`.
+    pub fn start(machine: &Machine, context: u32) -> Option<Self> {
+        let (plic, uart) = (machine.plic?, machine.uart?);
+        let this = Self { base: plic.start, context, source: uart.source };
+        let word = u64::from(uart.source / 32) * 4;
+        // SAFETY: registers of the PLIC that the device tree names (PLIC specification, chapter 3).
+        unsafe {
+            mmio::write32(this.base + 4 * u64::from(uart.source), 1);
+            mmio::write32(this.base + 0x2000 + 0x80 * u64::from(context) + word, 1 << (uart.source % 32));
+            mmio::write32(this.base + 0x20_0000 + 0x1000 * u64::from(context), 0);
+        }
+        Some(this)
+    }
+
+    fn claim_register(&self) -> u64 {
+        self.base + 0x20_0004 + 0x1000 * u64::from(self.context)
+    }
+
+    /// Claims the UART's interrupt; `None` if it is not that one (any other is completed at once).
+    pub fn claim_uart(&self) -> Option<()> {
+        // SAFETY: the claim register of a context that is ours.
+        let source = unsafe { mmio::read32(self.claim_register()) };
+        if source == self.source {
+            return Some(());
+        }
+        if source != 0 {
+            // SAFETY: as above.
+            unsafe { mmio::write32(self.claim_register(), source) };
+        }
+        None
+    }
+
+    /// Completes the UART's interrupt.
+    pub fn complete_uart(&self) {
+        // SAFETY: as above.
+        unsafe { mmio::write32(self.claim_register(), self.source) };
+    }
+}

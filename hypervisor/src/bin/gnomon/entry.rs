@@ -1,0 +1,108 @@
+//! The first instructions of every hart: which seat is this, who boots, where is a stack.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use hypervisor::harts::MAX_HARTS;
+
+/// Bytes of stack for each hart.
+pub const STACK_BYTES: usize = 64 << 10;
+
+/// Taken by the first hart to arrive. In `.data`: it must survive the clearing of `.bss`.
+#[unsafe(link_section = ".data.boot")]
+static LOTTERY: AtomicU32 = AtomicU32::new(0);
+/// How many entries of [`HART_IDS`] are valid; the waiting harts of the firmware seat go on when it
+/// is not 0.
+#[unsafe(link_section = ".data.boot")]
+static RELEASED: AtomicU64 = AtomicU64::new(0);
+/// The hart id of each hart in use, by Gnomon's index.
+#[unsafe(link_section = ".data.boot")]
+static HART_IDS: [AtomicU64; MAX_HARTS] = [const { AtomicU64::new(u64::MAX) }; MAX_HARTS];
+
+global_asm!(
+    ".section .text.entry, \"ax\"",
+    ".global __stack_bytes",
+    ".equ __stack_bytes, {stacks}",
+    ".global _start",
+    "_start:",
+    // a0: hart id, a1: device tree, a2: fw_dynamic information (firmware seat).
+    // Which seat? Only M mode may read mhartid. In S mode the firmware hands the illegal instruction
+    // to stvec.
+    "la t0, 1f",
+    "csrw stvec, t0",
+    "li s0, 0",
+    "csrr t1, mhartid",
+    "j 2f",
+    ".balign 4",
+    "1: li s0, 1",
+    "2:",
+    "la t0, {lottery}",
+    "li t1, 1",
+    "amoswap.w.aqrl t1, t1, (t0)",
+    "bnez t1, 4f",
+    // The boot hart: index 0.
+    "la t0, __bss_start",
+    "la t1, __bss_end",
+    "3: sd zero, 0(t0)",
+    "addi t0, t0, 8",
+    "bltu t0, t1, 3b",
+    "la sp, __stacks",
+    "li t0, {stack}",
+    "add sp, sp, t0",
+    "mv a3, s0",
+    "tail {boot}",
+    // The others, in the firmware seat: wait, then look for their index.
+    "4: la t0, {released}",
+    "5: .insn 0x0100000f", // pause
+    "ld t1, 0(t0)",
+    "beqz t1, 5b",
+    "fence",
+    "la t0, {ids}",
+    "li a1, 0",
+    "6: ld t2, 0(t0)",
+    "beq t2, a0, 7f",
+    "addi t0, t0, 8",
+    "addi a1, a1, 1",
+    "bltu a1, t1, 6b",
+    "8: wfi", // a hart that the device tree does not offer
+    "j 8b",
+    // A secondary hart: a0 is its id, a1 its index. The payload seat's enter here.
+    ".global gnomon_secondary",
+    ".balign 4",
+    "gnomon_secondary:",
+    "7: la sp, __stacks",
+    "addi t1, a1, 1",
+    "li t0, {stack}",
+    "mul t1, t1, t0",
+    "add sp, sp, t1",
+    "tail {secondary}",
+    stacks = const STACK_BYTES * MAX_HARTS,
+    stack = const STACK_BYTES,
+    lottery = sym LOTTERY,
+    released = sym RELEASED,
+    ids = sym HART_IDS,
+    boot = sym crate::boot::boot,
+    secondary = sym crate::boot::secondary,
+);
+
+unsafe extern "C" {
+    fn gnomon_secondary();
+    static __stacks: u8;
+}
+
+/// The address at which a secondary hart starts in the payload seat, with its index in a1.
+pub fn secondary_address() -> u64 {
+    gnomon_secondary as *const () as u64
+}
+
+/// The end of the stack of hart `index`.
+pub fn stack_end(index: usize) -> u64 {
+    (&raw const __stacks) as u64 + (STACK_BYTES * (index + 1)) as u64
+}
+
+/// Lets the harts that wait at the start go on; `ids` are theirs, by index.
+pub fn release(ids: &[u64]) {
+    for (slot, id) in HART_IDS.iter().zip(ids) {
+        slot.store(*id, Ordering::Relaxed);
+    }
+    RELEASED.store(ids.len() as u64, Ordering::SeqCst);
+}

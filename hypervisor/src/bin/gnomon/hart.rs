@@ -1,0 +1,605 @@
+//! One hart: its event loop, and [`Env`] made of instructions.
+//!
+//! Every exit arrives in [`gnomon_exit`] on the hart's empty stack and ends with the context to enter
+//! next. The hart owns the vCPU it runs by holding its box.
+
+use crate::drivers::{self, PlicContext};
+use crate::seat::{self, PowerOff, SeatHart};
+use crate::vcpu_state;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+use hypervisor::console::Command;
+use hypervisor::env::{Env, VsTrapRegs};
+use hypervisor::exit::{self, Outcome};
+use hypervisor::gnomon::{Gnomon, GuestTimer};
+use hypervisor::lifecycle;
+use hypervisor::vcpu::{NOWHERE, VcpuRun, VsFence, request};
+use hypervisor::vm::{Departure, Vm};
+use metal::ram::Ram;
+use metal::{csr, fence, world};
+use mmu::vmid::{Acquired, VmidSlot, Vmids};
+use rv::csr::{atp, hstatus};
+use rv::{Addr, Context, FenceScope, Gpa, Interrupt, Mode, PAGE_BYTES};
+
+/// What a hart remembers of a VM.
+#[derive(Clone, Copy, Debug)]
+struct View {
+    /// Its VMID on this hart.
+    slot: VmidSlot,
+    /// The TLB generation that this hart has fenced for.
+    fenced: u64,
+    /// The vCPU that last ran here: two of one VM share its VMID, but not their TLBs.
+    last_vcpu: u32,
+}
+
+/// How another hart is reached.
+#[derive(Clone, Copy, Debug)]
+pub struct Reach {
+    /// Its hart id.
+    pub id: u64,
+    /// Its `msip` register, in the firmware seat.
+    pub msip: u64,
+}
+
+/// A hart's own block; `tp` points to it.
+pub struct Hart {
+    g: &'static Gnomon,
+    index: usize,
+    seat: SeatHart,
+    ram: Ram,
+    reach: Arc<[Reach]>,
+    plic: Option<PlicContext>,
+    stack_end: u64,
+    current: Option<Box<VcpuRun>>,
+    vmids: Vmids,
+    views: Vec<View>,
+    /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
+    registers_of: Option<(usize, u32)>,
+    /// Whether WFI traps now.
+    traps_wfi: bool,
+    /// Host time at which the running vCPU's slice ends.
+    slice_end: u64,
+    /// Host time at which the running vCPU is looked at even if it makes no exit.
+    watch: u64,
+    /// The earliest time that a vCPU which waits needs this hart.
+    waiters: u64,
+    /// What Gnomon's timer is set to.
+    armed: u64,
+    ticks: Ticks,
+}
+
+/// Durations in ticks of the timebase.
+#[derive(Clone, Copy, Debug)]
+struct Ticks {
+    slice: u64,
+    watch: u64,
+}
+
+/// How much of VM time a vCPU gets before another one, in milliseconds.
+const SLICE_MS: u64 = 10;
+/// How long a vCPU may run without any exit before it is looked at, in milliseconds.
+const WATCH_MS: u64 = 1000;
+/// A fence over more pages than this becomes one for the whole address space.
+const FENCE_PAGES: u64 = 64;
+
+static POWERING_OFF: AtomicBool = AtomicBool::new(false);
+
+/// What a hart is started with.
+pub struct Start {
+    /// What all harts share.
+    pub g: &'static Gnomon,
+    /// This hart's index.
+    pub index: usize,
+    /// Its devices.
+    pub seat: SeatHart,
+    /// Host RAM.
+    pub ram: Ram,
+    /// How to reach the others.
+    pub reach: Arc<[Reach]>,
+    /// The PLIC context that brings the UART's interrupt to this hart.
+    pub plic: Option<PlicContext>,
+    /// VMID bits of the hart.
+    pub vmid_bits: u32,
+}
+
+impl Hart {
+    /// The hart's block, ready to run.
+    pub fn new(start: Start) -> Self {
+        let view = View { slot: VmidSlot::new(), fenced: 0, last_vcpu: u32::MAX };
+        let per_ms = start.g.offer.timebase / 1000;
+        Self {
+            index: start.index,
+            seat: start.seat,
+            ram: start.ram,
+            reach: start.reach,
+            plic: start.plic,
+            stack_end: crate::entry::stack_end(start.index),
+            current: None,
+            vmids: Vmids::new(start.vmid_bits),
+            views: alloc::vec![view; start.g.vms.len()],
+            registers_of: None,
+            traps_wfi: false,
+            slice_end: u64::MAX,
+            watch: u64::MAX,
+            waiters: u64::MAX,
+            armed: u64::MAX,
+            ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms },
+            g: start.g,
+        }
+    }
+
+    /// Runs the hart for ever. The block is leaked: `tp` and every context point to it.
+    pub fn run(self) -> ! {
+        let hart = Box::leak(Box::new(self));
+        let (this, stack) = ((&raw mut *hart).expose_provenance(), hart.stack_end);
+        // SAFETY: `tp` is this hart's; nothing on the present stack is needed any more.
+        unsafe {
+            world::set_thread_pointer(this);
+            world::on_empty_stack(this, stack, first_entry)
+        }
+    }
+
+    /// Finds something to run, and prepares its entry.
+    fn schedule(&mut self) -> *mut Context {
+        loop {
+            let run = self.next();
+            if let Some(context) = self.enter(run) {
+                return context;
+            }
+        }
+    }
+
+    /// Loads the next vCPU; waits until there is one.
+    fn next(&mut self) -> Box<VcpuRun> {
+        let shared = &self.g.harts[self.index];
+        loop {
+            if self.g.is_over() {
+                self.power_off();
+            }
+            let now = self.now();
+            self.expire(now);
+            let next = self.g.sched.lock().next();
+            if let Some(mut run) = next {
+                self.load(&mut run, now);
+                return run;
+            }
+            // Idle: say so first and look again then, so that no wake-up falls between.
+            shared.idle.store(true, Ordering::SeqCst);
+            if !self.g.sched.lock().has_ready() && !self.g.is_over() {
+                shared.counters.idles.bump();
+                self.arm(self.waiters);
+                metal::wait_for_interrupt();
+            }
+            shared.idle.store(false, Ordering::SeqCst);
+            self.seat.clear_ipi();
+            if self.seat.external_pending() {
+                self.external();
+            }
+        }
+    }
+
+    /// Makes those vCPUs ready that waited for a time which has come.
+    fn expire(&mut self, now: u64) {
+        let mut sched = self.g.sched.lock();
+        sched.expire(self.index, now, |run| {
+            run.shared.waiting.store(false, Ordering::SeqCst);
+            if run.deadline <= now {
+                run.shared.posted.fetch_or(request::TIMER, Ordering::SeqCst);
+            }
+        });
+        self.waiters = sched.earliest(self.index);
+    }
+
+    /// Puts a vCPU on this hart.
+    fn load(&mut self, run: &mut VcpuRun, now: u64) {
+        let vm = Arc::clone(&run.vm);
+        let view = &mut self.views[vm.index];
+        let acquired = self.vmids.acquire(&mut view.slot);
+        let root = vm.space.lock().as_ref().map(|space| space.root());
+        // A VM that is leaving has no tables, but then this vCPU is parked before it is entered.
+        let hgatp = root.map_or(0, |root| atp::hgatp(self.g.offer.g_format, view.slot.vmid(), root));
+        // SAFETY: G-stage tables and offset concern guests only.
+        unsafe {
+            csr::hgatp::write(hgatp);
+            csr::htimedelta::write(0u64.wrapping_sub(vm.time_zero.load(Ordering::Relaxed)));
+        }
+        if acquired == Acquired::RolledOver {
+            fence::gvma_all();
+        }
+        vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
+        if run.last_hart != self.index || view.last_vcpu != run.shared.id {
+            // Another vCPU of this VM, or this one on another hart, fenced its own TLB only; what is
+            // left here is not what this vCPU's "TLB" may hold. The same goes for fetched code.
+            fence::vvma_all();
+            fence::instruction();
+        }
+        view.last_vcpu = run.shared.id;
+        let counters = &run.shared.counters;
+        counters.switches.bump();
+        if run.last_hart != self.index && run.last_hart != NOWHERE {
+            counters.migrations.bump();
+        }
+        // SAFETY: the last vCPU's registers were saved by `unload`; hgatp is set.
+        unsafe { vcpu_state::load_csrs(&run.csrs, &self.g.offer) };
+        let who = (vm.index, run.shared.id);
+        if self.registers_of != Some(who) || run.last_hart != self.index {
+            vcpu_state::load_registers(run, &self.seat, &self.g.offer);
+            self.registers_of = Some(who);
+        }
+        self.seat.set_guest_mode(run.mode);
+        run.last_hart = self.index;
+        run.context.host_sp = self.stack_end;
+        run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
+        run.shared.hart.store(self.index, Ordering::SeqCst);
+        self.slice_end = now + self.ticks.slice;
+        self.watch = now + self.ticks.watch;
+        self.set_policy();
+    }
+
+    /// Takes the vCPU off this hart.
+    fn unload(&mut self, run: &mut VcpuRun) {
+        run.csrs = vcpu_state::save_csrs(&self.g.offer);
+        run.mode = self.seat.guest_mode();
+        vcpu_state::save_registers(run, &self.seat);
+        run.shared.hart.store(NOWHERE, Ordering::SeqCst);
+    }
+
+    /// WFI traps, and slices end, only while there are more vCPUs than harts.
+    fn set_policy(&mut self) {
+        let overcommitted = self.g.overcommitted.load(Ordering::SeqCst);
+        if overcommitted != self.traps_wfi {
+            self.traps_wfi = overcommitted;
+            // SAFETY: concerns guests only.
+            unsafe {
+                if overcommitted { csr::hstatus::set(hstatus::VTW) } else { csr::hstatus::clear(hstatus::VTW) }
+            }
+        }
+    }
+
+    fn arm(&mut self, deadline: u64) {
+        if deadline != self.armed {
+            self.armed = deadline;
+            self.seat.set_timer(deadline);
+        }
+    }
+
+    /// Prepares the entry into the loaded vCPU; `None` if it was given up instead.
+    fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
+        let g = self.g;
+        let shared = &g.harts[self.index];
+        let vm = run.vm.index;
+        shared.entering(vm);
+        if run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run) {
+            shared.left();
+            self.give_up(run);
+            return None;
+        }
+        let generation = run.vm.tlb_generation.load(Ordering::SeqCst);
+        let view = &mut self.views[vm];
+        if view.fenced != generation {
+            view.fenced = generation;
+            shared.counters.fences.bump();
+            fence::gvma_vmid(view.slot.vmid());
+        }
+        let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
+        self.arm(slice_end.min(self.watch).min(self.waiters).min(run.deadline));
+        let context = &raw mut run.context;
+        self.current = Some(run);
+        Some(context)
+    }
+
+    /// Parks the loaded vCPU.
+    fn give_up(&mut self, mut run: Box<VcpuRun>) {
+        self.unload(&mut run);
+        self.g.stopped();
+        lifecycle::park(self.g, run, self);
+    }
+
+    /// Does what was posted to the vCPU; false if it is to be parked.
+    fn serve(&mut self, run: &mut VcpuRun) -> bool {
+        let posted = run.shared.posted.swap(0, Ordering::SeqCst);
+        if posted & request::PARK != 0 {
+            return false;
+        }
+        if posted & request::FENCES != 0 {
+            let fences = run.shared.fences.lock().take();
+            match fences {
+                Some(fences) => fences.iter().for_each(vs_fence),
+                None => fence::vvma_all(),
+            }
+        }
+        if posted & request::FENCE_I != 0 {
+            fence::instruction();
+        }
+        // SAFETY: interrupts of the guest's.
+        unsafe {
+            if posted & request::SOFTWARE != 0 {
+                csr::hvip::set(Interrupt::VsSoft.bit());
+            }
+            if posted & request::TIMER != 0 {
+                run.deadline = u64::MAX;
+                run.shared.counters.inject_timer.bump();
+                csr::hvip::set(Interrupt::VsTimer.bit());
+            }
+            if posted & request::EXTERNAL != 0 {
+                if run.shared.external.load(Ordering::SeqCst) {
+                    csr::hvip::set(Interrupt::VsExternal.bit());
+                } else {
+                    csr::hvip::clear(Interrupt::VsExternal.bit());
+                }
+            }
+        }
+        true
+    }
+
+    /// Handles the exit of the vCPU on this hart; returns what to enter next.
+    fn exit(&mut self) -> *mut Context {
+        self.g.harts[self.index].left();
+        let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
+        let outcome = exit::handle(self.g, &mut run, self);
+        let stays = match outcome {
+            Outcome::Resume => Some(run),
+            other => self.conclude(run, other),
+        };
+        match stays.and_then(|run| self.enter(run)) {
+            Some(context) => context,
+            None => self.schedule(),
+        }
+    }
+
+    /// Does what an exit asks for; returns the vCPU if it stays on this hart.
+    fn conclude(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> Option<Box<VcpuRun>> {
+        match outcome {
+            Outcome::Resume => {}
+            Outcome::Timer => {
+                self.armed = 0; // it has fired: whatever comes next is set anew
+                return self.tick(run);
+            }
+            Outcome::Kicked => {
+                self.seat.clear_ipi();
+                self.set_policy();
+            }
+            Outcome::External => self.external(),
+            Outcome::Wait => {
+                if !self.interrupt_pending() && run.shared.posted.load(Ordering::SeqCst) == 0 {
+                    self.wait(run);
+                    return None;
+                }
+            }
+            Outcome::Stop => {
+                self.give_up(run);
+                return None;
+            }
+            // The vCPU finds its own PARK when it is about to enter.
+            Outcome::Depart(departure) => lifecycle::depart(self.g, &Arc::clone(&run.vm), departure, self),
+        }
+        Some(run)
+    }
+
+    /// Gnomon's timer is due.
+    fn tick(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
+        let now = self.now();
+        if run.deadline <= now {
+            run.deadline = u64::MAX;
+            run.shared.counters.inject_timer.bump();
+            self.set_timer_interrupt(true);
+        }
+        if self.watch <= now {
+            self.watch = now + self.ticks.watch;
+            if let Some(message) = exit::is_trapped_for_ever(&run, self) {
+                let Outcome::Depart(departure) = Outcome::kill(message) else { return Some(run) };
+                lifecycle::depart(self.g, &Arc::clone(&run.vm), departure, self);
+                return Some(run);
+            }
+        }
+        if self.waiters <= now {
+            self.expire(now);
+            self.g.rouse(NOWHERE, self);
+        }
+        self.set_policy();
+        if !self.traps_wfi || now < self.slice_end {
+            return Some(run);
+        }
+        self.slice_end = now + self.ticks.slice;
+        if !self.g.sched.lock().has_ready() {
+            return Some(run);
+        }
+        self.unload(&mut run);
+        self.g.sched.lock().requeue(run);
+        None
+    }
+
+    /// Takes the vCPU off this hart until an interrupt is pending for it.
+    fn wait(&mut self, mut run: Box<VcpuRun>) {
+        self.unload(&mut run);
+        run.shared.counters.waits.bump();
+        let until = match self.g.offer.timer {
+            GuestTimer::Sstc => run.csrs.vstimecmp.saturating_add(run.vm.time_zero.load(Ordering::Relaxed)),
+            GuestTimer::Sbi => run.deadline,
+        };
+        let shared = Arc::clone(&run.shared);
+        let mut sched = self.g.sched.lock();
+        shared.waiting.store(true, Ordering::SeqCst);
+        sched.wait(run, until, self.index);
+        // Whoever posts looks at `waiting` after that; whoever posted before is seen here.
+        if shared.posted.load(Ordering::SeqCst) != 0 && sched.wake(shared.vm, shared.id).is_some() {
+            shared.waiting.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// A device of the host wants attention: the UART.
+    fn external(&mut self) {
+        let Some(plic) = self.plic else { return };
+        if plic.claim_uart().is_none() {
+            return;
+        }
+        while let Some(byte) = drivers::get() {
+            let command = self.g.console.lock().key(byte);
+            match command {
+                Some(Command::Input(guest, byte)) => self.input(&Arc::clone(&self.g.vms[guest]), byte),
+                Some(Command::Stats) => self.g.print_stats(),
+                Some(Command::Quit) => {
+                    for vm in &self.g.vms {
+                        let end = Departure::End(abi::record::EndReason::Poweroff);
+                        lifecycle::depart(self.g, vm, end, self);
+                    }
+                }
+                None => {}
+            }
+        }
+        plic.complete_uart();
+    }
+
+    fn input(&mut self, vm: &Vm, byte: u8) {
+        let mut devices = vm.devices.lock();
+        devices.uart.receive(byte);
+        exit::update_lines(self.g, vm, devices, self);
+    }
+
+    fn power_off(&self) -> ! {
+        if !POWERING_OFF.swap(true, Ordering::SeqCst) {
+            self.g.record(&abi::record::Record::Stats(self.g.stats()));
+            self.g.record(&abi::record::Record::Halt);
+            seat::power_off(PowerOff::Done);
+        }
+        loop {
+            metal::wait_for_interrupt();
+        }
+    }
+}
+
+/// Does one VS-stage fence in the VMID that `hgatp` holds.
+fn vs_fence(fence: &VsFence) {
+    let pages = fence.range.map(|(start, bytes)| {
+        let first = start.align_down(PAGE_BYTES);
+        (first, (start.raw() - first.raw() + bytes).div_ceil(PAGE_BYTES))
+    });
+    match (pages, fence.asid) {
+        (Some((first, count @ 0..=FENCE_PAGES)), asid) => {
+            for page in (0..count).map(|n| first.wrapping_add(n * PAGE_BYTES)) {
+                match asid {
+                    Some(asid) => fence::vvma_page_asid(page, asid),
+                    None => fence::vvma_page(page),
+                }
+            }
+        }
+        (_, Some(asid)) => fence::vvma_asid(asid),
+        (_, None) => fence::vvma_all(),
+    }
+}
+
+impl Env for Hart {
+    type Mem = Ram;
+
+    fn mem(&self) -> Ram {
+        self.ram
+    }
+
+    fn hart(&self) -> usize {
+        self.index
+    }
+
+    fn now(&self) -> u64 {
+        metal::time()
+    }
+
+    fn guest_mode(&self) -> Mode {
+        self.seat.guest_mode()
+    }
+
+    fn set_guest_mode(&mut self, mode: Mode) {
+        self.seat.set_guest_mode(mode);
+    }
+
+    fn trap_regs(&self) -> VsTrapRegs {
+        VsTrapRegs {
+            vsstatus: csr::vsstatus::read(),
+            vstvec: csr::vstvec::read(),
+            vsepc: csr::vsepc::read(),
+            vscause: csr::vscause::read(),
+            vstval: csr::vstval::read(),
+        }
+    }
+
+    fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
+        // SAFETY: VS-level registers concern the guest only.
+        unsafe {
+            csr::vsstatus::write(regs.vsstatus);
+            csr::vsepc::write(regs.vsepc);
+            csr::vscause::write(regs.vscause);
+            csr::vstval::write(regs.vstval);
+        }
+    }
+
+    fn vsatp(&self) -> u64 {
+        csr::vsatp::read()
+    }
+
+    fn interrupt_pending(&self) -> bool {
+        csr::vsip::read() & csr::vsie::read() != 0
+    }
+
+    fn set_timer_interrupt(&mut self, high: bool) {
+        // SAFETY: an interrupt of the guest's.
+        unsafe {
+            if high { csr::hvip::set(Interrupt::VsTimer.bit()) } else { csr::hvip::clear(Interrupt::VsTimer.bit()) }
+        }
+    }
+
+    fn set_guest_deadline(&mut self, deadline: u64) {
+        // SAFETY: the guest's own comparator; called only with Sstc.
+        unsafe { csr::vstimecmp::write(deadline) };
+    }
+
+    fn send_ipi(&mut self, hart: usize) {
+        let Reach { id, msip } = self.reach[hart];
+        seat::send_ipi(id, msip);
+    }
+
+    fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>) {
+        let vmid = self.views[vm].slot.vmid();
+        match scope {
+            FenceScope::Range { start, bytes } if bytes <= FENCE_PAGES * PAGE_BYTES => {
+                let pages = bytes.div_ceil(PAGE_BYTES);
+                (0..pages).for_each(|n| fence::gvma_page(Addr::new(start.raw() + n * PAGE_BYTES), vmid));
+            }
+            _ => fence::gvma_vmid(vmid),
+        }
+    }
+
+    fn fenced_for(&mut self, vm: usize, generation: u64) {
+        let fenced = &mut self.views[vm].fenced;
+        if *fenced + 1 == generation {
+            *fenced = generation;
+        }
+    }
+}
+
+/// This hart's block.
+///
+/// # Safety
+/// `tp` points to it since [`Hart::run`], and the caller holds no other reference to it: true at an
+/// exit, which starts on an empty stack.
+unsafe fn this_hart<'a>(address: usize) -> &'a mut Hart {
+    // SAFETY: by the caller's promise.
+    unsafe { &mut *core::ptr::with_exposed_provenance_mut(address) }
+}
+
+extern "C" fn first_entry(address: usize) -> ! {
+    // SAFETY: the address that `run` passed, on an empty stack.
+    let hart = unsafe { this_hart(address) };
+    let context = hart.schedule();
+    let seat = hart.seat;
+    // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
+    unsafe { seat.enter(context) }
+}
+
+/// An exit. Called by the trap vectors on the hart's empty stack; returns the context to enter.
+#[unsafe(no_mangle)]
+extern "C" fn gnomon_exit(_: *mut Context) -> *mut Context {
+    // SAFETY: the vector has set `tp` and emptied the stack.
+    let hart = unsafe { this_hart(world::thread_pointer()) };
+    hart.exit()
+}

@@ -1,0 +1,19 @@
+//! Gnomon's image: boot, the trap handler, and [`hypervisor::env::Env`] made of instructions.
+//!
+//! Boot order: [`entry`] finds its seat and a stack; [`boot`] reads the machine, sets memory up and
+//! releases the other harts; every hart then runs [`hart::Hart`]'s loop.
+#![no_std]
+#![no_main]
+#![expect(unsafe_code, reason = "the boot and trap code: each block says why it is sound")]
+
+extern crate alloc;
+
+mod boot;
+mod drivers;
+mod entry;
+mod hart;
+mod heap;
+mod panic;
+mod protect;
+mod seat;
+mod vcpu_state;

@@ -1,0 +1,117 @@
+//! Gnomon's own memory protection: PMP in the firmware seat, a W^X identity map in the payload seat.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use hypervisor::host_map::{Builder, Kind};
+use hypervisor::machine::{Machine, Span};
+use metal::ram::Ram;
+use metal::{csr, fence};
+use rv::{Hpa, Pfn};
+
+unsafe extern "C" {
+    static __image_start: u8;
+    static __text_end: u8;
+    static __rodata_end: u8;
+    static __image_end: u8;
+}
+
+/// The parts of Gnomon's image.
+pub struct Image {
+    /// First byte of the code.
+    pub start: u64,
+    /// End of the code, start of the constants.
+    pub text_end: u64,
+    /// End of the constants, start of the data.
+    pub rodata_end: u64,
+    /// End of data and stacks.
+    pub end: u64,
+}
+
+/// Where the image stands.
+pub fn image() -> Image {
+    Image {
+        start: (&raw const __image_start) as u64,
+        text_end: (&raw const __text_end) as u64,
+        rodata_end: (&raw const __rodata_end) as u64,
+        end: (&raw const __image_end) as u64,
+    }
+}
+
+/// The firmware seat's walls, on this hart. Of the lowest entry that matches:
+///
+/// 1. code: read and execute, for M mode too (locked);
+/// 2. constants: read, for M mode too (locked);
+/// 3. data, stacks and `heap`: nothing for guests, everything for M mode;
+/// 4. all else from RAM's start upward: everything, for guests too: what they reach is for the G-stage
+///    to say. Devices, below RAM, match nothing, which denies guests.
+///
+/// Data stays executable for M mode: without Smepmp's machine-mode lockdown an entry cannot deny that
+/// and keep guests out as well, and with it M mode could not write the guests' memory.
+///
+/// # Safety
+/// Firmware seat; once per hart. `heap` adjoins the image's end.
+pub unsafe fn set_up_pmp(machine: &Machine, heap: Span) {
+    const TOR: u64 = 1 << 3;
+    const LOCK: u64 = 1 << 7;
+    let image = image();
+    let lowest = machine.ram.iter().map(|r| r.start).min().unwrap_or(0);
+    let highest = machine.ram.iter().map(Span::end).max().unwrap_or(0);
+    let data_end = if heap.start == image.end { heap.end() } else { image.end };
+    let (r, w, x) = (1, 2, 4);
+    let config: [u64; 7] = [
+        0,                     // 0: the start of the code
+        TOR | LOCK | r | x,    // 1: code
+        TOR | LOCK | r,        // 2: constants
+        TOR,                   // 3: data, stacks and heap
+        0,                     // 4: the start of RAM
+        TOR | r | w | x,       // 5: RAM
+        0,
+    ];
+    let packed = config.iter().enumerate().fold(0, |all, (i, c)| all | c << (8 * i));
+    // SAFETY: the entries leave everything that M mode uses accessible to it: code stays executable,
+    // constants readable, and unlocked or unmatched memory is free to M mode. Addresses first, so
+    // that no entry is ever in force with another's bounds.
+    unsafe {
+        csr::pmpaddr0::write(image.start >> 2);
+        csr::pmpaddr1::write(image.text_end >> 2);
+        csr::pmpaddr2::write(image.rodata_end >> 2);
+        csr::pmpaddr3::write(data_end >> 2);
+        csr::pmpaddr4::write(lowest >> 2);
+        csr::pmpaddr5::write(highest >> 2);
+        csr::pmpcfg0::write(packed);
+    }
+    fence::sfence_all();
+    fence::gvma_all();
+}
+
+/// Builds the payload seat's identity map; returns the root for [`switch_map`].
+///
+/// # Errors
+/// A message, if the machine's memory does not fit an Sv39 identity map.
+pub fn build_map(machine: &Machine, spare: Vec<Pfn<Hpa>>, ram: &mut Ram) -> Result<Pfn<Hpa>, String> {
+    let image = image();
+    let mut map = Builder::new(&rv::format::SV39, spare, ram).map_err(|e| format!("no map: {e:?}"))?;
+    let mut add = |start, end, kind| map.map(start, end, kind).map_err(|e| format!("mapping {start:#x}..{end:#x}: {e:?}"));
+    add(image.start, image.text_end, Kind::Code)?;
+    add(image.text_end, image.rodata_end, Kind::ReadOnly)?;
+    add(image.rodata_end, image.end, Kind::ReadWrite)?;
+    let whole = Span { start: image.start, bytes: image.end - image.start };
+    for span in machine.free_ram(&[whole]) {
+        add(span.start, span.end(), Kind::ReadWrite)?;
+    }
+    for device in [machine.uart.map(|u| u.span), machine.plic].into_iter().flatten() {
+        add(device.start, device.end(), Kind::ReadWrite)?;
+    }
+    Ok(map.root())
+}
+
+/// Turns the map on, on this hart.
+///
+/// # Safety
+/// Payload seat; `root` comes from [`build_map`].
+pub unsafe fn switch_map(root: Pfn<Hpa>) {
+    // SAFETY: an identity map that covers all that Gnomon uses.
+    unsafe { csr::satp::write(rv::csr::atp::satp(&rv::format::SV39, root)) };
+    fence::sfence_all();
+}

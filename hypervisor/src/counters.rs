@@ -1,0 +1,145 @@
+//! Counters. Each vCPU has its own set, written only by the hart that runs it; readers add up.
+//!
+//! Names are the same in `--stats`, on the console key and in the docs (`docs/counters.md`).
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A count that one hart at a time writes and any may read.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds one. Not a read-modify-write: there is one writer, and exits are hot.
+    #[inline]
+    pub fn bump(&self) {
+        self.add(1);
+    }
+
+    /// Adds `n`.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+    }
+
+    /// The count so far.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $set:ident { $($(#[$field_doc:meta])* $field:ident = $name:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        pub struct $set { $($(#[$field_doc])* pub $field: Counter),* }
+
+        impl $set {
+            /// Every counter with its name, in the order of the documentation.
+            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$(($name, self.$field.get())),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// What one vCPU did.
+    VcpuCounters {
+        /// Traps out of the guest into Gnomon.
+        exits = "exits.total",
+        /// Exits by Gnomon's timer: slices, and deadlines of vCPUs without Sstc.
+        exits_timer = "exits.timer",
+        /// Exits by an IPI of another hart.
+        exits_kick = "exits.kick",
+        /// Exits by a device of the host.
+        exits_external = "exits.external",
+        /// SBI calls.
+        exits_ecall = "exits.ecall",
+        /// Instruction guest-page faults.
+        exits_fetch = "exits.fetch_guest_page",
+        /// Load guest-page faults.
+        exits_load = "exits.load_guest_page",
+        /// Store guest-page faults.
+        exits_store = "exits.store_guest_page",
+        /// Virtual-instruction exceptions: WFI, and what only a hypervisor may do.
+        exits_virtual = "exits.virtual_instruction",
+        /// All others.
+        exits_other = "exits.other",
+        /// SBI base calls.
+        sbi_base = "sbi.base",
+        /// SBI timer calls.
+        sbi_time = "sbi.time",
+        /// SBI IPI calls.
+        sbi_ipi = "sbi.ipi",
+        /// SBI remote fence calls.
+        sbi_rfence = "sbi.rfence",
+        /// SBI hart state calls.
+        sbi_hsm = "sbi.hsm",
+        /// SBI system reset calls.
+        sbi_srst = "sbi.srst",
+        /// SBI debug console calls.
+        sbi_dbcn = "sbi.dbcn",
+        /// SBI calls of extensions or functions that do not exist.
+        sbi_unknown = "sbi.unknown",
+        /// Guest-page faults resolved by the address space.
+        faults_memory = "faults.memory",
+        /// Guest-page faults that a device answered.
+        faults_mmio = "faults.mmio",
+        /// Guest-page faults that the guest got back as access faults.
+        faults_denied = "faults.denied",
+        /// Accesses to the UART.
+        mmio_uart = "mmio.uart",
+        /// Accesses to the PLIC.
+        mmio_plic = "mmio.plic",
+        /// Instructions read from guest memory because the trap did not give them.
+        mmio_decoded = "mmio.decoded",
+        /// Exceptions delivered to the guest.
+        inject_exception = "inject.exception",
+        /// Software interrupts raised.
+        inject_software = "inject.software",
+        /// Timer interrupts raised (none with Sstc).
+        inject_timer = "inject.timer",
+        /// Changes of the external interrupt line.
+        inject_external = "inject.external",
+        /// Fences done on behalf of other vCPUs' SBI calls.
+        fences_remote = "fences.remote",
+        /// Times the vCPU was put on a hart.
+        switches = "vcpu.switches",
+        /// Of those, on another hart than the last.
+        migrations = "vcpu.migrations",
+        /// WFIs that gave the hart away.
+        waits = "vcpu.waits",
+    }
+}
+
+counters! {
+    /// What one hart of the host did, whichever guest it ran.
+    HartCounters {
+        /// IPIs sent to other harts.
+        ipis = "ipis.sent",
+        /// TLB shootdowns of G-stage changes that had to reach another hart.
+        shootdowns = "fences.shootdowns",
+        /// G-stage fences on this hart.
+        fences = "fences.g_stage",
+        /// Fences left out, as the edit allowed.
+        elided = "fences.elided",
+        /// Times the hart ran out of vCPUs and waited.
+        idles = "harts.idles",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_counts_show() {
+        let counters = VcpuCounters::default();
+        counters.exits.bump();
+        counters.exits.add(2);
+        let names: alloc::collections::BTreeMap<_, _> = counters.each().collect();
+        assert_eq!(names.len(), counters.each().count());
+        assert_eq!(names["exits.total"], 3);
+    }
+}

@@ -1,0 +1,226 @@
+//! A 16550 UART as guests see it (National Semiconductor PC16550D data sheet; register names from
+//! there). The line is infinitely fast: what is written has left at once, so the transmitter is
+//! always empty.
+
+use alloc::collections::VecDeque;
+
+/// Bytes of the register file: eight registers.
+pub const REGISTERS: u64 = 8;
+/// Bytes from the host that wait for the guest to read; later ones are dropped, as on a real line.
+const BACKLOG: usize = 4096;
+
+const IER_RX: u8 = 1 << 0;
+const IER_THRE: u8 = 1 << 1;
+const IER_LINE: u8 = 1 << 2;
+const IER_MASK: u8 = 0x0f;
+const IIR_NONE: u8 = 0x01;
+const IIR_THRE: u8 = 0x02;
+const IIR_RX: u8 = 0x04;
+const IIR_LINE: u8 = 0x06;
+const IIR_FIFO: u8 = 0xc0;
+const FCR_ENABLE: u8 = 1 << 0;
+const FCR_CLEAR_RX: u8 = 1 << 1;
+const LCR_DLAB: u8 = 1 << 7;
+const MCR_LOOP: u8 = 1 << 4;
+const LSR_READY: u8 = 1 << 0;
+const LSR_OVERRUN: u8 = 1 << 1;
+const LSR_THRE: u8 = 1 << 5;
+const LSR_EMPTY: u8 = 1 << 6;
+/// DCD, DSR and CTS: somebody listens.
+const MSR_CONNECTED: u8 = 0xb0;
+
+/// The device.
+#[derive(Debug)]
+pub struct Uart {
+    ier: u8,
+    lcr: u8,
+    mcr: u8,
+    scratch: u8,
+    divisor: u16,
+    fifo: bool,
+    overrun: bool,
+    /// A THRE interrupt that has neither been read in IIR nor been made moot by a write.
+    thre: bool,
+    received: VecDeque<u8>,
+}
+
+impl Default for Uart {
+    fn default() -> Self {
+        Self {
+            ier: 0,
+            lcr: 0,
+            mcr: 0,
+            scratch: 0,
+            divisor: 12,
+            fifo: false,
+            overrun: false,
+            thre: false,
+            received: VecDeque::new(),
+        }
+    }
+}
+
+impl Uart {
+    /// Whether the interrupt line is high.
+    #[must_use]
+    pub fn interrupt(&self) -> bool {
+        self.identification() != IIR_NONE
+    }
+
+    /// The highest interrupt that is pending and enabled, as IIR names it.
+    fn identification(&self) -> u8 {
+        if self.overrun && self.ier & IER_LINE != 0 {
+            IIR_LINE
+        } else if !self.received.is_empty() && self.ier & IER_RX != 0 {
+            IIR_RX
+        } else if self.thre && self.ier & IER_THRE != 0 {
+            IIR_THRE
+        } else {
+            IIR_NONE
+        }
+    }
+
+    /// A byte from the outside.
+    pub fn receive(&mut self, byte: u8) {
+        if self.received.len() < BACKLOG {
+            self.received.push_back(byte);
+        } else {
+            self.overrun = true;
+        }
+    }
+
+    /// Takes the oldest byte that came from the outside, as reading RBR does.
+    pub fn take_received(&mut self) -> Option<u8> {
+        self.received.pop_front()
+    }
+
+    /// Reads register `offset` (0..8).
+    pub fn read(&mut self, offset: u64) -> u8 {
+        let latched = self.lcr & LCR_DLAB != 0;
+        match offset {
+            0 if latched => self.divisor as u8,
+            0 => self.take_received().unwrap_or(0),
+            1 if latched => (self.divisor >> 8) as u8,
+            1 => self.ier,
+            2 => {
+                let id = self.identification();
+                if id == IIR_THRE {
+                    self.thre = false; // reading IIR acknowledges this one
+                }
+                id | if self.fifo { IIR_FIFO } else { 0 }
+            }
+            3 => self.lcr,
+            4 => self.mcr,
+            5 => {
+                let ready = if self.received.is_empty() { 0 } else { LSR_READY };
+                let overrun = if core::mem::take(&mut self.overrun) { LSR_OVERRUN } else { 0 };
+                LSR_THRE | LSR_EMPTY | ready | overrun
+            }
+            6 if self.mcr & MCR_LOOP != 0 => {
+                // Loopback wires the modem outputs (DTR, RTS, OUT1, OUT2) to the inputs.
+                let m = self.mcr;
+                (m & 0x02) << 3 | (m & 0x01) << 5 | (m & 0x04) << 4 | (m & 0x08) << 4
+            }
+            6 => MSR_CONNECTED,
+            7 => self.scratch,
+            _ => 0,
+        }
+    }
+
+    /// Writes register `offset` (0..8); returns a byte that goes out on the line.
+    #[must_use = "the byte goes to the console"]
+    pub fn write(&mut self, offset: u64, value: u8) -> Option<u8> {
+        let latched = self.lcr & LCR_DLAB != 0;
+        match offset {
+            0 if latched => self.divisor = self.divisor & 0xff00 | u16::from(value),
+            0 => {
+                self.thre = true; // sent at once: empty again
+                if self.mcr & MCR_LOOP != 0 {
+                    self.receive(value);
+                } else {
+                    return Some(value);
+                }
+            }
+            1 if latched => self.divisor = self.divisor & 0x00ff | u16::from(value) << 8,
+            1 => {
+                let enabled = value & IER_MASK & !self.ier;
+                self.ier = value & IER_MASK;
+                // Enabling it while the transmitter is empty raises it at once.
+                if enabled & IER_THRE != 0 {
+                    self.thre = true;
+                }
+            }
+            2 => {
+                self.fifo = value & FCR_ENABLE != 0;
+                if value & FCR_CLEAR_RX != 0 {
+                    self.received.clear();
+                }
+            }
+            3 => self.lcr = value,
+            4 => self.mcr = value & 0x1f,
+            7 => self.scratch = value,
+            _ => {} // LSR and MSR are read-only
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_goes_out_and_what_comes_is_read() {
+        let mut uart = Uart::default();
+        assert_eq!(uart.write(0, b'x'), Some(b'x'));
+        uart.receive(b'a');
+        uart.receive(b'b');
+        assert_eq!(uart.read(5) & LSR_READY, LSR_READY);
+        assert_eq!((uart.read(0), uart.read(0)), (b'a', b'b'));
+        assert_eq!(uart.read(5), LSR_THRE | LSR_EMPTY);
+    }
+
+    #[test]
+    fn interrupts_follow_enables_and_are_acknowledged() {
+        let mut uart = Uart::default();
+        uart.receive(b'a');
+        assert!(!uart.interrupt());
+        let _ = uart.write(1, IER_RX | IER_THRE);
+        assert_eq!(uart.read(2), IIR_RX, "receive data goes first");
+        uart.read(0);
+        assert_eq!(uart.read(2), IIR_THRE, "enabling THRE on an empty transmitter raises it");
+        assert!(!uart.interrupt(), "reading IIR acknowledges THRE");
+        let _ = uart.write(0, b'x');
+        assert!(uart.interrupt());
+        let _ = uart.write(1, 0);
+        assert!(!uart.interrupt());
+    }
+
+    #[test]
+    fn the_divisor_hides_behind_dlab() {
+        let mut uart = Uart::default();
+        let _ = uart.write(3, LCR_DLAB | 3);
+        let _ = uart.write(0, 0x34);
+        let _ = uart.write(1, 0x12);
+        assert_eq!((uart.read(0), uart.read(1)), (0x34, 0x12));
+        let _ = uart.write(3, 3);
+        assert_eq!(uart.read(1), 0, "IER is untouched");
+    }
+
+    #[test]
+    fn loopback_is_how_drivers_probe() {
+        let mut uart = Uart::default();
+        let _ = uart.write(4, MCR_LOOP | 0x0a);
+        assert_eq!(uart.read(6), 0x90);
+        assert_eq!(uart.write(0, 7), None);
+        assert_eq!(uart.read(0), 7);
+    }
+
+    #[test]
+    fn a_flood_is_bounded() {
+        let mut uart = Uart::default();
+        (0..BACKLOG + 5).for_each(|_| uart.receive(1));
+        assert_eq!(uart.read(5) & LSR_OVERRUN, LSR_OVERRUN);
+        assert_eq!(uart.read(5) & LSR_OVERRUN, 0);
+    }
+}

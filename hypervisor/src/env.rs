@@ -1,0 +1,60 @@
+//! What the exit path needs from the hart it runs on. The binary implements it with instructions,
+//! tests with plain data.
+
+use rv::{FenceScope, Gpa, Mode, PhysMem};
+
+/// The VS-level registers that a trap into the guest changes, and those it depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VsTrapRegs {
+    /// `vsstatus`.
+    pub vsstatus: u64,
+    /// `vstvec`.
+    pub vstvec: u64,
+    /// `vsepc`.
+    pub vsepc: u64,
+    /// `vscause`.
+    pub vscause: u64,
+    /// `vstval`.
+    pub vstval: u64,
+}
+
+/// The hart that handles an exit, with the vCPU that made it still loaded.
+pub trait Env {
+    /// How host RAM is reached.
+    type Mem: PhysMem;
+
+    /// Host RAM.
+    fn mem(&self) -> Self::Mem;
+    /// The number of this hart, an index into [`crate::gnomon::Gnomon::harts`].
+    fn hart(&self) -> usize;
+    /// The host's `time`.
+    fn now(&self) -> u64;
+    /// The guest's privilege when it trapped.
+    fn guest_mode(&self) -> Mode;
+    /// The privilege that the guest goes on with.
+    fn set_guest_mode(&mut self, mode: Mode);
+    /// The loaded vCPU's trap registers.
+    fn trap_regs(&self) -> VsTrapRegs;
+    /// Writes them back (`vstvec` is not changed).
+    fn set_trap_regs(&mut self, regs: &VsTrapRegs);
+    /// The loaded vCPU's `vsatp`.
+    fn vsatp(&self) -> u64;
+    /// Whether an interrupt is pending for the loaded vCPU that its `vsie` enables (whatever SIE is:
+    /// that is when WFI ends).
+    fn interrupt_pending(&self) -> bool;
+    /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`), for guests without Sstc.
+    fn set_timer_interrupt(&mut self, high: bool);
+    /// Sets the loaded vCPU's own comparator, in guest time, for guests with Sstc.
+    fn set_guest_deadline(&mut self, deadline: u64);
+    /// Makes `hart` leave its guest, or its wait.
+    fn send_ipi(&mut self, hart: usize);
+    /// Removes G-stage translations of VM number `vm` from this hart's TLB.
+    fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>);
+    /// This hart caused the VM's TLB generation to become `generation` and has fenced for it: unless
+    /// an earlier one is still owed, nothing is owed for this one.
+    fn fenced_for(&mut self, vm: usize, generation: u64);
+    /// Lets hardware know that this is a busy-waiting loop.
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+}

@@ -1,0 +1,319 @@
+//! Exits: what a trap out of a guest means, and what is done about it.
+//!
+//! [`handle`] works on a snapshot of the trap and says with an [`Outcome`] how the vCPU goes on.
+//! Whatever the guest did ends in one of them (BLAME): it goes on, gets a trap, or its VM ends with
+//! a message.
+
+use crate::board::{self, Device};
+use crate::env::{Env, VsTrapRegs};
+use crate::gnomon::Gnomon;
+use crate::sbi;
+use crate::vcpu::{VcpuRun, request};
+use crate::vm::{Departure, Devices, Unreachable};
+use abi::record::EndReason;
+use alloc::format;
+use alloc::string::String;
+use core::sync::atomic::Ordering;
+use mmu::two_stage::{Stage, Stages, access_fault, two_stage};
+use mmu::walk::{AdPolicy, Ram};
+use rv::csr::status;
+use rv::insn::{MemInsn, MemOp};
+use rv::{Access, Addr, Caps, Cause, Exception, Format, Gpa, Gva, Interrupt, Mode, Pfn, Request, Trap};
+
+/// How a vCPU goes on after an exit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// In the guest, at `context.pc`.
+    Resume,
+    /// Gnomon's timer is due: slices, deadlines.
+    Timer,
+    /// Another hart wants this one to look at what was posted.
+    Kicked,
+    /// A device of the host wants attention.
+    External,
+    /// It waits for an interrupt.
+    Wait,
+    /// It stops (SBI hart_stop).
+    Stop,
+    /// Its VM ends or starts over.
+    Depart(Departure),
+}
+
+impl Outcome {
+    /// The guest did what nobody can answer.
+    #[must_use]
+    pub fn kill(message: String) -> Self {
+        Outcome::Depart(Departure::End(EndReason::Killed { message }))
+    }
+}
+
+/// Handles an exit of the vCPU loaded on this hart.
+pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let exit = run.context.exit;
+    let counters = &run.shared.counters;
+    counters.exits.bump();
+    match Cause::from_register(exit.cause) {
+        Cause::Exception(Exception::StoreGuestPage) => {
+            counters.exits_store.bump();
+            guest_page_fault(g, run, Access::Store, env)
+        }
+        Cause::Exception(Exception::LoadGuestPage) => {
+            counters.exits_load.bump();
+            guest_page_fault(g, run, Access::Load, env)
+        }
+        Cause::Exception(Exception::FetchGuestPage) => {
+            counters.exits_fetch.bump();
+            guest_page_fault(g, run, Access::Fetch, env)
+        }
+        Cause::Exception(Exception::EcallFromVs) => {
+            counters.exits_ecall.bump();
+            run.context.pc += 4;
+            sbi::call(g, run, env)
+        }
+        Cause::Exception(Exception::VirtualInstruction) => {
+            counters.exits_virtual.bump();
+            virtual_instruction(run, env)
+        }
+        Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
+            counters.exits_timer.bump();
+            Outcome::Timer
+        }
+        Cause::Interrupt(Interrupt::MSoft | Interrupt::SSoft) => {
+            counters.exits_kick.bump();
+            Outcome::Kicked
+        }
+        Cause::Interrupt(Interrupt::MExternal | Interrupt::SExternal) => {
+            counters.exits_external.bump();
+            Outcome::External
+        }
+        // Access faults that reach Gnomon come from memory that is mapped but cannot be accessed so
+        // (an AMO or LR/SC where the platform allows none): the guest's own, as on bare metal.
+        Cause::Exception(e @ (Exception::FetchAccess | Exception::LoadAccess | Exception::StoreAccess)) => {
+            counters.exits_other.bump();
+            inject(run, &Trap::new(e, exit.tval), env)
+        }
+        // Not delegated where the hart cannot delegate it.
+        Cause::Exception(e @ Exception::IllegalInstruction) => {
+            counters.exits_other.bump();
+            inject(run, &Trap::new(e, exit.tval), env)
+        }
+        cause @ (Cause::Exception(_) | Cause::Interrupt(_) | Cause::Unknown(_)) => {
+            counters.exits_other.bump();
+            Outcome::kill(format!(
+                "vCPU {} trapped with {cause:?} at {:#x} (tval {:#x}), which Gnomon does not know how to handle",
+                run.shared.id, run.context.pc, exit.tval
+            ))
+        }
+    }
+}
+
+/// The guest touched a guest physical page that the G-stage does not allow (yet).
+fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
+    let exit = run.context.exit;
+    // norm:htval: bits 1:0 of the address are those of the virtual address, except for implicit
+    // accesses, whose addresses are aligned.
+    let is_implicit = exit.tinst == mmu::two_stage::TINST_PTE_READ || exit.tinst == mmu::two_stage::TINST_PTE_WRITE;
+    let low = if is_implicit { 0 } else { exit.tval & 3 };
+    let gpa = Addr::new(exit.tval2 << 2 | low);
+    // For a table the access is the walker's own, whatever the guest's instruction was.
+    let needed = match exit.tinst {
+        mmu::two_stage::TINST_PTE_READ => Access::Load,
+        mmu::two_stage::TINST_PTE_WRITE => Access::Store,
+        _ => access,
+    };
+    let vm = alloc::sync::Arc::clone(&run.vm);
+    match vm.reach(g, gpa, needed, env) {
+        Ok(_) => {
+            run.shared.counters.faults_memory.bump();
+            Outcome::Resume
+        }
+        Err(Unreachable::Hole) if !is_implicit && access != Access::Fetch => match Device::at(gpa) {
+            Some(device) => device_access(g, run, access, device, env),
+            None => deny(run, access, env),
+        },
+        Err(Unreachable::Hole | Unreachable::Denied) => deny(run, access, env),
+        Err(Unreachable::OutOfFrames(e)) => Outcome::kill(format!("no memory for {gpa}: {e}")),
+        // The VM is leaving; this vCPU is about to be parked.
+        Err(Unreachable::Gone) => Outcome::Resume,
+    }
+}
+
+/// Nothing is there: what a machine answers with an access fault.
+fn deny<E: Env>(run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
+    run.shared.counters.faults_denied.bump();
+    let trap = Trap::new(access_fault(access), run.context.exit.tval);
+    inject(run, &trap, env)
+}
+
+/// Delivers an exception to the guest, as hardware would take it in VS mode.
+pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
+    let mut regs = env.trap_regs();
+    let is_fetch = matches!(trap.exception, Exception::FetchAccess | Exception::FetchPage | Exception::FetchGuestPage);
+    if is_fetch && run.context.pc == regs.vstvec & !3 {
+        // It would fault there again, for ever: RISC-V has no double fault, so Gnomon calls it one.
+        return Outcome::kill(format!(
+            "vCPU {} cannot fetch its own trap handler at {:#x} ({:?}; first trapped from {:#x})",
+            run.shared.id, run.context.pc, trap.exception, regs.vsepc
+        ));
+    }
+    run.shared.counters.inject_exception.bump();
+    run.context.pc = enter_trap(&mut regs, trap, run.context.pc, env.guest_mode());
+    env.set_trap_regs(&regs);
+    env.set_guest_mode(Mode::Supervisor);
+    Outcome::Resume
+}
+
+/// The change of the VS-level registers at a trap (privileged spec, "Trap Entry", for a trap to VS);
+/// returns where the guest goes on. `pc` and `from` are where and in which mode it was.
+pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u64 {
+    regs.vsepc = pc;
+    regs.vscause = trap.exception.code();
+    regs.vstval = trap.tval;
+    let was_enabled = regs.vsstatus & status::SIE != 0;
+    regs.vsstatus &= !(status::SPP | status::SPIE | status::SIE);
+    if from == Mode::Supervisor {
+        regs.vsstatus |= status::SPP;
+    }
+    if was_enabled {
+        regs.vsstatus |= status::SPIE;
+    }
+    // Exceptions go to BASE in either mode of `stvec`.
+    regs.vstvec & !3
+}
+
+/// An instruction that only a hypervisor may execute, or one that Gnomon chose to trap.
+fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
+    const WFI: u64 = 0x1050_0073;
+    let insn = run.context.exit.tval;
+    if insn == WFI && env.guest_mode() == Mode::Supervisor {
+        run.context.pc += 4;
+        return Outcome::Wait;
+    }
+    // The guest's machine has no H extension: to it the instruction is illegal.
+    inject(run, &Trap::new(Exception::IllegalInstruction, insn), env)
+}
+
+/// A load or store that reaches a device of the board.
+fn device_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: Device, env: &mut E) -> Outcome {
+    let insn = match MemInsn::from_tinst(run.context.exit.tinst) {
+        Some(insn) => insn,
+        None => {
+            run.shared.counters.mmio_decoded.bump();
+            match fetch(g, run, env).and_then(MemInsn::decode) {
+                Some(insn) => insn,
+                // Not a plain load or store. Devices take no others.
+                None => return deny(run, access, env),
+            }
+        }
+    };
+    let is_store = matches!(insn.op, MemOp::Store { .. });
+    if is_store != (access == Access::Store) {
+        // Another vCPU changed the code since the trap: let the hart look at it again.
+        return Outcome::Resume;
+    }
+    let vm = alloc::sync::Arc::clone(&run.vm);
+    let mut devices = vm.devices.lock();
+    let done = match device {
+        Device::Uart(offset) => {
+            run.shared.counters.mmio_uart.bump();
+            uart_access(g, run, &mut devices, offset, insn.op)
+        }
+        Device::Plic(offset) => {
+            run.shared.counters.mmio_plic.bump();
+            plic_access(run, &mut devices, offset, insn.op)
+        }
+    };
+    if !done {
+        drop(devices);
+        return deny(run, access, env);
+    }
+    run.shared.counters.faults_mmio.bump();
+    run.context.pc += u64::from(insn.length);
+    update_lines(g, &vm, devices, env);
+    Outcome::Resume
+}
+
+/// Every width reads or writes one register, as QEMU's board does.
+fn uart_access(g: &Gnomon, run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) -> bool {
+    match op {
+        MemOp::Load { rd, .. } => {
+            let value = devices.uart.read(offset);
+            run.context.set(rd, op.extend(value.into()));
+        }
+        MemOp::Store { rs, .. } => {
+            if let Some(byte) = devices.uart.write(offset, run.context.x[usize::from(rs)] as u8) {
+                g.console.lock().guest_output(run.vm.index, byte);
+            }
+        }
+    }
+    true
+}
+
+/// Only whole, aligned words.
+fn plic_access(run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) -> bool {
+    let (MemOp::Load { width, .. } | MemOp::Store { width, .. }) = op;
+    if width != 4 || offset % 4 != 0 {
+        return false;
+    }
+    match op {
+        MemOp::Load { rd, .. } => {
+            let value = devices.plic.read(offset);
+            run.context.set(rd, op.extend(value.into()));
+        }
+        MemOp::Store { rs, .. } => devices.plic.write(offset, run.context.x[usize::from(rs)] as u32),
+    }
+    true
+}
+
+/// Passes the UART's line to the PLIC and the PLIC's lines to the vCPUs.
+pub fn update_lines<E: Env>(g: &Gnomon, vm: &crate::vm::Vm, mut devices: spin::MutexGuard<'_, Devices>, env: &mut E) {
+    let high = devices.uart.interrupt();
+    devices.plic.set_level(board::UART_SOURCE, high);
+    for vcpu in &vm.vcpus {
+        let high = devices.plic.interrupts_hart(vcpu.id);
+        if vcpu.external.swap(high, Ordering::SeqCst) != high {
+            vcpu.counters.inject_external.bump();
+            g.post(vcpu, request::EXTERNAL, env);
+        }
+    }
+}
+
+/// Reads the instruction at `pc` through the guest's own tables, as a fetch. Changes no mapping.
+/// `None` if it cannot be fetched: the guest changed its tables since the trap.
+fn fetch<E: Env>(_: &Gnomon, run: &VcpuRun, env: &mut E) -> Option<u32> {
+    let mut mem = env.mem();
+    let guard = run.vm.space.lock();
+    let space = guard.as_ref()?;
+    let vsatp = env.vsatp();
+    let caps = Caps { svnapot: true, svpbmt: true };
+    let vs = Format::of_vs_mode(vsatp >> rv::csr::atp::MODE_SHIFT).map(|format| Stage {
+        format,
+        root: Pfn::<Gpa>::new(vsatp & rv::csr::atp::PPN),
+        caps,
+        ad: AdPolicy::Svade,
+    });
+    let g_stage = Stage { format: space.format(), root: space.root(), caps: Caps::default(), ad: AdPolicy::Svade };
+    let stages = Stages { vs, g: Some(g_stage) };
+    let request = Request { access: Access::Fetch, mode: env.guest_mode(), sum: false, mxr: false, hs_mxr: false };
+    let mut half = |pc: u64| -> Option<u16> {
+        let arrival = two_stage(&stages, Addr::<Gva>::new(pc), &request, &mut Ram(&mut mem)).ok()?;
+        let mut bytes = [0; 2];
+        rv::PhysMem::read_bytes(&env.mem(), arrival.hpa, &mut bytes);
+        Some(u16::from_le_bytes(bytes))
+    };
+    let pc = run.context.pc;
+    let low = half(pc)?;
+    let high = if low & 3 == 3 { half(pc.wrapping_add(2))? } else { 0 };
+    Some(u32::from(low) | u32::from(high) << 16)
+}
+
+/// Looks, from the timer, for a guest that can make no progress: one that faults on fetching its own
+/// trap handler inside its own tables, where no exit tells.
+pub fn is_trapped_for_ever<E: Env>(run: &VcpuRun, env: &E) -> Option<String> {
+    let regs = env.trap_regs();
+    let fetch_fault = [Exception::FetchPage.code(), Exception::FetchAccess.code()].contains(&regs.vscause);
+    let handler = regs.vstvec & !3;
+    (fetch_fault && run.context.pc == handler && regs.vsepc == handler && regs.vstval == handler).then(|| {
+        format!("vCPU {} faults for ever on fetching its own trap handler at {handler:#x}", run.shared.id)
+    })
+}

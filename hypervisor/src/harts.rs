@@ -1,0 +1,95 @@
+//! Which hart is in which guest: the protocol by which one hart makes sure that another has left.
+//!
+//! Each hart counts its entries and exits in `sequence`: odd while in a guest. To enter, a hart
+//! makes the count odd and *then* looks at what it must know (posted requests, TLB generations).
+//! To change such a thing, a hart changes it and *then* looks at the counts. All of these are
+//! sequentially consistent, so either the entering hart sees the change, or the changing hart sees
+//! the entry; in the second case it sends an IPI and waits until the count moves on. A hart in
+//! the hypervisor never has to be waited for, and a hart in a guest always leaves on an IPI, so
+//! waiting is free of deadlock whatever locks the waiter holds.
+
+use crate::counters::HartCounters;
+use crate::env::Env;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Most harts that Gnomon uses; the rest stay parked.
+pub const MAX_HARTS: usize = 32;
+
+/// What all harts may see of one.
+#[derive(Debug, Default)]
+pub struct HartShared {
+    sequence: AtomicU64,
+    vm: AtomicUsize,
+    /// Whether it waits for work.
+    pub idle: AtomicBool,
+    /// What it did.
+    pub counters: HartCounters,
+}
+
+/// A hart seen in a guest, at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InGuest {
+    hart: usize,
+    sequence: u64,
+}
+
+impl HartShared {
+    /// Says that this hart is about to enter a guest of VM `vm`. What must be known for that is
+    /// looked at after this call.
+    pub fn entering(&self, vm: usize) {
+        self.vm.store(vm, Ordering::Relaxed);
+        self.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Says that this hart has left its guest, or did not enter after all.
+    pub fn left(&self) {
+        self.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether the hart is in (or about to enter) a guest of VM `vm`.
+    fn in_guest_of(&self, vm: usize) -> Option<u64> {
+        let sequence = self.sequence.load(Ordering::SeqCst);
+        (sequence & 1 == 1 && self.vm.load(Ordering::Relaxed) == vm).then_some(sequence)
+    }
+}
+
+/// Kicks every hart but this one that is in a guest of VM `vm` and that `wanted` picks, and waits
+/// until each has left it at least once. Returns how many were kicked.
+pub fn drive_out<E: Env>(harts: &[HartShared], vm: usize, env: &mut E, wanted: impl Fn(usize) -> bool) -> usize {
+    let me = env.hart();
+    let mut kicked: [Option<InGuest>; MAX_HARTS] = [None; MAX_HARTS];
+    let mut count = 0;
+    for (hart, shared) in harts.iter().enumerate() {
+        if hart == me || !wanted(hart) {
+            continue;
+        }
+        if let Some(sequence) = shared.in_guest_of(vm) {
+            env.send_ipi(hart);
+            harts[me].counters.ipis.bump();
+            kicked[count] = Some(InGuest { hart, sequence });
+            count += 1;
+        }
+    }
+    for seen in kicked.iter().flatten() {
+        while harts[seen.hart].sequence.load(Ordering::SeqCst) == seen.sequence {
+            env.relax();
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hart_is_in_a_guest_between_entering_and_leaving() {
+        let hart = HartShared::default();
+        assert_eq!(hart.in_guest_of(0), None);
+        hart.entering(3);
+        assert_eq!(hart.in_guest_of(3), Some(1));
+        assert_eq!(hart.in_guest_of(0), None);
+        hart.left();
+        assert_eq!(hart.in_guest_of(3), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! Extensions: what a hart has, and what a guest may be told.
+
+use alloc::collections::BTreeSet;
+use alloc::string::{String, ToString};
+
+/// The extensions of a hart, by lower-case name, with the block sizes some of them need.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Isa {
+    names: BTreeSet<String>,
+    /// `riscv,cbom-block-size` in bytes, 0 if unknown.
+    pub cbom_block: u32,
+    /// `riscv,cboz-block-size` in bytes, 0 if unknown.
+    pub cboz_block: u32,
+    /// `riscv,cbop-block-size` in bytes, 0 if unknown.
+    pub cbop_block: u32,
+}
+
+/// Extensions that work in a guest as they do on the hart, with nothing for the hypervisor to do
+/// beyond what it does. Anything not listed is withheld: a guest is never promised a feature that
+/// was not thought about. Left out on purpose: `h` (no nested guests yet), `svadu` (the guest gets
+/// Svade: QEMU's VS-stage A/D updates ignore G-stage write protection), `smaia`/`ssaia`, `sscofpmf`
+/// (no PMU is offered), `smstateen`.
+const PASSED_ON: &[&str] = &[
+    "i", "m", "a", "f", "d", "q", "c", "b", "v", "zic64b", "zicbom", "zicbop", "zicboz", "ziccamoa", "ziccif",
+    "zicclsm", "ziccrse", "zicntr", "zicond", "zicsr", "zifencei", "zihintntl", "zihintpause", "zimop", "zmmul", "za64rs",
+    "zaamo", "zabha", "zacas", "zalrsc", "zawrs", "zfa", "zfbfmin", "zfh", "zfhmin", "zca", "zcb", "zcd", "zcmop", "zba",
+    "zbb", "zbc", "zbkb", "zbkc", "zbkx", "zbs", "zk", "zkn", "zknd", "zkne", "zknh", "zkr", "zks", "zksed", "zksh", "zkt",
+    "ztso", "zvbb", "zvbc", "zve32f", "zve32x", "zve64d", "zve64f", "zve64x", "zvfbfmin", "zvfbfwma", "zvfh", "zvfhmin",
+    "zvkb", "zvkg", "zvkn", "zvknc", "zvkned", "zvkng", "zvknha", "zvknhb", "zvks", "zvksc", "zvksed", "zvksg", "zvksh",
+    "zvkt", "sscounterenw", "ssccptr", "sstvala", "sstvecd", "ssu64xl", "svade", "svinval", "svnapot", "svvptc",
+];
+
+impl Isa {
+    /// From the names of `riscv,isa-extensions`.
+    pub fn from_names<'a>(names: impl Iterator<Item = &'a str>) -> Self {
+        Self { names: names.map(str::to_string).collect(), ..Self::default() }
+    }
+
+    /// From a `riscv,isa` string such as `rv64imafdch_zicbom_sstc`. Version numbers are ignored.
+    #[must_use]
+    pub fn from_isa_string(text: &str) -> Self {
+        let text = text.to_ascii_lowercase();
+        let mut parts = text.split('_');
+        let mut isa = Self::default();
+        let base = parts.next().unwrap_or("");
+        let letters = base.strip_prefix("rv64").unwrap_or("");
+        // Multi-letter names may follow the single letters without an underscore.
+        let singles = letters.find(['z', 's', 'x']).unwrap_or(letters.len());
+        for letter in letters[..singles].chars().filter(char::is_ascii_alphabetic) {
+            if letter == 'g' {
+                isa.names.extend(["i", "m", "a", "f", "d", "zicsr", "zifencei"].map(String::from));
+            } else {
+                isa.names.insert(letter.to_string());
+            }
+        }
+        let rest = (singles < letters.len()).then(|| &letters[singles..]);
+        for name in rest.into_iter().chain(parts) {
+            isa.names.insert(without_version(name).to_string());
+        }
+        isa
+    }
+
+    /// Whether the hart has the extension of this lower-case name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    /// Keeps what both have.
+    pub fn intersect(&mut self, other: &Isa) {
+        self.names.retain(|n| other.has(n));
+        for (mine, theirs) in [
+            (&mut self.cbom_block, other.cbom_block),
+            (&mut self.cboz_block, other.cboz_block),
+            (&mut self.cbop_block, other.cbop_block),
+        ] {
+            if *mine != theirs {
+                *mine = 0;
+            }
+        }
+    }
+
+    /// What a guest is told: the extensions that pass through, and of those that a control bit can
+    /// withhold, the ones that `granted` names (`sstc`, `svpbmt`; `zicbom` and `zicboz` are
+    /// dropped where it lacks them).
+    #[must_use]
+    pub fn for_guest(&self, granted: &[&str]) -> Isa {
+        const GATED: &[&str] = &["sstc", "svpbmt", "zicbom", "zicboz"];
+        let names = self.names.iter().filter(|n| {
+            let name = n.as_str();
+            if GATED.contains(&name) { granted.contains(&name) } else { PASSED_ON.contains(&name) }
+        });
+        Isa { names: names.cloned().collect(), ..self.clone() }
+    }
+
+    /// The names in canonical order: `i`, the other single letters, then `z…`, then `s…`.
+    pub fn ordered(&self) -> impl Iterator<Item = &str> {
+        const LETTERS: &str = "imafdqlcbkjtpvh";
+        let rank = |name: &str| match name.len() {
+            1 => (0, LETTERS.find(name).unwrap_or(99)),
+            _ => (if name.starts_with('z') { 1 } else { 2 }, 0),
+        };
+        let mut names: alloc::vec::Vec<&str> = self.names.iter().map(String::as_str).collect();
+        names.sort_by_key(|n| rank(n));
+        names.into_iter()
+    }
+
+    /// The `riscv,isa` string.
+    #[must_use]
+    pub fn isa_string(&self) -> String {
+        let mut text = String::from("rv64");
+        for name in self.ordered() {
+            if name.len() > 1 {
+                text.push('_');
+            }
+            text.push_str(name);
+        }
+        text
+    }
+}
+
+fn without_version(name: &str) -> &str {
+    // `zba1p0` names version 1.0; a plain trailing digit (`zve64`) belongs to the name.
+    let trimmed = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    match trimmed.strip_suffix('p') {
+        Some(major) if trimmed.len() < name.len() && major.ends_with(|c: char| c.is_ascii_digit()) => {
+            major.trim_end_matches(|c: char| c.is_ascii_digit())
+        }
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn isa_strings_are_read() {
+        let isa = Isa::from_isa_string("rv64imafdch_zicbom_zba1p0_sstc_zve64x");
+        for name in ["i", "m", "h", "zicbom", "zba", "sstc", "zve64x"] {
+            assert!(isa.has(name), "{name}");
+        }
+        assert!(Isa::from_isa_string("rv64gczba_zbb").has("zba"));
+        assert!(Isa::from_isa_string("rv64gc").has("d"));
+        assert!(!Isa::from_isa_string("").has("i"));
+    }
+
+    #[test]
+    fn a_guest_is_told_only_what_holds() {
+        let host = Isa::from_isa_string("rv64imafdch_sstc_svadu_svpbmt_ssaia_zicboz_zbb_xmystery");
+        let guest = host.for_guest(&["sstc", "zicboz"]);
+        assert_eq!(guest.isa_string(), "rv64imafdc_zbb_zicboz_sstc");
+    }
+}

@@ -1,0 +1,230 @@
+//! How VMs start, start over, and end.
+//!
+//! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the
+//! harts notice [`request::PARK`]. Whoever parks the last one does what remains.
+
+use crate::board;
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::vcpu::{VcpuRun, hsm, request};
+use crate::vm::{Departure, Devices, Phase, Unreachable, Vm, VmFence};
+use abi::bundle::{GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
+use abi::record::{EndReason, Record, VmEnd};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use mmu::frames::Owner;
+use mmu::gstage::{AddressSpace, Object, Policy, Prot, Region, Superpages};
+use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
+
+/// Creates the parked vCPUs of every VM and starts the VMs. One that cannot be started ends with a
+/// message; the others run.
+pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
+    for vm in &g.vms {
+        let mut parked = vm.parked.lock();
+        for vcpu in &vm.vcpus {
+            parked.push(VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
+        }
+    }
+    for vm in &g.vms {
+        if let Err(message) = boot(g, vm, env) {
+            over(g, vm, EndReason::NotStarted { message });
+        }
+    }
+}
+
+/// Builds a VM's memory and starts its first vCPU. All its vCPUs are parked.
+fn boot<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) -> Result<(), String> {
+    let space = build_space(g, vm, env)?;
+    *vm.space.lock() = Some(space);
+    *vm.devices.lock() = Devices::new(vm.config.vcpus);
+    vm.time_zero.store(env.now(), Ordering::Relaxed);
+    let tree = board::device_tree(&vm.config, &g.offer);
+    let at = board::tree_address(vm.config.memory_bytes);
+    if tree.len() as u64 > board::TREE_BYTES {
+        return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));
+    }
+    vm.write(g, Addr::new(at), &tree, env).map_err(|e| format!("no memory for its device tree: {}", describe(e)))?;
+    let mut parked = vm.parked.lock();
+    let first = parked.iter().position(|run| run.shared.id == 0).ok_or_else(|| "it has no vCPU 0".to_string())?;
+    let mut run = parked.swap_remove(first);
+    drop(parked);
+    run.reset(vm.config.entry_gpa, at);
+    run.shared.hsm.store(hsm::STARTED, Ordering::Release);
+    g.start(run, env);
+    Ok(())
+}
+
+/// What a VM may own, in frames: its RAM, the tables for it, and some to spare for tables of sparse
+/// regions. Documented in `docs/memory.md`.
+fn frame_limit(config: &VmConfig) -> u64 {
+    let ram = config.memory_bytes / PAGE_BYTES;
+    ram + ram / 256 + 64
+}
+
+fn build_space<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<AddressSpace, String> {
+    let config = &vm.config;
+    // The bundle's promises are checked here, where they are used.
+    let MmuMode::Nested = config.mmu;
+    let memory = config.memory_bytes;
+    if memory < board::LEAST_RAM || memory % PAGE_BYTES != 0 {
+        return Err(format!("{memory} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
+    }
+    if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end >> g.offer.g_format.input_bits() != 0) {
+        return Err(format!("{memory} bytes of memory do not fit {} guest addresses", g.offer.g_format.name));
+    }
+    let owner = Owner::Vm(vm.index as u16);
+    let superpages = if config.superpages { Superpages::Mega } else { Superpages::Never };
+    let mut mem = env.mem();
+    let mut frames = g.frames.lock();
+    frames.set_limit(owner, frame_limit(config));
+    let space = AddressSpace::new(g.offer.g_format, owner, Policy { superpages }, &mut frames, &mut mem);
+    let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
+    let regions = add_regions(&mut space, g, config);
+    if let Err(message) = regions {
+        // No hart has seen these tables: their frames go straight back.
+        let mut nobody = Unseen;
+        space.destroy(&mem).abandon(&mut nobody).release(&mut frames);
+        return Err(message);
+    }
+    Ok(space)
+}
+
+/// The fence for tables that no hart has used.
+struct Unseen;
+
+impl Fence<Gpa> for Unseen {
+    fn fence(&mut self, _: FenceScope<Gpa>) {}
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+/// RAM: images where there are segments, anonymous memory elsewhere.
+fn add_regions(space: &mut AddressSpace, g: &Gnomon, config: &VmConfig) -> Result<(), String> {
+    let prot = Prot::R | Prot::W | Prot::X;
+    let end = GUEST_RAM_BASE + config.memory_bytes;
+    let mut at = GUEST_RAM_BASE;
+    let mut add = |start: u64, end: u64, object| -> Result<(), String> {
+        if start == end {
+            return Ok(());
+        }
+        let region = Region { start: Addr::new(start).pfn(), pages: (end - start) / PAGE_BYTES, prot, object };
+        space.add_region(region).map_err(|e| format!("its memory map: {e}"))
+    };
+    for segment in &config.segments {
+        let (start, pages_end) = segment_span(segment, at, end, g.bundle_bytes)?;
+        add(at, start, Object::Anonymous)?;
+        let first = Pfn::new(g.bundle.raw() + segment.offset / PAGE_BYTES);
+        add(start, pages_end, Object::Image { first })?;
+        at = pages_end;
+    }
+    add(at, end, Object::Anonymous)
+}
+
+fn segment_span(segment: &Segment, from: u64, to: u64, bundle_bytes: u64) -> Result<(u64, u64), String> {
+    let Segment { gpa, offset, bytes, label } = segment;
+    let bad = |what: &str| format!("its {label} at {gpa:#x} {what}");
+    if gpa % PAGE_BYTES != 0 || offset % PAGE_BYTES != 0 || *bytes == 0 {
+        return Err(bad("is not in whole pages"));
+    }
+    let end = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|n| gpa.checked_add(n));
+    let end = end.filter(|end| *gpa >= from && *end <= to);
+    let end = end.ok_or_else(|| bad("does not fit its memory, or overlaps what is below"))?;
+    if offset.checked_add(end - gpa).is_none_or(|last| last > bundle_bytes) {
+        return Err(bad("is cut off: the bundle is too short"));
+    }
+    Ok((*gpa, end))
+}
+
+fn describe(e: Unreachable) -> String {
+    match e {
+        Unreachable::Hole => "no memory there".into(),
+        Unreachable::Denied => "the memory there is protected".into(),
+        Unreachable::OutOfFrames(e) => e.to_string(),
+        Unreachable::Gone => "the VM has ended".into(),
+    }
+}
+
+/// Begins the end of a VM, or its restart. Its vCPUs leave their harts soon; the caller parks its
+/// own. Only the first call for a life counts.
+pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut E) {
+    {
+        let mut phase = vm.phase.lock();
+        if *phase != Phase::Running {
+            return;
+        }
+        *phase = Phase::Leaving(departure);
+    }
+    for vcpu in &vm.vcpus {
+        g.post(vcpu, request::PARK, env);
+    }
+    let queued = g.sched.lock().remove_vm(vm.index);
+    for run in queued {
+        run.shared.waiting.store(false, Ordering::SeqCst);
+        park(g, run, env);
+    }
+}
+
+/// Parks a vCPU: it is on no hart and not started.
+pub fn park<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
+    let vm = Arc::clone(&run.vm);
+    run.shared.hsm.store(hsm::STOPPED, Ordering::Release);
+    let all = {
+        let mut parked = vm.parked.lock();
+        parked.push(run);
+        parked.len() == vm.vcpus.len()
+    };
+    if !all {
+        return;
+    }
+    let departure = {
+        let mut phase = vm.phase.lock();
+        match core::mem::replace(&mut *phase, Phase::Ended) {
+            Phase::Leaving(departure) => departure,
+            // Each stopped by itself (SBI hart_stop): nothing can ever start one again.
+            Phase::Running => Departure::End(EndReason::Killed { message: "all its vCPUs have stopped".into() }),
+            Phase::Ended => return,
+        }
+    };
+    tear_down(g, &vm, env);
+    match departure {
+        Departure::End(reason) => over(g, &vm, reason),
+        Departure::Reboot => {
+            g.console.lock().say(&format!("{} starts over", vm.config.name));
+            *vm.phase.lock() = Phase::Running;
+            if let Err(message) = boot(g, &vm, env) {
+                tear_down(g, &vm, env);
+                over(g, &vm, EndReason::NotStarted { message });
+            }
+        }
+    }
+}
+
+/// Takes a VM's memory away. None of its vCPUs is on a hart.
+fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    let Some(space) = vm.space.lock().take() else { return };
+    vm.past_spaces.lock().push(*space.counters());
+    let stale = space.destroy(&env.mem());
+    // TLBs still hold the VM's translations: the fence makes every hart forget them before it
+    // enters this VM again, and nobody else's VMID reaches them.
+    let retired = stale.fence(&mut VmFence { g, vm, env });
+    retired.release(&mut g.frames.lock());
+}
+
+/// Says that a VM is over.
+fn over(g: &Gnomon, vm: &Vm, reason: EndReason) {
+    *vm.phase.lock() = Phase::Ended;
+    let mut console = g.console.lock();
+    console.guest_ended(vm.index);
+    let name = vm.config.name.as_str();
+    match &reason {
+        EndReason::Poweroff => console.say(&format!("{name} powered off")),
+        EndReason::SystemFailure => console.say(&format!("{name} powered off after a system failure")),
+        EndReason::Killed { message } => console.say(&format!("{name} was stopped: {message}")),
+        EndReason::NotStarted { message } => console.say(&format!("{name} could not be started: {message}")),
+    }
+    console.record(&Record::VmEnd(VmEnd { vm: name.into(), reason }));
+    drop(console);
+    g.ended.fetch_add(1, Ordering::SeqCst);
+}

@@ -1,0 +1,64 @@
+//! HSM (SBI 2.0, chapter 9): vCPUs start, stop and rest.
+
+use super::{Args, Error, Reply, answer};
+use crate::env::Env;
+use crate::exit::Outcome;
+use crate::gnomon::Gnomon;
+use crate::vcpu::{VcpuRun, hsm};
+use core::sync::atomic::Ordering;
+use sbi_spec::hsm as spec;
+
+/// How a call goes on.
+pub(super) enum Answer {
+    /// With a reply.
+    Reply(Reply),
+    /// With something else; what is to be said to the guest has been said.
+    Outcome(Outcome),
+}
+
+pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Answer {
+    match function {
+        spec::HART_START => Answer::Reply(start(g, run, args, env)),
+        spec::HART_STOP => {
+            run.shared.hsm.store(hsm::STOP_PENDING, Ordering::Release);
+            Answer::Outcome(Outcome::Stop)
+        }
+        spec::HART_GET_STATUS => Answer::Reply(status(run, args[0])),
+        spec::HART_SUSPEND => match args[0] {
+            kind if kind == u64::from(spec::suspend_type::RETENTIVE) => {
+                answer(run, Ok(0));
+                Answer::Outcome(Outcome::Wait)
+            }
+            // Losing state gains nothing in a VM.
+            kind if kind == u64::from(spec::suspend_type::NON_RETENTIVE) => Answer::Reply(Err(Error::NotSupported)),
+            _ => Answer::Reply(Err(Error::InvalidParam)),
+        },
+        _ => Answer::Reply(Err(Error::NotSupported)),
+    }
+}
+
+fn status(run: &VcpuRun, hart: u64) -> Reply {
+    let vcpu = run.vm.vcpus.get(hart as usize).ok_or(Error::InvalidParam)?;
+    Ok(vcpu.hsm.load(Ordering::Acquire).into())
+}
+
+fn start<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
+    let [hart, pc, opaque, ..] = args;
+    let vcpu = run.vm.vcpus.get(hart as usize).ok_or(Error::InvalidParam)?;
+    if !run.vm.in_ram(pc, 2) {
+        return Err(Error::InvalidAddress);
+    }
+    if vcpu.hsm.load(Ordering::Acquire) != hsm::STOPPED {
+        return Err(Error::AlreadyAvailable);
+    }
+    let mut target = {
+        let mut parked = run.vm.parked.lock();
+        // Stopped, but its hart has not given it up yet (or another start was faster).
+        let at = parked.iter().position(|p| u64::from(p.shared.id) == hart).ok_or(Error::AlreadyAvailable)?;
+        parked.swap_remove(at)
+    };
+    target.reset(pc, opaque);
+    target.shared.hsm.store(hsm::STARTED, Ordering::Release);
+    g.start(target, env);
+    Ok(0)
+}

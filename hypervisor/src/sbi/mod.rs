@@ -1,0 +1,165 @@
+//! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST and DBCN.
+//! Numbers come from the `sbi-spec` crate.
+
+mod base;
+mod console;
+mod fences;
+mod hart_state;
+
+use crate::env::Env;
+use crate::exit::Outcome;
+use crate::gnomon::{Gnomon, GuestTimer};
+use crate::vcpu::{Vcpu, VcpuRun, request};
+use crate::vm::Departure;
+use abi::record::EndReason;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use sbi_spec::{base as spec_base, dbcn, hsm, rfnc, spi, srst, time};
+
+/// SBI error codes (SBI 2.0, table 1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i64)]
+pub enum Error {
+    /// SBI_ERR_NOT_SUPPORTED.
+    NotSupported = -2,
+    /// SBI_ERR_INVALID_PARAM.
+    InvalidParam = -3,
+    /// SBI_ERR_INVALID_ADDRESS.
+    InvalidAddress = -5,
+    /// SBI_ERR_ALREADY_AVAILABLE.
+    AlreadyAvailable = -6,
+}
+
+/// What a call returns to the guest: a value, or an error.
+type Reply = Result<u64, Error>;
+
+/// The arguments a0 to a5 of a call.
+type Args = [u64; 6];
+
+/// Handles an SBI call of the loaded vCPU; `pc` is already past the `ecall`.
+pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let x = &run.context.x;
+    let args: Args = [x[10], x[11], x[12], x[13], x[14], x[15]];
+    let (extension, function) = (x[17] as usize, x[16] as usize);
+    let counters = &run.shared.counters;
+    let reply = match extension {
+        spec_base::EID_BASE => {
+            counters.sbi_base.bump();
+            base::call(function, args)
+        }
+        time::EID_TIME => {
+            counters.sbi_time.bump();
+            set_timer(g, run, function, args[0], env)
+        }
+        spi::EID_SPI => {
+            counters.sbi_ipi.bump();
+            send_ipi(g, run, function, args, env)
+        }
+        rfnc::EID_RFNC => {
+            counters.sbi_rfence.bump();
+            fences::call(g, run, function, args, env)
+        }
+        hsm::EID_HSM => {
+            counters.sbi_hsm.bump();
+            match hart_state::call(g, run, function, args, env) {
+                hart_state::Answer::Reply(reply) => reply,
+                hart_state::Answer::Outcome(outcome) => return outcome,
+            }
+        }
+        srst::EID_SRST => {
+            counters.sbi_srst.bump();
+            match reset(function, args) {
+                Ok(departure) => return Outcome::Depart(departure),
+                Err(e) => Err(e),
+            }
+        }
+        dbcn::EID_DBCN => {
+            counters.sbi_dbcn.bump();
+            console::call(g, run, function, args, env)
+        }
+        _ => Err(Error::NotSupported),
+    };
+    if reply == Err(Error::NotSupported) {
+        run.shared.counters.sbi_unknown.bump();
+    }
+    answer(run, reply);
+    Outcome::Resume
+}
+
+fn answer(run: &mut VcpuRun, reply: Reply) {
+    let (error, value) = match reply {
+        Ok(value) => (0, value),
+        Err(e) => (e as i64 as u64, 0),
+    };
+    run.context.x[10] = error;
+    run.context.x[11] = value;
+}
+
+/// TIME: the deadline in guest time; an earlier interrupt is withdrawn.
+fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, deadline: u64, env: &mut E) -> Reply {
+    if function != time::SET_TIMER {
+        return Err(Error::NotSupported);
+    }
+    match g.offer.timer {
+        GuestTimer::Sstc => env.set_guest_deadline(deadline),
+        GuestTimer::Sbi => {
+            let zero = run.vm.time_zero.load(Ordering::Relaxed);
+            run.deadline = deadline.saturating_add(zero);
+            env.set_timer_interrupt(false);
+        }
+    }
+    Ok(0)
+}
+
+/// The vCPUs that a hart mask names; an error if it names one that does not exist (SBI 2.0,
+/// chapter 3.1).
+fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
+    let count = run.vm.vcpus.len() as u64;
+    let all = base == u64::MAX;
+    // The mask covers 64 harts from `base`: every bit set must be a hart that exists.
+    let existing = match count.saturating_sub(base) {
+        64.. => u64::MAX,
+        n => (1 << n) - 1,
+    };
+    if !all && mask & !existing != 0 {
+        return Err(Error::InvalidParam);
+    }
+    let named = move |id: &u64| all || id.checked_sub(base).is_some_and(|bit| bit < 64 && mask >> bit & 1 == 1);
+    let vm = Arc::clone(&run.vm);
+    Ok((0..count).filter(named).map(move |id| Arc::clone(&vm.vcpus[id as usize])))
+}
+
+/// IPI: supervisor software interrupts.
+fn send_ipi<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
+    if function != spi::SEND_IPI {
+        return Err(Error::NotSupported);
+    }
+    for vcpu in targets(run, args[0], args[1])? {
+        run.shared.counters.inject_software.bump();
+        g.post(&vcpu, request::SOFTWARE, env);
+    }
+    Ok(0)
+}
+
+/// SRST: shutdown, or a reboot of this VM; warm is as cold.
+fn reset(function: usize, args: Args) -> Result<Departure, Error> {
+    if function != srst::SYSTEM_RESET {
+        return Err(Error::NotSupported);
+    }
+    // Type and reason are 32 bits wide; the rest of the registers does not count.
+    let (kind, reason) = (args[0] as u32, args[1] as u32);
+    // Reasons 0xE0000000.. are for SBI implementations and vendors.
+    if reason > srst::RESET_REASON_SYSTEM_FAILURE && reason < 0xe000_0000 {
+        return Err(Error::InvalidParam);
+    }
+    match kind {
+        srst::RESET_TYPE_SHUTDOWN if reason == srst::RESET_REASON_SYSTEM_FAILURE => {
+            Ok(Departure::End(EndReason::SystemFailure))
+        }
+        srst::RESET_TYPE_SHUTDOWN => Ok(Departure::End(EndReason::Poweroff)),
+        srst::RESET_TYPE_COLD_REBOOT | srst::RESET_TYPE_WARM_REBOOT => Ok(Departure::Reboot),
+        // Types 0xF0000000.. are for vendors, of which Gnomon has none.
+        0xf000_0000.. => Err(Error::NotSupported),
+        _ => Err(Error::InvalidParam),
+    }
+}

@@ -1,0 +1,238 @@
+//! vCPUs: what others see of one, and what the hart that runs it owns.
+
+use crate::counters::VcpuCounters;
+use crate::vm::Vm;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use rv::{Addr, Asid, Context, FloatState, Gva, Mode, VectorCsrs};
+use spin::Mutex;
+
+/// Requests posted to a vCPU: bits of [`Vcpu::posted`].
+pub mod request {
+    /// Raise its software interrupt.
+    pub const SOFTWARE: u32 = 1 << 0;
+    /// Its external interrupt line may have changed: look at [`super::Vcpu::external`].
+    pub const EXTERNAL: u32 = 1 << 1;
+    /// Do the fences in its queue.
+    pub const FENCES: u32 = 1 << 2;
+    /// Do a `fence.i`.
+    pub const FENCE_I: u32 = 1 << 3;
+    /// Its VM ends or restarts: give it back.
+    pub const PARK: u32 = 1 << 4;
+    /// Raise its timer interrupt: its deadline passed while it waited (no Sstc).
+    pub const TIMER: u32 = 1 << 5;
+}
+
+/// SBI HSM states of a vCPU (SBI 2.0, table "HSM Hart States").
+pub mod hsm {
+    /// Running or able to.
+    pub const STARTED: u8 = 0;
+    /// Not started.
+    pub const STOPPED: u8 = 1;
+    /// Stopping, its hart is about to give it up.
+    pub const STOP_PENDING: u8 = 3;
+}
+
+/// [`Vcpu::hart`] of a vCPU that is on no hart.
+pub const NOWHERE: usize = usize::MAX;
+
+/// A VS-stage fence that another vCPU asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VsFence {
+    /// First address and length in bytes; `None` for all addresses.
+    pub range: Option<(Addr<Gva>, u64)>,
+    /// One address space; `None` for all, global mappings included.
+    pub asid: Option<Asid>,
+}
+
+/// Fences that wait for the vCPU's next entry. Bounded: too many become one for everything.
+#[derive(Debug, Default)]
+pub struct FenceQueue {
+    fences: Vec<VsFence>,
+    everything: bool,
+}
+
+impl FenceQueue {
+    const MOST: usize = 16;
+
+    /// Adds a fence.
+    pub fn push(&mut self, fence: VsFence) {
+        if self.fences.len() == Self::MOST || (fence.range.is_none() && fence.asid.is_none()) {
+            self.everything = true;
+            self.fences.clear();
+        } else if !self.everything {
+            self.fences.push(fence);
+        }
+    }
+
+    /// Takes all: `None` means a fence for everything.
+    pub fn take(&mut self) -> Option<Vec<VsFence>> {
+        let fences = core::mem::take(&mut self.fences);
+        if core::mem::take(&mut self.everything) { None } else { Some(fences) }
+    }
+}
+
+/// The part of a vCPU that every hart may look at.
+#[derive(Debug)]
+pub struct Vcpu {
+    /// Its VM's number.
+    pub vm: usize,
+    /// Its hart id in the VM.
+    pub id: u32,
+    /// [`request`] bits. Set by anyone, taken by the hart that enters the vCPU.
+    pub posted: AtomicU32,
+    /// The hart it is loaded on, or [`NOWHERE`].
+    pub hart: AtomicUsize,
+    /// Whether it waits for an interrupt, off every hart.
+    pub waiting: AtomicBool,
+    /// The level of its external interrupt line.
+    pub external: AtomicBool,
+    /// Its [`hsm`] state.
+    pub hsm: AtomicU8,
+    /// Fences to do at the next entry.
+    pub fences: Mutex<FenceQueue>,
+    /// What it did.
+    pub counters: VcpuCounters,
+}
+
+impl Vcpu {
+    /// vCPU `id` of VM `vm`, stopped.
+    #[must_use]
+    pub fn new(vm: usize, id: u32) -> Self {
+        Self {
+            vm,
+            id,
+            posted: AtomicU32::new(0),
+            hart: AtomicUsize::new(NOWHERE),
+            waiting: AtomicBool::new(false),
+            external: AtomicBool::new(false),
+            hsm: AtomicU8::new(hsm::STOPPED),
+            fences: Mutex::new(FenceQueue::default()),
+            counters: VcpuCounters::default(),
+        }
+    }
+}
+
+/// The VS-level CSRs and those S-level ones that the guest has to itself. They stay in the hart
+/// between exits and are swapped with the vCPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VsCsrs {
+    /// `vsstatus`.
+    pub vsstatus: u64,
+    /// `vsie`.
+    pub vsie: u64,
+    /// `vstvec`.
+    pub vstvec: u64,
+    /// `vsscratch`.
+    pub vsscratch: u64,
+    /// `vsepc`.
+    pub vsepc: u64,
+    /// `vscause`.
+    pub vscause: u64,
+    /// `vstval`.
+    pub vstval: u64,
+    /// `vsatp`.
+    pub vsatp: u64,
+    /// `hvip`.
+    pub hvip: u64,
+    /// `vstimecmp`, with Sstc.
+    pub vstimecmp: u64,
+    /// `scounteren`.
+    pub scounteren: u64,
+    /// `senvcfg`.
+    pub senvcfg: u64,
+}
+
+/// A vCPU's vector state.
+#[derive(Clone, Debug)]
+pub struct VectorState {
+    /// v0 to v31, 32 × `vlenb` bytes; empty without V.
+    pub bytes: Vec<u8>,
+    /// The CSRs.
+    pub csrs: VectorCsrs,
+}
+
+/// What exactly one hart, queue or list owns of a vCPU at any time: whoever has the box may run it.
+pub struct VcpuRun {
+    /// The shared part.
+    pub shared: Arc<Vcpu>,
+    /// Its VM.
+    pub vm: Arc<Vm>,
+    /// Integer registers and the last exit.
+    pub context: Context,
+    /// The guest's privilege, while not loaded.
+    pub mode: Mode,
+    /// CSRs, while not loaded.
+    pub csrs: VsCsrs,
+    /// Floating point, while no hart holds it.
+    pub float: FloatState,
+    /// Vectors, while no hart holds them.
+    pub vector: VectorState,
+    /// Host time at which the timer interrupt is due, for guests without Sstc; else `u64::MAX`.
+    pub deadline: u64,
+    /// The hart it last ran on, or [`NOWHERE`].
+    pub last_hart: usize,
+}
+
+/// `vsstatus` at a vCPU's start: 64-bit user mode, everything else off.
+const VSSTATUS_AT_START: u64 = rv::csr::status::UXL_64;
+
+impl VcpuRun {
+    /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
+    #[must_use]
+    pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize) -> Box<Self> {
+        Box::new(Self {
+            shared,
+            vm,
+            context: Context::default(),
+            mode: Mode::Supervisor,
+            csrs: VsCsrs::default(),
+            float: FloatState::ZERO,
+            vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
+            deadline: u64::MAX,
+            last_hart: NOWHERE,
+        })
+    }
+
+    /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in VS mode with a0 = hart id,
+    /// a1 = `opaque`, translation and interrupts off. Registers that the SBI leaves undefined are
+    /// zero, so that nothing of an earlier life shows.
+    pub fn reset(&mut self, pc: u64, opaque: u64) {
+        let (host_sp, host_tp) = (self.context.host_sp, self.context.host_tp);
+        self.context = Context { pc, host_sp, host_tp, ..Context::default() };
+        self.context.x[10] = self.shared.id.into();
+        self.context.x[11] = opaque;
+        self.mode = Mode::Supervisor;
+        self.csrs = VsCsrs { vsstatus: VSSTATUS_AT_START, vstimecmp: u64::MAX, ..VsCsrs::default() };
+        self.float = FloatState::ZERO;
+        self.vector.bytes.fill(0);
+        self.vector.csrs = VectorCsrs::default();
+        self.deadline = u64::MAX;
+        // No hart's registers are this life's.
+        self.last_hart = NOWHERE;
+        // Whatever was asked of an earlier life is moot; the external line is not of the vCPU.
+        self.shared.posted.store(request::EXTERNAL | request::FENCE_I, Ordering::Release);
+        let _ = self.shared.fences.lock().take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_fences_become_one() {
+        let page = |n: u64| VsFence { range: Some((Addr::new(n << 12), 4096)), asid: None };
+        let mut queue = FenceQueue::default();
+        (0..16).for_each(|n| queue.push(page(n)));
+        assert_eq!(queue.take().map(|f| f.len()), Some(16));
+        (0..17).for_each(|n| queue.push(page(n)));
+        queue.push(page(1));
+        assert_eq!(queue.take(), None);
+        assert_eq!(queue.take(), Some(Vec::new()));
+        queue.push(VsFence { range: None, asid: None });
+        assert_eq!(queue.take(), None);
+    }
+}

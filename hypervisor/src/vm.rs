@@ -1,0 +1,227 @@
+//! A VM: its memory, its devices, its vCPUs, and how others reach its memory.
+
+use crate::device::{Plic, Uart};
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::harts;
+use crate::vcpu::{Vcpu, VcpuRun};
+use abi::bundle::VmConfig;
+use abi::record::EndReason;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use mmu::frames::AllocError;
+use mmu::gstage::{AddressSpace, How, ResolveError, Resolved};
+use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
+use spin::Mutex;
+
+/// Where a VM is in its life.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Running, or about to.
+    Running,
+    /// Its vCPUs are being collected; then this happens.
+    Leaving(Departure),
+    /// Over.
+    Ended,
+}
+
+/// Why a VM's vCPUs are collected.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Departure {
+    /// It ends.
+    End(EndReason),
+    /// It starts over.
+    Reboot,
+}
+
+/// The devices of the guest's board.
+#[derive(Debug)]
+pub struct Devices {
+    /// The console.
+    pub uart: Uart,
+    /// The interrupt controller.
+    pub plic: Plic,
+}
+
+impl Devices {
+    /// The devices as they are after reset.
+    #[must_use]
+    pub fn new(vcpus: u32) -> Self {
+        Self { uart: Uart::default(), plic: Plic::new(vcpus) }
+    }
+}
+
+/// One VM.
+pub struct Vm {
+    /// Its number: index into [`Gnomon::vms`], and its owner number for frames.
+    pub index: usize,
+    /// What it was asked to be.
+    pub config: VmConfig,
+    /// Guest physical memory; `None` before the start and after the end.
+    pub space: Mutex<Option<AddressSpace>>,
+    /// What its address spaces did that are gone: one of each life before the present one.
+    pub past_spaces: Mutex<Vec<mmu::gstage::Counters>>,
+    /// The devices.
+    pub devices: Mutex<Devices>,
+    /// Its vCPUs, by hart id.
+    pub vcpus: Vec<Arc<Vcpu>>,
+    /// vCPUs that are stopped.
+    pub parked: Mutex<Vec<Box<VcpuRun>>>,
+    /// Where it is in its life.
+    pub phase: Mutex<Phase>,
+    /// Counts changes of the G-stage table that harts must fence for; each hart remembers what it
+    /// has fenced for (after bhyve's `pm_eptgen`, architecture.md chapter 5).
+    pub tlb_generation: AtomicU64,
+    /// Harts (by bit) whose TLBs may hold translations of this VM.
+    pub live_on: AtomicU64,
+    /// Host time at which guest time is 0.
+    pub time_zero: AtomicU64,
+}
+
+/// Why guest memory cannot be reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unreachable {
+    /// There is no memory at that address.
+    Hole,
+    /// The memory is there, but does not allow the access.
+    Denied,
+    /// The VM needs a frame and there is none.
+    OutOfFrames(AllocError),
+    /// The VM has no memory any more.
+    Gone,
+}
+
+impl Vm {
+    /// A VM with all its vCPUs still to be parked.
+    #[must_use]
+    pub fn new(index: usize, config: VmConfig) -> Self {
+        let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(index, id))).collect();
+        Self {
+            index,
+            space: Mutex::new(None),
+            past_spaces: Mutex::new(Vec::new()),
+            devices: Mutex::new(Devices::new(config.vcpus)),
+            vcpus,
+            parked: Mutex::new(Vec::new()),
+            phase: Mutex::new(Phase::Running),
+            tlb_generation: AtomicU64::new(0),
+            live_on: AtomicU64::new(0),
+            time_zero: AtomicU64::new(0),
+            config,
+        }
+    }
+
+    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes.
+    ///
+    /// # Errors
+    /// [`Unreachable`]; nothing has changed then.
+    pub fn reach<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, access: Access, env: &mut E) -> Result<Addr<Hpa>, Unreachable> {
+        let mut mem = env.mem();
+        let mut guard = self.space.lock();
+        let space = guard.as_mut().ok_or(Unreachable::Gone)?;
+        let resolved = space.resolve(gpa, access, &mut g.frames.lock(), &mut mem);
+        match resolved {
+            Ok(Resolved::Mapped { hpa, how, stale }) => {
+                let mut fence = VmFence { g, vm: self, env };
+                if how == How::Spurious {
+                    // The entry is right and this hart faulted all the same: another hart was
+                    // faster, or this TLB remembers the older entry. Forget it, here only.
+                    let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
+                    fence.here(page);
+                }
+                if how == How::Filled {
+                    stale.elide(&mut fence, Elide::EntryWasNeverValid);
+                } else {
+                    // The VM's own lock stays held: no hart may resolve this page meanwhile and
+                    // have its translation overtaken by this fence.
+                    stale.fence(&mut fence).release(&mut g.frames.lock());
+                }
+                Ok(hpa)
+            }
+            Ok(Resolved::Hole) => Err(Unreachable::Hole),
+            Err(ResolveError::Denied) => Err(Unreachable::Denied),
+            Err(ResolveError::OutOfFrames(e)) => Err(Unreachable::OutOfFrames(e)),
+        }
+    }
+
+    /// Copies bytes out of guest memory, faulting it in.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`]; `into` may be partly filled.
+    pub fn read<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, into: &mut [u8], env: &mut E) -> Result<(), Unreachable> {
+        let mut at = gpa;
+        let mut rest = into;
+        while !rest.is_empty() {
+            let room = (PAGE_BYTES - at.page_offset()) as usize;
+            let (now, later) = rest.split_at_mut(room.min(rest.len()));
+            let hpa = self.reach(g, at, Access::Load, env)?;
+            env.mem().read_bytes(hpa, now);
+            at = at.wrapping_add(now.len() as u64);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes into guest memory, faulting it in.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`]; a part may have been written.
+    pub fn write<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, from: &[u8], env: &mut E) -> Result<(), Unreachable> {
+        let mut at = gpa;
+        let mut rest = from;
+        while !rest.is_empty() {
+            let room = (PAGE_BYTES - at.page_offset()) as usize;
+            let (now, later) = rest.split_at(room.min(rest.len()));
+            let hpa = self.reach(g, at, Access::Store, env)?;
+            env.mem().write_bytes(hpa, now);
+            at = at.wrapping_add(now.len() as u64);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Whether `[gpa, gpa + bytes)` lies within the VM's RAM.
+    #[must_use]
+    pub fn in_ram(&self, gpa: u64, bytes: u64) -> bool {
+        let Some(offset) = gpa.checked_sub(abi::bundle::GUEST_RAM_BASE) else { return false };
+        offset.checked_add(bytes).is_some_and(|end| end <= self.config.memory_bytes)
+    }
+}
+
+/// Fences of one VM's G-stage table, as the harts of the machine need them.
+pub struct VmFence<'a, E> {
+    /// All that is shared.
+    pub g: &'a Gnomon,
+    /// The VM.
+    pub vm: &'a Vm,
+    /// The hart that edits.
+    pub env: &'a mut E,
+}
+
+impl<E: Env> VmFence<'_, E> {
+    fn here(&mut self, scope: FenceScope<Gpa>) {
+        self.g.harts[self.env.hart()].counters.fences.bump();
+        self.env.fence_here(self.vm.index, scope);
+    }
+}
+
+impl<E: Env> Fence<Gpa> for VmFence<'_, E> {
+    fn fence(&mut self, scope: FenceScope<Gpa>) {
+        let me = self.env.hart();
+        let others = self.vm.live_on.load(Ordering::SeqCst) & !(1 << me);
+        if others != 0 {
+            let generation = self.vm.tlb_generation.fetch_add(1, Ordering::SeqCst) + 1;
+            self.env.fenced_for(self.vm.index, generation);
+            self.g.harts[me].counters.shootdowns.bump();
+            // Whoever is in this VM's guest leaves it; whoever enters it fences first.
+            harts::drive_out(&self.g.harts, self.vm.index, self.env, |hart| others >> hart & 1 == 1);
+        }
+        self.here(scope);
+    }
+
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {
+        self.g.harts[self.env.hart()].counters.elided.bump();
+    }
+}
