@@ -165,6 +165,18 @@ impl FenceModel {
         self.violation.map_or(Ok(()), Err)
     }
 
+    /// How many frames the table's pages take now, the root's included.
+    #[must_use]
+    pub fn table_count(&self) -> usize {
+        self.linked.len()
+    }
+
+    /// Whether `frame` holds a table that the root leads to now, or is part of the root.
+    #[must_use]
+    pub fn is_linked(&self, frame: Pfn<Hpa>) -> bool {
+        self.linked.contains_key(&frame.raw())
+    }
+
     fn blame(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
@@ -173,15 +185,18 @@ impl FenceModel {
     /// tables below it.
     fn meaning(&self, pte: u64, level: u32, first: u64) -> (Leaves, Tables) {
         let frame = pte >> 10 & ((1 << 44) - 1);
-        if pte & 1 == 0 {
+        // Illegal entries fault, as invalid ones do: bits 63-54, W without R, a misaligned superpage.
+        let is_leaf = pte & 0b1010 != 0;
+        let is_misaligned = is_leaf && frame & ((1 << (9 * level)) - 1) != 0;
+        if pte & 1 == 0 || pte >> 54 != 0 || pte & 0b110 == 0b100 || is_misaligned {
             return (vec![], vec![]);
         }
-        if pte & 0b1010 != 0 {
+        if is_leaf {
             let leaf = |k| (first + k, (frame + k, pte & 0x1e));
             return ((0..1u64 << (9 * level)).map(leaf).collect(), vec![]);
         }
-        // A pointer at level 0 is illegal: it makes nothing.
-        let Some(level) = level.checked_sub(1) else { return (vec![], vec![]) };
+        // A pointer at level 0, or with A, D or U, is illegal, too.
+        let Some(level) = level.checked_sub(1).filter(|_| pte & 0b1101_0000 == 0) else { return (vec![], vec![]) };
         let place = Place { level, first };
         let (leaves, mut tables) = self.below(frame, place);
         tables.push((frame, place));

@@ -5,9 +5,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 const WORDS: usize = 512;
-/// What a frame holds before anybody writes it: not zeros, so that a forgotten clearing shows; and
-/// with bit 0 set, so that a garbage entry of a table is a valid one.
-pub const GARBAGE: u64 = 0xdead_beef_dead_beef;
+/// What each word of a frame is before anybody writes it. Not zero, so that a forgotten clearing
+/// shows; and, in a table of level 0 or 1, a legal leaf that allows everything.
+pub const GARBAGE: u64 = 0x5_5555_5e00 << 10 | 0xdf;
 
 /// RAM of which only some frames exist. Reading or writing any other is a bug of the code under
 /// test, and panics.

@@ -1,0 +1,73 @@
+//! Random VMs, random histories: see the rig for what is checked.
+
+mod rig;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use rig::{Mutant, Rig, ops, setups};
+use std::panic::catch_unwind;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn memory_is_what_the_flat_model_says((setup, ops) in (setups(), ops(60))) {
+        Rig::new(setup, Mutant::None).run(&ops);
+    }
+}
+
+/// The scenarios would prove little if they did not get about.
+#[test]
+fn scenarios_reach_everything() {
+    let mut runner = TestRunner::deterministic();
+    let mut sum = [0; 10];
+    for _ in 0..100 {
+        let (setup, ops) = (setups(), ops(60)).new_tree(&mut runner).expect("no filters").current();
+        let c = Rig::new(setup, Mutant::None).run(&ops);
+        let filled = [c.anonymous_4k, c.anonymous_2m, c.mega_denied, c.image_4k, c.image_2m];
+        let rest = [c.copies, c.splits, c.spurious, c.denied, c.tables];
+        sum.iter_mut().zip(filled.into_iter().chain(rest)).for_each(|(total, more)| *total += more);
+    }
+    assert!(sum.iter().all(|count| *count >= 10), "{sum:?}");
+}
+
+/// Each mutant, and the checks that may catch it, by their messages. That the scenarios trip none by
+/// themselves is the test above.
+const MUTANTS: [(Mutant, &[&str]); 16] = [
+    (Mutant::DropsFences, &["StalePermission", "FreedWhileReachable"]),
+    (Mutant::FencesOneHart, &["StalePermission", "FreedWhileReachable"]),
+    (Mutant::FencesOnePage, &["StalePermission", "FreedWhileReachable"]),
+    (Mutant::FencesLeavesOnly, &["FreedWhileReachable"]),
+    (Mutant::FreesBeforeTheFence, &["FreedWhileReachable"]),
+    (Mutant::ElidesAsNeverValid, &["WrongElide"]),
+    (Mutant::ElidesAsGrown, &["WrongElide"]),
+    (Mutant::Leaks, &["pays for what it has", "pays for its tables"]),
+    (Mutant::GrantsWrite, &["an image is writable"]),
+    (Mutant::ForgetsUser, &["Raised { cause: 2"]),
+    (Mutant::ForgetsAccessed, &["Raised { cause: 2"]),
+    (Mutant::ForgetsOneOfASplit, &["exactly the range is gone", "another page changed", "contents of"]),
+    (Mutant::ForgetsToZero, &["in a G-stage table", "contents of"]),
+    (Mutant::ForgetsToCopy, &["contents of"]),
+    (Mutant::LinksTooEarly, &["StalePermission"]),
+    (Mutant::ForgetsToClear, &["exactly the range is gone"]),
+];
+
+/// The message of the first check that `mutant` fails, in one of many random scenarios.
+fn caught(mutant: Mutant) -> Option<String> {
+    let mut runner = TestRunner::deterministic();
+    (0..400).find_map(|_| {
+        let scenario = (setups(), ops(60)).new_tree(&mut runner).expect("no filters").current();
+        let failed = catch_unwind(|| Rig::new(scenario.0, mutant).run(&scenario.1)).err()?;
+        let text = failed.downcast_ref::<String>().cloned();
+        Some(text.or_else(|| failed.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
+    })
+}
+
+#[test]
+fn every_mutant_is_caught() {
+    for (mutant, checks) in MUTANTS {
+        let message = caught(mutant).unwrap_or_else(|| panic!("{mutant:?} was not caught"));
+        assert!(checks.iter().any(|check| message.contains(check)), "{mutant:?} was caught by chance: {message}");
+    }
+}

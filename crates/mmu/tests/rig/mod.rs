@@ -1,0 +1,591 @@
+//! A VM's memory under test: the engine, the oracle's machine and fence model, and a flat model of
+//! what the guest should find. After every step, everything that must hold is checked.
+//!
+//! The engine reaches memory and fences through [`Mutant`], which passes everything on, or breaks one
+//! thing on purpose: a check that no mutant can trip checks nothing.
+
+use mmu::{
+    AddressSpace, AllocError, Counters, Frames, How, Object, Owner, Policy, Prot, Region, ResolveError, Resolved, Run,
+    Stale, Superpages, Use,
+};
+use oracle::{Ad, Context, FenceModel, Machine, Mapping, Table, interpret};
+use proptest::prelude::*;
+use rv::format::{SV39X4, SV48X4, SV57X4};
+use rv::{Access, Addr, Elide, Fence, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// Nothing.
+    None,
+    /// Fences do nothing.
+    DropsFences,
+    /// Only hart 0 fences.
+    FencesOneHart,
+    /// Only the first page of a range is fenced.
+    FencesOnePage,
+    /// Fences of everything become fences of all addresses.
+    FencesLeavesOnly,
+    /// Frames are freed, then the fence happens.
+    FreesBeforeTheFence,
+    /// Fences by address are elided: "was never valid".
+    ElidesAsNeverValid,
+    /// Fences by address are elided: "permissions only grew".
+    ElidesAsGrown,
+    /// Retired frames are never given back.
+    Leaks,
+    /// Image leaves are writable.
+    GrantsWrite,
+    /// Leaves are not user pages.
+    ForgetsUser,
+    /// Leaves have A=0: the guest faults for ever.
+    ForgetsAccessed,
+    /// A table made by a split lacks an entry.
+    ForgetsOneOfASplit,
+    /// Pages are not cleared.
+    ForgetsToZero,
+    /// Image pages are not copied.
+    ForgetsToCopy,
+    /// Tables are linked before they are complete.
+    LinksTooEarly,
+    /// Entries of removed leaves stay.
+    ForgetsToClear,
+}
+
+/// One step of a scenario.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// The guest touches a page: a region's, if it is less than 8, or one near its end.
+    Touch(u8, u16, Access),
+    /// Pages of a region become untouched.
+    Unmap(u8, u16, u16),
+    /// The fences owed so far happen.
+    Flush,
+    /// A hart enters the guest (after the fences owed).
+    Enter(u8),
+    /// A hart leaves it for another VM.
+    Detach(u8),
+    /// The VM may have this many frames more than now.
+    Limit(u16),
+    /// The host takes all free memory but this many frames.
+    Hog(u16),
+    /// There is no limit, and the host gives back what it took.
+    Relax,
+}
+
+/// A VM's configuration.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub format: &'static Format,
+    pub superpages: Superpages,
+    /// Gap before it, length, protection, image frame (or anonymous).
+    pub regions: Vec<(u16, u16, Prot, Option<u16>)>,
+    /// Whether all lies where the root's extra index bits count.
+    pub high: bool,
+    pub harts: u8,
+}
+
+const IMAGE_PAGES: u64 = 2048;
+const RAM_PAGES: u64 = 5120;
+const RAM: Pfn<Hpa> = Pfn::new(0x8_0000);
+const VM: Owner = Owner::Vm(1);
+
+pub fn setups() -> impl Strategy<Value = Setup> {
+    let prot = prop_oneof![
+        12 => Just(Prot::RWX),
+        1 => Just(Prot::R),
+        1 => Just(Prot::X),
+        2 => Just(Prot::R | Prot::X),
+        1 => Just(Prot::R | Prot::W),
+    ];
+    // Half the images are congruent with their regions (gap and frame multiples of 512 pages).
+    let gap = prop_oneof![2 => Just(0u16), 1 => Just(512), 1 => 0..700u16];
+    let image =
+        prop_oneof![3 => Just(None), 2 => Just(Some(0u16)), 1 => Just(Some(512)), 1 => (0..700u16).prop_map(Some)];
+    let region = (gap, prop_oneof![1 => 1..40u16, 3 => 512..1300u16], prot, image);
+    (
+        prop_oneof![3 => Just(&SV39X4), 1 => Just(&SV48X4), 1 => Just(&SV57X4)],
+        prop_oneof![1 => Just(Superpages::Never), 3 => Just(Superpages::Mega)],
+        prop::collection::vec(region, 1..4),
+        any::<bool>(),
+        2..5u8,
+    )
+        .prop_map(|(format, superpages, regions, high, harts)| Setup { format, superpages, regions, high, harts })
+}
+
+pub fn ops(count: usize) -> impl Strategy<Value = Vec<Op>> {
+    let access = prop_oneof![
+        1 => Just(Access::Load),
+        3 => Just(Access::Store),
+        1 => Just(Access::Fetch),
+        1 => Just(Access::LoadExec),
+    ];
+    let op = prop_oneof![
+        16 => (0..9u8, any::<u16>(), access).prop_map(|(r, p, a)| Op::Touch(r, p, a)),
+        3 => (0..8u8, any::<u16>(), prop_oneof![1..4u16, 1..700u16, Just(u16::MAX)]).prop_map(|(r, p, n)| Op::Unmap(r, p, n)),
+        3 => Just(Op::Flush),
+        4 => (0..4u8).prop_map(Op::Enter),
+        1 => (0..4u8).prop_map(Op::Detach),
+        1 => (0..6u16).prop_map(Op::Limit),
+        1 => prop_oneof![0..6u16, 500..600u16].prop_map(Op::Hog),
+        1 => Just(Op::Relax),
+    ];
+    prop::collection::vec(op, 1..count)
+}
+
+/// Memory and fences as the engine sees them.
+struct World {
+    model: FenceModel,
+    mutant: Mutant,
+    /// Writes held back by [`Mutant::LinksTooEarly`].
+    held: Vec<Held>,
+    writes: u64,
+}
+
+enum Held {
+    Word(Addr<Hpa>, u64),
+    Zero(Pfn<Hpa>, u64),
+}
+
+impl World {
+    fn let_go(&mut self) {
+        for held in std::mem::take(&mut self.held) {
+            match held {
+                Held::Word(at, value) => self.model.write_u64(at, value),
+                Held::Zero(first, pages) => self.model.zero_frames(first, pages),
+            }
+        }
+    }
+}
+
+const LEAF: u64 = 0b1011;
+const OWNED: u64 = 1 << 8;
+
+impl PhysMem for World {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        self.model.read_u64(at)
+    }
+
+    fn write_u64(&mut self, at: Addr<Hpa>, mut value: u64) {
+        let is_leaf = value & 1 == 1 && value & LEAF != 1;
+        self.writes += 1;
+        match self.mutant {
+            Mutant::GrantsWrite if is_leaf && value & OWNED == 0 => value |= 0x84,
+            Mutant::ForgetsUser if is_leaf => value &= !0x10,
+            Mutant::ForgetsAccessed if is_leaf => value &= !0x40,
+            Mutant::ForgetsOneOfASplit if self.writes % 512 == 300 => return,
+            Mutant::ForgetsToClear if value == 0 => return,
+            Mutant::LinksTooEarly if self.model.is_linked(at.pfn()) => {
+                self.model.write_u64(at, value);
+                return self.let_go();
+            }
+            Mutant::LinksTooEarly => return self.held.push(Held::Word(at, value)),
+            _ => {}
+        }
+        self.model.write_u64(at, value);
+    }
+
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        self.model.compare_exchange_u64(at, old, new)
+    }
+
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        match self.mutant {
+            Mutant::ForgetsToZero => {}
+            Mutant::LinksTooEarly => self.held.push(Held::Zero(first, pages)),
+            _ => self.model.zero_frames(first, pages),
+        }
+    }
+
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        if self.mutant != Mutant::ForgetsToCopy {
+            self.model.copy_frames(from, to, pages);
+        }
+    }
+
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        self.model.read_bytes(at, into);
+    }
+
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        self.model.write_bytes(at, from);
+    }
+}
+
+impl Fence<Gpa> for World {
+    fn fence(&mut self, scope: FenceScope<Gpa>) {
+        match (self.mutant, scope) {
+            (Mutant::DropsFences, _) => {}
+            (Mutant::FencesOneHart, _) => self.model.fence_hart(0, scope),
+            (Mutant::FencesOnePage, FenceScope::Range { start, .. }) => {
+                self.model.fence(FenceScope::Range { start, bytes: 4096 });
+            }
+            (Mutant::FencesLeavesOnly, FenceScope::Everything) => {
+                self.model.fence(FenceScope::Range { start: Addr::new(0), bytes: 1 << 59 });
+            }
+            (Mutant::ElidesAsNeverValid, FenceScope::Range { .. }) => {
+                self.model.note_elided(scope, Elide::EntryWasNeverValid)
+            }
+            (Mutant::ElidesAsGrown, FenceScope::Range { .. }) => {
+                self.model.note_elided(scope, Elide::OnlyGrewPermissions)
+            }
+            _ => self.model.fence(scope),
+        }
+    }
+
+    fn note_elided(&mut self, scope: FenceScope<Gpa>, why: Elide) {
+        self.model.note_elided(scope, why);
+    }
+}
+
+type Map = BTreeMap<u64, Mapping>;
+
+/// The page's first and last word, which stand for its contents.
+type Contents = [u64; 2];
+
+pub struct Rig {
+    frames: Frames,
+    world: World,
+    space: AddressSpace,
+    setup: Setup,
+    regions: Vec<Region>,
+    image: Pfn<Hpa>,
+    image_run: Run,
+    hogged: Vec<Run>,
+    owed: Stale<Gpa>,
+    /// What the guest wrote.
+    written: BTreeMap<u64, Contents>,
+    writes: u64,
+}
+
+fn image_contents(frame_of_image: u64) -> Contents {
+    [0x1111_0000_0000 + frame_of_image, 0x2222_0000_0000 + frame_of_image]
+}
+
+impl Rig {
+    pub fn new(setup: Setup, mutant: Mutant) -> Rig {
+        let mut frames = Frames::new();
+        frames.add(RAM, RAM_PAGES);
+        let mut machine = Machine::with_ram(RAM, RAM_PAGES);
+        let image_run = frames.alloc(Owner::Host, Use::Image, 11).expect("room for the image");
+        let image = image_run.first();
+        for i in 0..IMAGE_PAGES {
+            let [head, tail] = image_contents(i);
+            machine.write_u64(image.add(i).base(), head);
+            machine.write_u64(image.add(i).at(4088), tail);
+        }
+        let model = FenceModel::new(machine, usize::from(setup.harts));
+        let mut world = World { model, mutant, held: vec![], writes: 0 };
+        let policy = Policy { superpages: setup.superpages };
+        let mut space =
+            AddressSpace::new(setup.format, VM, policy, &mut frames, &mut world).expect("room for the root");
+        world.let_go();
+        world.model.watch(setup.format, space.root());
+        // Where the root's index has its extra bits set: the upper half of what the format translates.
+        let mut page = if setup.high { 1 << (setup.format.input_bits() - 13) } else { 0 };
+        for &(gap, pages, prot, shift) in &setup.regions {
+            let start = Pfn::new(page + u64::from(gap));
+            let object = shift.map_or(Object::Anonymous, |s| Object::Image { first: image.add(u64::from(s)) });
+            let region = Region { start, pages: u64::from(pages), prot, object };
+            space.add_region(region).expect("regions are laid out one after another");
+            page = start.raw() + u64::from(pages);
+        }
+        let regions = space.regions().to_vec();
+        Rig {
+            frames,
+            world,
+            space,
+            setup,
+            regions,
+            image,
+            image_run,
+            hogged: vec![],
+            owed: Stale::none(),
+            written: BTreeMap::new(),
+            writes: 0,
+        }
+    }
+
+    /// Performs all steps, then ends the VM, checking everything after each. Yields what happened.
+    pub fn run(mut self, ops: &[Op]) -> Counters {
+        for op in ops {
+            self.step(op);
+            self.world.model.verdict().expect("no fence rule is broken");
+        }
+        self.end()
+    }
+
+    fn region(&self, selector: u8) -> Region {
+        self.regions[usize::from(selector) % self.regions.len()]
+    }
+
+    fn step(&mut self, op: &Op) {
+        match *op {
+            Op::Touch(selector, offset, access) => {
+                let region = self.region(selector);
+                let page = match selector {
+                    8 => region.start.raw() + region.pages + u64::from(offset % 3) - 1,
+                    _ => region.start.raw() + u64::from(offset) % region.pages,
+                };
+                self.touch(page, access);
+            }
+            Op::Unmap(selector, offset, pages) => {
+                let region = self.region(selector);
+                let start =
+                    (region.start.raw() + u64::from(offset) % region.pages).saturating_sub(u64::from(offset % 2) * 200);
+                self.unmap(start, u64::from(pages));
+            }
+            Op::Flush => self.flush(),
+            Op::Enter(hart) => {
+                self.flush();
+                self.world.model.enter_guest(usize::from(hart % self.setup.harts));
+            }
+            Op::Detach(hart) => self.world.model.detach(usize::from(hart % self.setup.harts)),
+            Op::Limit(more) => {
+                let limit = self.frames.usage(VM).total() + u64::from(more);
+                self.frames.set_limit(VM, limit);
+            }
+            Op::Hog(left) => {
+                while self.frames.free_count() > u64::from(left) {
+                    let spare = self.frames.free_count() - u64::from(left);
+                    let order = spare.ilog2().min(9) as u8;
+                    let taken = (0..=order).rev().find_map(|o| self.frames.alloc(Owner::Host, Use::Other, o).ok());
+                    self.hogged.push(taken.expect("a single frame at least is free"));
+                }
+            }
+            Op::Relax => {
+                self.frames.set_limit(VM, u64::MAX);
+                self.hogged.drain(..).for_each(|run| self.frames.free(run));
+            }
+        }
+    }
+
+    fn map(&self) -> Map {
+        interpret(&self.world.model.machine, self.space.root(), self.setup.format)
+    }
+
+    /// What the guest should find in a page.
+    fn contents(&self, page: u64) -> Contents {
+        let region = self.regions.iter().find(|r| (r.start.raw()..r.start.raw() + r.pages).contains(&page));
+        let region = region.expect("only pages of regions are looked at");
+        match (self.written.get(&page), region.object) {
+            (Some(written), _) => *written,
+            (None, Object::Anonymous) => [0, 0],
+            (None, Object::Image { first }) => {
+                image_contents(first.raw() - self.image.raw() + page - region.start.raw())
+            }
+        }
+    }
+
+    fn found(&self, frame: u64) -> Contents {
+        let words = self.world.model.machine.frame(Pfn::new(frame));
+        [words[0], words[511]]
+    }
+
+    fn owned(&self) -> BTreeSet<u64> {
+        let vm = |frame: &u64| self.frames.owner_of(Pfn::new(*frame)).is_some_and(|(owner, _)| owner == VM);
+        (RAM.raw()..RAM.raw() + RAM_PAGES).filter(vm).collect()
+    }
+
+    fn touch(&mut self, page: u64, access: Access) {
+        let gpa = Pfn::<Gpa>::new(page).at(if self.writes.is_multiple_of(2) { 0 } else { 4088 });
+        let (before, owned) = (self.map(), self.owned());
+        let usage = self.frames.usage(VM);
+        let budget = (self.frames.limit(VM).saturating_sub(usage.total())).min(self.frames.free_count());
+        let resolved = self.space.resolve(gpa, access, &mut self.frames, &mut self.world);
+        self.world.let_go();
+        let after = self.map();
+        assert!(owned.is_subset(&self.owned()), "resolving frees nothing");
+        let region = self.space.region_of(gpa.pfn()).copied();
+        let needed = match access {
+            Access::Load => Prot::R,
+            Access::Store => Prot::W,
+            Access::Fetch | Access::LoadExec => Prot::X,
+        };
+        match resolved {
+            Ok(Resolved::Hole) => {
+                assert!(region.is_none(), "{gpa} is in {region:?}");
+                assert_eq!(before, after);
+            }
+            Err(ResolveError::Denied) => {
+                assert!(region.is_some_and(|r| !r.prot.contains(needed)));
+                assert_eq!((&before, usage), (&after, self.frames.usage(VM)));
+            }
+            Err(ResolveError::OutOfFrames(error)) => {
+                assert_eq!((&before, usage), (&after, self.frames.usage(VM)), "a failure changes nothing");
+                assert!(budget < u64::from(self.setup.format.levels), "{error:?} with {budget} frames to spare");
+                // Whichever runs out first; the VM's own limit, if both do.
+                let blames_vm = matches!(error, AllocError::OverLimit { owner: VM, .. });
+                let to_limit = self.frames.limit(VM).saturating_sub(usage.total());
+                assert_eq!(blames_vm, to_limit <= self.frames.free_count(), "{error:?}");
+            }
+            Ok(Resolved::Mapped { hpa, how, stale }) => {
+                let region = region.expect("a hole maps nothing");
+                assert!(region.prot.contains(needed), "{access:?} of {region:?}");
+                self.check_growth(page, &region, how, &before, &after);
+                assert_eq!(how == How::Copied && before.contains_key(&page), !stale.is_none());
+                let leaf = after[&page];
+                assert_eq!((leaf.page, gpa.page_offset()), (hpa.pfn().raw(), hpa.page_offset()));
+                let translation = self.space.translate(gpa, &self.world).expect("mapped");
+                assert_eq!((translation.hpa, translation.level.number()), (hpa, leaf.level));
+                self.check_hardware(gpa, access, hpa);
+                assert_eq!(self.found(leaf.page), self.contents(page), "contents of {gpa} after {how:?}");
+                if access == Access::Store {
+                    let mut contents = self.contents(page);
+                    self.writes += 1;
+                    contents[usize::from(gpa.page_offset() != 0)] = self.writes;
+                    self.world.model.machine.write_u64(hpa, self.writes);
+                    self.written.insert(page, contents);
+                }
+                self.owe(stale);
+            }
+        }
+        self.check_ownership(&after);
+    }
+
+    /// `after` is `before` with one page, or the 2 MiB around it, or one page's copy, and nothing else.
+    fn check_growth(&self, page: u64, region: &Region, how: How, before: &Map, after: &Map) {
+        let same = |a: &Mapping, b: &Mapping| (a.page, a.flags) == (b.page, b.flags);
+        assert!(
+            before.iter().all(|(p, m)| (*p == page && how == How::Copied) || same(m, &after[p])),
+            "another page changed"
+        );
+        let new: Vec<u64> = after.keys().filter(|p| !before.contains_key(p)).copied().collect();
+        let expected = match how {
+            How::Spurious => vec![],
+            How::Copied if before.contains_key(&page) => vec![],
+            How::Copied => vec![page],
+            How::Filled if after[&page].level == 1 => {
+                assert_eq!(self.setup.superpages, Superpages::Mega);
+                let first = page & !511;
+                assert!(first >= region.start.raw() && first + 512 <= region.start.raw() + region.pages);
+                (first..first + 512).collect()
+            }
+            How::Filled => vec![page],
+        };
+        assert_eq!(new, expected, "{how:?}");
+        if how == How::Spurious {
+            assert_eq!(before, after);
+        }
+    }
+
+    /// Real hardware would let the access through, and write nothing.
+    fn check_hardware(&self, gpa: Addr<Gpa>, access: Access, hpa: Addr<Hpa>) {
+        struct Frozen<'a>(&'a Machine);
+        impl oracle::Words for Frozen<'_> {
+            fn load(&mut self, at: u64) -> Option<u64> {
+                self.0.peek(at)
+            }
+            fn store(&mut self, at: u64, _: u64) {
+                panic!("hardware writes an entry at {at:#x}");
+            }
+        }
+        let levels = u32::from(self.setup.format.levels);
+        let root = self.space.root().base().raw();
+        let g = Some(Table { levels, root, ad: Ad::Fault, svnapot: false, svpbmt: false });
+        let ctx = Context { vs: None, g, access, user: false, sum: false, vs_mxr: false, hs_mxr: false };
+        let machine = &self.world.model.machine;
+        assert_eq!(oracle::translate(&mut Frozen(machine), &ctx, gpa.raw()), Ok(hpa.raw()), "{access:?}");
+    }
+
+    /// OWNERSHIP, and that the books are right.
+    fn check_ownership(&self, map: &Map) {
+        let mut reached = BTreeSet::new();
+        for (page, mapping) in map {
+            let frame = Pfn::new(mapping.page);
+            match self.frames.owner_of(frame) {
+                Some((VM, Use::Guest)) => assert!(reached.insert(mapping.page), "{frame:?} is mapped twice"),
+                Some((Owner::Host, Use::Image)) => assert!(!mapping.is_writable(), "{page:#x}: an image is writable"),
+                other => panic!("{page:#x} reaches {frame:?}, owned by {other:?}"),
+            }
+        }
+        let waiting = |for_| {
+            let runs = self.owed.retired().iter();
+            let of_use = runs.filter(|run| self.frames.owner_of(run.first()) == Some((VM, for_)));
+            of_use.map(Run::pages).sum::<u64>()
+        };
+        let usage = self.frames.usage(VM);
+        let tables = self.world.model.table_count() as u64;
+        assert_eq!(usage.guest, reached.len() as u64 + waiting(Use::Guest), "the VM pays for what it has");
+        assert_eq!(usage.table, tables + waiting(Use::Table), "the VM pays for its tables");
+        assert_eq!(usage.total(), usage.guest + usage.table);
+        let hogged: u64 = self.hogged.iter().map(Run::pages).sum();
+        assert_eq!(usage.total() + hogged + IMAGE_PAGES + self.frames.free_count(), RAM_PAGES, "no frame is lost");
+    }
+
+    fn unmap(&mut self, start: u64, pages: u64) {
+        let (mut before, owned, usage) = (self.map(), self.owned(), self.frames.usage(VM));
+        let unmapped = self.space.unmap(Pfn::new(start), pages, &mut self.frames, &mut self.world);
+        self.world.let_go();
+        let after = self.map();
+        assert!(owned.is_subset(&self.owned()), "unmapping frees nothing before the fence");
+        match unmapped {
+            Err(_) => assert_eq!((&before, usage), (&after, self.frames.usage(VM)), "a failure changes nothing"),
+            Ok(stale) => {
+                let range = start..start + pages;
+                let count = before.len();
+                before.retain(|page, _| !range.contains(page));
+                assert_eq!(stale.is_none(), count == before.len() && stale.retired().is_empty());
+                // Levels may differ: leaves were split.
+                let flat = |map: &Map| map.iter().map(|(p, m)| (*p, m.page, m.flags)).collect::<Vec<_>>();
+                assert_eq!(flat(&before), flat(&after), "exactly the range is gone");
+                self.written.retain(|page, _| !range.contains(page));
+                self.owe(stale);
+            }
+        }
+        self.check_ownership(&after);
+    }
+
+    fn owe(&mut self, stale: Stale<Gpa>) {
+        let owed = std::mem::replace(&mut self.owed, Stale::none());
+        self.owed = owed.join(stale);
+    }
+
+    fn flush(&mut self) {
+        let owed = std::mem::replace(&mut self.owed, Stale::none());
+        self.settle(owed);
+        self.check_ownership(&self.map());
+    }
+
+    fn settle(&mut self, owed: Stale<Gpa>) {
+        let free = |model: &mut FenceModel, runs: &[Run]| {
+            runs.iter().for_each(|run| (0..run.pages()).for_each(|i| model.free(run.first().add(i))));
+        };
+        if self.world.mutant == Mutant::FreesBeforeTheFence {
+            free(&mut self.world.model, owed.retired());
+        }
+        let retired = owed.fence(&mut self.world);
+        free(&mut self.world.model, retired.runs());
+        if self.world.mutant != Mutant::Leaks {
+            retired.release(&mut self.frames);
+        }
+    }
+
+    /// All contents are right, and the end of the VM gives everything back.
+    fn end(mut self) -> Counters {
+        self.flush();
+        for (page, mapping) in self.map() {
+            assert_eq!(self.found(mapping.page), self.contents(page), "contents of page {page:#x} at the end");
+        }
+        self.step(&Op::Relax);
+        (0..usize::from(self.setup.harts)).for_each(|hart| self.world.model.detach(hart));
+        let Rig { mut frames, mut world, space, image_run, .. } = self;
+        let counters = *space.counters();
+        let stale = space.destroy(&world);
+        let retired = stale.fence(&mut world);
+        for run in retired.runs() {
+            (0..run.pages()).for_each(|i| world.model.free(run.first().add(i)));
+        }
+        retired.release(&mut frames);
+        world.model.verdict().expect("no fence rule is broken at the end");
+        assert_eq!(frames.usage(VM).total(), 0);
+        frames.free(image_run);
+        assert_eq!(frames.free_count(), RAM_PAGES);
+        for i in 0..IMAGE_PAGES {
+            let words = world.model.machine.frame(self.image.add(i));
+            assert_eq!([words[0], words[511]], image_contents(i), "the image was written");
+        }
+        counters
+    }
+}
