@@ -1,6 +1,7 @@
 //! The command line.
 
 mod run;
+mod test;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Action {
     Run(run::RunArgs),
+    Test(test::TestArgs),
 }
 
 /// Runs the command line that this process was started with.
@@ -26,6 +28,7 @@ enum Action {
 pub fn main() -> ExitCode {
     let result = match Command::parse().action {
         Action::Run(args) => args.run(),
+        Action::Test(args) => args.run(),
     };
     match result {
         Ok(status) => status.into(),

@@ -8,6 +8,7 @@
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
 #![forbid(unsafe_code)]
 
+pub mod bare;
 pub mod build;
 pub mod command;
 pub mod console;
@@ -25,5 +26,6 @@ pub mod run;
 pub mod size;
 pub mod spec;
 pub mod stream;
+pub mod testing;
 pub mod tty;
 pub mod vmfile;

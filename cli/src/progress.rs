@@ -46,6 +46,11 @@ impl Step {
         self.bar.set_message(text.into());
     }
 
+    /// Lets something else print lines.
+    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
+
     /// Moves to so many percent.
     pub fn set(&self, percent: u64) {
         self.bar.set_position(percent);

@@ -3,7 +3,7 @@
 use crate::size::{MIB, Size};
 use clap::ValueEnum;
 use miette::Diagnostic;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ const GNOMON_RAM: u64 = 96 * MIB;
 const LOADER_RAM: u64 = 8 * MIB;
 
 /// Where Gnomon sits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Seat {
     /// M mode: Gnomon is the machine's firmware.

@@ -105,7 +105,7 @@ impl RunArgs {
     pub fn run(self) -> miette::Result<u8> {
         let (is_dry_run, stats, is_verbose) = (self.dry_run, self.stats.clone(), self.verbose);
         let spec = self.into_spec()?;
-        let prepared = run::prepare(&spec)?;
+        let prepared = run::prepare(&spec, None)?;
         eprintln!("{}", prepared.versions);
         if is_dry_run {
             println!("{}", prepared.machine.command_line());

@@ -1,1 +1,38 @@
 //! `gnomon test`.
+
+use crate::testing::Suite;
+use clap::Args;
+
+/// Run the tests: those on the host, and boot tests in QEMU.
+///
+/// The last line says `N passed, N failed`. Exit status: 0 if all passed, else 1.
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// Run only tests whose name contains one of these
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
+    /// Only show the tests' names
+    #[arg(long)]
+    list: bool,
+    /// How many boot tests run at a time
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
+}
+
+impl TestArgs {
+    /// Runs it; returns the exit status.
+    ///
+    /// # Errors
+    /// If there is nothing to run.
+    pub fn run(self) -> miette::Result<u8> {
+        let suite = Suite::select(&self.filters)?;
+        if self.list {
+            suite.names().for_each(|name| println!("{name}"));
+            return Ok(0);
+        }
+        let tally = suite.run(self.jobs.into());
+        tally.failures().for_each(|line| println!("{line}"));
+        println!("{}", tally.summary());
+        Ok(u8::from(!tally.is_good()))
+    }
+}

@@ -15,7 +15,7 @@ use crate::{build, run::Seat};
 use abi::bundle::{ConsoleMode, VmConfig};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 const RNG_SEED_BYTES: usize = 32;
@@ -74,11 +74,11 @@ struct Contents {
 }
 
 /// Does all that can be done before the machine starts: reads kernels, fetches what is missing,
-/// packs the bundle, builds the hypervisor.
+/// packs the bundle, builds the hypervisor unless it is given.
 ///
 /// # Errors
 /// Whatever stands in the way, with a remedy.
-pub fn prepare(spec: &RunSpec) -> miette::Result<Prepared> {
+pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
     let total = vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0));
     qemu::check_memory(qemu::memory_for(Size(total), 0))?;
@@ -99,7 +99,10 @@ pub fn prepare(spec: &RunSpec) -> miette::Result<Prepared> {
         pack.write(configs, spec.console, bundle.as_file_mut()).map_err(IoError::at("write", bundle.path()))?;
     let memory = qemu::memory_for(Size(total), bundle_bytes);
     qemu::check_memory(memory)?;
-    let hypervisor = build::hypervisor()?;
+    let hypervisor = match hypervisor {
+        Some(built) => built.to_owned(),
+        None => build::hypervisor()?,
+    };
     let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
     let machine = MachineSpec {
         boot: Boot::Gnomon { seat: spec.seat, hypervisor, bundle: bundle.path().to_owned() },

@@ -1,0 +1,156 @@
+//! Runs a boot test.
+
+use super::dialog::Dialog;
+use super::judge::{self, Transcript};
+use super::plan::{BootTest, Case};
+use super::{Programs, Verdict};
+use crate::bare::BareSpec;
+use crate::console::{ExecDemux, ExecEvent};
+use crate::debian::Software;
+use crate::initramfs;
+use crate::machine::{Machine, Next, Stopped};
+use crate::qemu::{Clock, MachineSpec, Seat};
+use crate::run::{self, RunSpec};
+use crate::stream::Piece;
+use crate::vmfile::{Kernel, VmFile};
+use abi::bundle::ConsoleMode;
+use miette::miette;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long a panicked kernel may go on talking.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Runs a case and judges it: one verdict, or one for each check of a test guest.
+pub fn run(case: &Case, programs: &Programs) -> Vec<Verdict> {
+    let result = match case.seat {
+        Some(seat) => on_gnomon(case, seat, programs),
+        None => on_bare(case, programs),
+    };
+    match result {
+        Ok(transcript) => judge::judge(case, &transcript),
+        Err(report) => {
+            let help = report.help().map_or_else(String::new, |help| format!(" ({help})"));
+            vec![Verdict::failed(case.name(), format!("{report}{help}"))]
+        }
+    }
+}
+
+fn clock(test: &BootTest) -> Clock {
+    if test.icount { Clock::Instructions } else { Clock::Real }
+}
+
+/// The file of the test guest, if the test has one.
+fn guest(test: &BootTest, programs: &Programs) -> miette::Result<Option<PathBuf>> {
+    let Some(name) = &test.guest else { return Ok(None) };
+    let guests = programs.guests.as_ref().map_err(|why| miette!("{why}"))?;
+    guests.get(name).cloned().map(Some).ok_or_else(|| miette!("there is no test guest `{name}`"))
+}
+
+fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
+    let test = &case.test;
+    let kernel = match guest(test, programs)? {
+        Some(file) => Some(Kernel::File(file)),
+        None => test.kernel.clone(),
+    };
+    let vm = |number: usize| VmFile {
+        name: Some(if test.vms == 1 { "vm".into() } else { format!("vm{number}") }),
+        memory: Some(test.memory),
+        vcpus: Some(case.vcpus()),
+        kernel: kernel.clone(),
+        append: Some(test.append.clone()),
+        superpages: Some(test.superpages),
+        ..VmFile::default()
+    };
+    let spec = RunSpec {
+        files: (1..=test.vms).map(vm).collect(),
+        options: VmFile::default(),
+        harts: Some(case.harts),
+        seat,
+        exec: test.exec.clone(),
+        clock: clock(test),
+        qemu_args: Vec::new(),
+        console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
+    };
+    let hypervisor = programs.hypervisor.as_ref().map_err(|why| miette!("{why}"))?;
+    let prepared = run::prepare(&spec, Some(hypervisor))?;
+    follow(case, &prepared.machine, &prepared.vms)
+}
+
+fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
+    let test = &case.test;
+    let mut append = vec![];
+    // Lives until the machine has ended.
+    let mut initrd = None;
+    let kernel = match (guest(test, programs)?, &test.kernel) {
+        (Some(file), _) => file,
+        (None, Some(Kernel::File(file))) => file.clone(),
+        (None, Some(Kernel::UBoot)) => Software::UBoot.provide()?.file,
+        (None, _) => {
+            let busybox = std::fs::read(Software::Busybox.provide()?.file).map_err(|why| miette!("{why}"))?;
+            let mut file = tempfile::NamedTempFile::new().map_err(|why| miette!("{why}"))?;
+            let archive = initramfs::build(&busybox, test.exec.as_deref())?;
+            file.write_all(&archive).map_err(|why| miette!("{why}"))?;
+            initrd = Some(file);
+            append.extend(["console=ttyS0", "earlycon=sbi", "quiet"]);
+            Software::Kernel.provide()?.file
+        }
+    };
+    append.extend((!test.append.is_empty()).then_some(test.append.as_str()));
+    let spec = BareSpec {
+        kernel,
+        initrd: initrd.as_ref().map(|file| file.path().to_owned()),
+        append: append.join(" "),
+        harts: case.harts,
+        memory: test.memory,
+        clock: clock(test),
+    };
+    follow(case, &spec.machine(), &["vm".to_owned()])
+}
+
+/// Runs the machine, types what the test says, and writes down what comes.
+fn follow(case: &Case, spec: &MachineSpec, vms: &[String]) -> miette::Result<Transcript> {
+    let test = &case.test;
+    let started = Instant::now();
+    let (machine, _) = Machine::start(spec)?;
+    let input = machine.input();
+    let mut dialog = Dialog::new(&test.dialog);
+    let mut demux = test.exec.as_ref().map(|_| ExecDemux::new(vms.iter().map(String::as_str)));
+    let mut transcript = Transcript::default();
+    let outcome = machine.run(Some(started + case.timeout()), |piece| {
+        let Piece::Text(bytes) = piece else { return Next::Continue };
+        transcript.console.extend_from_slice(bytes);
+        for answer in dialog.push(bytes) {
+            // A machine that is gone shows in the outcome.
+            let _ = input.write(answer.as_bytes());
+        }
+        let mut next = Next::Continue;
+        for event in demux.iter_mut().flat_map(|demux| demux.push(bytes)) {
+            match event {
+                ExecEvent::Output(bytes) => transcript.exec_output.extend_from_slice(&bytes),
+                ExecEvent::Other(_) => {}
+                ExecEvent::Panic { message, .. } => {
+                    transcript.panic.get_or_insert(message);
+                    next = Next::StopAt(Instant::now() + LAST_WORDS, Stopped::Enough);
+                }
+            }
+        }
+        match &test.expect.until {
+            Some(until) if count(&transcript.console, until.text.as_bytes()) >= until.count => {
+                transcript.has_reached_until = true;
+                Next::Stop(Stopped::Enough)
+            }
+            _ => next,
+        }
+    })?;
+    transcript.statuses = demux.iter().flat_map(ExecDemux::statuses).map(|(vm, status)| (vm.into(), status)).collect();
+    transcript.unanswered = dialog.waits_for().map(str::to_owned);
+    transcript.took = started.elapsed();
+    transcript.outcome = outcome;
+    Ok(transcript)
+}
+
+fn count(text: &[u8], wanted: &[u8]) -> usize {
+    text.windows(wanted.len().max(1)).filter(|window| *window == wanted).count()
+}

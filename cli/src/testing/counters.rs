@@ -1,0 +1,75 @@
+//! Assertions about counters: `exits.total <= 1000`.
+
+use abi::record::Stats;
+use serde::Deserialize;
+
+/// One assertion. The name is a counter of the VMs (the sum over all of them), or, after `host.`,
+/// one of Gnomon's own.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Assertion {
+    name: String,
+    relation: Relation,
+    bound: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Relation {
+    Equal,
+    AtMost,
+    AtLeast,
+}
+
+impl TryFrom<String> for Assertion {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let error = || format!("`{text}` is not of the form `NAME <= NUMBER` (or ==, or >=)");
+        let [name, relation, bound] = text.split_whitespace().collect::<Vec<_>>()[..] else { return Err(error()) };
+        let relation = match relation {
+            "==" => Relation::Equal,
+            "<=" => Relation::AtMost,
+            ">=" => Relation::AtLeast,
+            _ => return Err(error()),
+        };
+        Ok(Self { name: name.into(), relation, bound: bound.replace('_', "").parse().map_err(|_| error())? })
+    }
+}
+
+impl Assertion {
+    /// Checks it. A counter that is not there fails.
+    pub fn check(&self, stats: &Stats) -> Result<(), String> {
+        let value = match self.name.strip_prefix("host.") {
+            Some(name) => stats.host.get(name).copied(),
+            None => stats.vms.iter().filter_map(|vm| vm.counters.get(&self.name)).copied().reduce(|a, b| a + b),
+        };
+        let value = value.ok_or_else(|| format!("there is no counter {}", self.name))?;
+        let (holds, sign) = match self.relation {
+            Relation::Equal => (value == self.bound, "=="),
+            Relation::AtMost => (value <= self.bound, "<="),
+            Relation::AtLeast => (value >= self.bound, ">="),
+        };
+        if holds { Ok(()) } else { Err(format!("{} is {value}, expected {sign} {}", self.name, self.bound)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use abi::record::VmStats;
+
+    #[test]
+    fn assertions() {
+        let vm = |value| VmStats { vm: "a".into(), counters: [("exits.total".into(), value)].into() };
+        let stats = Stats { vms: vec![vm(3), vm(4)], host: [("ipis.sent".into(), 9)].into() };
+        let check = |text: &str| Assertion::try_from(text.to_owned()).expect(text).check(&stats);
+        assert_eq!(check("exits.total == 7"), Ok(()));
+        assert_eq!(check("exits.total <= 1_000"), Ok(()));
+        assert_eq!(check("host.ipis.sent >= 9"), Ok(()));
+        assert_eq!(check("exits.total >= 8"), Err("exits.total is 7, expected >= 8".into()));
+        assert_eq!(check("exits.none >= 0"), Err("there is no counter exits.none".into()));
+        for bad in ["a", "a < 1", "a == b", "a == 1 2"] {
+            assert!(Assertion::try_from(bad.to_owned()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Judges what a boot test's run has come to.
+
+use super::Verdict;
+use super::plan::{Case, End, Expect};
+use crate::machine::{Outcome, Stopped};
+use crate::stream::Lines;
+use abi::record::{EndReason, VmEnd};
+use abi::report::Line;
+use std::time::Duration;
+
+/// Lines of the console shown for a failure.
+const SHOWN_LINES: usize = 30;
+
+/// What a run has come to.
+#[derive(Debug, Default)]
+pub struct Transcript {
+    /// Everything on the console, records left out.
+    pub console: Vec<u8>,
+    /// The commands' output.
+    pub exec_output: Vec<u8>,
+    /// The commands' status in each VM.
+    pub statuses: Vec<(String, Option<i32>)>,
+    /// What Linux said when it panicked.
+    pub panic: Option<String>,
+    /// What the dialog still waited for.
+    pub unanswered: Option<String>,
+    /// Whether the machine was stopped because the test's `until` was reached.
+    pub has_reached_until: bool,
+    /// How long it took.
+    pub took: Duration,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// The verdicts: those of the checks that a test guest reports, and one on the run as a whole
+/// where that is a test of its own, or is amiss.
+pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
+    let name = case.name();
+    let mut lines = Lines::default();
+    let console: Vec<String> = lines
+        .push(&transcript.console)
+        .into_iter()
+        .chain(lines.finish())
+        .map(|line| String::from_utf8_lossy(&line).into_owned())
+        .collect();
+    let has_report = case.test.guest.is_some() && case.test.expect == Expect::default();
+    let (mut verdicts, report) = if has_report { read_report(&name, &console) } else { (Vec::new(), Ok(())) };
+    let has_failures = verdicts.iter().any(|verdict| verdict.result.is_err());
+    let whole = report.and_then(|()| whole(case, transcript, has_failures));
+    if !has_report || whole.is_err() {
+        let name = if has_report { format!("{name}/run") } else { name };
+        verdicts.push(Verdict { result: whole, ..Verdict::passed(name) });
+    }
+    let tail = &console[console.len().saturating_sub(SHOWN_LINES)..];
+    if let Some(last) = verdicts.iter_mut().rfind(|verdict| verdict.result.is_err()) {
+        last.output = tail.to_vec();
+        last.output.extend(transcript.outcome.stderr.lines().map(|line| format!("QEMU: {line}")));
+    }
+    if let Some(last) = verdicts.last_mut() {
+        last.took = Some(transcript.took);
+    }
+    verdicts
+}
+
+/// The checks of a test guest; and whether the report is complete.
+fn read_report(name: &str, console: &[String]) -> (Vec<Verdict>, Result<(), String>) {
+    let mut verdicts = Vec::new();
+    let mut done = None;
+    for line in console {
+        match Line::parse(line) {
+            Some(Line::Pass(check)) => verdicts.push(Verdict::passed(format!("{name}/{check}"))),
+            Some(Line::Fail(text)) => {
+                let (check, why) = text.split_once(": ").unwrap_or((text, "no reason given"));
+                verdicts.push(Verdict::failed(format!("{name}/{check}"), why));
+            }
+            Some(Line::Done(count)) => done = Some(count as usize),
+            None => {}
+        }
+    }
+    let has_failures = verdicts.iter().any(|verdict| verdict.result.is_err());
+    let complete = match done {
+        None => Err(format!("the guest's report breaks off after {} checks", verdicts.len())),
+        Some(0) => Err("the guest made no check".into()),
+        // A failure outside a check is reported without being one.
+        Some(count) if count == verdicts.len() || (has_failures && count < verdicts.len()) => Ok(()),
+        Some(count) => Err(format!("the guest made {count} checks and reported {}", verdicts.len())),
+    };
+    (verdicts, complete)
+}
+
+/// Judges a run as a whole.
+fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(), String> {
+    let expect = &case.test.expect;
+    let outcome = &transcript.outcome;
+    if let Some(message) = &transcript.panic {
+        return Err(format!("the guest's kernel panicked: {message}"));
+    }
+    if !transcript.has_reached_until {
+        ended_well(case, outcome)?;
+        if let Some(until) = &expect.until {
+            return Err(format!("`{}` did not appear {} times", until.text, until.count));
+        }
+    }
+    if let Some(text) = &transcript.unanswered {
+        return Err(format!("`{text}` did not appear"));
+    }
+    for VmEnd { vm, reason } in &outcome.ends {
+        check_end(vm, reason, expect, has_failures)?;
+    }
+    for (vm, status) in &transcript.statuses {
+        match status {
+            Some(status) if *status == expect.status => {}
+            Some(status) => return Err(format!("the commands in {vm} ended with {status}, not {}", expect.status)),
+            None => return Err(format!("the commands in {vm} did not come to their end")),
+        }
+    }
+    let text = if case.test.exec.is_some() { &transcript.exec_output } else { &transcript.console };
+    let text = String::from_utf8_lossy(text);
+    for pattern in &expect.output {
+        let found = pattern.0.find_iter(&text).count();
+        if found < case.test.vms {
+            let what = pattern.0.as_str();
+            return Err(format!("`{what}` was found {found} times in the output, not {}", case.test.vms));
+        }
+    }
+    if let Some(pattern) = expect.absent.iter().find(|pattern| pattern.0.is_match(&text)) {
+        return Err(format!("`{}` is in the output", pattern.0.as_str()));
+    }
+    if expect.counters.is_empty() {
+        return Ok(());
+    }
+    let stats = outcome.stats.as_ref().ok_or("Gnomon printed no counters")?;
+    expect.counters.iter().try_for_each(|assertion| assertion.check(stats))
+}
+
+/// Whether the machine came to its end in the way it should.
+fn ended_well(case: &Case, outcome: &Outcome) -> Result<(), String> {
+    if let Some(message) = &outcome.failed {
+        return Err(format!("Gnomon failed: {message}"));
+    }
+    match outcome.stopped {
+        Some(Stopped::Timeout) => return Err(format!("it took longer than {} s", case.test.timeout)),
+        Some(_) => return Err("the machine was stopped".into()),
+        None => {}
+    }
+    if case.seat.is_none() {
+        // There QEMU itself ends, with the guest's wish for a status.
+        return Ok(());
+    }
+    if !outcome.has_halted {
+        return Err("QEMU ended before Gnomon was done".into());
+    }
+    match outcome.ends.len() {
+        count if count == case.test.vms => Ok(()),
+        count => Err(format!("Gnomon told of the end of {count} VMs, not {}", case.test.vms)),
+    }
+}
+
+fn check_end(vm: &str, reason: &EndReason, expect: &Expect, has_failures: bool) -> Result<(), String> {
+    match (expect.end, reason) {
+        (End::Poweroff, EndReason::Poweroff) | (End::Failure, EndReason::SystemFailure) => Ok(()),
+        // A guest with failed checks says so by its end, too; that is told already.
+        (End::Poweroff, EndReason::SystemFailure) if has_failures => Ok(()),
+        (End::Killed, EndReason::Killed { message }) if message.contains(&expect.message) => Ok(()),
+        (End::Killed, EndReason::Killed { message }) => {
+            Err(format!("{vm} was stopped with `{message}`, expected `{}`", expect.message))
+        }
+        (_, EndReason::Poweroff) => Err(format!("{vm} powered off")),
+        (_, EndReason::SystemFailure) => Err(format!("{vm} ended with a system failure")),
+        (_, EndReason::Killed { message }) => Err(format!("{vm} was stopped: {message}")),
+        (_, EndReason::NotStarted { message }) => Err(format!("{vm} could not be started: {message}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qemu::Seat;
+    use crate::testing::plan::BootTest;
+
+    fn case(text: &str) -> Case {
+        let test: BootTest = toml::from_str(text).expect("a test");
+        Case { test_name: "t".into(), test, seat: Some(Seat::Firmware), harts: 1 }
+    }
+
+    fn ended(console: &str, reason: EndReason) -> Transcript {
+        let mut outcome = Outcome { has_halted: true, ..Outcome::default() };
+        outcome.ends.push(VmEnd { vm: "vm".into(), reason });
+        Transcript { console: console.into(), outcome, ..Transcript::default() }
+    }
+
+    fn failures(case: &Case, transcript: &Transcript) -> Vec<(String, String)> {
+        let failed = |verdict: Verdict| Some((verdict.name, verdict.result.err()?));
+        judge(case, transcript).into_iter().filter_map(failed).collect()
+    }
+
+    const PASS: &str = "gnomon-test: PASS a\r\ngnomon-test: PASS b\r\n";
+
+    #[test]
+    fn checks_count_one_by_one() {
+        let case = case("about = ''\nguest = 'g'\n");
+        let good = ended(&format!("{PASS}gnomon-test: DONE 2\r\n"), EndReason::Poweroff);
+        let names: Vec<_> = judge(&case, &good).into_iter().map(|v| (v.name, v.result)).collect();
+        assert_eq!(names, [("t/firmware/1/a".into(), Ok(())), ("t/firmware/1/b".into(), Ok(()))]);
+        let bad = ended(&format!("{PASS}gnomon-test: FAIL c: x: y\ngnomon-test: DONE 3\n"), EndReason::SystemFailure);
+        assert_eq!(failures(&case, &bad), [("t/firmware/1/c".into(), "x: y".into())]);
+    }
+
+    #[test]
+    fn an_incomplete_report_fails() {
+        let case = case("about = ''\nguest = 'g'\n");
+        for (console, why) in [
+            (PASS.to_owned(), "breaks off after 2"),
+            (format!("{PASS}gnomon-test: DONE 3\n"), "made 3 checks and reported 2"),
+            ("gnomon-test: DONE 0\n".into(), "no check"),
+        ] {
+            let failures = failures(&case, &ended(&console, EndReason::Poweroff));
+            assert!(failures.len() == 1 && failures[0].0 == "t/firmware/1/run", "{failures:?}");
+            assert!(failures[0].1.contains(why), "{failures:?}");
+        }
+    }
+
+    #[test]
+    fn ends_are_judged() {
+        let killed = |message: &str| EndReason::Killed { message: message.into() };
+        let done = format!("{PASS}gnomon-test: DONE 2\n");
+        let plain = case("about = ''\nguest = 'g'\n");
+        assert_eq!(failures(&plain, &ended(&done, killed("bad"))).len(), 1);
+        assert_eq!(failures(&plain, &ended(&done, EndReason::SystemFailure)).len(), 1);
+        let wild = case("about = ''\nguest = 'g'\nexpect = { end = 'killed', message = 'jump' }\n");
+        assert_eq!(failures(&wild, &ended("", killed("a jump into nowhere"))), []);
+        assert_eq!(failures(&wild, &ended("", killed("else"))).len(), 1);
+        assert_eq!(failures(&wild, &ended("", EndReason::Poweroff)).len(), 1);
+        let mut early = ended(&done, EndReason::Poweroff);
+        early.outcome.has_halted = false;
+        assert!(failures(&plain, &early)[0].1.contains("QEMU ended"));
+        early.outcome.stopped = Some(Stopped::Timeout);
+        assert!(failures(&plain, &early)[0].1.contains("60 s"));
+    }
+
+    #[test]
+    fn commands_are_judged() {
+        let case = case("about = ''\nkernel = 'debian'\nexec = 'x'\nexpect.output = ['^b.b$']\nexpect.absent = ['zz']\n");
+        let mut run = ended("", EndReason::Poweroff);
+        run.statuses.push(("vm".into(), Some(0)));
+        run.exec_output = b"a\nbob\n".to_vec();
+        assert_eq!(failures(&case, &run), []);
+        run.exec_output = b"a\nzz\nbob\n".to_vec();
+        assert!(failures(&case, &run)[0].1.contains("zz"));
+        run.exec_output.clear();
+        assert!(failures(&case, &run)[0].1.contains("0 times"));
+        run.statuses[0].1 = Some(1);
+        assert!(failures(&case, &run)[0].1.contains("ended with 1"));
+        run.panic = Some("no init".into());
+        assert!(failures(&case, &run)[0].1.contains("no init"));
+    }
+}

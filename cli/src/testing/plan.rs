@@ -1,0 +1,285 @@
+//! The plan of boot tests: `tests.toml`, and what it expands to.
+
+use super::counters::Assertion;
+use super::dialog::Exchange;
+use crate::qemu::Seat;
+use crate::size::Size;
+use crate::vmfile::Kernel;
+use miette::Diagnostic;
+use regex::Regex;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A boot test, as it stands in the file. Its name is the key.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BootTest {
+    /// What it is about, in a sentence.
+    pub about: String,
+    /// The test guest to boot: a binary of the package `guests`.
+    pub guest: Option<String>,
+    /// Or the kernel to boot.
+    pub kernel: Option<Kernel>,
+    /// The machines it is run on.
+    #[serde(default = "on_gnomon")]
+    pub on: Vec<Platform>,
+    /// The seats it is run in.
+    #[serde(default = "both_seats")]
+    pub seats: Vec<Seat>,
+    /// The numbers of harts it is run with.
+    #[serde(default = "one_hart")]
+    pub harts: Vec<u32>,
+    /// vCPUs of each VM; as many as harts if not given.
+    pub vcpus: Option<u32>,
+    /// How many equal VMs there are.
+    #[serde(default = "one")]
+    pub vms: usize,
+    /// RAM of each VM.
+    #[serde(default = "memory")]
+    pub memory: Size,
+    /// Added to the kernel's command line.
+    #[serde(default)]
+    pub append: String,
+    /// Whether 2 MiB mappings may be used.
+    #[serde(default = "yes")]
+    pub superpages: bool,
+    /// Whether time counts instructions.
+    #[serde(default)]
+    pub icount: bool,
+    /// Commands for the guest's shell.
+    pub exec: Option<String>,
+    /// What is typed, and after what.
+    #[serde(default)]
+    pub dialog: Vec<Exchange>,
+    /// Seconds until it has failed.
+    #[serde(default = "timeout")]
+    pub timeout: u64,
+    /// What must come of it.
+    #[serde(default)]
+    pub expect: Expect,
+}
+
+/// What must come of a boot test, beside a test guest's own report.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Expect {
+    /// How every VM ends.
+    pub end: End,
+    /// Part of the message with which VMs are stopped.
+    pub message: String,
+    /// Status of the commands.
+    pub status: i32,
+    /// Patterns that must be in the output: that of the commands, or else the whole console.
+    pub output: Vec<Pattern>,
+    /// Patterns that must not be in it.
+    pub absent: Vec<Pattern>,
+    /// What the counters must be.
+    pub counters: Vec<Assertion>,
+    /// The machine is stopped, and all is well, when this has appeared as often on the console.
+    pub until: Option<Until>,
+}
+
+/// A text and how often it must appear.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Until {
+    /// The text.
+    pub text: String,
+    /// How often.
+    pub count: usize,
+}
+
+/// How a VM ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    /// By its own wish.
+    #[default]
+    Poweroff,
+    /// By its own wish, with trouble.
+    Failure,
+    /// Gnomon stops it.
+    Killed,
+}
+
+/// What a test runs on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Platform {
+    /// Gnomon.
+    Gnomon,
+    /// OpenSBI and nothing else, in QEMU: what the test itself is tested on.
+    Bare,
+}
+
+/// A regular expression; `^` and `$` match at line ends.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Pattern(pub Regex);
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl TryFrom<String> for Pattern {
+    type Error = regex::Error;
+
+    fn try_from(text: String) -> Result<Self, regex::Error> {
+        regex::RegexBuilder::new(&text).multi_line(true).crlf(true).build().map(Self)
+    }
+}
+
+/// One run of a boot test.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Case {
+    /// The test's name.
+    pub test_name: String,
+    /// The test.
+    pub test: BootTest,
+    /// What it runs on; the seat on Gnomon, `None` on the bare machine.
+    pub seat: Option<Seat>,
+    /// Number of harts.
+    pub harts: u32,
+}
+
+impl Seat {
+    const BOTH: [Self; 2] = [Self::Firmware, Self::Payload];
+}
+
+impl Case {
+    /// Its name: test, seat, harts.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}/{}/{}", self.test_name, self.seat.map_or("bare", Seat::name), self.harts)
+    }
+
+    /// vCPUs of each VM.
+    #[must_use]
+    pub fn vcpus(&self) -> u32 {
+        self.test.vcpus.unwrap_or(self.harts)
+    }
+
+    /// When it has failed.
+    #[must_use]
+    pub const fn timeout(&self) -> Duration {
+        Duration::from_secs(self.test.timeout)
+    }
+}
+
+/// A plan that cannot be followed.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("{path}: {message}")]
+#[diagnostic(help("correct it; CONTRIBUTING.md describes the file"))]
+pub struct PlanError {
+    path: PathBuf,
+    message: String,
+}
+
+/// Reads the plan and expands it.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
+    let error = |message: String| PlanError { path: path.to_owned(), message };
+    let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
+    let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
+    let mut cases = Vec::new();
+    for (test_name, test) in tests {
+        check(&test).map_err(|why| error(format!("{test_name}: {why}")))?;
+        let on_gnomon = test.on.contains(&Platform::Gnomon).then_some(test.seats.iter().copied().map(Some));
+        let on_bare = test.on.contains(&Platform::Bare).then_some(None);
+        for seat in on_gnomon.into_iter().flatten().chain(on_bare) {
+            for harts in test.harts.iter().copied() {
+                cases.push(Case { test_name: test_name.clone(), test: test.clone(), seat, harts });
+            }
+        }
+    }
+    Ok(cases)
+}
+
+fn check(test: &BootTest) -> Result<(), &'static str> {
+    let is_bare = test.on.contains(&Platform::Bare);
+    match () {
+        () if test.guest.is_some() == test.kernel.is_some() => Err("give either `guest` or `kernel`"),
+        () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
+        () if test.vms > 1 && test.exec.is_none() => Err("several VMs are for `exec` only"),
+        () if is_bare && test.vms > 1 => Err("the bare machine has no VMs"),
+        () if is_bare && !test.expect.counters.is_empty() => Err("the bare machine has no counters"),
+        () if is_bare && test.expect.end == End::Killed => Err("the bare machine stops nobody"),
+        () if test.on.is_empty() || test.harts.is_empty() => Err("it would never run"),
+        () => Ok(()),
+    }
+}
+
+fn on_gnomon() -> Vec<Platform> {
+    vec![Platform::Gnomon]
+}
+
+fn both_seats() -> Vec<Seat> {
+    Seat::BOTH.to_vec()
+}
+
+fn one_hart() -> Vec<u32> {
+    vec![1]
+}
+
+const fn one() -> usize {
+    1
+}
+
+const fn memory() -> Size {
+    Size(64 << 20)
+}
+
+const fn yes() -> bool {
+    true
+}
+
+const fn timeout() -> u64 {
+    60
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(text: &str) -> Result<Vec<Case>, PlanError> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tests.toml");
+        std::fs::write(&path, text).expect("a file");
+        read(&path)
+    }
+
+    #[test]
+    fn tests_are_expanded() {
+        let cases = plan("[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nharts = [1, 4]\n").expect("a plan");
+        let names: Vec<_> = cases.iter().map(Case::name).collect();
+        assert_eq!(names, ["a/firmware/1", "a/firmware/4", "a/payload/1", "a/payload/4", "a/bare/1", "a/bare/4"]);
+        assert_eq!((cases[1].vcpus(), cases[0].timeout()), (4, Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn broken_plans_are_refused() {
+        for (text, why) in [
+            ("[a]\nabout = ''\n", "either"),
+            ("[a]\nabout = ''\nguest = 'x'\nkernel = 'debian'\n", "either"),
+            ("[a]\nabout = ''\nguest = 'x'\nexec = 'x'\n", "shell"),
+            ("[a]\nabout = ''\nguest = 'x'\nvms = 2\n", "exec"),
+            ("[a]\nabout = ''\nguest = 'x'\nexpect.output = ['(']\n", "regex"),
+            ("[a]\nabout = ''\nguest = 'x'\ncolour = 1\n", "colour"),
+        ] {
+            let message = plan(text).expect_err(why).to_string();
+            assert!(message.contains(why), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_plan_of_this_repository_is_valid() {
+        let cases = read(&crate::place::root().join("tests.toml")).expect("a plan");
+        assert!(cases.len() > 20);
+    }
+}
