@@ -209,7 +209,9 @@ fn receive() {
 
 /// Answers each IPI with one. What was stored before an IPI is there when it arrives.
 fn answer(to: u64) {
+    clear(); // one to stop may have come late
     enable(SSoft.bit());
+    READY.store(1, SeqCst);
     for round in 1..=ROUNDS {
         receive();
         if PING.load(Relaxed) != round {
@@ -227,8 +229,9 @@ fn ping_pong() -> Check {
     clear();
     enable(SSoft.bit());
     for other in board().other_harts() {
-        PING.store(0, SeqCst);
+        READY.store(0, SeqCst);
         hart::start(other, answer, hart::id())?;
+        ensure!(hart::wait_for(hart::PATIENCE_MS, || READY.load(SeqCst) == 1), "hart {other} is not ready");
         for round in 1..=ROUNDS {
             PING.store(round, Relaxed);
             send(1, other)?;
