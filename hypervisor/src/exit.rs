@@ -33,6 +33,8 @@ pub enum Outcome {
     External,
     /// It waits for an interrupt.
     Wait,
+    /// It waits for a store of another hart: it may as well let others run.
+    Yield,
     /// It stops (SBI hart_stop).
     Stop,
     /// Its VM ends or starts over.
@@ -72,7 +74,7 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         Cause::Exception(Exception::VirtualInstruction) => {
             counters.exits_virtual.bump();
-            virtual_instruction(run, env)
+            virtual_instruction(g, run, env)
         }
         Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
             counters.exits_timer.bump();
@@ -182,12 +184,25 @@ pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u6
 }
 
 /// An instruction that only a hypervisor may execute, or one that Gnomon chose to trap.
-fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
+fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     const WFI: u64 = 0x1050_0073;
-    let insn = run.context.exit.tval;
-    if insn == WFI && env.guest_mode() == Mode::Supervisor {
-        run.context.pc += 4;
-        return Outcome::Wait;
+    // Zawrs: traps where WFI does, but in user mode as well.
+    const WRS_NTO: u64 = 0x00d0_0073;
+    // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
+    let insn = match run.context.exit.tval {
+        0 => fetch(g, run, env).map_or(0, u64::from),
+        insn => insn,
+    };
+    match (insn, env.guest_mode()) {
+        (WFI, Mode::Supervisor) => {
+            run.context.pc += 4;
+            return Outcome::Wait;
+        }
+        (WRS_NTO, _) => {
+            run.context.pc += 4;
+            return Outcome::Yield;
+        }
+        _ => {}
     }
     // The guest's machine has no H extension: to it the instruction is illegal.
     inject(run, &Trap::new(Exception::IllegalInstruction, insn), env)

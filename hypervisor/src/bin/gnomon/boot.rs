@@ -87,7 +87,8 @@ fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result
     let bundle_span = find_bundle(machine, next_stage)?;
     // SAFETY: the boot loader put it there, and `reserved` keeps it from being allocated.
     let bundle = unsafe { boot_bytes(Addr::new(bundle_span.start), bundle_span.bytes as usize) };
-    machine.reserved.push(bundle_span);
+    let passed = [bundle_span];
+    machine.reserved.extend(passed);
     machine.harts.retain(|hart| hart.isa.has("h"));
     let boot_at = machine.harts.iter().position(|hart| hart.id == hart_id);
     let boot_at = boot_at.ok_or_else(|| {
@@ -101,7 +102,7 @@ fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result
     let (seat_hart, environment) = SeatHart::start(&machine.harts[0], machine)?;
     let isa = machine.common_isa();
     let ram = ram(&isa);
-    let map = protect_this_hart(seat, machine, &spans, ram, None)?;
+    let map = protect_this_hart(seat, machine, &spans, ram, Map::Build(&passed))?;
     let (g_format, vmid_bits) = probe_g_stage()?;
     let offer = offer(machine, &isa, environment, g_format, &seat_hart);
 
@@ -157,7 +158,7 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let machine = &joining.machine;
     let started = SeatHart::start(&machine.harts[index], machine).map_err(String::from).and_then(|(seat, _)| {
         let spans = Spans { heap: joining.heap, tables: Vec::new(), free: Vec::new() };
-        protect_this_hart(Seat::get(), machine, &spans, joining.ram, joining.map)?;
+        protect_this_hart(Seat::get(), machine, &spans, joining.ram, Map::Use(joining.map))?;
         Ok(seat)
     });
     let seat = started.unwrap_or_else(|message| panic::fail(format_args!("hart {hart_id}: {message}")));
@@ -244,13 +245,21 @@ fn ram(isa: &Isa) -> Ram {
     unsafe { Ram::new(if usable { block } else { 0 }) }
 }
 
-/// Puts this hart's memory protection in force. `map` is given on secondary harts.
+/// Where a hart of the payload seat gets its identity map.
+enum Map<'a> {
+    /// It makes it: the boot hart. With what the boot loader left for Gnomon to read.
+    Build(&'a [Span]),
+    /// The boot hart made it.
+    Use(Option<Pfn<Hpa>>),
+}
+
+/// Puts this hart's memory protection in force.
 fn protect_this_hart(
     seat: Seat,
     machine: &Machine,
     spans: &Spans,
     mut ram: Ram,
-    map: Option<Pfn<Hpa>>,
+    map: Map<'_>,
 ) -> Result<Option<Pfn<Hpa>>, String> {
     match seat {
         Seat::Firmware => {
@@ -260,8 +269,9 @@ fn protect_this_hart(
         }
         Seat::Payload => {
             let root = match map {
-                Some(root) => root,
-                None => protect::build_map(machine, spans.tables.clone(), &mut ram)?,
+                Map::Use(Some(root)) => root,
+                Map::Use(None) => return Err("the boot hart made no map".into()),
+                Map::Build(passed) => protect::build_map(machine, passed, spans.tables.clone(), &mut ram)?,
             };
             // SAFETY: the payload seat; just built, or by the boot hart.
             unsafe { protect::switch_map(root) };

@@ -368,6 +368,7 @@ impl Hart {
                     return None;
                 }
             }
+            Outcome::Yield => return self.yield_hart(run),
             Outcome::Stop => {
                 self.give_up(run);
                 return None;
@@ -403,6 +404,11 @@ impl Hart {
             return Some(run);
         }
         self.slice_end = now + self.ticks.slice;
+        self.yield_hart(run)
+    }
+
+    /// Lets the next ready vCPU run, if there is one.
+    fn yield_hart(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         if !self.g.sched.lock().has_ready() {
             return Some(run);
         }

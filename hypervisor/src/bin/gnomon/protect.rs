@@ -85,11 +85,12 @@ pub unsafe fn set_up_pmp(machine: &Machine, heap: Span) {
     fence::gvma_all();
 }
 
-/// Builds the payload seat's identity map; returns the root for [`switch_map`].
+/// Builds the payload seat's identity map; returns the root for [`switch_map`]. `passed` is what the
+/// boot loader left for Gnomon to read.
 ///
 /// # Errors
 /// A message, if the machine's memory does not fit an Sv39 identity map.
-pub fn build_map(machine: &Machine, spare: Vec<Pfn<Hpa>>, ram: &mut Ram) -> Result<Pfn<Hpa>, String> {
+pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: &mut Ram) -> Result<Pfn<Hpa>, String> {
     let image = image();
     let mut map = Builder::new(&rv::format::SV39, spare, ram).map_err(|e| format!("no map: {e:?}"))?;
     let mut add = |start, end, kind| map.map(start, end, kind).map_err(|e| format!("mapping {start:#x}..{end:#x}: {e:?}"));
@@ -99,6 +100,9 @@ pub fn build_map(machine: &Machine, spare: Vec<Pfn<Hpa>>, ram: &mut Ram) -> Resu
     let whole = Span { start: image.start, bytes: image.end - image.start };
     for span in machine.free_ram(&[whole]) {
         add(span.start, span.end(), Kind::ReadWrite)?;
+    }
+    for span in passed {
+        add(span.start, span.end(), Kind::ReadOnly)?;
     }
     for device in [machine.uart.map(|u| u.span), machine.plic].into_iter().flatten() {
         add(device.start, device.end(), Kind::ReadWrite)?;
