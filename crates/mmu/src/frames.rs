@@ -99,29 +99,37 @@ impl Usage {
 /// The right to 2^order frames, aligned to their number. Neither `Clone` nor `Copy`: it is given
 /// back once. Dropping it leaks the frames.
 #[must_use = "dropping a run leaks its frames"]
-#[derive(PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq)]
 pub struct Run {
-    first: Pfn<Hpa>,
-    order: u8,
+    /// The first frame's number above the order's 6 bits: one word, because the end of a VM may
+    /// hold one run for each of its pages.
+    packed: u64,
 }
 
+const ORDER_BITS: u32 = 6;
+const _: () = assert!(ORDERS <= 1 << ORDER_BITS && size_of::<Run>() == 8);
+
 impl Run {
+    const fn new(first: Pfn<Hpa>, order: u8) -> Run {
+        Run { packed: first.raw() << ORDER_BITS | order as u64 }
+    }
+
     /// The first frame.
     #[must_use]
     pub const fn first(&self) -> Pfn<Hpa> {
-        self.first
+        Pfn::new(self.packed >> ORDER_BITS)
     }
 
     /// log2 of the number of frames.
     #[must_use]
     pub const fn order(&self) -> u8 {
-        self.order
+        (self.packed & ((1 << ORDER_BITS) - 1)) as u8
     }
 
     /// The number of frames.
     #[must_use]
     pub const fn pages(&self) -> u64 {
-        1 << self.order
+        1 << self.order()
     }
 
     /// The two halves, the lower first, or the run itself if it is a single frame. Each half may be
@@ -130,24 +138,27 @@ impl Run {
     /// # Errors
     /// The run itself, unchanged, if it is a single frame.
     pub fn split(self) -> Result<(Run, Run), Run> {
-        match self.order.checked_sub(1) {
-            Some(order) => {
-                let upper = Run { first: self.first.add(1 << order), order };
-                Ok((Run { first: self.first, order }, upper))
-            }
+        match self.order().checked_sub(1) {
+            Some(order) => Ok((Run::new(self.first(), order), Run::new(self.first().add(1 << order), order))),
             None => Err(self),
         }
     }
 
     /// Puts the run into the form of its first frame's number, for a page-table entry to keep.
     pub(crate) fn into_entry(self) -> Pfn<Hpa> {
-        self.first
+        self.first()
     }
 
     /// Takes a run back out of a page-table entry that kept it (or a part of it: frames of a split
     /// 2 MiB leaf). The caller must have removed the entry, or the run would exist twice.
     pub(crate) const fn from_entry(first: Pfn<Hpa>, order: u8) -> Run {
-        Run { first, order }
+        Run::new(first, order)
+    }
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} +{} frames", self.first(), self.pages())
     }
 }
 
@@ -284,7 +295,7 @@ impl Frames {
             return Err(AllocError::OutOfMemory);
         }
         let first = self.buddy.alloc(pages as usize).ok_or(AllocError::OutOfMemory)?;
-        let run = Run { first: Pfn::new(first as u64), order };
+        let run = Run::new(Pfn::new(first as u64), order);
         *self.account_mut(owner).usage.of(for_) += pages;
         self.free_count -= pages;
         self.tags_of(&run).fill(Tag::new(owner, for_));
@@ -304,7 +315,7 @@ impl Frames {
         tags.fill(Tag::FREE);
         *self.account_mut(owner).usage.of(for_) -= run.pages();
         self.free_count += run.pages();
-        self.buddy.dealloc(run.first.raw() as usize, run.pages() as usize);
+        self.buddy.dealloc(run.first().raw() as usize, run.pages() as usize);
     }
 
     /// What `owner` has.
@@ -338,9 +349,9 @@ impl Frames {
     }
 
     fn tags_of(&mut self, run: &Run) -> &mut [Tag] {
-        let at = self.bank_of(run.first).unwrap_or_else(|| panic!("{run:?} is not RAM of ours"));
+        let at = self.bank_of(run.first()).unwrap_or_else(|| panic!("{run:?} is not RAM of ours"));
         let bank = &mut self.banks[at];
-        let start = (run.first.raw() - bank.first.raw()) as usize;
+        let start = (run.first().raw() - bank.first.raw()) as usize;
         &mut bank.tags[start..start + run.pages() as usize]
     }
 

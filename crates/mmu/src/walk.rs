@@ -1,7 +1,7 @@
 //! The walker: a transcription of the privileged spec's "Virtual Address Translation Process".
 //!
 //! There is one. Each use differs only in how an entry is read ([`ReadPte`]): from RAM for a G-stage
-//! table, through the G-stage for a guest's own table ([`crate::two_stage`]), from a map in a test.
+//! table, through the G-stage for a guest's own table ([`mod@crate::two_stage`]), from a map in a test.
 
 use core::convert::Infallible;
 use rv::{Access, Addr, Caps, Entry, Format, Hpa, Leaf, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request, Space, Why};

@@ -5,7 +5,7 @@
 //! page-table entries: an oracle that shares the code shares the bug.
 //!
 //! - [`Machine`]: sparse RAM that objects to stray accesses.
-//! - [`translate`]: what a hart does with an address, traps and A/D write-backs included.
+//! - [`translate()`]: what a hart does with an address, traps and A/D write-backs included.
 //! - [`interpret()`]: the meaning of a table as a finite map.
 //! - [`FenceModel`]: which translations each hart may still use, and what must not happen meanwhile;
 //!   [`VmidModel`]: likewise for VMIDs.

@@ -10,7 +10,7 @@ pub trait PhysMem {
     /// Reads 8 bytes at an 8-aligned address, atomically.
     fn read_u64(&self, at: Addr<Hpa>) -> u64;
     /// Writes 8 bytes at an 8-aligned address, atomically: a concurrent hardware walk sees the old
-    /// value or the new one.
+    /// value or the new one, and whoever sees the new one sees all earlier writes (release).
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64);
     /// Writes `new` if the value is `old`; otherwise returns the value found.
     ///
