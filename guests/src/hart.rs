@@ -1,8 +1,9 @@
 //! The harts: what each records, starting and stopping them, waiting.
 
-use crate::{Check, board, ensure, ensure_eq, sbi};
+use crate::{Check, board, ensure, ensure_eq, sbi, trap};
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use rv::Interrupt;
 use sbi_spec::hsm::hart_state;
 use spin::Mutex;
 
@@ -70,7 +71,7 @@ pub fn of(hart: u64) -> &'static Hart {
 impl Hart {
     /// Interrupts of a kind taken so far.
     #[must_use]
-    pub fn count(&self, interrupt: rv::Interrupt) -> u64 {
+    pub fn count(&self, interrupt: Interrupt) -> u64 {
         self.interrupts[interrupt as usize].load(Relaxed)
     }
 }
@@ -130,6 +131,20 @@ pub fn wait_for(milliseconds: u64, condition: impl Fn() -> bool) -> bool {
         }
         core::hint::spin_loop();
     }
+}
+
+/// Sleeps until the condition, which an interrupt enabled in `sie` brings about, holds; says whether it
+/// did in time. Interrupts are not taken meanwhile, and the SBI timer is used up.
+pub fn sleep_until(condition: impl Fn() -> bool) -> bool {
+    let end = metal::time() + board().ticks(PATIENCE_MS);
+    sbi::set_timer(end);
+    trap::enable(Interrupt::STimer.bit());
+    while !condition() && metal::time() < end {
+        metal::wait_for_interrupt();
+    }
+    trap::disable(Interrupt::STimer.bit());
+    sbi::set_timer(u64::MAX);
+    condition()
 }
 
 /// Where the entry code sends a hart that HSM started.

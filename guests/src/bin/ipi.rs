@@ -102,9 +102,7 @@ fn clear_before_taken() -> Check {
 fn wakes_wfi() -> Check {
     enable(SSoft.bit());
     send(1, hart::id())?;
-    while !is_pending() {
-        metal::wait_for_interrupt();
-    }
+    ensure!(hart::sleep_until(is_pending), "SSIP does not come");
     // Pending already: returns.
     metal::wait_for_interrupt();
     disable(SSoft.bit());
@@ -199,12 +197,11 @@ static PING: AtomicU64 = AtomicU64::new(0);
 static PONG: AtomicU64 = AtomicU64::new(0);
 static WRONG: AtomicU64 = AtomicU64::new(0);
 
-/// Waits for one IPI and clears it.
-fn receive() {
-    while !is_pending() {
-        metal::wait_for_interrupt();
-    }
+/// Waits for one IPI and clears it; says whether it came.
+fn receive() -> bool {
+    let came = hart::sleep_until(is_pending);
     clear();
+    came
 }
 
 /// Answers each IPI with one. What was stored before an IPI is there when it arrives.
@@ -213,8 +210,7 @@ fn answer(to: u64) {
     enable(SSoft.bit());
     READY.store(1, SeqCst);
     for round in 1..=ROUNDS {
-        receive();
-        if PING.load(Relaxed) != round {
+        if !receive() || PING.load(Relaxed) != round {
             WRONG.fetch_add(1, SeqCst);
         }
         PONG.store(round, Relaxed);
@@ -235,7 +231,7 @@ fn ping_pong() -> Check {
         for round in 1..=ROUNDS {
             PING.store(round, Relaxed);
             send(1, other)?;
-            receive();
+            ensure!(receive(), "no answer of hart {other} in round {round}");
             ensure_eq!(PONG.load(Relaxed), round, "answer of hart {other}");
         }
         hart::join(other)?;
