@@ -164,6 +164,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
     let Contents { payload, initrd, has_own_initramfs } = contents;
     let initrd_bytes = initrd.as_ref().map(|bytes| bytes.len() as u64);
     let layout = layout::place(&vm.name, vm.memory, &payload, initrd_bytes)?;
+    let kind = payload.kind;
     let mut placed = vec![Placed { image: pack.add(payload.bytes), gpa: layout.payload_gpa, label: "kernel" }];
     if let (Some(bytes), Some(gpa)) = (initrd, layout.initrd_gpa) {
         placed.push(Placed { image: pack.add(bytes), gpa, label: "initrd" });
@@ -177,16 +178,17 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),
-        bootargs: bootargs(vm, spec.exec.is_some(), has_own_initramfs),
+        bootargs: bootargs(vm, kind, spec.exec.is_some(), has_own_initramfs),
         rng_seed: rng_seed(vm, spec.clock)?,
     };
     Ok((config, placed))
 }
 
-/// The command line: a console, early output through the firmware (far fewer exits than printing
-/// everything again when the UART's driver starts), and what the user adds.
-pub fn bootargs(vm: &VmSpec, has_exec: bool, has_own_initramfs: bool) -> String {
+/// The command line: for Linux a console, and early output through the firmware (far fewer exits
+/// than printing everything again when the UART's driver starts); and what the user adds.
+fn bootargs(vm: &VmSpec, kind: Kind, has_exec: bool, has_own_initramfs: bool) -> String {
     let mut words = match vm.console {
+        _ if kind != Kind::Linux => vec![],
         Console::Uart => vec!["console=ttyS0".to_owned(), "earlycon=sbi".to_owned()],
         Console::Sbi => vec!["console=hvc0".to_owned(), "earlycon=sbi".to_owned()],
         Console::None => vec![],
@@ -213,5 +215,36 @@ fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
             read(&mut seed).map_err(IoError::at("read", SOURCE))?;
             Ok(seed)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmfile::VmFile;
+
+    fn vm(options: &VmFile) -> VmSpec {
+        VmSpec::settle(vec![], options, false).expect("valid").remove(0)
+    }
+
+    #[test]
+    fn the_command_line_suits_the_payload() {
+        let options = VmFile { append: Some("a b".into()), ..VmFile::default() };
+        assert_eq!(bootargs(&vm(&options), Kind::Elf, false, false), "a b");
+        assert_eq!(
+            bootargs(&vm(&options), Kind::Linux, true, true),
+            "console=ttyS0 earlycon=sbi hostname=linux quiet a b"
+        );
+        let silent = VmFile { console: Some(Console::None), ..options };
+        assert_eq!(bootargs(&vm(&silent), Kind::Linux, false, false), "a b");
+    }
+
+    #[test]
+    fn seeds_repeat_only_with_counted_time() {
+        let vm = vm(&VmFile::default());
+        let seed = |clock| rng_seed(&vm, clock).expect("a seed");
+        assert_eq!(seed(Clock::Instructions), seed(Clock::Instructions));
+        assert_ne!(seed(Clock::Real), seed(Clock::Real));
+        assert_eq!(seed(Clock::Real).len(), RNG_SEED_BYTES);
     }
 }

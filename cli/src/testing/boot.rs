@@ -60,6 +60,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         vcpus: Some(case.vcpus()),
         kernel: kernel.clone(),
         append: Some(test.append.clone()),
+        console: test.console,
         superpages: Some(test.superpages),
         ..VmFile::default()
     };

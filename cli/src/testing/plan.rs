@@ -4,7 +4,7 @@ use super::counters::Assertion;
 use super::dialog::Exchange;
 use crate::qemu::Seat;
 use crate::size::Size;
-use crate::vmfile::Kernel;
+use crate::vmfile::{Console, Kernel};
 use miette::Diagnostic;
 use regex::Regex;
 use serde::Deserialize;
@@ -42,6 +42,8 @@ pub struct BootTest {
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: String,
+    /// The console that Linux is told to use.
+    pub console: Option<Console>,
     /// Whether 2 MiB mappings may be used.
     #[serde(default = "yes")]
     pub superpages: bool,
