@@ -89,13 +89,21 @@ impl PhysMem for Ram {
     }
 
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
-        let (from, to) = (from.base().raw() as usize, to.base().raw() as usize);
+        let (from, to, bytes) = (from.base().raw(), to.base().raw(), pages * PAGE_BYTES);
         // SAFETY: both runs are frames free of Rust objects and do not overlap (trait's contract).
+        // A 64-byte line at a time: copying a page is most of what a copy-on-write fault costs.
         unsafe {
-            ptr::copy_nonoverlapping(
-                ptr::with_exposed_provenance::<u64>(from),
-                ptr::with_exposed_provenance_mut::<u64>(to),
-                (pages * PAGE_BYTES) as usize / 8,
+            asm!(
+                "2:",
+                "ld {a}, 0({from})", "ld {b}, 8({from})", "ld {c}, 16({from})", "ld {d}, 24({from})",
+                "sd {a}, 0({to})", "sd {b}, 8({to})", "sd {c}, 16({to})", "sd {d}, 24({to})",
+                "ld {a}, 32({from})", "ld {b}, 40({from})", "ld {c}, 48({from})", "ld {d}, 56({from})",
+                "sd {a}, 32({to})", "sd {b}, 40({to})", "sd {c}, 48({to})", "sd {d}, 56({to})",
+                "addi {from}, {from}, 64", "addi {to}, {to}, 64",
+                "bltu {from}, {end}, 2b",
+                from = inout(reg) from => _, to = inout(reg) to => _, end = in(reg) from + bytes,
+                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
+                options(nostack)
             );
         }
     }
