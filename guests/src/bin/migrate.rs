@@ -1,5 +1,422 @@
-//! What a payload finds at its first instruction.
+//! What a hart holds must survive everything a hypervisor does between two of its instructions:
+//! exits, other vCPUs on the same hart, moves to another hart. Every hart works at once; run it with
+//! more vCPUs than harts.
 #![no_std]
 #![no_main]
+#![expect(unsafe_code, reason = "registers by assembly, CSR writes")]
+
+use core::arch::{asm, naked_asm};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use guests::trap::{self, disable, enable, on_interrupt, pending, with_interrupts};
+use guests::{Check, access, board, ensure, ensure_eq, hart, run, sbi};
+use metal::csr::{self, sstatus};
+use metal::{float, vector};
+use rv::Interrupt::STimer;
+use rv::csr::status;
+use rv::{FloatState, VectorCsrs};
+
 guests::entry_point!(main);
-fn main() {}
+
+fn main() {
+    everywhere("migrate/integer-registers", integer_registers);
+    everywhere("migrate/supervisor-csrs", supervisor_csrs);
+    if board().has("d") {
+        everywhere("migrate/float-registers", float_registers);
+        everywhere("migrate/float-off", float_off);
+        everywhere("migrate/float-status", float_status);
+    }
+    if board().has("v") {
+        everywhere("migrate/vector-registers", vector_registers);
+    }
+    if board().has("sstc") {
+        everywhere("migrate/stimecmp", stimecmp);
+    }
+    everywhere("migrate/timer-ticks", timer_ticks);
+    everywhere("migrate/atomics", atomics);
+    run("migrate/atomics-sum", atomics_sum);
+    everywhere("migrate/reservations", reservations);
+    run("migrate/reservations-sum", reservations_sum);
+}
+
+/// Milliseconds that each check goes on.
+const TIME_MS: u64 = 250;
+
+/// How many things each hart found wrong, and the first of them.
+static WRONG: [[AtomicU64; 2]; hart::MAX] = [const { [const { AtomicU64::new(0) }; 2] }; hart::MAX];
+static WORK: spin::Mutex<fn()> = spin::Mutex::new(|| ());
+
+fn wrong(what: u64) {
+    let [count, first] = &WRONG[hart::id() as usize];
+    if count.fetch_add(1, Relaxed) == 0 {
+        first.store(what, Relaxed);
+    }
+}
+
+/// Runs `work` on every hart at once. It reports with [`wrong`].
+fn everywhere(name: &str, work: fn()) {
+    fn job(_: u64) {
+        let work = *WORK.lock();
+        work();
+    }
+    run(name, || {
+        WRONG.iter().flatten().for_each(|cell| cell.store(0, Relaxed));
+        *WORK.lock() = work;
+        board().other_harts().try_for_each(|other| hart::start(other, job, 0))?;
+        job(0);
+        board().other_harts().try_for_each(hart::join)?;
+        for id in board().harts() {
+            let [count, first] = WRONG[*id as usize].each_ref().map(|cell| cell.load(Relaxed));
+            ensure!(count == 0, "hart {id}: {count} wrong, first {first:#x}");
+        }
+        Ok(())
+    });
+}
+
+/// Calls `f` until the time is over, alternately after a spin and after a short sleep, so that
+/// both preemption and yielding come in between.
+fn for_a_while(mut f: impl FnMut()) {
+    let end = metal::time() + board().ticks(TIME_MS);
+    while metal::time() < end {
+        (0..2000).for_each(|_| core::hint::spin_loop());
+        f();
+        nap();
+        f();
+    }
+}
+
+/// WFI until a timer half a millisecond away is pending. Takes no interrupt, so `sepc` and its like
+/// stay as they are.
+fn nap() {
+    sbi::set_timer(metal::time() + board().timebase / 2000);
+    enable(STimer.bit());
+    while pending() & STimer.bit() == 0 {
+        metal::wait_for_interrupt();
+    }
+    disable(STimer.bit());
+    sbi::set_timer(u64::MAX);
+}
+
+/// Loads all of x1 to x31 but t6 (a counter) with values of their own, counts down, and ORs up what
+/// changed. sp, gp and tp included: interrupts stay off.
+#[unsafe(naked)]
+extern "C" fn hold_registers(seed: u64, rounds: u64) -> u64 {
+    naked_asm!(
+        "addi sp, sp, -128",
+        "sd ra, 0(sp)", "sd gp, 8(sp)", "sd tp, 16(sp)", "sd s0, 24(sp)", "sd s1, 32(sp)", "sd s2, 40(sp)",
+        "sd s3, 48(sp)", "sd s4, 56(sp)", "sd s5, 64(sp)", "sd s6, 72(sp)", "sd s7, 80(sp)", "sd s8, 88(sp)",
+        "sd s9, 96(sp)", "sd s10, 104(sp)", "sd s11, 112(sp)",
+        "csrw sscratch, sp",
+        "mv t6, a1",
+        "addi x1, a0, 1", "addi x2, a0, 2", "addi x3, a0, 3", "addi x4, a0, 4", "addi x5, a0, 5", "addi x6, a0, 6",
+        "addi x7, a0, 7", "addi x8, a0, 8", "addi x9, a0, 9", "addi x11, a0, 11", "addi x12, a0, 12",
+        "addi x13, a0, 13", "addi x14, a0, 14", "addi x15, a0, 15", "addi x16, a0, 16", "addi x17, a0, 17",
+        "addi x18, a0, 18", "addi x19, a0, 19", "addi x20, a0, 20", "addi x21, a0, 21", "addi x22, a0, 22",
+        "addi x23, a0, 23", "addi x24, a0, 24", "addi x25, a0, 25", "addi x26, a0, 26", "addi x27, a0, 27",
+        "addi x28, a0, 28", "addi x29, a0, 29", "addi x30, a0, 30",
+        "1: addi t6, t6, -1",
+        "bnez t6, 1b",
+        // x31 collects the differences; each register minus its number must be the seed again.
+        "addi x1, x1, -1", "xor x1, x1, a0", "or x31, x31, x1",
+        "addi x2, x2, -2", "xor x2, x2, a0", "or x31, x31, x2",
+        "addi x3, x3, -3", "xor x3, x3, a0", "or x31, x31, x3",
+        "addi x4, x4, -4", "xor x4, x4, a0", "or x31, x31, x4",
+        "addi x5, x5, -5", "xor x5, x5, a0", "or x31, x31, x5",
+        "addi x6, x6, -6", "xor x6, x6, a0", "or x31, x31, x6",
+        "addi x7, x7, -7", "xor x7, x7, a0", "or x31, x31, x7",
+        "addi x8, x8, -8", "xor x8, x8, a0", "or x31, x31, x8",
+        "addi x9, x9, -9", "xor x9, x9, a0", "or x31, x31, x9",
+        "addi x11, x11, -11", "xor x11, x11, a0", "or x31, x31, x11",
+        "addi x12, x12, -12", "xor x12, x12, a0", "or x31, x31, x12",
+        "addi x13, x13, -13", "xor x13, x13, a0", "or x31, x31, x13",
+        "addi x14, x14, -14", "xor x14, x14, a0", "or x31, x31, x14",
+        "addi x15, x15, -15", "xor x15, x15, a0", "or x31, x31, x15",
+        "addi x16, x16, -16", "xor x16, x16, a0", "or x31, x31, x16",
+        "addi x17, x17, -17", "xor x17, x17, a0", "or x31, x31, x17",
+        "addi x18, x18, -18", "xor x18, x18, a0", "or x31, x31, x18",
+        "addi x19, x19, -19", "xor x19, x19, a0", "or x31, x31, x19",
+        "addi x20, x20, -20", "xor x20, x20, a0", "or x31, x31, x20",
+        "addi x21, x21, -21", "xor x21, x21, a0", "or x31, x31, x21",
+        "addi x22, x22, -22", "xor x22, x22, a0", "or x31, x31, x22",
+        "addi x23, x23, -23", "xor x23, x23, a0", "or x31, x31, x23",
+        "addi x24, x24, -24", "xor x24, x24, a0", "or x31, x31, x24",
+        "addi x25, x25, -25", "xor x25, x25, a0", "or x31, x31, x25",
+        "addi x26, x26, -26", "xor x26, x26, a0", "or x31, x31, x26",
+        "addi x27, x27, -27", "xor x27, x27, a0", "or x31, x31, x27",
+        "addi x28, x28, -28", "xor x28, x28, a0", "or x31, x31, x28",
+        "addi x29, x29, -29", "xor x29, x29, a0", "or x31, x31, x29",
+        "addi x30, x30, -30", "xor x30, x30, a0", "or x31, x31, x30",
+        "csrr sp, sscratch",
+        "mv a0, t6",
+        "ld ra, 0(sp)", "ld gp, 8(sp)", "ld tp, 16(sp)", "ld s0, 24(sp)", "ld s1, 32(sp)", "ld s2, 40(sp)",
+        "ld s3, 48(sp)", "ld s4, 56(sp)", "ld s5, 64(sp)", "ld s6, 72(sp)", "ld s7, 80(sp)", "ld s8, 88(sp)",
+        "ld s9, 96(sp)", "ld s10, 104(sp)", "ld s11, 112(sp)",
+        "addi sp, sp, 128",
+        "ret",
+    )
+}
+
+/// A value that depends on the hart and the index.
+fn mark(index: u64) -> u64 {
+    (hart::id() + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index.wrapping_mul(0x0101_0101_0101_0101)
+}
+
+fn integer_registers() {
+    let mut round = 0;
+    for_a_while(|| {
+        round += 1;
+        let changed = hold_registers(mark(round), 200_000);
+        if changed != 0 {
+            wrong(changed);
+        }
+    });
+}
+
+/// Checks a CSR that nobody but this hart writes.
+macro_rules! csrs_hold {
+    ($($name:ident = $value:expr),* $(,)?) => {{
+        // SAFETY: scratch values: no trap is taken while they stand.
+        unsafe { $(csr::$name::write($value);)* }
+        let expected = [$(csr::$name::read()),*];
+        for_a_while(|| {
+            for (index, (found, expected)) in [$(csr::$name::read()),*].into_iter().zip(expected).enumerate() {
+                if found != expected {
+                    wrong((index as u64) << 56 | (found ^ expected) & ((1 << 56) - 1));
+                }
+            }
+        });
+    }};
+}
+
+fn supervisor_csrs() {
+    csrs_hold!(
+        sscratch = mark(1),
+        sepc = mark(2) & !3,
+        scause = hart::id() + 1,
+        stval = mark(3),
+        scounteren = if hart::id() % 2 == 0 { 0b010 } else { 0b101 },
+        stvec = trap::vector(),
+    );
+    // SAFETY: user mode's counters; nobody relies on them.
+    unsafe { csr::scounteren::write(0) };
+    // Writable where the hart has privileged 1.12: FIOM.
+    let has_senvcfg = trap::catch(|| _ = csr::senvcfg::read()).is_none();
+    if has_senvcfg {
+        csrs_hold!(senvcfg = hart::id() % 2);
+    }
+    // SUM and MXR differ between neighbours.
+    let bits = if hart::id() % 2 == 0 { status::SUM } else { status::MXR };
+    // SAFETY: paging is off, so they mean nothing.
+    unsafe { sstatus::set(bits) };
+    for_a_while(|| {
+        if sstatus::read() & (status::SUM | status::MXR) != bits {
+            wrong(sstatus::read());
+        }
+    });
+    // SAFETY: as above.
+    unsafe { sstatus::clear(bits) };
+}
+
+fn set_float(state: u64) {
+    // SAFETY: Rust's code here uses no floating point.
+    unsafe {
+        sstatus::clear(status::FS);
+        sstatus::set(state << status::FS_SHIFT);
+    }
+}
+
+/// All 32 registers and fcsr, new values each round.
+fn float_registers() {
+    set_float(1);
+    let mut round = 0;
+    for_a_while(|| {
+        round += 1;
+        let mut held = FloatState::ZERO;
+        for (index, f) in held.f.iter_mut().enumerate() {
+            *f = mark(round * 32 + index as u64);
+        }
+        held.fcsr = (round + hart::id()) % 5 << 5 | (round + hart::id()) % 32;
+        // SAFETY: FS is on, the hart has D.
+        unsafe { float::restore(&held) };
+        (0..3000).for_each(|_| core::hint::spin_loop());
+        nap();
+        let mut found = FloatState::ZERO;
+        // SAFETY: as above.
+        unsafe { float::save(&mut found) };
+        for (index, (found, held)) in found.f.iter().zip(held.f).enumerate() {
+            if *found != held {
+                wrong(index as u64);
+            }
+        }
+        if found.fcsr != held.fcsr {
+            wrong(100 + found.fcsr);
+        }
+        if sstatus::read() & status::FS != status::FS {
+            wrong(200); // written, so dirty
+        }
+    });
+    set_float(0);
+}
+
+/// With FS off every access traps, on every hart, whoever was here before. Odd harts keep it on.
+fn float_off() {
+    if hart::id() % 2 == 1 {
+        return float_registers();
+    }
+    set_float(0);
+    for_a_while(|| {
+        let trap = trap::catch(|| _ = csr::fcsr::read());
+        if trap.is_none_or(|t| t.cause != 2) {
+            wrong(trap.map_or(99, |t| t.cause));
+        }
+        if sstatus::read() & status::FS != 0 {
+            wrong(sstatus::read());
+        }
+    });
+}
+
+/// FS is the guest's: Initial stays Initial and Clean stays Clean while nothing is written.
+fn float_status() {
+    for state in [1, 2] {
+        set_float(state);
+        for_a_while(|| {
+            let found = (sstatus::read() & status::FS) >> status::FS_SHIFT;
+            if found != state {
+                wrong(found << 8 | state);
+            }
+        });
+    }
+    set_float(0);
+}
+
+/// Room for registers of up to 512 bits.
+const VECTOR_BYTES: usize = 32 * 64;
+
+fn vector_registers() {
+    let on = 1 << status::VS_SHIFT;
+    // SAFETY: Rust's code here uses no vectors.
+    unsafe { sstatus::set(on) };
+    let bytes = 32 * csr::vlenb::read() as usize;
+    if bytes > VECTOR_BYTES {
+        return wrong(bytes as u64);
+    }
+    let mut round = 0;
+    for_a_while(|| {
+        round += 1;
+        let (mut held, mut found) = ([0; VECTOR_BYTES], [0; VECTOR_BYTES]);
+        for (index, word) in held.chunks_mut(8).enumerate() {
+            word.copy_from_slice(&mark(round * 256 + index as u64).to_le_bytes());
+        }
+        // e8, m8, tail and mask agnostic: vl may be up to 256 at VLEN 256; 7 fits everywhere.
+        let csrs = VectorCsrs { vstart: 0, vl: 7, vtype: 0xc3, vcsr: round % 8 };
+        // SAFETY: VS is on, the hart has V, the slices have the right length.
+        let back = unsafe {
+            vector::restore(&held[..bytes], &csrs);
+            (0..3000).for_each(|_| core::hint::spin_loop());
+            nap();
+            vector::save(&mut found[..bytes])
+        };
+        if held[..bytes] != found[..bytes] {
+            wrong(1);
+        }
+        if (back.vl, back.vtype, back.vcsr) != (csrs.vl, csrs.vtype, csrs.vcsr) {
+            wrong(2);
+        }
+    });
+    // SAFETY: as above.
+    unsafe { sstatus::clear(status::VS) };
+}
+
+/// A comparator far away, different on each hart, through preemption alone: a nap would set it.
+fn stimecmp() {
+    let far = u64::MAX / 2 + (hart::id() << 32);
+    // SAFETY: its interrupt is off.
+    unsafe { csr::stimecmp::write(far) };
+    let end = metal::time() + board().ticks(TIME_MS);
+    while metal::time() < end {
+        (0..1000).for_each(|_| core::hint::spin_loop());
+        if csr::stimecmp::read() != far {
+            wrong(csr::stimecmp::read());
+        }
+        if pending() & STimer.bit() != 0 {
+            wrong(1);
+        }
+    }
+    sbi::set_timer(u64::MAX);
+}
+
+static NEXT: [AtomicU64; hart::MAX] = [const { AtomicU64::new(0) }; hart::MAX];
+
+/// Each hart has a tick of its own every millisecond, in the midst of integer and register work.
+fn timer_ticks() {
+    fn tick(_: u64) {
+        let (now, next) = (metal::time(), &NEXT[hart::id() as usize]);
+        if now < next.load(Relaxed) {
+            wrong(1);
+        }
+        next.store(now + board().ticks(1), Relaxed);
+        sbi::set_timer(now + board().ticks(1));
+    }
+    let before = hart::this().count(STimer);
+    on_interrupt(Some(tick));
+    NEXT[hart::id() as usize].store(0, Relaxed);
+    sbi::set_timer(0);
+    enable(STimer.bit());
+    let end = metal::time() + board().ticks(TIME_MS);
+    let (mut sum, mut rounds) = (0_u64, 0_u64);
+    with_interrupts(|| {
+        while metal::time() < end || hart::this().count(STimer) < before + 3 {
+            rounds += 1;
+            sum = sum.wrapping_add(mark(rounds)).rotate_left(7);
+            if metal::time() > end + board().ticks(hart::PATIENCE_MS) {
+                return wrong(2);
+            }
+        }
+    });
+    disable(STimer.bit());
+    sbi::set_timer(u64::MAX);
+    let again = (1..=rounds).fold(0_u64, |sum, round| sum.wrapping_add(mark(round)).rotate_left(7));
+    if sum != again {
+        wrong(3);
+    }
+}
+
+const ADDITIONS: u64 = 50_000;
+static SUM: AtomicU64 = AtomicU64::new(0);
+static RESERVED: AtomicU64 = AtomicU64::new(0);
+
+fn atomics() {
+    (0..ADDITIONS).for_each(|_| _ = SUM.fetch_add(1, SeqCst));
+}
+
+fn atomics_sum() -> Check {
+    ensure_eq!(SUM.load(SeqCst), ADDITIONS * board().hart_count as u64, "sum");
+    Ok(())
+}
+
+/// LR/SC: a reservation that survived a switch to a vCPU that stored there would lose an addition.
+fn reservations() {
+    let mut left = ADDITIONS;
+    while left > 0 {
+        if left.is_multiple_of(1000) {
+            nap();
+        }
+        let failed: u64;
+        // SAFETY: an atomic cell; a loop in between widens the window for a switch.
+        unsafe {
+            asm!(
+                "lr.d {old}, ({cell})", "li {failed}, 20", "2: addi {failed}, {failed}, -1", "bnez {failed}, 2b",
+                "addi {old}, {old}, 1", "sc.d {failed}, {old}, ({cell})",
+                old = out(reg) _, failed = out(reg) failed, cell = in(reg) RESERVED.as_ptr(), options(nostack)
+            );
+        }
+        left -= u64::from(failed == 0);
+    }
+}
+
+fn reservations_sum() -> Check {
+    // RAM that nobody touched is zero, whoever ran here.
+    let (from, _) = board().largest_free();
+    ensure_eq!(access::peek(from.next_multiple_of(2 << 20)), 0, "fresh RAM");
+    ensure_eq!(RESERVED.load(SeqCst), ADDITIONS * board().hart_count as u64, "sum");
+    Ok(())
+}

@@ -287,7 +287,7 @@ fn fence_everybody(turn: u64, (fid, start, bytes, asid): How) -> Check {
 fn remote(test: &Test, how: How) -> Check {
     test.show(TEST_VA, 0);
     with_watchers(test.space.satp(), 0, || {
-        for turn in 1..=12 {
+        for turn in 1..=8 {
             test.show(TEST_VA, turn);
             fence_everybody(turn, how)?;
             ensure_shows(TEST_VA, turn, "a remote fence that includes the caller")?;
@@ -384,7 +384,7 @@ fn fence_i() -> Check {
     test.space.map(TEST_VA + PAGE, code.address(), RWX);
     for (satp, at) in [(0, code.address()), (test.space.satp(), TEST_VA + PAGE)] {
         with_watchers(satp, at, || {
-            for turn in 1..=12 {
+            for turn in 1..=8 {
                 write(turn);
                 fence_everybody(turn, (REMOTE_FENCE_I, 0, 0, 0))?;
                 ensure_eq!(access::call(code.address(), 0), Ok(turn), "on the hart that wrote");
