@@ -222,7 +222,7 @@ fn step(pte: u64, i: u32, va: u64, table: &Table, need: &Need) -> Step {
         return Step::Fault;
     }
     if !r && !x {
-        // norm:pte_non_leaf: A, D and U (and N and PBMT) are reserved in pointers; none below level 0.
+        // "For non-leaf PTEs, the D, A, and U bits are reserved"; N and PBMT, too. None at level 0.
         if i == 0 || a || d || u || n || pbmt != 0 {
             return Step::Fault;
         }

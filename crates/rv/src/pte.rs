@@ -127,7 +127,7 @@ impl Pte {
         let pbmt = self.0 & PBMT_MASK;
         let napot = flags.contains(PteFlags::N);
         if !flags.intersects(PteFlags::R | PteFlags::X) {
-            // norm:pte_non_leaf: for pointers A, D, U, and the Svnapot and Svpbmt bits are reserved.
+            // "For non-leaf PTEs, the D, A, and U bits are reserved", and so are those of Svnapot and Svpbmt.
             let bad = PteFlags::A | PteFlags::D | PteFlags::U;
             if flags.intersects(bad) || pbmt != 0 || napot || level == Level::PAGE {
                 return Entry::Reserved(Why::BadPointer);

@@ -121,7 +121,8 @@ impl AddressSpace {
                     }
                 }
                 Entry::Table(next) if is_whole && level == Level::MEGA => {
-                    // norm:hfence_gvma: by address orders leaf entries only, and here a pointer goes.
+                    // A fence by address orders leaf entries only (norm:hfence-gvma_op, and SFENCE.VMA's
+                    // rules, which it shares); here a pointer goes.
                     stale.widen(FenceScope::Everything);
                     mem.write_u64(at, Pte::INVALID.0);
                     self.retire_below(next, Level::PAGE, stale, mem);
