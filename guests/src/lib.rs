@@ -12,6 +12,7 @@
 pub mod access;
 pub mod board;
 pub mod console;
+pub mod expect;
 pub mod hart;
 pub mod paging;
 pub mod report;

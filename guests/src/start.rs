@@ -6,7 +6,7 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicU64};
+use core::sync::atomic::AtomicU64;
 
 /// What the boot hart held at the first instruction.
 #[repr(C)]
@@ -66,20 +66,22 @@ global_asm!(
     ".global _start",
     "_start:",
     "la t0, {boot}",
-    "sd x1, 8(t0)", "sd x2, 16(t0)", "sd x3, 24(t0)", "sd x4, 32(t0)", "sd x6, 48(t0)", "sd x7, 56(t0)",
-    "sd x8, 64(t0)", "sd x9, 72(t0)", "sd x10, 80(t0)", "sd x11, 88(t0)", "sd x12, 96(t0)", "sd x13, 104(t0)",
-    "sd x14, 112(t0)", "sd x15, 120(t0)", "sd x16, 128(t0)", "sd x17, 136(t0)", "sd x18, 144(t0)",
-    "sd x19, 152(t0)", "sd x20, 160(t0)", "sd x21, 168(t0)", "sd x22, 176(t0)", "sd x23, 184(t0)",
-    "sd x24, 192(t0)", "sd x25, 200(t0)", "sd x26, 208(t0)", "sd x27, 216(t0)", "sd x28, 224(t0)",
-    "sd x29, 232(t0)", "sd x30, 240(t0)", "sd x31, 248(t0)", "sd x0, 0(t0)",
-    "csrr t1, sstatus", "sd t1, {sstatus}(t0)",
-    "csrr t1, satp", "sd t1, {satp}(t0)",
-    "csrr t1, sie", "sd t1, {sie}(t0)",
-    "csrr t1, sip", "sd t1, {sip}(t0)",
-    "csrr t1, sscratch", "sd t1, {sscratch}(t0)",
-    "csrr t1, sepc", "sd t1, {sepc}(t0)",
-    "csrr t1, scause", "sd t1, {scause}(t0)",
-    "csrr t1, stval", "sd t1, {stval}(t0)",
+    ".irp n, 1,2,3,4,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
+    "sd x\\n, 8*\\n(t0)",
+    ".endr",
+    "sd x0, 0(t0)",
+    ".macro keep csr, offset",
+    "csrr t1, \\csr",
+    "sd t1, \\offset(t0)",
+    ".endm",
+    "keep sstatus, {sstatus}",
+    "keep satp, {satp}",
+    "keep sie, {sie}",
+    "keep sip, {sip}",
+    "keep sscratch, {sscratch}",
+    "keep sepc, {sepc}",
+    "keep scause, {scause}",
+    "keep stval, {stval}",
     "la t0, __bss_start",
     "la t1, __bss_end",
     "1: bgeu t0, t1, 2f",

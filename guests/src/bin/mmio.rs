@@ -435,7 +435,11 @@ fn masked() -> Check {
         out32(enable_register(id), enables);
         out32(threshold_register(id), threshold); // last: QEMU's PLIC looks again at this one
         hart::wait_for(if expected { hart::PATIENCE_MS } else { 5 }, || is_raised() == expected && expected);
-        ensure_eq!(is_raised(), expected, "raised with priority {priority}, threshold {threshold}, enables {enables:#x}");
+        ensure_eq!(
+            is_raised(),
+            expected,
+            "raised with priority {priority}, threshold {threshold}, enables {enables:#x}"
+        );
         ensure!(is_pending(), "not pending in the PLIC");
     }
     ensure_eq!(in32(claim_register(id)), SOURCE, "claim");
