@@ -9,6 +9,11 @@ use crate::trap::{Trap, catch, catch_call};
 use crate::{image_end, paging};
 use core::arch::asm;
 
+/// A load of this module.
+pub type Load = fn(u64) -> Result<u64, Trap>;
+/// A store of this module.
+pub type Store = fn(u64, u64) -> Result<(), Trap>;
+
 fn assert_storable(at: u64) {
     let is_image = (0x8020_0000..image_end()).contains(&at) && !paging::is_pool(at);
     assert!(!is_image, "store into the image at {at:#x}");

@@ -1,6 +1,7 @@
 //! Printing: by the debug console extension, or by the UART where that is missing.
 #![expect(unsafe_code, reason = "UART registers")]
 
+use crate::report::Line;
 use crate::sbi;
 use core::fmt::{self, Write};
 use metal::mmio;
@@ -37,7 +38,7 @@ fn uart_byte(byte: u8) {
 /// Prints a line. The whole line goes out in as few calls as possible, so that lines of several
 /// harts or VMs do not mix.
 pub fn line(text: fmt::Arguments<'_>) {
-    let mut whole = crate::Text::of(text);
+    let mut whole = Line::of(text);
     whole.end_line();
     // `Console` never fails.
     let _ = Console.write_str(whole.as_str());

@@ -22,7 +22,7 @@ pub mod trap;
 pub mod user;
 
 pub use board::board;
-pub use report::{Check, Text, run};
+pub use report::{Check, Named, Text, run};
 pub use start::{Boot, at_boot, image_end};
 
 /// Names the guest's `main`.

@@ -5,20 +5,23 @@ use abi::report::{DONE, FAIL, PASS};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-const TEXT_BYTES: usize = 320;
-
-/// A short text without a heap; what does not fit is cut off.
+/// A text of at most `N` bytes, without a heap; what does not fit is cut off.
 #[derive(Clone, Copy)]
-pub struct Text {
-    bytes: [u8; TEXT_BYTES],
-    length: usize,
+pub struct Fixed<const N: usize> {
+    bytes: [u8; N],
+    length: u16,
 }
 
-impl Text {
+/// A name, or why a check failed.
+pub type Text = Fixed<120>;
+/// A line on the console.
+pub type Line = Fixed<320>;
+
+impl<const N: usize> Fixed<N> {
     /// Formats.
     #[must_use]
     pub fn of(arguments: fmt::Arguments<'_>) -> Self {
-        let mut text = Self { bytes: [0; TEXT_BYTES], length: 0 };
+        let mut text = Self { bytes: [0; N], length: 0 };
         // An error only says that the text was cut off.
         let _ = text.write_fmt(arguments);
         text
@@ -26,27 +29,30 @@ impl Text {
 
     /// Appends a line end, if need be over the last byte.
     pub fn end_line(&mut self) {
-        self.length = self.length.min(TEXT_BYTES - 1);
-        self.bytes[self.length] = b'\n';
+        self.length = self.length.min(N as u16 - 1);
+        self.bytes[usize::from(self.length)] = b'\n';
         self.length += 1;
     }
 
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        core::str::from_utf8(&self.bytes[..self.length]).unwrap_or("(text cut within a character)\n")
+        core::str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or("(text cut within a character)\n")
     }
 }
 
-impl Write for Text {
+impl<const N: usize> Write for Fixed<N> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
-            *self.bytes.get_mut(self.length).ok_or(fmt::Error)? = byte;
+            *self.bytes.get_mut(usize::from(self.length)).ok_or(fmt::Error)? = byte;
             self.length += 1;
         }
         Ok(())
     }
 }
+
+/// Something with its name, as in tables of checks.
+pub type Named<T> = (&'static str, T);
 
 /// What a check comes to: nothing to say, or why it failed.
 pub type Check = Result<(), Text>;

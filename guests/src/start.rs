@@ -147,7 +147,8 @@ extern "C" fn boot_hart(hart: u64, device_tree: u64) -> ! {
 
 #[panic_handler]
 fn panicked(info: &PanicInfo<'_>) -> ! {
-    report::failed(format_args!("panic: hart {}: {info}", hart::id()));
+    let (file, line) = info.location().map_or(("?", 0), |at| (at.file(), at.line()));
+    report::failed(format_args!("panic: hart {}, {file}:{line}: {}", hart::id(), info.message()));
     sbi::shutdown(true)
 }
 

@@ -121,7 +121,7 @@ fn misaligned() -> Check {
     target.0[1].store(0xff00_eedd_ccbb_aa99, Relaxed);
     let at = target.address() + 3;
     match access::ld(at) {
-        Ok(value) => ensure_eq!(value, 0xbb_aa99_8877_6655_44, "ld"),
+        Ok(value) => ensure_eq!(value, 0xbbaa_9988_7766_5544, "ld"),
         Err(trap) => ensure_eq!((trap.cause, trap.tval), (4, at), "cause and value of ld"),
     }
     match access::sw(at, 0x0102_0304) {

@@ -166,7 +166,7 @@ fn supervisor_csrs() {
         sepc = mark(2) & !3,
         scause = hart::id() + 1,
         stval = mark(3),
-        scounteren = if hart::id() % 2 == 0 { 0b010 } else { 0b101 },
+        scounteren = if hart::id().is_multiple_of(2) { 0b010 } else { 0b101 },
         stvec = trap::vector(),
     );
     // SAFETY: user mode's counters; nobody relies on them.
@@ -177,7 +177,7 @@ fn supervisor_csrs() {
         csrs_hold!(senvcfg = hart::id() % 2);
     }
     // SUM and MXR differ between neighbours.
-    let bits = if hart::id() % 2 == 0 { status::SUM } else { status::MXR };
+    let bits = if hart::id().is_multiple_of(2) { status::SUM } else { status::MXR };
     // SAFETY: paging is off, so they mean nothing.
     unsafe { sstatus::set(bits) };
     for_a_while(|| {
@@ -207,7 +207,9 @@ fn float_registers() {
         for (index, f) in held.f.iter_mut().enumerate() {
             *f = mark(round * 32 + index as u64);
         }
-        held.fcsr = (round + hart::id()) % 5 << 5 | (round + hart::id()) % 32;
+        // Rounding modes 0 to 4, and any of the five flags.
+        let (mode, flags) = ((round + hart::id()) % 5, (round + hart::id()) % 32);
+        held.fcsr = mode << 5 | flags;
         // SAFETY: FS is on, the hart has D.
         unsafe { float::restore(&held) };
         (0..3000).for_each(|_| core::hint::spin_loop());

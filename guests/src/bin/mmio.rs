@@ -8,7 +8,7 @@ use guests::access::{self, in8, in32, out8, out32};
 use guests::console::UART;
 use guests::paging::{self, RW, Space, TEST_VA, page};
 use guests::trap::{disable, enable, pending};
-use guests::{Check, board, ensure, ensure_eq, hart, run, sbi};
+use guests::{Check, Named, board, ensure, ensure_eq, hart, run, sbi};
 use rv::Interrupt::SExternal;
 
 guests::entry_point!(main);
@@ -36,7 +36,7 @@ const LSR_IDLE: u8 = 0x60;
 const MCR_LOOP: u8 = 0x10;
 
 fn main() {
-    let checks: [(&str, fn(u64) -> Check); 6] = [
+    let checks: [Named<fn(u64) -> Check>; 6] = [
         ("scratch", scratch),
         ("loads", loads),
         ("stores", stores),
@@ -125,7 +125,7 @@ fn loads(uart: u64) -> Check {
         ensure_eq!(access::lb(uart + SCR), Ok(value as i8 as u64), "lb");
         with_latch(uart, || {
             out8(uart, value);
-            let wide: [(&str, fn(u64) -> Result<u64, guests::trap::Trap>); 7] = [
+            let wide: [Named<access::Load>; 7] = [
                 ("lb", access::lb),
                 ("lbu", access::lbu),
                 ("lh", access::lh),
@@ -148,7 +148,7 @@ fn loads(uart: u64) -> Check {
 fn stores(uart: u64) -> Check {
     // Divisor high 0, FIFO control 0x01, line control 8N1 with DLAB, the rest 0.
     const ABOVE: u64 = 0x8301_0000;
-    let wide: [(&str, fn(u64, u64) -> Result<(), guests::trap::Trap>); 4] =
+    let wide: [Named<access::Store>; 4] =
         [("sb", access::sb), ("sh", access::sh), ("sw", access::sw), ("sd", access::sd)];
     for (name, store) in wide {
         for value in [0x5a, 0x80, 0x01] {
@@ -233,7 +233,7 @@ fn compressed(uart: u64) -> Check {
         }
         for form in 0..4 {
             out8(uart, 0xff);
-            let value = 0x8301_0000 | 0x11 * (form + 1);
+            let value = 0x8301_0000 + 0x11 * (form + 1);
             // SAFETY: as above.
             unsafe {
                 match form {

@@ -12,7 +12,7 @@ use guests::expect::{
 use guests::paging::{self, AD, Page, RO, RW, RWX, Space, TEST_VA, XO, leaf, page, pointer};
 use guests::trap::Trap;
 use guests::user::User;
-use guests::{Check, access, board, ensure, ensure_eq, run, sbi};
+use guests::{Check, Named, access, board, ensure, ensure_eq, run, sbi};
 use metal::{csr, fence};
 use rv::csr::status;
 use rv::{Level, PteFlags};
@@ -22,7 +22,7 @@ guests::entry_point!(main);
 fn main() {
     for format in Space::formats() {
         let world = World::new(format);
-        let checks: [(&str, fn(&World) -> Check); 10] = [
+        let checks: [Named<fn(&World) -> Check>; 10] = [
             ("unmapped", unmapped),
             ("rights", rights),
             ("bad-entries", bad_entries),

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Seq
 use guests::paging::{self, Page, RO, RW, RWX, Space, TEST_VA, leaf, page};
 use guests::sbi::{ALL_HARTS, SUCCESS, remote_fence};
 use guests::trap::{disable, enable, pending};
-use guests::{Check, access, board, ensure, ensure_eq, hart, run, sbi};
+use guests::{Check, Named, access, board, ensure, ensure_eq, hart, run, sbi};
 use metal::{csr, fence};
 use rv::Interrupt::STimer;
 use rv::csr::atp;
@@ -80,7 +80,7 @@ fn ensure_shows(at: u64, which: u64, how: &str) -> Check {
 }
 
 fn local(test: &Test) -> Check {
-    let fences: [(&str, fn(u64)); 4] = [
+    let fences: [Named<fn(u64)>; 4] = [
         ("sfence.vma", |_| fence::sfence_all()),
         ("sfence.vma va", paging::fence_page),
         ("sfence.vma asid", |_| paging::fence_asid(ASID)),
@@ -332,7 +332,7 @@ fn own_tables_on_every_hart(test: &Test) -> Check {
         let test = Test::new(format);
         let mark = hart::id() << 32;
         for (value, page) in test.pages.iter().enumerate() {
-            page.0[0].store(mark | 1000 + value as u64, Relaxed);
+            page.0[0].store(mark + 1000 + value as u64, Relaxed);
         }
         test.show(TEST_VA, 0);
         test.space.enter();
@@ -340,7 +340,7 @@ fn own_tables_on_every_hart(test: &Test) -> Check {
         for round in 0..25 {
             test.show(TEST_VA, round);
             paging::fence_page(TEST_VA);
-            let expected = mark | 1000 + round % 2;
+            let expected = mark + 1000 + round % 2;
             wrong += u64::from(access::peek(TEST_VA) != expected);
             sleep_a_little();
             wrong += u64::from(access::peek(TEST_VA) != expected);

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use guests::trap::{enable, on_interrupt, pending, with_interrupts};
-use guests::{Check, board, ensure, ensure_eq, hart, run, sbi};
+use guests::{Check, Named, board, ensure, ensure_eq, hart, run, sbi};
 use metal::csr;
 use rv::Interrupt::STimer;
 
@@ -27,7 +27,7 @@ fn main() {
 
 /// The checks that both ways of setting the timer have in common.
 fn check_all(way: &str, set: fn(u64)) {
-    let checks: [(&str, fn(fn(u64)) -> Check); 7] = [
+    let checks: [Named<fn(fn(u64)) -> Check>; 7] = [
         ("arrives", arrives),
         ("masked-stays-pending", masked_stays_pending),
         ("cleared-by-setting", cleared_by_setting),
