@@ -99,10 +99,8 @@ pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
     ] {
         root.add_property(property);
     }
-    let mut chosen = node("chosen", [
-        text("stdout-path", &format!("/soc/serial@{UART:x}")),
-        text("bootargs", &config.bootargs),
-    ]);
+    let mut chosen =
+        node("chosen", [text("stdout-path", &format!("/soc/serial@{UART:x}")), text("bootargs", &config.bootargs)]);
     if !config.rng_seed.is_empty() {
         chosen.add_property(DeviceTreeProperty::new_unchecked("rng-seed", config.rng_seed.as_slice()));
     }
@@ -112,32 +110,38 @@ pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
     }
     root.add_child(chosen);
     root.add_child(node("aliases", [text("serial0", &format!("/soc/serial@{UART:x}"))]));
-    root.add_child(node(format!("memory@{GUEST_RAM_BASE:x}"), [
-        text("device_type", "memory"),
-        wide("reg", &[GUEST_RAM_BASE, config.memory_bytes]),
-    ]));
+    root.add_child(node(
+        format!("memory@{GUEST_RAM_BASE:x}"),
+        [text("device_type", "memory"), wide("reg", &[GUEST_RAM_BASE, config.memory_bytes])],
+    ));
     root.add_child(cpus(config.vcpus, offer));
     root.add_child(soc(config.vcpus));
     tree.to_dtb()
 }
 
 fn cpus(count: u32, offer: &Offer) -> DeviceTreeNode {
-    let mut cpus = node("cpus", [
-        cells("#address-cells", &[1]),
-        cells("#size-cells", &[0]),
-        cells("timebase-frequency", &[offer.timebase as u32]),
-    ]);
+    let mut cpus = node(
+        "cpus",
+        [
+            cells("#address-cells", &[1]),
+            cells("#size-cells", &[0]),
+            cells("timebase-frequency", &[offer.timebase as u32]),
+        ],
+    );
     for hart in 0..count {
-        let mut cpu = node(format!("cpu@{hart:x}"), [
-            text("device_type", "cpu"),
-            text("compatible", "riscv"),
-            text("status", "okay"),
-            cells("reg", &[hart]),
-            text("riscv,isa", &offer.isa.isa_string()),
-            text("riscv,isa-base", "rv64i"),
-            strings("riscv,isa-extensions", offer.isa.ordered()),
-            text("mmu-type", &offer.mmu_type),
-        ]);
+        let mut cpu = node(
+            format!("cpu@{hart:x}"),
+            [
+                text("device_type", "cpu"),
+                text("compatible", "riscv"),
+                text("status", "okay"),
+                cells("reg", &[hart]),
+                text("riscv,isa", &offer.isa.isa_string()),
+                text("riscv,isa-base", "rv64i"),
+                strings("riscv,isa-extensions", offer.isa.ordered()),
+                text("mmu-type", &offer.mmu_type),
+            ],
+        );
         for (name, extension, bytes) in [
             ("riscv,cbom-block-size", "zicbom", offer.isa.cbom_block),
             ("riscv,cboz-block-size", "zicboz", offer.isa.cboz_block),
@@ -147,12 +151,15 @@ fn cpus(count: u32, offer: &Offer) -> DeviceTreeNode {
                 cpu.add_property(cells(name, &[bytes]));
             }
         }
-        cpu.add_child(node("interrupt-controller", [
-            cells("#interrupt-cells", &[1]),
-            flag("interrupt-controller"),
-            text("compatible", "riscv,cpu-intc"),
-            cells("phandle", &[intc_phandle(hart)]),
-        ]));
+        cpu.add_child(node(
+            "interrupt-controller",
+            [
+                cells("#interrupt-cells", &[1]),
+                flag("interrupt-controller"),
+                text("compatible", "riscv,cpu-intc"),
+                cells("phandle", &[intc_phandle(hart)]),
+            ],
+        ));
         cpus.add_child(cpu);
     }
     cpus
@@ -162,31 +169,34 @@ fn soc(vcpus: u32) -> DeviceTreeNode {
     /// "No interrupt": the M-mode contexts exist, as on QEMU's board, but belong to no one.
     const NOBODY: u32 = u32::MAX;
     const S_EXTERNAL: u32 = 9;
-    let mut soc = node("soc", [
-        cells("#address-cells", &[2]),
-        cells("#size-cells", &[2]),
-        text("compatible", "simple-bus"),
-        flag("ranges"),
-    ]);
-    soc.add_child(node(format!("serial@{UART:x}"), [
-        text("compatible", "ns16550a"),
-        wide("reg", &[UART, 0x100]),
-        cells("clock-frequency", &[3_686_400]),
-        cells("interrupts", &[UART_SOURCE]),
-        cells("interrupt-parent", &[PLIC_PHANDLE]),
-    ]));
-    let contexts: Vec<u32> =
-        (0..vcpus).flat_map(|h| [intc_phandle(h), NOBODY, intc_phandle(h), S_EXTERNAL]).collect();
-    soc.add_child(node(format!("plic@{PLIC:x}"), [
-        strings("compatible", ["sifive,plic-1.0.0", "riscv,plic0"].into_iter()),
-        wide("reg", &[PLIC, plic::BYTES]),
-        cells("#interrupt-cells", &[1]),
-        cells("#address-cells", &[0]),
-        flag("interrupt-controller"),
-        cells("interrupts-extended", &contexts),
-        cells("riscv,ndev", &[plic::SOURCES]),
-        cells("phandle", &[PLIC_PHANDLE]),
-    ]));
+    let mut soc = node(
+        "soc",
+        [cells("#address-cells", &[2]), cells("#size-cells", &[2]), text("compatible", "simple-bus"), flag("ranges")],
+    );
+    soc.add_child(node(
+        format!("serial@{UART:x}"),
+        [
+            text("compatible", "ns16550a"),
+            wide("reg", &[UART, 0x100]),
+            cells("clock-frequency", &[3_686_400]),
+            cells("interrupts", &[UART_SOURCE]),
+            cells("interrupt-parent", &[PLIC_PHANDLE]),
+        ],
+    ));
+    let contexts: Vec<u32> = (0..vcpus).flat_map(|h| [intc_phandle(h), NOBODY, intc_phandle(h), S_EXTERNAL]).collect();
+    soc.add_child(node(
+        format!("plic@{PLIC:x}"),
+        [
+            strings("compatible", ["sifive,plic-1.0.0", "riscv,plic0"].into_iter()),
+            wide("reg", &[PLIC, plic::BYTES]),
+            cells("#interrupt-cells", &[1]),
+            cells("#address-cells", &[0]),
+            flag("interrupt-controller"),
+            cells("interrupts-extended", &contexts),
+            cells("riscv,ndev", &[plic::SOURCES]),
+            cells("phandle", &[PLIC_PHANDLE]),
+        ],
+    ));
     soc
 }
 

@@ -50,6 +50,8 @@ pub trait Env {
     fn send_ipi(&mut self, hart: usize);
     /// Removes G-stage translations of VM number `vm` from this hart's TLB.
     fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>);
+    /// Lets this hart fetch what was stored before (`fence.i`).
+    fn fence_instructions(&mut self);
     /// This hart caused the VM's TLB generation to become `generation` and has fenced for it: unless
     /// an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);

@@ -4,21 +4,23 @@
 //! Whatever the guest did ends in one of them (BLAME): it goes on, gets a trap, or its VM ends with
 //! a message.
 
-use crate::board::{self, Device};
+use crate::board::Device;
 use crate::env::{Env, VsTrapRegs};
 use crate::gnomon::Gnomon;
 use crate::sbi;
 use crate::vcpu::{VcpuRun, request};
-use crate::vm::{Departure, Devices, Unreachable};
+use crate::vm::{Departure, Devices, Unreachable, Vm};
 use abi::record::EndReason;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::two_stage::{Stage, Stages, access_fault, two_stage};
 use mmu::walk::{AdPolicy, Ram};
 use rv::csr::status;
 use rv::insn::{MemInsn, MemOp};
 use rv::{Access, Addr, Caps, Cause, Exception, Format, Gpa, Gva, Interrupt, Mode, Pfn, Request, Trap};
+use spin::MutexGuard;
 
 /// How a vCPU goes on after an exit.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,7 +76,7 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         Cause::Exception(Exception::VirtualInstruction) => {
             counters.exits_virtual.bump();
-            virtual_instruction(g, run, env)
+            virtual_instruction(run, env)
         }
         Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
             counters.exits_timer.bump();
@@ -94,8 +96,18 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.exits_other.bump();
             inject(run, &Trap::new(e, exit.tval), env)
         }
-        // Not delegated where the hart cannot delegate it.
-        Cause::Exception(e @ Exception::IllegalInstruction) => {
+        // The guest's own as well, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
+        Cause::Exception(
+            e @ (Exception::FetchMisaligned
+            | Exception::IllegalInstruction
+            | Exception::Breakpoint
+            | Exception::LoadMisaligned
+            | Exception::StoreMisaligned
+            | Exception::EcallFromU
+            | Exception::FetchPage
+            | Exception::LoadPage
+            | Exception::StorePage),
+        ) => {
             counters.exits_other.bump();
             inject(run, &Trap::new(e, exit.tval), env)
         }
@@ -123,7 +135,7 @@ fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: 
         mmu::two_stage::TINST_PTE_WRITE => Access::Store,
         _ => access,
     };
-    let vm = alloc::sync::Arc::clone(&run.vm);
+    let vm = Arc::clone(&run.vm);
     match vm.reach(g, gpa, needed, env) {
         Ok(_) => {
             run.shared.counters.faults_memory.bump();
@@ -184,13 +196,13 @@ pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u6
 }
 
 /// An instruction that only a hypervisor may execute, or one that Gnomon chose to trap.
-fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     const WFI: u64 = 0x1050_0073;
     // Zawrs: traps where WFI does, but in user mode as well.
     const WRS_NTO: u64 = 0x00d0_0073;
     // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
     let insn = match run.context.exit.tval {
-        0 => fetch(g, run, env).map_or(0, u64::from),
+        0 => fetch(run, env).map_or(0, u64::from),
         insn => insn,
     };
     match (insn, env.guest_mode()) {
@@ -214,7 +226,7 @@ fn device_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: 
         Some(insn) => insn,
         None => {
             run.shared.counters.mmio_decoded.bump();
-            match fetch(g, run, env).and_then(MemInsn::decode) {
+            match fetch(run, env).and_then(MemInsn::decode) {
                 Some(insn) => insn,
                 // Not a plain load or store. Devices take no others.
                 None => return deny(run, access, env),
@@ -226,30 +238,29 @@ fn device_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: 
         // Another vCPU changed the code since the trap: let the hart look at it again.
         return Outcome::Resume;
     }
-    let vm = alloc::sync::Arc::clone(&run.vm);
+    let vm = Arc::clone(&run.vm);
     let mut devices = vm.devices.lock();
-    let done = match device {
+    match device {
         Device::Uart(offset) => {
             run.shared.counters.mmio_uart.bump();
-            uart_access(g, run, &mut devices, offset, insn.op)
+            uart_access(g, run, &mut devices, offset, insn.op);
+            update_uart_line(g, &vm, devices, env);
         }
         Device::Plic(offset) => {
             run.shared.counters.mmio_plic.bump();
-            plic_access(run, &mut devices, offset, insn.op)
+            if !plic_access(run, &mut devices, offset, insn.op) {
+                return deny(run, access, env);
+            }
+            update_lines(g, &vm, devices, env);
         }
-    };
-    if !done {
-        drop(devices);
-        return deny(run, access, env);
     }
     run.shared.counters.faults_mmio.bump();
     run.context.pc += u64::from(insn.length);
-    update_lines(g, &vm, devices, env);
     Outcome::Resume
 }
 
 /// Every width reads or writes one register, as QEMU's board does.
-fn uart_access(g: &Gnomon, run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) -> bool {
+fn uart_access(g: &Gnomon, run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) {
     match op {
         MemOp::Load { rd, .. } => {
             let value = devices.uart.read(offset);
@@ -261,13 +272,12 @@ fn uart_access(g: &Gnomon, run: &mut VcpuRun, devices: &mut Devices, offset: u64
             }
         }
     }
-    true
 }
 
 /// Only whole, aligned words.
 fn plic_access(run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) -> bool {
     let (MemOp::Load { width, .. } | MemOp::Store { width, .. }) = op;
-    if width != 4 || offset % 4 != 0 {
+    if width != 4 || !offset.is_multiple_of(4) {
         return false;
     }
     match op {
@@ -280,10 +290,8 @@ fn plic_access(run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp)
     true
 }
 
-/// Passes the UART's line to the PLIC and the PLIC's lines to the vCPUs.
-pub fn update_lines<E: Env>(g: &Gnomon, vm: &crate::vm::Vm, mut devices: spin::MutexGuard<'_, Devices>, env: &mut E) {
-    let high = devices.uart.interrupt();
-    devices.plic.set_level(board::UART_SOURCE, high);
+/// Passes the PLIC's lines to the vCPUs, after an access to it or a change of its inputs.
+pub fn update_lines<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
     for vcpu in &vm.vcpus {
         let high = devices.plic.interrupts_hart(vcpu.id);
         if vcpu.external.swap(high, Ordering::SeqCst) != high {
@@ -293,9 +301,16 @@ pub fn update_lines<E: Env>(g: &Gnomon, vm: &crate::vm::Vm, mut devices: spin::M
     }
 }
 
+/// The same after an access to the UART: mostly its line has not changed.
+pub fn update_uart_line<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
+    if devices.pass_line() {
+        update_lines(g, vm, devices, env);
+    }
+}
+
 /// Reads the instruction at `pc` through the guest's own tables, as a fetch. Changes no mapping.
 /// `None` if it cannot be fetched: the guest changed its tables since the trap.
-fn fetch<E: Env>(_: &Gnomon, run: &VcpuRun, env: &mut E) -> Option<u32> {
+fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {
     let mut mem = env.mem();
     let guard = run.vm.space.lock();
     let space = guard.as_ref()?;
@@ -328,7 +343,6 @@ pub fn is_trapped_for_ever<E: Env>(run: &VcpuRun, env: &E) -> Option<String> {
     let regs = env.trap_regs();
     let fetch_fault = [Exception::FetchPage.code(), Exception::FetchAccess.code()].contains(&regs.vscause);
     let handler = regs.vstvec & !3;
-    (fetch_fault && run.context.pc == handler && regs.vsepc == handler && regs.vstval == handler).then(|| {
-        format!("vCPU {} faults for ever on fetching its own trap handler at {handler:#x}", run.shared.id)
-    })
+    (fetch_fault && run.context.pc == handler && regs.vsepc == handler && regs.vstval == handler)
+        .then(|| format!("vCPU {} faults for ever on fetching its own trap handler at {handler:#x}", run.shared.id))
 }

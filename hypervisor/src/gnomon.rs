@@ -102,9 +102,11 @@ impl Gnomon {
 
     /// Wakes an idle hart, `preferred` if it is one, because a vCPU is ready.
     pub fn rouse<E: Env>(&self, preferred: usize, env: &mut E) {
-        let idle = |hart: &usize| *hart != env.hart() && self.harts[*hart].idle.load(Ordering::SeqCst);
+        let me = env.hart();
+        // Whoever finds a hart idle claims it, so that two vCPUs made ready rouse two harts.
+        let claim = |hart: &usize| *hart != me && self.harts[*hart].idle.swap(false, Ordering::SeqCst);
         let all = 0..self.harts.len();
-        let found = Some(preferred).filter(|h| all.contains(h) && idle(h)).or_else(|| all.clone().find(idle));
+        let found = Some(preferred).filter(|h| all.contains(h) && claim(h)).or_else(|| all.clone().find(claim));
         if let Some(hart) = found {
             self.kick(hart, env);
         }

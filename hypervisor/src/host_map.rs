@@ -75,7 +75,7 @@ impl<'a, M: PhysMem> Builder<'a, M> {
             return Err(MapError::TooHigh(Addr::new(end)));
         }
         while at < end {
-            let fits = |level: &Level| at % level.bytes() == 0 && at + level.bytes() <= end;
+            let fits = |level: &Level| at.is_multiple_of(level.bytes()) && at + level.bytes() <= end;
             let level = [Level::GIGA, Level::MEGA].into_iter().find(fits).unwrap_or(Level::PAGE);
             self.leaf(Addr::new(at), level, kind)?;
             at += level.bytes();

@@ -69,7 +69,7 @@ fn build_space<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<AddressSpace,
     // The bundle's promises are checked here, where they are used.
     let MmuMode::Nested = config.mmu;
     let memory = config.memory_bytes;
-    if memory < board::LEAST_RAM || memory % PAGE_BYTES != 0 {
+    if memory < board::LEAST_RAM || !memory.is_multiple_of(PAGE_BYTES) {
         return Err(format!("{memory} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
     }
     if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end >> g.offer.g_format.input_bits() != 0) {

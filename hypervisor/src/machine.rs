@@ -132,7 +132,11 @@ fn spans(node: FdtNode<'_>) -> Result<Vec<Span>, TreeError> {
 }
 
 /// Every node below `node`, depth first.
-fn visit<'a>(node: FdtNode<'a>, depth: u32, with: &mut dyn FnMut(FdtNode<'a>) -> Result<(), TreeError>) -> Result<(), TreeError> {
+fn visit<'a>(
+    node: FdtNode<'a>,
+    depth: u32,
+    with: &mut dyn FnMut(FdtNode<'a>) -> Result<(), TreeError>,
+) -> Result<(), TreeError> {
     with(node)?;
     // Real trees are four or five deep; a bound keeps a hostile one off the stack's end.
     if depth < 16 {
@@ -163,10 +167,7 @@ impl Machine {
         let mut machine = Machine {
             harts: Vec::new(),
             ram: Vec::new(),
-            reserved: fdt
-                .memory_reservations()
-                .map(|r| Span { start: r.address(), bytes: r.size() })
-                .collect(),
+            reserved: fdt.memory_reservations().map(|r| Span { start: r.address(), bytes: r.size() }).collect(),
             initrd: None,
             timebase: 0,
             uart: None,
@@ -186,10 +187,11 @@ impl Machine {
                 machine.reserved.extend(spans(node)?);
             }
         }
-        if let Some(chosen) = root.child("chosen") {
-            if let (Some(start), Some(end)) = (number(&chosen, "linux,initrd-start"), number(&chosen, "linux,initrd-end")) {
-                machine.initrd = end.checked_sub(start).filter(|n| *n > 0).map(|bytes| Span { start, bytes });
-            }
+        if let Some(chosen) = root.child("chosen")
+            && let (Some(start), Some(end)) =
+                (number(&chosen, "linux,initrd-start"), number(&chosen, "linux,initrd-end"))
+        {
+            machine.initrd = end.checked_sub(start).filter(|n| *n > 0).map(|bytes| Span { start, bytes });
         }
         let intcs = machine.read_harts(root)?;
         visit(root, 0, &mut |node| machine.read_device(node, &intcs))?;
@@ -218,8 +220,11 @@ impl Machine {
                 }
                 None => {
                     let text = node.property("riscv,isa");
-                    let text = text.ok_or_else(|| bad(format!("{}: neither riscv,isa nor riscv,isa-extensions", node.name())))?;
-                    Isa::from_isa_string(text.value_as::<&str>().map_err(|e| bad(format!("{}: riscv,isa: {e}", node.name())))?)
+                    let text = text
+                        .ok_or_else(|| bad(format!("{}: neither riscv,isa nor riscv,isa-extensions", node.name())))?;
+                    Isa::from_isa_string(
+                        text.value_as::<&str>().map_err(|e| bad(format!("{}: riscv,isa: {e}", node.name())))?,
+                    )
                 }
             };
             isa.cbom_block = cell(&node, "riscv,cbom-block-size").unwrap_or(0);
@@ -365,7 +370,10 @@ mod tests {
         tree.root.add_property(property("#size-cells", &[2]));
         let memory = DeviceTreeNode::builder("memory@80000000").unwrap();
         tree.root.add_child(
-            memory.property(text("device_type", "memory")).property(property("reg", &[0, 0x8000_0000, 0, 0x1000_0000])).build(),
+            memory
+                .property(text("device_type", "memory"))
+                .property(property("reg", &[0, 0x8000_0000, 0, 0x1000_0000]))
+                .build(),
         );
         let mut cpus = DeviceTreeNode::new("cpus").unwrap();
         cpus.add_property(property("#address-cells", &[1]));

@@ -83,7 +83,7 @@ impl Sched {
     }
 
     /// The vCPU that has been ready longest.
-    pub fn next(&mut self) -> Option<Box<VcpuRun>> {
+    pub fn take(&mut self) -> Option<Box<VcpuRun>> {
         self.ready.pop_front()
     }
 

@@ -33,6 +33,8 @@ pub mod hsm {
     pub const STOPPED: u8 = 1;
     /// Stopping, its hart is about to give it up.
     pub const STOP_PENDING: u8 = 3;
+    /// Waiting, by its own wish.
+    pub const SUSPENDED: u8 = 4;
 }
 
 /// [`Vcpu::hart`] of a vCPU that is on no hart.
@@ -194,6 +196,11 @@ impl VcpuRun {
             deadline: u64::MAX,
             last_hart: NOWHERE,
         })
+    }
+
+    /// Says that it goes on, in case that it was suspended.
+    pub fn awake(&self) {
+        let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in VS mode with a0 = hart id,

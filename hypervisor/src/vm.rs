@@ -1,5 +1,6 @@
 //! A VM: its memory, its devices, its vCPUs, and how others reach its memory.
 
+use crate::board::UART_SOURCE;
 use crate::device::{Plic, Uart};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -43,13 +44,26 @@ pub struct Devices {
     pub uart: Uart,
     /// The interrupt controller.
     pub plic: Plic,
+    /// The level of the UART's line, as the PLIC was last told.
+    uart_line: bool,
 }
 
 impl Devices {
     /// The devices as they are after reset.
     #[must_use]
     pub fn new(vcpus: u32) -> Self {
-        Self { uart: Uart::default(), plic: Plic::new(vcpus) }
+        Self { uart: Uart::default(), plic: Plic::new(vcpus), uart_line: false }
+    }
+
+    /// Passes the UART's line on to the PLIC; says whether it has changed.
+    pub fn pass_line(&mut self) -> bool {
+        let high = self.uart.interrupt();
+        let changed = high != self.uart_line;
+        if changed {
+            self.uart_line = high;
+            self.plic.set_level(UART_SOURCE, high);
+        }
+        changed
     }
 }
 
@@ -117,7 +131,13 @@ impl Vm {
     ///
     /// # Errors
     /// [`Unreachable`]; nothing has changed then.
-    pub fn reach<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, access: Access, env: &mut E) -> Result<Addr<Hpa>, Unreachable> {
+    pub fn reach<E: Env>(
+        &self,
+        g: &Gnomon,
+        gpa: Addr<Gpa>,
+        access: Access,
+        env: &mut E,
+    ) -> Result<Addr<Hpa>, Unreachable> {
         let mut mem = env.mem();
         let mut guard = self.space.lock();
         let space = guard.as_mut().ok_or(Unreachable::Gone)?;
@@ -130,6 +150,10 @@ impl Vm {
                     // faster, or this TLB remembers the older entry. Forget it, here only.
                     let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
                     fence.here(page);
+                }
+                if how == How::Copied || access == Access::Fetch {
+                    // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
+                    fence.env.fence_instructions();
                 }
                 if how == How::Filled {
                     stale.elide(&mut fence, Elide::EntryWasNeverValid);

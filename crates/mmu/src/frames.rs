@@ -230,13 +230,22 @@ pub struct Frames {
     banks: Vec<Bank>,
     accounts: Vec<Account>,
     free_count: u64,
+    /// Single frames taken from the buddy system ahead of need, and given back to it in excess.
+    /// Copy-on-write takes one frame at a fault, and the buddy system's trees cost more than all the
+    /// rest of the fault.
+    singles: Vec<u64>,
 }
+
+/// Single frames fetched at once.
+const SINGLES_AT_ONCE: u64 = 16;
+/// Single frames kept at most.
+const SINGLES_MOST: usize = 64;
 
 impl Frames {
     /// No RAM yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { buddy: FrameAllocator::new(), banks: Vec::new(), accounts: Vec::new(), free_count: 0 }
+        Self { buddy: FrameAllocator::new(), banks: Vec::new(), accounts: Vec::new(), free_count: 0, singles: Vec::new() }
     }
 
     /// Adds `pages` frames from `first`, all free. Costs 4 bytes of heap per frame.
@@ -294,8 +303,8 @@ impl Frames {
         if usize::from(order) >= ORDERS {
             return Err(AllocError::OutOfMemory);
         }
-        let first = self.buddy.alloc(pages as usize).ok_or(AllocError::OutOfMemory)?;
-        let run = Run::new(Pfn::new(first as u64), order);
+        let first = if order == 0 { self.take_single() } else { self.take_run(pages) };
+        let run = Run::new(Pfn::new(first.ok_or(AllocError::OutOfMemory)?), order);
         *self.account_mut(owner).usage.of(for_) += pages;
         self.free_count -= pages;
         self.tags_of(&run).fill(Tag::new(owner, for_));
@@ -315,7 +324,33 @@ impl Frames {
         tags.fill(Tag::FREE);
         *self.account_mut(owner).usage.of(for_) -= run.pages();
         self.free_count += run.pages();
-        self.buddy.dealloc(run.first().raw() as usize, run.pages() as usize);
+        if run.order() == 0 && self.singles.len() < SINGLES_MOST {
+            self.singles.push(run.first().raw());
+        } else {
+            self.buddy.dealloc(run.first().raw() as usize, run.pages() as usize);
+        }
+    }
+
+    fn take_single(&mut self) -> Option<u64> {
+        if self.singles.is_empty() {
+            match self.buddy.alloc(SINGLES_AT_ONCE as usize) {
+                // The lowest last, so that it is taken first.
+                Some(first) => self.singles.extend((first as u64..first as u64 + SINGLES_AT_ONCE).rev()),
+                None => return self.buddy.alloc(1).map(|first| first as u64),
+            }
+        }
+        self.singles.pop()
+    }
+
+    fn take_run(&mut self, pages: u64) -> Option<u64> {
+        let first = self.buddy.alloc(pages as usize).or_else(|| {
+            // The single frames set aside may be what is missing.
+            for single in self.singles.drain(..) {
+                self.buddy.dealloc(single as usize, 1);
+            }
+            self.buddy.alloc(pages as usize)
+        });
+        first.map(|first| first as u64)
     }
 
     /// What `owner` has.

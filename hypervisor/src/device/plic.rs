@@ -70,7 +70,11 @@ impl Plic {
             ENABLE..CONTEXT => {
                 let context = ((offset - ENABLE) / ENABLE_STRIDE) as usize;
                 let word = ((offset - ENABLE) % ENABLE_STRIDE / 4) as usize;
-                if context < self.contexts.len() && word < WORDS { Register::Enable(context, word) } else { Register::None }
+                if context < self.contexts.len() && word < WORDS {
+                    Register::Enable(context, word)
+                } else {
+                    Register::None
+                }
             }
             CONTEXT..BYTES => {
                 let context = ((offset - CONTEXT) / CONTEXT_STRIDE) as usize;

@@ -9,15 +9,8 @@ pub const IMPLEMENTATION: u64 = 0x676e_6f6d;
 /// Gnomon's version: major in bits 31:16, minor in bits 15:0.
 pub const IMPLEMENTATION_VERSION: u64 = 1;
 
-const OFFERED: [usize; 7] = [
-    base::EID_BASE,
-    time::EID_TIME,
-    spi::EID_SPI,
-    rfnc::EID_RFNC,
-    hsm::EID_HSM,
-    srst::EID_SRST,
-    dbcn::EID_DBCN,
-];
+const OFFERED: [usize; 7] =
+    [base::EID_BASE, time::EID_TIME, spi::EID_SPI, rfnc::EID_RFNC, hsm::EID_HSM, srst::EID_SRST, dbcn::EID_DBCN];
 
 pub(super) fn call(function: usize, args: Args) -> Reply {
     match function {

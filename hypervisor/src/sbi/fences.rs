@@ -15,9 +15,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     let fence = match function {
         rfnc::REMOTE_FENCE_I => None,
         rfnc::REMOTE_SFENCE_VMA => Some(VsFence { range: range(start, size), asid: None }),
-        rfnc::REMOTE_SFENCE_VMA_ASID => {
-            Some(VsFence { range: range(start, size), asid: Some(Asid(asid as u16)) })
-        }
+        rfnc::REMOTE_SFENCE_VMA_ASID => Some(VsFence { range: range(start, size), asid: Some(Asid(asid as u16)) }),
         // The guest's machine has no H extension.
         _ => return Err(Error::NotSupported),
     };

@@ -5,6 +5,7 @@ use crate::env::Env;
 use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
 use crate::vcpu::{VcpuRun, hsm};
+use crate::vm::Phase;
 use core::sync::atomic::Ordering;
 use sbi_spec::hsm as spec;
 
@@ -27,6 +28,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
         spec::HART_SUSPEND => match args[0] {
             kind if kind == u64::from(spec::suspend_type::RETENTIVE) => {
                 answer(run, Ok(0));
+                run.shared.hsm.store(hsm::SUSPENDED, Ordering::Release);
                 Answer::Outcome(Outcome::Wait)
             }
             // Losing state gains nothing in a VM.
@@ -50,6 +52,11 @@ fn start<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
     }
     if vcpu.hsm.load(Ordering::Acquire) != hsm::STOPPED {
         return Err(Error::AlreadyAvailable);
+    }
+    // Held until the vCPU is started, so that the VM's end either comes first or collects it.
+    let phase = run.vm.phase.lock();
+    if *phase != Phase::Running {
+        return Err(Error::Failed);
     }
     let mut target = {
         let mut parked = run.vm.parked.lock();

@@ -20,6 +20,8 @@ use sbi_spec::{base as spec_base, dbcn, hsm, rfnc, spi, srst, time};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i64)]
 pub enum Error {
+    /// SBI_ERR_FAILED.
+    Failed = -1,
     /// SBI_ERR_NOT_SUPPORTED.
     NotSupported = -2,
     /// SBI_ERR_INVALID_PARAM.

@@ -68,7 +68,7 @@ pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat
 unsafe fn read_tree(at: u64) -> Result<Machine, String> {
     /// No device tree is longer.
     const LONGEST: u32 = 4 << 20;
-    if at == 0 || at % 8 != 0 {
+    if at == 0 || !at.is_multiple_of(8) {
         return Err(format!("the boot loader passed no device tree (a1 = {at:#x})"));
     }
     // SAFETY: by the caller's promise; every header is 40 bytes long.
@@ -133,11 +133,9 @@ fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result
         g_stage: g.offer.g_format.name.into(),
     }));
     let msip = |index: u32| machine.clint.map_or(0, |c| c.msip + 4 * u64::from(index));
-    let reach: Arc<[Reach]> =
-        machine.harts.iter().map(|h| Reach { id: h.id, msip: msip(h.clint_index) }).collect();
+    let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: msip(h.clint_index) }).collect();
     let plic = plic_context(seat, machine);
-    let mut hart =
-        Hart::new(Start { g, index: 0, seat: seat_hart, ram, reach: Arc::clone(&reach), plic, vmid_bits });
+    let mut hart = Hart::new(Start { g, index: 0, seat: seat_hart, ram, reach: Arc::clone(&reach), plic, vmid_bits });
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
     JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, vmid_bits, map, heap: spans.heap });
     lifecycle::start_all(g, &mut hart);
@@ -145,7 +143,8 @@ fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result
         Seat::Firmware => entry::release(&ids),
         Seat::Payload => {
             for (index, id) in ids.iter().enumerate().skip(1) {
-                seat::start_hart(*id, index).map_err(|e| format!("the firmware does not start hart {id}: error {e}"))?;
+                seat::start_hart(*id, index)
+                    .map_err(|e| format!("the firmware does not start hart {id}: error {e}"))?;
             }
         }
     }
@@ -179,7 +178,7 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
     let in_ram = |span: &Span| machine.ram.iter().any(|r| r.start <= span.start && span.end() <= r.end());
     let found = machine.initrd.or_else(|| {
         let info = Span { start: next_stage, bytes: 32 };
-        let readable = next_stage % 8 == 0 && next_stage != 0;
+        let readable = next_stage.is_multiple_of(8) && next_stage != 0;
         if Seat::get() != Seat::Firmware || !readable {
             return None;
         }
@@ -196,7 +195,8 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
         let bytes = u64::from_le_bytes(core::array::from_fn(|b| header[16 + b]));
         Some(Span { start, bytes })
     });
-    let span = found.ok_or("the boot loader passed no VM bundle (QEMU: -kernel BUNDLE with -bios, else -initrd BUNDLE)")?;
+    let span =
+        found.ok_or("the boot loader passed no VM bundle (QEMU: -kernel BUNDLE with -bios, else -initrd BUNDLE)")?;
     if !in_ram(&span) || span.bytes < HEADER as u64 || span.start % PAGE_BYTES != 0 {
         return Err(format!("the VM bundle at {:#x}, {} bytes, is not in whole pages of RAM", span.start, span.bytes));
     }
@@ -304,9 +304,7 @@ fn offer(machine: &Machine, isa: &Isa, environment: u64, g_format: &'static Form
     let has_sstc = isa.has("sstc") && environment & envcfg::STCE != 0;
     let timer = if has_sstc { GuestTimer::Sstc } else { GuestTimer::Sbi };
     let mut granted = Vec::new();
-    for (name, bit) in
-        [("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE), ("svpbmt", envcfg::PBMTE)]
-    {
+    for (name, bit) in [("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE), ("svpbmt", envcfg::PBMTE)] {
         if environment & bit != 0 {
             granted.push(name);
         }

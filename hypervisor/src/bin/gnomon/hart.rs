@@ -160,7 +160,7 @@ impl Hart {
             }
             let now = self.now();
             self.expire(now);
-            let next = self.g.sched.lock().next();
+            let next = self.g.sched.lock().take();
             if let Some(mut run) = next {
                 self.load(&mut run, now);
                 return run;
@@ -229,6 +229,7 @@ impl Hart {
             self.registers_of = Some(who);
         }
         self.seat.set_guest_mode(run.mode);
+        run.awake();
         run.last_hart = self.index;
         run.context.host_sp = self.stack_end;
         run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
@@ -252,9 +253,7 @@ impl Hart {
         if overcommitted != self.traps_wfi {
             self.traps_wfi = overcommitted;
             // SAFETY: concerns guests only.
-            unsafe {
-                if overcommitted { csr::hstatus::set(hstatus::VTW) } else { csr::hstatus::clear(hstatus::VTW) }
-            }
+            unsafe { if overcommitted { csr::hstatus::set(hstatus::VTW) } else { csr::hstatus::clear(hstatus::VTW) } }
         }
     }
 
@@ -282,6 +281,8 @@ impl Hart {
             view.fenced = generation;
             shared.counters.fences.bump();
             fence::gvma_vmid(view.slot.vmid());
+            // What the table now leads to may hold code that another hart copied there.
+            fence::instruction();
         }
         let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
         self.arm(slice_end.min(self.watch).min(self.waiters).min(run.deadline));
@@ -367,6 +368,7 @@ impl Hart {
                     self.wait(run);
                     return None;
                 }
+                run.awake();
             }
             Outcome::Yield => return self.yield_hart(run),
             Outcome::Stop => {
@@ -461,7 +463,7 @@ impl Hart {
     fn input(&mut self, vm: &Vm, byte: u8) {
         let mut devices = vm.devices.lock();
         devices.uart.receive(byte);
-        exit::update_lines(self.g, vm, devices, self);
+        exit::update_uart_line(self.g, vm, devices, self);
     }
 
     fn power_off(&self) -> ! {
@@ -573,6 +575,10 @@ impl Env for Hart {
             }
             _ => fence::gvma_vmid(vmid),
         }
+    }
+
+    fn fence_instructions(&mut self) {
+        fence::instruction();
     }
 
     fn fenced_for(&mut self, vm: usize, generation: u64) {

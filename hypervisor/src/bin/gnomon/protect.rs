@@ -60,12 +60,12 @@ pub unsafe fn set_up_pmp(machine: &Machine, heap: Span) {
     let data_end = if heap.start == image.end { heap.end() } else { image.end };
     let (r, w, x) = (1, 2, 4);
     let config: [u64; 7] = [
-        0,                     // 0: the start of the code
-        TOR | LOCK | r | x,    // 1: code
-        TOR | LOCK | r,        // 2: constants
-        TOR,                   // 3: data, stacks and heap
-        0,                     // 4: the start of RAM
-        TOR | r | w | x,       // 5: RAM
+        0,                  // 0: the start of the code
+        TOR | LOCK | r | x, // 1: code
+        TOR | LOCK | r,     // 2: constants
+        TOR,                // 3: data, stacks and heap
+        0,                  // 4: the start of RAM
+        TOR | r | w | x,    // 5: RAM
         0,
     ];
     let packed = config.iter().enumerate().fold(0, |all, (i, c)| all | c << (8 * i));
@@ -93,7 +93,8 @@ pub unsafe fn set_up_pmp(machine: &Machine, heap: Span) {
 pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: &mut Ram) -> Result<Pfn<Hpa>, String> {
     let image = image();
     let mut map = Builder::new(&rv::format::SV39, spare, ram).map_err(|e| format!("no map: {e:?}"))?;
-    let mut add = |start, end, kind| map.map(start, end, kind).map_err(|e| format!("mapping {start:#x}..{end:#x}: {e:?}"));
+    let mut add =
+        |start, end, kind| map.map(start, end, kind).map_err(|e| format!("mapping {start:#x}..{end:#x}: {e:?}"));
     add(image.start, image.text_end, Kind::Code)?;
     add(image.text_end, image.rodata_end, Kind::ReadOnly)?;
     add(image.rodata_end, image.end, Kind::ReadWrite)?;

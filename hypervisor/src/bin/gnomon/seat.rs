@@ -33,6 +33,7 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
     | Exception::FetchPage.bit()
     | Exception::LoadPage.bit()
     | Exception::StorePage.bit();
+const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
 const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
 
 /// Remembers the seat. Once, by the boot hart.
@@ -98,7 +99,10 @@ impl SeatHart {
                     csr::mscratch::write(0);
                     csr::mstatus::clear(status::MIE | status::MPRV | status::TVM | status::TW | status::TSR);
                     csr::medeleg::write(GUESTS_OWN);
-                    csr::mideleg::write(0); // the VS bits are hardwired to 1
+                    // The VS bits are hardwired to 1. Nothing ever runs in HS mode to take the S-level
+                    // ones, and they stay disabled in `mie`; but QEMU hides from a *guest's* `sip` and
+                    // `sie` what `mideleg` does not delegate.
+                    csr::mideleg::write(S_INTERRUPTS);
                     csr::mcounteren::write(rv::csr::COUNTEREN_BASE);
                     csr::menvcfg::write(wanted);
                     if hart.isa.has("smstateen") {
@@ -294,7 +298,8 @@ pub fn power_off(why: PowerOff) {
         }
         Seat::Payload => {
             // SAFETY: nothing of ours goes on after it.
-            let _ = unsafe { sbi::call(srst::EID_SRST, srst::SYSTEM_RESET, [0, u64::from(why == PowerOff::Failure), 0]) };
+            let _ =
+                unsafe { sbi::call(srst::EID_SRST, srst::SYSTEM_RESET, [0, u64::from(why == PowerOff::Failure), 0]) };
         }
     }
 }
