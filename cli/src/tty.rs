@@ -1,7 +1,7 @@
 //! The user's terminal: raw while a console is attached to it, and restored on every way out.
 
 use crate::machine::{Input, Stopped, Stopper};
-use rustix::termios::{LocalModes, OptionalActions, OutputModes, Termios, isatty, tcgetattr, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, stdin, stdout};
@@ -37,9 +37,6 @@ impl RawMode {
         let before = tcgetattr(stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
-        // Line ends of messages still return the carriage.
-        raw.output_modes.insert(OutputModes::OPOST | OutputModes::ONLCR);
-        raw.local_modes.remove(LocalModes::ISIG);
         *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {

@@ -241,7 +241,8 @@ mod tests {
 
     #[test]
     fn commands_are_judged() {
-        let case = case("about = ''\nkernel = 'debian'\nexec = 'x'\nexpect.output = ['^b.b$']\nexpect.absent = ['zz']\n");
+        let case =
+            case("about = ''\nkernel = 'debian'\nexec = 'x'\nexpect.output = ['^b.b$']\nexpect.absent = ['zz']\n");
         let mut run = ended("", EndReason::Poweroff);
         run.statuses.push(("vm".into(), Some(0)));
         run.exec_output = b"a\nbob\n".to_vec();

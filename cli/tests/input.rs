@@ -1,0 +1,185 @@
+//! Bad input to the command: each is answered with a message that names the thing and the remedy,
+//! and a status that is not zero. None of these gets as far as the network or a machine.
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Bad input.
+const INPUT: i32 = 1;
+/// Wrong usage.
+const USAGE: i32 = 2;
+
+struct Scratch(TempDir);
+
+impl Scratch {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.path().join(name);
+        fs::write(&path, bytes).expect("a file");
+        path
+    }
+
+    /// `gnomon run`, with a cache of its own.
+    fn run(&self, args: &[&str]) -> assert_cmd::assert::Assert {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+        command.env("GNOMON_CACHE", self.0.path().join("cache")).arg("run").args(args).assert()
+    }
+
+    /// Expects status and message; every bad input has a remedy, and none makes us panic.
+    fn refused(&self, args: &[&str], status: i32, says: &[&str]) {
+        let mut assert = self.run(args).code(status).stderr(predicate::str::contains("panicked").not());
+        if status == INPUT {
+            assert = assert.stderr(predicate::str::contains("gnomon: error: "));
+            assert = assert.stderr(predicate::str::contains("gnomon: remedy: "));
+        }
+        for text in says {
+            assert = assert.stderr(predicate::str::contains(*text));
+        }
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// A Linux Image with an EFI stub whose one section ends at `promised`.
+fn linux_image(promised: u32, bytes: usize) -> Vec<u8> {
+    let mut image = vec![0; bytes];
+    image[..2].copy_from_slice(b"MZ");
+    image[8..16].copy_from_slice(&0x20_0000u64.to_le_bytes());
+    image[16..24].copy_from_slice(&u64::from(promised).to_le_bytes());
+    image[0x38..0x3c].copy_from_slice(b"RSC\x05");
+    image[0x3c] = 0x40;
+    image[0x40..0x44].copy_from_slice(b"PE\0\0");
+    image[0x44..0x46].copy_from_slice(&0x5064u16.to_le_bytes());
+    image[0x46] = 1;
+    image[0x58 + 16..0x58 + 20].copy_from_slice(&promised.to_le_bytes());
+    image
+}
+
+#[test]
+fn missing_kernel() {
+    Scratch::new().refused(&["--kernel", "/nowhere/Image"], INPUT, &["/nowhere/Image", "No such file"]);
+}
+
+#[test]
+fn truncated_kernel() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("Image", linux_image(1 << 20, 4096));
+    scratch.refused(&["--kernel", text(&kernel)], INPUT, &[text(&kernel), "truncated", "4 KiB", "1 MiB"]);
+}
+
+#[test]
+fn kernel_for_another_machine() {
+    // This very program is one for the host.
+    let kernel = env!("CARGO_BIN_EXE_gnomon");
+    Scratch::new().refused(&["--kernel", kernel], INPUT, &[kernel, "is an ELF file for", "RISC-V"]);
+}
+
+#[test]
+fn compressed_kernel() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("vmlinuz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
+    scratch.refused(&["--kernel", text(&kernel)], INPUT, &[text(&kernel), "gzip", "gunzip"]);
+}
+
+#[test]
+fn empty_kernel() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("Image", b"");
+    scratch.refused(&["--kernel", text(&kernel)], INPUT, &[text(&kernel), "empty"]);
+}
+
+#[test]
+fn missing_initrd() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("raw", [0x13, 0, 0, 0]);
+    let args = ["--kernel", text(&kernel), "--initrd", "/nowhere/initrd"];
+    scratch.refused(&args, INPUT, &["initrd", "/nowhere/initrd"]);
+}
+
+#[test]
+fn missing_vm_file() {
+    Scratch::new().refused(&["nowhere.toml"], INPUT, &["nowhere.toml"]);
+}
+
+#[test]
+fn malformed_vm_file() {
+    let scratch = Scratch::new();
+    let file = scratch.file("vm.toml", "memory = \n");
+    scratch.refused(&[text(&file)], INPUT, &[text(&file), "line 1"]);
+}
+
+#[test]
+fn unknown_key() {
+    let scratch = Scratch::new();
+    let file = scratch.file("vm.toml", "vcpus = 1\nmemroy = '1G'\n");
+    scratch.refused(&[text(&file)], INPUT, &[text(&file), "line 2", "memroy", "docs/vm-file.md"]);
+}
+
+#[test]
+fn wrong_value() {
+    let scratch = Scratch::new();
+    let file = scratch.file("vm.toml", "mmu = 'shadow'\n");
+    scratch.refused(&[text(&file)], INPUT, &[text(&file), "shadow", "nested"]);
+}
+
+#[test]
+fn too_much_memory() {
+    Scratch::new().refused(&["--memory", "4096T"], INPUT, &["4096 TiB", "available", "--memory"]);
+}
+
+#[test]
+fn too_little_memory() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("Image", linux_image(64 << 20, 64 << 20));
+    scratch.refused(&["--kernel", text(&kernel), "--memory", "32M", "--initrd", "none"], INPUT, &["32 MiB", "68 MiB"]);
+    scratch.refused(&["--memory", "1M"], INPUT, &["1 MiB", "8 MiB"]);
+}
+
+#[test]
+fn no_vcpus() {
+    Scratch::new().refused(&["--vcpus", "0"], INPUT, &["0 vCPUs", "--vcpus"]);
+    Scratch::new().refused(&["--vcpus", "1000"], INPUT, &["1000 vCPUs", "32"]);
+}
+
+#[test]
+fn duplicate_names() {
+    let scratch = Scratch::new();
+    let (one, two) = (scratch.file("1.toml", "name = 'twin'\n"), scratch.file("2.toml", "name = 'twin'\n"));
+    scratch.refused(&[text(&one), text(&two)], INPUT, &["twin", "name"]);
+}
+
+#[test]
+fn bad_name() {
+    Scratch::new().refused(&["--name", "a b"], INPUT, &["`a b`", "--name"]);
+}
+
+#[test]
+fn commands_without_our_initramfs() {
+    let scratch = Scratch::new();
+    let file = scratch.file("x", [0x13, 0, 0, 0]);
+    scratch.refused(&["--exec", "true", "--initrd", text(&file)], INPUT, &["--exec", "initrd of its own"]);
+    scratch.refused(&["--exec", "true", "--kernel", text(&file)], INPUT, &["--exec", "not a Linux Image"]);
+}
+
+#[test]
+fn wrong_usage() {
+    let scratch = Scratch::new();
+    scratch.refused(&["--colour", "blue"], USAGE, &["--colour"]);
+    scratch.refused(&["--memory", "lots"], USAGE, &["lots", "512M"]);
+    scratch.refused(&["--seat", "throne"], USAGE, &["throne", "firmware", "payload"]);
+    scratch.refused(&["--harts", "0"], USAGE, &["harts"]);
+}
+
+#[test]
+fn unknown_tests() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    command.args(["test", "no-such-test"]).assert().code(INPUT).stderr(predicate::str::contains("no-such-test"));
+}

@@ -1,0 +1,60 @@
+//! `gnomon run` at a terminal: keys go through, the terminal is given back as it was.
+
+use rexpect::session::{PtySession, spawn_command};
+use std::process::Command;
+
+const PATIENCE_MS: u64 = 120_000;
+
+/// A shell, so that the terminal can be looked at after the run. U-Boot is the quickest guest with
+/// a prompt. Also returns the process that runs it.
+fn shell() -> (PtySession, String) {
+    let mut command = Command::new("/bin/sh");
+    command.env("PS1", "").env("GNOMON", env!("CARGO_BIN_EXE_gnomon"));
+    let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a shell");
+    shell
+        .send_line("before=$(stty -g); sh -c 'echo pid $$.; exec $GNOMON run --kernel u-boot --memory 128M'")
+        .expect("typing");
+    let (_, pid) = shell.exp_regex(r"pid [0-9]+\.").expect("the process");
+    let pid = pid.trim_start_matches("pid ").trim_end_matches('.').to_owned();
+    shell.exp_string("Hit any key to stop autoboot").expect("U-Boot");
+    shell.send(" ").expect("typing");
+    shell.flush().expect("typing");
+    shell.exp_string("=> ").expect("the prompt");
+    (shell, pid)
+}
+
+fn expect_restored(shell: &mut PtySession, status: &str) {
+    shell.send_line("echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed").expect("typing");
+    shell.exp_string(&format!("status {status}")).expect("the status");
+    shell.exp_string("restored").expect("a terminal as before");
+}
+
+#[test]
+fn keys_go_through_and_the_terminal_comes_back() {
+    let (mut shell, _) = shell();
+    // A key that would be a signal goes to the guest.
+    shell.send("\x03").expect("typing");
+    shell.flush().expect("typing");
+    shell.exp_string("=> ").expect("another prompt");
+    shell.send("poweroff\r").expect("typing");
+    shell.flush().expect("typing");
+    shell.exp_string("VM linux powered off").expect("the end");
+    expect_restored(&mut shell, "0");
+}
+
+#[test]
+fn the_end_key_ends_everything() {
+    let (mut shell, _) = shell();
+    shell.send("\x01x").expect("typing");
+    shell.flush().expect("typing");
+    shell.exp_string("gnomon: ").expect("the end");
+    expect_restored(&mut shell, "0");
+}
+
+#[test]
+fn a_signal_leaves_the_terminal_as_it_was() {
+    let (mut shell, pid) = shell();
+    let killed = Command::new("sh").args(["-c", &format!("kill {pid}")]).status().expect("a shell");
+    assert!(killed.success(), "process {pid}");
+    expect_restored(&mut shell, "143");
+}
