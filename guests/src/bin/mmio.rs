@@ -35,8 +35,11 @@ const LSR_DATA: u8 = 0x01;
 const LSR_IDLE: u8 = 0x60;
 const MCR_LOOP: u8 = 0x10;
 
+/// A check of the UART at an address.
+type OnUart = fn(u64) -> Check;
+
 fn main() {
-    let checks: [Named<fn(u64) -> Check>; 6] = [
+    let checks: [Named<OnUart>; 6] = [
         ("scratch", scratch),
         ("loads", loads),
         ("stores", stores),

@@ -22,7 +22,7 @@ guests::entry_point!(main);
 fn main() {
     for format in Space::formats() {
         let world = World::new(format);
-        let checks: [Named<fn(&World) -> Check>; 10] = [
+        let checks: [Named<InWorld>; 10] = [
             ("unmapped", unmapped),
             ("rights", rights),
             ("bad-entries", bad_entries),
@@ -44,6 +44,9 @@ fn main() {
     }
 }
 
+/// A check in one.
+type InWorld = fn(&World) -> Check;
+
 /// An address space with a page of user code and a page of user data.
 struct World {
     name: &'static str,
@@ -64,7 +67,7 @@ impl World {
         world
     }
 
-    fn run(&self, name: &str, check: fn(&Self) -> Check) {
+    fn run(&self, name: &str, check: InWorld) {
         let name = guests::Text::of(format_args!("pagefaults/{}-{name}", self.name));
         run(name.as_str(), || {
             self.space.enter();

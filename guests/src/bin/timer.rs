@@ -25,9 +25,14 @@ fn main() {
     }
 }
 
+/// A way of setting the timer.
+type Set = fn(u64);
+/// A check of one.
+type WithSet = fn(Set) -> Check;
+
 /// The checks that both ways of setting the timer have in common.
-fn check_all(way: &str, set: fn(u64)) {
-    let checks: [Named<fn(fn(u64)) -> Check>; 7] = [
+fn check_all(way: &str, set: Set) {
+    let checks: [Named<WithSet>; 7] = [
         ("arrives", arrives),
         ("masked-stays-pending", masked_stays_pending),
         ("cleared-by-setting", cleared_by_setting),
@@ -70,7 +75,7 @@ fn is_pending() -> bool {
     pending() & STimer.bit() != 0
 }
 
-fn arrives(set: fn(u64)) -> Check {
+fn arrives(set: Set) -> Check {
     let (before, target) = (count(), now() + board().ticks(10));
     set(target);
     enable(STimer.bit());
@@ -82,7 +87,7 @@ fn arrives(set: fn(u64)) -> Check {
     Ok(())
 }
 
-fn masked_stays_pending(set: fn(u64)) -> Check {
+fn masked_stays_pending(set: Set) -> Check {
     let before = count();
     let target = now() + board().ticks(2);
     set(target);
@@ -97,7 +102,7 @@ fn masked_stays_pending(set: fn(u64)) -> Check {
     Ok(())
 }
 
-fn cleared_by_setting(set: fn(u64)) -> Check {
+fn cleared_by_setting(set: Set) -> Check {
     let before = count();
     set(0);
     ensure!(hart::wait_for(hart::PATIENCE_MS, is_pending), "a timer of the past is not pending");
@@ -112,7 +117,7 @@ fn cleared_by_setting(set: fn(u64)) -> Check {
     Ok(())
 }
 
-fn past_fires_at_once(set: fn(u64)) -> Check {
+fn past_fires_at_once(set: Set) -> Check {
     enable(STimer.bit());
     for time in [0, 1, now()] {
         let before = count();
@@ -125,7 +130,7 @@ fn past_fires_at_once(set: fn(u64)) -> Check {
 }
 
 /// WFI with interrupts off goes on when one becomes pending; it is not taken.
-fn wakes_wfi(set: fn(u64)) -> Check {
+fn wakes_wfi(set: Set) -> Check {
     let before = count();
     enable(STimer.bit());
     for _ in 0..5 {
@@ -143,7 +148,7 @@ fn wakes_wfi(set: fn(u64)) -> Check {
     Ok(())
 }
 
-fn wfi_with_pending(set: fn(u64)) -> Check {
+fn wfi_with_pending(set: Set) -> Check {
     set(0);
     enable(STimer.bit());
     ensure!(hart::wait_for(hart::PATIENCE_MS, is_pending), "not pending");
@@ -155,9 +160,9 @@ fn wfi_with_pending(set: fn(u64)) -> Check {
 
 static EARLY: AtomicU64 = AtomicU64::new(0);
 static TARGET: AtomicU64 = AtomicU64::new(0);
-static SET: spin::Once<spin::Mutex<fn(u64)>> = spin::Once::new();
+static SET: spin::Once<spin::Mutex<Set>> = spin::Once::new();
 
-fn rearmed(set: fn(u64)) -> Check {
+fn rearmed(set: Set) -> Check {
     *SET.call_once(|| spin::Mutex::new(set)).lock() = set;
     fn rearm(_: u64) {
         let now = now();
