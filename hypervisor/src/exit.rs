@@ -71,7 +71,7 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         Cause::Exception(Exception::EcallFromVs) => {
             counters.exits_ecall.bump();
-            run.context.pc += 4;
+            run.context.skip(4);
             sbi::call(g, run, env)
         }
         Cause::Exception(Exception::VirtualInstruction) => {
@@ -207,11 +207,11 @@ fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     };
     match (insn, env.guest_mode()) {
         (WFI, Mode::Supervisor) => {
-            run.context.pc += 4;
+            run.context.skip(4);
             return Outcome::Wait;
         }
         (WRS_NTO, _) => {
-            run.context.pc += 4;
+            run.context.skip(4);
             return Outcome::Yield;
         }
         _ => {}
@@ -255,7 +255,7 @@ fn device_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: 
         }
     }
     run.shared.counters.faults_mmio.bump();
-    run.context.pc += u64::from(insn.length);
+    run.context.skip(insn.length.into());
     Outcome::Resume
 }
 

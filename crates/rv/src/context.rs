@@ -32,6 +32,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// Goes past an instruction of that many bytes, wrapping as the hart's own adder does.
+    pub fn skip(&mut self, bytes: u64) {
+        self.pc = self.pc.wrapping_add(bytes);
+    }
+
     /// Writes a register; writes to x0 are lost, as they should be.
     ///
     /// # Panics

@@ -1,0 +1,299 @@
+//! Exits, handled on a host: what the guest did, and what became of it.
+
+mod fake;
+
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
+use abi::record::EndReason;
+use fake::{Event, MEMORY, World, printed, world};
+use hypervisor::board::{PLIC, UART};
+use hypervisor::exit::{Outcome, is_trapped_for_ever};
+use hypervisor::gnomon::GuestTimer;
+use hypervisor::vm::Departure;
+use rv::csr::status;
+use rv::{Addr, Exception, Mode};
+use std::sync::atomic::Ordering;
+
+const FETCH: u64 = Exception::FetchGuestPage as u64;
+const LOAD: u64 = Exception::LoadGuestPage as u64;
+const STORE: u64 = Exception::StoreGuestPage as u64;
+const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
+/// `lw a1, 0(a0)` and `sw a1, 0(a0)`, transformed (rs1 cleared).
+const LW: u64 = 0x2583;
+const SW: u64 = 0x00b0_2023;
+
+fn nested() -> World {
+    world(1, GuestTimer::Sstc)
+}
+
+fn killed(outcome: Outcome) -> String {
+    match outcome {
+        Outcome::Depart(Departure::End(EndReason::Killed { message })) => message,
+        other => panic!("not killed: {other:?}"),
+    }
+}
+
+/// Asserts that the guest got a trap.
+#[track_caller]
+fn trapped(world: &World, outcome: Outcome, cause: Exception, tval: u64, pc: u64) {
+    assert_eq!(outcome, Outcome::Resume);
+    let regs = world.hart.regs;
+    assert_eq!((regs.vscause, regs.vstval, regs.vsepc), (cause.code(), tval, pc));
+    assert_eq!(world.run.context.pc, regs.vstvec);
+    assert_eq!(world.hart.mode, Mode::Supervisor);
+}
+
+#[test]
+fn touched_memory_appears_and_is_zero() {
+    let mut w = nested();
+    let before = w.frames_used();
+    let gpa = GUEST_RAM_BASE + 0x1230;
+    assert_eq!(w.exit(STORE, gpa, gpa, 0), Outcome::Resume);
+    assert_eq!(w.run.context.pc, GUEST_ENTRY, "the instruction runs again");
+    assert!(w.frames_used() > before);
+    let mut bytes = [1; 16];
+    w.run.vm.clone().read(&w.g, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
+    assert_eq!(bytes, [0; 16]);
+    assert_eq!(w.run.shared.counters.faults_memory.get(), 1);
+}
+
+#[test]
+fn a_store_to_the_kernel_copies_its_page_and_fences_this_hart_only() {
+    let mut w = nested();
+    assert_eq!(w.exit(FETCH, GUEST_ENTRY, GUEST_ENTRY, 0), Outcome::Resume);
+    w.hart.events.clear();
+    assert_eq!(w.exit(STORE, GUEST_ENTRY + 8, GUEST_ENTRY + 8, 0), Outcome::Resume);
+    assert!(w.hart.events.iter().any(|e| matches!(e, Event::Fence(_))));
+    assert!(w.hart.events.contains(&Event::FenceInstructions), "what it copied is code");
+    assert!(!w.hart.events.iter().any(|e| matches!(e, Event::Ipi(_))));
+}
+
+#[test]
+fn a_hole_answers_with_an_access_fault_of_the_access() {
+    for (cause, exception) in
+        [(LOAD, Exception::LoadAccess), (STORE, Exception::StoreAccess), (FETCH, Exception::FetchAccess)]
+    {
+        let mut w = nested();
+        let end = GUEST_RAM_BASE + MEMORY;
+        let outcome = w.exit(cause, 0xffff_0000_0000_0123, end, 0);
+        trapped(&w, outcome, exception, 0xffff_0000_0000_0123, GUEST_ENTRY);
+    }
+}
+
+#[test]
+fn a_trap_keeps_what_it_interrupted() {
+    let mut w = nested();
+    w.hart.mode = Mode::User;
+    w.hart.regs.vsstatus = status::SIE | status::SPP;
+    let outcome = w.exit(LOAD, 5, 0x4000_0000, 0);
+    trapped(&w, outcome, Exception::LoadAccess, 5, GUEST_ENTRY);
+    assert_eq!(w.hart.regs.vsstatus, status::SPIE, "from U: SPP clear; SIE moved to SPIE");
+}
+
+#[test]
+fn guest_tables_in_a_hole_fault_with_the_original_access() {
+    let mut w = nested();
+    let outcome = w.exit(STORE, 0x1000, 0x4000_0008, mmu::two_stage::TINST_PTE_READ);
+    trapped(&w, outcome, Exception::StoreAccess, 0x1000, GUEST_ENTRY);
+    // Even where a device is: nobody walks through a UART.
+    let outcome = w.exit(LOAD, 0x1000, UART, mmu::two_stage::TINST_PTE_READ);
+    assert_eq!(outcome, Outcome::Resume);
+    assert_eq!(w.hart.regs.vscause, Exception::LoadAccess.code());
+    assert_eq!(w.run.shared.counters.mmio_uart.get(), 0);
+}
+
+#[test]
+fn an_unfetchable_trap_handler_ends_the_vm() {
+    let mut w = nested();
+    w.hart.regs.vstvec = 0x4000_0000;
+    w.run.context.pc = 0x4000_0000;
+    let message = killed(w.exit(FETCH, 0x4000_0000, 0x4000_0000, 0));
+    assert!(message.contains("trap handler at 0x40000000"), "{message}");
+}
+
+#[test]
+fn a_loop_of_faults_inside_the_guest_is_seen_from_the_timer() {
+    let mut w = nested();
+    assert_eq!(is_trapped_for_ever(&w.run, &w.hart), None);
+    let handler = 0xffff_ffff_0000_0000;
+    w.hart.regs.vstvec = handler;
+    w.hart.regs.vsepc = handler;
+    w.hart.regs.vstval = handler;
+    w.hart.regs.vscause = Exception::FetchPage.code();
+    w.run.context.pc = handler;
+    assert!(is_trapped_for_ever(&w.run, &w.hart).is_some());
+    w.hart.regs.vscause = Exception::LoadPage.code();
+    assert_eq!(is_trapped_for_ever(&w.run, &w.hart), None);
+}
+
+#[test]
+fn the_uart_prints_what_is_stored_whoever_decodes() {
+    let mut w = nested();
+    w.run.context.x[11] = u64::from(b'A');
+    assert_eq!(w.exit(STORE, UART, UART, SW), Outcome::Resume);
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
+    // The trap does not say: the instruction is read from the guest's memory. `c.sw a1, 0(a0)`.
+    w.run.vm.clone().write(&w.g, Addr::new(GUEST_ENTRY + 4), &[0x0c, 0xc1], &mut w.hart).unwrap();
+    w.run.context.x[11] = u64::from(b'B');
+    assert_eq!(w.exit(STORE, UART, UART, 0), Outcome::Resume);
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 6);
+    assert_eq!(w.run.shared.counters.mmio_decoded.get(), 1);
+    assert!(printed().ends_with("AB"));
+}
+
+#[test]
+fn what_is_no_plain_access_to_a_device_is_refused() {
+    let mut w = nested();
+    // amoswap.w a0, a1, (a0), read from memory.
+    w.run.vm.clone().write(&w.g, Addr::new(GUEST_ENTRY), &0x08b5_252fu32.to_le_bytes(), &mut w.hart).unwrap();
+    let outcome = w.exit(STORE, UART, UART, 0);
+    trapped(&w, outcome, Exception::StoreAccess, UART, GUEST_ENTRY);
+    // The PLIC takes whole words only: `lb a1, 0(a0)`.
+    let outcome = w.exit(LOAD, PLIC, PLIC, 0x0583);
+    assert_eq!(outcome, Outcome::Resume);
+    assert_eq!(w.hart.regs.vscause, Exception::LoadAccess.code());
+}
+
+#[test]
+fn an_instruction_that_changed_meanwhile_runs_again() {
+    let mut w = nested();
+    w.run.context.x[11] = 7;
+    assert_eq!(w.exit(STORE, UART, UART, LW), Outcome::Resume);
+    assert_eq!(w.run.context.pc, GUEST_ENTRY);
+    assert_eq!(w.run.context.x[11], 7);
+}
+
+#[test]
+fn uart_input_reaches_the_guest_through_the_plic() {
+    let mut w = nested();
+    let plic_write = |w: &mut World, offset: u64, value: u64| {
+        w.run.context.x[11] = value;
+        assert_eq!(w.exit(STORE, PLIC + offset, PLIC + offset, SW), Outcome::Resume);
+    };
+    plic_write(&mut w, 4 * 10, 1);
+    plic_write(&mut w, 0x2000 + 0x80, 1 << 10);
+    w.run.context.x[11] = 1;
+    assert_eq!(w.exit(STORE, UART + 1, UART + 1, 0x00b0_0023), Outcome::Resume); // sb: receive interrupt on
+    let vm = w.run.vm.clone();
+    let mut devices = vm.devices.lock();
+    devices.uart.receive(b'k');
+    hypervisor::exit::update_uart_line(&w.g, &vm, devices, &mut w.hart);
+    assert!(w.run.shared.external.load(Ordering::SeqCst));
+    let claim = PLIC + 0x20_1004;
+    assert_eq!(w.exit(LOAD, claim, claim, LW), Outcome::Resume);
+    assert_eq!(w.run.context.x[11], 10);
+    assert!(!w.run.shared.external.load(Ordering::SeqCst));
+}
+
+#[test]
+fn virtual_instructions() {
+    const WFI: u64 = 0x1050_0073;
+    let mut w = nested();
+    assert_eq!(w.exit(VIRTUAL, WFI, 0, 0), Outcome::Wait);
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
+    assert_eq!(w.exit(VIRTUAL, 0x00d0_0073, 0, 0), Outcome::Yield);
+    // csrr a0, hgatp: no such register on the guest's machine.
+    let pc = w.run.context.pc;
+    let outcome = w.exit(VIRTUAL, 0x6800_2573, 0, 0);
+    trapped(&w, outcome, Exception::IllegalInstruction, 0x6800_2573, pc);
+    w.hart.mode = Mode::User;
+    let pc = w.run.context.pc;
+    let outcome = w.exit(VIRTUAL, WFI, 0, 0);
+    trapped(&w, outcome, Exception::IllegalInstruction, WFI, pc);
+}
+
+#[test]
+fn a_virtual_instruction_without_tval_is_read_from_memory() {
+    let mut w = nested();
+    w.run.vm.clone().write(&w.g, Addr::new(GUEST_ENTRY), &0x00d0_0073u32.to_le_bytes(), &mut w.hart).unwrap();
+    assert_eq!(w.exit(VIRTUAL, 0, 0, 0), Outcome::Yield);
+}
+
+#[test]
+fn interrupts_are_the_harts() {
+    const INTERRUPT: u64 = 1 << 63;
+    let mut w = nested();
+    for (code, outcome) in [
+        (7, Outcome::Timer),
+        (5, Outcome::Timer),
+        (3, Outcome::Kicked),
+        (1, Outcome::Kicked),
+        (11, Outcome::External),
+        (9, Outcome::External),
+    ] {
+        assert_eq!(w.exit(INTERRUPT | code, 0, 0, 0), outcome);
+    }
+    assert_eq!(w.run.context.pc, GUEST_ENTRY);
+}
+
+#[test]
+fn what_is_not_known_ends_the_vm_with_its_cause() {
+    let mut w = nested();
+    assert!(killed(w.exit(19, 0, 0, 0)).contains("Unknown(19)"));
+}
+
+#[test]
+fn a_greedy_vm_meets_its_limit() {
+    let mut w = nested();
+    w.g.frames.lock().set_limit(mmu::frames::Owner::Vm(0), 0);
+    let message = killed(w.exit(STORE, GUEST_RAM_BASE, GUEST_RAM_BASE, 0));
+    assert!(message.contains("limit"), "{message}");
+}
+
+/// BLAME: whatever the registers say, there is an outcome, and nothing panics.
+#[test]
+fn no_exit_panics() {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let interesting = [
+        0,
+        1,
+        UART,
+        UART + 7,
+        UART + 8,
+        PLIC,
+        PLIC + 0x20_1004,
+        GUEST_ENTRY,
+        GUEST_RAM_BASE + MEMORY - 1,
+        GUEST_RAM_BASE + MEMORY,
+        u64::MAX,
+        1 << 41,
+    ];
+    let extensions = [0x10, 0x5449_4d45, 0x73_5049, 0x5246_4e43, 0x48_534d, 0x5352_5354, 0x4442_434e, 0];
+    let mut ends = 0;
+    let mut w = world(3, GuestTimer::Sbi);
+    for _ in 0..200_000 {
+        let mut pick = |choices: &[u64]| match random() % 4 {
+            0 => random(),
+            _ => choices[random() as usize % choices.len()],
+        };
+        for register in 1..32 {
+            w.run.context.x[register] = pick(&interesting);
+        }
+        w.run.context.x[17] = pick(&extensions);
+        w.run.context.x[16] = pick(&[0, 1, 2, 3, 4, 5, 6]);
+        w.run.context.pc = pick(&interesting) & !1;
+        w.hart.regs.vstvec = pick(&interesting);
+        w.hart.vsatp = pick(&[0, 8 << 60 | GUEST_ENTRY >> 12, 9 << 60 | 3, 10 << 60 | 0x8_0000]);
+        w.hart.mode = if pick(&[0, 1]) == 0 { Mode::User } else { Mode::Supervisor };
+        let cause = pick(&[10, 10, 10, 20, 21, 22, 23, 1, 2, 5, 7, 12, 1 << 63 | 7]);
+        let (tval, gpa, tinst) = (pick(&interesting), pick(&interesting), pick(&[0, LW, SW, 0x3000, 0x3020, 0x3501]));
+        let outcome = w.exit(cause, tval, gpa, tinst);
+        if matches!(outcome, Outcome::Depart(_)) {
+            ends += 1;
+        }
+        // vCPUs that were started wait in the queue for a hart; stop them again now and then.
+        while let Some(other) = w.g.sched.lock().take() {
+            w.g.stopped();
+            other.shared.hsm.store(hypervisor::vcpu::hsm::STOPPED, Ordering::SeqCst);
+            w.run.vm.parked.lock().push(other);
+        }
+        w.hart.events.clear();
+        printed();
+    }
+    assert!(ends > 100, "{ends}: the calls did reach the interesting places");
+}

@@ -1,0 +1,229 @@
+//! A hart without hardware, and a machine with one VM on it.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
+use hypervisor::console::Console;
+use hypervisor::env::{Env, VsTrapRegs};
+use hypervisor::gnomon::{Gnomon, GuestTimer, Offer};
+use hypervisor::harts::HartShared;
+use hypervisor::isa::Isa;
+use hypervisor::lifecycle;
+use hypervisor::sched::Sched;
+use hypervisor::vcpu::VcpuRun;
+use hypervisor::vm::Vm;
+use mmu::frames::{Frames, Owner};
+use rv::{Addr, Exit, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem};
+use spin::Mutex;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+/// First frame of the fake RAM.
+const RAM: u64 = 0x8_0000;
+/// Frames of the bundle, in front of those that are handed out.
+const BUNDLE_PAGES: u64 = 8;
+const PAGES: u64 = 20_000;
+pub const MEMORY: u64 = 8 << 20;
+
+#[derive(Clone)]
+pub struct Mem(pub Rc<RefCell<oracle::Machine>>);
+
+impl PhysMem for Mem {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        self.0.borrow().read_u64(at)
+    }
+    fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
+        self.0.borrow_mut().write_u64(at, value);
+    }
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        self.0.borrow_mut().compare_exchange_u64(at, old, new)
+    }
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        self.0.borrow_mut().zero_frames(first, pages);
+    }
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        self.0.borrow_mut().copy_frames(from, to, pages);
+    }
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        self.0.borrow().read_bytes(at, into);
+    }
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        self.0.borrow_mut().write_bytes(at, from);
+    }
+}
+
+/// What a hart did that a test may ask about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    Ipi(usize),
+    Fence(FenceScope<Gpa>),
+    FenceInstructions,
+    TimerInterrupt(bool),
+    Deadline(u64),
+}
+
+pub struct Hart {
+    pub mem: Mem,
+    pub time: u64,
+    pub mode: Mode,
+    pub regs: VsTrapRegs,
+    pub vsatp: u64,
+    pub events: Vec<Event>,
+}
+
+impl Env for Hart {
+    type Mem = Mem;
+    fn mem(&self) -> Mem {
+        self.mem.clone()
+    }
+    fn hart(&self) -> usize {
+        0
+    }
+    fn now(&self) -> u64 {
+        self.time
+    }
+    fn guest_mode(&self) -> Mode {
+        self.mode
+    }
+    fn set_guest_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+    fn trap_regs(&self) -> VsTrapRegs {
+        self.regs
+    }
+    fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
+        self.regs = *regs;
+    }
+    fn vsatp(&self) -> u64 {
+        self.vsatp
+    }
+    fn interrupt_pending(&self) -> bool {
+        false
+    }
+    fn set_timer_interrupt(&mut self, high: bool) {
+        self.events.push(Event::TimerInterrupt(high));
+    }
+    fn set_guest_deadline(&mut self, deadline: u64) {
+        self.events.push(Event::Deadline(deadline));
+    }
+    fn send_ipi(&mut self, hart: usize) {
+        self.events.push(Event::Ipi(hart));
+    }
+    fn fence_here(&mut self, _: usize, scope: FenceScope<Gpa>) {
+        self.events.push(Event::Fence(scope));
+    }
+    fn fence_instructions(&mut self) {
+        self.events.push(Event::FenceInstructions);
+    }
+    fn fenced_for(&mut self, _: usize, _: u64) {}
+    fn relax(&self) {
+        panic!("waits for a hart that does not leave its guest");
+    }
+}
+
+thread_local! {
+    static PRINTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What the console printed since the last call.
+pub fn printed() -> String {
+    String::from_utf8_lossy(&PRINTED.take()).into_owned()
+}
+
+pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
+    VmConfig {
+        name: name.into(),
+        memory_bytes: MEMORY,
+        vcpus,
+        mmu: MmuMode::Nested,
+        superpages: true,
+        segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
+        entry_gpa: GUEST_ENTRY,
+        initrd: None,
+        bootargs: String::new(),
+        rng_seed: Vec::new(),
+    }
+}
+
+/// A machine of `harts` harts with these VMs, not yet started.
+pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
+    PRINTED.take();
+    let ram = oracle::Machine::with_ram(Pfn::new(RAM), PAGES);
+    let mem = Mem(Rc::new(RefCell::new(ram)));
+    let mut frames = Frames::new();
+    frames.add(Pfn::new(RAM + BUNDLE_PAGES), PAGES - BUNDLE_PAGES);
+    let mut console = Console::new(|byte| PRINTED.with_borrow_mut(|all| all.push(byte)));
+    let config = Config { vms, console: ConsoleMode::Lines };
+    console.set_guests(config.console, config.vms.iter().map(|vm| vm.name.clone()));
+    let g = Gnomon {
+        offer: Offer {
+            g_format: &rv::format::SV39X4,
+            isa: Isa::from_isa_string("rv64imafdc_sstc"),
+            mmu_type: "riscv,sv39".into(),
+            timer,
+            vlenb: 0,
+            timebase: 10_000_000,
+        },
+        frames: Mutex::new(frames),
+        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
+        sched: Mutex::new(Sched::default()),
+        harts: (0..harts).map(|_| HartShared::default()).collect(),
+        console: Mutex::new(console),
+        overcommitted: AtomicBool::new(false),
+        ended: AtomicUsize::new(0),
+        bundle: Pfn::new(RAM),
+        bundle_bytes: BUNDLE_PAGES << 12,
+    };
+    let hart = Hart {
+        mem,
+        time: 1000,
+        mode: Mode::Supervisor,
+        regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
+        vsatp: 0,
+        events: Vec::new(),
+    };
+    (g, hart)
+}
+
+/// One VM on one hart, its first vCPU loaded.
+pub struct World {
+    pub g: Gnomon,
+    pub hart: Hart,
+    pub run: Box<VcpuRun>,
+}
+
+pub fn world(vcpus: u32, timer: GuestTimer) -> World {
+    let (g, mut hart) = machine(vec![vm_config("vm", vcpus)], 2, timer);
+    lifecycle::start_all(&g, &mut hart);
+    let run = g.sched.lock().take().expect("the first vCPU is ready");
+    run.shared.hart.store(0, std::sync::atomic::Ordering::SeqCst);
+    run.shared.posted.store(0, std::sync::atomic::Ordering::SeqCst);
+    hart.events.clear();
+    World { g, hart, run }
+}
+
+impl World {
+    /// Handles an exit.
+    pub fn exit(&mut self, cause: u64, tval: u64, gpa: u64, tinst: u64) -> hypervisor::exit::Outcome {
+        self.run.context.exit = Exit { cause, tval, tval2: gpa >> 2, tinst };
+        hypervisor::exit::handle(&self.g, &mut self.run, &mut self.hart)
+    }
+
+    /// Makes an SBI call; returns (error, value).
+    pub fn sbi(&mut self, extension: usize, function: u64, args: &[u64]) -> (i64, u64) {
+        let x = &mut self.run.context.x;
+        x[10..16].fill(0);
+        x[10..10 + args.len()].copy_from_slice(args);
+        (x[16], x[17]) = (function, extension as u64);
+        let pc = self.run.context.pc;
+        let outcome = self.exit(10, 0, 0, 0);
+        assert_eq!(outcome, hypervisor::exit::Outcome::Resume);
+        assert_eq!(self.run.context.pc, pc + 4);
+        (self.run.context.x[10] as i64, self.run.context.x[11])
+    }
+
+    pub fn frames_used(&self) -> u64 {
+        self.g.frames.lock().usage(Owner::Vm(0)).total()
+    }
+}

@@ -1,0 +1,226 @@
+//! The lives of VMs: start, SBI calls that move them, restart, end.
+
+mod fake;
+
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, Segment};
+use abi::record::{EndReason, Record};
+use fake::{Event, MEMORY, machine, printed, vm_config, world};
+use hypervisor::board;
+use hypervisor::exit::Outcome;
+use hypervisor::gnomon::GuestTimer;
+use hypervisor::lifecycle::{self, depart, park};
+use hypervisor::vcpu::{hsm, request};
+use hypervisor::vm::{Departure, Phase};
+use mmu::frames::Owner;
+use rv::Addr;
+use sbi_spec::{base, hsm as hsm_call, rfnc, spi, srst, time};
+use std::sync::atomic::Ordering;
+
+fn records() -> Vec<Record> {
+    printed().split('\u{1e}').skip(1).filter_map(|r| Record::parse(r.lines().next()?)).collect()
+}
+
+#[test]
+fn a_vm_starts_as_its_board_says() {
+    let mut w = world(2, GuestTimer::Sstc);
+    let x = &w.run.context.x;
+    assert_eq!((w.run.context.pc, x[10], x[11]), (GUEST_ENTRY, 0, board::tree_address(MEMORY)));
+    assert!(x.iter().enumerate().all(|(i, v)| i == 11 || *v == 0));
+    let mut magic = [0; 4];
+    let tree = Addr::new(w.run.context.x[11]);
+    w.run.vm.clone().read(&w.g, tree, &mut magic, &mut w.hart).unwrap();
+    assert_eq!(magic, 0xd00d_feedu32.to_be_bytes());
+    assert_eq!(w.run.vm.vcpus[1].hsm.load(Ordering::SeqCst), hsm::STOPPED);
+}
+
+#[test]
+fn bad_bundles_are_refused_one_vm_at_a_time() {
+    let segment = |gpa, offset, bytes| Segment { gpa, offset, bytes, label: "kernel".into() };
+    let cases = [
+        (segment(GUEST_ENTRY + 1, 0, 1), "whole pages"),
+        (segment(GUEST_ENTRY, 3, 1), "whole pages"),
+        (segment(GUEST_ENTRY, 0, 0), "whole pages"),
+        (segment(0x1000, 0, 1), "does not fit"),
+        (segment(GUEST_RAM_BASE + MEMORY, 0, 1), "does not fit"),
+        (segment(GUEST_ENTRY, 0, u64::MAX), "does not fit"),
+        (segment(GUEST_ENTRY, 0x7000, 0x2000), "cut off"),
+        (segment(GUEST_ENTRY, u64::MAX & !0xfff, 0x1000), "cut off"),
+    ];
+    for (segment, complaint) in cases {
+        let mut bad = vm_config("bad", 1);
+        bad.segments = vec![segment.clone()];
+        let (g, mut hart) = machine(vec![bad, vm_config("good", 1)], 1, GuestTimer::Sstc);
+        lifecycle::start_all(&g, &mut hart);
+        let all = printed();
+        assert!(all.contains("bad could not be started") && all.contains(complaint), "{segment:?}: {all}");
+        assert_eq!(g.frames.lock().usage(Owner::Vm(0)).total(), 0, "{segment:?}");
+        assert_eq!(g.sched.lock().take().map(|run| run.vm.config.name.clone()).as_deref(), Some("good"));
+    }
+    let mut small = vm_config("small", 1);
+    small.memory_bytes = 4096;
+    let mut huge = vm_config("huge", 1);
+    huge.memory_bytes = 1 << 50;
+    let (g, mut hart) = machine(vec![small, huge], 1, GuestTimer::Sstc);
+    lifecycle::start_all(&g, &mut hart);
+    assert!(g.is_over());
+}
+
+#[test]
+fn a_power_off_gives_every_frame_back() {
+    let mut w = world(1, GuestTimer::Sstc);
+    let free = w.g.frames.lock().total_count();
+    w.run.vm.clone().write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 9000], &mut w.hart).unwrap();
+    assert!(w.frames_used() > 0);
+    let vm = w.run.vm.clone();
+    depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
+    assert_ne!(w.run.shared.posted.load(Ordering::SeqCst) & request::PARK, 0);
+    w.g.stopped();
+    park(&w.g, w.run, &mut w.hart);
+    assert_eq!(w.g.frames.lock().free_count(), free);
+    assert_eq!(*vm.phase.lock(), Phase::Ended);
+    assert!(w.g.is_over());
+    assert!(matches!(&records()[..], [Record::VmEnd(end)] if end.reason == EndReason::Poweroff));
+}
+
+#[test]
+fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
+    let mut w = world(2, GuestTimer::Sstc);
+    assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 9]), (0, 0));
+    let vm = w.run.vm.clone();
+    vm.write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 10], &mut w.hart).unwrap();
+    depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
+    assert_eq!(vm.parked.lock().len(), 1, "the one in the queue is collected at once");
+    w.g.stopped();
+    park(&w.g, w.run, &mut w.hart);
+    let run = w.g.sched.lock().take().expect("the first vCPU is ready again");
+    assert_eq!((run.shared.id, run.context.pc), (0, GUEST_ENTRY));
+    assert_eq!(w.g.sched.lock().started_count(), 1);
+    assert_eq!(vm.vcpus[1].hsm.load(Ordering::SeqCst), hsm::STOPPED);
+    let mut bytes = [1; 10];
+    vm.read(&w.g, Addr::new(GUEST_RAM_BASE), &mut bytes, &mut w.hart).unwrap();
+    assert_eq!(bytes, [0; 10]);
+    assert_eq!(*vm.phase.lock(), Phase::Running);
+}
+
+#[test]
+fn when_all_vcpus_have_stopped_the_vm_is_over() {
+    let mut w = world(1, GuestTimer::Sstc);
+    w.run.context.x[16] = 1;
+    w.run.context.x[17] = hsm_call::EID_HSM as u64;
+    assert_eq!(w.exit(10, 0, 0, 0), Outcome::Stop);
+    w.g.stopped();
+    park(&w.g, w.run, &mut w.hart);
+    assert!(matches!(&records()[..], [Record::VmEnd(end)] if matches!(end.reason, EndReason::Killed { .. })));
+}
+
+#[test]
+fn harts_are_started_once_and_in_ram() {
+    let mut w = world(3, GuestTimer::Sstc);
+    let hsm_id = hsm_call::EID_HSM;
+    assert_eq!(w.sbi(hsm_id, 0, &[0, GUEST_ENTRY, 0]).0, -6, "already started");
+    assert_eq!(w.sbi(hsm_id, 0, &[3, GUEST_ENTRY, 0]).0, -3, "no such hart");
+    assert_eq!(w.sbi(hsm_id, 0, &[1, 0x1000, 0]).0, -5, "not in RAM");
+    assert_eq!(w.sbi(hsm_id, 2, &[1]), (0, 1), "stopped");
+    assert_eq!(w.sbi(hsm_id, 0, &[1, GUEST_ENTRY + 8, 77]), (0, 0));
+    assert_eq!(w.sbi(hsm_id, 2, &[1]), (0, 0), "started");
+    let run = w.g.sched.lock().take().unwrap();
+    assert_eq!((run.context.pc, run.context.x[10], run.context.x[11]), (GUEST_ENTRY + 8, 1, 77));
+}
+
+#[test]
+fn nobody_is_started_in_a_vm_that_is_leaving() {
+    let mut w = world(2, GuestTimer::Sstc);
+    depart(&w.g, &w.run.vm.clone(), Departure::End(EndReason::Poweroff), &mut w.hart);
+    assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 0]).0, -1);
+    assert!(!w.g.sched.lock().has_ready());
+}
+
+#[test]
+fn a_third_vcpu_on_two_harts_is_one_too_many() {
+    let mut w = world(3, GuestTimer::Sstc);
+    w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 0]);
+    assert!(!w.g.overcommitted.load(Ordering::SeqCst));
+    w.hart.events.clear();
+    w.sbi(hsm_call::EID_HSM, 0, &[2, GUEST_ENTRY, 0]);
+    assert!(w.g.overcommitted.load(Ordering::SeqCst));
+    assert_eq!(w.hart.events, [Event::Ipi(1)], "the other hart looks again");
+}
+
+#[test]
+fn two_vcpus_made_ready_rouse_two_harts() {
+    let (g, mut hart) = machine((0..2).map(|i| vm_config(&format!("vm{i}"), 1)).collect(), 3, GuestTimer::Sstc);
+    g.harts[1].idle.store(true, Ordering::SeqCst);
+    g.harts[2].idle.store(true, Ordering::SeqCst);
+    lifecycle::start_all(&g, &mut hart);
+    let ipis: Vec<_> = hart.events.iter().filter(|e| matches!(e, Event::Ipi(_))).collect();
+    assert_eq!(ipis, [&Event::Ipi(1), &Event::Ipi(2)]);
+}
+
+#[test]
+fn masks_name_vcpus() {
+    let mut w = world(3, GuestTimer::Sstc);
+    let posted = |w: &fake::World| -> Vec<u32> {
+        w.run.vm.vcpus.iter().map(|v| v.posted.swap(0, Ordering::SeqCst) & request::SOFTWARE).collect()
+    };
+    posted(&w);
+    assert_eq!(w.sbi(spi::EID_SPI, 0, &[0b11, 1]), (0, 0));
+    assert_eq!(posted(&w), [0, 1, 1]);
+    assert_eq!(w.sbi(spi::EID_SPI, 0, &[0, u64::MAX]), (0, 0));
+    assert_eq!(posted(&w), [1, 1, 1]);
+    for (mask, first) in [(0b1000, 0), (1, 3), (0b10, 2), (1, 1 << 63)] {
+        assert_eq!(w.sbi(spi::EID_SPI, 0, &[mask, first]).0, -3, "{mask:#b} from {first}");
+        assert_eq!(posted(&w), [0, 0, 0]);
+    }
+    assert_eq!(w.sbi(spi::EID_SPI, 0, &[0, 1 << 40]), (0, 0), "an empty set is a set");
+}
+
+#[test]
+fn remote_fences_wait_in_their_targets_queue() {
+    let mut w = world(2, GuestTimer::Sstc);
+    assert_eq!(w.sbi(rfnc::EID_RFNC, 2, &[0b10, 0, 0x1000, 0x1000, 5]), (0, 0));
+    assert_ne!(w.run.vm.vcpus[1].posted.load(Ordering::SeqCst) & request::FENCES, 0);
+    let fences = w.run.vm.vcpus[1].fences.lock().take().unwrap();
+    assert_eq!(fences.len(), 1);
+    assert_eq!(w.sbi(rfnc::EID_RFNC, 3, &[1, 0, 0, 0]).0, -2, "the guest has no H extension");
+}
+
+#[test]
+fn timers() {
+    let mut w = world(1, GuestTimer::Sbi);
+    w.hart.events.clear();
+    assert_eq!(w.sbi(time::EID_TIME, 0, &[500]), (0, 0));
+    assert_eq!(w.run.deadline, 500 + 1000, "guest time starts with the VM");
+    assert_eq!(w.hart.events, [Event::TimerInterrupt(false)]);
+    w.sbi(time::EID_TIME, 0, &[u64::MAX]);
+    assert_eq!(w.run.deadline, u64::MAX);
+    let mut w = world(1, GuestTimer::Sstc);
+    w.hart.events.clear();
+    w.sbi(time::EID_TIME, 0, &[500]);
+    assert_eq!(w.hart.events, [Event::Deadline(500)]);
+}
+
+#[test]
+fn resets_say_what_they_are() {
+    let reset = |kind: u64, reason: u64| {
+        let mut w = world(1, GuestTimer::Sstc);
+        w.run.context.x[10..12].copy_from_slice(&[kind, reason]);
+        (w.run.context.x[16], w.run.context.x[17]) = (0, srst::EID_SRST as u64);
+        let outcome = w.exit(10, 0, 0, 0);
+        (outcome, w.run.context.x[10] as i64)
+    };
+    assert_eq!(reset(0, 0).0, Outcome::Depart(Departure::End(EndReason::Poweroff)));
+    assert_eq!(reset(0, 1).0, Outcome::Depart(Departure::End(EndReason::SystemFailure)));
+    assert_eq!(reset(1, 0).0, Outcome::Depart(Departure::Reboot));
+    assert_eq!(reset(3, 0), (Outcome::Resume, -3));
+    assert_eq!(reset(0, 2), (Outcome::Resume, -3));
+    assert_eq!(reset(0xf000_0000, 0), (Outcome::Resume, -2));
+}
+
+#[test]
+fn unknown_calls_are_not_supported() {
+    let mut w = world(1, GuestTimer::Sstc);
+    assert_eq!(w.sbi(0x504d55, 0, &[]).0, -2);
+    assert_eq!(w.sbi(base::EID_BASE, 7, &[]).0, -2);
+    assert_eq!(w.sbi(0, 0, &[]).0, -2, "the legacy calls are gone");
+    assert_eq!(w.run.shared.counters.sbi_unknown.get(), 3);
+}
