@@ -174,10 +174,8 @@ impl Gnomon {
             *host.entry(name.to_string()).or_default() += count;
         }
         let frames = self.frames.lock();
-        let own = frames.usage(Owner::Host);
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
-        host.insert("frames.host".into(), own.total());
         Stats { vms, host }
     }
 

@@ -224,3 +224,14 @@ fn unknown_calls_are_not_supported() {
     assert_eq!(w.sbi(0, 0, &[]).0, -2, "the legacy calls are gone");
     assert_eq!(w.run.shared.counters.sbi_unknown.get(), 3);
 }
+
+#[test]
+fn every_counter_is_documented() {
+    let w = world(1, GuestTimer::Sstc);
+    let stats = w.g.stats();
+    let names: std::collections::BTreeSet<_> =
+        stats.vms.iter().flat_map(|vm| vm.counters.keys()).chain(stats.host.keys()).cloned().collect();
+    let page = include_str!("../../docs/counters.md");
+    let documented = page.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_string()));
+    assert_eq!(names, documented.collect());
+}
