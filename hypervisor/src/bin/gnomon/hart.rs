@@ -160,8 +160,15 @@ impl Hart {
             }
             let now = self.now();
             self.expire(now);
-            let next = self.g.sched.lock().take();
+            let (next, more) = {
+                let mut sched = self.g.sched.lock();
+                (sched.take(), sched.has_ready())
+            };
             if let Some(mut run) = next {
+                if more {
+                    // Whoever made them ready may have roused this hart only.
+                    self.g.rouse(NOWHERE, self);
+                }
                 self.load(&mut run, now);
                 return run;
             }
@@ -236,7 +243,6 @@ impl Hart {
         run.shared.hart.store(self.index, Ordering::SeqCst);
         self.slice_end = now + self.ticks.slice;
         self.watch = now + self.ticks.watch;
-        self.set_policy();
     }
 
     /// Takes the vCPU off this hart.
@@ -249,7 +255,7 @@ impl Hart {
 
     /// WFI traps, and slices end, only while there are more vCPUs than harts.
     fn set_policy(&mut self) {
-        let overcommitted = self.g.overcommitted.load(Ordering::SeqCst);
+        let overcommitted = self.g.overcommitted.load(Ordering::Relaxed);
         if overcommitted != self.traps_wfi {
             self.traps_wfi = overcommitted;
             // SAFETY: concerns guests only.
@@ -284,6 +290,7 @@ impl Hart {
             // What the table now leads to may hold code that another hart copied there.
             fence::instruction();
         }
+        self.set_policy();
         let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
         self.arm(slice_end.min(self.watch).min(self.waiters).min(run.deadline));
         let context = &raw mut run.context;
@@ -358,10 +365,7 @@ impl Hart {
                 self.armed = 0; // it has fired: whatever comes next is set anew
                 return self.tick(run);
             }
-            Outcome::Kicked => {
-                self.seat.clear_ipi();
-                self.set_policy();
-            }
+            Outcome::Kicked => self.seat.clear_ipi(),
             Outcome::External => self.external(),
             Outcome::Wait => {
                 if !self.interrupt_pending() && run.shared.posted.load(Ordering::SeqCst) == 0 {
@@ -401,7 +405,6 @@ impl Hart {
             self.expire(now);
             self.g.rouse(NOWHERE, self);
         }
-        self.set_policy();
         if !self.traps_wfi || now < self.slice_end {
             return Some(run);
         }

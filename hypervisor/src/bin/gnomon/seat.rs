@@ -118,7 +118,12 @@ impl SeatHart {
             if hart.isa.has("smstateen") || hart.isa.has("ssstateen") {
                 csr::hstateen0::write(STATEEN);
             }
-            csr::hedeleg::write(GUESTS_OWN);
+            csr::hedeleg::write(match seat {
+                Seat::Firmware => GUESTS_OWN,
+                // Firmware that keeps illegal instructions to itself (OpenSBI does) hands them on to
+                // whom `hedeleg` names, and OpenSBI 1.5 enters a guest's vectored `stvec` wrongly.
+                Seat::Payload => GUESTS_OWN & !Exception::IllegalInstruction.bit(),
+            });
             csr::hideleg::write(VS_INTERRUPTS);
             csr::hie::write(0);
             csr::hgeie::write(0);
