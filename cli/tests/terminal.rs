@@ -2,6 +2,7 @@
 
 use rexpect::session::{PtySession, spawn_command};
 use std::process::Command;
+use std::time::Duration;
 
 const PATIENCE_MS: u64 = 120_000;
 
@@ -27,6 +28,8 @@ fn expect_restored(shell: &mut PtySession, status: &str) {
     shell.send_line("echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed").expect("typing");
     shell.exp_string(&format!("status {status}")).expect("the status");
     shell.exp_string("restored").expect("a terminal as before");
+    shell.send_line("exit").expect("typing");
+    shell.exp_eof().expect("the shell's end");
 }
 
 #[test]
@@ -56,5 +59,9 @@ fn a_signal_leaves_the_terminal_as_it_was() {
     let (mut shell, pid) = shell();
     let killed = Command::new("sh").args(["-c", &format!("kill {pid}")]).status().expect("a shell");
     assert!(killed.success(), "process {pid}");
+    // While it lives, it takes what is typed.
+    while std::path::Path::new("/proc").join(&pid).exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     expect_restored(&mut shell, "143");
 }
