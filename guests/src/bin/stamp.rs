@@ -1,0 +1,45 @@
+//! Says when it was entered: the `time` CSR at the first instruction of a payload. The boot benchmark
+//! subtracts it from the time at the shell. It uses nothing of the runtime, whose start would count.
+#![no_std]
+#![no_main]
+#![expect(unsafe_code, reason = "it is its own runtime")]
+
+use core::arch::global_asm;
+use sbi_spec::{dbcn, srst};
+
+global_asm!(
+    ".section .text.entry, \"ax\"",
+    ".global _start",
+    "_start:",
+    "rdtime a0",
+    "la sp, _start", // the RAM below is free, on the bare machine too
+    "tail {main}",
+    main = sym main,
+);
+
+/// Prints `stamp` in hexadecimal, and powers off.
+extern "C" fn main(stamp: u64) -> ! {
+    "gnomon-stamp: ".bytes().for_each(put);
+    for digit in (0..16).rev() {
+        let digit = (stamp >> (4 * digit) & 0xf) as u8;
+        put(if digit < 10 { b'0' + digit } else { b'a' + digit - 10 });
+    }
+    "\r\n".bytes().for_each(put);
+    // SAFETY: writes no memory.
+    let _ = unsafe { metal::sbi::call(srst::EID_SRST, srst::SYSTEM_RESET, [0, 0, 0]) };
+    loop {
+        metal::wait_for_interrupt();
+    }
+}
+
+fn put(byte: u8) {
+    // SAFETY: writes no memory.
+    let _ = unsafe { metal::sbi::call(dbcn::EID_DBCN, dbcn::CONSOLE_WRITE_BYTE, [byte.into(), 0, 0]) };
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {
+        metal::wait_for_interrupt();
+    }
+}
