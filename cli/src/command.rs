@@ -1,5 +1,6 @@
 //! The command line.
 
+mod bench;
 mod run;
 mod test;
 
@@ -20,6 +21,7 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Action {
     Run(run::RunArgs),
+    Bench(bench::BenchArgs),
     Test(test::TestArgs),
 }
 
@@ -28,6 +30,7 @@ enum Action {
 pub fn main() -> ExitCode {
     let result = match Command::parse().action {
         Action::Run(args) => args.run(),
+        Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
     };
     match result {

@@ -32,6 +32,14 @@ pub enum InitramfsError {
 /// # Errors
 /// [`InitramfsError`].
 pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsError> {
+    build_with(busybox, exec, &[])
+}
+
+/// The same with further programs, by name and content, among the commands.
+///
+/// # Errors
+/// [`InitramfsError`].
+pub fn build_with(busybox: &[u8], exec: Option<&str>, programs: &[(&str, &[u8])]) -> Result<Vec<u8>, InitramfsError> {
     let mut archive = Archive::default();
     for dir in ["bin", "dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp"] {
         archive.add(dir, ModeFileType::Directory, 0o755, &[])?;
@@ -40,6 +48,9 @@ pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsErr
     archive.add("bin/busybox", ModeFileType::Regular, 0o755, busybox)?;
     for applet in applets(busybox)? {
         archive.add(&format!("bin/{applet}"), ModeFileType::Symlink, 0o777, b"busybox")?;
+    }
+    for (name, content) in programs {
+        archive.add(&format!("bin/{name}"), ModeFileType::Regular, 0o755, content)?;
     }
     archive.add("etc/passwd", ModeFileType::Regular, 0o644, PASSWD.as_bytes())?;
     archive.add("etc/group", ModeFileType::Regular, 0o644, GROUP.as_bytes())?;

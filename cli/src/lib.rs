@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bare;
+pub mod bench;
 pub mod build;
 pub mod command;
 pub mod console;

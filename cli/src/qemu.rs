@@ -163,7 +163,9 @@ impl MachineSpec {
     pub fn args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         let mut text = |words: &[&str]| args.extend(words.iter().map(OsString::from));
-        text(&["-machine", "virt", "-cpu", "rv64"]);
+        // Bare, a guest sees what a guest of Gnomon sees: harts without H.
+        let cpu = if matches!(self.boot, Boot::Bare { .. }) { "rv64,h=false" } else { "rv64" };
+        text(&["-machine", "virt", "-cpu", cpu]);
         text(&["-smp", &self.harts.to_string(), "-m", &format!("{}K", self.memory.0 >> 10)]);
         text(&["-nodefaults", "-display", "none", "-no-reboot"]);
         text(&["-chardev", "stdio,id=con,signal=off", "-serial", "chardev:con"]);

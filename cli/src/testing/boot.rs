@@ -2,7 +2,7 @@
 
 use super::dialog::Dialog;
 use super::judge::{self, Transcript};
-use super::plan::{BootTest, Case};
+use super::plan::{BootTest, Case, End};
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::console::{ExecDemux, ExecEvent};
@@ -14,6 +14,7 @@ use crate::run::{self, RunSpec};
 use crate::stream::Piece;
 use crate::vmfile::{Kernel, VmFile};
 use abi::bundle::ConsoleMode;
+use abi::record::Record;
 use miette::miette;
 use std::io::Write;
 use std::path::PathBuf;
@@ -41,31 +42,36 @@ fn clock(test: &BootTest) -> Clock {
     if test.icount { Clock::Instructions } else { Clock::Real }
 }
 
-/// The file of the test guest, if the test has one.
-fn guest(test: &BootTest, programs: &Programs) -> miette::Result<Option<PathBuf>> {
-    let Some(name) = &test.guest else { return Ok(None) };
+/// The file of a test guest.
+fn guest(name: &str, programs: &Programs) -> miette::Result<PathBuf> {
     let guests = programs.guests.as_ref().map_err(|why| miette!("{why}"))?;
-    guests.get(name).cloned().map(Some).ok_or_else(|| miette!("there is no test guest `{name}`"))
+    guests.get(name).cloned().ok_or_else(|| miette!("there is no test guest `{name}`"))
 }
 
 fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
     let test = &case.test;
-    let kernel = match guest(test, programs)? {
-        Some(file) => Some(Kernel::File(file)),
+    let kernel = match &test.guest {
+        Some(name) => Some(Kernel::File(guest(name, programs)?)),
         None => test.kernel.clone(),
     };
-    let vm = |number: usize| VmFile {
-        name: Some(if test.vms == 1 { "vm".into() } else { format!("vm{number}") }),
+    let own = std::iter::repeat_n((kernel, &test.append), test.vms).map(Ok);
+    let beside = test.beside.iter().map(|beside| {
+        let kernel = Kernel::File(guest(&beside.guest, programs)?);
+        Ok((Some(kernel), &beside.append))
+    });
+    let kernels = own.chain(beside).collect::<miette::Result<Vec<_>>>()?;
+    let vm = |(name, (kernel, append)): (String, (Option<Kernel>, &String))| VmFile {
+        name: Some(name),
         memory: Some(test.memory),
         vcpus: Some(case.vcpus()),
-        kernel: kernel.clone(),
-        append: Some(test.append.clone()),
+        kernel,
+        append: Some(append.clone()),
         console: test.console,
         superpages: Some(test.superpages),
         ..VmFile::default()
     };
     let spec = RunSpec {
-        files: (1..=test.vms).map(vm).collect(),
+        files: case.vms().into_iter().zip(kernels).map(vm).collect(),
         options: VmFile::default(),
         harts: Some(case.harts),
         seat,
@@ -76,7 +82,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     };
     let hypervisor = programs.hypervisor.as_ref().map_err(|why| miette!("{why}"))?;
     let prepared = run::prepare(&spec, Some(hypervisor))?;
-    follow(case, &prepared.machine, &prepared.vms)
+    follow(case, &prepared.machine)
 }
 
 fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
@@ -84,8 +90,8 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
     let mut append = vec![];
     // Lives until the machine has ended.
     let mut initrd = None;
-    let kernel = match (guest(test, programs)?, &test.kernel) {
-        (Some(file), _) => file,
+    let kernel = match (&test.guest, &test.kernel) {
+        (Some(name), _) => guest(name, programs)?,
         (None, Some(Kernel::File(file))) => file.clone(),
         (None, Some(Kernel::UBoot)) => Software::UBoot.provide()?.file,
         (None, _) => {
@@ -107,20 +113,33 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
         memory: test.memory,
         clock: clock(test),
     };
-    follow(case, &spec.machine(), &["vm".to_owned()])
+    follow(case, &spec.machine())
 }
 
 /// Runs the machine, types what the test says, and writes down what comes.
-fn follow(case: &Case, spec: &MachineSpec, vms: &[String]) -> miette::Result<Transcript> {
+fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
     let test = &case.test;
     let started = Instant::now();
     let (machine, _) = Machine::start(spec)?;
-    let input = machine.input();
+    let (input, vms) = (machine.input(), case.vms());
     let mut dialog = Dialog::new(&test.dialog);
     let mut demux = test.exec.as_ref().map(|_| ExecDemux::new(vms.iter().map(String::as_str)));
+    // Those beside, as long as they run.
+    let mut running = vms[test.vms..].to_vec();
     let mut transcript = Transcript::default();
     let outcome = machine.run(Some(started + case.timeout()), |piece| {
-        let Piece::Text(bytes) = piece else { return Next::Continue };
+        let bytes = match piece {
+            Piece::Text(bytes) => bytes,
+            Piece::Record(Record::VmEnd(end)) if test.expect.end == End::Never => {
+                running.retain(|vm| *vm != end.vm);
+                if running.is_empty() {
+                    transcript.has_seen_enough = true;
+                    return Next::Stop(Stopped::Enough);
+                }
+                return Next::Continue;
+            }
+            Piece::Record(_) => return Next::Continue,
+        };
         transcript.console.extend_from_slice(bytes);
         for answer in dialog.push(bytes) {
             // A machine that is gone shows in the outcome.
@@ -139,7 +158,7 @@ fn follow(case: &Case, spec: &MachineSpec, vms: &[String]) -> miette::Result<Tra
         }
         match &test.expect.until {
             Some(until) if count(&transcript.console, until.text.as_bytes()) >= until.count => {
-                transcript.has_reached_until = true;
+                transcript.has_seen_enough = true;
                 Next::Stop(Stopped::Enough)
             }
             _ => next,

@@ -1,14 +1,15 @@
-//! Assertions about counters: `exits.total <= 1000`.
+//! Assertions about counters: `exits.total - exits.timer <= 1000`.
 
 use abi::record::Stats;
 use serde::Deserialize;
 
-/// One assertion. The name is a counter of the VMs (the sum over all of them), or, after `host.`,
-/// one of Gnomon's own.
+/// One assertion: a counter, or that less others, against a number. A name is a counter of the VMs
+/// (the sum over all of them), or, after `host.`, one of Gnomon's own.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Assertion {
     name: String,
+    less: Vec<String>,
     relation: Relation,
     bound: u64,
 }
@@ -24,32 +25,46 @@ impl TryFrom<String> for Assertion {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let error = || format!("`{text}` is not of the form `NAME <= NUMBER` (or ==, or >=)");
-        let [name, relation, bound] = text.split_whitespace().collect::<Vec<_>>()[..] else { return Err(error()) };
+        let error = || format!("`{text}` is not of the form `NAME [- NAME]... <= NUMBER` (or ==, or >=)");
+        let words: Vec<_> = text.split_whitespace().collect();
+        let [name, ref middle @ .., relation, bound] = words[..] else { return Err(error()) };
+        let less = middle.chunks(2).map(|pair| match pair {
+            ["-", name] => Ok((*name).to_owned()),
+            _ => Err(error()),
+        });
+        let less = less.collect::<Result<_, _>>()?;
         let relation = match relation {
             "==" => Relation::Equal,
             "<=" => Relation::AtMost,
             ">=" => Relation::AtLeast,
             _ => return Err(error()),
         };
-        Ok(Self { name: name.into(), relation, bound: bound.replace('_', "").parse().map_err(|_| error())? })
+        Ok(Self { name: name.into(), less, relation, bound: bound.replace('_', "").parse().map_err(|_| error())? })
     }
 }
 
 impl Assertion {
     /// Checks it. A counter that is not there fails.
     pub fn check(&self, stats: &Stats) -> Result<(), String> {
-        let value = match self.name.strip_prefix("host.") {
-            Some(name) => stats.host.get(name).copied(),
-            None => stats.vms.iter().filter_map(|vm| vm.counters.get(&self.name)).copied().reduce(|a, b| a + b),
+        let value = |name: &str| {
+            let value = match name.strip_prefix("host.") {
+                Some(name) => stats.host.get(name).copied(),
+                None => stats.vms.iter().filter_map(|vm| vm.counters.get(name)).copied().reduce(|a, b| a + b),
+            };
+            value.ok_or_else(|| format!("there is no counter {name}"))
         };
-        let value = value.ok_or_else(|| format!("there is no counter {}", self.name))?;
+        let mut what = self.name.clone();
+        let mut total = value(&self.name)?;
+        for name in &self.less {
+            total = total.saturating_sub(value(name)?);
+            what = format!("{what} - {name}");
+        }
         let (holds, sign) = match self.relation {
-            Relation::Equal => (value == self.bound, "=="),
-            Relation::AtMost => (value <= self.bound, "<="),
-            Relation::AtLeast => (value >= self.bound, ">="),
+            Relation::Equal => (total == self.bound, "=="),
+            Relation::AtMost => (total <= self.bound, "<="),
+            Relation::AtLeast => (total >= self.bound, ">="),
         };
-        if holds { Ok(()) } else { Err(format!("{} is {value}, expected {sign} {}", self.name, self.bound)) }
+        if holds { Ok(()) } else { Err(format!("{what} is {total}, expected {sign} {}", self.bound)) }
     }
 }
 
@@ -67,8 +82,10 @@ mod tests {
         assert_eq!(check("exits.total <= 1_000"), Ok(()));
         assert_eq!(check("host.ipis.sent >= 9"), Ok(()));
         assert_eq!(check("exits.total >= 8"), Err("exits.total is 7, expected >= 8".into()));
+        assert_eq!(check("exits.total - host.ipis.sent == 0"), Ok(()));
+        assert_eq!(check("host.ipis.sent - exits.total == 2"), Ok(()));
         assert_eq!(check("exits.none >= 0"), Err("there is no counter exits.none".into()));
-        for bad in ["a", "a < 1", "a == b", "a == 1 2"] {
+        for bad in ["a", "a < 1", "a == b", "a == 1 2", "a - == 1", "a + b == 1", "a b == 1"] {
             assert!(Assertion::try_from(bad.to_owned()).is_err(), "{bad}");
         }
     }

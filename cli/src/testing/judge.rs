@@ -1,7 +1,7 @@
 //! Judges what a boot test's run has come to.
 
 use super::Verdict;
-use super::plan::{Case, End, Expect};
+use super::plan::{Case, End};
 use crate::machine::{Outcome, Stopped};
 use crate::stream::Lines;
 use abi::record::{EndReason, VmEnd};
@@ -24,16 +24,16 @@ pub struct Transcript {
     pub panic: Option<String>,
     /// What the dialog still waited for.
     pub unanswered: Option<String>,
-    /// Whether the machine was stopped because the test's `until` was reached.
-    pub has_reached_until: bool,
+    /// Whether the machine was stopped because everything had happened that the test waits for.
+    pub has_seen_enough: bool,
     /// How long it took.
     pub took: Duration,
     /// How it ended.
     pub outcome: Outcome,
 }
 
-/// The verdicts: those of the checks that a test guest reports, and one on the run as a whole
-/// where that is a test of its own, or is amiss.
+/// The verdicts: those of the checks that test guests report, and one on the run as a whole where
+/// that is a test of its own, or is amiss.
 pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
     let name = case.name();
     let mut lines = Lines::default();
@@ -43,12 +43,23 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
         .chain(lines.finish())
         .map(|line| String::from_utf8_lossy(&line).into_owned())
         .collect();
-    let has_report = case.test.guest.is_some() && case.test.expect == Expect::default();
-    let (mut verdicts, report) = if has_report { read_report(&name, &console) } else { (Vec::new(), Ok(())) };
+    let vms = case.vms();
+    let (own, beside) = vms.split_at(case.test.vms);
+    let mut verdicts = Vec::new();
+    let mut reports = Ok(());
+    let reporting = own.iter().filter(|_| case.has_report()).map(|vm| (vm, name.clone(), case.test.expect.boots));
+    let beside = beside.iter().map(|vm| (vm, format!("{name}/{vm}"), 1));
+    for (vm, name, boots) in reporting.chain(beside) {
+        let (checks, complete) = read_report(&name, said_by(vm, vms.len(), &console), boots);
+        verdicts.extend(checks);
+        reports = reports.and(complete.map_err(|why| format!("{vm}: {why}")));
+    }
     let has_failures = verdicts.iter().any(|verdict| verdict.result.is_err());
-    let whole = report.and_then(|()| whole(case, transcript, has_failures));
-    if !has_report || whole.is_err() {
-        let name = if has_report { format!("{name}/run") } else { name };
+    let whole = reports.and_then(|()| whole(case, transcript, has_failures));
+    let expect = &case.test.expect;
+    let has_more = !expect.output.is_empty() || !expect.absent.is_empty() || !expect.counters.is_empty();
+    if !case.has_report() || has_more || whole.is_err() {
+        let name = if verdicts.is_empty() { name } else { format!("{name}/run") };
         verdicts.push(Verdict { result: whole, ..Verdict::passed(name) });
     }
     let tail = &console[console.len().saturating_sub(SHOWN_LINES)..];
@@ -62,18 +73,28 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
     verdicts
 }
 
-/// The checks of a test guest; and whether the report is complete.
-fn read_report(name: &str, console: &[String]) -> (Vec<Verdict>, Result<(), String>) {
+/// The lines of one VM, without their prefix.
+fn said_by<'a>(vm: &str, vms: usize, console: &'a [String]) -> impl Iterator<Item = &'a str> {
+    let prefix = if vms > 1 { format!("{vm}| ") } else { String::new() };
+    console.iter().filter_map(move |line| line.strip_prefix(&prefix))
+}
+
+/// The checks of a test guest that was started so many times; and whether its report is complete.
+fn read_report<'a>(
+    name: &str,
+    lines: impl Iterator<Item = &'a str>,
+    boots: usize,
+) -> (Vec<Verdict>, Result<(), String>) {
     let mut verdicts = Vec::new();
     let mut done = None;
-    for line in console {
+    for line in lines {
         match Line::parse(line) {
             Some(Line::Pass(check)) => verdicts.push(Verdict::passed(format!("{name}/{check}"))),
             Some(Line::Fail(text)) => {
                 let (check, why) = text.split_once(": ").unwrap_or((text, "no reason given"));
                 verdicts.push(Verdict::failed(format!("{name}/{check}"), why));
             }
-            Some(Line::Done(count)) => done = Some(count as usize),
+            Some(Line::Done(count)) => done = Some(count as usize * boots),
             None => {}
         }
     }
@@ -95,7 +116,11 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
     if let Some(message) = &transcript.panic {
         return Err(format!("the guest's kernel panicked: {message}"));
     }
-    if !transcript.has_reached_until {
+    if transcript.has_seen_enough {
+        if let Some(message) = &outcome.failed {
+            return Err(format!("Gnomon failed: {message}"));
+        }
+    } else {
         ended_well(case, outcome)?;
         if let Some(until) = &expect.until {
             return Err(format!("`{}` did not appear {} times", until.text, until.count));
@@ -104,12 +129,14 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
     if let Some(text) = &transcript.unanswered {
         return Err(format!("`{text}` did not appear"));
     }
+    let own = &case.vms()[..case.test.vms];
     for VmEnd { vm, reason } in &outcome.ends {
-        check_end(vm, reason, expect, has_failures)?;
+        let end = if own.contains(vm) { expect.end } else { End::Poweroff };
+        check_end(vm, reason, end, &expect.message, has_failures)?;
     }
     for (vm, status) in &transcript.statuses {
         match status {
-            _ if transcript.has_reached_until => {}
+            _ if transcript.has_seen_enough => {}
             Some(status) if *status == expect.status => {}
             Some(status) => return Err(format!("the commands in {vm} ended with {status}, not {}", expect.status)),
             None => return Err(format!("the commands in {vm} did not come to their end")),
@@ -152,19 +179,19 @@ fn ended_well(case: &Case, outcome: &Outcome) -> Result<(), String> {
         return Err("QEMU ended before Gnomon was done".into());
     }
     match outcome.ends.len() {
-        count if count == case.test.vms => Ok(()),
-        count => Err(format!("Gnomon told of the end of {count} VMs, not {}", case.test.vms)),
+        count if count == case.vms().len() => Ok(()),
+        count => Err(format!("Gnomon told of the end of {count} VMs, not {}", case.vms().len())),
     }
 }
 
-fn check_end(vm: &str, reason: &EndReason, expect: &Expect, has_failures: bool) -> Result<(), String> {
-    match (expect.end, reason) {
+fn check_end(vm: &str, reason: &EndReason, end: End, expected: &str, has_failures: bool) -> Result<(), String> {
+    match (end, reason) {
         (End::Poweroff, EndReason::Poweroff) | (End::Failure, EndReason::SystemFailure) => Ok(()),
         // A guest with failed checks says so by its end, too; that is told already.
         (End::Poweroff, EndReason::SystemFailure) if has_failures => Ok(()),
-        (End::Killed, EndReason::Killed { message }) if message.contains(&expect.message) => Ok(()),
+        (End::Killed, EndReason::Killed { message }) if message.contains(expected) => Ok(()),
         (End::Killed, EndReason::Killed { message }) => {
-            Err(format!("{vm} was stopped with `{message}`, expected `{}`", expect.message))
+            Err(format!("{vm} was stopped with `{message}`, expected `{expected}`"))
         }
         (_, EndReason::Poweroff) => Err(format!("{vm} powered off")),
         (_, EndReason::SystemFailure) => Err(format!("{vm} ended with a system failure")),
@@ -237,6 +264,36 @@ mod tests {
         assert!(failures(&plain, &early)[0].1.contains("QEMU ended"));
         early.outcome.stopped = Some(Stopped::Timeout);
         assert!(failures(&plain, &early)[0].1.contains("60 s"));
+    }
+
+    #[test]
+    fn those_beside_have_to_pass() {
+        let text = "about = ''\nguest = 'g'\nbeside = [{ guest = 'noise' }]\nexpect.end = 'never'\n";
+        let case = case(text);
+        let said = |passes: &str| {
+            format!("vm| gnomon-test: PASS x\nbeside1| gnomon-test: {passes} a\nbeside1| gnomon-test: DONE 1\n")
+        };
+        let mut run = ended(&said("PASS"), EndReason::Poweroff);
+        run.outcome.ends[0].vm = "beside1".into();
+        run.outcome.has_halted = false;
+        run.outcome.stopped = Some(Stopped::Enough);
+        assert_eq!(failures(&case, &run).len(), 1);
+        run.has_seen_enough = true;
+        assert_eq!(failures(&case, &run), []);
+        run.console = said("FAIL").into();
+        assert_eq!(failures(&case, &run)[0].0, "t/firmware/1/beside1/a");
+        run.console = said("PASS").into();
+        run.outcome.ends[0].vm = "vm".into();
+        assert_eq!(failures(&case, &run).len(), 1);
+    }
+
+    #[test]
+    fn each_boot_makes_the_checks() {
+        let case = case("about = ''\nguest = 'g'\nexpect.boots = 2\n");
+        let good = ended(&format!("{PASS}{PASS}gnomon-test: DONE 2\n"), EndReason::Poweroff);
+        assert_eq!(failures(&case, &good), []);
+        let bad = ended(&format!("{PASS}gnomon-test: DONE 2\n"), EndReason::Poweroff);
+        assert_eq!(failures(&case, &bad).len(), 1);
     }
 
     #[test]

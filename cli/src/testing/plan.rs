@@ -36,6 +36,9 @@ pub struct BootTest {
     /// How many equal VMs there are.
     #[serde(default = "one")]
     pub vms: usize,
+    /// Test guests that run beside it, each in a VM of its own, and have to pass.
+    #[serde(default)]
+    pub beside: Vec<Beside>,
     /// RAM of each VM.
     #[serde(default = "memory")]
     pub memory: Size,
@@ -64,7 +67,7 @@ pub struct BootTest {
 }
 
 /// What must come of a boot test, beside a test guest's own report.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Expect {
     /// How every VM ends.
@@ -77,10 +80,38 @@ pub struct Expect {
     pub output: Vec<Pattern>,
     /// Patterns that must not be in it.
     pub absent: Vec<Pattern>,
+    /// How often the VM starts: a test guest makes its checks each time.
+    pub boots: usize,
     /// What the counters must be.
     pub counters: Vec<Assertion>,
     /// The machine is stopped, and all is well, when this has appeared as often on the console.
     pub until: Option<Until>,
+}
+
+impl Default for Expect {
+    fn default() -> Self {
+        Self {
+            end: End::default(),
+            message: String::new(),
+            status: 0,
+            output: Vec::new(),
+            absent: Vec::new(),
+            boots: 1,
+            counters: Vec::new(),
+            until: None,
+        }
+    }
+}
+
+/// A test guest that runs beside the VM that the test is about.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    /// The test guest.
+    pub guest: String,
+    /// Its command line.
+    #[serde(default)]
+    pub append: String,
 }
 
 /// A text and how often it must appear.
@@ -104,6 +135,8 @@ pub enum End {
     Failure,
     /// Gnomon stops it.
     Killed,
+    /// Not at all: it is stopped when what runs beside it has ended.
+    Never,
 }
 
 /// What a test runs on.
@@ -165,6 +198,21 @@ impl Case {
         self.test.vcpus.unwrap_or(self.harts)
     }
 
+    /// The names of its VMs: those it is about, then those beside.
+    #[must_use]
+    pub fn vms(&self) -> Vec<String> {
+        let own = |number: usize| if self.test.vms == 1 { "vm".to_owned() } else { format!("vm{number}") };
+        let beside = (1..=self.test.beside.len()).map(|number| format!("beside{number}"));
+        (1..=self.test.vms).map(own).chain(beside).collect()
+    }
+
+    /// Whether the test guest has to report.
+    #[must_use]
+    pub fn has_report(&self) -> bool {
+        let expect = &self.test.expect;
+        self.test.guest.is_some() && expect.end == End::Poweroff && expect.until.is_none()
+    }
+
     /// When it has failed.
     #[must_use]
     pub const fn timeout(&self) -> Duration {
@@ -209,6 +257,9 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if test.guest.is_some() == test.kernel.is_some() => Err("give either `guest` or `kernel`"),
         () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
         () if test.vms > 1 && test.exec.is_none() => Err("several VMs are for `exec` only"),
+        () if test.exec.is_some() && !test.beside.is_empty() => Err("`exec` runs in every VM: nothing can be beside"),
+        () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
+        () if is_bare && !test.beside.is_empty() => Err("the bare machine has no VMs"),
         () if is_bare && test.vms > 1 => Err("the bare machine has no VMs"),
         () if is_bare && !test.expect.counters.is_empty() => Err("the bare machine has no counters"),
         () if is_bare && test.expect.end == End::Killed => Err("the bare machine stops nobody"),

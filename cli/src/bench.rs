@@ -1,0 +1,3 @@
+//! Benchmarks: Gnomon beside the bare machine, in units that repeat.
+
+pub mod boot;
