@@ -59,7 +59,7 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
     let expect = &case.test.expect;
     let has_more = !expect.output.is_empty() || !expect.absent.is_empty() || !expect.counters.is_empty();
     if !case.has_report() || has_more || whole.is_err() {
-        let name = if verdicts.is_empty() { name } else { format!("{name}/run") };
+        let name = if case.has_report() || !verdicts.is_empty() { format!("{name}/run") } else { name };
         verdicts.push(Verdict { result: whole, ..Verdict::passed(name) });
     }
     let tail = &console[console.len().saturating_sub(SHOWN_LINES)..];
