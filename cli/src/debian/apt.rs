@@ -7,9 +7,12 @@ use miette::Diagnostic;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 const SUITE: &str = "trixie";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Package lists are not fetched again within this time.
+const FRESH: Duration = Duration::from_secs(600);
 /// Names a mirror where the machine's apt names none.
 const MIRROR_VAR: &str = "GNOMON_DEBIAN_MIRROR";
 
@@ -77,8 +80,17 @@ impl Apt {
             std::fs::write(&path, text).map_err(IoError::at("write", path))
         };
         write("status", "")?;
-        write("etc/sources.list", &format!("deb [arch=riscv64 signed-by={KEYRING}] {} {SUITE} main\n", apt.mirror))?;
-        apt.fetch("fetching Debian's package lists", &["update"], "fetch Debian's package lists")?;
+        let sources = format!("deb [arch=riscv64 signed-by={KEYRING}] {} {SUITE} main\n", apt.mirror);
+        // The lists are as good as new if the same sources were read a moment ago.
+        let stamp = apt.dir.join("updated");
+        let age = std::fs::metadata(&stamp).and_then(|file| file.modified()).ok().and_then(|time| time.elapsed().ok());
+        let is_fresh = age.is_some_and(|age| age < FRESH)
+            && std::fs::read_to_string(&stamp).is_ok_and(|updated_from| updated_from == sources);
+        if !is_fresh {
+            write("etc/sources.list", &sources)?;
+            apt.fetch("fetching Debian's package lists", &["update"], "fetch Debian's package lists")?;
+            write("updated", &sources)?;
+        }
         Ok(apt)
     }
 
