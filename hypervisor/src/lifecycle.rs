@@ -40,7 +40,6 @@ fn boot<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) -> Result<(), String> {
     let space = build_space(g, vm, env)?;
     *vm.space.lock() = Some(space);
     *vm.devices.lock() = Devices::new(vm.config.vcpus);
-    vm.time_zero.store(env.now(), Ordering::Relaxed);
     let tree = board::device_tree(&vm.config, &g.offer);
     let at = board::tree_address(vm.config.memory_bytes);
     if tree.len() as u64 > board::TREE_BYTES {
@@ -52,6 +51,7 @@ fn boot<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) -> Result<(), String> {
     let mut run = parked.swap_remove(first);
     drop(parked);
     run.reset(vm.config.entry_gpa, at);
+    vm.time_zero.store(env.now(), Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
     g.start(run, env);
     Ok(())

@@ -212,7 +212,13 @@ impl VcpuRun {
         self.context.x[10] = self.shared.id.into();
         self.context.x[11] = opaque;
         self.mode = Mode::Supervisor;
-        self.csrs = VsCsrs { vsstatus: VSSTATUS_AT_START, vstimecmp: u64::MAX, ..VsCsrs::default() };
+        self.csrs = VsCsrs {
+            vsstatus: VSSTATUS_AT_START,
+            vstimecmp: u64::MAX,
+            // Programs read the clock without asking (Linux's vDSO); firmware allows it, so do we.
+            scounteren: rv::csr::COUNTEREN_BASE,
+            ..VsCsrs::default()
+        };
         self.float = FloatState::ZERO;
         self.vector.bytes.fill(0);
         self.vector.csrs = VectorCsrs::default();
