@@ -40,6 +40,7 @@ fn boot<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) -> Result<(), String> {
     let space = build_space(g, vm, env)?;
     *vm.space.lock() = Some(space);
     *vm.devices.lock() = Devices::new(vm.config.vcpus);
+    vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
     let tree = board::device_tree(&vm.config, &g.offer);
     let at = board::tree_address(vm.config.memory_bytes);
     if tree.len() as u64 > board::TREE_BYTES {

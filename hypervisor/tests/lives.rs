@@ -88,6 +88,7 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 9]), (0, 0));
     let vm = w.run.vm.clone();
     vm.write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 10], &mut w.hart).unwrap();
+    vm.vcpus[0].external.store(true, Ordering::SeqCst);
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
     assert_eq!(vm.parked.lock().len(), 1, "the one in the queue is collected at once");
     w.g.stopped();
@@ -96,6 +97,7 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     assert_eq!((run.shared.id, run.context.pc), (0, GUEST_ENTRY));
     assert_eq!(w.g.sched.lock().started_count(), 1);
     assert_eq!(vm.vcpus[1].hsm.load(Ordering::SeqCst), hsm::STOPPED);
+    assert!(!vm.vcpus[0].external.load(Ordering::SeqCst), "the devices start over, and so do their lines");
     let mut bytes = [1; 10];
     vm.read(&w.g, Addr::new(GUEST_RAM_BASE), &mut bytes, &mut w.hart).unwrap();
     assert_eq!(bytes, [0; 10]);
@@ -213,6 +215,7 @@ fn resets_say_what_they_are() {
     assert_eq!(reset(1, 0).0, Outcome::Depart(Departure::Reboot));
     assert_eq!(reset(3, 0), (Outcome::Resume, -3));
     assert_eq!(reset(0, 2), (Outcome::Resume, -3));
+    assert_eq!(reset(0, u64::MAX), (Outcome::Resume, -3));
     assert_eq!(reset(0xf000_0000, 0), (Outcome::Resume, -2));
 }
 

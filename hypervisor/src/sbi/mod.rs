@@ -150,8 +150,8 @@ fn reset(function: usize, args: Args) -> Result<Departure, Error> {
     }
     // Type and reason are 32 bits wide; the rest of the registers does not count.
     let (kind, reason) = (args[0] as u32, args[1] as u32);
-    // Reasons 0xE0000000.. are for SBI implementations and vendors.
-    if reason > srst::RESET_REASON_SYSTEM_FAILURE && reason < 0xe000_0000 {
+    // Reasons from 0xE0000000 on are for SBI implementations and vendors; Gnomon has none.
+    if reason > srst::RESET_REASON_SYSTEM_FAILURE {
         return Err(Error::InvalidParam);
     }
     match kind {
