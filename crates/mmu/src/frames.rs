@@ -245,7 +245,13 @@ impl Frames {
     /// No RAM yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { buddy: FrameAllocator::new(), banks: Vec::new(), accounts: Vec::new(), free_count: 0, singles: Vec::new() }
+        Self {
+            buddy: FrameAllocator::new(),
+            banks: Vec::new(),
+            accounts: Vec::new(),
+            free_count: 0,
+            singles: Vec::new(),
+        }
     }
 
     /// Adds `pages` frames from `first`, all free. Costs 4 bytes of heap per frame.
