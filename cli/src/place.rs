@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Something could not be read or written.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
@@ -69,6 +70,19 @@ impl Drop for CacheLock {
     fn drop(&mut self) {
         // Closing the file would release it too; there is nothing to do about a failure.
         let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// Removes files that have lain in a directory for longer than `age`: left by a process that was
+/// killed, or kept for a look.
+pub fn prune(dir: &Path, age: Duration) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let modified = entry.metadata().and_then(|file| file.modified()).ok();
+        if modified.and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age) {
+            // What cannot be removed now may be the next time.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::initramfs;
 use crate::layout;
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
-use crate::place::{IoError, cache};
+use crate::place::{IoError, cache, prune};
 use crate::qemu::{self, Boot, Clock, MachineSpec};
 use crate::size::Size;
 use crate::spec::{SpecError, VmSpec};
@@ -16,9 +16,12 @@ use abi::bundle::{ConsoleMode, VmConfig};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tempfile::NamedTempFile;
 
 const RNG_SEED_BYTES: usize = 32;
+/// How long bundles are kept that a killed process, or `--dry-run`, has left.
+const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A machine that can be started.
 #[derive(Debug)]
@@ -93,6 +96,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         })
         .collect::<miette::Result<Vec<_>>>()?;
     let dir = cache("run")?;
+    prune(&dir, BUNDLES_KEPT);
     let mut bundle =
         tempfile::Builder::new().prefix("bundle-").tempfile_in(&dir).map_err(IoError::at("create", &dir))?;
     let bundle_bytes =
