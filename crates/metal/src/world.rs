@@ -13,6 +13,22 @@ use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use rv::Context;
 
+/// Loads the guest's integer registers from the context in a0, a0 itself last.
+macro_rules! load_guest {
+    () => {
+        concat!(
+            "ld x1, {x1}(a0)\n ld x2, {x1} + 8(a0)\n ld x3, {x1} + 16(a0)\n ld x4, {x1} + 24(a0)\n",
+            "ld x5, {x1} + 32(a0)\n ld x6, {x1} + 40(a0)\n ld x7, {x1} + 48(a0)\n ld x8, {x1} + 56(a0)\n",
+            "ld x9, {x1} + 64(a0)\n ld x11, {x1} + 80(a0)\n ld x12, {x1} + 88(a0)\n ld x13, {x1} + 96(a0)\n",
+            "ld x14, {x1} + 104(a0)\n ld x15, {x1} + 112(a0)\n ld x16, {x1} + 120(a0)\n ld x17, {x1} + 128(a0)\n",
+            "ld x18, {x1} + 136(a0)\n ld x19, {x1} + 144(a0)\n ld x20, {x1} + 152(a0)\n ld x21, {x1} + 160(a0)\n",
+            "ld x22, {x1} + 168(a0)\n ld x23, {x1} + 176(a0)\n ld x24, {x1} + 184(a0)\n ld x25, {x1} + 192(a0)\n",
+            "ld x26, {x1} + 200(a0)\n ld x27, {x1} + 208(a0)\n ld x28, {x1} + 216(a0)\n ld x29, {x1} + 224(a0)\n",
+            "ld x30, {x1} + 232(a0)\n ld x31, {x1} + 240(a0)\n ld x10, {x1} + 72(a0)\n",
+        )
+    };
+}
+
 macro_rules! vector {
     ($entry:literal, $resume:literal, $host:literal, $scratch:literal, $epc:literal, $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal) => {
         global_asm!(
@@ -42,15 +58,7 @@ macro_rules! vector {
             concat!(".global ", $resume), concat!($resume, ":"),
             concat!("csrw ", $scratch, ", a0"),
             "ld t0, {pc}(a0)", concat!("csrw ", $epc, ", t0"),
-            "ld x1, {x1}(a0)", "ld x2, {x1} + 8(a0)", "ld x3, {x1} + 16(a0)", "ld x4, {x1} + 24(a0)",
-            "ld x5, {x1} + 32(a0)", "ld x6, {x1} + 40(a0)", "ld x7, {x1} + 48(a0)", "ld x8, {x1} + 56(a0)",
-            "ld x9, {x1} + 64(a0)", "ld x11, {x1} + 80(a0)", "ld x12, {x1} + 88(a0)", "ld x13, {x1} + 96(a0)",
-            "ld x14, {x1} + 104(a0)", "ld x15, {x1} + 112(a0)", "ld x16, {x1} + 120(a0)", "ld x17, {x1} + 128(a0)",
-            "ld x18, {x1} + 136(a0)", "ld x19, {x1} + 144(a0)", "ld x20, {x1} + 152(a0)", "ld x21, {x1} + 160(a0)",
-            "ld x22, {x1} + 168(a0)", "ld x23, {x1} + 176(a0)", "ld x24, {x1} + 184(a0)", "ld x25, {x1} + 192(a0)",
-            "ld x26, {x1} + 200(a0)", "ld x27, {x1} + 208(a0)", "ld x28, {x1} + 216(a0)", "ld x29, {x1} + 224(a0)",
-            "ld x30, {x1} + 232(a0)", "ld x31, {x1} + 240(a0)",
-            "ld x10, {x1} + 72(a0)",
+            load_guest!(),
             $xret,
             // A trap of Gnomon's own: a bug. a0 is in the scratch register; the stack is ours.
             concat!($host, ":"),
@@ -91,10 +99,26 @@ vector!(
     "sret"
 );
 
+// The first entry from M mode: by `sret`, which takes the virtualization mode from `hstatus.SPV`.
+// `mret` takes it from `mstatus.MPV`, which software cannot set on some machines (QEMU 10.0.13); a trap
+// out of a guest sets it, so all later entries are by `mret`.
+global_asm!(
+    ".section .text.world, \"ax\"",
+    ".balign 4",
+    "gnomon_first_m:",
+    "csrw mscratch, a0",
+    "ld t0, {pc}(a0)",
+    "csrw sepc, t0",
+    load_guest!(),
+    "sret",
+    x1 = const offset_of!(Context, x) + 8,
+    pc = const offset_of!(Context, pc),
+);
+
 unsafe extern "C" {
     fn gnomon_vector_m();
     fn gnomon_vector_s();
-    fn gnomon_resume_m(context: *mut Context) -> !;
+    fn gnomon_first_m(context: *mut Context) -> !;
     fn gnomon_resume_s(context: *mut Context) -> !;
 }
 
@@ -110,20 +134,22 @@ pub fn supervisor_vector() -> u64 {
     gnomon_vector_s as *const () as u64
 }
 
-/// Enters the guest with `mret`. Comes back as a call of `gnomon_exit` on the context's stack.
+/// Enters a guest for the first time on this hart; later entries are returns from `gnomon_exit`. Comes
+/// back as a call of that on the context's stack.
 ///
 /// # Safety
 /// Firmware seat only. `context` is exclusively this hart's until the next exit; its stack and tp
-/// are this hart's; `mstatus` has MPV set and the VS CSRs and `hgatp` are that vCPU's.
+/// are this hart's; `hstatus.SPV` is set, `mstatus.SPP` says the guest's privilege, and the VS CSRs and
+/// `hgatp` are that vCPU's.
 pub unsafe fn enter_from_machine(context: *mut Context) -> ! {
     // SAFETY: by the caller's promise.
-    unsafe { gnomon_resume_m(context) }
+    unsafe { gnomon_first_m(context) }
 }
 
-/// Enters the guest with `sret`; see [`enter_from_machine`].
+/// The same in the payload seat; see [`enter_from_machine`].
 ///
 /// # Safety
-/// Payload seat only; with `hstatus.SPV` in the place of `mstatus.MPV`.
+/// Payload seat only; with `sstatus.SPP`.
 pub unsafe fn enter_from_supervisor(context: *mut Context) -> ! {
     // SAFETY: by the caller's promise.
     unsafe { gnomon_resume_s(context) }

@@ -68,6 +68,10 @@ pub struct Hart {
     /// What Gnomon's timer is set to.
     armed: u64,
     ticks: Ticks,
+    /// The privilege of the vCPU that was last loaded, for the first entry.
+    entry_mode: Mode,
+    /// Whether an exit has shown that guests do run behind the G-stage.
+    is_proven: bool,
 }
 
 /// Durations in ticks of the timebase.
@@ -126,6 +130,8 @@ impl Hart {
             waiters: u64::MAX,
             armed: u64::MAX,
             ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms },
+            entry_mode: Mode::Supervisor,
+            is_proven: false,
             g: start.g,
         }
     }
@@ -236,6 +242,7 @@ impl Hart {
             self.registers_of = Some(who);
         }
         self.seat.set_guest_mode(run.mode);
+        self.entry_mode = run.mode;
         run.awake();
         run.last_hart = self.index;
         run.context.host_sp = self.stack_end;
@@ -345,6 +352,11 @@ impl Hart {
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     fn exit(&mut self) -> *mut Context {
         self.g.harts[self.index].left();
+        if !self.is_proven {
+            // OWNERSHIP rests on it: a "guest" that runs in HS mode has all of memory.
+            assert!(self.seat.came_from_guest(), "this hart does not enter the virtualized modes");
+            self.is_proven = true;
+        }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         let outcome = exit::handle(self.g, &mut run, self);
         let stays = match outcome {
@@ -606,9 +618,9 @@ extern "C" fn first_entry(address: usize) -> ! {
     // SAFETY: the address that `run` passed, on an empty stack.
     let hart = unsafe { this_hart(address) };
     let context = hart.schedule();
-    let seat = hart.seat;
+    let (seat, mode) = (hart.seat, hart.entry_mode);
     // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
-    unsafe { seat.enter(context) }
+    unsafe { seat.enter(context, mode) }
 }
 
 /// An exit. Called by the trap vectors on the hart's empty stack; returns the context to enter.

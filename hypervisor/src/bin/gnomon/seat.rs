@@ -234,13 +234,27 @@ impl SeatHart {
         }
     }
 
-    /// Enters the guest for the first time on this stack.
+    /// Whether the last trap came from a guest, that is, from behind the G-stage.
+    pub fn came_from_guest(&self) -> bool {
+        match self.seat {
+            Seat::Firmware => csr::mstatus::read() & status::MPV != 0,
+            Seat::Payload => csr::hstatus::read() & hstatus::SPV != 0,
+        }
+    }
+
+    /// Enters a guest for the first time on this hart, in `mode`.
     ///
     /// # Safety
-    /// As for [`world::enter_from_machine`].
-    pub unsafe fn enter(&self, context: *mut Context) -> ! {
-        // SAFETY: by the caller's promise.
+    /// As for [`world::enter_from_machine`], but for the bits named there.
+    pub unsafe fn enter(&self, context: *mut Context, mode: Mode) -> ! {
+        // SAFETY: SPV and SPP affect `sret` only; the rest is the caller's promise.
         unsafe {
+            csr::hstatus::set(hstatus::SPV);
+            match (self.seat, mode) {
+                (Seat::Firmware, Mode::Supervisor) => csr::mstatus::set(status::SPP),
+                (Seat::Firmware, Mode::User) => csr::mstatus::clear(status::SPP),
+                (Seat::Payload, _) => {} // `set_guest_mode` has done it
+            }
             match self.seat {
                 Seat::Firmware => world::enter_from_machine(context),
                 Seat::Payload => world::enter_from_supervisor(context),
