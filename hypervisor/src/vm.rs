@@ -143,7 +143,7 @@ impl Vm {
         let space = guard.as_mut().ok_or(Unreachable::Gone)?;
         let resolved = space.resolve(gpa, access, &mut g.frames.lock(), &mut mem);
         match resolved {
-            Ok(Resolved::Mapped { hpa, how, stale }) => {
+            Ok(Resolved::Mapped { hpa, how, stale, publish }) => {
                 let mut fence = VmFence { g, vm: self, env };
                 if how == How::Spurious {
                     // The entry is right and this hart faulted all the same: another hart was
@@ -155,13 +155,13 @@ impl Vm {
                     // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
                     fence.env.fence_instructions();
                 }
-                if how == How::Filled {
-                    stale.elide(&mut fence, Elide::EntryWasNeverValid);
-                } else {
-                    // The VM's own lock stays held: no hart may resolve this page meanwhile and
-                    // have its translation overtaken by this fence.
-                    stale.fence(&mut fence).release(&mut g.frames.lock());
+                // The VM's own lock stays held: no hart may resolve this page meanwhile and have its
+                // translation overtaken by this fence, or see the copy before all others have left.
+                let retired = stale.fence(&mut fence);
+                if let Some(publish) = publish {
+                    publish.publish(&mut mem);
                 }
+                retired.release(&mut g.frames.lock());
                 Ok(hpa)
             }
             Ok(Resolved::Hole) => Err(Unreachable::Hole),

@@ -58,7 +58,14 @@ impl Vm {
     /// Touches a page that has something behind it.
     fn touch(&mut self, page: u64, access: Access) -> (Addr<Hpa>, How, Stale<Gpa>) {
         match self.resolve(page, access).unwrap() {
-            Resolved::Mapped { hpa, how, stale } => (hpa, how, stale),
+            Resolved::Mapped { hpa, how, stale, publish } => {
+                assert_eq!(publish.is_some(), how == How::Copied);
+                if let Some(publish) = publish {
+                    assert_eq!(self.level(page), None, "unmapped until it is published");
+                    publish.publish(&mut self.mem);
+                }
+                (hpa, how, stale)
+            }
             Resolved::Hole => panic!("page {page:#x} is a hole"),
         }
     }
@@ -236,7 +243,8 @@ fn an_image_is_shared_until_it_is_written() {
 fn a_first_store_to_an_image_copies_at_once() {
     let (mut vm, _) = with_image(Prot::RWX);
     let (hpa, how, stale) = vm.touch(530, Access::Store);
-    assert_eq!((how, stale.is_none(), vm.mem.read_u64(hpa.pfn().base())), (How::Copied, true, 18));
+    assert_eq!((how, stale.scope()), (How::Copied, Some(page_range(530, 1))));
+    assert_eq!(vm.mem.read_u64(hpa.pfn().base()), 18);
     assert_eq!((vm.level(530), vm.level(531)), (Some(Level::PAGE), None));
 }
 

@@ -3,7 +3,7 @@
 //! Each resolution first takes every frame that it will need ([`Supplies`]); if one is missing, all
 //! are given back and nothing has changed. From the first store on, nothing can fail.
 
-use super::{AddressSpace, How, OWNED, Object, Prot, Region, ResolveError, Resolved, Superpages, arrival};
+use super::{AddressSpace, How, OWNED, Object, Prot, Publish, Region, ResolveError, Resolved, Superpages, arrival};
 use crate::frames::{AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
 use crate::walk::Slot;
@@ -66,7 +66,7 @@ impl AddressSpace {
             (Entry::Leaf(leaf), _) if access != Access::Store || leaf.flags.contains(PteFlags::W) => {
                 self.counters.spurious += 1;
                 let hpa = arrival(&leaf, slot.level, gpa);
-                Ok(Resolved::Mapped { hpa, how: How::Spurious, stale: Stale::none() })
+                Ok(filled(hpa, How::Spurious))
             }
             // The region allows stores and the leaf does not: an image page not yet copied.
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, &slot, &leaf, frames, mem),
@@ -161,9 +161,25 @@ impl AddressSpace {
         let Supplies { tables, data } = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
         let copy = data.expect("taken with the tables").into_entry();
         mem.copy_frames(image, copy, 1);
+        // Tables down to the page's, whose entry stays invalid for now.
+        let at = match tables.last() {
+            Some(lowest) => lowest.first().at(8 * self.format.index(gpa, Level::PAGE) as u64),
+            None => slot.at,
+        };
+        if !tables.is_empty() {
+            self.link(gpa, slot, tables, Pte::INVALID, mem);
+        }
+        Ok(self.copied(gpa, region, copy, at))
+    }
+
+    /// What is left to do about a copy: a fence, for instructions if nothing else, then the entry.
+    fn copied(&mut self, gpa: Addr<Gpa>, region: &Region, copy: Pfn<Hpa>, at: Addr<Hpa>) -> Resolved {
         self.counters.copies += 1;
-        self.link(gpa, slot, tables, Self::leaf(copy, region.prot, OWNED), mem);
-        Ok(filled(copy.at(gpa.page_offset()), How::Copied))
+        // Only this page's translation changed: a 2 MiB leaf that a TLB may still hold agrees with the
+        // new table about the other 511. A fence by address removes a superpage that covers it.
+        let stale = Stale::of(FenceScope::Range { start: gpa.pfn().base(), bytes: rv::PAGE_BYTES });
+        let publish = Some(Publish { at, leaf: Self::leaf(copy, region.prot, OWNED) });
+        Resolved::Mapped { hpa: copy.at(gpa.page_offset()), how: How::Copied, stale, publish }
     }
 
     /// A store to an image page that is mapped.
@@ -181,20 +197,17 @@ impl AddressSpace {
         let Supplies { mut tables, data } = Supplies::take(frames, self.owner, u8::from(split), Some(0))?;
         let copy = data.expect("taken with the tables").into_entry();
         mem.copy_frames(arrival(leaf, slot.level, gpa).pfn(), copy, 1);
-        self.counters.copies += 1;
-        let mut entry = Self::leaf(copy, region.prot, OWNED);
+        let (mut entry, mut at) = (Pte::INVALID, slot.at);
         if let Some(table) = tables.pop() {
             let ours = self.format.index(gpa, Level::PAGE) as u64;
-            Self::write_split(&table, leaf, mem, |index| (index == ours).then_some(entry));
+            Self::write_split(&table, leaf, mem, |index| (index == ours).then_some(Pte::INVALID));
+            at = table.first().at(8 * ours);
             entry = Entry::Table(table.into_entry()).encode();
             self.counters.splits += 1;
             self.counters.tables += 1;
         }
         mem.write_u64(slot.at, entry.0);
-        // Only this page's translation changed: the 2 MiB leaf that a TLB may still hold agrees with
-        // the new table about the other 511. A fence by address removes a superpage that covers it.
-        let stale = Stale::of(FenceScope::Range { start: gpa.pfn().base(), bytes: rv::PAGE_BYTES });
-        Ok(Resolved::Mapped { hpa: copy.at(gpa.page_offset()), how: How::Copied, stale })
+        Ok(self.copied(gpa, region, copy, at))
     }
 
     /// The 2 MiB around `page`, if one leaf may map them: by policy, region, and what is there.
@@ -227,5 +240,5 @@ fn below(slot: &Slot<Hpa>, level: Level) -> u8 {
 
 /// An invalid entry became valid: nothing is stale.
 const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
-    Resolved::Mapped { hpa, how, stale: Stale::none() }
+    Resolved::Mapped { hpa, how, stale: Stale::none(), publish: None }
 }

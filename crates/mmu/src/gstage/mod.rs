@@ -170,8 +170,9 @@ pub enum How {
     Spurious,
     /// The entry was invalid, and now maps zeroed memory or an image.
     Filled,
-    /// The guest has its own copy of an image page now. The copy was written by this hart as data: if
-    /// the guest may execute it, each hart owes a `fence.i` before it next fetches in the guest.
+    /// The guest gets its own copy of an image page. Until [`Publish`], nothing is mapped there: a hart
+    /// that saw the copy while another still read the image would break the coherence of memory.
+    /// The copy was written by this hart as data, so whoever may execute it owes a `fence.i`, too.
     Copied,
 }
 
@@ -188,9 +189,27 @@ pub enum Resolved {
         /// What must be fenced before it is in force. None for an entry that was invalid: a hart that
         /// remembers it as such faults, and that is [`How::Spurious`].
         stale: Stale<Gpa>,
+        /// With [`How::Copied`]: what to do once the fence is done, before anything else is resolved.
+        publish: Option<Publish>,
     },
     /// No region there: a device to emulate, or nothing.
     Hole,
+}
+
+/// An entry whose time comes after a fence.
+#[must_use = "the page stays unmapped, and its frame is lost, until this is published"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct Publish {
+    at: Addr<Hpa>,
+    leaf: Pte,
+}
+
+impl Publish {
+    /// Makes the copy visible. To be called after [`Stale::fence`], with the address space not used in
+    /// between.
+    pub fn publish(self, mem: &mut impl PhysMem) {
+        mem.write_u64(self.at, self.leaf.0);
+    }
 }
 
 /// Why an access cannot be resolved.

@@ -393,7 +393,15 @@ impl Rig {
         let (before, owned) = (self.map(), self.owned());
         let usage = self.frames.usage(VM);
         let budget = (self.frames.limit(VM).saturating_sub(usage.total())).min(self.frames.free_count());
-        let resolved = self.space.resolve(gpa, access, &mut self.frames, &mut self.world);
+        let mut resolved = self.space.resolve(gpa, access, &mut self.frames, &mut self.world);
+        if let Ok(Resolved::Mapped { how: How::Copied, stale, publish, .. }) = &mut resolved {
+            // Nobody sees the copy while somebody may still see the image.
+            assert!(!self.map().contains_key(&page), "published before the fence");
+            assert!(!stale.is_none(), "a copy without a fence");
+            let owed = std::mem::replace(stale, Stale::none());
+            self.settle(owed);
+            publish.take().expect("a copy to publish").publish(&mut self.world);
+        }
         self.world.let_go();
         let after = self.map();
         assert!(owned.is_subset(&self.owned()), "resolving frees nothing");
@@ -420,11 +428,11 @@ impl Rig {
                 let to_limit = self.frames.limit(VM).saturating_sub(usage.total());
                 assert_eq!(blames_vm, to_limit <= self.frames.free_count(), "{error:?}");
             }
-            Ok(Resolved::Mapped { hpa, how, stale }) => {
+            Ok(Resolved::Mapped { hpa, how, stale, publish }) => {
                 let region = region.expect("a hole maps nothing");
                 assert!(region.prot.contains(needed), "{access:?} of {region:?}");
                 self.check_growth(page, &region, how, &before, &after);
-                assert_eq!(how == How::Copied && before.contains_key(&page), !stale.is_none());
+                assert!(stale.is_none() && publish.is_none());
                 let leaf = after[&page];
                 assert_eq!((leaf.page, gpa.page_offset()), (hpa.pfn().raw(), hpa.page_offset()));
                 let translation = self.space.translate(gpa, &self.world).expect("mapped");
