@@ -206,13 +206,6 @@ impl Console {
     }
 }
 
-impl core::fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        self.text(text);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;

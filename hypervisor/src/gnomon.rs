@@ -44,8 +44,7 @@ pub struct Offer {
     pub timebase: u64,
 }
 
-/// All harts' common state. Locks are taken in this order: `phase`, `parked`, `sched`; `space`, then
-/// `frames`; `devices`; `console` last. No lock is held while a guest runs.
+/// All harts' common state. `docs/invariants.md` has the order of the locks.
 pub struct Gnomon {
     /// What guests get.
     pub offer: Offer,
@@ -115,13 +114,12 @@ impl Gnomon {
     /// Starts a vCPU: it becomes ready, and some hart will run it.
     pub fn start<E: Env>(&self, run: Box<VcpuRun>, env: &mut E) {
         let last_hart = run.last_hart;
-        let started = {
+        let became_overcommitted = {
             let mut sched = self.sched.lock();
             sched.start(run);
-            sched.started_count()
+            !self.recount(&sched) && self.overcommitted.load(Ordering::SeqCst)
         };
-        let overcommitted = started > self.harts.len();
-        if overcommitted && !self.overcommitted.swap(true, Ordering::SeqCst) {
+        if became_overcommitted {
             // Until now every vCPU had a hart to itself and no slice ever ended: all harts look again.
             let me = env.hart();
             (0..self.harts.len()).filter(|hart| *hart != me).for_each(|hart| self.kick(hart, env));
@@ -134,7 +132,20 @@ impl Gnomon {
     pub fn stopped(&self) {
         let mut sched = self.sched.lock();
         sched.stopped();
-        self.overcommitted.store(sched.started_count() > self.harts.len(), Ordering::SeqCst);
+        self.recount(&sched);
+    }
+
+    /// Takes a VM's vCPUs out of the queues; they are no longer started.
+    pub fn take_queued(&self, vm: usize) -> Vec<Box<VcpuRun>> {
+        let mut sched = self.sched.lock();
+        let queued = sched.remove_vm(vm);
+        self.recount(&sched);
+        queued
+    }
+
+    /// Updates `overcommitted`, under the lock of what it depends on; returns what it was.
+    fn recount(&self, sched: &Sched) -> bool {
+        self.overcommitted.swap(sched.started_count() > self.harts.len(), Ordering::SeqCst)
     }
 
     /// Whether all VMs have ended.
@@ -184,7 +195,7 @@ impl Gnomon {
         for (name, count) in vm.vcpus.iter().flat_map(|vcpu| vcpu.counters.each()) {
             *counters.entry(name.to_string()).or_default() += count;
         }
-        vm.past_spaces.lock().iter().for_each(|past| add_g_stage(&mut counters, past));
+        add_g_stage(&mut counters, &vm.past_spaces.lock());
         if let Some(space) = vm.space.lock().as_ref() {
             add_g_stage(&mut counters, space.counters());
         }

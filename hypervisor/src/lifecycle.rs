@@ -29,14 +29,25 @@ pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
         }
     }
     for vm in &g.vms {
-        if let Err(message) = boot(g, vm, env) {
-            over(g, vm, EndReason::NotStarted { message });
-        }
+        boot_or_end(g, vm, env);
     }
 }
 
-/// Builds a VM's memory and starts its first vCPU. All its vCPUs are parked.
-fn boot<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) -> Result<(), String> {
+/// Starts a VM whose vCPUs are all parked, or ends it, if that cannot be done or if its end was asked
+/// for meanwhile.
+fn boot_or_end<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
+    let ended = match build(g, vm, env) {
+        Ok(()) => launch(g, vm, env).err(),
+        Err(message) => Some(EndReason::NotStarted { message }),
+    };
+    if let Some(reason) = ended {
+        tear_down(g, vm, env);
+        over(g, vm, reason);
+    }
+}
+
+/// Builds a VM's memory, devices and device tree.
+fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
     let space = build_space(g, vm, env)?;
     *vm.space.lock() = Some(space);
     *vm.devices.lock() = Devices::new(vm.config.vcpus);
@@ -46,14 +57,25 @@ fn boot<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) -> Result<(), String> {
     if tree.len() as u64 > board::TREE_BYTES {
         return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));
     }
-    vm.write(g, Addr::new(at), &tree, env).map_err(|e| format!("no memory for its device tree: {}", describe(e)))?;
-    let mut parked = vm.parked.lock();
-    let first = parked.iter().position(|run| run.shared.id == 0).ok_or_else(|| "it has no vCPU 0".to_string())?;
-    let mut run = parked.swap_remove(first);
-    drop(parked);
-    run.reset(vm.config.entry_gpa, at);
+    vm.write(g, Addr::new(at), &tree, env).map_err(|e| format!("no memory for its device tree: {}", describe(e)))
+}
+
+/// Starts the first vCPU, unless the VM's end was asked for while it was built.
+fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
+    // Held until the vCPU is started: an end comes before this, or finds the vCPU.
+    let mut phase = vm.phase.lock();
+    if let Phase::Leaving(Departure::End(reason)) = &*phase {
+        return Err(reason.clone());
+    }
+    let first = {
+        let mut parked = vm.parked.lock();
+        parked.iter().position(|run| run.shared.id == 0).map(|at| parked.swap_remove(at))
+    };
+    let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
+    run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
     vm.time_zero.store(env.now(), Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
+    *phase = Phase::Running;
     g.start(run, env);
     Ok(())
 }
@@ -148,19 +170,25 @@ fn describe(e: Unreachable) -> String {
 }
 
 /// Begins the end of a VM, or its restart. Its vCPUs leave their harts soon; the caller parks its
-/// own. Only the first call for a life counts.
+/// own. Of several wishes the first counts, but an end overrides a restart that is not yet done.
 pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut E) {
     {
         let mut phase = vm.phase.lock();
-        if *phase != Phase::Running {
-            return;
+        match (&*phase, &departure) {
+            (Phase::Running, _) => *phase = Phase::Leaving(departure),
+            (Phase::Leaving(Departure::Reboot), Departure::End(_)) => {
+                // The vCPUs are being collected already, or are all parked: whoever restarts the VM
+                // finds this instead.
+                *phase = Phase::Leaving(departure);
+                return;
+            }
+            _ => return,
         }
-        *phase = Phase::Leaving(departure);
     }
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
-    let queued = g.sched.lock().remove_vm(vm.index);
+    let queued = g.take_queued(vm.index);
     for run in queued {
         run.shared.waiting.store(false, Ordering::SeqCst);
         park(g, run, env);
@@ -169,11 +197,12 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
 
 /// Parks a vCPU: it is on no hart and not started.
 pub fn park<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
-    let vm = Arc::clone(&run.vm);
-    run.shared.hsm.store(hsm::STOPPED, Ordering::Release);
+    let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = {
         let mut parked = vm.parked.lock();
         parked.push(run);
+        // Whoever sees it stopped finds it parked.
+        shared.hsm.store(hsm::STOPPED, Ordering::Release);
         parked.len() == vm.vcpus.len()
     };
     if !all {
@@ -181,10 +210,14 @@ pub fn park<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
     }
     let departure = {
         let mut phase = vm.phase.lock();
-        match core::mem::replace(&mut *phase, Phase::Ended) {
-            Phase::Leaving(departure) => departure,
+        match &*phase {
+            Phase::Leaving(departure) => departure.clone(),
             // Each stopped by itself (SBI hart_stop): nothing can ever start one again.
-            Phase::Running => Departure::End(EndReason::Killed { message: "all its vCPUs have stopped".into() }),
+            Phase::Running => {
+                let end = Departure::End(EndReason::Killed { message: "all its vCPUs have stopped".into() });
+                *phase = Phase::Leaving(end.clone());
+                end
+            }
             Phase::Ended => return,
         }
     };
@@ -193,11 +226,7 @@ pub fn park<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
         Departure::End(reason) => over(g, &vm, reason),
         Departure::Reboot => {
             g.console.lock().say(&format!("{} starts over", vm.config.name));
-            *vm.phase.lock() = Phase::Running;
-            if let Err(message) = boot(g, &vm, env) {
-                tear_down(g, &vm, env);
-                over(g, &vm, EndReason::NotStarted { message });
-            }
+            boot_or_end(g, &vm, env);
         }
     }
 }
@@ -205,7 +234,7 @@ pub fn park<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
 /// Takes a VM's memory away. None of its vCPUs is on a hart.
 fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let Some(space) = vm.space.lock().take() else { return };
-    vm.past_spaces.lock().push(*space.counters());
+    *vm.past_spaces.lock() += *space.counters();
     let stale = space.destroy(&env.mem());
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it
     // enters this VM again, and nobody else's VMID reaches them.

@@ -36,8 +36,10 @@ pub struct HostHart {
     pub plic_machine: Option<u32>,
     /// The PLIC context that interrupts it in S mode.
     pub plic_supervisor: Option<u32>,
-    /// Its register among the CLINT's or MSWI's, and among the MTIMER's.
-    pub clint_index: u32,
+    /// Address of its `msip` register, in a CLINT or an ACLINT MSWI.
+    pub msip: Option<u64>,
+    /// Address of its `mtimecmp` register, in a CLINT or an ACLINT MTIMER.
+    pub mtimecmp: Option<u64>,
 }
 
 /// A 16550-compatible UART.
@@ -49,17 +51,6 @@ pub struct Uart {
     pub shift: u32,
     /// Its PLIC source.
     pub source: u32,
-}
-
-/// Machine-mode timers and software interrupts: a SiFive CLINT, or an ACLINT's two devices.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Clint {
-    /// `msip` of index 0; 4 bytes each.
-    pub msip: u64,
-    /// `mtimecmp` of index 0; 8 bytes each.
-    pub mtimecmp: u64,
-    /// All the registers, for the map.
-    pub span: Span,
 }
 
 /// What the device tree says about the machine.
@@ -79,8 +70,6 @@ pub struct Machine {
     pub uart: Option<Uart>,
     /// The PLIC's registers.
     pub plic: Option<Span>,
-    /// M-mode timers and IPIs.
-    pub clint: Option<Clint>,
     /// A SiFive test finisher, which powers the machine off.
     pub finisher: Option<Span>,
     /// `cpu` nodes' `mmu-type`, such as `riscv,sv57`.
@@ -117,16 +106,19 @@ fn cells(node: &FdtNode<'_>, name: &str) -> Vec<u32> {
     bytes.chunks_exact(4).map(|c| u32::from_be_bytes([c[0], c[1], c[2], c[3]])).collect()
 }
 
+fn span(what: impl core::fmt::Display, start: u64, bytes: u64) -> Result<Span, TreeError> {
+    // Room to round the end up to a page, too.
+    let fits = start.checked_add(bytes).is_some_and(|end| end <= u64::MAX - rv::PAGE_BYTES);
+    fits.then_some(Span { start, bytes }).ok_or_else(|| bad(format!("{what}: a range wraps around")))
+}
+
 fn spans(node: FdtNode<'_>) -> Result<Vec<Span>, TreeError> {
     let regs = node.reg().map_err(|e| bad(format!("{}: reg: {e}", node.name())))?;
     let mut out = Vec::new();
     for reg in regs.into_iter().flatten() {
         let start = reg.address::<u64>().map_err(|e| bad(format!("{}: address: {e}", node.name())))?;
         let bytes = reg.size::<u64>().map_err(|e| bad(format!("{}: size: {e}", node.name())))?;
-        if start.checked_add(bytes).is_none() {
-            return Err(bad(format!("{}: a range wraps around", node.name())));
-        }
-        out.push(Span { start, bytes });
+        out.push(span(node.name(), start, bytes)?);
     }
     Ok(out)
 }
@@ -167,15 +159,17 @@ impl Machine {
         let mut machine = Machine {
             harts: Vec::new(),
             ram: Vec::new(),
-            reserved: fdt.memory_reservations().map(|r| Span { start: r.address(), bytes: r.size() }).collect(),
+            reserved: Vec::new(),
             initrd: None,
             timebase: 0,
             uart: None,
             plic: None,
-            clint: None,
             finisher: None,
             mmu_type: String::new(),
         };
+        for reservation in fdt.memory_reservations() {
+            machine.reserved.push(span("a memory reservation", reservation.address(), reservation.size())?);
+        }
         for node in root.children() {
             let is_memory = node.property("device_type").is_some_and(|p| p.value_as::<&str>() == Ok("memory"));
             if is_memory && usable(&node) {
@@ -238,7 +232,14 @@ impl Machine {
             }
             let intc = node.children().find(|c| is(c, &["riscv,cpu-intc"])).and_then(|c| c.phandle().ok().flatten());
             intcs.push(intc.unwrap_or(0));
-            self.harts.push(HostHart { id: id.into(), isa, plic_machine: None, plic_supervisor: None, clint_index: 0 });
+            self.harts.push(HostHart {
+                id: id.into(),
+                isa,
+                plic_machine: None,
+                plic_supervisor: None,
+                msip: None,
+                mtimecmp: None,
+            });
         }
         if self.harts.is_empty() {
             return Err(bad("no usable hart under /cpus"));
@@ -272,23 +273,18 @@ impl Machine {
             }
         } else if is(&node, &["sifive,clint0", "riscv,clint0"]) {
             if let Some(span) = spans(node)?.first() {
-                self.clint = Some(Clint { msip: span.start, mtimecmp: span.start + 0x4000, span: *span });
-                self.number_clint(&extended(), intcs);
+                self.number(&extended(), intcs, 3, |hart, index| hart.msip = Some(span.start + 4 * index));
+                let compare = span.start + 0x4000;
+                self.number(&extended(), intcs, 7, |hart, index| hart.mtimecmp = Some(compare + 8 * index));
             }
         } else if is(&node, &["riscv,aclint-mtimer"]) {
-            // norm: ACLINT 1.0: the first range is mtime (or both), the second mtimecmp.
-            let regs = spans(node)?;
-            if let Some(compare) = regs.last() {
-                let clint = self.clint.get_or_insert(Clint { msip: 0, mtimecmp: 0, span: *compare });
-                clint.mtimecmp = compare.start;
-                clint.span = cover(clint.span, *compare);
+            // ACLINT 1.0: the first range is mtime's, the second mtimecmp's.
+            if let Some(span) = spans(node)?.last() {
+                self.number(&extended(), intcs, 7, |hart, index| hart.mtimecmp = Some(span.start + 8 * index));
             }
         } else if is(&node, &["riscv,aclint-mswi"]) {
             if let Some(span) = spans(node)?.first() {
-                let clint = self.clint.get_or_insert(Clint { msip: 0, mtimecmp: 0, span: *span });
-                clint.msip = span.start;
-                clint.span = cover(clint.span, *span);
-                self.number_clint(&extended(), intcs);
+                self.number(&extended(), intcs, 3, |hart, index| hart.msip = Some(span.start + 4 * index));
             }
         } else if self.finisher.is_none() && is(&node, &["sifive,test0", "sifive,test1"]) {
             self.finisher = spans(node)?.first().copied();
@@ -296,11 +292,13 @@ impl Machine {
         Ok(())
     }
 
-    fn number_clint(&mut self, extended: &[(u32, u32)], intcs: &[u32]) {
-        let soft = extended.iter().filter(|(_, irq)| *irq == 3);
-        for (index, (intc, _)) in soft.enumerate() {
+    /// Tells each hart that a device's `interrupts-extended` names with `irq` its number there. A
+    /// machine may have several such devices, each with its own harts.
+    fn number(&mut self, extended: &[(u32, u32)], intcs: &[u32], irq: u32, tell: impl Fn(&mut HostHart, u64)) {
+        let ours = extended.iter().filter(|(_, found)| *found == irq);
+        for (index, (intc, _)) in ours.enumerate() {
             if let Some(hart) = intcs.iter().position(|p| p == intc) {
-                self.harts[hart].clint_index = index as u32;
+                tell(&mut self.harts[hart], index as u64);
             }
         }
     }
@@ -342,11 +340,6 @@ impl Machine {
         }
         free
     }
-}
-
-fn cover(a: Span, b: Span) -> Span {
-    let start = a.start.min(b.start);
-    Span { start, bytes: a.end().max(b.end()) - start }
 }
 
 #[cfg(test)]
@@ -412,6 +405,24 @@ mod tests {
         assert_eq!(machine.harts[1].plic_machine, Some(0));
         let isa = machine.common_isa();
         assert!(isa.has("sstc") && isa.has("h") && !isa.has("zicboz") && !isa.has("zba"));
+    }
+
+    #[test]
+    fn each_clint_numbers_its_own_harts() {
+        let mut tree = tree();
+        for (base, intc) in [(0x200_0000u32, 11), (0x300_0000, 10)] {
+            let clint = DeviceTreeNode::builder(format!("clint@{base:x}")).unwrap();
+            tree.root.add_child(
+                clint
+                    .property(text("compatible", "riscv,clint0"))
+                    .property(property("reg", &[0, base, 0, 0x1_0000]))
+                    .property(property("interrupts-extended", &[intc, 3, intc, 7]))
+                    .build(),
+            );
+        }
+        let machine = Machine::parse(&tree.to_dtb()).unwrap();
+        assert_eq!((machine.harts[1].msip, machine.harts[1].mtimecmp), (Some(0x200_0000), Some(0x200_4000)));
+        assert_eq!((machine.harts[0].msip, machine.harts[0].mtimecmp), (Some(0x300_0000), Some(0x300_4000)));
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Sched {
         self.started -= 1;
     }
 
-    /// Puts a vCPU whose slice ended, or whose wait was over before it began, at the back.
+    /// Puts a vCPU whose slice ended at the back.
     pub fn requeue(&mut self, run: Box<VcpuRun>) {
         self.ready.push_back(run);
     }

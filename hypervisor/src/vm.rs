@@ -20,9 +20,10 @@ use spin::Mutex;
 /// Where a VM is in its life.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Running, or about to.
+    /// Running.
     Running,
-    /// Its vCPUs are being collected; then this happens.
+    /// Its vCPUs are being collected, or it is being built anew; then this happens. A restart may
+    /// still become an end.
     Leaving(Departure),
     /// Over.
     Ended,
@@ -75,8 +76,8 @@ pub struct Vm {
     pub config: VmConfig,
     /// Guest physical memory; `None` before the start and after the end.
     pub space: Mutex<Option<AddressSpace>>,
-    /// What its address spaces did that are gone: one of each life before the present one.
-    pub past_spaces: Mutex<Vec<mmu::gstage::Counters>>,
+    /// What its address spaces did in the lives before the present one.
+    pub past_spaces: Mutex<mmu::gstage::Counters>,
     /// The devices.
     pub devices: Mutex<Devices>,
     /// Its vCPUs, by hart id.
@@ -115,11 +116,11 @@ impl Vm {
         Self {
             index,
             space: Mutex::new(None),
-            past_spaces: Mutex::new(Vec::new()),
+            past_spaces: Mutex::new(mmu::gstage::Counters::default()),
             devices: Mutex::new(Devices::new(config.vcpus)),
             vcpus,
             parked: Mutex::new(Vec::new()),
-            phase: Mutex::new(Phase::Running),
+            phase: Mutex::new(Phase::Leaving(Departure::Reboot)),
             tlb_generation: AtomicU64::new(0),
             live_on: AtomicU64::new(0),
             time_zero: AtomicU64::new(0),

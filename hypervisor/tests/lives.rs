@@ -104,6 +104,40 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     assert_eq!(*vm.phase.lock(), Phase::Running);
 }
 
+/// The wish to end a VM may come at any moment of its restart.
+#[test]
+fn an_end_overrides_a_restart_that_is_not_done() {
+    let mut w = world(1, GuestTimer::Sstc);
+    let (vm, free) = (w.run.vm.clone(), w.g.frames.lock().total_count());
+    depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
+    depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
+    w.g.stopped();
+    park(&w.g, w.run, &mut w.hart);
+    assert!(w.g.is_over() && !w.g.sched.lock().has_ready());
+    assert_eq!(w.g.frames.lock().free_count(), free);
+    assert!(matches!(&records()[..], [Record::VmEnd(end)] if end.reason == EndReason::Poweroff));
+    // And nothing starts it again.
+    depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
+    assert_eq!(*vm.phase.lock(), Phase::Ended);
+}
+
+#[test]
+fn a_guest_may_reboot_for_ever() {
+    let mut w = world(1, GuestTimer::Sstc);
+    for _ in 0..200 {
+        let vm = w.run.vm.clone();
+        depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
+        w.g.stopped();
+        park(&w.g, w.run, &mut w.hart);
+        w.run = w.g.sched.lock().take().expect("it starts again");
+    }
+    let stats = w.g.stats();
+    // Each life's device tree took one fault, and all lives count.
+    let faults = &stats.vms[0].counters;
+    assert!(faults["gstage.anonymous_2m"] + faults["gstage.anonymous_4k"] >= 201);
+    printed();
+}
+
 #[test]
 fn when_all_vcpus_have_stopped_the_vm_is_over() {
     let mut w = world(1, GuestTimer::Sstc);

@@ -9,6 +9,13 @@ pub fn instruction() {
     unsafe { asm!("fence.i", options(nostack)) };
 }
 
+/// `fence iorw, iorw`: accesses to memory and devices before it happen before those after it. Atomic
+/// operations order memory only.
+pub fn memory_and_devices() {
+    // SAFETY: a fence.
+    unsafe { asm!("fence iorw, iorw", options(nostack)) };
+}
+
 /// `sfence.vma x0, x0`: Gnomon's own translations (HS), or all first-stage ones (M).
 pub fn sfence_all() {
     // SAFETY: a fence.

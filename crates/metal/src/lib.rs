@@ -20,8 +20,8 @@ use core::arch::asm;
 /// Waits for an interrupt that is enabled in `mie` or `sie`, pending or to come; it is not taken
 /// while interrupts are globally disabled.
 pub fn wait_for_interrupt() {
-    // SAFETY: WFI changes no state that Rust knows of.
-    unsafe { asm!("wfi", options(nomem, nostack)) };
+    // SAFETY: WFI changes no state that Rust knows of. Not `nomem`: others write memory meanwhile.
+    unsafe { asm!("wfi", options(nostack)) };
 }
 
 /// Reads the `time` CSR: ticks of the platform's timebase.
@@ -31,13 +31,4 @@ pub fn time() -> u64 {
     // SAFETY: reading a counter has no effect.
     unsafe { asm!("rdtime {}", out(reg) ticks, options(nomem, nostack)) };
     ticks
-}
-
-/// Reads `instret` (in M or HS mode): instructions retired by this hart.
-#[must_use]
-pub fn instructions_retired() -> u64 {
-    let count: u64;
-    // SAFETY: reading a counter has no effect.
-    unsafe { asm!("rdinstret {}", out(reg) count, options(nomem, nostack)) };
-    count
 }

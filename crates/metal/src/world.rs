@@ -60,8 +60,10 @@ macro_rules! vector {
             "ld t0, {pc}(a0)", concat!("csrw ", $epc, ", t0"),
             load_guest!(),
             $xret,
-            // A trap of Gnomon's own: a bug. a0 is in the scratch register; the stack is ours.
+            // A trap of Gnomon's own: a bug. The stack is ours. The scratch register, where a0 now is,
+            // must say "Gnomon" again, or the next such trap would take a0 for a context.
             concat!($host, ":"),
+            concat!("csrw ", $scratch, ", x0"),
             concat!("csrr a0, ", $cause), concat!("csrr a1, ", $epc), concat!("csrr a2, ", $tval),
             "andi sp, sp, -16",
             "call gnomon_host_trap",

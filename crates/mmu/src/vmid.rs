@@ -55,10 +55,12 @@ impl VmidSlot {
 pub enum Acquired {
     /// The slot's VMID is still its own.
     Same,
-    /// A VMID that nobody has used since the last roll-over. No fence is owed.
+    /// A VMID that nobody has used since the last roll-over. No G-stage fence is owed; VS-stage
+    /// translations are not all removed by G-stage fences (`hfence.gvma` covers what depends on the
+    /// G-stage), so those of the VMID are fenced (`hfence.vvma x0, x0`) once `hgatp` holds it.
     New,
     /// A VMID of a new generation: every hart that this allocator serves must fence all VMIDs
-    /// (`hfence.gvma x0, x0`) before it next enters a guest.
+    /// (`hfence.gvma x0, x0`) before it next enters a guest; and VS-stage translations as for `New`.
     RolledOver,
 }
 

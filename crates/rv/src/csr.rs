@@ -64,8 +64,8 @@ pub mod hstatus {
 
 /// `menvcfg` and `henvcfg`.
 pub mod envcfg {
-    /// CBIE: `cbo.inval` performs an invalidation.
-    pub const CBIE: u64 = 3 << 4;
+    /// CBIE = 01: `cbo.inval` performs a flush, so that nobody sees behind the caches.
+    pub const CBIE_FLUSH: u64 = 1 << 4;
     /// `cbo.clean` and `cbo.flush` allowed.
     pub const CBCFE: u64 = 1 << 6;
     /// `cbo.zero` allowed.

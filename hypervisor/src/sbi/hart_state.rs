@@ -25,14 +25,15 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
             Answer::Outcome(Outcome::Stop)
         }
         spec::HART_GET_STATUS => Answer::Reply(status(run, args[0])),
-        spec::HART_SUSPEND => match args[0] {
-            kind if kind == u64::from(spec::suspend_type::RETENTIVE) => {
+        // The type is 32 bits wide.
+        spec::HART_SUSPEND => match args[0] as u32 {
+            spec::suspend_type::RETENTIVE => {
                 answer(run, Ok(0));
                 run.shared.hsm.store(hsm::SUSPENDED, Ordering::Release);
                 Answer::Outcome(Outcome::Wait)
             }
             // Losing state gains nothing in a VM.
-            kind if kind == u64::from(spec::suspend_type::NON_RETENTIVE) => Answer::Reply(Err(Error::NotSupported)),
+            spec::suspend_type::NON_RETENTIVE => Answer::Reply(Err(Error::NotSupported)),
             _ => Answer::Reply(Err(Error::InvalidParam)),
         },
         _ => Answer::Reply(Err(Error::NotSupported)),

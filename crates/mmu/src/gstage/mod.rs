@@ -162,6 +162,21 @@ pub struct Counters {
     pub tables: u64,
 }
 
+impl core::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.anonymous_4k += other.anonymous_4k;
+        self.anonymous_2m += other.anonymous_2m;
+        self.mega_denied += other.mega_denied;
+        self.image_4k += other.image_4k;
+        self.image_2m += other.image_2m;
+        self.copies += other.copies;
+        self.splits += other.splits;
+        self.spurious += other.spurious;
+        self.denied += other.denied;
+        self.tables += other.tables;
+    }
+}
+
 /// How a fault was resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum How {

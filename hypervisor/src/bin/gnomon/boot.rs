@@ -36,10 +36,25 @@ struct Joining {
     ram: Ram,
     reach: Arc<[Reach]>,
     vmid_bits: u32,
+    /// `henvcfg` of the boot hart.
+    environment: u64,
     /// The identity map, in the payload seat.
     map: Option<Pfn<Hpa>>,
     /// The protected heap, in the firmware seat.
     heap: Span,
+}
+
+impl Joining {
+    /// Guests run on any hart: this one must be what the boot hart is, where the device tree does not
+    /// tell.
+    fn check_alike(&self, seat: &SeatHart, environment: u64) -> Result<(), String> {
+        let (format, vmid_bits) = probe_g_stage()?;
+        let here = (format, vmid_bits, environment, vector_bytes(&self.machine.common_isa(), seat));
+        if here != (self.g.offer.g_format, self.vmid_bits, self.environment, self.g.offer.vlenb) {
+            return Err("its G-stage or its extensions differ from the boot hart's".into());
+        }
+        Ok(())
+    }
 }
 
 static JOINING: Once<Joining> = Once::new();
@@ -56,7 +71,7 @@ pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat
     if let Some(uart) = &machine.uart {
         drivers::start_uart(uart);
     }
-    let started = start(hart_id, tree, next_stage, &mut machine);
+    let started = start(hart_id, next_stage, &mut machine);
     match started {
         Ok(hart) => hart.run(),
         Err(message) => panic::fail(format_args!("{message}")),
@@ -82,7 +97,7 @@ unsafe fn read_tree(at: u64) -> Result<Machine, String> {
 }
 
 /// Everything between the device tree and the first vCPU.
-fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, String> {
+fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, String> {
     let seat = Seat::get();
     let bundle_span = find_bundle(machine, next_stage)?;
     // SAFETY: the boot loader put it there, and `reserved` keeps it from being allocated.
@@ -99,7 +114,7 @@ fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result
     machine.harts.truncate(MAX_HARTS);
 
     let spans = set_up_memory(machine);
-    let (seat_hart, environment) = SeatHart::start(&machine.harts[0], machine)?;
+    let (seat_hart, environment) = SeatHart::start(&machine.harts[0])?;
     let isa = machine.common_isa();
     let ram = ram(&isa);
     let map = protect_this_hart(seat, machine, &spans, ram, Map::Build(&passed))?;
@@ -132,12 +147,15 @@ fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result
         harts: g.harts.len() as u32,
         g_stage: g.offer.g_format.name.into(),
     }));
-    let msip = |index: u32| machine.clint.map_or(0, |c| c.msip + 4 * u64::from(index));
-    let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: msip(h.clint_index) }).collect();
+    let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: h.msip.unwrap_or(0) }).collect();
     let plic = plic_context(seat, machine);
+    if plic.is_some() {
+        seat_hart.enable_external();
+    }
     let mut hart = Hart::new(Start { g, index: 0, seat: seat_hart, ram, reach: Arc::clone(&reach), plic, vmid_bits });
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
-    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, vmid_bits, map, heap: spans.heap });
+    let heap = spans.heap;
+    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, vmid_bits, environment, map, heap });
     lifecycle::start_all(g, &mut hart);
     match seat {
         Seat::Firmware => entry::release(&ids),
@@ -155,7 +173,8 @@ fn start(hart_id: u64, _: u64, next_stage: u64, machine: &mut Machine) -> Result
 pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let Some(joining) = JOINING.get() else { panic!("hart {hart_id} came before the boot hart was ready") };
     let machine = &joining.machine;
-    let started = SeatHart::start(&machine.harts[index], machine).map_err(String::from).and_then(|(seat, _)| {
+    let started = SeatHart::start(&machine.harts[index]).map_err(String::from).and_then(|(seat, environment)| {
+        joining.check_alike(&seat, environment)?;
         let spans = Spans { heap: joining.heap, tables: Vec::new(), free: Vec::new() };
         protect_this_hart(Seat::get(), machine, &spans, joining.ram, Map::Use(joining.map))?;
         Ok(seat)
@@ -175,7 +194,9 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
     const FW_DYNAMIC_MAGIC: u64 = 0x4942_534f;
     /// Of header and configuration: enough to read the whole length.
     const HEADER: usize = abi::bundle::HEADER_BYTES;
-    let in_ram = |span: &Span| machine.ram.iter().any(|r| r.start <= span.start && span.end() <= r.end());
+    let in_ram = |span: &Span| {
+        machine.ram.iter().any(|r| r.start <= span.start && span.start < r.end() && span.bytes <= r.end() - span.start)
+    };
     let found = machine.initrd.or_else(|| {
         let info = Span { start: next_stage, bytes: 32 };
         let readable = next_stage.is_multiple_of(8) && next_stage != 0;
@@ -193,7 +214,7 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
         // SAFETY: RAM, as checked.
         let header = unsafe { boot_bytes(Addr::new(start), HEADER) };
         let bytes = u64::from_le_bytes(core::array::from_fn(|b| header[16 + b]));
-        Some(Span { start, bytes })
+        header.starts_with(&abi::bundle::MAGIC).then_some(Span { start, bytes })
     });
     let span =
         found.ok_or("the boot loader passed no VM bundle (QEMU: -kernel BUNDLE with -bios, else -initrd BUNDLE)")?;
@@ -304,19 +325,23 @@ fn offer(machine: &Machine, isa: &Isa, environment: u64, g_format: &'static Form
     let has_sstc = isa.has("sstc") && environment & envcfg::STCE != 0;
     let timer = if has_sstc { GuestTimer::Sstc } else { GuestTimer::Sbi };
     let mut granted = Vec::new();
-    for (name, bit) in [("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE), ("svpbmt", envcfg::PBMTE)] {
+    for (name, bit) in [("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)] {
         if environment & bit != 0 {
             granted.push(name);
         }
     }
     let isa = isa.for_guest(&board::granted(timer, &granted));
-    let vlenb = if isa.has("v") {
-        seat.set_status(status::VS, status::VS);
-        csr::vlenb::read() as usize
-    } else {
-        0
-    };
+    let vlenb = vector_bytes(&isa, seat);
     Offer { g_format, mmu_type: machine.mmu_type.clone(), timer, vlenb, timebase: machine.timebase, isa }
+}
+
+/// Bytes in a vector register of this hart, 0 without V.
+fn vector_bytes(isa: &Isa, seat: &SeatHart) -> usize {
+    if !isa.has("v") {
+        return 0;
+    }
+    seat.set_status(status::VS, status::VS);
+    csr::vlenb::read() as usize
 }
 
 /// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it

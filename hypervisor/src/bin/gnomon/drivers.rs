@@ -73,10 +73,13 @@ impl PlicContext {
         let (plic, uart) = (machine.plic?, machine.uart?);
         let this = Self { base: plic.start, context, source: uart.source };
         let word = u64::from(uart.source / 32) * 4;
+        let enables = this.base + 0x2000 + 0x80 * u64::from(context);
         // SAFETY: registers of the PLIC that the device tree names (PLIC specification, chapter 3).
         unsafe {
+            // What an earlier boot stage enabled has no handler here, and would interrupt for ever.
+            (0..32).for_each(|word| mmio::write32(enables + 4 * word, 0));
             mmio::write32(this.base + 4 * u64::from(uart.source), 1);
-            mmio::write32(this.base + 0x2000 + 0x80 * u64::from(context) + word, 1 << (uart.source % 32));
+            mmio::write32(enables + word, 1 << (uart.source % 32));
             mmio::write32(this.base + 0x20_0000 + 0x1000 * u64::from(context), 0);
         }
         Some(this)

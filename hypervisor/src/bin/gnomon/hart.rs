@@ -211,8 +211,11 @@ impl Hart {
         let view = &mut self.views[vm.index];
         let acquired = self.vmids.acquire(&mut view.slot);
         let root = vm.space.lock().as_ref().map(|space| space.root());
-        // A VM that is leaving has no tables, but then this vCPU is parked before it is entered.
-        let hgatp = root.map_or(0, |root| atp::hgatp(self.g.offer.g_format, view.slot.vmid(), root));
+        // A VM loses its tables only when all its vCPUs are parked; Bare would be all of memory.
+        let Some(root) = root else { unreachable!("{} has no memory, but a vCPU to run", vm.config.name) };
+        let hgatp = atp::hgatp(self.g.offer.g_format, view.slot.vmid(), root);
+        // Before any walk can happen: whoever edits the tables looks here.
+        vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
         // SAFETY: G-stage tables and offset concern guests only.
         unsafe {
             csr::hgatp::write(hgatp);
@@ -221,10 +224,10 @@ impl Hart {
         if acquired == Acquired::RolledOver {
             fence::gvma_all();
         }
-        vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
-        if run.last_hart != self.index || view.last_vcpu != run.shared.id {
+        if acquired != Acquired::Same || run.last_hart != self.index || view.last_vcpu != run.shared.id {
             // Another vCPU of this VM, or this one on another hart, fenced its own TLB only; what is
-            // left here is not what this vCPU's "TLB" may hold. The same goes for fetched code.
+            // left here is not what this vCPU's "TLB" may hold. The same goes for fetched code, and
+            // for what another VM left under this VMID: a G-stage fence covers the G-stage only.
             fence::vvma_all();
             fence::instruction();
         }
@@ -257,6 +260,7 @@ impl Hart {
         run.csrs = vcpu_state::save_csrs(&self.g.offer);
         run.mode = self.seat.guest_mode();
         vcpu_state::save_registers(run, &self.seat);
+        vcpu_state::clear_csrs(&self.g.offer);
         run.shared.hart.store(NOWHERE, Ordering::SeqCst);
     }
 
@@ -300,9 +304,8 @@ impl Hart {
         self.set_policy();
         let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
         self.arm(slice_end.min(self.watch).min(self.waiters).min(run.deadline));
-        let context = &raw mut run.context;
-        self.current = Some(run);
-        Some(context)
+        let run = self.current.insert(run);
+        Some(&raw mut run.context)
     }
 
     /// Parks the loaded vCPU.

@@ -59,5 +59,8 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 /// A trap of Gnomon's own code. Called by the trap vectors.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_host_trap(cause: u64, epc: u64, tval: u64) -> ! {
+    while FAILING.load(Ordering::SeqCst) {
+        metal::wait_for_interrupt(); // the last words trapped, or another hart is saying its own
+    }
     panic!("trap in the hypervisor: cause {cause:#x} at {epc:#x}, value {tval:#x}");
 }

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use hypervisor::machine::{HostHart, Machine};
 use metal::csr;
-use metal::{mmio, sbi, world};
+use metal::{fence, mmio, sbi, world};
 use rv::csr::{envcfg, hstatus, status};
 use rv::{Context, Exception, Interrupt, Mode};
 use sbi_spec::{hsm, spi, srst, time};
@@ -75,21 +75,18 @@ impl SeatHart {
     ///
     /// # Errors
     /// A message, if the hart cannot host guests.
-    pub fn start(hart: &HostHart, machine: &Machine) -> Result<(Self, u64), &'static str> {
+    pub fn start(hart: &HostHart) -> Result<(Self, u64), &'static str> {
         let seat = Seat::get();
-        let clint = match (seat, machine.clint) {
-            (Seat::Firmware, None) => return Err("the firmware seat needs a CLINT or an ACLINT in the device tree"),
-            (_, clint) => clint,
+        let (msip, mtimecmp) = match (seat, hart.msip, hart.mtimecmp) {
+            (Seat::Firmware, Some(msip), Some(mtimecmp)) => (msip, mtimecmp),
+            (Seat::Firmware, ..) => {
+                return Err("the firmware seat needs a CLINT, or ACLINT MTIMER and MSWI, for each hart");
+            }
+            (Seat::Payload, ..) => (0, 0),
         };
-        let index = u64::from(hart.clint_index);
-        let this = Self {
-            seat,
-            mtimecmp: clint.map_or(0, |c| c.mtimecmp + 8 * index),
-            msip: clint.map_or(0, |c| c.msip + 4 * index),
-            has_sstc: hart.isa.has("sstc"),
-        };
-        // Svadu stays off: see `hypervisor::isa`. What the hart lacks reads back as zero.
-        let wanted = envcfg::STCE | envcfg::PBMTE | envcfg::CBZE | envcfg::CBCFE | envcfg::CBIE;
+        let mut this = Self { seat, mtimecmp, msip, has_sstc: false };
+        // Svadu and Svpbmt stay off: see `hypervisor::isa`. What the hart lacks reads back as zero.
+        let wanted = envcfg::STCE | envcfg::CBZE | envcfg::CBCFE | envcfg::CBIE_FLUSH;
         // SAFETY: none of these affects Gnomon's own execution but in that traps come here, whose
         // vector is set first; interrupts stay globally disabled while Gnomon runs.
         unsafe {
@@ -97,7 +94,9 @@ impl SeatHart {
                 Seat::Firmware => {
                     csr::mtvec::write(world::machine_vector());
                     csr::mscratch::write(0);
-                    csr::mstatus::clear(status::MIE | status::MPRV | status::TVM | status::TW | status::TSR);
+                    let off = status::MIE | status::MPRV | status::TVM | status::TW | status::TSR;
+                    csr::mstatus::clear(off | status::SUM | status::MXR | status::FS | status::VS);
+                    csr::mcountinhibit::write(0);
                     csr::medeleg::write(GUESTS_OWN);
                     // The VS bits are hardwired to 1. Nothing ever runs in HS mode to take the S-level
                     // ones, and they stay disabled in `mie`; but QEMU hides from a *guest's* `sip` and
@@ -112,7 +111,7 @@ impl SeatHart {
                 Seat::Payload => {
                     csr::stvec::write(world::supervisor_vector());
                     csr::sscratch::write(0);
-                    csr::sstatus::clear(status::SIE | status::SUM | status::MXR);
+                    csr::sstatus::clear(status::SIE | status::SUM | status::MXR | status::FS | status::VS);
                 }
             }
             if hart.isa.has("smstateen") || hart.isa.has("ssstateen") {
@@ -132,11 +131,13 @@ impl SeatHart {
             csr::hstatus::write(hstatus::VSXL_64);
             csr::henvcfg::write(wanted);
         }
+        // `henvcfg` follows `menvcfg`: where firmware keeps Sstc to itself, `stimecmp` traps.
+        this.has_sstc = hart.isa.has("sstc") && csr::henvcfg::read() & envcfg::STCE != 0;
         this.set_timer(u64::MAX);
         this.clear_ipi();
         let ours = match seat {
-            Seat::Firmware => Interrupt::MTimer.bit() | Interrupt::MSoft.bit() | Interrupt::MExternal.bit(),
-            Seat::Payload => Interrupt::STimer.bit() | Interrupt::SSoft.bit() | Interrupt::SExternal.bit(),
+            Seat::Firmware => Interrupt::MTimer.bit() | Interrupt::MSoft.bit(),
+            Seat::Payload => Interrupt::STimer.bit() | Interrupt::SSoft.bit(),
         };
         // SAFETY: enables what ends a guest's run or a wait; none is taken while Gnomon runs.
         unsafe {
@@ -146,6 +147,17 @@ impl SeatHart {
             }
         }
         Ok((this, csr::henvcfg::read()))
+    }
+
+    /// Lets devices of the host interrupt this hart, once it has a PLIC context to claim from.
+    pub fn enable_external(&self) {
+        // SAFETY: as for the others: ends a guest's run or a wait.
+        unsafe {
+            match self.seat {
+                Seat::Firmware => csr::mie::set(Interrupt::MExternal.bit()),
+                Seat::Payload => csr::sie::set(Interrupt::SExternal.bit()),
+            }
+        }
     }
 
     /// Sets Gnomon's own timer on this hart to host time `deadline`; `u64::MAX` for never.
@@ -171,6 +183,8 @@ impl SeatHart {
                 Seat::Payload => csr::sip::clear(Interrupt::SSoft.bit()),
             }
         }
+        // What is posted is read after this, or the IPI of a later post could be wiped out.
+        fence::memory_and_devices();
     }
 
     /// Whether a device of the host interrupts this hart.
@@ -268,6 +282,8 @@ const STATEEN: u64 = 1 << 63 | 1 << 62;
 
 /// Sends an IPI to a hart. `msip` is its register in the firmware seat, `id` its hart id.
 pub fn send_ipi(id: u64, msip: u64) {
+    // What was posted is seen by whom this calls.
+    fence::memory_and_devices();
     // SAFETY: makes another hart trap into Gnomon, or end its wait.
     unsafe {
         match Seat::get() {

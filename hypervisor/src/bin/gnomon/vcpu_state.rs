@@ -25,13 +25,30 @@ pub unsafe fn load_csrs(csrs: &VsCsrs, offer: &Offer) {
         csr::vsepc::write(csrs.vsepc);
         csr::vscause::write(csrs.vscause);
         csr::vstval::write(csrs.vstval);
-        csr::vsatp::write(csrs.vsatp);
         csr::hvip::write(csrs.hvip);
         csr::scounteren::write(csrs.scounteren);
         csr::senvcfg::write(csrs.senvcfg);
         if offer.timer == GuestTimer::Sstc {
             csr::vstimecmp::write(csrs.vstimecmp);
         }
+        // Last: until now nothing could walk this guest's tables, and since `clear_csrs` nobody's.
+        csr::vsatp::write(csrs.vsatp);
+    }
+}
+
+/// Leaves no guest in the hart: no interrupt of it that would end a wait, and no table that could be
+/// walked ahead of time. An ended VM's tables may be anything by then, and between one VM's `hgatp` and
+/// another's `vsatp` a walk would put one's translations under the other's VMID.
+pub fn clear_csrs(offer: &Offer) {
+    // SAFETY: VS-level registers, and a G-stage root that no one is behind.
+    unsafe {
+        csr::vsie::write(0);
+        csr::hvip::write(0);
+        if offer.timer == GuestTimer::Sstc {
+            csr::vstimecmp::write(u64::MAX);
+        }
+        csr::vsatp::write(0);
+        csr::hgatp::write(0);
     }
 }
 
@@ -69,7 +86,8 @@ pub fn load_registers(run: &VcpuRun, seat: &SeatHart, offer: &Offer) {
     }
 }
 
-/// Saves floating point and vectors, if the guest has changed them since they were loaded.
+/// Saves floating point and vectors, if the guest has changed them since they were loaded. Where they
+/// are not offered they stay off: nobody saves them, so nobody may use them.
 pub fn save_registers(run: &mut VcpuRun, seat: &SeatHart) {
     let now = seat.status();
     if now & status::FS == status::FS {
@@ -80,5 +98,11 @@ pub fn save_registers(run: &mut VcpuRun, seat: &SeatHart) {
         // SAFETY: VS is dirty, so it is on; the buffer was sized for the hart's vlenb.
         run.vector.csrs = unsafe { vector::save(&mut run.vector.bytes) };
     }
-    seat.set_status(status::FS | status::VS, FS_CLEAN | VS_CLEAN);
+    // Dirty becomes clean; what is off stays off.
+    if now & status::FS != 0 {
+        seat.set_status(status::FS, FS_CLEAN);
+    }
+    if now & status::VS != 0 {
+        seat.set_status(status::VS, VS_CLEAN);
+    }
 }
