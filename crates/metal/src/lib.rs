@@ -32,3 +32,12 @@ pub fn time() -> u64 {
     unsafe { asm!("rdtime {}", out(reg) ticks, options(nomem, nostack)) };
     ticks
 }
+
+/// Reads `instret`: instructions retired by this hart.
+#[must_use]
+pub fn instructions_retired() -> u64 {
+    let count: u64;
+    // SAFETY: reading a counter has no effect.
+    unsafe { asm!("rdinstret {}", out(reg) count, options(nomem, nostack)) };
+    count
+}
