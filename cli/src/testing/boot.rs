@@ -77,7 +77,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         seat,
         exec: test.exec.clone(),
         clock: clock(test),
-        qemu_args: Vec::new(),
+        qemu_args: test.qemu.clone(),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
     };
     let hypervisor = programs.hypervisor.as_ref().map_err(|why| miette!("{why}"))?;
@@ -113,7 +113,9 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
         memory: test.memory,
         clock: clock(test),
     };
-    follow(case, &spec.machine())
+    let mut machine = spec.machine();
+    machine.extra.extend(test.qemu.iter().cloned());
+    follow(case, &machine)
 }
 
 /// Runs the machine, types what the test says, and writes down what comes.

@@ -53,6 +53,9 @@ pub struct BootTest {
     /// Whether time counts instructions.
     #[serde(default)]
     pub icount: bool,
+    /// Further arguments for QEMU, such as another `-cpu`.
+    #[serde(default)]
+    pub qemu: Vec<String>,
     /// Commands for the guest's shell.
     pub exec: Option<String>,
     /// What is typed, and after what.
