@@ -9,6 +9,10 @@
 //! QEMU's board has devices that a guest's has not (a PCI bridge, flash, a clock, virtio slots), and
 //! Linux spends instructions on looking for them. So the bare machine is measured twice: as it is, and
 //! with a device tree that names only what guests have, too.
+//!
+//! A run repeats exactly, but Linux times loops of its own while it boots, and where a tick falls in them
+//! moves the figure by up to three in a hundred. So each machine boots with command lines that differ in
+//! an unused word, and the median counts; the range stands beside it.
 
 use crate::bare::BareSpec;
 use crate::debian::Software;
@@ -43,11 +47,16 @@ const SCRIPT: &str = "clock; echo gnomon-idle: $(cut -d' ' -f2 /proc/uptime)";
 const VARIANTS: [(&str, &str); 2] =
     [("quiet", "console=ttyS0 earlycon=sbi quiet"), ("all messages", "console=ttyS0 earlycon=sbi")];
 
+/// Boots of each machine, with unused words of different length.
+const BOOTS: usize = 5;
+
 /// One machine's figures, in instructions.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figures {
-    /// From entry to shell.
+    /// From entry to shell: the median.
     pub instructions: u64,
+    /// The least and the most.
+    pub range: (u64, u64),
     /// Seconds that the kernel counts as idle.
     pub idle: String,
 }
@@ -97,14 +106,16 @@ impl fmt::Display for Table {
         writeln!(f, "{}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0", self.versions)?;
         writeln!(
             f,
-            "{:13} {:21} {:>13} {:>8} {:>8} {:>7}",
-            "messages", "machine", "instructions", "/ bare", "/ few", "idle s"
+            "{:13} {:21} {:>13} {:>8} {:>8}  {:20} {:>6}",
+            "messages", "machine", "instructions", "/ bare", "/ few", "range", "idle s"
         )?;
         for row in &self.rows {
             for (name, figures) in row.machines() {
                 let (bare, few) = (figures.over(&row.bare), figures.over(&row.bare_few));
-                let Figures { instructions, idle } = figures;
-                writeln!(f, "{:13} {name:21} {instructions:>13} {bare:>8.4} {few:>8.4} {idle:>7}", row.variant)?;
+                let Figures { instructions, range: (least, most), idle } = figures;
+                let range = format!("{least}-{most}");
+                let variant = row.variant;
+                writeln!(f, "{variant:13} {name:21} {instructions:>13} {bare:>8.4} {few:>8.4}  {range:20} {idle:>6}")?;
             }
         }
         writeln!(f, "few devices: the bare machine, described without what a guest's board has not")?;
@@ -131,19 +142,17 @@ pub fn measure() -> miette::Result<Table> {
     let linux = Load { kernel: kernel.file, initrd: Some(initrd.path().to_owned()) };
     let stamp = Load { kernel: stamp, initrd: None };
 
-    let rows = VARIANTS.map(|(variant, append)| -> miette::Result<Row> {
-        let (start, boot) = (stamp.on_bare(append), linux.on_bare(append));
-        let bare = figures(&start, &boot)?;
-        let (start, boot) = (few_devices(start)?, few_devices(boot)?);
-        let bare_few = figures(&start.machine, &boot.machine)?;
-        let seats = [Seat::Firmware, Seat::Payload].map(|seat| -> miette::Result<(Seat, Figures)> {
-            let (start, boot) =
-                (stamp.on_gnomon(append, seat, &hypervisor)?, linux.on_gnomon(append, seat, &hypervisor)?);
-            Ok((seat, figures(&start.machine, &boot.machine)?))
+    let machines = Machines { stamp, linux, hypervisor };
+    // Two at a time: the figures do not depend on how fast the host is.
+    let rows = std::thread::scope(|scope| {
+        let rows = VARIANTS.map(|(variant, append)| {
+            let machines = &machines;
+            scope.spawn(move || machines.row(variant, append))
         });
-        Ok(Row { variant, bare, bare_few, gnomon: seats.into_iter().collect::<miette::Result<_>>()? })
-    });
-    let rows = rows.into_iter().collect::<miette::Result<_>>()?;
+        let join =
+            |row: std::thread::ScopedJoinHandle<'_, _>| row.join().map_err(|_| miette!("a benchmark panicked"))?;
+        rows.into_iter().map(join).collect::<miette::Result<Vec<Row>>>()
+    })?;
     let versions = format!(
         "gnomon {}, QEMU {}, {} {}, {} {}",
         env!("CARGO_PKG_VERSION"),
@@ -154,6 +163,34 @@ pub fn measure() -> miette::Result<Table> {
         busybox.version
     );
     Ok(Table { rows, versions })
+}
+
+/// What is measured.
+struct Machines {
+    stamp: Load,
+    linux: Load,
+    hypervisor: PathBuf,
+}
+
+impl Machines {
+    fn row(&self, variant: &'static str, append: &str) -> miette::Result<Row> {
+        let on_gnomon = |seat| {
+            let (stamp, linux) = (&self.stamp, &self.linux);
+            let start = stamp.on_gnomon(append, seat, &self.hypervisor)?.machine_and_bundle();
+            figures(append, start, |append| Ok(linux.on_gnomon(append, seat, &self.hypervisor)?.machine_and_bundle()))
+        };
+        Ok(Row {
+            variant,
+            bare: figures(append, (self.stamp.on_bare(append), ()), |append| Ok((self.linux.on_bare(append), ())))?,
+            bare_few: figures(append, few_devices(self.stamp.on_bare(append))?, |append| {
+                few_devices(self.linux.on_bare(append))
+            })?,
+            gnomon: [Seat::Firmware, Seat::Payload]
+                .into_iter()
+                .map(|seat| Ok((seat, on_gnomon(seat)?)))
+                .collect::<miette::Result<_>>()?,
+        })
+    }
 }
 
 /// What a machine boots.
@@ -192,15 +229,8 @@ impl Load {
     }
 }
 
-/// A machine with a device tree of its own.
-struct Described {
-    machine: MachineSpec,
-    /// Lives as long as the machine needs it.
-    _tree: tempfile::NamedTempFile,
-}
-
 /// The same machine, described by QEMU's own device tree less the devices that guests have not.
-fn few_devices(mut machine: MachineSpec) -> miette::Result<Described> {
+fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, tempfile::NamedTempFile)> {
     let file = tempfile::NamedTempFile::new().into_diagnostic()?;
     let mut dump = machine.clone();
     dump.extra.extend(["-machine".into(), format!("dumpdtb={}", file.path().display())]);
@@ -215,7 +245,7 @@ fn few_devices(mut machine: MachineSpec) -> miette::Result<Described> {
     }
     std::fs::write(file.path(), tree.to_dtb()).into_diagnostic()?;
     machine.extra.extend(["-dtb".into(), file.path().display().to_string()]);
-    Ok(Described { machine, _tree: file })
+    Ok((machine, file))
 }
 
 fn remove_children(node: &mut DeviceTreeNode, prefixes: &[&str]) {
@@ -225,13 +255,25 @@ fn remove_children(node: &mut DeviceTreeNode, prefixes: &[&str]) {
     }
 }
 
-/// The difference between two machines' clocks: one that stops at the entry, one that goes on.
-fn figures(start: &MachineSpec, boot: &MachineSpec) -> miette::Result<Figures> {
-    let entry = hexadecimal(&console_of(start)?, "gnomon-stamp: ")?;
-    let text = console_of(boot)?;
-    let shell = hexadecimal(&text, "gnomon-clock: ")?;
-    let idle = after(&text, "gnomon-idle: ")?.to_owned();
-    Ok(Figures { instructions: shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK, idle })
+/// The difference between two machines' clocks: one that stops at the entry, one that goes on. With each
+/// machine comes what must live as long as it.
+fn figures<Kept>(
+    append: &str,
+    (start, _kept): (MachineSpec, Kept),
+    boot: impl Fn(&str) -> miette::Result<(MachineSpec, Kept)>,
+) -> miette::Result<Figures> {
+    let entry = hexadecimal(&console_of(&start)?, "gnomon-stamp: ")?;
+    let mut counts = Vec::new();
+    let mut idle = String::new();
+    for length in 1..=BOOTS {
+        let (machine, _kept) = boot(&format!("{append} phase={}", "x".repeat(length)))?;
+        let text = console_of(&machine)?;
+        let shell = hexadecimal(&text, "gnomon-clock: ")?;
+        counts.push(shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK);
+        idle = after(&text, "gnomon-idle: ")?.to_owned();
+    }
+    counts.sort_unstable();
+    Ok(Figures { instructions: counts[BOOTS / 2], range: (counts[0], counts[BOOTS - 1]), idle })
 }
 
 fn console_of(spec: &MachineSpec) -> miette::Result<String> {
@@ -276,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_table_shows_ratios() {
-        let figures = |instructions| Figures { instructions, idle: "0.00".into() };
+        let figures = |instructions| Figures { instructions, range: (instructions, instructions), idle: "0.00".into() };
         let gnomon = vec![(Seat::Firmware, figures(1020))];
         let row = Row { variant: "quiet", bare: figures(1000), bare_few: figures(960), gnomon };
         let table = Table { rows: vec![row], versions: "v".into() }.to_string();

@@ -41,6 +41,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// The machine, with the bundle that must live as long as it is run.
+    #[must_use]
+    pub fn machine_and_bundle(self) -> (MachineSpec, NamedTempFile) {
+        (self.machine, self.bundle)
+    }
+
     /// Leaves the bundle in the cache.
     ///
     /// # Errors
