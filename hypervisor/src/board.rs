@@ -2,7 +2,7 @@
 //! described to them by a device tree of their own.
 
 use crate::device::{plic, uart};
-use crate::gnomon::{GuestTimer, Offer};
+use crate::gnomon::Offer;
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
 use alloc::string::String;
@@ -200,19 +200,10 @@ fn soc(vcpus: u32) -> DeviceTreeNode {
     soc
 }
 
-/// Extensions of the host that a control bit passes on to guests; `timer` says whether Sstc is one.
-#[must_use]
-pub fn granted(timer: GuestTimer, others: &[&'static str]) -> Vec<&'static str> {
-    let mut granted = others.to_vec();
-    if timer == GuestTimer::Sstc {
-        granted.push("sstc");
-    }
-    granted
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gnomon::GuestTimer;
     use crate::isa::Isa;
     use crate::machine::Machine;
     use abi::bundle::MmuMode;

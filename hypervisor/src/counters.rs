@@ -122,8 +122,6 @@ counters! {
         shootdowns = "fences.shootdowns",
         /// G-stage fences on this hart.
         fences = "fences.g_stage",
-        /// Fences left out, as the edit allowed.
-        elided = "fences.elided",
         /// Times the hart ran out of vCPUs and waited.
         idles = "harts.idles",
     }

@@ -11,6 +11,7 @@ use abi::record::EndReason;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, How, ResolveError, Resolved};
@@ -176,15 +177,9 @@ impl Vm {
     /// # Errors
     /// As for [`Vm::reach`]; `into` may be partly filled.
     pub fn read<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, into: &mut [u8], env: &mut E) -> Result<(), Unreachable> {
-        let mut at = gpa;
-        let mut rest = into;
-        while !rest.is_empty() {
-            let room = (PAGE_BYTES - at.page_offset()) as usize;
-            let (now, later) = rest.split_at_mut(room.min(rest.len()));
+        for (at, part) in by_page(gpa, into.len()) {
             let hpa = self.reach(g, at, Access::Load, env)?;
-            env.mem().read_bytes(hpa, now);
-            at = at.wrapping_add(now.len() as u64);
-            rest = later;
+            env.mem().read_bytes(hpa, &mut into[part]);
         }
         Ok(())
     }
@@ -194,15 +189,9 @@ impl Vm {
     /// # Errors
     /// As for [`Vm::reach`]; a part may have been written.
     pub fn write<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, from: &[u8], env: &mut E) -> Result<(), Unreachable> {
-        let mut at = gpa;
-        let mut rest = from;
-        while !rest.is_empty() {
-            let room = (PAGE_BYTES - at.page_offset()) as usize;
-            let (now, later) = rest.split_at(room.min(rest.len()));
+        for (at, part) in by_page(gpa, from.len()) {
             let hpa = self.reach(g, at, Access::Store, env)?;
-            env.mem().write_bytes(hpa, now);
-            at = at.wrapping_add(now.len() as u64);
-            rest = later;
+            env.mem().write_bytes(hpa, &from[part]);
         }
         Ok(())
     }
@@ -213,6 +202,17 @@ impl Vm {
         let Some(offset) = gpa.checked_sub(abi::bundle::GUEST_RAM_BASE) else { return false };
         offset.checked_add(bytes).is_some_and(|end| end <= self.config.memory_bytes)
     }
+}
+
+/// The pieces of `bytes` from `gpa` on that lie in one page each: where, and which of the bytes.
+fn by_page(gpa: Addr<Gpa>, bytes: usize) -> impl Iterator<Item = (Addr<Gpa>, Range<usize>)> {
+    let mut done = 0;
+    core::iter::from_fn(move || {
+        let at = gpa.wrapping_add(done as u64);
+        let part = done..bytes.min(done + (PAGE_BYTES - at.page_offset()) as usize);
+        done = part.end;
+        (!part.is_empty()).then_some((at, part))
+    })
 }
 
 /// Fences of one VM's G-stage table, as the harts of the machine need them.
@@ -246,7 +246,5 @@ impl<E: Env> Fence<Gpa> for VmFence<'_, E> {
         self.here(scope);
     }
 
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {
-        self.g.harts[self.env.hart()].counters.elided.bump();
-    }
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }

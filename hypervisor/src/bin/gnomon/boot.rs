@@ -13,7 +13,6 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
-use hypervisor::board;
 use hypervisor::console::Console;
 use hypervisor::gnomon::{Gnomon, GuestTimer, Offer};
 use hypervisor::harts::{HartShared, MAX_HARTS};
@@ -324,13 +323,9 @@ fn probe_g_stage() -> Result<(&'static Format, u32), String> {
 fn offer(machine: &Machine, isa: &Isa, environment: u64, g_format: &'static Format, seat: &SeatHart) -> Offer {
     let has_sstc = isa.has("sstc") && environment & envcfg::STCE != 0;
     let timer = if has_sstc { GuestTimer::Sstc } else { GuestTimer::Sbi };
-    let mut granted = Vec::new();
-    for (name, bit) in [("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)] {
-        if environment & bit != 0 {
-            granted.push(name);
-        }
-    }
-    let isa = isa.for_guest(&board::granted(timer, &granted));
+    let gates = [("sstc", envcfg::STCE), ("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)];
+    let granted: Vec<&str> = gates.iter().filter(|(_, bit)| environment & bit != 0).map(|(name, _)| *name).collect();
+    let isa = isa.for_guest(&granted);
     let vlenb = vector_bytes(&isa, seat);
     Offer { g_format, mmu_type: machine.mmu_type.clone(), timer, vlenb, timebase: machine.timebase, isa }
 }

@@ -23,7 +23,7 @@ use metal::ram::Ram;
 use metal::{csr, fence, world};
 use mmu::vmid::{Acquired, VmidSlot, Vmids};
 use rv::csr::{atp, hstatus};
-use rv::{Context, Interrupt, Mode, PAGE_BYTES};
+use rv::{Context, Interrupt, PAGE_BYTES};
 
 /// What a hart remembers of a VM.
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +70,6 @@ pub struct Hart {
     /// What Gnomon's timer is set to.
     armed: u64,
     ticks: Ticks,
-    /// The privilege of the vCPU that was last loaded, for the first entry.
-    entry_mode: Mode,
     /// Whether an exit has shown that guests do run behind the G-stage.
     is_proven: bool,
 }
@@ -132,7 +130,6 @@ impl Hart {
             waiters: u64::MAX,
             armed: u64::MAX,
             ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms },
-            entry_mode: Mode::Supervisor,
             is_proven: false,
             g: start.g,
         }
@@ -247,7 +244,6 @@ impl Hart {
             self.registers_of = Some(who);
         }
         self.seat.set_guest_mode(run.mode);
-        self.entry_mode = run.mode;
         run.awake();
         run.last_hart = self.index;
         run.context.host_sp = self.stack_end;
@@ -532,9 +528,9 @@ extern "C" fn first_entry(address: usize) -> ! {
     // SAFETY: the address that `run` passed, on an empty stack.
     let hart = unsafe { this_hart(address) };
     let context = hart.schedule();
-    let (seat, mode) = (hart.seat, hart.entry_mode);
+    let seat = hart.seat;
     // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
-    unsafe { seat.enter(context, mode) }
+    unsafe { seat.enter(context) }
 }
 
 /// An exit. Called by the trap vectors on the hart's empty stack; returns the context to enter.

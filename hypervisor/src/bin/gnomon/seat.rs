@@ -256,15 +256,15 @@ impl SeatHart {
         }
     }
 
-    /// Enters a guest for the first time on this hart, in `mode`.
+    /// Enters a guest for the first time on this hart, with the privilege that `set_guest_mode` set.
     ///
     /// # Safety
     /// As for [`world::enter_from_machine`], but for the bits named there.
-    pub unsafe fn enter(&self, context: *mut Context, mode: Mode) -> ! {
+    pub unsafe fn enter(&self, context: *mut Context) -> ! {
         // SAFETY: SPV and SPP affect `sret` only; the rest is the caller's promise.
         unsafe {
             csr::hstatus::set(hstatus::SPV);
-            match (self.seat, mode) {
+            match (self.seat, self.guest_mode()) {
                 (Seat::Firmware, Mode::Supervisor) => csr::mstatus::set(status::SPP),
                 (Seat::Firmware, Mode::User) => csr::mstatus::clear(status::SPP),
                 (Seat::Payload, _) => {} // `set_guest_mode` has done it
