@@ -15,6 +15,7 @@ extern crate alloc;
 
 pub mod frames;
 pub mod gstage;
+pub mod shadow;
 pub mod stale;
 pub mod two_stage;
 pub mod vmid;

@@ -1,5 +1,8 @@
 //! What an exit saves: the part of a vCPU that the trap vector touches.
 
+use crate::addr::{Addr, Gva, Hpa, Pfn};
+use crate::fence::Asid;
+
 /// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +15,113 @@ pub struct Exit {
     pub tval2: u64,
     /// `mtinst` or `htinst`.
     pub tinst: u64,
+}
+
+/// The guest's fences by address of all address spaces, so that roots which are not loaded can catch up with
+/// them later. A ring: what is overwritten counts as a fence of everything.
+#[repr(C)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FenceLog {
+    /// Grows by 8 with each fence, so that it is the offset of the next slot, modulo the ring's size. The lane
+    /// also writes it into the entries that it invalidates: it never writes the same value twice, and no other
+    /// vCPU does.
+    head: u64,
+    ring: [u64; Self::LENGTH as usize],
+}
+
+impl FenceLog {
+    /// Fences that it holds.
+    pub const LENGTH: u64 = 64;
+
+    /// An empty log for vCPU number `vcpu`, below 2^13.
+    #[must_use]
+    pub const fn new(vcpu: u32) -> Self {
+        Self { head: 1 << 62 | (vcpu as u64) << Lane::VCPU_SHIFT, ring: [0; Self::LENGTH as usize] }
+    }
+
+    /// How many fences it has seen, beyond some constant.
+    #[must_use]
+    pub const fn head(&self) -> u64 {
+        self.head / 8
+    }
+
+    /// Adds a fence of the page at `gva`.
+    pub const fn push(&mut self, gva: Addr<Gva>) {
+        self.ring[(self.head() % Self::LENGTH) as usize] = gva.raw();
+        self.head += 8;
+    }
+
+    /// The fences since the head was `head`, [`FenceLog::LENGTH`] at most.
+    pub fn since(&self, head: u64) -> impl Iterator<Item = Addr<Gva>> + '_ {
+        (head..self.head()).map(|at| Addr::new(self.ring[(at % Self::LENGTH) as usize]))
+    }
+}
+
+/// What the lane works with: the fast path for fences by address, at the front of the trap vector
+/// (`docs/lane.md`). All of it is the running vCPU's.
+#[repr(C)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// Which bits of an instruction tell that it is one of the lane's.
+    mask: u64,
+    /// And what they are then; more than 32 bits while the lane is off.
+    matches: u64,
+    /// The root's address plus [`Lane::POINTER_FLAGS`], as if a pointer had led to it.
+    root: u64,
+    /// The ASID that fences may name; more than 16 bits if none.
+    asid: u64,
+    /// What the lane last wrote into an entry: grows by 8 with each fence that names an ASID.
+    token: u64,
+    /// The jump table for the present root's format.
+    table: u64,
+    /// Fences that name no ASID.
+    pub log: FenceLog,
+}
+
+impl Lane {
+    const VCPU_SHIFT: u32 = 48;
+    /// V and the mark of a pointer between shadows of tables, as they come to stand when the entry is shifted left by 2
+    /// to make its frame number an address.
+    pub const POINTER_FLAGS: u64 = 0x101 << 2;
+    /// `sfence.vma` and `hfence.vvma` and `sinval.vma`: all bits but those of rs1 and rs2 ...
+    const MASK: u64 = 0xfe00_7fff;
+    /// ... are those of `sfence.vma`.
+    const SFENCE_VMA: u64 = 0x1200_0073;
+    const NEVER: u64 = 1 << 32;
+
+    /// A lane that is off, for vCPU number `vcpu`.
+    #[must_use]
+    pub const fn new(vcpu: u32) -> Self {
+        Self {
+            mask: Self::MASK,
+            matches: Self::NEVER,
+            root: 0,
+            asid: Self::NEVER,
+            token: (vcpu as u64) << Self::VCPU_SHIFT,
+            table: 0,
+            log: FenceLog::new(vcpu),
+        }
+    }
+
+    /// Leaves all fences to the full path.
+    pub const fn turn_off(&mut self) {
+        self.matches = Self::NEVER;
+    }
+
+    /// Lets the lane work on the tables at `root`. `asid`: the only one that fences may name, if any. `table`: the
+    /// address of the jump table for the root's format.
+    pub fn turn_on(&mut self, root: Pfn<Hpa>, asid: Option<Asid>, table: u64) {
+        self.root = root.base().raw() + Self::POINTER_FLAGS;
+        self.asid = asid.map_or(Self::NEVER, |asid| asid.0.into());
+        self.table = table;
+        self.matches = Self::SFENCE_VMA;
+    }
+
+    /// Fences with an ASID that the lane has done.
+    #[must_use]
+    pub const fn count_by_asid(&self) -> u64 {
+        (self.token & ((1 << Self::VCPU_SHIFT) - 1)) / 8
+    }
 }
 
 /// The registers that an exit saves and an entry loads. The layout is the trap vector's; it takes

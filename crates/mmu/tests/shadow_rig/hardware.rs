@@ -1,0 +1,254 @@
+//! The machine under test: memory, and harts whose TLBs remember what they saw. Another hart may store and
+//! fence, by the lane, in the middle of whatever the engine does: that is what [`Bus::tick`] is for.
+
+use super::history::History;
+use mmu::shadow::MARK;
+use oracle::Machine;
+use proptest::prelude::Rng;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+use rv::{
+    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Gva, Hpa, Leaf, Level, Mode, Pfn, PhysMem, Pte,
+    PteFlags, Request,
+};
+use std::cell::RefCell;
+
+/// A translation that a TLB holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Cached {
+    /// Whose: the root's serial, which the ASID stands for.
+    pub serial: u64,
+    pub page: u64,
+    pub level: Level,
+    pub leaf: Leaf<Hpa>,
+}
+
+impl Cached {
+    fn covers(&self, serial: u64, page: u64) -> bool {
+        self.serial == serial && self.page == page & !(self.level.pages() - 1)
+    }
+
+    pub fn hpa(&self, gva: Addr<Gva>) -> Addr<Hpa> {
+        self.leaf.pfn.at(gva.raw() & (self.level.bytes() - 1))
+    }
+}
+
+/// A hart's TLB, and what it translates by.
+pub struct Hart {
+    pub tlb: Vec<Cached>,
+    pub root: Option<(u64, Pfn<Hpa>, &'static Format)>,
+    /// Whether the lane may take fences of all address spaces, and of the hart's own.
+    pub lane: (bool, bool),
+    pub token: u64,
+    pub log: std::rc::Rc<RefCell<FenceLog>>,
+}
+
+/// What another hart does in the middle of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Meddling {
+    pub hart: usize,
+    /// A guest's entry: through which address it is stored to, and what.
+    pub store: (Addr<Gva>, Addr<Gpa>, u64),
+    /// What it fences then, by the lane, if it can: with its ASID or without.
+    pub fence: (Addr<Gva>, bool),
+}
+
+pub struct Hardware {
+    pub machine: Machine,
+    pub harts: Vec<Hart>,
+    pub history: History,
+    pub rng: TestRng,
+    /// After how many accesses of the engine to memory what happens.
+    pub meddling: Option<(u32, Meddling)>,
+    /// Fences that the lane did meanwhile: hart, address, whether with its ASID.
+    pub lane_fences: Vec<(usize, Addr<Gva>, bool, u64)>,
+    /// Words that the engine exchanged.
+    pub exchanged: Vec<(Addr<Hpa>, u64, u64)>,
+    /// Fences of all harts do nothing.
+    pub drops_fences: bool,
+}
+
+pub struct Bus(pub RefCell<Hardware>);
+
+pub struct Mem<'a>(pub &'a Bus);
+pub struct AllHarts<'a>(pub &'a Bus);
+
+pub fn rng(seed: u64) -> TestRng {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
+}
+
+impl Hardware {
+    pub fn pick(&mut self, below: u64) -> u64 {
+        self.rng.next_u64() % below
+    }
+
+    /// The hart's own walk of the shadow.
+    fn walk(&self, hart: usize, gva: Addr<Gva>) -> Option<Cached> {
+        let (serial, mut table, format) = self.harts[hart].root?;
+        if !format.fits(gva) {
+            return None;
+        }
+        for level in format.levels_down() {
+            let pte = Pte(self.machine.peek(table.at(8 * format.index(gva, level) as u64).raw())?);
+            match pte.decode::<Hpa>(level, Caps::default()) {
+                Entry::Table(next) => table = next,
+                Entry::Leaf(leaf) => {
+                    let page = gva.pfn().raw() & !(level.pages() - 1);
+                    return Some(Cached { serial, page, level, leaf });
+                }
+                Entry::Invalid => return None,
+                Entry::Reserved(why) => panic!("SUBSET: {why:?} in a shadow table: {pte:x?}"),
+            }
+        }
+        None
+    }
+
+    /// What the hart translates `gva` to, if it lets the access through.
+    pub fn translate(&mut self, hart: usize, gva: Addr<Gva>, request: &Request) -> Option<Cached> {
+        let serial = self.harts[hart].root?.0;
+        let lets = |cached: &Cached| permits(cached.leaf.flags, request);
+        if self.pick(4) != 0 {
+            let page = gva.pfn().raw();
+            let known: Vec<Cached> = self.harts[hart].tlb.iter().filter(|c| c.covers(serial, page)).copied().collect();
+            if !known.is_empty() {
+                let known = known[self.pick(known.len() as u64) as usize];
+                // A refusal may come out of the TLB, too.
+                return Some(known).filter(lets);
+            }
+        }
+        let cached = self.walk(hart, gva).filter(lets)?;
+        let tlb = &mut self.harts[hart].tlb;
+        if tlb.len() == 12 {
+            let at = (self.rng.next_u64() % 12) as usize;
+            tlb.swap_remove(at);
+        }
+        tlb.push(cached);
+        Some(cached)
+    }
+
+    /// A store of the guest's that hardware lets through.
+    pub fn store(&mut self, gpa: Addr<Gpa>, hpa: Addr<Hpa>, value: u64) {
+        let old = self.machine.peek(hpa.raw()).expect("memory");
+        self.machine.write_u64(hpa, value);
+        self.history.record(gpa, old, value);
+    }
+
+    pub fn forget_page(&mut self, hart: usize, gva: Addr<Gva>) {
+        let page = gva.pfn().raw();
+        self.harts[hart].tlb.retain(|c| c.page != page & !(c.level.pages() - 1));
+    }
+
+    /// The lane's work (`crates/metal`, `docs/lane.md`), as a model. Says whether it took the fence.
+    pub fn lane(&mut self, hart: usize, gva: Addr<Gva>, by_asid: bool) -> bool {
+        let state = &self.harts[hart];
+        let (Some((_, mut table, format)), (all, own)) = (state.root, state.lane) else { return false };
+        if !(all && (own || !by_asid)) {
+            return false;
+        }
+        for level in format.levels_down() {
+            let at = table.at(8 * format.index(gva, level) as u64);
+            if level == Level::PAGE {
+                let token = if by_asid {
+                    self.harts[hart].token += 8;
+                    self.harts[hart].token
+                } else {
+                    let mut log = self.harts[hart].log.borrow_mut();
+                    log.push(gva);
+                    1 << 62 | (hart as u64) << 48 | log.head() * 8 & 0xffff_ffff
+                };
+                self.machine.write_u64(at, token);
+                break;
+            }
+            let pte = Pte(self.machine.peek(at.raw()).expect("a shadow table"));
+            if !pte.flags().contains(MARK) {
+                return false;
+            }
+            let Entry::Table(next) = pte.decode::<Hpa>(level, Caps::default()) else { panic!("MARK on {pte:x?}") };
+            table = next;
+        }
+        self.forget_page(hart, gva);
+        let time = self.history.now();
+        self.lane_fences.push((hart, gva, by_asid, time));
+        true
+    }
+
+    fn meddle(&mut self, what: Meddling) {
+        let (through, gpa, value) = what.store;
+        let request = Request { sum: true, ..Request::supervisor(Access::Store) };
+        if let Some(found) = self.translate(what.hart, through, &request) {
+            self.store(gpa, found.hpa(through), value);
+        }
+        self.lane(what.hart, what.fence.0, what.fence.1);
+    }
+}
+
+/// Whether a leaf lets an access through.
+pub fn permits(flags: PteFlags, request: &Request) -> bool {
+    let has = |flag| flags.contains(flag);
+    let mode = match request.mode {
+        Mode::User => has(PteFlags::U),
+        Mode::Supervisor => !has(PteFlags::U) || (request.sum && request.access != Access::Fetch),
+    };
+    mode && has(PteFlags::A)
+        && match request.access {
+            Access::Load => has(PteFlags::R) || (request.mxr && has(PteFlags::X)),
+            Access::Store => has(PteFlags::W | PteFlags::D),
+            Access::Fetch | Access::LoadExec => has(PteFlags::X),
+        }
+}
+
+impl Bus {
+    fn tick(&self) {
+        let mut hardware = self.0.borrow_mut();
+        match &mut hardware.meddling {
+            Some((0, what)) => {
+                let what = *what;
+                hardware.meddling = None;
+                hardware.meddle(what);
+            }
+            Some((left, _)) => *left -= 1,
+            None => {}
+        }
+    }
+}
+
+impl PhysMem for Mem<'_> {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        self.0.tick();
+        self.0.0.borrow().machine.read_u64(at)
+    }
+    fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
+        self.0.tick();
+        self.0.0.borrow_mut().machine.write_u64(at, value);
+    }
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        self.0.tick();
+        let mut hardware = self.0.0.borrow_mut();
+        hardware.machine.compare_exchange_u64(at, old, new)?;
+        hardware.exchanged.push((at, old, new));
+        Ok(())
+    }
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        self.0.0.borrow_mut().machine.zero_frames(first, pages);
+    }
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        self.0.0.borrow_mut().machine.copy_frames(from, to, pages);
+    }
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        self.0.0.borrow().machine.read_bytes(at, into);
+    }
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        self.0.0.borrow_mut().machine.write_bytes(at, from);
+    }
+}
+
+impl Fence<Gpa> for AllHarts<'_> {
+    fn fence(&mut self, _: FenceScope<Gpa>) {
+        let mut hardware = self.0.0.borrow_mut();
+        if !hardware.drops_fences {
+            hardware.harts.iter_mut().for_each(|hart| hart.tlb.clear());
+        }
+    }
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: rv::Elide) {}
+}

@@ -1,0 +1,703 @@
+//! A VM with shadow tables under test: random guests on up to 4 harts, the oracle, and after every step all that
+//! must hold.
+//!
+//! The guest's physical memory is three times 2 MiB: anonymous memory, an image, anonymous memory. A pool of
+//! pages in all three are its tables, each at any level, at several places. It writes to them through its own
+//! translations: a *window*, which maps all memory in every root.
+
+pub mod hardware;
+pub mod history;
+
+use hardware::{AllHarts, Bus, Hardware, Hart, Meddling, Mem};
+use history::{Fences, History};
+use mmu::shadow::{Config, Counters, GuestFence, Host, Mode as Shadowing, Outcome, Paging, Root, Shadow, Views, Wrote};
+use mmu::walk::AdPolicy;
+use mmu::{AddressSpace, Frames, Object, Owner, Policy, Prot, Region, Superpages, Use};
+use oracle::{Ad, Context, Machine, Table};
+use rv::format::{SV39, SV39X4, SV48, SV57};
+use rv::{
+    Access, Addr, Asid, Caps, Entry, FenceLog, Format, Gpa, Gva, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request,
+};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
+const PAGES: u64 = 1536;
+const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
+const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
+const VM: Owner = Owner::Vm(2);
+/// Index of the window in every root.
+const WINDOW: u64 = 256;
+/// Pages from the start of RAM that the window's own tables take, one for each level below the root and one more.
+const WINDOW_TABLES: u64 = 5;
+/// Roots, and tables that are no roots.
+const ROOTS: [u64; 4] = [5, 513, 1024, 1535];
+const TABLES: [u64; 12] = [6, 7, 8, 9, 514, 515, 516, 700, 1025, 1026, 1300, 1534];
+/// Where tables' entries are, and so addresses.
+const INDICES: [u64; 4] = [0, 1, 5, 511];
+
+/// What is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// Nothing.
+    None,
+    /// Fences of all harts do nothing.
+    DropsFences,
+    /// This hart does not forget what a fault or a root switch says that it must.
+    KeepsOwn,
+    /// The engine is broken in this place.
+    Engine(mmu::shadow::Sabotage),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub mode: Shadowing,
+    pub seed: u64,
+    pub mutant: Mutant,
+}
+
+struct Vcpu {
+    paging: Paging,
+    asid: Asid,
+    root: Root,
+    views: Views,
+    fences: Fences,
+}
+
+pub struct Rig {
+    setup: Setup,
+    format: &'static Format,
+    ad: AdPolicy,
+    bus: Bus,
+    frames: Frames,
+    space: AddressSpace,
+    shadow: Option<Shadow>,
+    vcpus: Vec<Vcpu>,
+    /// Addresses that came up lately: interesting things happen to the same ones.
+    recent: RefCell<Vec<Addr<Gva>>>,
+    /// Accesses that came through, and traps that the guest got.
+    pub tally: [u64; 4],
+}
+
+macro_rules! host {
+    ($rig:ident, $mem:ident, $hw:ident) => {
+        Host { space: &mut $rig.space, frames: &mut $rig.frames, mem: &mut $mem, hw: &mut $hw }
+    };
+}
+
+impl Rig {
+    pub fn new(setup: Setup) -> Self {
+        let mut rng = hardware::rng(setup.seed);
+        let mut pick = |n: u64| proptest::prelude::Rng::next_u64(&mut rng) % n;
+        let format = [&SV39, &SV39, &SV48, &SV57][pick(4) as usize];
+        let ad = if pick(3) == 0 { AdPolicy::Svadu } else { AdPolicy::Svade };
+        let superpages = if pick(3) == 0 { Superpages::Never } else { Superpages::Mega };
+        let vcpus = 1 + pick(4) as usize;
+        let pages = if pick(2) == 0 { Config::least_pages(4) } else { 256 };
+        let mut machine = Machine::with_ram(HOST, 4096);
+        machine.add(IMAGE, 512);
+        machine.zero_frames(IMAGE, 512);
+        let mut frames = Frames::new();
+        frames.add(HOST, 4096);
+        let mut space = AddressSpace::new(&SV39X4, VM, Policy { superpages }, &mut frames, &mut machine).expect("frames");
+        for (n, object) in [Object::Anonymous, Object::Image { first: IMAGE }, Object::Anonymous].into_iter().enumerate() {
+            let region = Region { start: RAM.add(512 * n as u64), pages: 512, prot: Prot::RWX, object };
+            space.add_region(region).expect("disjoint");
+        }
+        let config = Config { mode: setup.mode, ad, pages };
+        let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &mut frames, &mut machine).expect("frames");
+        if let Mutant::Engine(sabotage) = setup.mutant {
+            shadow.sabotage(sabotage);
+        }
+        let harts = (0..vcpus).map(|n| Hart {
+            log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
+            token: (n as u64) << 48,
+            tlb: Vec::new(),
+            root: None,
+            lane: (false, false),
+        });
+        let bus = Bus(RefCell::new(Hardware {
+            machine,
+            harts: harts.collect(),
+            history: History::default(),
+            rng,
+            meddling: None,
+            lane_fences: Vec::new(),
+            exchanged: Vec::new(),
+            drops_fences: setup.mutant == Mutant::DropsFences,
+        }));
+        let mut rig = Self { setup, format, ad, bus, frames, space, shadow: Some(shadow), vcpus: Vec::new(), recent: RefCell::default(), tally: [0; 4] };
+        rig.build_tables();
+        for n in 0..vcpus {
+            let mut views = Views::new();
+            let root = rig.load(n, Paging::Bare, Asid(0), &mut views);
+            rig.vcpus.push(Vcpu { paging: Paging::Bare, asid: Asid(0), root, views, fences: Fences::default() });
+        }
+        rig
+    }
+
+    fn pick(&self, below: u64) -> u64 {
+        self.bus.0.borrow_mut().pick(below)
+    }
+
+    fn any(&self, of: &[u64]) -> u64 {
+        of[self.pick(of.len() as u64) as usize]
+    }
+
+    /// Guest memory as firmware would find it.
+    fn poke(&mut self, gpa: Addr<Gpa>, value: u64) {
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+        let shadow = self.shadow.as_mut().expect("until the end");
+        let hpa = shadow.resolve(gpa, Access::Store, &mut host!(self, mem, hw)).expect("frames").expect("RAM");
+        mem.write_u64(hpa, value);
+    }
+
+    fn build_tables(&mut self) {
+        let leaf = |gfn: u64| (RAM.raw() + gfn) << 10 | 0xcf;
+        let pointer = |gfn: u64| (RAM.raw() + gfn) << 10 | 1;
+        let levels = u64::from(self.format.levels);
+        // Below the root: tables 0, 1, ... down to one of 2 MiB leaves and one of 4 KiB leaves, each at index 0.
+        for table in 0..levels - 3 {
+            self.poke(RAM.add(table).base(), pointer(table + 1));
+        }
+        let megas = RAM.add(levels - 3);
+        self.poke(megas.at(0), leaf(0));
+        self.poke(megas.at(8), leaf(512));
+        self.poke(megas.at(16), pointer(WINDOW_TABLES - 1));
+        for n in 0..512 {
+            self.poke(RAM.add(WINDOW_TABLES - 1).at(8 * n), leaf(1024 + n));
+        }
+        for root in ROOTS {
+            self.poke(RAM.add(root).at(8 * WINDOW), pointer(0));
+        }
+        let tables = (0..).zip(TABLES).map(|(n, table)| (n % (levels - 1), table));
+        for (level, table) in tables.chain(ROOTS.map(|root| (levels - 1, root))) {
+            for index in INDICES {
+                self.poke(RAM.add(table).at(8 * index), self.good_value(level));
+            }
+        }
+        self.bus.0.borrow_mut().exchanged.clear();
+    }
+
+    /// The window's address of a page of RAM.
+    fn window(&self, gpa: Addr<Gpa>) -> Addr<Gva> {
+        let shift = self.format.root_level().shift();
+        let top = (u64::MAX << (shift + 9)) | WINDOW << shift;
+        Addr::new(top + (gpa.raw() - RAM.base().raw()))
+    }
+
+    /// An address that the tables may say something about.
+    fn address(&self) -> Addr<Gva> {
+        let known = self.recent.borrow().len() as u64;
+        if known != 0 && self.pick(4) != 0 {
+            return self.recent.borrow()[self.pick(known) as usize];
+        }
+        let fresh = self.fresh_address();
+        let mut recent = self.recent.borrow_mut();
+        if recent.len() == 6 {
+            recent.remove(self.pick(6) as usize);
+        }
+        recent.push(fresh);
+        fresh
+    }
+
+    fn fresh_address(&self) -> Addr<Gva> {
+        if self.pick(8) == 0 {
+            return self.window(RAM.add(self.any(&[0, 4, 5, 6, 513, 515, 700, 1024, 1300, 1535])).at(8 * self.pick(512)));
+        }
+        let mut gva = 8 * self.pick(512);
+        for level in self.format.levels_down() {
+            gva |= self.any(&INDICES) << level.shift();
+        }
+        let unused = 64 - self.format.input_bits();
+        Addr::new(((gva << unused) as i64 >> unused) as u64)
+    }
+
+    fn load(&mut self, n: usize, paging: Paging, asid: Asid, views: &mut Views) -> Root {
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+        let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
+        let shadow = self.shadow.as_mut().expect("until the end");
+        let loaded = shadow.enter(paging, asid, views, &log.borrow(), &mut host!(self, mem, hw)).expect("frames");
+        let mut hardware = self.bus.0.borrow_mut();
+        let root = loaded.root;
+        let hart = &mut hardware.harts[n];
+        if loaded.fence && self.setup.mutant != Mutant::KeepsOwn {
+            hart.tlb.retain(|c| c.serial != root.serial);
+        }
+        hart.root = Some((root.serial, root.table, root.format));
+        hart.lane = (root.has_lane, !views.others_have(asid));
+        root
+    }
+
+    /// The guest writes `satp`.
+    fn switch(&mut self, n: usize) {
+        let paging = match self.pick(12) {
+            0 => Paging::Bare,
+            1 => Paging::Tables { format: self.format, root: Pfn::new(self.any(&[0x10, 0x7_ffff, 0x8_0600])) },
+            _ => Paging::Tables { format: self.format, root: RAM.add(self.any(&ROOTS)) },
+        };
+        let asid = Asid(self.pick(3) as u16);
+        let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
+        let mut views = core::mem::take(&mut self.vcpus[n].views);
+        // Whatever meddles from here on fences for the new root or for nobody.
+        self.bus.0.borrow_mut().harts[n].lane = (false, false);
+        self.shadow.as_mut().expect("until the end").leave(self.vcpus[n].root, &mut views, &log.borrow());
+        let root = self.load(n, paging, asid, &mut views);
+        let vcpu = &mut self.vcpus[n];
+        (vcpu.paging, vcpu.asid, vcpu.root, vcpu.views) = (paging, asid, root, views);
+    }
+
+    fn fence(&mut self, n: usize) {
+        let gva = self.address();
+        let range = match self.pick(5) {
+            0 | 1 => None,
+            2 => Some((gva.align_down(4096), 4096 * (1 + self.pick(3)))),
+            _ => Some((gva, 1)),
+        };
+        let asid = (self.pick(2) == 0).then(|| if self.pick(3) == 0 { Asid(self.pick(3) as u16) } else { self.vcpus[n].asid });
+        let pages: Vec<Addr<Gva>> = match range {
+            Some((start, bytes)) => (0..bytes.div_ceil(4096)).map(|k| start.wrapping_add(4096 * k)).collect(),
+            None => Vec::new(),
+        };
+        let by_lane = pages.len() == 1
+            && asid.is_none_or(|asid| asid == self.vcpus[n].asid)
+            && self.pick(2) == 0
+            && self.bus.0.borrow_mut().lane(n, pages[0], asid.is_some());
+        if by_lane {
+            return;
+        }
+        let time = self.bus.0.borrow_mut().history.fence();
+        let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+        let vcpu = &mut self.vcpus[n];
+        let shadow = self.shadow.as_mut().expect("until the end");
+        let fence = GuestFence { range, asid };
+        let at = (vcpu.root, vcpu.asid);
+        shadow.fence(&fence, at, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
+        match range {
+            None => vcpu.fences.add(None, asid, time),
+            Some(_) => pages.iter().for_each(|page| vcpu.fences.add(Some(*page), asid, time)),
+        }
+        // What the hypervisor does about this hart's own TLB.
+        let mut hardware = self.bus.0.borrow_mut();
+        let serial = vcpu.root.serial;
+        match (range, asid) {
+            (Some(_), _) => pages.iter().for_each(|page| hardware.forget_page(n, *page)),
+            (None, Some(asid)) if asid == vcpu.asid => hardware.harts[n].tlb.retain(|c| c.serial != serial),
+            (None, _) => hardware.harts[n].tlb.clear(),
+        }
+    }
+
+    fn request(&self) -> Request {
+        let access = [Access::Load, Access::Load, Access::Store, Access::Store, Access::Fetch][self.pick(5) as usize];
+        let mode = if self.pick(3) == 0 { Mode::User } else { Mode::Supervisor };
+        Request { access, mode, sum: self.pick(2) == 0, mxr: self.pick(4) == 0, hs_mxr: false }
+    }
+
+    /// An access of the guest's, with all that it takes; `store` is what it writes, if it does. Whether it came
+    /// through.
+    fn access(&mut self, n: usize, gva: Addr<Gva>, request: &Request, store: Option<u64>) -> bool {
+        for _ in 0..8 {
+            let found = self.bus.0.borrow_mut().translate(n, gva, request);
+            if let Some(found) = found {
+                let hpa = found.hpa(gva);
+                let gpa = self.check(n, gva, found.leaf.flags, hpa, found.level);
+                if let Some(value) = store {
+                    self.bus.0.borrow_mut().store(gpa, hpa, value);
+                }
+                self.tally[0] += 1;
+                return true;
+            }
+            let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+            let (root, paging) = (self.vcpus[n].root, self.vcpus[n].paging);
+            let meddled = self.bus.0.borrow().meddling.is_some();
+            let shadow = self.shadow.as_mut().expect("until the end");
+            let outcome = shadow.fault(root, paging, gva, request, &mut host!(self, mem, hw)).expect("frames");
+            self.learn();
+            match outcome {
+                Outcome::Filled { fence } => {
+                    if fence && self.setup.mutant != Mutant::KeepsOwn {
+                        self.bus.0.borrow_mut().forget_page(n, gva);
+                    }
+                }
+                Outcome::Retry => {}
+                Outcome::Inject(trap) => {
+                    let happened = meddled && self.bus.0.borrow().meddling.is_none();
+                    let expected = self.expected(n, gva, request);
+                    assert!(happened || expected == Err(trap.exception.code()), "{gva} {request:?}: {trap:?} not {expected:?}");
+                    assert_eq!(trap.tval, gva.raw());
+                    self.tally[1] += 1;
+                    return false;
+                }
+                Outcome::Device { gpa } => {
+                    assert!(self.space.region_of(gpa.pfn()).is_none(), "{gpa} is RAM");
+                    self.tally[2] += 1;
+                    return false;
+                }
+                Outcome::TableWrite { gpa, hpa } => {
+                    assert_eq!(request.access, Access::Store);
+                    let write = |old| store.unwrap_or(old);
+                    // Some instructions are not emulated.
+                    let store = if self.pick(8) == 0 { None } else { Some(&write as &dyn Fn(u64) -> u64) };
+                    let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+                    let shadow = self.shadow.as_mut().expect("until the end");
+                    let wrote = shadow.table_write((gpa, hpa), store, &mut host!(self, mem, hw));
+                    self.learn();
+                    if let Wrote::Done { .. } = wrote {
+                        self.tally[3] += 1;
+                        return true;
+                    }
+                }
+            }
+        }
+        panic!("PROGRESS: {gva} {request:?} faults for ever");
+    }
+
+    /// What the engine changed in guest tables, and what the lane fenced meanwhile, becomes history.
+    fn learn(&mut self) {
+        let mut hardware = self.bus.0.borrow_mut();
+        for (hpa, old, new) in core::mem::take(&mut hardware.exchanged) {
+            let tables = (0..WINDOW_TABLES).chain(ROOTS).chain(TABLES).map(|t| RAM.add(t));
+            let is_at = |gfn: &Pfn<Gpa>| {
+                self.space.translate(gfn.base(), &hardware.machine).is_some_and(|t| t.hpa.pfn() == hpa.pfn())
+            };
+            if let Some(gfn) = tables.into_iter().find(is_at) {
+                hardware.history.record(gfn.at(hpa.page_offset()), old, new);
+            }
+        }
+        for (n, gva, by_asid, time) in core::mem::take(&mut hardware.lane_fences) {
+            let asid = by_asid.then_some(self.vcpus[n].asid);
+            self.vcpus[n].fences.add(Some(gva), asid, time);
+        }
+    }
+
+    /// What real hardware would answer, by the guest's tables as they are: the oracle's word.
+    fn expected(&self, n: usize, gva: Addr<Gva>, request: &Request) -> Result<(), u64> {
+        let vs = match self.vcpus[n].paging {
+            Paging::Bare => None,
+            Paging::Tables { format, root } => Some(Table {
+                levels: u32::from(format.levels),
+                root: root.base().raw(),
+                ad: if self.ad == AdPolicy::Svadu { Ad::Hardware } else { Ad::Fault },
+                svnapot: false,
+                svpbmt: false,
+            }),
+        };
+        let context = Context {
+            vs,
+            g: None,
+            access: request.access,
+            user: request.mode == Mode::User,
+            sum: request.sum,
+            vs_mxr: request.mxr,
+            hs_mxr: false,
+        };
+        let mut guest = GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine };
+        let arrived = oracle::translate(&mut guest, &context, gva.raw()).map_err(|raised| raised.cause)?;
+        let is_ram = self.space.region_of(Addr::new(arrived).pfn()).is_some();
+        if is_ram { Ok(()) } else { Err(0) }
+    }
+
+    fn guest_word(&self, at: Addr<Gpa>) -> Option<u64> {
+        GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine }.get(at.raw())
+    }
+
+    /// TLB-LIKE and SUBSET: that vCPU `n` may translate `gva` to `hpa` with these rights. Returns the guest physical
+    /// address by which it may.
+    fn check(&self, n: usize, gva: Addr<Gva>, flags: PteFlags, hpa: Addr<Hpa>, level: Level) -> Addr<Gpa> {
+        let vcpu = &self.vcpus[n];
+        let found = match vcpu.paging {
+            Paging::Bare => Some(Addr::new(gva.raw())).filter(|gpa| self.leads_to(*gpa, flags, hpa)),
+            Paging::Tables { format, root } => {
+                let since = (vcpu.fences.wide(vcpu.asid), vcpu.fences.page(vcpu.asid, gva));
+                self.search(format, root, format.root_level(), (gva, since), flags, hpa)
+            }
+        };
+        found.unwrap_or_else(|| {
+            panic!("TLB-LIKE: vCPU {n} translates {gva} to {hpa} {flags:?} at {level:?}, {:?}", vcpu.paging)
+        })
+    }
+
+    /// Whether the G-stage takes `gpa` to `hpa`, and allows stores if `flags` do.
+    fn leads_to(&self, gpa: Addr<Gpa>, flags: PteFlags, hpa: Addr<Hpa>) -> bool {
+        self.space.translate(gpa, &self.bus.0.borrow().machine).is_some_and(|there| {
+            there.hpa.pfn() == hpa.pfn() && (there.flags.contains(PteFlags::W) || !flags.contains(PteFlags::W))
+        })
+    }
+
+    fn search(
+        &self,
+        format: &'static Format,
+        table: Pfn<Gpa>,
+        level: Level,
+        (gva, since): (Addr<Gva>, (u64, u64)),
+        flags: PteFlags,
+        hpa: Addr<Hpa>,
+    ) -> Option<Addr<Gpa>> {
+        let at = table.at(8 * format.index(gva, level) as u64);
+        let present = self.guest_word(at)?;
+        let (pointers, leaves) = {
+            let history = &self.bus.0.borrow().history;
+            (history.since(at, since.0, present), history.since(at, since.1, present))
+        };
+        for value in pointers {
+            match Pte(value).decode::<Gpa>(level, Caps::default()) {
+                Entry::Table(next) => {
+                    let below = level.down()?;
+                    let found = self.search(format, next, below, (gva, since), flags, hpa);
+                    if found.is_some() {
+                        return found;
+                    }
+                }
+                Entry::Leaf(leaf) if leaves.contains(&value) => {
+                    let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
+                    let mut most = leaf.flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
+                    most.set(PteFlags::W, leaf.flags.contains(PteFlags::W | PteFlags::D));
+                    let rights = flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
+                    let same_user = !most.symmetric_difference(rights).contains(PteFlags::U);
+                    if leaf.flags.contains(PteFlags::A) && same_user && most.contains(rights) && self.leads_to(gpa, flags, hpa)
+                    {
+                        return Some(gpa);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// All that hart `n` may use now, by the shadow of its root and by its TLB.
+    fn audit(&self, n: usize) {
+        let (mut seen, root) = (Vec::new(), self.bus.0.borrow().harts[n].root.expect("loaded"));
+        self.collect(root.1, root.2.root_level(), 0, root.2, &mut seen);
+        let tlb: Vec<_> = self.bus.0.borrow().harts[n].tlb.clone();
+        for cached in tlb {
+            self.check_owner(cached.leaf.pfn, cached.level, cached.leaf.flags);
+            if cached.serial == root.0 {
+                seen.push((cached.page << 12, cached.level, cached.leaf));
+            }
+        }
+        for (gva, level, leaf) in seen {
+            self.check_owner(leaf.pfn, level, leaf.flags);
+            let offset = self.pick(level.pages()) << 12;
+            self.check(n, Addr::new(gva + offset), leaf.flags, leaf.pfn.at(offset), level);
+        }
+    }
+
+    fn collect(
+        &self,
+        table: Pfn<Hpa>,
+        level: Level,
+        gva: u64,
+        format: &'static Format,
+        seen: &mut Vec<(u64, Level, rv::Leaf<Hpa>)>,
+    ) {
+        assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
+        let words = *self.bus.0.borrow().machine.frame(table);
+        for (index, word) in words.into_iter().enumerate().filter(|(_, word)| word & 1 == 1) {
+            let unused = 64 - format.input_bits();
+            let gva = ((gva | (index as u64) << level.shift()) << unused) as i64 >> unused;
+            match Pte(word).decode::<Hpa>(level, Caps::default()) {
+                Entry::Table(next) => self.collect(next, level.down().expect("decode says so"), gva as u64, format, seen),
+                Entry::Leaf(leaf) => seen.push((gva as u64, level, leaf)),
+                other => panic!("SUBSET: {other:?} in a shadow table"),
+            }
+        }
+    }
+
+    fn check_owner(&self, frame: Pfn<Hpa>, level: Level, flags: PteFlags) {
+        for page in [frame, frame.add(level.pages() - 1)] {
+            let is_image = page >= IMAGE && page < IMAGE.add(512);
+            let is_own = self.frames.owner_of(page) == Some((VM, Use::Guest));
+            assert!(is_own || is_image && !flags.contains(PteFlags::W), "OWNERSHIP: {page:?} {flags:?}");
+        }
+    }
+
+    /// Something that maps memory, for a table of that level.
+    fn good_value(&self, level: u64) -> u64 {
+        let flags = 0xc3 | self.any(&[0x4, 0x4, 0xc, 0x0, 0x8]) | self.any(&[0, 0, 0x10]);
+        let ram = RAM.raw() + self.pick(PAGES);
+        let below: Vec<u64> = TABLES.into_iter().skip(level.max(1) as usize - 1).step_by(usize::from(self.format.levels) - 1).collect();
+        match (level, self.pick(6)) {
+            (0, _) => ram << 10 | flags,
+            (1, 0) => (ram & !511) << 10 | flags,
+            _ => (RAM.raw() + self.any(&below)) << 10 | 1,
+        }
+    }
+
+    /// Something to write into a table.
+    fn value(&self) -> u64 {
+        let ram = RAM.raw() + self.pick(PAGES);
+        let mut flags = 0xc3 | self.pick(8) << 2 | self.pick(2) << 5;
+        match self.pick(5) {
+            0 => flags &= !0x40,
+            1 => flags &= !0x80,
+            _ => {}
+        }
+        let table = if self.pick(4) == 0 { self.any(&ROOTS) } else { self.any(&TABLES) };
+        match self.pick(18) {
+            0 | 1 => 0,
+            2 => ram << 10 | flags & !1,
+            3..=7 => (RAM.raw() + table) << 10 | 1,
+            8 => (RAM.raw() + table) << 10 | flags,
+            9 | 10 => (ram & !511) << 10 | flags,
+            11 => RAM.raw() << 10 | flags,
+            12 => self.any(&[0x10, 0x7_ffff, 0x8_0600]) << 10 | self.any(&[1, 0xcf]),
+            13 => self.pick(1 << 60) << 4 | self.pick(16),
+            _ => ram << 10 | flags,
+        }
+    }
+
+    /// A word of a table, what is to be written there, and an address that it may be about.
+    fn edit(&self) -> (Addr<Gpa>, u64, Addr<Gva>) {
+        let table = if self.pick(3) == 0 { self.any(&ROOTS) } else { self.any(&TABLES) };
+        let (mut at, gva, mut level) = (RAM.add(table).at(8 * self.any(&INDICES)), self.address(), 0);
+        let vcpu = &self.vcpus[self.pick(self.vcpus.len() as u64) as usize];
+        if let Paging::Tables { format, root } = vcpu.paging
+            && self.pick(3) != 0
+            && let Some(found) = self.word_about(format, root, gva)
+        {
+            (at, level) = found;
+        }
+        let value = match (self.pick(4), self.guest_word(at)) {
+            (0, Some(now)) => now & !self.any(&[0x40, 0x80, 0xc0, 0x4, 0x1]),
+            (1, Some(now)) => now ^ self.any(&[0x40, 0x80, 0x4, 0x8, 0x10, 1 << 10]),
+            (2, _) => self.value(),
+            _ => self.good_value(level),
+        };
+        (at, value, gva)
+    }
+
+    /// The word that decides about `gva`, or one above it, unless it is the window's.
+    fn word_about(&self, format: &'static Format, root: Pfn<Gpa>, gva: Addr<Gva>) -> Option<(Addr<Gpa>, u64)> {
+        let (mut table, mut level) = (root, format.root_level());
+        loop {
+            let at = table.at(8 * format.index(gva, level) as u64);
+            let gfn = table.raw().wrapping_sub(RAM.raw());
+            if !(ROOTS.contains(&gfn) && at.page_offset() != 8 * WINDOW || TABLES.contains(&gfn)) {
+                return None;
+            }
+            match (Pte(self.guest_word(at)?).decode::<Gpa>(level, Caps::default()), level.down()) {
+                (Entry::Table(next), Some(below)) if self.pick(6) != 0 => (table, level) = (next, below),
+                _ => return Some((at, level.number().into())),
+            }
+        }
+    }
+
+    /// Where vCPU `n` finds memory, if it has not broken its own tables.
+    fn through(&self, n: usize, gpa: Addr<Gpa>) -> Addr<Gva> {
+        if self.vcpus[n].paging == Paging::Bare { Addr::new(gpa.raw()) } else { self.window(gpa) }
+    }
+
+    /// Another hart will store and fence in the middle of the next operation.
+    fn arm(&mut self, n: usize) {
+        let hart = self.pick(self.vcpus.len() as u64) as usize;
+        if hart != n && self.pick(2) == 0 {
+            let (gpa, value, gva) = self.edit();
+            let store = (self.through(hart, gpa), gpa, value);
+            let fence = (gva, self.pick(2) == 0);
+            let when = self.pick(60) as u32;
+            self.bus.0.borrow_mut().meddling = Some((when, Meddling { hart, store, fence }));
+        }
+    }
+
+    /// The host takes pages away.
+    fn unmap(&mut self) {
+        let start = 16 + self.pick(480) + 512 * self.pick(3);
+        let pages = if self.pick(4) == 0 { 500 } else { 1 + self.pick(40) };
+        let end = [513, 1024, 1535].into_iter().find(|root| *root > start).expect("the last page is a root").min(start + pages);
+        if ROOTS.contains(&start) || end <= start {
+            return;
+        }
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+        let shadow = self.shadow.as_mut().expect("until the end");
+        shadow.unmap(RAM.add(start), end - start, &mut host!(self, mem, hw)).expect("frames");
+        self.learn();
+        let gone = BTreeSet::from(TABLES).into_iter().filter(|t| (start..end).contains(t));
+        for at in gone.flat_map(|t| (0..512).map(move |i| RAM.add(t).at(8 * i))) {
+            let present = self.guest_word(at).expect("RAM");
+            let mut hardware = self.bus.0.borrow_mut();
+            let last = hardware.history.since(at, u64::MAX - 1, present)[0];
+            if last != present {
+                hardware.history.record(at, last, present);
+            }
+        }
+    }
+
+    pub fn step(&mut self) {
+        let n = self.pick(self.vcpus.len() as u64) as usize;
+        self.arm(n);
+        match self.pick(32) {
+            0..=14 => {
+                let (gva, request) = (self.address(), self.request());
+                self.access(n, gva, &request, None);
+            }
+            15..=22 => {
+                let (gpa, value, _) = self.edit();
+                let request = Request { sum: true, ..Request::supervisor(Access::Store) };
+                self.access(n, self.through(n, gpa), &request, Some(value));
+            }
+            23..=28 => self.fence(n),
+            29 | 30 => self.switch(n),
+            _ => {
+                if self.pick(4) == 0 {
+                    self.unmap()
+                }
+            }
+        }
+        self.bus.0.borrow_mut().meddling = None;
+        self.learn();
+        let all = 0..self.vcpus.len();
+        all.filter(|hart| *hart == n || self.pick(8) == 0).for_each(|hart| self.audit(hart));
+    }
+
+    /// Ends the VM: all frames come back.
+    pub fn finish(mut self) -> Counters {
+        let shadow = self.shadow.take().expect("until the end");
+        let counters = *shadow.counters();
+        shadow.destroy(&mut self.frames);
+        let machine = &self.bus.0.borrow().machine;
+        let stale = self.space.destroy(machine);
+        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty()))), &mut self.frames);
+        assert_eq!((self.frames.usage(VM).total(), self.frames.free_count()), (0, 4096), "ACCOUNTED");
+        counters
+    }
+}
+
+fn empty() -> Hardware {
+    Hardware {
+        machine: Machine::new(),
+        harts: Vec::new(),
+        history: History::default(),
+        rng: hardware::rng(0),
+        meddling: None,
+        lane_fences: Vec::new(),
+        exchanged: Vec::new(),
+        drops_fences: false,
+    }
+}
+
+/// The guest's memory as words, for the oracle. What nobody has touched is as it begins.
+struct GuestWords<'a> {
+    space: &'a AddressSpace,
+    machine: &'a Machine,
+}
+
+impl GuestWords<'_> {
+    fn get(&self, at: u64) -> Option<u64> {
+        self.space.region_of(Addr::new(at).pfn())?;
+        match self.space.translate(Addr::new(at), self.machine) {
+            Some(there) => self.machine.peek(there.hpa.raw()),
+            // Images and anonymous memory are zero here.
+            None => Some(0),
+        }
+    }
+}
+
+impl oracle::Words for GuestWords<'_> {
+    fn load(&mut self, at: u64) -> Option<u64> {
+        self.get(at)
+    }
+    fn store(&mut self, _: u64, _: u64) {}
+}
