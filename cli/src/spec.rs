@@ -27,8 +27,16 @@ pub struct VmSpec {
     pub append: String,
     /// The console that Linux is told to use.
     pub console: Console,
-    /// How memory is virtualized.
-    pub mmu: MmuMode,
+    /// How memory is virtualized; `None`: Gnomon chooses, by what the hart can do.
+    pub mmu: Option<MmuMode>,
+    /// Whether the fast lane serves fences by address.
+    pub lane: bool,
+    /// Whether Svvptc is advertised in the modes that shadow.
+    pub svvptc: bool,
+    /// Whether hardware updates of A and D bits are promised.
+    pub svadu: bool,
+    /// Bound of the memory for shadow tables; `None`: Gnomon's default.
+    pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: bool,
 }
@@ -120,7 +128,11 @@ impl VmSpec {
             initrd: vm.initrd,
             append: vm.append.unwrap_or_default(),
             console: vm.console.unwrap_or(Console::Uart),
-            mmu: vm.mmu.unwrap_or(MmuMode::Nested),
+            mmu: vm.mmu,
+            lane: vm.lane.unwrap_or(true),
+            svvptc: vm.svvptc.unwrap_or(true),
+            svadu: vm.svadu.unwrap_or(false),
+            shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
         };
         let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

@@ -126,8 +126,8 @@ fn unknown_key() {
 #[test]
 fn wrong_value() {
     let scratch = Scratch::new();
-    let file = scratch.file("vm.toml", "mmu = 'shadow'\n");
-    scratch.refused(&[text(&file)], INPUT, &[text(&file), "shadow", "nested"]);
+    let file = scratch.file("vm.toml", "mmu = 'turbo'\n");
+    scratch.refused(&[text(&file)], INPUT, &[text(&file), "turbo", "nested", "shadow", "unsync", "lazy"]);
 }
 
 #[test]

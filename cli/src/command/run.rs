@@ -42,9 +42,12 @@ pub struct RunArgs {
     /// The console that Linux is told to use
     #[arg(long)]
     console: Option<Console>,
-    /// How guest memory is virtualized
+    /// How guest memory is virtualized [default: nested, where the harts can, else lazy]
     #[arg(long)]
     mmu: Option<Mmu>,
+    /// With --mmu lazy: whether fences by address are served by the fast lane
+    #[arg(long, value_name = "on|off")]
+    lane: Option<Switch>,
     /// Whether guests may be mapped in pieces of 2 MiB
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
@@ -87,13 +90,11 @@ struct Mmu(MmuMode);
 
 impl ValueEnum for Mmu {
     fn value_variants<'a>() -> &'a [Self] {
-        &[Self(MmuMode::Nested)]
+        &[Self(MmuMode::Nested), Self(MmuMode::Shadow), Self(MmuMode::Unsync), Self(MmuMode::Lazy)]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        match self.0 {
-            MmuMode::Nested => Some(PossibleValue::new("nested")),
-        }
+        Some(PossibleValue::new(self.0.name()))
     }
 }
 
@@ -127,7 +128,12 @@ impl RunArgs {
             append: self.append,
             console: self.console,
             mmu: self.mmu.map(|mmu| mmu.0),
+            lane: self.lane.map(|switch| switch == Switch::On),
             superpages: self.superpages.map(|switch| switch == Switch::On),
+            // Fine tuning: by VM files only.
+            svvptc: None,
+            svadu: None,
+            shadow: None,
         };
         Ok(RunSpec {
             files,
