@@ -179,6 +179,19 @@ fn wrong_usage() {
 }
 
 #[test]
+fn harts_without_h() {
+    let scratch = Scratch::new();
+    scratch.refused(&["--no-h", "--seat", "payload"], INPUT, &["HS mode", "--seat payload"]);
+    scratch.refused(&["--no-h", "--mmu", "nested"], INPUT, &["`linux`", "nested", "shadow", "unsync", "lazy"]);
+    let (one, two) = (scratch.file("1.toml", "mmu = 'lazy'\n"), scratch.file("2.toml", "mmu = 'nested'\n"));
+    scratch.refused(&["--no-h", text(&one), text(&two)], INPUT, &["`2`", "nested", "lazy"]);
+    let small = scratch.file("small.toml", "shadow = '64K'\nvcpus = 2\n");
+    scratch.refused(&[text(&small)], INPUT, &["`small`", "64 KiB", "256 KiB", "`shadow`"]);
+    scratch.refused(&["--mmu", "turbo"], USAGE, &["turbo", "nested", "shadow", "unsync", "lazy"]);
+    scratch.refused(&["--lane", "maybe"], USAGE, &["maybe", "on", "off"]);
+}
+
+#[test]
 fn unknown_tests() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
     command.args(["test", "no-such-test"]).assert().code(INPUT).stderr(predicate::str::contains("no-such-test"));

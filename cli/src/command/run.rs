@@ -1,6 +1,6 @@
 //! `gnomon run`.
 
-use crate::qemu::{Clock, Seat};
+use crate::qemu::{Clock, HExtension, Seat};
 use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
@@ -42,7 +42,7 @@ pub struct RunArgs {
     /// The console that Linux is told to use
     #[arg(long)]
     console: Option<Console>,
-    /// How guest memory is virtualized [default: nested, where the harts can, else lazy]
+    /// How guest memory is virtualized [default: the best that the harts can do]
     #[arg(long)]
     mmu: Option<Mmu>,
     /// With --mmu lazy: whether fences by address are served by the fast lane
@@ -57,6 +57,9 @@ pub struct RunArgs {
     /// Where Gnomon sits: M mode, as the firmware, or HS mode, started by OpenSBI
     #[arg(long, default_value = "firmware")]
     seat: Seat,
+    /// Run on harts without the H extension (firmware seat only)
+    #[arg(long)]
+    no_h: bool,
     /// Run these commands in each guest's shell, print their output, exit with their status
     #[arg(long, value_name = "COMMANDS", allow_hyphen_values = true)]
     exec: Option<String>,
@@ -139,6 +142,7 @@ impl RunArgs {
             files,
             options,
             harts: self.harts,
+            h: if self.no_h { HExtension::Absent } else { HExtension::Present },
             seat: self.seat,
             console: RunSpec::console_mode(self.exec.as_deref()),
             exec: self.exec,

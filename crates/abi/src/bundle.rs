@@ -32,6 +32,9 @@ pub const GUEST_RAM_BASE: u64 = 0x8000_0000;
 pub const GUEST_ENTRY: u64 = 0x8020_0000;
 /// Most vCPUs in one VM.
 pub const MAX_VCPUS: u32 = 32;
+/// Least bound of shadow memory for each vCPU of a VM, in bytes. An instruction that crosses pages
+/// and loads across pages needs four walks of five tables at once, and nothing else may.
+pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 128 << 10;
 /// Most VMs in one bundle.
 pub const MAX_VMS: usize = 16;
 
@@ -63,8 +66,8 @@ pub struct VmConfig {
     /// Whether it is promised that A and D bits are updated for it (Svadu); else it gets page faults
     /// (Svade).
     pub svadu: bool,
-    /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`: the
-    /// hypervisor's documented default. No meaning under [`MmuMode::Nested`].
+    /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
+    /// [`default_shadow_bytes`]. No meaning under [`MmuMode::Nested`].
     pub shadow_bytes: Option<u64>,
     /// Whether 2 MiB G-stage leaves may be used.
     pub superpages: bool,
@@ -78,6 +81,14 @@ pub struct VmConfig {
     pub bootargs: String,
     /// `/chosen/rng-seed`; empty for none.
     pub rng_seed: Vec<u8>,
+}
+
+/// Bound of shadow memory for a VM that names none, in bytes: a sixteenth of its RAM, at least 8 MiB.
+#[must_use]
+pub const fn default_shadow_bytes(memory_bytes: u64) -> u64 {
+    const LEAST: u64 = 8 << 20;
+    let part = (memory_bytes / 16).next_multiple_of(IMAGE_ALIGN);
+    if part > LEAST { part } else { LEAST }
 }
 
 /// A piece of an image in a VM's RAM: mapped read-only and shared, copied when written.
@@ -94,7 +105,7 @@ pub struct Segment {
 }
 
 /// The way a VM's memory is virtualized.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MmuMode {
     /// Two-stage hardware tables. Needs the H extension.
