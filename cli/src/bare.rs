@@ -2,7 +2,7 @@
 //! tested on and that Gnomon is measured against.
 
 use crate::machine::{Machine, MachineError, Next, Outcome};
-use crate::qemu::{Boot, Clock, MachineSpec};
+use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
 use crate::size::Size;
 use crate::stream::Piece;
 use std::path::PathBuf;
@@ -30,7 +30,9 @@ impl BareSpec {
     #[must_use]
     pub fn machine(&self) -> MachineSpec {
         let Self { kernel, initrd, append, harts, memory, clock } = self.clone();
-        MachineSpec { boot: Boot::Bare { kernel, initrd, append }, harts, memory, clock, extra: Vec::new() }
+        // A guest sees what a guest of Gnomon sees: harts without H.
+        let h = HExtension::Absent;
+        MachineSpec { boot: Boot::Bare { kernel, initrd, append }, harts, h, memory, clock, extra: Vec::new() }
     }
 }
 

@@ -20,7 +20,7 @@ struct Command {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
 }

@@ -29,4 +29,5 @@ pub mod spec;
 pub mod stream;
 pub mod testing;
 pub mod tty;
+pub mod variant;
 pub mod vmfile;

@@ -104,7 +104,7 @@ impl Pack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use abi::bundle::{GUEST_ENTRY, MmuMode};
+    use abi::bundle::GUEST_ENTRY;
     use std::io::Cursor;
 
     fn vm(name: &str) -> VmConfig {
@@ -112,7 +112,11 @@ mod tests {
             name: name.into(),
             memory_bytes: 1 << 28,
             vcpus: 1,
-            mmu: MmuMode::Nested,
+            mmu: None,
+            lane: true,
+            svvptc: true,
+            svadu: false,
+            shadow_bytes: None,
             superpages: true,
             segments: vec![],
             entry_gpa: GUEST_ENTRY,

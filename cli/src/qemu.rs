@@ -1,4 +1,4 @@
-//! The machine: QEMU's `virt` board with the H extension, and its command line.
+//! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
 use crate::size::{MIB, Size};
 use clap::ValueEnum;
@@ -36,6 +36,16 @@ impl Seat {
             Self::Payload => "payload",
         }
     }
+}
+
+/// Whether the machine's harts have the H extension.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HExtension {
+    /// They have.
+    Present,
+    /// They have not.
+    Absent,
 }
 
 /// Whether a run takes the same course each time.
@@ -77,6 +87,8 @@ pub struct MachineSpec {
     pub boot: Boot,
     /// Number of harts.
     pub harts: u32,
+    /// What they are.
+    pub h: HExtension,
     /// RAM.
     pub memory: Size,
     /// Its time.
@@ -163,9 +175,11 @@ impl MachineSpec {
     pub fn args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         let mut text = |words: &[&str]| args.extend(words.iter().map(OsString::from));
-        // Bare, a guest sees what a guest of Gnomon sees: harts without H.
-        let cpu = if matches!(self.boot, Boot::Bare { .. }) { "rv64,h=false" } else { "rv64" };
-        text(&["-machine", "virt", "-cpu", cpu]);
+        text(&["-machine", "virt", "-cpu", "rv64"]);
+        if self.h == HExtension::Absent {
+            // Not `-cpu rv64,h=false`: a further `-cpu` among `extra` would bring H back.
+            text(&["-global", "riscv-cpu.h=false"]);
+        }
         text(&["-smp", &self.harts.to_string(), "-m", &format!("{}K", self.memory.0 >> 10)]);
         text(&["-nodefaults", "-display", "none", "-no-reboot"]);
         text(&["-chardev", "stdio,id=con,signal=off", "-serial", "chardev:con"]);
@@ -221,7 +235,14 @@ mod tests {
     use super::*;
 
     fn spec(boot: Boot) -> MachineSpec {
-        MachineSpec { boot, harts: 2, memory: Size(256 * MIB), clock: Clock::Real, extra: vec![] }
+        MachineSpec {
+            boot,
+            harts: 2,
+            h: HExtension::Present,
+            memory: Size(256 * MIB),
+            clock: Clock::Real,
+            extra: vec![],
+        }
     }
 
     #[test]
@@ -231,6 +252,9 @@ mod tests {
         assert!(firmware.ends_with("-bios hv -kernel b") && firmware.contains("-smp 2 -m 262144K"), "{firmware}");
         let payload = spec(boot(Seat::Payload)).command_line();
         assert!(payload.ends_with("-bios default -kernel hv -initrd b"), "{payload}");
+        assert!(!payload.contains("riscv-cpu.h"), "{payload}");
+        let without_h = MachineSpec { h: HExtension::Absent, ..spec(boot(Seat::Firmware)) }.command_line();
+        assert!(without_h.contains(" -cpu rv64 -global riscv-cpu.h=false "), "{without_h}");
     }
 
     #[test]

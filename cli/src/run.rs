@@ -6,7 +6,7 @@ mod show;
 
 use crate::console::ExecDemux;
 use crate::machine::{Machine, MachineError};
-use crate::qemu::{Clock, Seat};
+use crate::qemu::{Clock, HExtension, Seat};
 use crate::tty;
 use crate::vmfile::VmFile;
 use abi::bundle::ConsoleMode;
@@ -28,6 +28,8 @@ pub struct RunSpec {
     pub options: VmFile,
     /// Harts of the machine; else as many as the widest VM has vCPUs.
     pub harts: Option<u32>,
+    /// Whether those have the H extension.
+    pub h: HExtension,
     /// Where Gnomon sits.
     pub seat: Seat,
     /// Commands to run in every VM.

@@ -1,8 +1,9 @@
 //! What a VM is, all defaults settled.
 
+use crate::qemu::{HExtension, Seat};
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
-use abi::bundle::{MAX_VCPUS, MAX_VMS, MmuMode};
+use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
 use miette::Diagnostic;
 
 /// RAM of a VM that does not say.
@@ -27,8 +28,16 @@ pub struct VmSpec {
     pub append: String,
     /// The console that Linux is told to use.
     pub console: Console,
-    /// How memory is virtualized.
-    pub mmu: MmuMode,
+    /// How memory is virtualized; `None`: Gnomon chooses, by what the hart can do.
+    pub mmu: Option<MmuMode>,
+    /// Whether the fast lane serves fences by address.
+    pub lane: bool,
+    /// Whether Svvptc is advertised in the modes that shadow.
+    pub svvptc: bool,
+    /// Whether hardware updates of A and D bits are promised.
+    pub svadu: bool,
+    /// Bound of the memory for shadow tables; `None`: Gnomon's default.
+    pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: bool,
 }
@@ -72,6 +81,27 @@ pub enum SpecError {
         /// What was asked.
         memory: Size,
     },
+    /// Too little memory for shadow tables, or not whole pages.
+    #[error("VM `{vm}` cannot have {shadow} for shadow tables")]
+    #[diagnostic(help("choose a multiple of 4 KiB, at least {least}: set `shadow` in the VM file"))]
+    Shadow {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        shadow: Size,
+        /// What it needs.
+        least: Size,
+    },
+    /// HS mode is what is missing.
+    #[error("Gnomon cannot sit in HS mode on harts without the H extension")]
+    #[diagnostic(help("leave out --seat payload: without H, Gnomon is the machine's firmware"))]
+    PayloadWithoutH,
+    /// Two-stage tables are what is missing.
+    #[error("VM `{0}` asks for mmu `nested`, which needs the H extension; these harts have none")]
+    #[diagnostic(help(
+        "choose `shadow`, `unsync` or `lazy`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
+    ))]
+    NestedWithoutH(String),
     /// `--exec` cannot work with this VM.
     #[error("--exec cannot be used with VM `{vm}`: {why}")]
     #[diagnostic(help(
@@ -120,7 +150,11 @@ impl VmSpec {
             initrd: vm.initrd,
             append: vm.append.unwrap_or_default(),
             console: vm.console.unwrap_or(Console::Uart),
-            mmu: vm.mmu.unwrap_or(MmuMode::Nested),
+            mmu: vm.mmu,
+            lane: vm.lane.unwrap_or(true),
+            svvptc: vm.svvptc.unwrap_or(true),
+            svadu: vm.svadu.unwrap_or(false),
+            shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
         };
         let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -133,6 +167,10 @@ impl VmSpec {
         if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
         }
+        let least = Size(LEAST_SHADOW_BYTES_PER_VCPU * u64::from(spec.vcpus));
+        if let Some(shadow) = spec.shadow.filter(|shadow| *shadow < least || !shadow.0.is_multiple_of(PAGE)) {
+            return Err(SpecError::Shadow { vm: spec.name, shadow, least });
+        }
         let why = match (&spec.initrd, &spec.kernel) {
             _ if !has_exec => return Ok(spec),
             (Some(Initrd::File(_)), _) => "it has an initrd of its own",
@@ -141,6 +179,33 @@ impl VmSpec {
             _ => return Ok(spec),
         };
         Err(SpecError::Exec { vm: spec.name, why })
+    }
+
+    /// Memory that the machine must have for its shadow tables, beside its RAM.
+    #[must_use]
+    pub fn shadow_need(&self) -> Size {
+        match self.mmu {
+            Some(MmuMode::Nested) => Size(0),
+            // Gnomon may choose a mode that shadows.
+            _ => self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))),
+        }
+    }
+}
+
+/// Checks that a machine can run these VMs.
+///
+/// # Errors
+/// [`SpecError::PayloadWithoutH`] and [`SpecError::NestedWithoutH`].
+pub fn check_machine(vms: &[VmSpec], seat: Seat, h: HExtension) -> Result<(), SpecError> {
+    if h == HExtension::Present {
+        return Ok(());
+    }
+    if seat == Seat::Payload {
+        return Err(SpecError::PayloadWithoutH);
+    }
+    match vms.iter().find(|vm| vm.mmu.is_some_and(|mode| !mode.works_without_h())) {
+        Some(vm) => Err(SpecError::NestedWithoutH(vm.name.clone())),
+        None => Ok(()),
     }
 }
 
@@ -166,9 +231,25 @@ mod tests {
         assert!(matches!(settle(VmFile { vcpus: Some(33), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
         assert!(matches!(settle(VmFile { memory: Some(Size(1 << 20)), ..vm.clone() }), Err(SpecError::Memory { .. })));
         assert!(matches!(settle(VmFile { name: Some("a|b".into()), ..vm.clone() }), Err(SpecError::Name(_))));
+        assert!(matches!(settle(VmFile { shadow: Some(Size(5000)), ..vm.clone() }), Err(SpecError::Shadow { .. })));
         let own = VmFile { initrd: Some(Initrd::File("x".into())), ..vm.clone() };
         assert!(matches!(settle(own), Err(SpecError::Exec { .. })));
         assert!(matches!(settle(VmFile { kernel: Some(Kernel::UBoot), ..vm }), Err(SpecError::Exec { .. })));
+    }
+
+    #[test]
+    fn harts_without_h_run_shadows_in_the_firmware_seat() {
+        let vms = |mmu| settle(VmFile { mmu, ..VmFile::default() }).expect("valid");
+        let check = |mmu, seat, h| check_machine(&vms(mmu), seat, h);
+        for seat in [Seat::Firmware, Seat::Payload] {
+            assert_eq!(check(Some(MmuMode::Nested), seat, HExtension::Present), Ok(()));
+        }
+        for mmu in [None, Some(MmuMode::Shadow), Some(MmuMode::Unsync), Some(MmuMode::Lazy)] {
+            assert_eq!(check(mmu, Seat::Firmware, HExtension::Absent), Ok(()));
+            assert_eq!(check(mmu, Seat::Payload, HExtension::Absent), Err(SpecError::PayloadWithoutH));
+        }
+        let nested = check(Some(MmuMode::Nested), Seat::Firmware, HExtension::Absent);
+        assert_eq!(nested, Err(SpecError::NestedWithoutH("linux".into())));
     }
 
     #[test]

@@ -27,6 +27,14 @@ pub struct VmFile {
     pub console: Option<Console>,
     /// How memory is virtualized.
     pub mmu: Option<MmuMode>,
+    /// Whether the fast lane serves fences by address.
+    pub lane: Option<bool>,
+    /// Whether Svvptc is advertised in the modes that shadow.
+    pub svvptc: Option<bool>,
+    /// Whether hardware updates of A and D bits are promised.
+    pub svadu: Option<bool>,
+    /// Bound of the memory for shadow tables.
+    pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: Option<bool>,
 }
@@ -152,6 +160,10 @@ impl VmFile {
             append: over.append.or(self.append),
             console: over.console.or(self.console),
             mmu: over.mmu.or(self.mmu),
+            lane: over.lane.or(self.lane),
+            svvptc: over.svvptc.or(self.svvptc),
+            svadu: over.svadu.or(self.svadu),
+            shadow: over.shadow.or(self.shadow),
             superpages: over.superpages.or(self.superpages),
         }
     }
@@ -172,7 +184,8 @@ mod tests {
     fn a_whole_file() {
         let vm = read(
             "name = 'a'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nappend = 'x'\n\
-             console = 'hvc0'\nmmu = 'nested'\nsuperpages = false\n",
+             console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
+             superpages = false\n",
         )
         .expect("valid");
         assert_eq!(vm.name.as_deref(), Some("a"));
@@ -180,6 +193,8 @@ mod tests {
         assert_eq!(vm.kernel, Some(Kernel::File("/k".into())));
         assert!(matches!(vm.initrd, Some(Initrd::File(path)) if path.ends_with("sub/i") && path.is_absolute()));
         assert_eq!((vm.console, vm.superpages), (Some(Console::Sbi), Some(false)));
+        assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
+        assert_eq!((vm.lane, vm.svvptc, vm.svadu), (Some(false), Some(false), Some(true)));
     }
 
     #[test]

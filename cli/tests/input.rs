@@ -126,8 +126,8 @@ fn unknown_key() {
 #[test]
 fn wrong_value() {
     let scratch = Scratch::new();
-    let file = scratch.file("vm.toml", "mmu = 'shadow'\n");
-    scratch.refused(&[text(&file)], INPUT, &[text(&file), "shadow", "nested"]);
+    let file = scratch.file("vm.toml", "mmu = 'turbo'\n");
+    scratch.refused(&[text(&file)], INPUT, &[text(&file), "turbo", "nested", "shadow", "unsync", "lazy"]);
 }
 
 #[test]
@@ -176,6 +176,19 @@ fn wrong_usage() {
     scratch.refused(&["--memory", "lots"], USAGE, &["lots", "512M"]);
     scratch.refused(&["--seat", "throne"], USAGE, &["throne", "firmware", "payload"]);
     scratch.refused(&["--harts", "0"], USAGE, &["harts"]);
+}
+
+#[test]
+fn harts_without_h() {
+    let scratch = Scratch::new();
+    scratch.refused(&["--no-h", "--seat", "payload"], INPUT, &["HS mode", "--seat payload"]);
+    scratch.refused(&["--no-h", "--mmu", "nested"], INPUT, &["`linux`", "nested", "shadow", "unsync", "lazy"]);
+    let (one, two) = (scratch.file("1.toml", "mmu = 'lazy'\n"), scratch.file("2.toml", "mmu = 'nested'\n"));
+    scratch.refused(&["--no-h", text(&one), text(&two)], INPUT, &["`2`", "nested", "lazy"]);
+    let small = scratch.file("small.toml", "shadow = '64K'\nvcpus = 2\n");
+    scratch.refused(&[text(&small)], INPUT, &["`small`", "64 KiB", "256 KiB", "`shadow`"]);
+    scratch.refused(&["--mmu", "turbo"], USAGE, &["turbo", "nested", "shadow", "unsync", "lazy"]);
+    scratch.refused(&["--lane", "maybe"], USAGE, &["maybe", "on", "off"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use crate::report::Line;
 use crate::sbi;
+use abi::report::FIGURE;
 use core::fmt::{self, Write};
 use metal::mmio;
 
@@ -42,4 +43,9 @@ pub fn line(text: fmt::Arguments<'_>) {
     whole.end_line();
     // `Console` never fails.
     let _ = Console.write_str(whole.as_str());
+}
+
+/// Prints a figure that a benchmark reads.
+pub fn figure(name: &str, value: u64) {
+    line(format_args!("{FIGURE}{name} {value}"));
 }

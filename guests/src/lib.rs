@@ -20,6 +20,7 @@ pub mod sbi;
 mod start;
 pub mod trap;
 pub mod user;
+pub mod window;
 
 pub use board::board;
 pub use report::{Check, Named, Text, run};

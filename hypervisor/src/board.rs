@@ -206,14 +206,17 @@ mod tests {
     use crate::gnomon::GuestTimer;
     use crate::isa::Isa;
     use crate::machine::Machine;
-    use abi::bundle::MmuMode;
 
     fn config(vcpus: u32) -> VmConfig {
         VmConfig {
             name: "t".into(),
             memory_bytes: 64 << 20,
             vcpus,
-            mmu: MmuMode::Nested,
+            mmu: None,
+            lane: true,
+            svvptc: true,
+            svadu: false,
+            shadow_bytes: None,
             superpages: true,
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,

@@ -90,7 +90,9 @@ fn frame_limit(config: &VmConfig) -> u64 {
 fn build_space<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<AddressSpace, String> {
     let config = &vm.config;
     // The bundle's promises are checked here, where they are used.
-    let MmuMode::Nested = config.mmu;
+    if let Some(mode @ (MmuMode::Shadow | MmuMode::Unsync | MmuMode::Lazy)) = config.mmu {
+        return Err(format!("mmu = {mode} is not built yet; choose nested"));
+    }
     let memory = config.memory_bytes;
     if memory < board::LEAST_RAM || !memory.is_multiple_of(PAGE_BYTES) {
         return Err(format!("{memory} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));

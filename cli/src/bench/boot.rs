@@ -18,7 +18,7 @@ use crate::bare::BareSpec;
 use crate::debian::Software;
 use crate::machine::{Machine, Next, Stopped};
 use crate::place::IoError;
-use crate::qemu::{Clock, MachineSpec, Seat};
+use crate::qemu::{Clock, HExtension, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::size::Size;
 use crate::stream::Piece;
@@ -219,6 +219,7 @@ impl Load {
             files: vec![file],
             options: VmFile::default(),
             harts: Some(1),
+            h: HExtension::Present,
             seat,
             exec: None,
             clock: Clock::Instructions,

@@ -1,6 +1,6 @@
 //! `gnomon run`.
 
-use crate::qemu::{Clock, Seat};
+use crate::qemu::{Clock, HExtension, Seat};
 use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
@@ -42,9 +42,12 @@ pub struct RunArgs {
     /// The console that Linux is told to use
     #[arg(long)]
     console: Option<Console>,
-    /// How guest memory is virtualized
+    /// How guest memory is virtualized [default: the best that the harts can do]
     #[arg(long)]
     mmu: Option<Mmu>,
+    /// With --mmu lazy: whether fences by address are served by the fast lane
+    #[arg(long, value_name = "on|off")]
+    lane: Option<Switch>,
     /// Whether guests may be mapped in pieces of 2 MiB
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
@@ -54,6 +57,9 @@ pub struct RunArgs {
     /// Where Gnomon sits: M mode, as the firmware, or HS mode, started by OpenSBI
     #[arg(long, default_value = "firmware")]
     seat: Seat,
+    /// Run on harts without the H extension (firmware seat only)
+    #[arg(long)]
+    no_h: bool,
     /// Run these commands in each guest's shell, print their output, exit with their status
     #[arg(long, value_name = "COMMANDS", allow_hyphen_values = true)]
     exec: Option<String>,
@@ -87,13 +93,11 @@ struct Mmu(MmuMode);
 
 impl ValueEnum for Mmu {
     fn value_variants<'a>() -> &'a [Self] {
-        &[Self(MmuMode::Nested)]
+        &[Self(MmuMode::Nested), Self(MmuMode::Shadow), Self(MmuMode::Unsync), Self(MmuMode::Lazy)]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        match self.0 {
-            MmuMode::Nested => Some(PossibleValue::new("nested")),
-        }
+        Some(PossibleValue::new(self.0.name()))
     }
 }
 
@@ -127,12 +131,18 @@ impl RunArgs {
             append: self.append,
             console: self.console,
             mmu: self.mmu.map(|mmu| mmu.0),
+            lane: self.lane.map(|switch| switch == Switch::On),
             superpages: self.superpages.map(|switch| switch == Switch::On),
+            // Fine tuning: by VM files only.
+            svvptc: None,
+            svadu: None,
+            shadow: None,
         };
         Ok(RunSpec {
             files,
             options,
             harts: self.harts,
+            h: if self.no_h { HExtension::Absent } else { HExtension::Present },
             seat: self.seat,
             console: RunSpec::console_mode(self.exec.as_deref()),
             exec: self.exec,

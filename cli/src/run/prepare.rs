@@ -9,7 +9,7 @@ use crate::payload::{Kind, Payload};
 use crate::place::{IoError, cache, prune};
 use crate::qemu::{self, Boot, Clock, MachineSpec};
 use crate::size::Size;
-use crate::spec::{SpecError, VmSpec};
+use crate::spec::{self, SpecError, VmSpec};
 use crate::vmfile::{Console, Initrd, Kernel};
 use crate::{build, run::Seat};
 use abi::bundle::{ConsoleMode, VmConfig};
@@ -89,7 +89,8 @@ struct Contents {
 /// Whatever stands in the way, with a remedy.
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
-    let total = vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0));
+    spec::check_machine(&vms, spec.seat, spec.h)?;
+    let total = vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0).saturating_add(vm.shadow_need().0));
     qemu::check_memory(qemu::memory_for(Size(total), 0))?;
     let mut versions =
         Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };
@@ -117,6 +118,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let machine = MachineSpec {
         boot: Boot::Gnomon { seat: spec.seat, hypervisor, bundle: bundle.path().to_owned() },
         harts: spec.harts_for(most_vcpus),
+        h: spec.h,
         memory,
         clock: spec.clock,
         extra: spec.qemu_args.clone(),
@@ -184,6 +186,10 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         memory_bytes: vm.memory.0,
         vcpus: vm.vcpus,
         mmu: vm.mmu,
+        lane: vm.lane,
+        svvptc: vm.svvptc,
+        svadu: vm.svadu,
+        shadow_bytes: vm.shadow.map(|size| size.0),
         superpages: vm.superpages,
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,

@@ -5,7 +5,7 @@ use super::show::Show;
 use crate::console::ExecDemux;
 use crate::machine::{Outcome, Stopped};
 use crate::place::write_whole;
-use crate::qemu::{QEMU, Seat};
+use crate::qemu::{HExtension, QEMU, Seat};
 use abi::record::{Boot, EndReason, Stats, VmEnd};
 use serde::Serialize;
 use std::path::Path;
@@ -34,6 +34,7 @@ struct StatsFile<'a> {
     command_line: Vec<String>,
     qemu: String,
     seat: Seat,
+    h: HExtension,
     harts: u32,
     boot: Option<&'a Boot>,
     stats: Option<&'a Stats>,
@@ -129,6 +130,7 @@ impl RunEnd {
             command_line: std::env::args().collect(),
             qemu: prepared.machine.command_line(),
             seat: prepared.seat,
+            h: prepared.machine.h,
             harts: prepared.machine.harts,
             boot: outcome.boot.as_ref(),
             stats: outcome.stats.as_ref(),

@@ -12,6 +12,7 @@ use crate::machine::{Machine, Next, Stopped};
 use crate::qemu::{Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::stream::Piece;
+use crate::variant::Variant;
 use crate::vmfile::{Kernel, VmFile};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
@@ -26,7 +27,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Runs a case and judges it: one verdict, or one for each check of a test guest.
 pub fn run(case: &Case, programs: &Programs) -> Vec<Verdict> {
     let result = match case.seat {
-        Some(seat) => on_gnomon(case, seat, programs),
+        Some(seat) => over_baseline(case, seat, programs),
         None => on_bare(case, programs),
     };
     match result {
@@ -48,32 +49,52 @@ fn guest(name: &str, programs: &Programs) -> miette::Result<PathBuf> {
     guests.get(name).cloned().ok_or_else(|| miette!("there is no test guest `{name}`"))
 }
 
+/// The case, after its baseline if it has one.
+fn over_baseline(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
+    let baseline = match case.baseline() {
+        Some(before) => {
+            let stats = on_gnomon(&before, seat, programs)?.outcome.stats;
+            Some(stats.ok_or_else(|| miette!("the baseline's run ended without counters"))?)
+        }
+        None => None,
+    };
+    Ok(Transcript { baseline, ..on_gnomon(case, seat, programs)? })
+}
+
 fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
     let test = &case.test;
     let kernel = match &test.guest {
         Some(name) => Some(Kernel::File(guest(name, programs)?)),
         None => test.kernel.clone(),
     };
-    let own = std::iter::repeat_n((kernel, &test.append), test.vms).map(Ok);
-    let beside = test.beside.iter().map(|beside| {
-        let kernel = Kernel::File(guest(&beside.guest, programs)?);
-        Ok((Some(kernel), &beside.append))
-    });
-    let kernels = own.chain(beside).collect::<miette::Result<Vec<_>>>()?;
-    let vm = |(name, (kernel, append)): (String, (Option<Kernel>, &String))| VmFile {
-        name: Some(name),
-        memory: Some(test.memory),
-        vcpus: Some(case.vcpus()),
-        kernel,
-        append: Some(append.clone()),
-        console: test.console,
-        superpages: Some(test.superpages),
-        ..VmFile::default()
+    let vm = |kernel, append: &String, variant: Variant| {
+        variant.applied_to(VmFile {
+            memory: Some(test.memory),
+            vcpus: Some(case.vcpus()),
+            kernel,
+            append: Some(append.clone()),
+            console: test.console,
+            svvptc: test.svvptc,
+            svadu: test.svadu,
+            shadow: test.shadow,
+            superpages: Some(test.superpages),
+            ..VmFile::default()
+        })
     };
+    let mut files = vec![vm(kernel, &test.append, case.variant); test.vms];
+    for beside in &test.beside {
+        let kernel = Kernel::File(guest(&beside.guest, programs)?);
+        let variant = Variant { mmu: beside.mmu.or(case.variant.mmu), ..case.variant };
+        files.push(vm(Some(kernel), &beside.append, variant));
+    }
+    for (file, name) in files.iter_mut().zip(case.vms()) {
+        file.name = Some(name);
+    }
     let spec = RunSpec {
-        files: case.vms().into_iter().zip(kernels).map(vm).collect(),
+        files,
         options: VmFile::default(),
         harts: Some(case.harts),
+        h: case.variant.h,
         seat,
         exec: test.exec.clone(),
         clock: clock(test),

@@ -2,6 +2,7 @@
 
 use abi::record::Stats;
 use serde::Deserialize;
+use std::fmt;
 
 /// One assertion: a counter, or that less others, against a number. A name is a counter of the VMs
 /// (the sum over all of them), or, after `host.`, one of Gnomon's own.
@@ -44,27 +45,49 @@ impl TryFrom<String> for Assertion {
 }
 
 impl Assertion {
-    /// Checks it. A counter that is not there fails.
-    pub fn check(&self, stats: &Stats) -> Result<(), String> {
-        let value = |name: &str| {
-            let value = match name.strip_prefix("host.") {
-                Some(name) => stats.host.get(name).copied(),
-                None => stats.vms.iter().filter_map(|vm| vm.counters.get(name)).copied().reduce(|a, b| a + b),
-            };
-            value.ok_or_else(|| format!("there is no counter {name}"))
+    /// Checks it. A counter that is not there fails. What a counter was in `baseline` is subtracted.
+    pub fn check(&self, stats: &Stats, baseline: Option<&Stats>) -> Result<(), String> {
+        let of = |stats: &Stats, name: &str| match name.strip_prefix("host.") {
+            Some(name) => stats.host.get(name).copied(),
+            None => stats.vms.iter().filter_map(|vm| vm.counters.get(name)).copied().reduce(|a, b| a + b),
         };
-        let mut what = self.name.clone();
+        let value = |name: &str| {
+            let value = of(stats, name).ok_or_else(|| format!("there is no counter {name}"))?;
+            let before = baseline.and_then(|baseline| of(baseline, name)).unwrap_or(0);
+            Ok::<_, String>(value.saturating_sub(before))
+        };
         let mut total = value(&self.name)?;
         for name in &self.less {
             total = total.saturating_sub(value(name)?);
-            what = format!("{what} - {name}");
         }
-        let (holds, sign) = match self.relation {
-            Relation::Equal => (total == self.bound, "=="),
-            Relation::AtMost => (total <= self.bound, "<="),
-            Relation::AtLeast => (total >= self.bound, ">="),
+        let holds = match self.relation {
+            Relation::Equal => total == self.bound,
+            Relation::AtMost => total <= self.bound,
+            Relation::AtLeast => total >= self.bound,
         };
-        if holds { Ok(()) } else { Err(format!("{what} is {total}, expected {sign} {}", self.bound)) }
+        let over = if baseline.is_some() { " over the baseline" } else { "" };
+        let Self { relation, bound, .. } = self;
+        if holds { Ok(()) } else { Err(format!("{} is {total}{over}, expected {relation} {bound}", self.what())) }
+    }
+
+    fn what(&self) -> String {
+        std::iter::once(&self.name).chain(&self.less).map(String::as_str).collect::<Vec<_>>().join(" - ")
+    }
+}
+
+impl fmt::Display for Assertion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.what(), self.relation, self.bound)
+    }
+}
+
+impl fmt::Display for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Equal => "==",
+            Self::AtMost => "<=",
+            Self::AtLeast => ">=",
+        })
     }
 }
 
@@ -77,7 +100,7 @@ mod tests {
     fn assertions() {
         let vm = |value| VmStats { vm: "a".into(), counters: [("exits.total".into(), value)].into() };
         let stats = Stats { vms: vec![vm(3), vm(4)], host: [("ipis.sent".into(), 9)].into() };
-        let check = |text: &str| Assertion::try_from(text.to_owned()).expect(text).check(&stats);
+        let check = |text: &str| Assertion::try_from(text.to_owned()).expect(text).check(&stats, None);
         assert_eq!(check("exits.total == 7"), Ok(()));
         assert_eq!(check("exits.total <= 1_000"), Ok(()));
         assert_eq!(check("host.ipis.sent >= 9"), Ok(()));
@@ -85,6 +108,11 @@ mod tests {
         assert_eq!(check("exits.total - host.ipis.sent == 0"), Ok(()));
         assert_eq!(check("host.ipis.sent - exits.total == 2"), Ok(()));
         assert_eq!(check("exits.none >= 0"), Err("there is no counter exits.none".into()));
+        let past = Stats { vms: vec![vm(5)], host: [].into() };
+        let over = |text: &str| Assertion::try_from(text.to_owned()).expect(text).check(&stats, Some(&past));
+        assert_eq!(over("exits.total == 2"), Ok(()));
+        assert_eq!(over("host.ipis.sent == 9"), Ok(()));
+        assert_eq!(over("exits.total >= 3"), Err("exits.total is 2 over the baseline, expected >= 3".into()));
         for bad in ["a", "a < 1", "a == b", "a == 1 2", "a - == 1", "a + b == 1", "a b == 1"] {
             assert!(Assertion::try_from(bad.to_owned()).is_err(), "{bad}");
         }

@@ -4,7 +4,7 @@ use super::Verdict;
 use super::plan::{Case, End};
 use crate::machine::{Outcome, Stopped};
 use crate::stream::Lines;
-use abi::record::{EndReason, VmEnd};
+use abi::record::{EndReason, Stats, VmEnd};
 use abi::report::Line;
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ pub struct Transcript {
     pub took: Duration,
     /// How it ended.
     pub outcome: Outcome,
+    /// The counters of the run before, where there is one to be subtracted.
+    pub baseline: Option<Stats>,
 }
 
 /// The verdicts: those of the checks that test guests report, and one on the run as a whole where
@@ -57,7 +59,7 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
     let has_failures = verdicts.iter().any(|verdict| verdict.result.is_err());
     let whole = reports.and_then(|()| whole(case, transcript, has_failures));
     let expect = &case.test.expect;
-    let has_more = !expect.output.is_empty() || !expect.absent.is_empty() || !expect.counters.is_empty();
+    let has_more = !expect.output.is_empty() || !expect.absent.is_empty() || case.counters().next().is_some();
     if !case.has_report() || has_more || whole.is_err() {
         let name = if case.has_report() || !verdicts.is_empty() { format!("{name}/run") } else { name };
         verdicts.push(Verdict { result: whole, ..Verdict::passed(name) });
@@ -154,11 +156,10 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
     if let Some(pattern) = expect.absent.iter().find(|pattern| pattern.0.is_match(&text)) {
         return Err(format!("`{}` is in the output", pattern.0.as_str()));
     }
-    if expect.counters.is_empty() {
-        return Ok(());
-    }
-    let stats = outcome.stats.as_ref().ok_or("Gnomon printed no counters")?;
-    expect.counters.iter().try_for_each(|assertion| assertion.check(stats))
+    case.counters().try_for_each(|assertion| {
+        let stats = outcome.stats.as_ref().ok_or("Gnomon printed no counters")?;
+        assertion.check(stats, transcript.baseline.as_ref())
+    })
 }
 
 /// Whether the machine came to its end in the way it should.
@@ -205,10 +206,11 @@ mod tests {
     use super::*;
     use crate::qemu::Seat;
     use crate::testing::plan::BootTest;
+    use crate::variant::Variant;
 
     fn case(text: &str) -> Case {
         let test: BootTest = toml::from_str(text).expect("a test");
-        Case { test_name: "t".into(), test, seat: Some(Seat::Firmware), harts: 1 }
+        Case { test_name: "t".into(), test, seat: Some(Seat::Firmware), harts: 1, variant: Variant::DEFAULT }
     }
 
     fn ended(console: &str, reason: EndReason) -> Transcript {

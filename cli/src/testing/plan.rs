@@ -2,9 +2,11 @@
 
 use super::counters::Assertion;
 use super::dialog::Exchange;
-use crate::qemu::Seat;
+use crate::qemu::{HExtension, Seat};
 use crate::size::Size;
+use crate::variant::{Selector, Variant};
 use crate::vmfile::{Console, Kernel};
+use abi::bundle::MmuMode;
 use miette::Diagnostic;
 use regex::Regex;
 use serde::Deserialize;
@@ -31,6 +33,21 @@ pub struct BootTest {
     /// The numbers of harts it is run with.
     #[serde(default = "one_hart")]
     pub harts: Vec<u32>,
+    /// The modes it is run in; Gnomon's own choice if not given.
+    #[serde(default)]
+    pub mmu: Vec<MmuMode>,
+    /// Whether the harts have the H extension: either, or both in turn.
+    #[serde(default = "only_yes")]
+    pub h: Vec<bool>,
+    /// Whether the fast lane serves fences, in mode `lazy`: either, or both in turn.
+    #[serde(default = "only_yes")]
+    pub lane: Vec<bool>,
+    /// Whether Svvptc is advertised in the modes that shadow.
+    pub svvptc: Option<bool>,
+    /// Whether hardware updates of A and D bits are promised.
+    pub svadu: Option<bool>,
+    /// Bound of the memory for shadow tables.
+    pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.
     pub vcpus: Option<u32>,
     /// How many equal VMs there are.
@@ -87,6 +104,11 @@ pub struct Expect {
     pub boots: usize,
     /// What the counters must be.
     pub counters: Vec<Assertion>,
+    /// What they must be in some variants.
+    pub counters_for: BTreeMap<Selector, Vec<Assertion>>,
+    /// The commands, or the test guest's arguments, of a run that is made before: its counters are
+    /// subtracted.
+    pub baseline: Option<String>,
     /// The machine is stopped, and all is well, when this has appeared as often on the console.
     pub until: Option<Until>,
 }
@@ -101,6 +123,8 @@ impl Default for Expect {
             absent: Vec::new(),
             boots: 1,
             counters: Vec::new(),
+            counters_for: BTreeMap::new(),
+            baseline: None,
             until: None,
         }
     }
@@ -115,6 +139,8 @@ pub struct Beside {
     /// Its command line.
     #[serde(default)]
     pub append: String,
+    /// The mode of its VM, if it is another than that of the VM that the test is about.
+    pub mmu: Option<MmuMode>,
 }
 
 /// A text and how often it must appear.
@@ -182,6 +208,8 @@ pub struct Case {
     pub seat: Option<Seat>,
     /// Number of harts.
     pub harts: u32,
+    /// How memory is virtualized; of no meaning on the bare machine.
+    pub variant: Variant,
 }
 
 impl Seat {
@@ -189,10 +217,34 @@ impl Seat {
 }
 
 impl Case {
-    /// Its name: test, seat, harts.
+    /// Its name: test, seat, harts, and the variant if there is more than the default.
     #[must_use]
     pub fn name(&self) -> String {
-        format!("{}/{}/{}", self.test_name, self.seat.map_or("bare", Seat::name), self.harts)
+        let name = format!("{}/{}/{}", self.test_name, self.seat.map_or("bare", Seat::name), self.harts);
+        match self.variant.label() {
+            label if label.is_empty() => name,
+            label => format!("{name}/{label}"),
+        }
+    }
+
+    /// What the counters must be.
+    pub fn counters(&self) -> impl Iterator<Item = &Assertion> {
+        let expect = &self.test.expect;
+        let some = expect.counters_for.iter().filter(|(selector, _)| selector.selects(self.variant));
+        expect.counters.iter().chain(some.flat_map(|(_, counters)| counters))
+    }
+
+    /// The run whose counters are subtracted, if there is one.
+    #[must_use]
+    pub fn baseline(&self) -> Option<Self> {
+        let other = self.test.expect.baseline.clone()?;
+        let mut test = self.test.clone();
+        if test.exec.is_some() {
+            test.exec = Some(other);
+        } else {
+            test.append = other;
+        }
+        Some(Self { test, ..self.clone() })
     }
 
     /// vCPUs of each VM.
@@ -243,19 +295,48 @@ pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
     let mut cases = Vec::new();
     for (test_name, test) in tests {
         check(&test).map_err(|why| error(format!("{test_name}: {why}")))?;
-        let on_gnomon = test.on.contains(&Platform::Gnomon).then_some(test.seats.iter().copied().map(Some));
-        let on_bare = test.on.contains(&Platform::Bare).then_some(None);
-        for seat in on_gnomon.into_iter().flatten().chain(on_bare) {
+        let case =
+            |seat, harts, variant| Case { test_name: test_name.clone(), test: test.clone(), seat, harts, variant };
+        let before = cases.len();
+        for seat in test.seats.iter().copied().filter(|_| test.on.contains(&Platform::Gnomon)) {
             for harts in test.harts.iter().copied() {
-                cases.push(Case { test_name: test_name.clone(), test: test.clone(), seat, harts });
+                cases.extend(variants(&test, seat).map(|variant| case(Some(seat), harts, variant)));
             }
         }
+        if test.on.contains(&Platform::Bare) {
+            cases.extend(test.harts.iter().map(|harts| case(None, *harts, Variant::DEFAULT)));
+        }
+        check_bounds(&test, &cases[before..]).map_err(|why| error(format!("{test_name}: {why}")))?;
     }
     Ok(cases)
 }
 
+/// The variants of a test in a seat. Those that cannot be are left out, so that one table serves for all.
+fn variants(test: &BootTest, seat: Seat) -> impl Iterator<Item = Variant> {
+    let modes = match test.mmu.as_slice() {
+        [] => vec![None],
+        modes => modes.iter().copied().map(Some).collect(),
+    };
+    let h = |has_h: &bool| if *has_h { HExtension::Present } else { HExtension::Absent };
+    let h: Vec<_> = test.h.iter().map(h).collect();
+    Variant::combine(seat, &modes, &h, &test.lane).collect::<Vec<_>>().into_iter()
+}
+
+/// Looks for what would never be run or checked.
+fn check_bounds(test: &BootTest, cases: &[Case]) -> Result<(), String> {
+    if cases.is_empty() {
+        return Err("it would never run".into());
+    }
+    let chosen = |selector: &Selector| cases.iter().any(|case| case.seat.is_some() && selector.selects(case.variant));
+    match test.expect.counters_for.keys().find(|selector| !chosen(selector)) {
+        Some(selector) => Err(format!("`counters_for` has bounds for {selector}, and no run is of that kind")),
+        None => Ok(()),
+    }
+}
+
 fn check(test: &BootTest) -> Result<(), &'static str> {
     let is_bare = test.on.contains(&Platform::Bare);
+    let has_counters = !test.expect.counters.is_empty() || !test.expect.counters_for.is_empty();
     match () {
         () if test.guest.is_some() == test.kernel.is_some() => Err("give either `guest` or `kernel`"),
         () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
@@ -264,9 +345,11 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
         () if is_bare && !test.beside.is_empty() => Err("the bare machine has no VMs"),
         () if is_bare && test.vms > 1 => Err("the bare machine has no VMs"),
-        () if is_bare && !test.expect.counters.is_empty() => Err("the bare machine has no counters"),
+        () if is_bare && has_counters => Err("the bare machine has no counters"),
         () if is_bare && test.expect.end == End::Killed => Err("the bare machine stops nobody"),
-        () if test.on.is_empty() || test.harts.is_empty() => Err("it would never run"),
+        () if test.expect.baseline.is_some() && !has_counters => {
+            Err("`baseline` is for counters, and none is expected")
+        }
         () => Ok(()),
     }
 }
@@ -277,6 +360,10 @@ fn on_gnomon() -> Vec<Platform> {
 
 fn both_seats() -> Vec<Seat> {
     Seat::BOTH.to_vec()
+}
+
+fn only_yes() -> Vec<bool> {
+    vec![true]
 }
 
 fn one_hart() -> Vec<u32> {
@@ -319,6 +406,47 @@ mod tests {
     }
 
     #[test]
+    fn tests_are_expanded_over_variants() {
+        let text = "[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nmmu = ['nested', 'lazy']\n\
+                    h = [true, false]\nlane = [true, false]\n";
+        let cases = plan(text).expect("a plan");
+        let names: Vec<_> = cases.iter().map(Case::name).collect();
+        let expected = [
+            "a/firmware/1/nested",
+            "a/firmware/1/lazy",
+            "a/firmware/1/lazy-nolane",
+            "a/firmware/1/lazy-noh",
+            "a/firmware/1/lazy-noh-nolane",
+            "a/payload/1/nested",
+            "a/payload/1/lazy",
+            "a/payload/1/lazy-nolane",
+            "a/bare/1",
+        ];
+        assert_eq!(names, expected);
+        let cases = plan("[a]\nabout = ''\nguest = 'x'\nh = [false]\n").expect("a plan");
+        assert_eq!(cases.iter().map(Case::name).collect::<Vec<_>>(), ["a/firmware/1/noh"]);
+    }
+
+    #[test]
+    fn bounds_are_for_variants() {
+        let text = "[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nmmu = ['shadow', 'lazy']\nh = [true, false]\n\
+                    seats = ['firmware']\n[a.expect]\ncounters = ['a >= 1']\nbaseline = 'true'\n\
+                    counters_for = { lazy = ['b == 0'], lazy-noh = ['c == 1'], shadow = ['d <= 2'] }\n";
+        let cases = plan(text).expect("a plan");
+        let bounds = |case: &Case| case.counters().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let all: Vec<_> = cases.iter().map(|case| (case.variant.label(), bounds(case))).collect();
+        let all: Vec<_> = all.iter().map(|(label, bounds)| (label.as_str(), bounds.as_str())).collect();
+        let expected = [
+            ("shadow", "a >= 1, d <= 2"),
+            ("shadow-noh", "a >= 1, d <= 2"),
+            ("lazy", "a >= 1, b == 0"),
+            ("lazy-noh", "a >= 1, b == 0, c == 1"),
+        ];
+        assert_eq!(all, expected);
+        assert_eq!(cases[0].baseline().and_then(|case| case.test.exec), Some("true".into()));
+    }
+
+    #[test]
     fn broken_plans_are_refused() {
         for (text, why) in [
             ("[a]\nabout = ''\n", "either"),
@@ -327,6 +455,12 @@ mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nvms = 2\n", "exec"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.output = ['(']\n", "regex"),
             ("[a]\nabout = ''\nguest = 'x'\ncolour = 1\n", "colour"),
+            ("[a]\nabout = ''\nguest = 'x'\nmmu = ['turbo']\n", "turbo"),
+            ("[a]\nabout = ''\nguest = 'x'\nmmu = ['nested']\nh = [false]\n", "never run"),
+            ("[a]\nabout = ''\nguest = 'x'\nh = []\n", "never run"),
+            ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
+            ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),
+            ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { lazy = ['a == 1'] }\n", "no run is of that kind"),
         ] {
             let message = plan(text).expect_err(why).to_string();
             assert!(message.contains(why), "{message}");

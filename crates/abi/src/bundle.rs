@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -32,6 +32,9 @@ pub const GUEST_RAM_BASE: u64 = 0x8000_0000;
 pub const GUEST_ENTRY: u64 = 0x8020_0000;
 /// Most vCPUs in one VM.
 pub const MAX_VCPUS: u32 = 32;
+/// Least bound of shadow memory for each vCPU of a VM, in bytes. An instruction that crosses pages
+/// and loads across pages needs four walks of five tables at once, and nothing else may.
+pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 128 << 10;
 /// Most VMs in one bundle.
 pub const MAX_VMS: usize = 16;
 
@@ -53,8 +56,19 @@ pub struct VmConfig {
     pub memory_bytes: u64,
     /// Number of vCPUs, 1..=[`MAX_VCPUS`].
     pub vcpus: u32,
-    /// How its memory is virtualized.
-    pub mmu: MmuMode,
+    /// How its memory is virtualized; `None`: the hypervisor picks what the hart can do, and says what
+    /// it picked.
+    pub mmu: Option<MmuMode>,
+    /// Whether the fast lane may serve its fences by address ([`MmuMode::Lazy`] only; no meaning else).
+    pub lane: bool,
+    /// Whether its device tree advertises Svvptc, in the modes that shadow.
+    pub svvptc: bool,
+    /// Whether it is promised that A and D bits are updated for it (Svadu); else it gets page faults
+    /// (Svade).
+    pub svadu: bool,
+    /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
+    /// [`default_shadow_bytes`]. No meaning under [`MmuMode::Nested`].
+    pub shadow_bytes: Option<u64>,
     /// Whether 2 MiB G-stage leaves may be used.
     pub superpages: bool,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
@@ -67,6 +81,14 @@ pub struct VmConfig {
     pub bootargs: String,
     /// `/chosen/rng-seed`; empty for none.
     pub rng_seed: Vec<u8>,
+}
+
+/// Bound of shadow memory for a VM that names none, in bytes: a sixteenth of its RAM, at least 8 MiB.
+#[must_use]
+pub const fn default_shadow_bytes(memory_bytes: u64) -> u64 {
+    const LEAST: u64 = 8 << 20;
+    let part = (memory_bytes / 16).next_multiple_of(IMAGE_ALIGN);
+    if part > LEAST { part } else { LEAST }
 }
 
 /// A piece of an image in a VM's RAM: mapped read-only and shared, copied when written.
@@ -83,12 +105,67 @@ pub struct Segment {
 }
 
 /// The way a VM's memory is virtualized.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MmuMode {
-    /// Two-stage hardware tables.
+    /// Two-stage hardware tables. Needs the H extension.
     Nested,
+    /// Shadow tables, kept in step by write-protecting the guest's tables.
+    Shadow,
+    /// Shadow tables; the guest's leaf tables are write-protected until the first store, and brought
+    /// in step at the next fence.
+    Unsync,
+    /// Shadow tables that trail the guest's: fences invalidate, accesses bring in step.
+    Lazy,
 }
+
+impl MmuMode {
+    /// All modes.
+    pub const ALL: [Self; 4] = [Self::Nested, Self::Shadow, Self::Unsync, Self::Lazy];
+
+    /// Its name in options, files and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nested => "nested",
+            Self::Shadow => "shadow",
+            Self::Unsync => "unsync",
+            Self::Lazy => "lazy",
+        }
+    }
+
+    /// Whether it works on harts without the H extension.
+    #[must_use]
+    pub const fn works_without_h(self) -> bool {
+        !matches!(self, Self::Nested)
+    }
+}
+
+impl core::fmt::Display for MmuMode {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl core::str::FromStr for MmuMode {
+    type Err = UnknownMode;
+
+    fn from_str(name: &str) -> Result<Self, UnknownMode> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or(UnknownMode)
+    }
+}
+
+/// A name that no [`MmuMode`] has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnknownMode;
+
+impl core::fmt::Display for UnknownMode {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("no such mode: choose nested, shadow, unsync or lazy")
+    }
+}
+
+impl core::error::Error for UnknownMode {}
 
 /// How the guests' consoles share the UART.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -200,7 +277,11 @@ mod tests {
                 name: "linux".into(),
                 memory_bytes: 1 << 28,
                 vcpus: 4,
-                mmu: MmuMode::Nested,
+                mmu: Some(MmuMode::Lazy),
+                lane: true,
+                svvptc: true,
+                svadu: false,
+                shadow_bytes: Some(8 << 20),
                 superpages: true,
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,
@@ -216,6 +297,14 @@ mod tests {
         let bytes = config().encode(4096);
         assert_eq!(Config::parse(&bytes), Ok(config()));
         assert!(bytes.len() as u64 <= config().front_bytes());
+    }
+
+    #[test]
+    fn modes_have_names() {
+        for mode in MmuMode::ALL {
+            assert_eq!(mode.name().parse(), Ok(mode));
+        }
+        assert_eq!("Nested".parse::<MmuMode>(), Err(UnknownMode));
     }
 
     #[test]

@@ -6,6 +6,8 @@ pub const PASS: &str = "gnomon-test: PASS ";
 pub const FAIL: &str = "gnomon-test: FAIL ";
 /// The line that ends a report; the number of checks made follows.
 pub const DONE: &str = "gnomon-test: DONE ";
+/// Starts a line with a figure that a benchmark reads; its name, a space and a decimal number follow.
+pub const FIGURE: &str = "gnomon-figure: ";
 
 /// A line of a report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +35,13 @@ impl<'a> Line<'a> {
     }
 }
 
+/// Reads one console line as a figure: its name and value.
+#[must_use]
+pub fn figure(line: &str) -> Option<(&str, u64)> {
+    let (name, value) = line.trim_end().strip_prefix(FIGURE)?.split_once(' ')?;
+    Some((name, value.parse().ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,6 +52,8 @@ mod tests {
         assert_eq!(Line::parse("gnomon-test: FAIL x: 1 != 2"), Some(Line::Fail("x: 1 != 2")));
         assert_eq!(Line::parse("gnomon-test: DONE 7"), Some(Line::Done(7)));
         assert_eq!(Line::parse("gnomon-test: DONE"), None);
+        assert_eq!(figure("gnomon-figure: faults 12\r\n"), Some(("faults", 12)));
+        assert_eq!(figure("gnomon-figure: faults many"), None);
         assert_eq!(Line::parse("[ 0.0] gnomon-test: PASS x"), None);
     }
 }

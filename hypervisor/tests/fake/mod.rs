@@ -1,7 +1,7 @@
 //! A hart without hardware, and a machine with one VM on it.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
+use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, Segment, VmConfig};
 use hypervisor::console::Console;
 use hypervisor::env::{Env, VsTrapRegs};
 use hypervisor::gnomon::{Gnomon, GuestTimer, Offer};
@@ -136,7 +136,11 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         name: name.into(),
         memory_bytes: MEMORY,
         vcpus,
-        mmu: MmuMode::Nested,
+        mmu: None,
+        lane: true,
+        svvptc: true,
+        svadu: false,
+        shadow_bytes: None,
         superpages: true,
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,
