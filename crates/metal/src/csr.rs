@@ -49,6 +49,32 @@ macro_rules! csrs {
                 // SAFETY: by the caller's promise.
                 unsafe { asm!(concat!("csrc ", stringify!($name), ", {}"), in(reg) bits, options(nostack)) };
             }
+
+            /// Whether this hart has the register: reads it with the trap vector behind the read.
+            ///
+            /// # Safety
+            /// M mode, with interrupts disabled. Overwrites the trap CSRs and `mstatus.MPP` where there
+            /// is none.
+            #[must_use]
+            pub unsafe fn exists() -> bool {
+                let is_there: u64;
+                // SAFETY: M mode, so the illegal instruction comes to `mtvec`, which is as before at
+                // the end.
+                unsafe {
+                    asm!(
+                        "la {old}, 2f",
+                        "csrrw {old}, mtvec, {old}",
+                        "li {there}, 0",
+                        concat!("csrr {scratch}, ", stringify!($name)),
+                        "li {there}, 1",
+                        ".balign 4",
+                        "2: csrw mtvec, {old}",
+                        old = out(reg) _, there = out(reg) is_there, scratch = out(reg) _,
+                        options(nostack)
+                    );
+                }
+                is_there == 1
+            }
         }
     )*};
 }
@@ -61,4 +87,12 @@ csrs! {
     mvendorid marchid mimpid mstateen0 mcountinhibit time
     pmpcfg0 pmpaddr0 pmpaddr1 pmpaddr2 pmpaddr3 pmpaddr4 pmpaddr5 pmpaddr6 pmpaddr7
     vlenb vstart vcsr vl vtype fcsr
+}
+
+/// The VS-level registers under the names by which a guest knows them.
+pub mod vs {
+    pub use super::{
+        vsatp as satp, vscause as scause, vsepc as sepc, vsie as sie, vsip as sip, vsscratch as sscratch,
+        vsstatus as sstatus, vstimecmp as stimecmp, vstval as stval, vstvec as stvec,
+    };
 }

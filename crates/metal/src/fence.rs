@@ -16,10 +16,30 @@ pub fn memory_and_devices() {
     unsafe { asm!("fence iorw, iorw", options(nostack)) };
 }
 
-/// `sfence.vma x0, x0`: Gnomon's own translations (HS), or all first-stage ones (M).
+/// `sfence.vma x0, x0`: Gnomon's own translations (HS), or those of S and U mode (M).
 pub fn sfence_all() {
     // SAFETY: a fence.
     unsafe { asm!("sfence.vma x0, x0", options(nostack)) };
+}
+
+/// `sfence.vma x0, asid`: all translations of one ASID but global ones.
+pub fn sfence_asid(asid: Asid) {
+    let asid = u64::from(asid.0);
+    // SAFETY: a fence.
+    unsafe { asm!("sfence.vma x0, {}", in(reg) asid, options(nostack)) };
+}
+
+/// `sfence.vma gva, x0`: leaf translations of one virtual page, of every ASID.
+pub fn sfence_page(gva: Addr<Gva>) {
+    // SAFETY: a fence.
+    unsafe { asm!("sfence.vma {}, x0", in(reg) gva.raw(), options(nostack)) };
+}
+
+/// `sfence.vma gva, asid`: leaf translations of one virtual page of one ASID.
+pub fn sfence_page_asid(gva: Addr<Gva>, asid: Asid) {
+    let asid = u64::from(asid.0);
+    // SAFETY: a fence.
+    unsafe { asm!("sfence.vma {}, {}", in(reg) gva.raw(), in(reg) asid, options(nostack)) };
 }
 
 /// `hfence.gvma x0, x0`: all G-stage translations of all VMIDs, and what was derived from them.

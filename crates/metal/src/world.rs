@@ -1,13 +1,18 @@
 //! The world switch: into the guest, and the trap vectors that come back.
 //!
 //! One [`Context`] per vCPU holds what every exit saves: the integer registers and the trap's
-//! registers. Everything else of a vCPU (VS-level CSRs, floating point) stays in the hart between
+//! registers. Everything else of a vCPU (its S-level CSRs, floating point) stays in the hart between
 //! exits and is swapped when the hart changes vCPUs.
 //!
-//! Protocol: while a guest runs, `mscratch` (firmware seat) or `sscratch` (payload seat) holds its
-//! context's address; while Gnomon runs it holds 0, so that a trap of Gnomon's own is told apart.
-//! Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler returns
-//! the context to enter. So no register of Gnomon's survives a guest's run, and none need be saved.
+//! Protocol: while a guest runs, `mtvec` (payload seat: `stvec`) points to a guest vector and
+//! `mscratch` (`sscratch`) holds the context's address. While Gnomon runs, the trap vector is the
+//! host's, so that a trap of Gnomon's own is told apart; what is in the scratch register then means
+//! nothing. Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler
+//! returns the context to enter. So no register of Gnomon's survives a guest's run, and none need be
+//! saved.
+//!
+//! There are three guest vectors: from VS mode to M mode, from VS mode to HS mode, and, on harts
+//! without the H extension, from S mode to M mode.
 
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
@@ -29,14 +34,28 @@ macro_rules! load_guest {
     };
 }
 
-macro_rules! vector {
-    ($entry:literal, $resume:literal, $host:literal, $scratch:literal, $epc:literal, $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal) => {
+/// The place of a fast lane: instructions at the front of each guest vector, for traps that need no
+/// full exit. On arrival a0 holds the context's address and the scratch register the guest's a0; all
+/// other registers are the guest's. The lane either returns to the guest itself, or falls through with
+/// all of them as it found them. The arguments are the seat's names of scratch, epc, cause, tval and
+/// xRET.
+macro_rules! lane {
+    ($scratch:literal, $epc:literal, $cause:literal, $tval:literal, $xret:literal) => {
+        ""
+    };
+}
+
+/// A guest vector, and the resume path that installs it. `$tval2` and `$tinst` bring these values to
+/// t0.
+macro_rules! guest_vector {
+    ($entry:literal, $resume:literal, host: $host:literal, $tvec:literal, $scratch:literal, $epc:literal,
+     $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal) => {
         global_asm!(
             ".section .text.world, \"ax\"",
             ".balign 4",
-            concat!(".global ", $entry), concat!($entry, ":"),
+            concat!($entry, ":"),
             concat!("csrrw a0, ", $scratch, ", a0"),
-            concat!("beqz a0, ", $host),
+            lane!($scratch, $epc, $cause, $tval, $xret),
             "sd x1, {x1}(a0)", "sd x2, {x1} + 8(a0)", "sd x3, {x1} + 16(a0)", "sd x4, {x1} + 24(a0)",
             "sd x5, {x1} + 32(a0)", "sd x6, {x1} + 40(a0)", "sd x7, {x1} + 48(a0)", "sd x8, {x1} + 56(a0)",
             "sd x9, {x1} + 64(a0)", "sd x11, {x1} + 80(a0)", "sd x12, {x1} + 88(a0)", "sd x13, {x1} + 96(a0)",
@@ -45,28 +64,24 @@ macro_rules! vector {
             "sd x22, {x1} + 168(a0)", "sd x23, {x1} + 176(a0)", "sd x24, {x1} + 184(a0)", "sd x25, {x1} + 192(a0)",
             "sd x26, {x1} + 200(a0)", "sd x27, {x1} + 208(a0)", "sd x28, {x1} + 216(a0)", "sd x29, {x1} + 224(a0)",
             "sd x30, {x1} + 232(a0)", "sd x31, {x1} + 240(a0)",
-            concat!("csrrw t0, ", $scratch, ", x0"), "sd t0, {x1} + 72(a0)",
+            // From here on a trap is Gnomon's own, and finds Gnomon's stack.
+            "ld sp, {sp}(a0)",
+            concat!("la t0, ", $host), concat!("csrw ", $tvec, ", t0"),
+            "ld tp, {tp}(a0)",
+            concat!("csrr t0, ", $scratch), "sd t0, {x1} + 72(a0)",
             concat!("csrr t0, ", $epc), "sd t0, {pc}(a0)",
             concat!("csrr t0, ", $cause), "sd t0, {cause}(a0)",
             concat!("csrr t0, ", $tval), "sd t0, {cause} + 8(a0)",
-            concat!("csrr t0, ", $tval2), "sd t0, {cause} + 16(a0)",
-            concat!("csrr t0, ", $tinst), "sd t0, {cause} + 24(a0)",
-            "ld sp, {sp}(a0)",
-            "ld tp, {tp}(a0)",
+            $tval2, "sd t0, {cause} + 16(a0)",
+            $tinst, "sd t0, {cause} + 24(a0)",
             "call gnomon_exit",
             // a0: the context to enter.
-            concat!(".global ", $resume), concat!($resume, ":"),
+            concat!($resume, ":"),
+            concat!("la t0, ", $entry), concat!("csrw ", $tvec, ", t0"),
             concat!("csrw ", $scratch, ", a0"),
             "ld t0, {pc}(a0)", concat!("csrw ", $epc, ", t0"),
             load_guest!(),
             $xret,
-            // A trap of Gnomon's own: a bug. The stack is ours. The scratch register, where a0 now is,
-            // must say "Gnomon" again, or the next such trap would take a0 for a context.
-            concat!($host, ":"),
-            concat!("csrw ", $scratch, ", x0"),
-            concat!("csrr a0, ", $cause), concat!("csrr a1, ", $epc), concat!("csrr a2, ", $tval),
-            "andi sp, sp, -16",
-            "call gnomon_host_trap",
             x1 = const offset_of!(Context, x) + 8,
             pc = const offset_of!(Context, pc),
             cause = const offset_of!(Context, exit),
@@ -76,38 +91,74 @@ macro_rules! vector {
     };
 }
 
-vector!(
-    "gnomon_vector_m",
-    "gnomon_resume_m",
-    "gnomon_host_m",
+guest_vector!(
+    "gnomon_vs_to_m",
+    "gnomon_m_to_vs",
+    host: "gnomon_host_m",
+    "mtvec",
     "mscratch",
     "mepc",
     "mcause",
     "mtval",
-    "mtval2",
-    "mtinst",
+    "csrr t0, mtval2",
+    "csrr t0, mtinst",
     "mret"
 );
-vector!(
-    "gnomon_vector_s",
-    "gnomon_resume_s",
-    "gnomon_host_s",
+guest_vector!(
+    "gnomon_vs_to_hs",
+    "gnomon_hs_to_vs",
+    host: "gnomon_host_s",
+    "stvec",
     "sscratch",
     "sepc",
     "scause",
     "stval",
-    "htval",
-    "htinst",
+    "csrr t0, htval",
+    "csrr t0, htinst",
     "sret"
 );
+guest_vector!(
+    "gnomon_s_to_m",
+    "gnomon_m_to_s",
+    host: "gnomon_host_m",
+    "mtvec",
+    "mscratch",
+    "mepc",
+    "mcause",
+    "mtval",
+    "li t0, 0",
+    "li t0, 0",
+    "mret"
+);
 
-// The first entry from M mode: by `sret`, which takes the virtualization mode from `hstatus.SPV`.
-// `mret` takes it from `mstatus.MPV`, which software cannot set on some machines (QEMU 10.0.13); a trap
-// out of a guest sets it, so all later entries are by `mret`.
+/// The vector while Gnomon runs: whatever arrives is a bug. The stack is ours.
+macro_rules! host_vector {
+    ($entry:literal, $epc:literal, $cause:literal, $tval:literal) => {
+        global_asm!(
+            ".section .text.world, \"ax\"",
+            ".balign 4",
+            concat!($entry, ":"),
+            concat!("csrr a0, ", $cause),
+            concat!("csrr a1, ", $epc),
+            concat!("csrr a2, ", $tval),
+            "andi sp, sp, -16",
+            "call gnomon_host_trap",
+        );
+    };
+}
+
+host_vector!("gnomon_host_m", "mepc", "mcause", "mtval");
+host_vector!("gnomon_host_s", "sepc", "scause", "stval");
+
+// The first entry from M mode into VS mode: by `sret`, which takes the virtualization mode from
+// `hstatus.SPV`. `mret` takes it from `mstatus.MPV`, which software cannot set on some machines (QEMU
+// 10.0.13); a trap out of a guest sets it, so all later entries are by `mret`.
 global_asm!(
     ".section .text.world, \"ax\"",
     ".balign 4",
-    "gnomon_first_m:",
+    "gnomon_m_to_vs_first:",
+    "la t0, gnomon_vs_to_m",
+    "csrw mtvec, t0",
     "csrw mscratch, a0",
     "ld t0, {pc}(a0)",
     "csrw sepc, t0",
@@ -118,43 +169,55 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    fn gnomon_vector_m();
-    fn gnomon_vector_s();
-    fn gnomon_first_m(context: *mut Context) -> !;
-    fn gnomon_resume_s(context: *mut Context) -> !;
+    fn gnomon_host_m();
+    fn gnomon_host_s();
+    fn gnomon_m_to_vs_first(context: *mut Context) -> !;
+    fn gnomon_hs_to_vs(context: *mut Context) -> !;
+    fn gnomon_m_to_s(context: *mut Context) -> !;
 }
 
-/// The address of the trap vector for M mode, in direct mode.
+/// The address of M mode's trap vector while Gnomon runs, in direct mode.
 #[must_use]
 pub fn machine_vector() -> u64 {
-    gnomon_vector_m as *const () as u64
+    gnomon_host_m as *const () as u64
 }
 
-/// The address of the trap vector for HS mode, in direct mode.
+/// The address of HS mode's trap vector while Gnomon runs, in direct mode.
 #[must_use]
 pub fn supervisor_vector() -> u64 {
-    gnomon_vector_s as *const () as u64
+    gnomon_host_s as *const () as u64
 }
 
-/// Enters a guest for the first time on this hart; later entries are returns from `gnomon_exit`. Comes
-/// back as a call of that on the context's stack.
+/// From M mode, enters a guest in VS or VU mode for the first time on this hart; later entries are
+/// returns from `gnomon_exit`. Comes back as a call of that on the context's stack.
 ///
 /// # Safety
-/// Firmware seat only. `context` is exclusively this hart's until the next exit; its stack and tp
-/// are this hart's; `hstatus.SPV` is set, `mstatus.SPP` says the guest's privilege, and the VS CSRs and
-/// `hgatp` are that vCPU's.
-pub unsafe fn enter_from_machine(context: *mut Context) -> ! {
+/// Firmware seat only, on a hart with the H extension. `context` is exclusively this hart's until the
+/// next exit; its stack and tp are this hart's; `hstatus.SPV` is set, `mstatus.SPP` says the guest's
+/// privilege, and the VS CSRs and the translation are that vCPU's.
+pub unsafe fn enter_virtual_from_machine(context: *mut Context) -> ! {
     // SAFETY: by the caller's promise.
-    unsafe { gnomon_first_m(context) }
+    unsafe { gnomon_m_to_vs_first(context) }
 }
 
-/// The same in the payload seat; see [`enter_from_machine`].
+/// The same from HS mode; see [`enter_virtual_from_machine`].
 ///
 /// # Safety
 /// Payload seat only; with `sstatus.SPP`.
-pub unsafe fn enter_from_supervisor(context: *mut Context) -> ! {
+pub unsafe fn enter_virtual_from_supervisor(context: *mut Context) -> ! {
     // SAFETY: by the caller's promise.
-    unsafe { gnomon_resume_s(context) }
+    unsafe { gnomon_hs_to_vs(context) }
+}
+
+/// The same from M mode into S or U mode, on a hart without the H extension; see
+/// [`enter_virtual_from_machine`].
+///
+/// # Safety
+/// Firmware seat only. `mstatus.MPP` says the guest's privilege and is not M; `mstatus.TVM` is set; the
+/// S-level CSRs are that vCPU's, and `satp` a table of Gnomon's that is meant for it.
+pub unsafe fn enter_supervisor(context: *mut Context) -> ! {
+    // SAFETY: by the caller's promise.
+    unsafe { gnomon_m_to_s(context) }
 }
 
 /// Starts over on an empty stack: calls `then(argument)` with nothing above it.

@@ -1,5 +1,5 @@
 //! The engines that translate and keep memory: one page-table walker, host frames with owners,
-//! edits that owe fences, a VM's guest physical memory, and VMIDs.
+//! edits that owe fences, a VM's guest physical memory, VMIDs and ASIDs.
 //!
 //! Nothing here touches hardware or takes a lock: memory is an [`rv::PhysMem`], fences an
 //! [`rv::Fence`], and the caller serialises. So the whole crate runs, and is tested, on a host.
@@ -15,10 +15,10 @@ extern crate alloc;
 
 pub mod frames;
 pub mod gstage;
+pub mod ids;
 pub mod shadow;
 pub mod stale;
 pub mod two_stage;
-pub mod vmid;
 pub mod walk;
 
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
@@ -26,7 +26,7 @@ pub use gstage::{
     AddressSpace, Counters, How, Object, Policy, Prot, Region, RegionError, ResolveError, Resolved, Superpages,
     Translation,
 };
+pub use ids::{Acquired, IdSlot, Ids};
 pub use stale::{Retired, Stale};
 pub use two_stage::{Arrival, Stage, Stages, two_stage};
-pub use vmid::{Acquired, VmidSlot, Vmids};
 pub use walk::{AdPolicy, Fault, Ram, ReadPte, Reason, UpdatePte, Walk, touch, translate, walk};

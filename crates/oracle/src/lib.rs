@@ -8,17 +8,17 @@
 //! - [`translate()`]: what a hart does with an address, traps and A/D write-backs included.
 //! - [`interpret()`]: the meaning of a table as a finite map.
 //! - [`FenceModel`]: which translations each hart may still use, and what must not happen meanwhile;
-//!   [`VmidModel`]: likewise for VMIDs.
+//!   [`IdModel`]: likewise for VMIDs and ASIDs.
 #![forbid(unsafe_code)]
 
 pub mod fences;
+pub mod ids;
 pub mod interpret;
 pub mod machine;
 pub mod translate;
-pub mod vmids;
 
 pub use fences::{FenceModel, Hart, Violation};
+pub use ids::{IdModel, IdReused};
 pub use interpret::{Mapping, interpret};
 pub use machine::Machine;
 pub use translate::{Ad, Context, Outcome, Raised, Table, Words, translate};
-pub use vmids::{VmidModel, VmidReused};

@@ -21,15 +21,15 @@ use hypervisor::vcpu::{NOWHERE, VcpuRun, VsFence, request};
 use hypervisor::vm::{Departure, Vm};
 use metal::ram::Ram;
 use metal::{csr, fence, world};
-use mmu::vmid::{Acquired, VmidSlot, Vmids};
+use mmu::ids::{Acquired, IdSlot, Ids};
 use rv::csr::{atp, hstatus};
-use rv::{Context, Interrupt, PAGE_BYTES};
+use rv::{Context, Interrupt, PAGE_BYTES, Vmid};
 
 /// What a hart remembers of a VM.
 #[derive(Clone, Copy, Debug)]
 struct View {
     /// Its VMID on this hart.
-    slot: VmidSlot,
+    slot: IdSlot,
     /// The TLB generation that this hart has fenced for.
     fenced: u64,
     /// The vCPU that last ran here: two of one VM share its VMID, but not their TLBs.
@@ -55,7 +55,7 @@ pub struct Hart {
     plic: Option<PlicContext>,
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
-    vmids: Vmids,
+    vmids: Ids,
     views: Vec<View>,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(usize, u32)>,
@@ -111,7 +111,7 @@ pub struct Start {
 impl Hart {
     /// The hart's block, ready to run.
     pub fn new(start: Start) -> Self {
-        let view = View { slot: VmidSlot::new(), fenced: 0, last_vcpu: u32::MAX };
+        let view = View { slot: IdSlot::new(), fenced: 0, last_vcpu: u32::MAX };
         let per_ms = start.g.offer.timebase / 1000;
         Self {
             index: start.index,
@@ -121,7 +121,8 @@ impl Hart {
             plic: start.plic,
             stack_end: crate::entry::stack_end(start.index),
             current: None,
-            vmids: Vmids::new(start.vmid_bits),
+            // VMID 0 is what an `hgatp` of Bare has.
+            vmids: Ids::new(1, start.vmid_bits),
             views: alloc::vec![view; start.g.vms.len()],
             registers_of: None,
             traps_wfi: false,
@@ -212,7 +213,7 @@ impl Hart {
         let root = vm.space.lock().as_ref().map(|space| space.root());
         // A VM loses its tables only when all its vCPUs are parked; Bare would be all of memory.
         let Some(root) = root else { unreachable!("{} has no memory, but a vCPU to run", vm.config.name) };
-        let hgatp = atp::hgatp(self.g.offer.g_format, view.slot.vmid(), root);
+        let hgatp = atp::hgatp(self.g.offer.g_format, Vmid(view.slot.id()), root);
         // Before any walk can happen: whoever edits the tables looks here.
         vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
         // SAFETY: G-stage tables and offset concern guests only.
@@ -295,7 +296,7 @@ impl Hart {
         if view.fenced != generation {
             view.fenced = generation;
             shared.counters.fences.bump();
-            fence::gvma_vmid(view.slot.vmid());
+            fence::gvma_vmid(Vmid(view.slot.id()));
             // What the table now leads to may hold code that another hart copied there.
             fence::instruction();
         }

@@ -93,7 +93,6 @@ impl SeatHart {
             match seat {
                 Seat::Firmware => {
                     csr::mtvec::write(world::machine_vector());
-                    csr::mscratch::write(0);
                     let off = status::MIE | status::MPRV | status::TVM | status::TW | status::TSR;
                     csr::mstatus::clear(off | status::SUM | status::MXR | status::FS | status::VS);
                     csr::mcountinhibit::write(0);
@@ -110,7 +109,6 @@ impl SeatHart {
                 }
                 Seat::Payload => {
                     csr::stvec::write(world::supervisor_vector());
-                    csr::sscratch::write(0);
                     csr::sstatus::clear(status::SIE | status::SUM | status::MXR | status::FS | status::VS);
                 }
             }
@@ -259,7 +257,7 @@ impl SeatHart {
     /// Enters a guest for the first time on this hart, with the privilege that `set_guest_mode` set.
     ///
     /// # Safety
-    /// As for [`world::enter_from_machine`], but for the bits named there.
+    /// As for [`world::enter_virtual_from_machine`], but for the bits named there.
     pub unsafe fn enter(&self, context: *mut Context) -> ! {
         // SAFETY: SPV and SPP affect `sret` only; the rest is the caller's promise.
         unsafe {
@@ -270,8 +268,8 @@ impl SeatHart {
                 (Seat::Payload, _) => {} // `set_guest_mode` has done it
             }
             match self.seat {
-                Seat::Firmware => world::enter_from_machine(context),
-                Seat::Payload => world::enter_from_supervisor(context),
+                Seat::Firmware => world::enter_virtual_from_machine(context),
+                Seat::Payload => world::enter_virtual_from_supervisor(context),
             }
         }
     }

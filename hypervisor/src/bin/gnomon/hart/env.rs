@@ -5,7 +5,7 @@ use crate::seat;
 use hypervisor::env::{Env, VsTrapRegs};
 use metal::ram::Ram;
 use metal::{csr, fence};
-use rv::{Addr, FenceScope, Gpa, Interrupt, Mode, PAGE_BYTES};
+use rv::{Addr, FenceScope, Gpa, Interrupt, Mode, PAGE_BYTES, Vmid};
 
 impl Env for Hart {
     type Mem = Ram;
@@ -76,7 +76,7 @@ impl Env for Hart {
     }
 
     fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>) {
-        let vmid = self.views[vm].slot.vmid();
+        let vmid = Vmid(self.views[vm].slot.id());
         match scope {
             FenceScope::Range { start, bytes } if bytes <= FENCE_PAGES * PAGE_BYTES => {
                 let pages = bytes.div_ceil(PAGE_BYTES);

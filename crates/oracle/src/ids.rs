@@ -1,22 +1,22 @@
-//! Which VM each VMID may still stand for in a hart's TLB.
+//! Which owner each id (a VMID, an ASID) may still stand for in a hart's TLB.
 
 use crate::fences::Hart;
 use std::collections::BTreeMap;
 
-/// A VMID names a VM in a TLB that may hold translations of another under the same VMID.
+/// An id names an owner in a TLB that may hold translations of another under the same id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VmidReused {
+pub struct IdReused {
     /// The hart.
     pub hart: Hart,
-    /// The VMID.
-    pub vmid: u16,
-    /// The VM whose translations may still be there.
+    /// The id.
+    pub id: u16,
+    /// The owner whose translations may still be there.
     pub old: u32,
 }
 
-/// The harts' TLBs, as far as VMIDs go.
+/// The harts' TLBs, as far as ids go.
 #[derive(Clone, Debug)]
-pub struct VmidModel {
+pub struct IdModel {
     harts: Vec<Tlb>,
 }
 
@@ -26,22 +26,22 @@ struct Tlb {
     running: Option<(u32, u16)>,
 }
 
-impl VmidModel {
+impl IdModel {
     /// Harts with empty TLBs, running no guest.
     #[must_use]
     pub fn new(harts: usize) -> Self {
         Self { harts: vec![Tlb::default(); harts] }
     }
 
-    /// The hart runs VM `vm` under `vmid` until it leaves.
+    /// The hart runs `owner` under `id` until it leaves.
     ///
     /// # Errors
-    /// If translations of another VM may carry that VMID.
-    pub fn enter(&mut self, hart: Hart, vm: u32, vmid: u16) -> Result<(), VmidReused> {
+    /// If translations of another owner may carry that id.
+    pub fn enter(&mut self, hart: Hart, owner: u32, id: u16) -> Result<(), IdReused> {
         let tlb = &mut self.harts[hart];
-        tlb.running = Some((vm, vmid));
-        match tlb.tags.insert(vmid, vm) {
-            Some(old) if old != vm => Err(VmidReused { hart, vmid, old }),
+        tlb.running = Some((owner, id));
+        match tlb.tags.insert(id, owner) {
+            Some(old) if old != owner => Err(IdReused { hart, id, old }),
             _ => Ok(()),
         }
     }
@@ -51,11 +51,11 @@ impl VmidModel {
         self.harts[hart].running = None;
     }
 
-    /// The hart fences all VMIDs. If it still runs a guest, that one's come back at once.
+    /// The hart fences all ids. If it still runs a guest, that one's come back at once.
     pub fn fence_all(&mut self, hart: Hart) {
         let tlb = &mut self.harts[hart];
         tlb.tags.clear();
-        tlb.tags.extend(tlb.running.map(|(vm, vmid)| (vmid, vm)));
+        tlb.tags.extend(tlb.running.map(|(owner, id)| (id, owner)));
     }
 
     /// Whether the hart runs a guest.
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn good_vmid_reused_after_a_fence() {
-        let mut model = VmidModel::new(2);
+    fn good_id_reused_after_a_fence() {
+        let mut model = IdModel::new(2);
         model.enter(0, 7, 1).unwrap();
         model.enter(1, 8, 1).unwrap();
         model.leave(0);
@@ -80,16 +80,16 @@ mod tests {
     }
 
     #[test]
-    fn bad_vmid_reused_without_a_fence() {
-        let mut model = VmidModel::new(1);
+    fn bad_id_reused_without_a_fence() {
+        let mut model = IdModel::new(1);
         model.enter(0, 7, 1).unwrap();
         model.leave(0);
-        assert_eq!(model.enter(0, 8, 1), Err(VmidReused { hart: 0, vmid: 1, old: 7 }));
+        assert_eq!(model.enter(0, 8, 1), Err(IdReused { hart: 0, id: 1, old: 7 }));
     }
 
     #[test]
-    fn bad_vmid_reused_after_a_fence_while_the_guest_ran() {
-        let mut model = VmidModel::new(1);
+    fn bad_id_reused_after_a_fence_while_the_guest_ran() {
+        let mut model = IdModel::new(1);
         model.enter(0, 7, 1).unwrap();
         model.fence_all(0);
         model.leave(0);
