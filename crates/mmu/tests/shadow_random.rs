@@ -49,9 +49,9 @@ fn traditional() {
 }
 
 /// Each mutant, the mode that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Mode, &[&str]); 21] = [
-    (Mutant::DropsFences, Mode::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
-    (Mutant::DropsFences, Mode::Traditional, &["OWNERSHIP", "TLB-LIKE"]),
+const MUTANTS: [(Mutant, Mode, &[&str]); 22] = [
+    (Mutant::DropsFences, Mode::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
+    (Mutant::DropsFences, Mode::Traditional, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Mode::Lazy, &["TLB-LIKE", "PROGRESS"]),
     (Mutant::Engine(Sabotage::ForgetsFence), Mode::Lazy, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::ForgetsFence), Mode::Unsync, &["TLB-LIKE"]),
@@ -70,6 +70,7 @@ const MUTANTS: [(Mutant, Mode, &[&str]); 21] = [
     (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Mode::Traditional, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::ForgetsWrite), Mode::Traditional, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::StoresBlindly), Mode::Lazy, &["TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::KeepsPointers), Mode::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET"]),
     (Mutant::Engine(Sabotage::ReusesEarly), Mode::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET"]),
 ];
 

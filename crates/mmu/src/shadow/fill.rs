@@ -127,7 +127,9 @@ impl Shadow {
             return Ok(Outcome::TableWrite { gpa: found.gpa, hpa: there.hpa });
         }
         self.prepare(host).map_err(ResolveError::OutOfFrames)?;
-        Ok(self.fill(root, gva, &found, there, host))
+        let outcome = self.fill(root, gva, &found, there, host);
+        self.conclude(host.hw);
+        Ok(outcome)
     }
 
     /// The walk of the guest's tables, which sets A and D as promised.
@@ -146,7 +148,8 @@ impl Shadow {
         };
         let ad = self.config.ad;
         let mut tables = GuestTables { shadow: self, host };
-        let walk = walk::translate(format, root, gva, request, (CAPS, ad), &mut tables).map_err(|fault| fault.reason)?;
+        let walk =
+            walk::translate(format, root, gva, request, (CAPS, ad), &mut tables).map_err(|fault| fault.reason)?;
         let unset = walk.unset(request.access);
         let flags = walk.leaf.flags | unset;
         let pte = Pte(walk.pte.0 | unset.bits());

@@ -172,6 +172,8 @@ pub struct Shadow {
     bodies: u32,
     /// Some TLB may allow stores that the tables no longer allow.
     tlbs_are_dirty: bool,
+    /// Some hart may walk by a pointer that is gone. A fence by address would not end that.
+    pointers_are_dirty: bool,
     /// Guest frames whose tables may be written without an exit, in modes that protect.
     unsync: Vec<Pfn<Gpa>>,
     next_serial: u64,
@@ -221,6 +223,7 @@ impl Shadow {
             retired: Vec::new(),
             bodies: 0,
             tlbs_are_dirty: false,
+            pointers_are_dirty: false,
             unsync: Vec::new(),
             next_serial: 1,
             stamp: 0,
@@ -273,7 +276,7 @@ impl Shadow {
             }
         };
         self.counters.made += 1;
-        if key.role == Role::Table && self.heads.contains(key.gfn) {
+        if self.is_by_frame(key) {
             self.begin_table(id, host);
         } else {
             self.enlist(id, host.mem);

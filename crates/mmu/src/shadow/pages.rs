@@ -158,11 +158,7 @@ impl Page {
 
     fn set_live(&mut self, index: usize, live: bool) {
         let bit = 1 << (index % 64);
-        if live {
-            self.live[index / 64] |= bit
-        } else {
-            self.live[index / 64] &= !bit
-        }
+        if live { self.live[index / 64] |= bit } else { self.live[index / 64] &= !bit }
     }
 }
 
@@ -264,9 +260,14 @@ impl Shadow {
         self.page(id).is_live(index).then(|| Pte(mem.read_u64(self.mirror_at(id, index))))
     }
 
+    /// Whether [`Heads`] leads to pages of that key: the shadows of tables, unless they are not in RAM.
+    pub(super) fn is_by_frame(&self, key: Key) -> bool {
+        key.role == Role::Table && self.heads.contains(key.gfn)
+    }
+
     /// The shadow page for `key`, if there is one.
     pub(super) fn find(&self, key: Key, mem: &impl PhysMem) -> Option<Id> {
-        if key.role != Role::Table {
+        if !self.is_by_frame(key) {
             return self.direct.get(&key).copied();
         }
         self.tables_of(key.gfn, mem).find(|id| self.page(*id).key.level == key.level)
@@ -281,7 +282,7 @@ impl Shadow {
     /// Makes a shadow page known by its key.
     pub(super) fn enlist(&mut self, id: Id, mem: &mut impl PhysMem) {
         let key = self.page(id).key;
-        if key.role == Role::Table && self.heads.contains(key.gfn) {
+        if self.is_by_frame(key) {
             self.page_mut(id).next = self.heads.tables(key.gfn, mem);
             self.heads.set_tables(key.gfn, Some(id), mem);
         } else {
@@ -292,7 +293,7 @@ impl Shadow {
     /// The opposite of [`Shadow::enlist`].
     pub(super) fn delist(&mut self, id: Id, mem: &mut impl PhysMem) {
         let (key, next) = (self.page(id).key, self.page(id).next);
-        if key.role != Role::Table || !self.heads.contains(key.gfn) {
+        if !self.is_by_frame(key) {
             self.direct.remove(&key);
             return;
         }
@@ -397,6 +398,7 @@ impl Shadow {
         mem.write_u64(at, 0);
         self.remove(id, index, list, mem);
         self.tlbs_are_dirty = true;
+        self.pointers_are_dirty |= is_pointer;
     }
 
     /// Makes entry `index`, not live now, a pointer to `child`.
@@ -429,7 +431,9 @@ impl Shadow {
             None => self.insert(id, index, mirror, list, mem),
         }
         // Somebody's TLB may still have what the old one allowed.
-        let was_writable = old.flags().contains(PteFlags::V | PteFlags::W) || self.is_live_pointer(id, old);
+        let was_pointer = self.is_live_pointer(id, old);
+        self.pointers_are_dirty |= was_pointer;
+        let was_writable = was_pointer || old.flags().contains(PteFlags::V | PteFlags::W);
         self.tlbs_are_dirty |= was_writable && old != new;
         let at = self.entry_at(id, index);
         if self.is_sabotaged(Sabotage::StoresBlindly) {
@@ -466,6 +470,21 @@ impl Shadow {
             at = Ref(mem.read_u64(self.links_at(id, index)) as u32);
         }
         None
+    }
+
+    /// Whether a live entry is in the list that it belongs to.
+    #[cfg(feature = "sabotage")]
+    pub(super) fn is_listed(&self, id: Id, index: usize, mem: &impl PhysMem) -> bool {
+        let mirror = self.mirror(id, index, mem).expect("it is live");
+        let is_pointer = self.is_pointer(id, Pte(mem.read_u64(self.entry_at(id, index))));
+        let mut at = self.head(self.list_of(id, index, mirror, is_pointer, mem), mem);
+        while let Some((other, i)) = at.entry() {
+            if (other, i) == (id, index) {
+                return true;
+            }
+            at = Ref(mem.read_u64(self.links_at(other, i)) as u32);
+        }
+        false
     }
 
     /// A pointer that leads to the page.

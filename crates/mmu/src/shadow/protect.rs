@@ -55,7 +55,7 @@ impl Shadow {
     pub(super) fn end_table(&mut self, id: Id, mem: &mut impl PhysMem) {
         let (gfn, is_unsync) = (self.page(id).key.gfn, self.page(id).is_unsync);
         self.delist(id, mem);
-        if self.heads.contains(gfn) && self.protects() && self.tables_of(gfn, mem).next().is_none() {
+        if self.protects() && self.heads.contains(gfn) && self.tables_of(gfn, mem).next().is_none() {
             if is_unsync {
                 self.unsync.retain(|other| *other != gfn);
             } else {
@@ -152,11 +152,18 @@ impl Shadow {
         if is_flooded {
             self.give_up_table(gfn, host.mem);
         }
+        self.conclude(host.hw);
         Wrote::Done { old }
     }
 
     /// The guest has changed an entry of a protected table. Says whether it looks as if it were none any more.
-    fn written<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, index: usize, new: Pte, host: &mut Host<'_, M, H>) -> bool {
+    fn written<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        index: usize,
+        new: Pte,
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
         let is_live = self.page(id).is_live(index);
         let is_entry = match new.decode::<Gpa>(self.page(id).key.level, super::pages::CAPS) {
             Entry::Leaf(leaf) => self.heads.contains(leaf.pfn),

@@ -92,9 +92,17 @@ impl Shadow {
         self.flushed();
     }
 
+    /// At the end of an operation: no hart walks by a pointer that is gone.
+    pub(super) fn conclude(&mut self, hw: &mut impl Fence<Gpa>) {
+        if self.pointers_are_dirty && !self.is_sabotaged(Sabotage::KeepsPointers) {
+            self.flush(hw);
+        }
+    }
+
     /// All harts have forgotten all translations of the VM.
     fn flushed(&mut self) {
         self.tlbs_are_dirty = false;
+        self.pointers_are_dirty = false;
         self.spare.append(&mut self.retired);
     }
 

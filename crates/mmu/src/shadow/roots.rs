@@ -144,6 +144,7 @@ impl Shadow {
             views.views.remove(0);
         }
         views.views.push(View { serial: root.serial, asid, seen: Seen::At(log.head()) });
+        self.conclude(host.hw);
         Ok(Loaded { root, fence })
     }
 
@@ -213,6 +214,6 @@ impl Shadow {
                 views.views[..others].iter_mut().filter(|v| covers(v.asid)).for_each(|v| v.seen = Seen::Never);
             }
         }
+        self.conclude(host.hw);
     }
-
 }

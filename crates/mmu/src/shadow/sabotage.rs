@@ -36,6 +36,8 @@ pub enum Sabotage {
     ForgetsWrite,
     /// A leaf is stored whatever happened meanwhile.
     StoresBlindly,
+    /// Harts may go on to walk by pointers that are gone.
+    KeepsPointers,
     /// Shadow pages are used again while TLBs may walk them.
     ReusesEarly,
 }
@@ -45,6 +47,21 @@ impl Shadow {
     #[cfg(feature = "sabotage")]
     pub fn sabotage(&mut self, how: Sabotage) {
         self.sabotage = Some(how);
+    }
+
+    /// Checks the rules of the structure (`pages`): every live entry is in the list that it belongs to.
+    ///
+    /// # Panics
+    /// If one is not.
+    #[cfg(feature = "sabotage")]
+    pub fn audit(&self, mem: &impl rv::PhysMem) {
+        for (id, page) in (0..).zip(&self.arena) {
+            let Some(page) = page else { continue };
+            assert_eq!(self.find(page.key, mem), Some(id), "{:?} is not found", page.key);
+            for index in (0..512).filter(|index| page.is_live(*index)) {
+                assert!(self.is_listed(id, index, mem), "entry {index} of {:?} is in no list", page.key);
+            }
+        }
     }
 
     /// Whether it is broken so.

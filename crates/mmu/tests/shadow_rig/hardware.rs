@@ -7,8 +7,8 @@ use oracle::Machine;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use rv::{
-    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Gva, Hpa, Leaf, Level, Mode, Pfn, PhysMem, Pte,
-    PteFlags, Request,
+    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Gva, Hpa, Leaf, Level, Mode, Pfn, PhysMem,
+    Pte, PteFlags, Request,
 };
 use std::cell::RefCell;
 
@@ -35,11 +35,25 @@ impl Cached {
 /// A hart's TLB, and what it translates by.
 pub struct Hart {
     pub tlb: Vec<Cached>,
+    /// Pointers that it remembers: whose, above which page and at which level, and where they lead.
+    pub pointers: Vec<(u64, u64, Level, Pfn<Hpa>)>,
     pub root: Option<(u64, Pfn<Hpa>, &'static Format)>,
     /// Whether the lane may take fences of all address spaces, and of the hart's own.
     pub lane: (bool, bool),
     pub token: u64,
     pub log: std::rc::Rc<RefCell<FenceLog>>,
+}
+
+impl Hart {
+    pub fn forget_all(&mut self) {
+        self.tlb.clear();
+        self.pointers.clear();
+    }
+
+    pub fn forget_root(&mut self, serial: u64) {
+        self.tlb.retain(|cached| cached.serial != serial);
+        self.pointers.retain(|(whose, ..)| *whose != serial);
+    }
 }
 
 /// What another hart does in the middle of an operation.
@@ -52,6 +66,17 @@ pub struct Meddling {
     pub fence: (Addr<Gva>, bool),
 }
 
+/// Something that the history must be told, in its order.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// The engine has exchanged a word, a guest's or its own.
+    Exchanged(Addr<Hpa>, u64, u64),
+    /// The guest has stored one.
+    Stored(Addr<Gpa>, u64, u64),
+    /// The lane has done a hart's fence, with its ASID or without.
+    Fenced(usize, Addr<Gva>, bool),
+}
+
 pub struct Hardware {
     pub machine: Machine,
     pub harts: Vec<Hart>,
@@ -59,10 +84,8 @@ pub struct Hardware {
     pub rng: TestRng,
     /// After how many accesses of the engine to memory what happens.
     pub meddling: Option<(u32, Meddling)>,
-    /// Fences that the lane did meanwhile: hart, address, whether with its ASID.
-    pub lane_fences: Vec<(usize, Addr<Gva>, bool, u64)>,
-    /// Words that the engine exchanged.
-    pub exchanged: Vec<(Addr<Hpa>, u64, u64)>,
+    /// What happened since the history was last told.
+    pub events: Vec<Event>,
     /// Fences of all harts do nothing.
     pub drops_fences: bool,
 }
@@ -83,16 +106,30 @@ impl Hardware {
         self.rng.next_u64() % below
     }
 
-    /// The hart's own walk of the shadow.
-    fn walk(&self, hart: usize, gva: Addr<Gva>) -> Option<Cached> {
+    /// The hart's own walk of the shadow, which may begin at a pointer that it remembers.
+    fn walk(&mut self, hart: usize, gva: Addr<Gva>) -> Option<Cached> {
         let (serial, mut table, format) = self.harts[hart].root?;
         if !format.fits(gva) {
             return None;
         }
-        for level in format.levels_down() {
+        let mut skip_to = format.root_level();
+        let known = self.pick(8) as usize;
+        if let Some(&(whose, page, level, next)) = self.harts[hart].pointers.get(known)
+            && whose == serial
+            && page == gva.pfn().raw() & !(level.pages() - 1)
+        {
+            (table, skip_to) = (next, level.down().expect("a pointer is above level 0"));
+        }
+        for level in format.levels_down().filter(|level| *level <= skip_to) {
             let pte = Pte(self.machine.peek(table.at(8 * format.index(gva, level) as u64).raw())?);
             match pte.decode::<Hpa>(level, Caps::default()) {
-                Entry::Table(next) => table = next,
+                Entry::Table(next) => {
+                    table = next;
+                    let pointers = &mut self.harts[hart].pointers;
+                    if pointers.len() < 8 {
+                        pointers.push((serial, gva.pfn().raw() & !(level.pages() - 1), level, next));
+                    }
+                }
                 Entry::Leaf(leaf) => {
                     let page = gva.pfn().raw() & !(level.pages() - 1);
                     return Some(Cached { serial, page, level, leaf });
@@ -131,7 +168,7 @@ impl Hardware {
     pub fn store(&mut self, gpa: Addr<Gpa>, hpa: Addr<Hpa>, value: u64) {
         let old = self.machine.peek(hpa.raw()).expect("memory");
         self.machine.write_u64(hpa, value);
-        self.history.record(gpa, old, value);
+        self.events.push(Event::Stored(gpa, old, value));
     }
 
     pub fn forget_page(&mut self, hart: usize, gva: Addr<Gva>) {
@@ -168,8 +205,7 @@ impl Hardware {
             table = next;
         }
         self.forget_page(hart, gva);
-        let time = self.history.now();
-        self.lane_fences.push((hart, gva, by_asid, time));
+        self.events.push(Event::Fenced(hart, gva, by_asid));
         true
     }
 
@@ -226,7 +262,7 @@ impl PhysMem for Mem<'_> {
         self.0.tick();
         let mut hardware = self.0.0.borrow_mut();
         hardware.machine.compare_exchange_u64(at, old, new)?;
-        hardware.exchanged.push((at, old, new));
+        hardware.events.push(Event::Exchanged(at, old, new));
         Ok(())
     }
     fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
@@ -247,7 +283,7 @@ impl Fence<Gpa> for AllHarts<'_> {
     fn fence(&mut self, _: FenceScope<Gpa>) {
         let mut hardware = self.0.0.borrow_mut();
         if !hardware.drops_fences {
-            hardware.harts.iter_mut().for_each(|hart| hart.tlb.clear());
+            hardware.harts.iter_mut().for_each(Hart::forget_all);
         }
     }
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: rv::Elide) {}

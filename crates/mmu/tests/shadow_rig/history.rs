@@ -15,10 +15,6 @@ pub struct History {
 }
 
 impl History {
-    pub fn now(&self) -> Time {
-        self.now
-    }
-
     /// The guest's word becomes `new`.
     pub fn record(&mut self, at: Addr<Gpa>, old: u64, new: u64) {
         self.now += 1;

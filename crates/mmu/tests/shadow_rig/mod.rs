@@ -8,7 +8,7 @@
 pub mod hardware;
 pub mod history;
 
-use hardware::{AllHarts, Bus, Hardware, Hart, Meddling, Mem};
+use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Config, Counters, GuestFence, Host, Mode as Shadowing, Outcome, Paging, Root, Shadow, Views, Wrote};
 use mmu::walk::AdPolicy;
@@ -100,8 +100,11 @@ impl Rig {
         machine.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, 4096);
-        let mut space = AddressSpace::new(&SV39X4, VM, Policy { superpages }, &mut frames, &mut machine).expect("frames");
-        for (n, object) in [Object::Anonymous, Object::Image { first: IMAGE }, Object::Anonymous].into_iter().enumerate() {
+        let mut space =
+            AddressSpace::new(&SV39X4, VM, Policy { superpages }, &mut frames, &mut machine).expect("frames");
+        for (n, object) in
+            [Object::Anonymous, Object::Image { first: IMAGE }, Object::Anonymous].into_iter().enumerate()
+        {
             let region = Region { start: RAM.add(512 * n as u64), pages: 512, prot: Prot::RWX, object };
             space.add_region(region).expect("disjoint");
         }
@@ -114,6 +117,7 @@ impl Rig {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
             token: (n as u64) << 48,
             tlb: Vec::new(),
+            pointers: Vec::new(),
             root: None,
             lane: (false, false),
         });
@@ -123,11 +127,21 @@ impl Rig {
             history: History::default(),
             rng,
             meddling: None,
-            lane_fences: Vec::new(),
-            exchanged: Vec::new(),
+            events: Vec::new(),
             drops_fences: setup.mutant == Mutant::DropsFences,
         }));
-        let mut rig = Self { setup, format, ad, bus, frames, space, shadow: Some(shadow), vcpus: Vec::new(), recent: RefCell::default(), tally: [0; 4] };
+        let mut rig = Self {
+            setup,
+            format,
+            ad,
+            bus,
+            frames,
+            space,
+            shadow: Some(shadow),
+            vcpus: Vec::new(),
+            recent: RefCell::default(),
+            tally: [0; 4],
+        };
         rig.build_tables();
         for n in 0..vcpus {
             let mut views = Views::new();
@@ -177,7 +191,7 @@ impl Rig {
                 self.poke(RAM.add(table).at(8 * index), self.good_value(level));
             }
         }
-        self.bus.0.borrow_mut().exchanged.clear();
+        self.bus.0.borrow_mut().events.clear();
     }
 
     /// The window's address of a page of RAM.
@@ -204,7 +218,8 @@ impl Rig {
 
     fn fresh_address(&self) -> Addr<Gva> {
         if self.pick(8) == 0 {
-            return self.window(RAM.add(self.any(&[0, 4, 5, 6, 513, 515, 700, 1024, 1300, 1535])).at(8 * self.pick(512)));
+            return self
+                .window(RAM.add(self.any(&[0, 4, 5, 6, 513, 515, 700, 1024, 1300, 1535])).at(8 * self.pick(512)));
         }
         let mut gva = 8 * self.pick(512);
         for level in self.format.levels_down() {
@@ -223,7 +238,7 @@ impl Rig {
         let root = loaded.root;
         let hart = &mut hardware.harts[n];
         if loaded.fence && self.setup.mutant != Mutant::KeepsOwn {
-            hart.tlb.retain(|c| c.serial != root.serial);
+            hart.forget_root(root.serial);
         }
         hart.root = Some((root.serial, root.table, root.format));
         hart.lane = (root.has_lane, !views.others_have(asid));
@@ -255,7 +270,8 @@ impl Rig {
             2 => Some((gva.align_down(4096), 4096 * (1 + self.pick(3)))),
             _ => Some((gva, 1)),
         };
-        let asid = (self.pick(2) == 0).then(|| if self.pick(3) == 0 { Asid(self.pick(3) as u16) } else { self.vcpus[n].asid });
+        let asid =
+            (self.pick(2) == 0).then(|| if self.pick(3) == 0 { Asid(self.pick(3) as u16) } else { self.vcpus[n].asid });
         let pages: Vec<Addr<Gva>> = match range {
             Some((start, bytes)) => (0..bytes.div_ceil(4096)).map(|k| start.wrapping_add(4096 * k)).collect(),
             None => Vec::new(),
@@ -284,8 +300,8 @@ impl Rig {
         let serial = vcpu.root.serial;
         match (range, asid) {
             (Some(_), _) => pages.iter().for_each(|page| hardware.forget_page(n, *page)),
-            (None, Some(asid)) if asid == vcpu.asid => hardware.harts[n].tlb.retain(|c| c.serial != serial),
-            (None, _) => hardware.harts[n].tlb.clear(),
+            (None, Some(asid)) if asid == vcpu.asid => hardware.harts[n].forget_root(serial),
+            (None, _) => hardware.harts[n].forget_all(),
         }
     }
 
@@ -325,7 +341,10 @@ impl Rig {
                 Outcome::Inject(trap) => {
                     let happened = meddled && self.bus.0.borrow().meddling.is_none();
                     let expected = self.expected(n, gva, request);
-                    assert!(happened || expected == Err(trap.exception.code()), "{gva} {request:?}: {trap:?} not {expected:?}");
+                    assert!(
+                        happened || expected == Err(trap.exception.code()),
+                        "{gva} {request:?}: {trap:?} not {expected:?}"
+                    );
                     assert_eq!(trap.tval, gva.raw());
                     self.tally[1] += 1;
                     return false;
@@ -357,18 +376,23 @@ impl Rig {
     /// What the engine changed in guest tables, and what the lane fenced meanwhile, becomes history.
     fn learn(&mut self) {
         let mut hardware = self.bus.0.borrow_mut();
-        for (hpa, old, new) in core::mem::take(&mut hardware.exchanged) {
-            let tables = (0..WINDOW_TABLES).chain(ROOTS).chain(TABLES).map(|t| RAM.add(t));
-            let is_at = |gfn: &Pfn<Gpa>| {
-                self.space.translate(gfn.base(), &hardware.machine).is_some_and(|t| t.hpa.pfn() == hpa.pfn())
-            };
-            if let Some(gfn) = tables.into_iter().find(is_at) {
-                hardware.history.record(gfn.at(hpa.page_offset()), old, new);
+        for event in core::mem::take(&mut hardware.events) {
+            match event {
+                Event::Exchanged(hpa, old, new) => {
+                    let tables = (0..WINDOW_TABLES).chain(ROOTS).chain(TABLES).map(|t| RAM.add(t));
+                    let is_at = |gfn: &Pfn<Gpa>| {
+                        self.space.translate(gfn.base(), &hardware.machine).is_some_and(|t| t.hpa.pfn() == hpa.pfn())
+                    };
+                    if let Some(gfn) = tables.into_iter().find(is_at) {
+                        hardware.history.record(gfn.at(hpa.page_offset()), old, new);
+                    }
+                }
+                Event::Stored(gpa, old, new) => hardware.history.record(gpa, old, new),
+                Event::Fenced(n, gva, by_asid) => {
+                    let asid = by_asid.then_some(self.vcpus[n].asid);
+                    self.vcpus[n].fences.add(Some(gva), asid, hardware.history.fence());
+                }
             }
-        }
-        for (n, gva, by_asid, time) in core::mem::take(&mut hardware.lane_fences) {
-            let asid = by_asid.then_some(self.vcpus[n].asid);
-            self.vcpus[n].fences.add(Some(gva), asid, time);
         }
     }
 
@@ -415,6 +439,18 @@ impl Rig {
             }
         };
         found.unwrap_or_else(|| {
+            let g = Addr::<Gpa>::new(RAM.base().raw() + (gva.raw() & 0x7f_ffff));
+            println!(
+                "G {:?} tlb {:?} owner {:?}",
+                self.space.translate(g, &self.bus.0.borrow().machine),
+                self.bus.0.borrow().harts[n].tlb,
+                self.frames.owner_of(hpa.pfn())
+            );
+            println!(
+                "window word {:x?} root {:x?}",
+                self.guest_word(RAM.add(2).at(8)),
+                self.guest_word(RAM.add(1535).at(8 * 256))
+            );
             panic!("TLB-LIKE: vCPU {n} translates {gva} to {hpa} {flags:?} at {level:?}, {:?}", vcpu.paging)
         })
     }
@@ -456,7 +492,10 @@ impl Rig {
                     most.set(PteFlags::W, leaf.flags.contains(PteFlags::W | PteFlags::D));
                     let rights = flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
                     let same_user = !most.symmetric_difference(rights).contains(PteFlags::U);
-                    if leaf.flags.contains(PteFlags::A) && same_user && most.contains(rights) && self.leads_to(gpa, flags, hpa)
+                    if leaf.flags.contains(PteFlags::A)
+                        && same_user
+                        && most.contains(rights)
+                        && self.leads_to(gpa, flags, hpa)
                     {
                         return Some(gpa);
                     }
@@ -471,6 +510,14 @@ impl Rig {
     fn audit(&self, n: usize) {
         let (mut seen, root) = (Vec::new(), self.bus.0.borrow().harts[n].root.expect("loaded"));
         self.collect(root.1, root.2.root_level(), 0, root.2, &mut seen);
+        let pointers = self.bus.0.borrow().harts[n].pointers.clone();
+        for (serial, page, level, table) in pointers {
+            if serial == root.0 {
+                self.collect(table, level.down().expect("a pointer is above level 0"), page << 12, root.2, &mut seen);
+            } else {
+                assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
+            }
+        }
         let tlb: Vec<_> = self.bus.0.borrow().harts[n].tlb.clone();
         for cached in tlb {
             self.check_owner(cached.leaf.pfn, cached.level, cached.leaf.flags);
@@ -499,7 +546,9 @@ impl Rig {
             let unused = 64 - format.input_bits();
             let gva = ((gva | (index as u64) << level.shift()) << unused) as i64 >> unused;
             match Pte(word).decode::<Hpa>(level, Caps::default()) {
-                Entry::Table(next) => self.collect(next, level.down().expect("decode says so"), gva as u64, format, seen),
+                Entry::Table(next) => {
+                    self.collect(next, level.down().expect("decode says so"), gva as u64, format, seen)
+                }
                 Entry::Leaf(leaf) => seen.push((gva as u64, level, leaf)),
                 other => panic!("SUBSET: {other:?} in a shadow table"),
             }
@@ -518,7 +567,8 @@ impl Rig {
     fn good_value(&self, level: u64) -> u64 {
         let flags = 0xc3 | self.any(&[0x4, 0x4, 0xc, 0x0, 0x8]) | self.any(&[0, 0, 0x10]);
         let ram = RAM.raw() + self.pick(PAGES);
-        let below: Vec<u64> = TABLES.into_iter().skip(level.max(1) as usize - 1).step_by(usize::from(self.format.levels) - 1).collect();
+        let below: Vec<u64> =
+            TABLES.into_iter().skip(level.max(1) as usize - 1).step_by(usize::from(self.format.levels) - 1).collect();
         match (level, self.pick(6)) {
             (0, _) => ram << 10 | flags,
             (1, 0) => (ram & !511) << 10 | flags,
@@ -606,7 +656,11 @@ impl Rig {
     fn unmap(&mut self) {
         let start = 16 + self.pick(480) + 512 * self.pick(3);
         let pages = if self.pick(4) == 0 { 500 } else { 1 + self.pick(40) };
-        let end = [513, 1024, 1535].into_iter().find(|root| *root > start).expect("the last page is a root").min(start + pages);
+        let end = [513, 1024, 1535]
+            .into_iter()
+            .find(|root| *root > start)
+            .expect("the last page is a root")
+            .min(start + pages);
         if ROOTS.contains(&start) || end <= start {
             return;
         }
@@ -648,6 +702,7 @@ impl Rig {
         }
         self.bus.0.borrow_mut().meddling = None;
         self.learn();
+        self.shadow.as_ref().expect("until the end").audit(&self.bus.0.borrow().machine);
         let all = 0..self.vcpus.len();
         all.filter(|hart| *hart == n || self.pick(8) == 0).for_each(|hart| self.audit(hart));
     }
@@ -672,8 +727,7 @@ fn empty() -> Hardware {
         history: History::default(),
         rng: hardware::rng(0),
         meddling: None,
-        lane_fences: Vec::new(),
-        exchanged: Vec::new(),
+        events: Vec::new(),
         drops_fences: false,
     }
 }
