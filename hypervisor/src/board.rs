@@ -225,7 +225,9 @@ mod tests {
 
     fn offer() -> Offer {
         Offer {
+            guest: crate::gnomon::GuestMode::Virtual,
             g_format: &rv::format::SV39X4,
+            formats: alloc::vec![&rv::format::SV39],
             isa: Isa::from_isa_string("rv64imafdc_sstc"),
             mmu_type: "riscv,sv57".into(),
             timer: GuestTimer::Sstc,

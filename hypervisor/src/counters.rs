@@ -64,6 +64,8 @@ counters! {
         exits_store = "exits.store_guest_page",
         /// Virtual-instruction exceptions: WFI, and what only a hypervisor may do.
         exits_virtual = "exits.virtual_instruction",
+        /// Illegal instructions of guests in S mode, WFI among them where it traps.
+        exits_illegal = "exits.illegal_instruction",
         /// All others.
         exits_other = "exits.other",
         /// SBI base calls.

@@ -3,7 +3,8 @@
 
 use rv::{FenceScope, Gpa, Mode, PhysMem};
 
-/// The VS-level registers that a trap into the guest changes, and those it depends on.
+/// The registers that a trap into the guest changes, and those it depends on: VS-level ones, or, where
+/// the guest runs in S mode ([`crate::gnomon::GuestMode`]), the S-level ones themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VsTrapRegs {
     /// `vsstatus`.
@@ -30,19 +31,19 @@ pub trait Env {
     /// The host's `time`.
     fn now(&self) -> u64;
     /// The guest's privilege when it trapped.
-    fn guest_mode(&self) -> Mode;
+    fn privilege(&self) -> Mode;
     /// The privilege that the guest goes on with.
-    fn set_guest_mode(&mut self, mode: Mode);
+    fn set_privilege(&mut self, mode: Mode);
     /// The loaded vCPU's trap registers.
     fn trap_regs(&self) -> VsTrapRegs;
     /// Writes them back (`vstvec` is not changed).
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
-    /// The loaded vCPU's `vsatp`.
+    /// The `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;
-    /// Whether an interrupt is pending for the loaded vCPU that its `vsie` enables (whatever SIE is:
-    /// that is when WFI ends).
+    /// Whether an interrupt is pending for the loaded vCPU that its `sie` enables (whatever SIE is: that
+    /// is when WFI ends).
     fn interrupt_pending(&self) -> bool;
-    /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`), for guests without Sstc.
+    /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`, in S mode `mip.STIP`), for guests without Sstc.
     fn set_timer_interrupt(&mut self, high: bool);
     /// Sets the loaded vCPU's own comparator, in guest time, for guests with Sstc.
     fn set_guest_deadline(&mut self, deadline: u64);

@@ -6,7 +6,7 @@
 
 use crate::board::Device;
 use crate::env::{Env, VsTrapRegs};
-use crate::gnomon::Gnomon;
+use crate::gnomon::{Gnomon, GuestMode};
 use crate::sbi;
 use crate::vcpu::{VcpuRun, request};
 use crate::vm::{Departure, Devices, Unreachable, Vm};
@@ -69,14 +69,19 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.exits_fetch.bump();
             guest_page_fault(g, run, Access::Fetch, env)
         }
-        Cause::Exception(Exception::EcallFromVs) => {
+        Cause::Exception(e) if e == sbi_call(g.offer.guest) => {
             counters.exits_ecall.bump();
             run.context.skip(4);
             sbi::call(g, run, env)
         }
         Cause::Exception(Exception::VirtualInstruction) => {
             counters.exits_virtual.bump();
-            virtual_instruction(run, env)
+            privileged_instruction(run, env)
+        }
+        // In S mode that is how what traps does, among what is illegal.
+        Cause::Exception(Exception::IllegalInstruction) if g.offer.guest == GuestMode::Supervisor => {
+            counters.exits_illegal.bump();
+            privileged_instruction(run, env)
         }
         Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
             counters.exits_timer.bump();
@@ -159,7 +164,7 @@ fn deny<E: Env>(run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
     inject(run, &trap, env)
 }
 
-/// Delivers an exception to the guest, as hardware would take it in VS mode.
+/// Delivers an exception to the guest, as hardware would take it.
 pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
     let mut regs = env.trap_regs();
     let is_fetch = matches!(trap.exception, Exception::FetchAccess | Exception::FetchPage | Exception::FetchGuestPage);
@@ -171,13 +176,13 @@ pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
         ));
     }
     run.shared.counters.inject_exception.bump();
-    run.context.pc = enter_trap(&mut regs, trap, run.context.pc, env.guest_mode());
+    run.context.pc = enter_trap(&mut regs, trap, run.context.pc, env.privilege());
     env.set_trap_regs(&regs);
-    env.set_guest_mode(Mode::Supervisor);
+    env.set_privilege(Mode::Supervisor);
     Outcome::Resume
 }
 
-/// The change of the VS-level registers at a trap (privileged spec, "Trap Entry", for a trap to VS);
+/// The change of the guest's trap registers at a trap (privileged spec, "Trap Entry", for a trap to S);
 /// returns where the guest goes on. `pc` and `from` are where and in which mode it was.
 pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u64 {
     regs.vsepc = pc;
@@ -195,17 +200,27 @@ pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u6
     regs.vstvec & !3
 }
 
-/// An instruction that only a hypervisor may execute, or one that Gnomon chose to trap.
-fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
+/// What a guest's kernel calls the SBI by.
+fn sbi_call(guest: GuestMode) -> Exception {
+    match guest {
+        GuestMode::Virtual => Exception::EcallFromVs,
+        GuestMode::Supervisor => Exception::EcallFromS,
+    }
+}
+
+/// An instruction that Gnomon chose to trap, or one that only a hypervisor may execute; from guests in S
+/// mode, any that is illegal.
+fn privileged_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     const WFI: u64 = 0x1050_0073;
     // Zawrs: traps where WFI does, but in user mode as well.
     const WRS_NTO: u64 = 0x00d0_0073;
+    let exit = run.context.exit;
     // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
-    let insn = match run.context.exit.tval {
+    let insn = match exit.tval {
         0 => fetch(run, env).map_or(0, u64::from),
         insn => insn,
     };
-    match (insn, env.guest_mode()) {
+    match (insn, env.privilege()) {
         (WFI, Mode::Supervisor) => {
             run.context.skip(4);
             return Outcome::Wait;
@@ -216,8 +231,10 @@ fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         _ => {}
     }
-    // The guest's machine has no H extension: to it the instruction is illegal.
-    inject(run, &Trap::new(Exception::IllegalInstruction, insn), env)
+    // The guest's machine has no H extension: to it a virtual instruction is an illegal one. One that
+    // was illegal to begin with is so with the hart's own `tval`.
+    let tval = if exit.cause == Exception::IllegalInstruction.code() { exit.tval } else { insn };
+    inject(run, &Trap::new(Exception::IllegalInstruction, tval), env)
 }
 
 /// A load or store that reaches a device of the board.
@@ -324,7 +341,7 @@ fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {
     });
     let g_stage = Stage { format: space.format(), root: space.root(), caps: Caps::default(), ad: AdPolicy::Svade };
     let stages = Stages { vs, g: Some(g_stage) };
-    let request = Request { access: Access::Fetch, mode: env.guest_mode(), sum: false, mxr: false, hs_mxr: false };
+    let request = Request { access: Access::Fetch, mode: env.privilege(), sum: false, mxr: false, hs_mxr: false };
     let mut half = |pc: u64| -> Option<u16> {
         let arrival = two_stage(&stages, Addr::<Gva>::new(pc), &request, &mut Ram(&mut mem)).ok()?;
         let mut bytes = [0; 2];

@@ -27,11 +27,25 @@ pub enum GuestTimer {
     Sbi,
 }
 
+/// Where a guest's kernel runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuestMode {
+    /// VS mode, on harts with the H extension.
+    Virtual,
+    /// S mode itself, on harts without: in the firmware seat, with `mstatus.TVM` set.
+    Supervisor,
+}
+
 /// What the machine offers to guests; the same on every hart.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// The G-stage format in use.
+    /// Where guests' kernels run.
+    pub guest: GuestMode,
+    /// The G-stage format in use. Without the H extension no hart walks it: such tables are what
+    /// shadow tables are made from.
     pub g_format: &'static Format,
+    /// The formats that a guest's root register takes (`vsatp`; in S mode `satp`), the smallest first.
+    pub formats: Vec<&'static Format>,
     /// Extensions that guests are told of.
     pub isa: Isa,
     /// `mmu-type` of guests' cpu nodes.

@@ -5,7 +5,7 @@
 
 use crate::board;
 use crate::env::Env;
-use crate::gnomon::Gnomon;
+use crate::gnomon::{Gnomon, GuestMode};
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Departure, Devices, Phase, Unreachable, Vm, VmFence};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
@@ -73,7 +73,12 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     };
     let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
-    vm.time_zero.store(env.now(), Ordering::Relaxed);
+    let zero = match g.offer.guest {
+        GuestMode::Virtual => env.now(),
+        // S mode reads the host's clock.
+        GuestMode::Supervisor => 0,
+    };
+    vm.time_zero.store(zero, Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
     *phase = Phase::Running;
     g.start(run, env);
@@ -91,6 +96,10 @@ fn build_space<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<AddressSpace,
     let config = &vm.config;
     // The bundle's promises are checked here, where they are used.
     let MmuMode::Nested = config.mmu;
+    if g.offer.guest == GuestMode::Supervisor {
+        let modes = "use mmu = shadow, unsync or lazy instead";
+        return Err(format!("mmu = nested needs the H extension, which this machine's harts lack: {modes}"));
+    }
     let memory = config.memory_bytes;
     if memory < board::LEAST_RAM || !memory.is_multiple_of(PAGE_BYTES) {
         return Err(format!("{memory} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));

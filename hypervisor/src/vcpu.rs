@@ -117,8 +117,9 @@ impl Vcpu {
     }
 }
 
-/// The VS-level CSRs and those S-level ones that the guest has to itself. They stay in the hart
-/// between exits and are swapped with the vCPU.
+/// A guest's supervisor state: the VS-level CSRs and those S-level ones that it has to itself. Where it
+/// runs in S mode ([`crate::gnomon::GuestMode`]) the S-level ones are its own, and hold what the names say
+/// here. They stay in the hart between exits and are swapped with the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VsCsrs {
     /// `vsstatus`.
@@ -135,9 +136,10 @@ pub struct VsCsrs {
     pub vscause: u64,
     /// `vstval`.
     pub vstval: u64,
-    /// `vsatp`.
+    /// `vsatp`. Under shadow tables the hart's register names one of those, and this is the guest's own
+    /// `satp`, whether the vCPU is loaded or not.
     pub vsatp: u64,
-    /// `hvip`.
+    /// `hvip`; of a guest in S mode, `mip`'s S-level bits at the VS-level ones' places.
     pub hvip: u64,
     /// `vstimecmp`, with Sstc.
     pub vstimecmp: u64,
@@ -203,7 +205,7 @@ impl VcpuRun {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in VS mode with a0 = hart id,
+    /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in supervisor mode with a0 = hart id,
     /// a1 = `opaque`, translation and interrupts off. Registers that the SBI leaves undefined are
     /// zero, so that nothing of an earlier life shows.
     pub fn reset(&mut self, pc: u64, opaque: u64) {

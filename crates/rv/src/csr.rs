@@ -93,6 +93,9 @@ pub mod atp {
     /// The VMID field has 14 bits (QEMU lets all 16 through: mask).
     pub const VMID_BITS: u64 = (1 << 14) - 1;
 
+    /// The ASID field has 16 bits.
+    pub const ASID_BITS: u64 = (1 << 16) - 1;
+
     /// An `hgatp` for a G-stage table.
     #[must_use]
     pub const fn hgatp<S: Space>(format: &Format, vmid: Vmid, root: Pfn<S>) -> u64 {

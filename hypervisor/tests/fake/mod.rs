@@ -4,7 +4,7 @@
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use hypervisor::console::Console;
 use hypervisor::env::{Env, VsTrapRegs};
-use hypervisor::gnomon::{Gnomon, GuestTimer, Offer};
+use hypervisor::gnomon::{Gnomon, GuestMode, GuestTimer, Offer};
 use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
@@ -83,10 +83,10 @@ impl Env for Hart {
     fn now(&self) -> u64 {
         self.time
     }
-    fn guest_mode(&self) -> Mode {
+    fn privilege(&self) -> Mode {
         self.mode
     }
-    fn set_guest_mode(&mut self, mode: Mode) {
+    fn set_privilege(&mut self, mode: Mode) {
         self.mode = mode;
     }
     fn trap_regs(&self) -> VsTrapRegs {
@@ -158,7 +158,9 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     console.set_guests(config.console, config.vms.iter().map(|vm| vm.name.clone()));
     let g = Gnomon {
         offer: Offer {
+            guest: GuestMode::Virtual,
             g_format: &rv::format::SV39X4,
+            formats: vec![&rv::format::SV39],
             isa: Isa::from_isa_string("rv64imafdc_sstc"),
             mmu_type: "riscv,sv39".into(),
             timer,

@@ -1,11 +1,13 @@
 //! [`Env`] made of instructions.
 
 use super::{FENCE_PAGES, Hart, Reach};
+use crate::guest::Line;
 use crate::seat;
 use hypervisor::env::{Env, VsTrapRegs};
+use hypervisor::gnomon::GuestMode;
+use metal::fence;
 use metal::ram::Ram;
-use metal::{csr, fence};
-use rv::{Addr, FenceScope, Gpa, Interrupt, Mode, PAGE_BYTES, Vmid};
+use rv::{Addr, FenceScope, Gpa, Mode, PAGE_BYTES, Vmid};
 
 impl Env for Hart {
     type Mem = Ram;
@@ -22,52 +24,36 @@ impl Env for Hart {
         metal::time()
     }
 
-    fn guest_mode(&self) -> Mode {
-        self.seat.guest_mode()
+    fn privilege(&self) -> Mode {
+        self.guest.privilege()
     }
 
-    fn set_guest_mode(&mut self, mode: Mode) {
-        self.seat.set_guest_mode(mode);
+    fn set_privilege(&mut self, mode: Mode) {
+        self.guest.set_privilege(mode);
     }
 
     fn trap_regs(&self) -> VsTrapRegs {
-        VsTrapRegs {
-            vsstatus: csr::vsstatus::read(),
-            vstvec: csr::vstvec::read(),
-            vsepc: csr::vsepc::read(),
-            vscause: csr::vscause::read(),
-            vstval: csr::vstval::read(),
-        }
+        self.guest.trap_regs()
     }
 
     fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
-        // SAFETY: VS-level registers concern the guest only.
-        unsafe {
-            csr::vsstatus::write(regs.vsstatus);
-            csr::vsepc::write(regs.vsepc);
-            csr::vscause::write(regs.vscause);
-            csr::vstval::write(regs.vstval);
-        }
+        self.guest.set_trap_regs(regs);
     }
 
     fn vsatp(&self) -> u64 {
-        csr::vsatp::read()
+        self.guest.guest_root()
     }
 
     fn interrupt_pending(&self) -> bool {
-        csr::vsip::read() & csr::vsie::read() != 0
+        self.guest.interrupt_pending()
     }
 
     fn set_timer_interrupt(&mut self, high: bool) {
-        // SAFETY: an interrupt of the guest's.
-        unsafe {
-            if high { csr::hvip::set(Interrupt::VsTimer.bit()) } else { csr::hvip::clear(Interrupt::VsTimer.bit()) }
-        }
+        self.guest.set_line(Line::Timer, high);
     }
 
     fn set_guest_deadline(&mut self, deadline: u64) {
-        // SAFETY: the guest's own comparator; called only with Sstc.
-        unsafe { csr::vstimecmp::write(deadline) };
+        self.guest.set_comparator(deadline);
     }
 
     fn send_ipi(&mut self, hart: usize) {
@@ -77,12 +63,14 @@ impl Env for Hart {
 
     fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>) {
         let vmid = Vmid(self.views[vm].slot.id());
-        match scope {
-            FenceScope::Range { start, bytes } if bytes <= FENCE_PAGES * PAGE_BYTES => {
+        match (self.guest.mode(), scope) {
+            // What its TLB holds there leads from virtual to host addresses at once.
+            (GuestMode::Supervisor, _) => self.guest.fence(None, None),
+            (GuestMode::Virtual, FenceScope::Range { start, bytes }) if bytes <= FENCE_PAGES * PAGE_BYTES => {
                 let pages = bytes.div_ceil(PAGE_BYTES);
                 (0..pages).for_each(|n| fence::gvma_page(Addr::new(start.raw() + n * PAGE_BYTES), vmid));
             }
-            _ => fence::gvma_vmid(vmid),
+            (GuestMode::Virtual, _) => fence::gvma_vmid(vmid),
         }
     }
 
