@@ -3,6 +3,7 @@
 
 use crate::device::{plic, uart};
 use crate::gnomon::Offer;
+use crate::isa::Isa;
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
 use alloc::string::String;
@@ -86,9 +87,9 @@ fn intc_phandle(hart: u32) -> u32 {
     2 + hart
 }
 
-/// The flattened device tree of a VM.
+/// The flattened device tree of a VM. `is_shadow`: its memory is shadowed.
 #[must_use]
-pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
+pub fn device_tree(config: &VmConfig, offer: &Offer, is_shadow: bool) -> Vec<u8> {
     let mut tree = DeviceTree::new();
     let root = &mut tree.root;
     for property in [
@@ -114,12 +115,13 @@ pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
         format!("memory@{GUEST_RAM_BASE:x}"),
         [text("device_type", "memory"), wide("reg", &[GUEST_RAM_BASE, config.memory_bytes])],
     ));
-    root.add_child(cpus(config.vcpus, offer));
+    let isa = offer.isa.with_mmu(is_shadow, config.svvptc, config.svadu);
+    root.add_child(cpus(config.vcpus, offer, &isa));
     root.add_child(soc(config.vcpus));
     tree.to_dtb()
 }
 
-fn cpus(count: u32, offer: &Offer) -> DeviceTreeNode {
+fn cpus(count: u32, offer: &Offer, isa: &Isa) -> DeviceTreeNode {
     let mut cpus = node(
         "cpus",
         [
@@ -136,18 +138,18 @@ fn cpus(count: u32, offer: &Offer) -> DeviceTreeNode {
                 text("compatible", "riscv"),
                 text("status", "okay"),
                 cells("reg", &[hart]),
-                text("riscv,isa", &offer.isa.isa_string()),
+                text("riscv,isa", &isa.isa_string()),
                 text("riscv,isa-base", "rv64i"),
-                strings("riscv,isa-extensions", offer.isa.ordered()),
+                strings("riscv,isa-extensions", isa.ordered()),
                 text("mmu-type", &offer.mmu_type),
             ],
         );
         for (name, extension, bytes) in [
-            ("riscv,cbom-block-size", "zicbom", offer.isa.cbom_block),
-            ("riscv,cboz-block-size", "zicboz", offer.isa.cboz_block),
-            ("riscv,cbop-block-size", "zicbop", offer.isa.cbop_block),
+            ("riscv,cbom-block-size", "zicbom", isa.cbom_block),
+            ("riscv,cboz-block-size", "zicboz", isa.cboz_block),
+            ("riscv,cbop-block-size", "zicbop", isa.cbop_block),
         ] {
-            if offer.isa.has(extension) && bytes != 0 {
+            if isa.has(extension) && bytes != 0 {
                 cpu.add_property(cells(name, &[bytes]));
             }
         }
@@ -204,7 +206,6 @@ fn soc(vcpus: u32) -> DeviceTreeNode {
 mod tests {
     use super::*;
     use crate::gnomon::GuestTimer;
-    use crate::isa::Isa;
     use crate::machine::Machine;
 
     fn config(vcpus: u32) -> VmConfig {
@@ -228,7 +229,10 @@ mod tests {
 
     fn offer() -> Offer {
         Offer {
+            guest: crate::gnomon::GuestMode::Virtual,
             g_format: &rv::format::SV39X4,
+            formats: alloc::vec![&rv::format::SV39],
+            nested_svadu: false,
             isa: Isa::from_isa_string("rv64imafdc_sstc"),
             mmu_type: "riscv,sv57".into(),
             timer: GuestTimer::Sstc,
@@ -239,7 +243,7 @@ mod tests {
 
     #[test]
     fn our_own_reader_understands_the_tree() {
-        let tree = device_tree(&config(3), &offer());
+        let tree = device_tree(&config(3), &offer(), false);
         assert!(tree.len() < TREE_BYTES as usize);
         let machine = Machine::parse(&tree).unwrap();
         assert_eq!(machine.harts.len(), 3);
@@ -254,7 +258,7 @@ mod tests {
     fn the_largest_tree_fits() {
         let mut config = config(abi::bundle::MAX_VCPUS);
         config.bootargs = "x".repeat(2048);
-        assert!(device_tree(&config, &offer()).len() < TREE_BYTES as usize);
+        assert!(device_tree(&config, &offer(), false).len() < TREE_BYTES as usize);
     }
 
     #[test]

@@ -64,6 +64,10 @@ counters! {
         exits_store = "exits.store_guest_page",
         /// Virtual-instruction exceptions: WFI, and what only a hypervisor may do.
         exits_virtual = "exits.virtual_instruction",
+        /// Illegal instructions of guests in S mode, WFI among them where it traps.
+        exits_illegal = "exits.illegal_instruction",
+        /// Page faults of guests on shadow tables.
+        exits_page_fault = "exits.page_fault",
         /// All others.
         exits_other = "exits.other",
         /// SBI base calls.
@@ -102,6 +106,20 @@ counters! {
         inject_timer = "inject.timer",
         /// Changes of the external interrupt line.
         inject_external = "inject.external",
+        /// Fences by address and ASID that the lane did, without a full exit.
+        lane_page = "lane.page",
+        /// Fences by address alone that the lane did.
+        lane_page_global = "lane.page_global",
+        /// Exits by fences by address and ASID, on shadow tables.
+        fences_page = "fences.page",
+        /// Exits by fences by address alone.
+        fences_page_global = "fences.page_global",
+        /// Exits by fences of one ASID.
+        fences_asid = "fences.asid",
+        /// Exits by fences of everything.
+        fences_all = "fences.all",
+        /// Exits by accesses to `satp`.
+        satp_accesses = "satp.accesses",
         /// Fences done on behalf of other vCPUs' SBI calls.
         fences_remote = "fences.remote",
         /// Times the vCPU was put on a hart.

@@ -1,9 +1,11 @@
 //! What the exit path needs from the hart it runs on. The binary implements it with instructions,
 //! tests with plain data.
 
-use rv::{FenceScope, Gpa, Mode, PhysMem};
+use mmu::shadow::Root;
+use rv::{Addr, FenceScope, Format, Gpa, Gva, Mode, PhysMem};
 
-/// The VS-level registers that a trap into the guest changes, and those it depends on.
+/// The registers that a trap into the guest changes, and those it depends on: VS-level ones, or, where
+/// the guest runs in S mode ([`crate::gnomon::GuestMode`]), the S-level ones themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VsTrapRegs {
     /// `vsstatus`.
@@ -30,19 +32,19 @@ pub trait Env {
     /// The host's `time`.
     fn now(&self) -> u64;
     /// The guest's privilege when it trapped.
-    fn guest_mode(&self) -> Mode;
+    fn privilege(&self) -> Mode;
     /// The privilege that the guest goes on with.
-    fn set_guest_mode(&mut self, mode: Mode);
+    fn set_privilege(&mut self, mode: Mode);
     /// The loaded vCPU's trap registers.
     fn trap_regs(&self) -> VsTrapRegs;
     /// Writes them back (`vstvec` is not changed).
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
-    /// The loaded vCPU's `vsatp`.
+    /// The `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;
-    /// Whether an interrupt is pending for the loaded vCPU that its `vsie` enables (whatever SIE is:
-    /// that is when WFI ends).
+    /// Whether an interrupt is pending for the loaded vCPU that its `sie` enables (whatever SIE is: that
+    /// is when WFI ends).
     fn interrupt_pending(&self) -> bool;
-    /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`), for guests without Sstc.
+    /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`, in S mode `mip.STIP`), for guests without Sstc.
     fn set_timer_interrupt(&mut self, high: bool);
     /// Sets the loaded vCPU's own comparator, in guest time, for guests with Sstc.
     fn set_guest_deadline(&mut self, deadline: u64);
@@ -50,6 +52,16 @@ pub trait Env {
     fn send_ipi(&mut self, hart: usize);
     /// Removes G-stage translations of VM number `vm` from this hart's TLB.
     fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>);
+    /// Gives the loaded vCPU, of VM number `vm`, this shadow root. `forget`: what this hart remembers of the root is
+    /// out of date.
+    fn load_root(&mut self, vm: usize, root: &Root, forget: bool);
+    /// Removes translations of the loaded vCPU's guest from this hart's TLB: those of one page or all, of all its
+    /// roots.
+    fn fence_guest(&mut self, page: Option<Addr<Gva>>);
+    /// Removes those of its present root.
+    fn fence_guest_root(&mut self);
+    /// The address of the lane's jump table for roots of `format`.
+    fn lane_table(&self, format: &Format) -> u64;
     /// Lets this hart fetch what was stored before (`fence.i`).
     fn fence_instructions(&mut self);
     /// This hart caused the VM's TLB generation to become `generation` and has fenced for it: unless

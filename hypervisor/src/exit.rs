@@ -6,8 +6,9 @@
 
 use crate::board::Device;
 use crate::env::{Env, VsTrapRegs};
-use crate::gnomon::Gnomon;
+use crate::gnomon::{Gnomon, GuestMode};
 use crate::sbi;
+use crate::shadow;
 use crate::vcpu::{VcpuRun, request};
 use crate::vm::{Departure, Devices, Unreachable, Vm};
 use abi::record::EndReason;
@@ -15,11 +16,12 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
+use mmu::gstage::AddressSpace;
 use mmu::two_stage::{Stage, Stages, access_fault, two_stage};
 use mmu::walk::{AdPolicy, Ram};
 use rv::csr::status;
 use rv::insn::{MemInsn, MemOp};
-use rv::{Access, Addr, Caps, Cause, Exception, Format, Gpa, Gva, Interrupt, Mode, Pfn, Request, Trap};
+use rv::{Access, Addr, Caps, Cause, Exception, Format, Gpa, Gva, Interrupt, Mode, Pfn, PhysMem, Request, Trap};
 use spin::MutexGuard;
 
 /// How a vCPU goes on after an exit.
@@ -56,6 +58,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = run.context.exit;
     let counters = &run.shared.counters;
     counters.exits.bump();
+    run.count_lane();
+    let counters = &run.shared.counters;
     match Cause::from_register(exit.cause) {
         Cause::Exception(Exception::StoreGuestPage) => {
             counters.exits_store.bump();
@@ -69,14 +73,30 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.exits_fetch.bump();
             guest_page_fault(g, run, Access::Fetch, env)
         }
-        Cause::Exception(Exception::EcallFromVs) => {
+        Cause::Exception(e) if e == sbi_call(g.offer.guest) => {
             counters.exits_ecall.bump();
             run.context.skip(4);
             sbi::call(g, run, env)
         }
         Cause::Exception(Exception::VirtualInstruction) => {
             counters.exits_virtual.bump();
-            virtual_instruction(run, env)
+            privileged_instruction(g, run, env)
+        }
+        // In S mode that is how what traps does, among what is illegal.
+        Cause::Exception(Exception::IllegalInstruction) if g.offer.guest == GuestMode::Supervisor => {
+            counters.exits_illegal.bump();
+            privileged_instruction(g, run, env)
+        }
+        Cause::Exception(e @ (Exception::FetchPage | Exception::LoadPage | Exception::StorePage))
+            if run.root.is_some() =>
+        {
+            counters.exits_page_fault.bump();
+            let access = match e {
+                Exception::FetchPage => Access::Fetch,
+                Exception::LoadPage => Access::Load,
+                _ => Access::Store,
+            };
+            shadow::page_fault(g, run, access, env)
         }
         Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
             counters.exits_timer.bump();
@@ -141,14 +161,25 @@ fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: 
             run.shared.counters.faults_memory.bump();
             Outcome::Resume
         }
-        Err(Unreachable::Hole) if !is_implicit && access != Access::Fetch => match Device::at(gpa) {
-            Some(device) => device_access(g, run, access, device, env),
-            None => deny(run, access, env),
-        },
+        Err(Unreachable::Hole) if !is_implicit => outside_ram(g, run, access, gpa, env),
         Err(Unreachable::Hole | Unreachable::Denied) => deny(run, access, env),
         Err(Unreachable::OutOfFrames(e)) => Outcome::kill(format!("no memory for {gpa}: {e}")),
         // The VM is leaving; this vCPU is about to be parked.
         Err(Unreachable::Gone) => Outcome::Resume,
+    }
+}
+
+/// An access to guest physical memory where there is no RAM.
+pub(crate) fn outside_ram<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    access: Access,
+    gpa: Addr<Gpa>,
+    env: &mut E,
+) -> Outcome {
+    match Device::at(gpa) {
+        Some(device) if access != Access::Fetch => device_access(g, run, access, device, env),
+        _ => deny(run, access, env),
     }
 }
 
@@ -159,7 +190,7 @@ fn deny<E: Env>(run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
     inject(run, &trap, env)
 }
 
-/// Delivers an exception to the guest, as hardware would take it in VS mode.
+/// Delivers an exception to the guest, as hardware would take it.
 pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
     let mut regs = env.trap_regs();
     let is_fetch = matches!(trap.exception, Exception::FetchAccess | Exception::FetchPage | Exception::FetchGuestPage);
@@ -171,13 +202,13 @@ pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
         ));
     }
     run.shared.counters.inject_exception.bump();
-    run.context.pc = enter_trap(&mut regs, trap, run.context.pc, env.guest_mode());
+    run.context.pc = enter_trap(&mut regs, trap, run.context.pc, env.privilege());
     env.set_trap_regs(&regs);
-    env.set_guest_mode(Mode::Supervisor);
+    env.set_privilege(Mode::Supervisor);
     Outcome::Resume
 }
 
-/// The change of the VS-level registers at a trap (privileged spec, "Trap Entry", for a trap to VS);
+/// The change of the guest's trap registers at a trap (privileged spec, "Trap Entry", for a trap to S);
 /// returns where the guest goes on. `pc` and `from` are where and in which mode it was.
 pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u64 {
     regs.vsepc = pc;
@@ -195,17 +226,27 @@ pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u6
     regs.vstvec & !3
 }
 
-/// An instruction that only a hypervisor may execute, or one that Gnomon chose to trap.
-fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
+/// What a guest's kernel calls the SBI by.
+fn sbi_call(guest: GuestMode) -> Exception {
+    match guest {
+        GuestMode::Virtual => Exception::EcallFromVs,
+        GuestMode::Supervisor => Exception::EcallFromS,
+    }
+}
+
+/// An instruction that Gnomon chose to trap, or one that only a hypervisor may execute; from guests in S
+/// mode, any that is illegal.
+fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     const WFI: u64 = 0x1050_0073;
     // Zawrs: traps where WFI does, but in user mode as well.
     const WRS_NTO: u64 = 0x00d0_0073;
+    let exit = run.context.exit;
     // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
-    let insn = match run.context.exit.tval {
+    let insn = match exit.tval {
         0 => fetch(run, env).map_or(0, u64::from),
         insn => insn,
     };
-    match (insn, env.guest_mode()) {
+    match (insn, env.privilege()) {
         (WFI, Mode::Supervisor) => {
             run.context.skip(4);
             return Outcome::Wait;
@@ -216,8 +257,13 @@ fn virtual_instruction<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         _ => {}
     }
-    // The guest's machine has no H extension: to it the instruction is illegal.
-    inject(run, &Trap::new(Exception::IllegalInstruction, insn), env)
+    if let Some(outcome) = shadow::translation_instruction(g, run, insn, env) {
+        return outcome;
+    }
+    // The guest's machine has no H extension: to it a virtual instruction is an illegal one. One that
+    // was illegal to begin with is so with the hart's own `tval`.
+    let tval = if exit.cause == Exception::IllegalInstruction.code() { exit.tval } else { insn };
+    inject(run, &Trap::new(Exception::IllegalInstruction, tval), env)
 }
 
 /// A load or store that reaches a device of the board.
@@ -308,30 +354,33 @@ pub fn update_uart_line<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_,
     }
 }
 
-/// Reads the instruction at `pc` through the guest's own tables, as a fetch. Changes no mapping.
-/// `None` if it cannot be fetched: the guest changed its tables since the trap.
+/// Reads the vCPU's present instruction. `None` if it cannot be fetched: the guest changed its tables
+/// since the trap.
 fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {
-    let mut mem = env.mem();
-    let guard = run.vm.space.lock();
-    let space = guard.as_ref()?;
-    let vsatp = env.vsatp();
+    let guard = run.vm.memory.lock();
+    // On shadow tables the hart's register is Gnomon's.
+    let satp = if run.root.is_some() { run.csrs.vsatp } else { env.vsatp() };
+    fetch_from(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, env.mem())
+}
+
+/// Reads the instruction at `pc` through the guest's own tables, as a fetch. Changes no mapping.
+pub(crate) fn fetch_from<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mut mem: M) -> Option<u32> {
     let caps = Caps { svnapot: true, svpbmt: true };
-    let vs = Format::of_vs_mode(vsatp >> rv::csr::atp::MODE_SHIFT).map(|format| Stage {
+    let vs = Format::of_vs_mode(satp >> rv::csr::atp::MODE_SHIFT).map(|format| Stage {
         format,
-        root: Pfn::<Gpa>::new(vsatp & rv::csr::atp::PPN),
+        root: Pfn::<Gpa>::new(satp & rv::csr::atp::PPN),
         caps,
         ad: AdPolicy::Svade,
     });
     let g_stage = Stage { format: space.format(), root: space.root(), caps: Caps::default(), ad: AdPolicy::Svade };
     let stages = Stages { vs, g: Some(g_stage) };
-    let request = Request { access: Access::Fetch, mode: env.guest_mode(), sum: false, mxr: false, hs_mxr: false };
+    let request = Request { access: Access::Fetch, mode, sum: false, mxr: false, hs_mxr: false };
     let mut half = |pc: u64| -> Option<u16> {
         let arrival = two_stage(&stages, Addr::<Gva>::new(pc), &request, &mut Ram(&mut mem)).ok()?;
         let mut bytes = [0; 2];
-        rv::PhysMem::read_bytes(&env.mem(), arrival.hpa, &mut bytes);
+        mem.read_bytes(arrival.hpa, &mut bytes);
         Some(u16::from_le_bytes(bytes))
     };
-    let pc = run.context.pc;
     let low = half(pc)?;
     let high = if low & 3 == 3 { half(pc.wrapping_add(2))? } else { 0 };
     Some(u32::from(low) | u32::from(high) << 16)

@@ -6,7 +6,8 @@ use crate::harts::HartShared;
 use crate::isa::Isa;
 use crate::sched::Sched;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
-use crate::vm::Vm;
+use crate::vm::{Past, Vm};
+use abi::bundle::{MmuMode, VmConfig};
 use abi::record::{Record, Stats, VmStats};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -27,13 +28,29 @@ pub enum GuestTimer {
     Sbi,
 }
 
+/// Where a guest's kernel runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuestMode {
+    /// VS mode, on harts with the H extension.
+    Virtual,
+    /// S mode itself, on harts without: in the firmware seat, with `mstatus.TVM` set.
+    Supervisor,
+}
+
 /// What the machine offers to guests; the same on every hart.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// The G-stage format in use.
+    /// Where guests' kernels run.
+    pub guest: GuestMode,
+    /// The G-stage format in use. Without the H extension no hart walks it: such tables are what
+    /// shadow tables are made from.
     pub g_format: &'static Format,
-    /// Extensions that guests are told of.
+    /// The formats that a guest's root register takes (`vsatp`; in S mode `satp`), the smallest first.
+    pub formats: Vec<&'static Format>,
+    /// Extensions that guests are told of, their own MMU's apart ([`crate::isa::Isa::with_mmu`]).
     pub isa: Isa,
+    /// Whether hardware can set A and D for guests behind a G-stage.
+    pub nested_svadu: bool,
     /// `mmu-type` of guests' cpu nodes.
     pub mmu_type: String,
     /// Guests' timers.
@@ -69,6 +86,15 @@ pub struct Gnomon {
 }
 
 impl Gnomon {
+    /// How a VM's memory is virtualized: as it asks for, or else as suits the harts best.
+    #[must_use]
+    pub fn mode(&self, config: &VmConfig) -> MmuMode {
+        config.mmu.unwrap_or(match self.offer.guest {
+            GuestMode::Virtual => MmuMode::Nested,
+            GuestMode::Supervisor => MmuMode::Lazy,
+        })
+    }
+
     /// Posts requests to a vCPU and sees to it that it looks at them soon: a running one leaves its
     /// guest, a waiting one becomes ready.
     pub fn post<E: Env>(&self, vcpu: &Vcpu, requests: u32, env: &mut E) {
@@ -195,9 +221,14 @@ impl Gnomon {
         for (name, count) in vm.vcpus.iter().flat_map(|vcpu| vcpu.counters.each()) {
             *counters.entry(name.to_string()).or_default() += count;
         }
-        add_g_stage(&mut counters, &vm.past_spaces.lock());
-        if let Some(space) = vm.space.lock().as_ref() {
-            add_g_stage(&mut counters, space.counters());
+        let Past { mut space, mut shadow, .. } = *vm.past.lock();
+        if let Some(memory) = vm.memory.lock().as_ref() {
+            space += *memory.space.counters();
+            shadow += memory.shadow.as_ref().map_or_else(Default::default, |shadow| *shadow.counters());
+        }
+        add_g_stage(&mut counters, &space);
+        if self.mode(&vm.config) != MmuMode::Nested {
+            counters.extend(shadow.each().map(|(name, count)| (name.to_string(), count)));
         }
         let usage = self.frames.lock().usage(Owner::Vm(vm.index as u16));
         counters.insert("frames.guest".into(), usage.guest);

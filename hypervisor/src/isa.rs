@@ -98,6 +98,32 @@ impl Isa {
         Isa { names: names.cloned().collect(), ..self.clone() }
     }
 
+    /// What a guest is told about its MMU, in the place of what the hart has. On shadow tables the MMU is
+    /// Gnomon's: it knows neither Svnapot nor Svpbmt, and Svvptc needs nothing of the hart's, because an access that
+    /// finds an entry invalid looks again. `svvptc` is whether the guest may know.
+    #[must_use]
+    pub fn with_mmu(&self, is_shadow: bool, svvptc: bool, svadu: bool) -> Isa {
+        let mut isa = self.clone();
+        let mut set = |name: &str, has| {
+            if has {
+                isa.names.insert(name.to_string());
+            } else {
+                isa.names.remove(name);
+            }
+        };
+        if is_shadow {
+            set("svnapot", false);
+            set("svvptc", svvptc);
+        }
+        // Svade: software sets A and D. With Svadu it is the hardware, and nobody can ask for the other (SBI FWFT is
+        // not offered).
+        if is_shadow || svadu {
+            set("svade", !svadu);
+            set("svadu", svadu);
+        }
+        isa
+    }
+
     /// The names in canonical order: `i`, the other single letters, then `z…`, then `s…`.
     pub fn ordered(&self) -> impl Iterator<Item = &str> {
         const LETTERS: &str = "imafdqlcbkjtpvh";

@@ -21,5 +21,6 @@ pub mod lifecycle;
 pub mod machine;
 pub mod sbi;
 pub mod sched;
+pub mod shadow;
 pub mod vcpu;
 pub mod vm;

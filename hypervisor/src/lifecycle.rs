@@ -5,10 +5,11 @@
 
 use crate::board;
 use crate::env::Env;
-use crate::gnomon::Gnomon;
+use crate::gnomon::{Gnomon, GuestMode};
+use crate::shadow;
 use crate::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Departure, Devices, Phase, Unreachable, Vm, VmFence};
-use abi::bundle::{GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
+use crate::vm::{Departure, Devices, Memory, Phase, Unreachable, Vm, VmFence};
+use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, MmuMode, Segment, VmConfig, default_shadow_bytes};
 use abi::record::{EndReason, Record, VmEnd};
 use alloc::boxed::Box;
 use alloc::format;
@@ -16,7 +17,9 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::Owner;
-use mmu::gstage::{AddressSpace, Object, Policy, Prot, Region, Superpages};
+use mmu::gstage::{AddressSpace, Images, Object, Policy, Prot, Region, Superpages};
+use mmu::shadow::{Config as Shadowing, Shadow};
+use mmu::walk::AdPolicy;
 use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 
 /// Creates the parked vCPUs of every VM and starts the VMs. One that cannot be started ends with a
@@ -48,11 +51,13 @@ fn boot_or_end<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
 
 /// Builds a VM's memory, devices and device tree.
 fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
-    let space = build_space(g, vm, env)?;
-    *vm.space.lock() = Some(space);
+    let memory = build_memory(g, vm, env)?;
+    *vm.memory.lock() = Some(memory);
+    announce(g, vm);
     *vm.devices.lock() = Devices::new(vm.config.vcpus);
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
-    let tree = board::device_tree(&vm.config, &g.offer);
+    let is_shadow = g.mode(&vm.config) != MmuMode::Nested;
+    let tree = board::device_tree(&vm.config, &g.offer, is_shadow);
     let at = board::tree_address(vm.config.memory_bytes);
     if tree.len() as u64 > board::TREE_BYTES {
         return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));
@@ -73,48 +78,109 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     };
     let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
-    vm.time_zero.store(env.now(), Ordering::Relaxed);
+    let zero = match g.offer.guest {
+        GuestMode::Virtual => env.now(),
+        // S mode reads the host's clock.
+        GuestMode::Supervisor => 0,
+    };
+    vm.time_zero.store(zero, Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
     *phase = Phase::Running;
     g.start(run, env);
     Ok(())
 }
 
-/// What a VM may own, in frames: its RAM, the tables for it, and some to spare for tables of sparse
-/// regions. Documented in `docs/memory.md`.
-fn frame_limit(config: &VmConfig) -> u64 {
+/// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse
+/// regions, and its shadow tables. Documented in `docs/memory.md`.
+fn frame_limit(config: &VmConfig, shadow_pages: Option<u32>) -> u64 {
     let ram = config.memory_bytes / PAGE_BYTES;
-    ram + ram / 256 + 64
+    ram + ram / 256 + 64 + shadow_pages.map_or(0, |pages| Shadowing::frames(pages, ram))
 }
 
-fn build_space<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<AddressSpace, String> {
-    let config = &vm.config;
-    // The bundle's promises are checked here, where they are used.
-    if let Some(mode @ (MmuMode::Shadow | MmuMode::Unsync | MmuMode::Lazy)) = config.mmu {
-        return Err(format!("mmu = {mode} is not built yet; choose nested"));
+/// Most shadow pages of a VM.
+fn shadow_pages(config: &VmConfig) -> Result<u32, String> {
+    let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
+    let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
+    if bytes < least {
+        return Err(format!("{bytes} bytes for its shadow tables: at least {least} are needed for its vCPUs"));
     }
+    Ok((bytes / Shadowing::BYTES_EACH).min(Shadowing::MOST_PAGES.into()) as u32)
+}
+
+/// Says how the VM's memory is virtualized, and who chose.
+fn announce(g: &Gnomon, vm: &Vm) {
+    let mode = g.mode(&vm.config);
+    let who = match (vm.config.mmu, g.offer.guest) {
+        (Some(_), _) => "",
+        (None, GuestMode::Virtual) => ", the default with the H extension",
+        (None, GuestMode::Supervisor) => ", the default without the H extension",
+    };
+    g.console.lock().say(&format!("{}: mmu = {mode}{who}", vm.config.name));
+}
+
+/// Whether this machine can host the VM's memory in that mode; a message if not.
+fn check_memory(g: &Gnomon, config: &VmConfig, mode: MmuMode) -> Result<(), String> {
     let memory = config.memory_bytes;
+    if mode == MmuMode::Nested && g.offer.guest == GuestMode::Supervisor {
+        let modes = "use mmu = shadow, unsync or lazy instead";
+        return Err(format!("mmu = nested needs the H extension, which this machine's harts lack: {modes}"));
+    }
+    if mode == MmuMode::Nested && config.svadu && !g.offer.nested_svadu {
+        let modes = "use mmu = shadow, unsync or lazy, or leave svadu off";
+        return Err(format!("svadu with mmu = nested needs harts and firmware that grant it (henvcfg.ADUE): {modes}"));
+    }
     if memory < board::LEAST_RAM || !memory.is_multiple_of(PAGE_BYTES) {
         return Err(format!("{memory} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
     }
-    if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end >> g.offer.g_format.input_bits() != 0) {
-        return Err(format!("{memory} bytes of memory do not fit {} guest addresses", g.offer.g_format.name));
+    // On shadow tables, a guest without paging runs on an identity map in the lower half of Sv39.
+    let (name, bits) = match mode {
+        MmuMode::Nested => (g.offer.g_format.name, g.offer.g_format.input_bits()),
+        MmuMode::Shadow | MmuMode::Unsync | MmuMode::Lazy => ("an identity map in Sv39", 38),
+    };
+    if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
+        return Err(format!("{memory} bytes of memory do not fit {name}"));
     }
+    Ok(())
+}
+
+fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, String> {
+    let config = &vm.config;
+    // The bundle's promises are checked here, where they are used.
+    let mode = g.mode(config);
+    check_memory(g, config, mode)?;
+    let shadowing = match shadow::shadowing(mode) {
+        Some(shadowing) => Some((shadowing, shadow_pages(config)?)),
+        None => None,
+    };
     let owner = Owner::Vm(vm.index as u16);
-    let superpages = if config.superpages { Superpages::Mega } else { Superpages::Never };
+    let policy = Policy {
+        superpages: if config.superpages { Superpages::Mega } else { Superpages::Never },
+        // Hardware that sets A and D in a guest's table does not ask the G-stage everywhere.
+        images: if config.svadu { Images::Private } else { Images::Shared },
+    };
     let mut mem = env.mem();
     let mut frames = g.frames.lock();
-    frames.set_limit(owner, frame_limit(config));
-    let space = AddressSpace::new(g.offer.g_format, owner, Policy { superpages }, &mut frames, &mut mem);
+    frames.set_limit(owner, frame_limit(config, shadowing.map(|(_, pages)| pages)));
+    let space = AddressSpace::new(g.offer.g_format, owner, policy, &mut frames, &mut mem);
     let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
-    let regions = add_regions(&mut space, g, config);
-    if let Err(message) = regions {
-        // No hart has seen these tables: their frames go straight back.
-        let mut nobody = Unseen;
-        space.destroy(&mem).abandon(&mut nobody).release(&mut frames);
-        return Err(message);
+    let built = add_regions(&mut space, g, config).and_then(|()| {
+        let Some((mode, pages)) = shadowing else { return Ok(None) };
+        let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
+        let first_serial = vm.past.lock().serials;
+        let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
+        Shadow::new(Shadowing { mode, ad, pages, first_serial }, owner, ram, &mut frames, &mut mem)
+            .map(Some)
+            .map_err(|e| format!("no memory for its shadow tables: {e}"))
+    });
+    match built {
+        Ok(shadow) => Ok(Memory { space, shadow }),
+        Err(message) => {
+            // No hart has seen these tables: their frames go straight back.
+            let mut nobody = Unseen;
+            space.destroy(&mem).abandon(&mut nobody).release(&mut frames);
+            Err(message)
+        }
     }
-    Ok(space)
 }
 
 /// The fence for tables that no hart has used.
@@ -198,7 +264,8 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
 }
 
 /// Parks a vCPU: it is on no hart and not started.
-pub fn park<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
+pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
+    shadow::forget(&mut run);
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = {
         let mut parked = vm.parked.lock();
@@ -235,13 +302,23 @@ pub fn park<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
 
 /// Takes a VM's memory away. None of its vCPUs is on a hart.
 fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
-    let Some(space) = vm.space.lock().take() else { return };
-    *vm.past_spaces.lock() += *space.counters();
+    let Some(Memory { space, shadow }) = vm.memory.lock().take() else { return };
+    let mut past = vm.past.lock();
+    past.space += *space.counters();
+    if let Some(shadow) = &shadow {
+        past.shadow += *shadow.counters();
+        past.serials = shadow.next_serial();
+    }
+    drop(past);
     let stale = space.destroy(&env.mem());
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it
     // enters this VM again, and nobody else's VMID reaches them.
     let retired = stale.fence(&mut VmFence { g, vm, env });
-    retired.release(&mut g.frames.lock());
+    let mut frames = g.frames.lock();
+    retired.release(&mut frames);
+    if let Some(shadow) = shadow {
+        shadow.destroy(&mut frames);
+    }
 }
 
 /// Says that a VM is over.

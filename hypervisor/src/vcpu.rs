@@ -6,7 +6,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use rv::{Addr, Asid, Context, FloatState, Gva, Mode, VectorCsrs};
+use mmu::shadow::{GuestFence, Root, Views};
+use rv::{Context, Exit, FloatState, Mode, VectorCsrs};
 use spin::Mutex;
 
 /// Requests posted to a vCPU: bits of [`Vcpu::posted`].
@@ -40,19 +41,13 @@ pub mod hsm {
 /// [`Vcpu::hart`] of a vCPU that is on no hart.
 pub const NOWHERE: usize = usize::MAX;
 
-/// A VS-stage fence that another vCPU asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VsFence {
-    /// First address and length in bytes; `None` for all addresses.
-    pub range: Option<(Addr<Gva>, u64)>,
-    /// One address space; `None` for all, global mappings included.
-    pub asid: Option<Asid>,
-}
+/// [`Vcpu::asid`] of a vCPU that no fence by ASID concerns at once.
+pub const NO_ASID: u32 = u32::MAX;
 
-/// Fences that wait for the vCPU's next entry. Bounded: too many become one for everything.
+/// Fences of other vCPUs that wait for the vCPU's next entry. Bounded: too many become one for everything.
 #[derive(Debug, Default)]
 pub struct FenceQueue {
-    fences: Vec<VsFence>,
+    fences: Vec<GuestFence>,
     everything: bool,
 }
 
@@ -60,7 +55,7 @@ impl FenceQueue {
     const MOST: usize = 16;
 
     /// Adds a fence.
-    pub fn push(&mut self, fence: VsFence) {
+    pub fn push(&mut self, fence: GuestFence) {
         if self.fences.len() == Self::MOST || (fence.range.is_none() && fence.asid.is_none()) {
             self.everything = true;
             self.fences.clear();
@@ -70,7 +65,7 @@ impl FenceQueue {
     }
 
     /// Takes all: `None` means a fence for everything.
-    pub fn take(&mut self) -> Option<Vec<VsFence>> {
+    pub fn take(&mut self) -> Option<Vec<GuestFence>> {
         let fences = core::mem::take(&mut self.fences);
         if core::mem::take(&mut self.everything) { None } else { Some(fences) }
     }
@@ -91,6 +86,8 @@ pub struct Vcpu {
     pub waiting: AtomicBool,
     /// The level of its external interrupt line.
     pub external: AtomicBool,
+    /// On shadow tables: the ASID in its `satp`, or [`NO_ASID`].
+    pub asid: AtomicU32,
     /// Its [`hsm`] state.
     pub hsm: AtomicU8,
     /// Fences to do at the next entry.
@@ -110,6 +107,7 @@ impl Vcpu {
             hart: AtomicUsize::new(NOWHERE),
             waiting: AtomicBool::new(false),
             external: AtomicBool::new(false),
+            asid: AtomicU32::new(NO_ASID),
             hsm: AtomicU8::new(hsm::STOPPED),
             fences: Mutex::new(FenceQueue::default()),
             counters: VcpuCounters::default(),
@@ -117,8 +115,9 @@ impl Vcpu {
     }
 }
 
-/// The VS-level CSRs and those S-level ones that the guest has to itself. They stay in the hart
-/// between exits and are swapped with the vCPU.
+/// A guest's supervisor state: the VS-level CSRs and those S-level ones that it has to itself. Where it
+/// runs in S mode ([`crate::gnomon::GuestMode`]) the S-level ones are its own, and hold what the names say
+/// here. They stay in the hart between exits and are swapped with the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VsCsrs {
     /// `vsstatus`.
@@ -135,9 +134,10 @@ pub struct VsCsrs {
     pub vscause: u64,
     /// `vstval`.
     pub vstval: u64,
-    /// `vsatp`.
+    /// `vsatp`. Under shadow tables the hart's register names one of those, and this is the guest's own
+    /// `satp`, whether the vCPU is loaded or not.
     pub vsatp: u64,
-    /// `hvip`.
+    /// `hvip`; of a guest in S mode, `mip`'s S-level bits at the VS-level ones' places.
     pub hvip: u64,
     /// `vstimecmp`, with Sstc.
     pub vstimecmp: u64,
@@ -176,6 +176,12 @@ pub struct VcpuRun {
     pub deadline: u64,
     /// The hart it last ran on, or [`NOWHERE`].
     pub last_hart: usize,
+    /// Its root, on shadow tables, from its first load until it is parked.
+    pub root: Option<Root>,
+    /// What it remembers of other roots.
+    pub views: Views,
+    /// The fences in its log that are accounted for.
+    pub logged: u64,
 }
 
 /// `vsstatus` at a vCPU's start: 64-bit user mode, everything else off.
@@ -185,16 +191,20 @@ impl VcpuRun {
     /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize) -> Box<Self> {
+        let shared_id = shared.id;
         Box::new(Self {
             shared,
             vm,
-            context: Context::default(),
+            context: Context::new(shared_id),
             mode: Mode::Supervisor,
             csrs: VsCsrs::default(),
             float: FloatState::ZERO,
             vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
             deadline: u64::MAX,
             last_hart: NOWHERE,
+            root: None,
+            views: Views::new(),
+            logged: 0,
         })
     }
 
@@ -203,12 +213,22 @@ impl VcpuRun {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in VS mode with a0 = hart id,
+    /// Counts what the lane has done since the last exit.
+    pub fn count_lane(&mut self) {
+        let counters = &self.shared.counters;
+        counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());
+        let logged = self.context.lane.log.count();
+        counters.lane_page_global.add(logged - self.logged);
+        self.logged = logged;
+    }
+
+    /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in supervisor mode with a0 = hart id,
     /// a1 = `opaque`, translation and interrupts off. Registers that the SBI leaves undefined are
     /// zero, so that nothing of an earlier life shows.
     pub fn reset(&mut self, pc: u64, opaque: u64) {
-        let (host_sp, host_tp) = (self.context.host_sp, self.context.host_tp);
-        self.context = Context { pc, host_sp, host_tp, ..Context::default() };
+        self.context.x = [0; 32];
+        self.context.pc = pc;
+        self.context.exit = Exit::default();
         self.context.x[10] = self.shared.id.into();
         self.context.x[11] = opaque;
         self.mode = Mode::Supervisor;
@@ -234,10 +254,11 @@ impl VcpuRun {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rv::Addr;
 
     #[test]
     fn too_many_fences_become_one() {
-        let page = |n: u64| VsFence { range: Some((Addr::new(n << 12), 4096)), asid: None };
+        let page = |n: u64| GuestFence { range: Some((Addr::new(n << 12), 4096)), asid: None };
         let mut queue = FenceQueue::default();
         (0..16).for_each(|n| queue.push(page(n)));
         assert_eq!(queue.take().map(|f| f.len()), Some(16));
@@ -245,7 +266,7 @@ mod tests {
         queue.push(page(1));
         assert_eq!(queue.take(), None);
         assert_eq!(queue.take(), Some(Vec::new()));
-        queue.push(VsFence { range: None, asid: None });
+        queue.push(GuestFence { range: None, asid: None });
         assert_eq!(queue.take(), None);
     }
 }

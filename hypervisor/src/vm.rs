@@ -15,6 +15,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, How, ResolveError, Resolved};
+use mmu::shadow::{Host, Shadow};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 use spin::Mutex;
 
@@ -69,16 +70,35 @@ impl Devices {
     }
 }
 
+/// A VM's memory.
+pub struct Memory {
+    /// Guest physical memory.
+    pub space: AddressSpace,
+    /// The tables that take the guest from virtual to host addresses, in the modes that shadow.
+    pub shadow: Option<Shadow>,
+}
+
+/// What a VM's memory did in earlier lives.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Past {
+    /// The address spaces.
+    pub space: mmu::gstage::Counters,
+    /// The shadow tables.
+    pub shadow: mmu::shadow::Counters,
+    /// Shadow roots: the next life's are numbered on.
+    pub serials: u64,
+}
+
 /// One VM.
 pub struct Vm {
     /// Its number: index into [`Gnomon::vms`], and its owner number for frames.
     pub index: usize,
     /// What it was asked to be.
     pub config: VmConfig,
-    /// Guest physical memory; `None` before the start and after the end.
-    pub space: Mutex<Option<AddressSpace>>,
-    /// What its address spaces did in the lives before the present one.
-    pub past_spaces: Mutex<mmu::gstage::Counters>,
+    /// Its memory; `None` before the start and after the end.
+    pub memory: Mutex<Option<Memory>>,
+    /// What its memory's engines did in the lives before the present one.
+    pub past: Mutex<Past>,
     /// The devices.
     pub devices: Mutex<Devices>,
     /// Its vCPUs, by hart id.
@@ -109,6 +129,15 @@ pub enum Unreachable {
     Gone,
 }
 
+impl From<ResolveError> for Unreachable {
+    fn from(error: ResolveError) -> Self {
+        match error {
+            ResolveError::Denied => Unreachable::Denied,
+            ResolveError::OutOfFrames(e) => Unreachable::OutOfFrames(e),
+        }
+    }
+}
+
 impl Vm {
     /// A VM with all its vCPUs still to be parked.
     #[must_use]
@@ -116,8 +145,8 @@ impl Vm {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(index, id))).collect();
         Self {
             index,
-            space: Mutex::new(None),
-            past_spaces: Mutex::new(mmu::gstage::Counters::default()),
+            memory: Mutex::new(None),
+            past: Mutex::new(Past::default()),
             devices: Mutex::new(Devices::new(config.vcpus)),
             vcpus,
             parked: Mutex::new(Vec::new()),
@@ -141,8 +170,22 @@ impl Vm {
         env: &mut E,
     ) -> Result<Addr<Hpa>, Unreachable> {
         let mut mem = env.mem();
-        let mut guard = self.space.lock();
-        let space = guard.as_mut().ok_or(Unreachable::Gone)?;
+        let mut guard = self.memory.lock();
+        let Memory { space, shadow } = guard.as_mut().ok_or(Unreachable::Gone)?;
+        if let Some(shadow) = shadow {
+            let mut frames = g.frames.lock();
+            let mut host = Host { space, frames: &mut frames, mem: &mut mem, hw: &mut VmFence { g, vm: self, env } };
+            let resolved = shadow.resolve(gpa, access, &mut host);
+            if access == Access::Store {
+                // Gnomon is about to write there itself: a guest table would not notice.
+                shadow.host_wrote(gpa.pfn(), &mem);
+            }
+            return match resolved {
+                Ok(Some(hpa)) => Ok(hpa),
+                Ok(None) => Err(Unreachable::Hole),
+                Err(error) => Err(error.into()),
+            };
+        }
         let resolved = space.resolve(gpa, access, &mut g.frames.lock(), &mut mem);
         match resolved {
             Ok(Resolved::Mapped { hpa, how, stale, publish }) => {
@@ -167,8 +210,7 @@ impl Vm {
                 Ok(hpa)
             }
             Ok(Resolved::Hole) => Err(Unreachable::Hole),
-            Err(ResolveError::Denied) => Err(Unreachable::Denied),
-            Err(ResolveError::OutOfFrames(e)) => Err(Unreachable::OutOfFrames(e)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -244,6 +286,8 @@ impl<E: Env> Fence<Gpa> for VmFence<'_, E> {
             harts::drive_out(&self.g.harts, self.vm.index, self.env, |hart| others >> hart & 1 == 1);
         }
         self.here(scope);
+        // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
+        self.env.fence_instructions();
     }
 
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}

@@ -7,7 +7,7 @@ use abi::record::EndReason;
 use fake::{Event, MEMORY, World, printed, world};
 use hypervisor::board::{PLIC, UART};
 use hypervisor::exit::{Outcome, is_trapped_for_ever};
-use hypervisor::gnomon::GuestTimer;
+use hypervisor::gnomon::{GuestMode, GuestTimer};
 use hypervisor::vm::Departure;
 use rv::csr::status;
 use rv::{Addr, Exception, Mode};
@@ -206,6 +206,62 @@ fn a_virtual_instruction_without_tval_is_read_from_memory() {
     let mut w = nested();
     w.run.vm.clone().write(&w.g, Addr::new(GUEST_ENTRY), &0x00d0_0073u32.to_le_bytes(), &mut w.hart).unwrap();
     assert_eq!(w.exit(VIRTUAL, 0, 0, 0), Outcome::Yield);
+}
+
+/// A machine whose guest runs in S mode.
+fn supervisor() -> World {
+    let mut w = nested();
+    // Its memory stays that of a nested VM: what is tested here does not depend on it.
+    w.g.offer.guest = GuestMode::Supervisor;
+    w
+}
+
+#[test]
+fn in_s_mode_what_traps_is_an_illegal_instruction() {
+    const WFI: u64 = 0x1050_0073;
+    const ILLEGAL: u64 = Exception::IllegalInstruction as u64;
+    let mut w = supervisor();
+    assert_eq!(w.exit(ILLEGAL, WFI, 0, 0), Outcome::Wait);
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
+    w.hart.mode = Mode::User;
+    assert_eq!(w.exit(ILLEGAL, 0x00d0_0073, 0, 0), Outcome::Yield);
+    // From U mode WFI is illegal; csrr a0, hgatp is everywhere.
+    for insn in [WFI, 0x6800_2573] {
+        let pc = w.run.context.pc;
+        let outcome = w.exit(ILLEGAL, insn, 0, 0);
+        trapped(&w, outcome, Exception::IllegalInstruction, insn, pc);
+        w.hart.mode = Mode::User;
+    }
+    // What the hart does not say Gnomon does not add: c.unimp is 0, and some harts always say 0.
+    w.run.vm.clone().write(&w.g, Addr::new(GUEST_ENTRY), &0x6800_2573u32.to_le_bytes(), &mut w.hart).unwrap();
+    w.run.context.pc = GUEST_ENTRY;
+    let outcome = w.exit(ILLEGAL, 0, 0, 0);
+    trapped(&w, outcome, Exception::IllegalInstruction, 0, GUEST_ENTRY);
+    assert_eq!(w.run.shared.counters.exits_illegal.get(), 5);
+}
+
+#[test]
+fn in_vs_mode_an_illegal_instruction_is_not_looked_at() {
+    let mut w = nested();
+    let outcome = w.exit(Exception::IllegalInstruction as u64, 0x1050_0073, 0, 0);
+    trapped(&w, outcome, Exception::IllegalInstruction, 0x1050_0073, GUEST_ENTRY);
+    assert_eq!(w.run.shared.counters.exits_other.get(), 1);
+}
+
+#[test]
+fn the_sbi_is_called_from_where_the_guest_runs() {
+    const FROM_S: u64 = Exception::EcallFromS as u64;
+    const FROM_VS: u64 = Exception::EcallFromVs as u64;
+    let probe = |w: &mut World, cause| {
+        (w.run.context.x[16], w.run.context.x[17]) = (0, 0x10);
+        w.exit(cause, 0, 0, 0)
+    };
+    let mut w = supervisor();
+    assert_eq!(probe(&mut w, FROM_S), Outcome::Resume);
+    assert_eq!((w.run.context.x[10], w.run.context.x[11]), (0, 0x0200_0000));
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
+    assert!(killed(probe(&mut w, FROM_VS)).contains("EcallFromVs"));
+    assert!(killed(probe(&mut nested(), FROM_S)).contains("EcallFromS"));
 }
 
 #[test]

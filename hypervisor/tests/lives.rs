@@ -7,7 +7,7 @@ use abi::record::{EndReason, Record};
 use fake::{Event, MEMORY, machine, printed, vm_config, world};
 use hypervisor::board;
 use hypervisor::exit::Outcome;
-use hypervisor::gnomon::GuestTimer;
+use hypervisor::gnomon::{GuestMode, GuestTimer};
 use hypervisor::lifecycle::{self, depart, park};
 use hypervisor::vcpu::{hsm, request};
 use hypervisor::vm::{Departure, Phase};
@@ -31,6 +31,17 @@ fn a_vm_starts_as_its_board_says() {
     w.run.vm.clone().read(&w.g, tree, &mut magic, &mut w.hart).unwrap();
     assert_eq!(magic, 0xd00d_feedu32.to_be_bytes());
     assert_eq!(w.run.vm.vcpus[1].hsm.load(Ordering::SeqCst), hsm::STOPPED);
+}
+
+#[test]
+fn a_nested_vm_on_harts_without_h_is_told_what_to_use_instead() {
+    let (mut g, mut hart) = machine(vec![vm_config("vm", 1)], 1, GuestTimer::Sstc);
+    g.offer.guest = GuestMode::Supervisor;
+    lifecycle::start_all(&g, &mut hart);
+    let all = printed();
+    let complaint = ["vm could not be started", "nested", "H extension", "shadow", "unsync", "lazy"];
+    assert!(complaint.iter().all(|part| all.contains(part)), "{all}");
+    assert!(g.is_over());
 }
 
 #[test]

@@ -9,6 +9,7 @@
 pub mod csr;
 pub mod fence;
 pub mod float;
+pub mod lane;
 pub mod mmio;
 pub mod ram;
 pub mod sbi;

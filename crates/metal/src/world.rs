@@ -14,9 +14,10 @@
 //! There are three guest vectors: from VS mode to M mode, from VS mode to HS mode, and, on harts
 //! without the H extension, from S mode to M mode.
 
+use crate::lane::front;
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
-use rv::Context;
+use rv::{Context, Lane};
 
 /// Loads the guest's integer registers from the context in a0, a0 itself last.
 macro_rules! load_guest {
@@ -34,36 +35,25 @@ macro_rules! load_guest {
     };
 }
 
-/// The place of a fast lane: instructions at the front of each guest vector, for traps that need no
-/// full exit. On arrival a0 holds the context's address and the scratch register the guest's a0; all
-/// other registers are the guest's. The lane either returns to the guest itself, or falls through with
-/// all of them as it found them. The arguments are the seat's names of scratch, epc, cause, tval and
-/// xRET.
-macro_rules! lane {
-    ($scratch:literal, $epc:literal, $cause:literal, $tval:literal, $xret:literal) => {
-        ""
-    };
-}
-
 /// A guest vector, and the resume path that installs it. `$tval2` and `$tinst` bring these values to
 /// t0.
 macro_rules! guest_vector {
     ($entry:literal, $resume:literal, host: $host:literal, $tvec:literal, $scratch:literal, $epc:literal,
-     $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal) => {
+     $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal,
+     full: $full:literal, fence: $fence_cause:literal) => {
         global_asm!(
             ".section .text.world, \"ax\"",
             ".balign 4",
             concat!($entry, ":"),
             concat!("csrrw a0, ", $scratch, ", a0"),
-            lane!($scratch, $epc, $cause, $tval, $xret),
+            front!($full, $cause, $tval, $fence_cause),
             "sd x1, {x1}(a0)", "sd x2, {x1} + 8(a0)", "sd x3, {x1} + 16(a0)", "sd x4, {x1} + 24(a0)",
             "sd x5, {x1} + 32(a0)", "sd x6, {x1} + 40(a0)", "sd x7, {x1} + 48(a0)", "sd x8, {x1} + 56(a0)",
             "sd x9, {x1} + 64(a0)", "sd x11, {x1} + 80(a0)", "sd x12, {x1} + 88(a0)", "sd x13, {x1} + 96(a0)",
             "sd x14, {x1} + 104(a0)", "sd x15, {x1} + 112(a0)", "sd x16, {x1} + 120(a0)", "sd x17, {x1} + 128(a0)",
             "sd x18, {x1} + 136(a0)", "sd x19, {x1} + 144(a0)", "sd x20, {x1} + 152(a0)", "sd x21, {x1} + 160(a0)",
             "sd x22, {x1} + 168(a0)", "sd x23, {x1} + 176(a0)", "sd x24, {x1} + 184(a0)", "sd x25, {x1} + 192(a0)",
-            "sd x26, {x1} + 200(a0)", "sd x27, {x1} + 208(a0)", "sd x28, {x1} + 216(a0)", "sd x29, {x1} + 224(a0)",
-            "sd x30, {x1} + 232(a0)", "sd x31, {x1} + 240(a0)",
+            "sd x26, {x1} + 200(a0)", "sd x27, {x1} + 208(a0)", "sd x28, {x1} + 216(a0)",
             // From here on a trap is Gnomon's own, and finds Gnomon's stack.
             "ld sp, {sp}(a0)",
             concat!("la t0, ", $host), concat!("csrw ", $tvec, ", t0"),
@@ -87,6 +77,12 @@ macro_rules! guest_vector {
             cause = const offset_of!(Context, exit),
             sp = const offset_of!(Context, host_sp),
             tp = const offset_of!(Context, host_tp),
+            t4 = const offset_of!(Context, x) + 8 * 29,
+            t5 = const offset_of!(Context, x) + 8 * 30,
+            t6 = const offset_of!(Context, x) + 8 * 31,
+            mask = const offset_of!(Context, lane) + Lane::MASK_AT,
+            matches = const offset_of!(Context, lane) + Lane::MATCHES_AT,
+            table = const offset_of!(Context, lane) + Lane::TABLE_AT,
         );
     };
 }
@@ -102,7 +98,9 @@ guest_vector!(
     "mtval",
     "csrr t0, mtval2",
     "csrr t0, mtinst",
-    "mret"
+    "mret",
+    full: "gnomon_full_vs_to_m",
+    fence: "22"
 );
 guest_vector!(
     "gnomon_vs_to_hs",
@@ -115,7 +113,9 @@ guest_vector!(
     "stval",
     "csrr t0, htval",
     "csrr t0, htinst",
-    "sret"
+    "sret",
+    full: "gnomon_full_vs_to_hs",
+    fence: "22"
 );
 guest_vector!(
     "gnomon_s_to_m",
@@ -128,7 +128,9 @@ guest_vector!(
     "mtval",
     "li t0, 0",
     "li t0, 0",
-    "mret"
+    "mret",
+    full: "gnomon_full_s_to_m",
+    fence: "2"
 );
 
 /// The vector while Gnomon runs: whatever arrives is a bug. The stack is ours.

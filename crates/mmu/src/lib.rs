@@ -23,7 +23,7 @@ pub mod walk;
 
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
 pub use gstage::{
-    AddressSpace, Counters, How, Object, Policy, Prot, Region, RegionError, ResolveError, Resolved, Superpages,
+    AddressSpace, Counters, How, Images, Object, Policy, Prot, Region, RegionError, ResolveError, Resolved, Superpages,
     Translation,
 };
 pub use ids::{Acquired, IdSlot, Ids};

@@ -1,8 +1,8 @@
 //! The G-stage engine, one behaviour at a time.
 
 use mmu::{
-    AddressSpace, AllocError, Frames, How, Object, Owner, Policy, Prot, Region, RegionError, ResolveError, Resolved,
-    Stale, Superpages, Use,
+    AddressSpace, AllocError, Frames, How, Images, Object, Owner, Policy, Prot, Region, RegionError, ResolveError,
+    Resolved, Stale, Superpages, Use,
 };
 use oracle::Machine;
 use rv::format::{SV39X4, SV48X4};
@@ -33,7 +33,8 @@ fn vm(superpages: Superpages, regions: &[Region]) -> Vm {
     let mut frames = Frames::new();
     frames.add(Pfn::new(RAM), PAGES);
     let mut mem = Machine::with_ram(Pfn::new(RAM), PAGES);
-    let mut space = AddressSpace::new(&SV39X4, VM, Policy { superpages }, &mut frames, &mut mem).unwrap();
+    let mut space =
+        AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &mut frames, &mut mem).unwrap();
     regions.iter().for_each(|region| space.add_region(*region).unwrap());
     Vm { frames, mem, space }
 }
@@ -92,14 +93,14 @@ fn the_root_is_sixteen_kib_aligned_and_clear() {
 #[should_panic(expected = "not a G-stage format")]
 fn only_g_stage_formats_will_do() {
     let (mut frames, mut mem) = (Frames::new(), Machine::new());
-    let policy = Policy { superpages: Superpages::Never };
+    let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
     let _ = AddressSpace::new(&rv::format::SV39, VM, policy, &mut frames, &mut mem);
 }
 
 #[test]
 fn there_is_no_address_space_without_a_root() {
     let (mut frames, mut mem) = (Frames::new(), Machine::new());
-    let policy = Policy { superpages: Superpages::Never };
+    let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
     let space = AddressSpace::new(&SV48X4, VM, policy, &mut frames, &mut mem);
     assert_eq!(space.err(), Some(AllocError::OutOfMemory));
 }

@@ -2,6 +2,7 @@
 
 use crate::addr::{Addr, Gva, Hpa, Pfn};
 use crate::fence::Asid;
+use core::mem::offset_of;
 
 /// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
 #[repr(C)]
@@ -22,7 +23,7 @@ pub struct Exit {
 #[repr(C)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceLog {
-    /// Grows by 8 with each fence, so that it is the offset of the next slot, modulo the ring's size. The lane
+    /// Grows by 8 with each fence, so that it is the offset of the last slot, modulo the ring's size. The lane
     /// also writes it into the entries that it invalidates: it never writes the same value twice, and no other
     /// vCPU does.
     head: u64,
@@ -47,13 +48,19 @@ impl FenceLog {
 
     /// Adds a fence of the page at `gva`.
     pub const fn push(&mut self, gva: Addr<Gva>) {
-        self.ring[(self.head() % Self::LENGTH) as usize] = gva.raw();
         self.head += 8;
+        self.ring[(self.head() % Self::LENGTH) as usize] = gva.raw();
+    }
+
+    /// The fences added since the log was made.
+    #[must_use]
+    pub const fn count(&self) -> u64 {
+        (self.head & ((1 << Lane::VCPU_SHIFT) - 1)) / 8
     }
 
     /// The fences since the head was `head`, [`FenceLog::LENGTH`] at most.
     pub fn since(&self, head: u64) -> impl Iterator<Item = Addr<Gva>> + '_ {
-        (head..self.head()).map(|at| Addr::new(self.ring[(at % Self::LENGTH) as usize]))
+        (head + 1..=self.head()).map(|at| Addr::new(self.ring[(at % Self::LENGTH) as usize]))
     }
 }
 
@@ -80,11 +87,29 @@ pub struct Lane {
 
 impl Lane {
     const VCPU_SHIFT: u32 = 48;
+    /// Offset of the mask, in bytes.
+    pub const MASK_AT: usize = offset_of!(Self, mask);
+    /// Offset of what the masked instruction is compared with.
+    pub const MATCHES_AT: usize = offset_of!(Self, matches);
+    /// Offset of the jump table's address.
+    pub const TABLE_AT: usize = offset_of!(Self, table);
+    /// Offset of the root.
+    pub const ROOT_AT: usize = offset_of!(Self, root);
+    /// Offset of the ASID.
+    pub const ASID_AT: usize = offset_of!(Self, asid);
+    /// Offset of the token.
+    pub const TOKEN_AT: usize = offset_of!(Self, token);
+    /// Offset of the log's head.
+    pub const LOG_HEAD_AT: usize = offset_of!(Self, log) + offset_of!(FenceLog, head);
+    /// Offset of the log's ring.
+    pub const LOG_RING_AT: usize = offset_of!(Self, log) + offset_of!(FenceLog, ring);
+    /// What makes the head the offset of a slot in the ring.
+    pub const LOG_RING_MASK: u64 = 8 * (FenceLog::LENGTH - 1);
     /// V and the mark of a pointer between shadows of tables, as they come to stand when the entry is shifted left by 2
     /// to make its frame number an address.
     pub const POINTER_FLAGS: u64 = 0x101 << 2;
     /// `sfence.vma` and `hfence.vvma` and `sinval.vma`: all bits but those of rs1 and rs2 ...
-    const MASK: u64 = 0xfe00_7fff;
+    const FENCE_MASK: u64 = 0xfe00_7fff;
     /// ... are those of `sfence.vma`.
     const SFENCE_VMA: u64 = 0x1200_0073;
     const NEVER: u64 = 1 << 32;
@@ -93,7 +118,7 @@ impl Lane {
     #[must_use]
     pub const fn new(vcpu: u32) -> Self {
         Self {
-            mask: Self::MASK,
+            mask: Self::FENCE_MASK,
             matches: Self::NEVER,
             root: 0,
             asid: Self::NEVER,
@@ -127,7 +152,7 @@ impl Lane {
 /// The registers that an exit saves and an entry loads. The layout is the trap vector's; it takes
 /// the offsets from here.
 #[repr(C)]
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Context {
     /// x0 to x31; x0 is kept 0.
     pub x: [u64; 32],
@@ -139,9 +164,18 @@ pub struct Context {
     pub host_sp: u64,
     /// What the exit handler finds in `tp`: the hart's own block.
     pub host_tp: u64,
+    /// What the lane works with.
+    pub lane: Lane,
 }
 
 impl Context {
+    /// All zero, for vCPU number `vcpu`.
+    #[must_use]
+    pub const fn new(vcpu: u32) -> Self {
+        let exit = Exit { cause: 0, tval: 0, tval2: 0, tinst: 0 };
+        Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, lane: Lane::new(vcpu) }
+    }
+
     /// Goes past an instruction of that many bytes, wrapping as the hart's own adder does.
     pub fn skip(&mut self, bytes: u64) {
         self.pc = self.pc.wrapping_add(bytes);

@@ -81,7 +81,7 @@ pub mod envcfg {
 /// `satp`, `vsatp` and `hgatp`.
 pub mod atp {
     use crate::addr::{Pfn, Space};
-    use crate::fence::Vmid;
+    use crate::fence::{Asid, Vmid};
     use crate::format::Format;
 
     /// Lowest bit of MODE.
@@ -93,16 +93,19 @@ pub mod atp {
     /// The VMID field has 14 bits (QEMU lets all 16 through: mask).
     pub const VMID_BITS: u64 = (1 << 14) - 1;
 
+    /// The ASID field has 16 bits.
+    pub const ASID_BITS: u64 = (1 << 16) - 1;
+
     /// An `hgatp` for a G-stage table.
     #[must_use]
     pub const fn hgatp<S: Space>(format: &Format, vmid: Vmid, root: Pfn<S>) -> u64 {
         (format.mode as u64) << MODE_SHIFT | (vmid.0 as u64) << ID_SHIFT | root.raw()
     }
 
-    /// A `satp` for Gnomon's own tables (ASID 0).
+    /// A `satp` or `vsatp`.
     #[must_use]
-    pub const fn satp<S: Space>(format: &Format, root: Pfn<S>) -> u64 {
-        (format.mode as u64) << MODE_SHIFT | root.raw()
+    pub const fn satp<S: Space>(format: &Format, asid: Asid, root: Pfn<S>) -> u64 {
+        (format.mode as u64) << MODE_SHIFT | (asid.0 as u64) << ID_SHIFT | root.raw()
     }
 }
 

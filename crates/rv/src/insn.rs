@@ -118,6 +118,106 @@ impl MemOp {
     }
 }
 
+/// An instruction that changes memory within 8 aligned bytes at once: a store of an integer register, or an AMO.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WordStore {
+    op: StoreOp,
+    /// Bytes written: 1, 2, 4 or 8.
+    pub width: u8,
+    /// The register that the operand comes from.
+    pub rs: u8,
+    /// The register that gets what was there before; 0 for stores.
+    pub rd: u8,
+    /// Its length in bytes, 2 or 4.
+    pub length: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StoreOp {
+    Store,
+    Add,
+    Xor,
+    Or,
+    And,
+    Min,
+    Max,
+    MinU,
+    MaxU,
+}
+
+impl WordStore {
+    /// Decodes an instruction as it stands in memory. `None` for anything else, LR, SC and AMOCAS among them: they
+    /// depend on more than the operand.
+    #[must_use]
+    pub fn decode(insn: u32) -> Option<Self> {
+        const AMO: u32 = 0x2f;
+        if let Some(MemInsn { op: MemOp::Store { rs, width }, length }) = MemInsn::decode(insn) {
+            return Some(Self { op: StoreOp::Store, width, rs, rd: 0, length });
+        }
+        if insn & 0x7f != AMO || field(insn, 12, 3) > 3 {
+            return None;
+        }
+        let op = match field(insn, 27, 5) {
+            0b00000 => StoreOp::Add,
+            0b00001 => StoreOp::Store,
+            0b00100 => StoreOp::Xor,
+            0b01000 => StoreOp::Or,
+            0b01100 => StoreOp::And,
+            0b10000 => StoreOp::Min,
+            0b10100 => StoreOp::Max,
+            0b11000 => StoreOp::MinU,
+            0b11100 => StoreOp::MaxU,
+            _ => return None,
+        };
+        let (rs, rd) = (field(insn, 20, 5), field(insn, 7, 5));
+        Some(Self { op, width: 1 << field(insn, 12, 3), rs, rd, length: 4 })
+    }
+
+    /// The same for a transformed instruction of `htinst` or `mtinst`; see [`MemInsn::from_tinst`].
+    #[must_use]
+    pub fn from_tinst(tinst: u64) -> Option<Self> {
+        let insn = u32::try_from(tinst).ok().filter(|insn| insn & 1 != 0)?;
+        Some(Self { length: if insn & 2 != 0 { 4 } else { 2 }, ..Self::decode(insn | 2)? })
+    }
+
+    /// Whether a store at `offset` bytes past a multiple of 8 is aligned to its width.
+    #[must_use]
+    pub fn is_aligned(&self, offset: u64) -> bool {
+        offset.is_multiple_of(self.width.into())
+    }
+
+    /// What 8 aligned bytes hold after it, if they held `word`; the store is `offset` bytes into them, aligned.
+    #[must_use]
+    pub fn apply(&self, word: u64, offset: u64, operand: u64) -> u64 {
+        let (shift, mask) = (8 * offset, u64::MAX >> (64 - 8 * u32::from(self.width)));
+        let old = word >> shift & mask;
+        let (a, b) = (self.sign_extend(old), self.sign_extend(operand));
+        let new = match self.op {
+            StoreOp::Store => operand,
+            StoreOp::Add => old.wrapping_add(operand),
+            StoreOp::Xor => old ^ operand,
+            StoreOp::Or => old | operand,
+            StoreOp::And => old & operand,
+            StoreOp::Min => a.min(b) as u64,
+            StoreOp::Max => a.max(b) as u64,
+            StoreOp::MinU => old.min(operand & mask),
+            StoreOp::MaxU => old.max(operand & mask),
+        };
+        word & !(mask << shift) | (new & mask) << shift
+    }
+
+    /// What an AMO leaves in `rd`, if the 8 bytes held `word`.
+    #[must_use]
+    pub fn result(&self, word: u64, offset: u64) -> u64 {
+        self.sign_extend(word >> (8 * offset)) as u64
+    }
+
+    fn sign_extend(&self, value: u64) -> i64 {
+        let unused = 64 - 8 * u32::from(self.width);
+        (value << unused) as i64 >> unused
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,6 +260,25 @@ mod tests {
         assert_eq!(MemInsn::from_tinst(0x3501), load(10, 8, true, 2));
         assert_eq!(MemInsn::from_tinst(0), None);
         assert_eq!(MemInsn::from_tinst(0x3000), None);
+    }
+
+    #[test]
+    fn stores_and_amos_change_their_bytes_only() {
+        let insn = |raw| WordStore::decode(raw).unwrap();
+        let (sw, amoadd_w) = (insn(0x00b5_2023), insn(0x00b5_252f)); // sw a1, 0(a0); amoadd.w a0, a1, (a0)
+        assert_eq!(
+            (sw.rs, sw.rd, sw.apply(0x1111_2222_3333_4444, 4, 0xaaaa_bbbb_cccc_dddd)),
+            (11, 0, 0xcccc_dddd_3333_4444)
+        );
+        assert_eq!(amoadd_w.apply(0xffff_ffff_0000_0001, 4, 2), 0x0000_0001_0000_0001);
+        assert_eq!((amoadd_w.rd, amoadd_w.result(0x8000_0000_0000_0001, 4)), (10, 0xffff_ffff_8000_0000));
+        let amoand_d = insn(0x60b5_352f);
+        assert_eq!(amoand_d.apply(0xff, 0, !0x40), 0xbf);
+        let (min, minu) = (insn(0x80b5_252f), insn(0xc0b5_252f)); // amomin.w, amominu.w
+        assert_eq!((min.apply(1, 0, u64::MAX), minu.apply(1, 0, u64::MAX)), (0xffff_ffff, 1));
+        for other in [0x1005_352f, 0x18b5_352f, 0x28b5_352f, 0x0005_2583, 0x00b5_3427] {
+            assert_eq!(WordStore::decode(other), None, "{other:#x}"); // lr.d, sc.d, amocas.d, lw, fsd
+        }
     }
 
     #[test]

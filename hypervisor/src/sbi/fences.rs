@@ -5,8 +5,9 @@ use super::{Args, Error, Reply, targets};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::harts;
-use crate::vcpu::{NOWHERE, VcpuRun, VsFence, request};
+use crate::vcpu::{NO_ASID, NOWHERE, VcpuRun, request};
 use core::sync::atomic::Ordering;
+use mmu::shadow::GuestFence;
 use rv::{Addr, Asid};
 use sbi_spec::rfnc;
 
@@ -14,8 +15,8 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     let [mask, base, start, size, asid, _] = args;
     let fence = match function {
         rfnc::REMOTE_FENCE_I => None,
-        rfnc::REMOTE_SFENCE_VMA => Some(VsFence { range: range(start, size), asid: None }),
-        rfnc::REMOTE_SFENCE_VMA_ASID => Some(VsFence { range: range(start, size), asid: Some(Asid(asid as u16)) }),
+        rfnc::REMOTE_SFENCE_VMA => Some(GuestFence { range: range(start, size), asid: None }),
+        rfnc::REMOTE_SFENCE_VMA_ASID => Some(GuestFence { range: range(start, size), asid: Some(Asid(asid as u16)) }),
         // The guest's machine has no H extension.
         _ => return Err(Error::NotSupported),
     };
@@ -30,8 +31,16 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
             }
         };
         vcpu.posted.fetch_or(requests, Ordering::SeqCst);
+        // On shadow tables a hart whose root the fence is not about need not leave its guest: to use one that it is about,
+        // the guest writes `satp`, which is an exit. It publishes its ASID before it looks at what is posted.
+        let present = vcpu.asid.load(Ordering::SeqCst);
+        let concerns = |fence: GuestFence| match fence.asid {
+            Some(asid) => present == u32::from(asid.0),
+            None => present != NO_ASID,
+        };
+        let is_urgent = run.root.is_none() || fence.is_none_or(concerns);
         let hart = vcpu.hart.load(Ordering::SeqCst);
-        if hart != NOWHERE {
+        if hart != NOWHERE && is_urgent {
             on_harts |= 1 << hart;
         }
     }

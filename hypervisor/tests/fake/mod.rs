@@ -4,7 +4,7 @@
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, Segment, VmConfig};
 use hypervisor::console::Console;
 use hypervisor::env::{Env, VsTrapRegs};
-use hypervisor::gnomon::{Gnomon, GuestTimer, Offer};
+use hypervisor::gnomon::{Gnomon, GuestMode, GuestTimer, Offer};
 use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
@@ -12,7 +12,8 @@ use hypervisor::sched::Sched;
 use hypervisor::vcpu::VcpuRun;
 use hypervisor::vm::Vm;
 use mmu::frames::{Frames, Owner};
-use rv::{Addr, Exit, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem};
+use mmu::shadow::Root;
+use rv::{Addr, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use spin::Mutex;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -59,6 +60,9 @@ pub enum Event {
     Ipi(usize),
     Fence(FenceScope<Gpa>),
     FenceInstructions,
+    Root(usize, u64, bool),
+    GuestFence(Option<Addr<Gva>>),
+    GuestRootFence,
     TimerInterrupt(bool),
     Deadline(u64),
 }
@@ -83,10 +87,10 @@ impl Env for Hart {
     fn now(&self) -> u64 {
         self.time
     }
-    fn guest_mode(&self) -> Mode {
+    fn privilege(&self) -> Mode {
         self.mode
     }
-    fn set_guest_mode(&mut self, mode: Mode) {
+    fn set_privilege(&mut self, mode: Mode) {
         self.mode = mode;
     }
     fn trap_regs(&self) -> VsTrapRegs {
@@ -112,6 +116,18 @@ impl Env for Hart {
     }
     fn fence_here(&mut self, _: usize, scope: FenceScope<Gpa>) {
         self.events.push(Event::Fence(scope));
+    }
+    fn load_root(&mut self, vm: usize, root: &Root, forget: bool) {
+        self.events.push(Event::Root(vm, root.serial, forget));
+    }
+    fn fence_guest(&mut self, page: Option<Addr<Gva>>) {
+        self.events.push(Event::GuestFence(page));
+    }
+    fn fence_guest_root(&mut self) {
+        self.events.push(Event::GuestRootFence);
+    }
+    fn lane_table(&self, format: &Format) -> u64 {
+        format.mode.into()
     }
     fn fence_instructions(&mut self) {
         self.events.push(Event::FenceInstructions);
@@ -162,7 +178,10 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     console.set_guests(config.console, config.vms.iter().map(|vm| vm.name.clone()));
     let g = Gnomon {
         offer: Offer {
+            guest: GuestMode::Virtual,
             g_format: &rv::format::SV39X4,
+            formats: vec![&rv::format::SV39],
+            nested_svadu: false,
             isa: Isa::from_isa_string("rv64imafdc_sstc"),
             mmu_type: "riscv,sv39".into(),
             timer,

@@ -3,7 +3,9 @@
 //! Each resolution first takes every frame that it will need ([`Supplies`]); if one is missing, all
 //! are given back and nothing has changed. From the first store on, nothing can fail.
 
-use super::{AddressSpace, How, OWNED, Object, Prot, Publish, Region, ResolveError, Resolved, Superpages, arrival};
+use super::{
+    AddressSpace, How, Images, OWNED, Object, Prot, Publish, Region, ResolveError, Resolved, Superpages, arrival,
+};
 use crate::frames::{AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
 use crate::walk::Slot;
@@ -73,7 +75,7 @@ impl AddressSpace {
             (_, Object::Anonymous) => self.fill_anonymous(gpa, &region, &slot, frames, mem),
             (_, Object::Image { first }) => {
                 let image = first.add(gpa.pfn().raw() - region.start.raw());
-                if access == Access::Store {
+                if access == Access::Store || self.policy.images == Images::Private {
                     self.copy_unmapped(gpa, &region, image, &slot, frames, mem)
                 } else {
                     self.map_image(gpa, &region, image, &slot, frames, mem)

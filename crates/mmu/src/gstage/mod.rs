@@ -130,11 +130,23 @@ pub enum Superpages {
     Mega,
 }
 
+/// What becomes of image pages that the guest only reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Images {
+    /// They are the host's own frames.
+    Shared,
+    /// They are copies from the first touch on, for guests whose hardware may write where the G-stage
+    /// forbids it.
+    Private,
+}
+
 /// How an address space is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Policy {
     /// The leaf sizes in use.
     pub superpages: Superpages,
+    /// Whether images are shared.
+    pub images: Images,
 }
 
 /// What happened so far. All only grow.

@@ -40,7 +40,7 @@ use crate::gstage::AddressSpace;
 use crate::walk::AdPolicy;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use pages::{Body, FRAMES_EACH, Heads, Id, Key, Page, Role};
+use pages::{Body, FRAMES_EACH, Heads, Id, Key, Page};
 use rv::{Fence, Gpa, PAGE_BYTES, Pfn, PhysMem};
 
 /// How shadow tables follow the guest's.
@@ -64,9 +64,13 @@ pub struct Config {
     pub ad: AdPolicy,
     /// Most shadow pages. At least [`Config::least_pages`].
     pub pages: u32,
+    /// The serial of the first root. TLBs may remember those of an earlier engine.
+    pub first_serial: u64,
 }
 
 impl Config {
+    /// Most shadow pages that a configuration can name.
+    pub const MOST_PAGES: u32 = pages::MOST_PAGES as u32;
     /// Bytes of memory for each shadow page.
     pub const BYTES_EACH: u64 = FRAMES_EACH * PAGE_BYTES;
 
@@ -225,13 +229,19 @@ impl Shadow {
             tlbs_are_dirty: false,
             pointers_are_dirty: false,
             unsync: Vec::new(),
-            next_serial: 1,
+            next_serial: config.first_serial,
             stamp: 0,
             hand: 0,
             counters: Counters::default(),
             #[cfg(feature = "sabotage")]
             sabotage: None,
         })
+    }
+
+    /// The serial of the next root.
+    #[must_use]
+    pub const fn next_serial(&self) -> u64 {
+        self.next_serial
     }
 
     /// What happened so far.

@@ -41,8 +41,8 @@ pub struct GuestFence {
 const MOST_PAGES: u64 = 64;
 
 impl GuestFence {
-    /// The pages it is about; `None` for all.
-    fn pages(&self) -> Option<impl Iterator<Item = Addr<Gva>> + Clone + use<>> {
+    /// The pages it is about; `None` for all, or for so many that it is treated as one for all.
+    pub fn pages(&self) -> Option<impl Iterator<Item = Addr<Gva>> + Clone + use<>> {
         let (start, bytes) = self.range?;
         let first = start.align_down(PAGE_BYTES);
         let pages = (start.raw() - first.raw()).saturating_add(bytes).div_ceil(PAGE_BYTES);

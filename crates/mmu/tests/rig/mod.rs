@@ -5,8 +5,8 @@
 //! thing on purpose: a check that no mutant can trip checks nothing.
 
 use mmu::{
-    AddressSpace, AllocError, Counters, Frames, How, Object, Owner, Policy, Prot, Region, ResolveError, Resolved, Run,
-    Stale, Superpages, Use,
+    AddressSpace, AllocError, Counters, Frames, How, Images, Object, Owner, Policy, Prot, Region, ResolveError,
+    Resolved, Run, Stale, Superpages, Use,
 };
 use oracle::{Ad, Context, FenceModel, Machine, Mapping, Table, interpret};
 use proptest::prelude::*;
@@ -277,7 +277,7 @@ impl Rig {
         }
         let model = FenceModel::new(machine, usize::from(setup.harts));
         let mut world = World { model, mutant, held: vec![], writes: 0 };
-        let policy = Policy { superpages: setup.superpages };
+        let policy = Policy { superpages: setup.superpages, images: Images::Shared };
         let mut space =
             AddressSpace::new(setup.format, VM, policy, &mut frames, &mut world).expect("room for the root");
         world.let_go();

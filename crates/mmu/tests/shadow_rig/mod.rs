@@ -12,7 +12,7 @@ use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Config, Counters, GuestFence, Host, Mode as Shadowing, Outcome, Paging, Root, Shadow, Views, Wrote};
 use mmu::walk::AdPolicy;
-use mmu::{AddressSpace, Frames, Object, Owner, Policy, Prot, Region, Superpages, Use};
+use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Superpages, Use};
 use oracle::{Ad, Context, Machine, Table};
 use rv::format::{SV39, SV39X4, SV48, SV57};
 use rv::{
@@ -101,14 +101,15 @@ impl Rig {
         let mut frames = Frames::new();
         frames.add(HOST, 4096);
         let mut space =
-            AddressSpace::new(&SV39X4, VM, Policy { superpages }, &mut frames, &mut machine).expect("frames");
+            AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &mut frames, &mut machine)
+                .expect("frames");
         for (n, object) in
             [Object::Anonymous, Object::Image { first: IMAGE }, Object::Anonymous].into_iter().enumerate()
         {
             let region = Region { start: RAM.add(512 * n as u64), pages: 512, prot: Prot::RWX, object };
             space.add_region(region).expect("disjoint");
         }
-        let config = Config { mode: setup.mode, ad, pages };
+        let config = Config { mode: setup.mode, ad, pages, first_serial: 1 };
         let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &mut frames, &mut machine).expect("frames");
         if let Mutant::Engine(sabotage) = setup.mutant {
             shadow.sabotage(sabotage);

@@ -1,6 +1,7 @@
 //! From the first stack to the first vCPU.
 
 use crate::drivers::{self, PlicContext};
+use crate::guest::{Abilities, GuestHart};
 use crate::hart::{Hart, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
@@ -14,18 +15,18 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 use hypervisor::console::Console;
-use hypervisor::gnomon::{Gnomon, GuestTimer, Offer};
+use hypervisor::gnomon::{Gnomon, GuestMode, GuestTimer, Offer};
 use hypervisor::harts::{HartShared, MAX_HARTS};
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::machine::{Machine, Span};
 use hypervisor::sched::Sched;
 use hypervisor::vm::Vm;
+use metal::csr;
 use metal::ram::{Ram, boot_bytes};
-use metal::{csr, fence};
 use mmu::frames::Frames;
-use rv::csr::{atp, envcfg, status};
-use rv::{Addr, Format, Hpa, PAGE_BYTES, Pfn};
+use rv::csr::envcfg;
+use rv::{Addr, Hpa, PAGE_BYTES, Pfn};
 use spin::{Mutex, Once};
 
 /// What the secondary harts need to join.
@@ -34,26 +35,12 @@ struct Joining {
     machine: Machine,
     ram: Ram,
     reach: Arc<[Reach]>,
-    vmid_bits: u32,
-    /// `henvcfg` of the boot hart.
-    environment: u64,
+    /// The boot hart's.
+    abilities: Abilities,
     /// The identity map, in the payload seat.
     map: Option<Pfn<Hpa>>,
     /// The protected heap, in the firmware seat.
     heap: Span,
-}
-
-impl Joining {
-    /// Guests run on any hart: this one must be what the boot hart is, where the device tree does not
-    /// tell.
-    fn check_alike(&self, seat: &SeatHart, environment: u64) -> Result<(), String> {
-        let (format, vmid_bits) = probe_g_stage()?;
-        let here = (format, vmid_bits, environment, vector_bytes(&self.machine.common_isa(), seat));
-        if here != (self.g.offer.g_format, self.vmid_bits, self.environment, self.g.offer.vlenb) {
-            return Err("its G-stage or its extensions differ from the boot hart's".into());
-        }
-        Ok(())
-    }
 }
 
 static JOINING: Once<Joining> = Once::new();
@@ -67,6 +54,7 @@ pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat
     let mut machine = machine.unwrap_or_else(|message| panic::fail(format_args!("{message}")));
     let seat = if in_payload_seat == 0 { Seat::Firmware } else { Seat::Payload };
     seat::set(seat, &machine);
+    seat::take_traps(seat);
     if let Some(uart) = &machine.uart {
         drivers::start_uart(uart);
     }
@@ -103,27 +91,20 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let bundle = unsafe { boot_bytes(Addr::new(bundle_span.start), bundle_span.bytes as usize) };
     let passed = [bundle_span];
     machine.reserved.extend(passed);
-    machine.harts.retain(|hart| hart.isa.has("h"));
-    let boot_at = machine.harts.iter().position(|hart| hart.id == hart_id);
-    let boot_at = boot_at.ok_or_else(|| {
-        format!("hart {hart_id} lacks the H extension, which nested paging needs (with QEMU: -cpu rv64)")
-    })?;
-    // The boot hart is index 0: it has taken that stack.
-    machine.harts.swap(0, boot_at);
-    machine.harts.truncate(MAX_HARTS);
+    let (mode, left_out) = choose_harts(seat, machine, hart_id)?;
 
     let spans = set_up_memory(machine);
-    let (seat_hart, environment) = SeatHart::start(&machine.harts[0])?;
-    let isa = machine.common_isa();
-    let ram = ram(&isa);
+    let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
+    let ram = ram(&machine.common_isa());
     let map = protect_this_hart(seat, machine, &spans, ram, Map::Build(&passed))?;
-    let (g_format, vmid_bits) = probe_g_stage()?;
-    let offer = offer(machine, &isa, environment, g_format, &seat_hart);
+    guest.forget_everything();
+    let offer = offer(machine, mode, &abilities);
 
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
     let mut console = Console::new(drivers::put);
     console.set_guests(config.console, config.vms.iter().map(|vm| vm.name.clone()));
+    left_out.iter().for_each(|message| console.say(message));
     let mut frames = Frames::new();
     for span in &spans.free {
         frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
@@ -144,17 +125,23 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         version: env!("CARGO_PKG_VERSION").into(),
         seat: seat.name().into(),
         harts: g.harts.len() as u32,
-        g_stage: g.offer.g_format.name.into(),
+        g_stage: match mode {
+            GuestMode::Virtual => g.offer.g_format.name.into(),
+            GuestMode::Supervisor => "none".into(),
+        },
     }));
     let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: h.msip.unwrap_or(0) }).collect();
     let plic = plic_context(seat, machine);
     if plic.is_some() {
         seat_hart.enable_external();
     }
-    let mut hart = Hart::new(Start { g, index: 0, seat: seat_hart, ram, reach: Arc::clone(&reach), plic, vmid_bits });
+    let Abilities { vmid_bits, asid_bits, .. } = abilities;
+    let reach_all = Arc::clone(&reach);
+    let mut hart =
+        Hart::new(Start { g, index: 0, seat: seat_hart, guest, ram, reach: reach_all, plic, vmid_bits, asid_bits });
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
     let heap = spans.heap;
-    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, vmid_bits, environment, map, heap });
+    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, heap });
     lifecycle::start_all(g, &mut hart);
     match seat {
         Seat::Firmware => entry::release(&ids),
@@ -172,19 +159,66 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
 pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let Some(joining) = JOINING.get() else { panic!("hart {hart_id} came before the boot hart was ready") };
     let machine = &joining.machine;
-    let started = SeatHart::start(&machine.harts[index]).map_err(String::from).and_then(|(seat, environment)| {
-        joining.check_alike(&seat, environment)?;
+    let (g, ram, seat) = (joining.g, joining.ram, Seat::get());
+    seat::take_traps(seat);
+    let started = start_hart(machine, index, seat, g.offer.guest).and_then(|(seat_hart, guest, abilities)| {
+        if abilities != joining.abilities {
+            return Err("its page-table formats or its extensions differ from the boot hart's".into());
+        }
         let spans = Spans { heap: joining.heap, tables: Vec::new(), free: Vec::new() };
-        protect_this_hart(Seat::get(), machine, &spans, joining.ram, Map::Use(joining.map))?;
-        Ok(seat)
+        protect_this_hart(seat, machine, &spans, ram, Map::Use(joining.map))?;
+        Ok((seat_hart, guest))
     });
-    let seat = started.unwrap_or_else(|message| panic::fail(format_args!("hart {hart_id}: {message}")));
-    // SAFETY: no guest has run on this hart; what an earlier boot stage left in its TLB must go.
-    unsafe { csr::hgatp::write(0) };
-    fence::gvma_all();
+    let (seat, guest) = started.unwrap_or_else(|message| panic::fail(format_args!("hart {hart_id}: {message}")));
+    guest.forget_everything();
+    let Abilities { vmid_bits, asid_bits, .. } = joining.abilities;
     let reach = Arc::clone(&joining.reach);
-    let Joining { g, ram, vmid_bits, .. } = *joining;
-    Hart::new(Start { g, index, seat, ram, reach, plic: None, vmid_bits }).run()
+    Hart::new(Start { g, index, seat, guest, ram, reach, plic: None, vmid_bits, asid_bits }).run()
+}
+
+/// Leaves out the harts that Gnomon cannot use beside the boot hart, which becomes index 0: it has taken
+/// that stack. Returns where guests run, and what to say about those left out.
+fn choose_harts(seat: Seat, machine: &mut Machine, boot_id: u64) -> Result<(GuestMode, Vec<String>), String> {
+    let boot_at = machine.harts.iter().position(|hart| hart.id == boot_id);
+    let boot_at = boot_at.ok_or_else(|| format!("the machine's device tree has no hart {boot_id}, which boots"))?;
+    machine.harts.swap(0, boot_at);
+    let has_h = machine.harts[0].isa.has("h");
+    if !has_h && seat == Seat::Payload {
+        return Err(format!(
+            "hart {boot_id} lacks the H extension, without which Gnomon runs in the firmware seat only: start it \
+             there (--seat firmware; QEMU: -bios), or on harts with the extension (QEMU: -cpu rv64)"
+        ));
+    }
+    let mut left_out = Vec::new();
+    machine.harts.retain(|hart| {
+        let is_alike = hart.isa.has("h") == has_h;
+        if !is_alike {
+            let (has, boot_has) = if has_h { ("lacks", "has") } else { ("has", "lacks") };
+            left_out.push(format!(
+                "hart {} is left out: it {has} the H extension, which the boot hart {boot_has}",
+                hart.id
+            ));
+        }
+        is_alike
+    });
+    let surplus = machine.harts.iter().skip(MAX_HARTS);
+    left_out.extend(surplus.map(|hart| format!("hart {} is left out: {MAX_HARTS} harts are in use", hart.id)));
+    machine.harts.truncate(MAX_HARTS);
+    Ok((if has_h { GuestMode::Virtual } else { GuestMode::Supervisor }, left_out))
+}
+
+/// Prepares this hart, number `index` of those in use, but for memory protection.
+fn start_hart(
+    machine: &Machine,
+    index: usize,
+    seat: Seat,
+    mode: GuestMode,
+) -> Result<(SeatHart, GuestHart, Abilities), String> {
+    let hart = &machine.harts[index];
+    let (guest, abilities) = GuestHart::start(hart, &machine.common_isa(), seat, mode)?;
+    // Where firmware keeps Sstc to itself, `stimecmp` traps, and `henvcfg` tells.
+    let seat_hart = SeatHart::start(hart, abilities.environment & envcfg::STCE != 0)?;
+    Ok((seat_hart, guest, abilities))
 }
 
 /// Where the boot loader put the bundle: as the initrd, or, in the firmware seat, as the next boot
@@ -300,43 +334,23 @@ fn protect_this_hart(
     }
 }
 
-/// The smallest G-stage format that the hart has (each covers far more than any board's RAM, and
-/// fewer levels make shorter walks), and its VMID bits. Both are WARL.
-fn probe_g_stage() -> Result<(&'static Format, u32), String> {
-    for format in [&rv::format::SV39X4, &rv::format::SV48X4, &rv::format::SV57X4] {
-        let mode = u64::from(format.mode);
-        // SAFETY: no guest is entered meanwhile.
-        let read = unsafe {
-            csr::hgatp::write(mode << atp::MODE_SHIFT | atp::VMID_BITS << atp::ID_SHIFT);
-            let read = csr::hgatp::read();
-            csr::hgatp::write(0);
-            read
-        };
-        if read >> atp::MODE_SHIFT == mode {
-            fence::gvma_all();
-            return Ok((format, (read >> atp::ID_SHIFT & atp::VMID_BITS).count_ones()));
-        }
-    }
-    Err("the hart has no G-stage format that Gnomon knows".into())
-}
-
-fn offer(machine: &Machine, isa: &Isa, environment: u64, g_format: &'static Format, seat: &SeatHart) -> Offer {
-    let has_sstc = isa.has("sstc") && environment & envcfg::STCE != 0;
-    let timer = if has_sstc { GuestTimer::Sstc } else { GuestTimer::Sbi };
+fn offer(machine: &Machine, guest: GuestMode, abilities: &Abilities) -> Offer {
+    let isa = machine.common_isa();
     let gates = [("sstc", envcfg::STCE), ("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)];
-    let granted: Vec<&str> = gates.iter().filter(|(_, bit)| environment & bit != 0).map(|(name, _)| *name).collect();
+    let granted = gates.iter().filter(|(_, bit)| abilities.environment & bit != 0);
+    let granted: Vec<&str> = granted.map(|(name, _)| *name).collect();
     let isa = isa.for_guest(&granted);
-    let vlenb = vector_bytes(&isa, seat);
-    Offer { g_format, mmu_type: machine.mmu_type.clone(), timer, vlenb, timebase: machine.timebase, isa }
-}
-
-/// Bytes in a vector register of this hart, 0 without V.
-fn vector_bytes(isa: &Isa, seat: &SeatHart) -> usize {
-    if !isa.has("v") {
-        return 0;
+    Offer {
+        guest,
+        g_format: abilities.g_format,
+        formats: abilities.formats.clone(),
+        nested_svadu: abilities.environment & envcfg::ADUE != 0,
+        mmu_type: machine.mmu_type.clone(),
+        timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
+        vlenb: abilities.vlenb,
+        timebase: machine.timebase,
+        isa,
     }
-    seat.set_status(status::VS, status::VS);
-    csr::vlenb::read() as usize
 }
 
 /// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it

@@ -6,8 +6,9 @@
 mod env;
 
 use crate::drivers::{self, PlicContext};
+use crate::guest::{GuestHart, Line, Translation};
 use crate::seat::{self, PowerOff, SeatHart};
-use crate::vcpu_state;
+use abi::bundle::MmuMode;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -17,13 +18,15 @@ use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome};
 use hypervisor::gnomon::{Gnomon, GuestTimer};
 use hypervisor::lifecycle;
-use hypervisor::vcpu::{NOWHERE, VcpuRun, VsFence, request};
+use hypervisor::shadow;
+use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::{Departure, Vm};
 use metal::ram::Ram;
-use metal::{csr, fence, world};
+use metal::{fence, world};
 use mmu::ids::{Acquired, IdSlot, Ids};
-use rv::csr::{atp, hstatus};
-use rv::{Context, Interrupt, PAGE_BYTES, Vmid};
+use mmu::shadow::GuestFence;
+use rv::csr::atp;
+use rv::{Context, FenceScope, Vmid};
 
 /// What a hart remembers of a VM.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +38,17 @@ struct View {
     /// The vCPU that last ran here: two of one VM share its VMID, but not their TLBs.
     last_vcpu: u32,
 }
+
+/// The ASID of a shadow root on this hart.
+#[derive(Clone, Copy, Debug)]
+struct RootAsid {
+    vm: usize,
+    serial: u64,
+    slot: IdSlot,
+}
+
+/// Roots whose ASIDs a hart remembers; others get new ones.
+const MOST_ROOTS: usize = 64;
 
 /// How another hart is reached.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +64,7 @@ pub struct Hart {
     g: &'static Gnomon,
     index: usize,
     seat: SeatHart,
+    guest: GuestHart,
     ram: Ram,
     reach: Arc<[Reach]>,
     plic: Option<PlicContext>,
@@ -57,6 +72,9 @@ pub struct Hart {
     current: Option<Box<VcpuRun>>,
     vmids: Ids,
     views: Vec<View>,
+    asids: Ids,
+    /// The ASIDs of shadow roots, the last one loaded at the end.
+    roots: Vec<RootAsid>,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(usize, u32)>,
     /// Whether WFI traps now.
@@ -70,7 +88,7 @@ pub struct Hart {
     /// What Gnomon's timer is set to.
     armed: u64,
     ticks: Ticks,
-    /// Whether an exit has shown that guests do run behind the G-stage.
+    /// Whether an exit has shown that guests do run where they should.
     is_proven: bool,
 }
 
@@ -98,6 +116,8 @@ pub struct Start {
     pub index: usize,
     /// Its devices.
     pub seat: SeatHart,
+    /// How it runs guests.
+    pub guest: GuestHart,
     /// Host RAM.
     pub ram: Ram,
     /// How to reach the others.
@@ -106,6 +126,8 @@ pub struct Start {
     pub plic: Option<PlicContext>,
     /// VMID bits of the hart.
     pub vmid_bits: u32,
+    /// ASID bits of the register that holds a guest's root.
+    pub asid_bits: u32,
 }
 
 impl Hart {
@@ -116,6 +138,7 @@ impl Hart {
         Self {
             index: start.index,
             seat: start.seat,
+            guest: start.guest,
             ram: start.ram,
             reach: start.reach,
             plic: start.plic,
@@ -123,6 +146,8 @@ impl Hart {
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.
             vmids: Ids::new(1, start.vmid_bits),
+            asids: Ids::new(1, start.asid_bits),
+            roots: Vec::new(),
             views: alloc::vec![view; start.g.vms.len()],
             registers_of: None,
             traps_wfi: false,
@@ -208,19 +233,65 @@ impl Hart {
     /// Puts a vCPU on this hart.
     fn load(&mut self, run: &mut VcpuRun, now: u64) {
         let vm = Arc::clone(&run.vm);
+        // Before any walk can happen: whoever edits the tables looks here.
+        vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
+        self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
+        let is_shadow = self.g.mode(&vm.config) != MmuMode::Nested;
+        if is_shadow {
+            self.load_shadow(run, &vm);
+        } else {
+            self.load_two_stage(run, &vm);
+        }
+        let counters = &run.shared.counters;
+        counters.switches.bump();
+        if run.last_hart != self.index && run.last_hart != NOWHERE {
+            counters.migrations.bump();
+        }
+        // SAFETY: the last vCPU's registers were saved by `unload`; the translation is set.
+        unsafe { self.guest.load_csrs(&run.csrs, &self.g.offer) };
+        let who = (vm.index, run.shared.id);
+        if self.registers_of != Some(who) || run.last_hart != self.index {
+            self.guest.load_registers(run, &self.g.offer);
+            self.registers_of = Some(who);
+        }
+        self.guest.set_privilege(run.mode);
+        run.awake();
+        run.last_hart = self.index;
+        run.context.host_sp = self.stack_end;
+        run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
+        run.shared.hart.store(self.index, Ordering::SeqCst);
+        self.slice_end = now + self.ticks.slice;
+        self.watch = now + self.ticks.watch;
+        if is_shadow && let Err(outcome) = shadow::load(self.g, run, self) {
+            // Without a root it must not enter its guest: it is asked to park, and finds that when it is about to.
+            let Outcome::Depart(departure) = outcome else { unreachable!("a missing root ends the VM") };
+            lifecycle::depart(self.g, &vm, departure, self);
+        }
+    }
+
+    /// Makes this hart's TLB hold nothing that is not this vCPU's, of a VM on shadow tables.
+    fn load_shadow(&mut self, run: &VcpuRun, vm: &Vm) {
+        self.guest.set_translation(Translation::Shadow);
+        let view = &mut self.views[vm.index];
+        if run.last_hart != self.index || view.last_vcpu != run.shared.id {
+            // As for two stages: other vCPUs of the VM use the same roots, and fence their own TLBs only.
+            self.guest.fence(None, None);
+            fence::instruction();
+        }
+        view.last_vcpu = run.shared.id;
+    }
+
+    /// Gives a vCPU of a nested VM its two stages: the VM's table under a VMID, and a TLB that holds
+    /// nothing which is not this vCPU's.
+    fn load_two_stage(&mut self, run: &VcpuRun, vm: &Vm) {
         let view = &mut self.views[vm.index];
         let acquired = self.vmids.acquire(&mut view.slot);
-        let root = vm.space.lock().as_ref().map(|space| space.root());
+        let root = vm.memory.lock().as_ref().map(|memory| memory.space.root());
         // A VM loses its tables only when all its vCPUs are parked; Bare would be all of memory.
         let Some(root) = root else { unreachable!("{} has no memory, but a vCPU to run", vm.config.name) };
         let hgatp = atp::hgatp(self.g.offer.g_format, Vmid(view.slot.id()), root);
-        // Before any walk can happen: whoever edits the tables looks here.
-        vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
-        // SAFETY: G-stage tables and offset concern guests only.
-        unsafe {
-            csr::hgatp::write(hgatp);
-            csr::htimedelta::write(0u64.wrapping_sub(vm.time_zero.load(Ordering::Relaxed)));
-        }
+        self.guest.set_translation(Translation::TwoStage { hgatp });
+        self.guest.set_svadu(vm.config.svadu);
         if acquired == Acquired::RolledOver {
             fence::gvma_all();
         }
@@ -232,34 +303,14 @@ impl Hart {
             fence::instruction();
         }
         view.last_vcpu = run.shared.id;
-        let counters = &run.shared.counters;
-        counters.switches.bump();
-        if run.last_hart != self.index && run.last_hart != NOWHERE {
-            counters.migrations.bump();
-        }
-        // SAFETY: the last vCPU's registers were saved by `unload`; hgatp is set.
-        unsafe { vcpu_state::load_csrs(&run.csrs, &self.g.offer) };
-        let who = (vm.index, run.shared.id);
-        if self.registers_of != Some(who) || run.last_hart != self.index {
-            vcpu_state::load_registers(run, &self.seat, &self.g.offer);
-            self.registers_of = Some(who);
-        }
-        self.seat.set_guest_mode(run.mode);
-        run.awake();
-        run.last_hart = self.index;
-        run.context.host_sp = self.stack_end;
-        run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
-        run.shared.hart.store(self.index, Ordering::SeqCst);
-        self.slice_end = now + self.ticks.slice;
-        self.watch = now + self.ticks.watch;
     }
 
     /// Takes the vCPU off this hart.
     fn unload(&mut self, run: &mut VcpuRun) {
-        run.csrs = vcpu_state::save_csrs(&self.g.offer);
-        run.mode = self.seat.guest_mode();
-        vcpu_state::save_registers(run, &self.seat);
-        vcpu_state::clear_csrs(&self.g.offer);
+        self.guest.save_csrs(&mut run.csrs, &self.g.offer);
+        run.mode = self.guest.privilege();
+        self.guest.save_registers(run, &self.g.offer);
+        self.guest.clear_csrs(&self.g.offer);
         run.shared.hart.store(NOWHERE, Ordering::SeqCst);
     }
 
@@ -268,8 +319,7 @@ impl Hart {
         let overcommitted = self.g.overcommitted.load(Ordering::Relaxed);
         if overcommitted != self.traps_wfi {
             self.traps_wfi = overcommitted;
-            // SAFETY: concerns guests only.
-            unsafe { if overcommitted { csr::hstatus::set(hstatus::VTW) } else { csr::hstatus::clear(hstatus::VTW) } }
+            self.guest.set_wfi_trap(overcommitted);
         }
     }
 
@@ -285,24 +335,32 @@ impl Hart {
         let g = self.g;
         let shared = &g.harts[self.index];
         let vm = run.vm.index;
-        shared.entering(vm);
-        if run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run) {
+        loop {
+            if run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run) {
+                self.give_up(run);
+                return None;
+            }
+            // ANNOUNCED: first say so, then look. What is posted is served outside of that: it may wait for a lock
+            // whose holder waits for this hart to leave.
+            shared.entering(vm);
+            if run.shared.posted.load(Ordering::SeqCst) == 0 {
+                break;
+            }
             shared.left();
-            self.give_up(run);
-            return None;
         }
         let generation = run.vm.tlb_generation.load(Ordering::SeqCst);
-        let view = &mut self.views[vm];
-        if view.fenced != generation {
-            view.fenced = generation;
+        if self.views[vm].fenced != generation {
+            self.views[vm].fenced = generation;
             shared.counters.fences.bump();
-            fence::gvma_vmid(Vmid(view.slot.id()));
+            self.fence_here(vm, FenceScope::Everything);
             // What the table now leads to may hold code that another hart copied there.
             fence::instruction();
         }
         self.set_policy();
         let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
         self.arm(slice_end.min(self.watch).min(self.waiters).min(run.deadline));
+        // OWNERSHIP: without a G-stage the root is all that stands between the guest and memory.
+        assert!(run.root.is_some() || self.guest.is_two_stage(), "a guest without a root");
         let run = self.current.insert(run);
         Some(&raw mut run.context)
     }
@@ -322,41 +380,46 @@ impl Hart {
         }
         if posted & request::FENCES != 0 {
             let fences = run.shared.fences.lock().take();
-            match fences {
-                Some(fences) => fences.iter().for_each(vs_fence),
-                None => fence::vvma_all(),
+            let fences = fences.unwrap_or_else(|| alloc::vec![GuestFence { range: None, asid: None }]);
+            for fence in &fences {
+                if run.root.is_some() {
+                    shadow::fence(self.g, run, fence, self);
+                } else {
+                    self.vs_fence(fence);
+                }
             }
         }
         if posted & request::FENCE_I != 0 {
             fence::instruction();
         }
-        // SAFETY: interrupts of the guest's.
-        unsafe {
-            if posted & request::SOFTWARE != 0 {
-                csr::hvip::set(Interrupt::VsSoft.bit());
-            }
-            if posted & request::TIMER != 0 {
-                run.deadline = u64::MAX;
-                run.shared.counters.inject_timer.bump();
-                csr::hvip::set(Interrupt::VsTimer.bit());
-            }
-            if posted & request::EXTERNAL != 0 {
-                if run.shared.external.load(Ordering::SeqCst) {
-                    csr::hvip::set(Interrupt::VsExternal.bit());
-                } else {
-                    csr::hvip::clear(Interrupt::VsExternal.bit());
-                }
-            }
+        if posted & request::SOFTWARE != 0 {
+            self.guest.set_line(Line::Software, true);
+        }
+        if posted & request::TIMER != 0 {
+            run.deadline = u64::MAX;
+            run.shared.counters.inject_timer.bump();
+            self.guest.set_line(Line::Timer, true);
+        }
+        if posted & request::EXTERNAL != 0 {
+            self.guest.set_line(Line::External, run.shared.external.load(Ordering::SeqCst));
         }
         true
+    }
+
+    /// Does one fence that another vCPU asked of the loaded one, behind a G-stage.
+    fn vs_fence(&self, fence: &GuestFence) {
+        match fence.pages() {
+            Some(pages) => pages.for_each(|page| self.guest.fence(Some(page), fence.asid)),
+            None => self.guest.fence(None, fence.asid),
+        }
     }
 
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     fn exit(&mut self) -> *mut Context {
         self.g.harts[self.index].left();
         if !self.is_proven {
-            // OWNERSHIP rests on it: a "guest" that runs in HS mode has all of memory.
-            assert!(self.seat.came_from_guest(), "this hart does not enter the virtualized modes");
+            // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
+            assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
             self.is_proven = true;
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
@@ -495,26 +558,6 @@ impl Hart {
     }
 }
 
-/// Does one VS-stage fence in the VMID that `hgatp` holds.
-fn vs_fence(fence: &VsFence) {
-    let pages = fence.range.map(|(start, bytes)| {
-        let first = start.align_down(PAGE_BYTES);
-        (first, (start.raw() - first.raw() + bytes).div_ceil(PAGE_BYTES))
-    });
-    match (pages, fence.asid) {
-        (Some((first, count @ 0..=FENCE_PAGES)), asid) => {
-            for page in (0..count).map(|n| first.wrapping_add(n * PAGE_BYTES)) {
-                match asid {
-                    Some(asid) => fence::vvma_page_asid(page, asid),
-                    None => fence::vvma_page(page),
-                }
-            }
-        }
-        (_, Some(asid)) => fence::vvma_asid(asid),
-        (_, None) => fence::vvma_all(),
-    }
-}
-
 /// This hart's block.
 ///
 /// # Safety
@@ -529,9 +572,9 @@ extern "C" fn first_entry(address: usize) -> ! {
     // SAFETY: the address that `run` passed, on an empty stack.
     let hart = unsafe { this_hart(address) };
     let context = hart.schedule();
-    let seat = hart.seat;
+    let guest = hart.guest;
     // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
-    unsafe { seat.enter(context) }
+    unsafe { guest.enter(context) }
 }
 
 /// An exit. Called by the trap vectors on the hart's empty stack; returns the context to enter.

@@ -44,10 +44,12 @@ pub fn image() -> Image {
 /// 2. constants: read, for M mode too (locked);
 /// 3. data, stacks and `heap`: nothing for guests, everything for M mode;
 /// 4. all else from RAM's start upward: everything, for guests too: what they reach is for the G-stage
-///    to say. Devices, below RAM, match nothing, which denies guests.
+///    or the shadow tables to say. Devices, below RAM, match nothing, which denies guests.
 ///
 /// Data stays executable for M mode: without Smepmp's machine-mode lockdown an entry cannot deny that
 /// and keep guests out as well, and with it M mode could not write the guests' memory.
+///
+/// What the TLB keeps of guests behind a G-stage is the caller's to forget.
 ///
 /// # Safety
 /// Firmware seat; once per hart. `heap` adjoins the image's end.
@@ -82,7 +84,6 @@ pub unsafe fn set_up_pmp(machine: &Machine, heap: Span) {
         csr::pmpcfg0::write(packed);
     }
     fence::sfence_all();
-    fence::gvma_all();
 }
 
 /// Builds the payload seat's identity map; returns the root for [`switch_map`]. `passed` is what the
@@ -117,6 +118,6 @@ pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: 
 /// Payload seat; `root` comes from [`build_map`].
 pub unsafe fn switch_map(root: Pfn<Hpa>) {
     // SAFETY: an identity map that covers all that Gnomon uses.
-    unsafe { csr::satp::write(rv::csr::atp::satp(&rv::format::SV39, root)) };
+    unsafe { csr::satp::write(rv::csr::atp::satp(&rv::format::SV39, rv::Asid(0), root)) };
     fence::sfence_all();
 }

@@ -1,11 +1,16 @@
 //! [`Env`] made of instructions.
 
-use super::{FENCE_PAGES, Hart, Reach};
+use super::{FENCE_PAGES, Hart, MOST_ROOTS, Reach, RootAsid};
+use crate::guest::Line;
 use crate::seat;
+use abi::bundle::MmuMode;
 use hypervisor::env::{Env, VsTrapRegs};
+use metal::fence;
 use metal::ram::Ram;
-use metal::{csr, fence};
-use rv::{Addr, FenceScope, Gpa, Interrupt, Mode, PAGE_BYTES, Vmid};
+use mmu::ids::{Acquired, IdSlot};
+use mmu::shadow::Root;
+use rv::csr::atp;
+use rv::{Addr, Asid, FenceScope, Format, Gpa, Gva, Mode, PAGE_BYTES, Vmid};
 
 impl Env for Hart {
     type Mem = Ram;
@@ -22,52 +27,36 @@ impl Env for Hart {
         metal::time()
     }
 
-    fn guest_mode(&self) -> Mode {
-        self.seat.guest_mode()
+    fn privilege(&self) -> Mode {
+        self.guest.privilege()
     }
 
-    fn set_guest_mode(&mut self, mode: Mode) {
-        self.seat.set_guest_mode(mode);
+    fn set_privilege(&mut self, mode: Mode) {
+        self.guest.set_privilege(mode);
     }
 
     fn trap_regs(&self) -> VsTrapRegs {
-        VsTrapRegs {
-            vsstatus: csr::vsstatus::read(),
-            vstvec: csr::vstvec::read(),
-            vsepc: csr::vsepc::read(),
-            vscause: csr::vscause::read(),
-            vstval: csr::vstval::read(),
-        }
+        self.guest.trap_regs()
     }
 
     fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
-        // SAFETY: VS-level registers concern the guest only.
-        unsafe {
-            csr::vsstatus::write(regs.vsstatus);
-            csr::vsepc::write(regs.vsepc);
-            csr::vscause::write(regs.vscause);
-            csr::vstval::write(regs.vstval);
-        }
+        self.guest.set_trap_regs(regs);
     }
 
     fn vsatp(&self) -> u64 {
-        csr::vsatp::read()
+        self.guest.guest_root()
     }
 
     fn interrupt_pending(&self) -> bool {
-        csr::vsip::read() & csr::vsie::read() != 0
+        self.guest.interrupt_pending()
     }
 
     fn set_timer_interrupt(&mut self, high: bool) {
-        // SAFETY: an interrupt of the guest's.
-        unsafe {
-            if high { csr::hvip::set(Interrupt::VsTimer.bit()) } else { csr::hvip::clear(Interrupt::VsTimer.bit()) }
-        }
+        self.guest.set_line(Line::Timer, high);
     }
 
     fn set_guest_deadline(&mut self, deadline: u64) {
-        // SAFETY: the guest's own comparator; called only with Sstc.
-        unsafe { csr::vstimecmp::write(deadline) };
+        self.guest.set_comparator(deadline);
     }
 
     fn send_ipi(&mut self, hart: usize) {
@@ -77,13 +66,52 @@ impl Env for Hart {
 
     fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>) {
         let vmid = Vmid(self.views[vm].slot.id());
+        let is_shadow = self.g.mode(&self.g.vms[vm].config) != MmuMode::Nested;
         match scope {
+            // What the TLB holds leads from virtual to host addresses at once. If another VM's vCPU is loaded, this one's
+            // has ended: its roots' ASIDs are never loaded again.
+            _ if is_shadow => self.guest.fence(None, None),
             FenceScope::Range { start, bytes } if bytes <= FENCE_PAGES * PAGE_BYTES => {
                 let pages = bytes.div_ceil(PAGE_BYTES);
                 (0..pages).for_each(|n| fence::gvma_page(Addr::new(start.raw() + n * PAGE_BYTES), vmid));
             }
             _ => fence::gvma_vmid(vmid),
         }
+    }
+
+    fn load_root(&mut self, vm: usize, root: &Root, forget: bool) {
+        let known = self.roots.iter().position(|known| (known.vm, known.serial) == (vm, root.serial));
+        let mut entry = match known {
+            Some(at) => self.roots.remove(at),
+            None => RootAsid { vm, serial: root.serial, slot: IdSlot::new() },
+        };
+        let acquired = self.asids.acquire(&mut entry.slot);
+        if self.roots.len() == MOST_ROOTS {
+            self.roots.remove(0);
+        }
+        self.roots.push(entry);
+        let asid = Asid(entry.slot.id());
+        match acquired {
+            Acquired::RolledOver => self.guest.fence(None, None),
+            Acquired::Same if forget => self.guest.fence(None, Some(asid)),
+            // Of a new one, nothing is remembered.
+            Acquired::Same | Acquired::New => {}
+        }
+        // SAFETY: a shadow root of the loaded guest's VM, which the vCPU holds.
+        unsafe { self.guest.load_guest_root(atp::satp(root.format, asid, root.table)) };
+    }
+
+    fn fence_guest(&mut self, page: Option<Addr<Gva>>) {
+        self.guest.fence(page, None);
+    }
+
+    fn fence_guest_root(&mut self) {
+        let asid = self.roots.last().map(|root| Asid(root.slot.id()));
+        self.guest.fence(None, asid);
+    }
+
+    fn lane_table(&self, format: &Format) -> u64 {
+        self.guest.lane_table(format)
     }
 
     fn fence_instructions(&mut self) {

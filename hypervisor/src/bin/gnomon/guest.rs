@@ -1,0 +1,457 @@
+//! The guests' side of a hart: in which mode guests run, which registers hold a guest's supervisor
+//! state, what of it traps, and whose tables translate.
+//!
+//! Only this file knows that guests run in VS mode or, where the hart lacks the H extension, in S mode
+//! itself; and only here do seat and guest mode meet. Three pairs exist: the payload seat has VS
+//! mode only.
+
+mod probe;
+mod state;
+
+pub use probe::Abilities;
+
+use crate::seat::Seat;
+use alloc::string::String;
+use hypervisor::env::VsTrapRegs;
+use hypervisor::gnomon::GuestMode;
+use hypervisor::isa::Isa;
+use hypervisor::machine::HostHart;
+use metal::{csr, fence, lane, world};
+use rv::csr::{envcfg, hstatus, status};
+use rv::{Addr, Asid, Context, Exception, Format, Gva, Interrupt, Mode};
+
+/// The exceptions that guests take themselves: what a kernel expects to see, and what needs nothing
+/// of Gnomon.
+const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
+    | Exception::IllegalInstruction.bit()
+    | Exception::Breakpoint.bit()
+    | Exception::LoadMisaligned.bit()
+    | Exception::StoreMisaligned.bit()
+    | Exception::EcallFromU.bit()
+    | PAGE_FAULTS;
+/// Of those, the ones that come to Gnomon when it is its tables that the guest faults in.
+const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
+const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
+const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
+/// ENVCFG, and the right to `sstateen0` itself: what guests without further state extensions need.
+const STATEEN: u64 = 1 << 63 | 1 << 62;
+
+/// `$body`, where `$bank` names the CSRs that hold the guest's supervisor state: the VS-level ones, or
+/// the S-level ones themselves.
+macro_rules! with_bank {
+    ($mode:expr, |$bank:ident| $body:expr) => {
+        match $mode {
+            GuestMode::Virtual => {
+                use metal::csr::vs as $bank;
+                $body
+            }
+            GuestMode::Supervisor => {
+                use metal::csr as $bank;
+                $body
+            }
+        }
+    };
+}
+use with_bank;
+
+/// How a guest's addresses are translated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Translation {
+    /// By the guest's own tables, behind the G-stage that this value of `hgatp` names. VS mode only.
+    TwoStage {
+        /// Mode, VMID and root.
+        hgatp: u64,
+    },
+    /// By a table of Gnomon's that [`GuestHart::load_guest_root`] names, alone. What the guest does with
+    /// its own translation (`satp`, fences, page faults) comes to Gnomon.
+    Shadow,
+}
+
+/// An interrupt line of a guest's hart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Line {
+    /// From other harts.
+    Software,
+    /// The timer, for guests without Sstc.
+    Timer,
+    /// From the PLIC.
+    External,
+}
+
+impl Line {
+    /// Its bit in `hvip`; that in `mip` is one below.
+    const fn vs_bit(self) -> u64 {
+        match self {
+            Line::Software => Interrupt::VsSoft.bit(),
+            Line::Timer => Interrupt::VsTimer.bit(),
+            Line::External => Interrupt::VsExternal.bit(),
+        }
+    }
+}
+
+/// How this hart runs guests.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestHart {
+    seat: Seat,
+    mode: GuestMode,
+    /// Whether the hart has `menvcfg` and `senvcfg`.
+    has_envcfg: bool,
+    /// Whether it can tell VMID 0, which is Bare's, from others.
+    has_vmids: bool,
+    /// Whether delegation and traps are set for [`Translation::Shadow`].
+    is_shadow: bool,
+    /// `henvcfg`, in VS mode, but for ADUE.
+    henvcfg: u64,
+}
+
+impl GuestHart {
+    /// Prepares this hart: delegation, and what guests may use; and finds out what it can. Trap vectors
+    /// are set already. `common` is what all harts have. [`GuestHart::forget_everything`] comes later,
+    /// when memory protection is in force.
+    ///
+    /// # Errors
+    /// A message, if the hart cannot host guests.
+    pub fn start(hart: &HostHart, common: &Isa, seat: Seat, mode: GuestMode) -> Result<(Self, Abilities), String> {
+        if mode == GuestMode::Supervisor {
+            check_registers(&hart.isa, common)?;
+        }
+        // Svadu and Svpbmt stay off: see `hypervisor::isa`; and shadow tables are Gnomon's to change.
+        // What the hart lacks reads back as zero.
+        let stce = if common.has("sstc") { envcfg::STCE } else { 0 };
+        let wanted = stce | envcfg::CBZE | envcfg::CBCFE | envcfg::CBIE_FLUSH;
+        // SAFETY: M mode where it is used; the trap vectors are set.
+        let has_envcfg = seat == Seat::Payload || unsafe { csr::menvcfg::exists() };
+        let mut this = Self {
+            seat,
+            mode,
+            has_envcfg,
+            has_vmids: false,
+            is_shadow: mode == GuestMode::Supervisor,
+            henvcfg: wanted,
+        };
+        // SAFETY: none of these affects Gnomon's own execution but in that traps come here;
+        // interrupts stay globally disabled while Gnomon runs.
+        unsafe {
+            match seat {
+                Seat::Firmware => {
+                    let off = status::MPRV | status::TVM | status::TW | status::TSR;
+                    csr::mstatus::clear(off | status::SUM | status::MXR | status::FS | status::VS);
+                    if csr::mcountinhibit::exists() {
+                        csr::mcountinhibit::write(0);
+                    }
+                    // The VS bits are hardwired to 1. Under guests in VS mode nothing ever runs in HS mode
+                    // to take the S-level ones, and they stay disabled in `mie`; but QEMU hides from a
+                    // *guest's* `sip` and `sie` what `mideleg` does not delegate.
+                    csr::mideleg::write(S_INTERRUPTS);
+                    csr::mcounteren::write(rv::csr::COUNTEREN_BASE);
+                    if has_envcfg {
+                        // Who may use Svadu is then `henvcfg`'s to say; S mode is never told of it.
+                        let svadu = if mode == GuestMode::Virtual { envcfg::ADUE } else { 0 };
+                        csr::menvcfg::write(wanted | svadu);
+                    }
+                    if hart.isa.has("smstateen") {
+                        csr::mstateen0::write(STATEEN);
+                    }
+                }
+                Seat::Payload => csr::sstatus::clear(status::SUM | status::MXR | status::FS | status::VS),
+            }
+            match mode {
+                GuestMode::Virtual => {
+                    if hart.isa.has("smstateen") || hart.isa.has("ssstateen") {
+                        csr::hstateen0::write(STATEEN);
+                    }
+                    csr::hideleg::write(VS_INTERRUPTS);
+                    csr::hie::write(0);
+                    csr::hgeie::write(0);
+                    csr::hvip::write(0);
+                    csr::hcounteren::write(rv::csr::COUNTEREN_BASE);
+                    csr::hstatus::write(hstatus::VSXL_64);
+                    csr::henvcfg::write(wanted | envcfg::ADUE);
+                }
+                GuestMode::Supervisor => {
+                    csr::sie::write(0);
+                    csr::mip::clear(S_INTERRUPTS);
+                    csr::mstatus::set(status::TVM);
+                    if csr::mstatus::read() & status::TVM == 0 {
+                        return Err("the hart has no supervisor mode whose satp could trap (mstatus.TVM)".into());
+                    }
+                }
+            }
+        }
+        this.delegate();
+        let environment = match mode {
+            GuestMode::Virtual => {
+                let granted = csr::henvcfg::read();
+                // SAFETY: concerns guests only.
+                unsafe { csr::henvcfg::write(wanted) };
+                granted
+            }
+            GuestMode::Supervisor if has_envcfg => csr::menvcfg::read(),
+            GuestMode::Supervisor => 0,
+        };
+        let abilities = this.probe(environment, common.has("v"))?;
+        this.has_vmids = abilities.vmid_bits != 0;
+        Ok((this, abilities))
+    }
+
+    /// Says which exceptions guests take themselves.
+    fn delegate(&self) {
+        let guests_own = if self.is_shadow { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
+        let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
+        // SAFETY: what is not delegated comes to the guest vector.
+        unsafe {
+            match (self.seat, self.mode) {
+                (Seat::Firmware, GuestMode::Virtual) => {
+                    csr::medeleg::write(guests_own);
+                    csr::hedeleg::write(guests_own);
+                }
+                // Firmware that keeps illegal instructions to itself (OpenSBI does) hands them on to
+                // whom `hedeleg` names, and OpenSBI 1.5 enters a guest's vectored `stvec` wrongly.
+                (Seat::Payload, _) => csr::hedeleg::write(but_illegal),
+                // What TVM and TW trap is an illegal instruction.
+                (Seat::Firmware, GuestMode::Supervisor) => csr::medeleg::write(but_illegal),
+            }
+        }
+    }
+
+    /// Sets how the guest that is about to be loaded is translated. No guest is loaded; what traps is
+    /// changed only where it differs from the last guest's. Under `Shadow` the VMID is 0, which is
+    /// Bare's; without VMID bits everybody has that, so a change between the two forgets everything.
+    pub fn set_translation(&mut self, translation: Translation) {
+        let is_shadow = translation == Translation::Shadow;
+        let changes = is_shadow != self.is_shadow;
+        self.is_shadow = is_shadow;
+        match translation {
+            // SAFETY: concerns guests only; the caller's table.
+            Translation::TwoStage { hgatp } => unsafe {
+                assert!(self.mode == GuestMode::Virtual, "no G-stage without the H extension");
+                csr::hgatp::write(hgatp);
+                if changes {
+                    csr::hstatus::clear(hstatus::VTVM);
+                }
+            },
+            // SAFETY: concerns guests only. `hgatp` is Bare since the last guest was unloaded.
+            Translation::Shadow if changes => unsafe { csr::hstatus::set(hstatus::VTVM) },
+            Translation::Shadow => {}
+        }
+        if changes {
+            self.delegate();
+            if !self.has_vmids {
+                fence::gvma_all();
+                fence::vvma_all();
+            }
+        }
+    }
+
+    /// Lets hardware set A and D for a guest behind a G-stage, or not.
+    pub fn set_svadu(&self, on: bool) {
+        // SAFETY: concerns guests only.
+        unsafe { csr::henvcfg::write(self.henvcfg | if on { envcfg::ADUE } else { 0 }) };
+    }
+
+    /// Whether guests are behind a G-stage now, and not on shadow tables.
+    pub fn is_two_stage(&self) -> bool {
+        !self.is_shadow
+    }
+
+    /// The address of the lane's jump table for shadow roots of `format`.
+    pub fn lane_table(&self, format: &Format) -> u64 {
+        let way = match (self.seat, self.mode) {
+            (Seat::Firmware, GuestMode::Virtual) => lane::Way::VirtualToMachine,
+            (Seat::Payload, _) => lane::Way::VirtualToSupervisor,
+            (Seat::Firmware, GuestMode::Supervisor) => lane::Way::SupervisorToMachine,
+        };
+        lane::table(way, format)
+    }
+
+    /// Writes the root by which the loaded guest's addresses are translated first: `vsatp`, in S mode
+    /// `satp`.
+    ///
+    /// # Safety
+    /// A table that maps nothing but what the guest may reach; under [`Translation::TwoStage`] any
+    /// value.
+    pub unsafe fn load_guest_root(&self, root: u64) {
+        // SAFETY: has no effect before a guest is entered, and then by the caller's promise.
+        with_bank!(self.mode, |bank| unsafe { bank::satp::write(root) });
+    }
+
+    /// The root by which the loaded guest's addresses are translated first.
+    pub fn guest_root(&self) -> u64 {
+        with_bank!(self.mode, |bank| bank::satp::read())
+    }
+
+    /// Makes this hart forget translations of guest virtual addresses: of one page (leaf entries) or
+    /// all, of one ASID (but for global ones) or all. In VS mode those of the VMID that `hgatp` holds.
+    pub fn fence(&self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
+        match (self.mode, page, asid) {
+            (GuestMode::Virtual, None, None) => fence::vvma_all(),
+            (GuestMode::Virtual, None, Some(asid)) => fence::vvma_asid(asid),
+            (GuestMode::Virtual, Some(page), None) => fence::vvma_page(page),
+            (GuestMode::Virtual, Some(page), Some(asid)) => fence::vvma_page_asid(page, asid),
+            (GuestMode::Supervisor, None, None) => fence::sfence_all(),
+            (GuestMode::Supervisor, None, Some(asid)) => fence::sfence_asid(asid),
+            (GuestMode::Supervisor, Some(page), None) => fence::sfence_page(page),
+            (GuestMode::Supervisor, Some(page), Some(asid)) => fence::sfence_page_asid(page, asid),
+        }
+    }
+
+    /// Makes this hart forget all that any guest, or an earlier boot stage, left in its TLB. No guest is
+    /// loaded; none can translate afterwards.
+    pub fn forget_everything(&self) {
+        // SAFETY: concerns guests only; Gnomon has its own `satp` in the payload seat, none in M mode.
+        unsafe {
+            if self.mode == GuestMode::Virtual {
+                csr::hgatp::write(0);
+                fence::gvma_all();
+            }
+            self.load_guest_root(0);
+        }
+        self.fence(None, None);
+    }
+
+    /// Lets WFI and WRS.NTO of guests trap, or not.
+    pub fn set_wfi_trap(&self, traps: bool) {
+        // SAFETY: concerns guests only: Gnomon's own mode is above those that the bits are about.
+        unsafe {
+            match (self.mode, traps) {
+                (GuestMode::Virtual, true) => csr::hstatus::set(hstatus::VTW),
+                (GuestMode::Virtual, false) => csr::hstatus::clear(hstatus::VTW),
+                (GuestMode::Supervisor, true) => csr::mstatus::set(status::TW),
+                (GuestMode::Supervisor, false) => csr::mstatus::clear(status::TW),
+            }
+        }
+    }
+
+    /// Sets what the guest's `time` is less than the host's; only 0 is possible in S mode.
+    pub fn set_time_zero(&self, zero: u64) {
+        match self.mode {
+            // SAFETY: concerns guests only.
+            GuestMode::Virtual => unsafe { csr::htimedelta::write(0u64.wrapping_sub(zero)) },
+            GuestMode::Supervisor => debug_assert!(zero == 0, "S mode reads the host's time"),
+        }
+    }
+
+    /// Raises or lowers an interrupt line of the loaded guest.
+    pub fn set_line(&self, line: Line, high: bool) {
+        let (vs, s) = (line.vs_bit(), line.vs_bit() >> 1);
+        // SAFETY: an interrupt of the guest's, which Gnomon never takes: delegated, and in M mode masked.
+        unsafe {
+            match (self.mode, high) {
+                (GuestMode::Virtual, true) => csr::hvip::set(vs),
+                (GuestMode::Virtual, false) => csr::hvip::clear(vs),
+                (GuestMode::Supervisor, true) => csr::mip::set(s),
+                (GuestMode::Supervisor, false) => csr::mip::clear(s),
+            }
+        }
+    }
+
+    /// Whether an interrupt is pending that the loaded guest has enabled.
+    pub fn interrupt_pending(&self) -> bool {
+        with_bank!(self.mode, |bank| bank::sip::read() & bank::sie::read() != 0)
+    }
+
+    /// Sets the loaded guest's own comparator, in guest time. Only with Sstc.
+    pub fn set_comparator(&self, deadline: u64) {
+        // SAFETY: the guest's own.
+        with_bank!(self.mode, |bank| unsafe { bank::stimecmp::write(deadline) });
+    }
+
+    /// The loaded guest's trap registers.
+    pub fn trap_regs(&self) -> VsTrapRegs {
+        with_bank!(self.mode, |bank| VsTrapRegs {
+            vsstatus: bank::sstatus::read(),
+            vstvec: bank::stvec::read(),
+            vsepc: bank::sepc::read(),
+            vscause: bank::scause::read(),
+            vstval: bank::stval::read(),
+        })
+    }
+
+    /// Writes them back but for `vstvec`.
+    pub fn set_trap_regs(&self, regs: &VsTrapRegs) {
+        // SAFETY: the guest's registers. `sstatus` shows no bit that concerns M mode, which uses
+        // neither SUM nor MXR, floating point nor vectors.
+        with_bank!(self.mode, |bank| unsafe {
+            bank::sstatus::write(regs.vsstatus);
+            bank::sepc::write(regs.vsepc);
+            bank::scause::write(regs.vscause);
+            bank::stval::write(regs.vstval);
+        });
+    }
+
+    /// The privilege of the guest that trapped.
+    pub fn privilege(&self) -> Mode {
+        let supervisor = match self.seat {
+            Seat::Firmware => csr::mstatus::read() & status::MPP != 0,
+            Seat::Payload => csr::sstatus::read() & status::SPP != 0,
+        };
+        if supervisor { Mode::Supervisor } else { Mode::User }
+    }
+
+    /// The privilege that the next entry goes to.
+    pub fn set_privilege(&self, mode: Mode) {
+        let mpp = if mode == Mode::Supervisor { status::MPP_S } else { 0 };
+        // SAFETY: affects xRET only. M is MPP = 11: its upper bit is never set here.
+        unsafe {
+            match (self.seat, self.mode) {
+                (Seat::Firmware, guest) => {
+                    csr::mstatus::clear(status::MPP & !mpp);
+                    csr::mstatus::set(if guest == GuestMode::Virtual { mpp | status::MPV } else { mpp });
+                }
+                (Seat::Payload, _) => {
+                    csr::hstatus::set(hstatus::SPV);
+                    match mode {
+                        Mode::Supervisor => csr::sstatus::set(status::SPP),
+                        Mode::User => csr::sstatus::clear(status::SPP),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the last trap came from where guests belong: from behind the G-stage, or the shadow
+    /// tables.
+    pub fn came_from_guest(&self) -> bool {
+        match (self.seat, self.mode) {
+            (Seat::Firmware, GuestMode::Virtual) => csr::mstatus::read() & status::MPV != 0,
+            (Seat::Firmware, GuestMode::Supervisor) => csr::mstatus::read() & status::MPP != status::MPP,
+            (Seat::Payload, _) => csr::hstatus::read() & hstatus::SPV != 0,
+        }
+    }
+
+    /// Enters a guest for the first time on this hart, with the privilege that `set_privilege` set.
+    ///
+    /// # Safety
+    /// As for [`world::enter_virtual_from_machine`], but for the bits named there.
+    pub unsafe fn enter(&self, context: *mut Context) -> ! {
+        // SAFETY: SPV and SPP affect `sret` only; TVM is set since the start; the rest is the
+        // caller's promise.
+        unsafe {
+            match (self.seat, self.mode) {
+                (Seat::Firmware, GuestMode::Virtual) => {
+                    csr::hstatus::set(hstatus::SPV);
+                    match self.privilege() {
+                        Mode::Supervisor => csr::mstatus::set(status::SPP),
+                        Mode::User => csr::mstatus::clear(status::SPP),
+                    }
+                    world::enter_virtual_from_machine(context)
+                }
+                (Seat::Firmware, GuestMode::Supervisor) => world::enter_supervisor(context),
+                (Seat::Payload, _) => world::enter_virtual_from_supervisor(context),
+            }
+        }
+    }
+}
+
+/// In S mode a guest switches floating point and vectors on by itself, whatever it is told it has: the
+/// registers must be ones that are saved for every vCPU.
+fn check_registers(own: &Isa, common: &Isa) -> Result<(), String> {
+    const VECTORS: [&str; 3] = ["v", "zve32x", "zve64x"];
+    if own.has("f") && !common.has("d") {
+        return Err("it has floating-point registers, but not every hart has D: nobody could keep them apart".into());
+    }
+    if VECTORS.iter().any(|name| own.has(name)) && !common.has("v") {
+        return Err("it has vector registers, but not every hart has V: nobody could keep them apart".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! What the device tree does not tell of a hart, found by writing WARL fields and reading them back.
+
+use super::{GuestHart, with_bank};
+use alloc::string::String;
+use alloc::vec::Vec;
+use hypervisor::gnomon::GuestMode;
+use metal::csr;
+use rv::Format;
+use rv::csr::atp;
+use rv::format::{SV39, SV39X4, SV48, SV48X4, SV57, SV57X4};
+
+/// What guests find on a hart: the same on every hart that Gnomon uses, for they run on any.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Abilities {
+    /// The bits of `henvcfg` (in S mode: `menvcfg`) that could be set.
+    pub environment: u64,
+    /// The G-stage format: the smallest that the hart has (each covers far more than any board's RAM,
+    /// and fewer levels make shorter walks). Without the H extension, that of tables which only
+    /// software walks.
+    pub g_format: &'static Format,
+    /// Bits of the VMID field; 0 without the H extension.
+    pub vmid_bits: u32,
+    /// The formats that `vsatp` (in S mode: `satp`) takes, the smallest first.
+    pub formats: Vec<&'static Format>,
+    /// Bits of that register's ASID field.
+    pub asid_bits: u32,
+    /// Bytes in a vector register, 0 without V.
+    pub vlenb: usize,
+}
+
+impl GuestHart {
+    /// Tries what the registers hold. No guest is loaded.
+    pub(super) fn probe(&self, environment: u64, has_v: bool) -> Result<Abilities, String> {
+        let (g_format, vmid_bits) = match self.mode {
+            GuestMode::Virtual => probe_g_stage().ok_or("the hart has no G-stage format that Gnomon knows")?,
+            GuestMode::Supervisor => (&SV39X4, 0),
+        };
+        let formats: Vec<_> = [&SV39, &SV48, &SV57].into_iter().filter(|f| self.takes(f, 0).is_some()).collect();
+        let least = formats.first().ok_or("the hart has no page-table format that Gnomon knows")?;
+        let asids = self.takes(least, atp::ASID_BITS).unwrap_or(0);
+        let vlenb = if has_v { self.vector_bytes() } else { 0 };
+        Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb })
+    }
+
+    /// Whether the guest's root register takes the format; and if so, what remains of the ASID bits.
+    fn takes(&self, format: &Format, asid_bits: u64) -> Option<u64> {
+        let mode = u64::from(format.mode);
+        // SAFETY: no guest is entered meanwhile, and Gnomon's own addresses do not go through it.
+        let read = with_bank!(self.mode, |bank| unsafe {
+            bank::satp::write(mode << atp::MODE_SHIFT | asid_bits << atp::ID_SHIFT);
+            let read = bank::satp::read();
+            bank::satp::write(0);
+            read
+        });
+        (read >> atp::MODE_SHIFT == mode).then_some(read >> atp::ID_SHIFT & atp::ASID_BITS)
+    }
+}
+
+fn probe_g_stage() -> Option<(&'static Format, u32)> {
+    [&SV39X4, &SV48X4, &SV57X4].into_iter().find_map(|format| {
+        let mode = u64::from(format.mode);
+        // SAFETY: no guest is entered meanwhile.
+        let read = unsafe {
+            csr::hgatp::write(mode << atp::MODE_SHIFT | atp::VMID_BITS << atp::ID_SHIFT);
+            let read = csr::hgatp::read();
+            csr::hgatp::write(0);
+            read
+        };
+        let vmids = read >> atp::ID_SHIFT & atp::VMID_BITS;
+        (read >> atp::MODE_SHIFT == mode).then_some((format, vmids.count_ones()))
+    })
+}

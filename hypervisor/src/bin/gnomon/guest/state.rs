@@ -1,0 +1,183 @@
+//! Moving a vCPU's registers between its box and the hart. What every exit saves is the trap
+//! vector's; this is the rest, moved only when the hart changes vCPUs.
+
+use super::{GuestHart, S_INTERRUPTS, with_bank};
+use crate::seat::Seat;
+use hypervisor::gnomon::{GuestMode, GuestTimer, Offer};
+use hypervisor::vcpu::{VcpuRun, VsCsrs};
+use metal::{csr, float, vector};
+use rv::csr::status;
+
+const CLEAN: u64 = 2 << status::FS_SHIFT | 2 << status::VS_SHIFT;
+const ON: u64 = status::FS | status::VS;
+
+impl GuestHart {
+    /// Loads the CSRs; the root only under two-stage translation, where the guest's is also the
+    /// hart's.
+    ///
+    /// # Safety
+    /// No guest's CSRs are loaded that have not been saved; the translation is set for this vCPU.
+    pub unsafe fn load_csrs(&self, csrs: &VsCsrs, offer: &Offer) {
+        // SAFETY: the guest's registers have no effect until it is entered, and `scounteren` and
+        // `senvcfg` govern U mode, where Gnomon never is.
+        unsafe {
+            with_bank!(self.mode, |bank| {
+                bank::sstatus::write(csrs.vsstatus);
+                bank::sie::write(csrs.vsie);
+                bank::stvec::write(csrs.vstvec);
+                bank::sscratch::write(csrs.vsscratch);
+                bank::sepc::write(csrs.vsepc);
+                bank::scause::write(csrs.vscause);
+                bank::stval::write(csrs.vstval);
+            });
+            match self.mode {
+                GuestMode::Virtual => csr::hvip::write(csrs.hvip),
+                GuestMode::Supervisor => {
+                    csr::mip::clear(S_INTERRUPTS);
+                    csr::mip::set(csrs.hvip >> 1 & S_INTERRUPTS);
+                }
+            }
+            csr::scounteren::write(csrs.scounteren);
+            if self.has_envcfg {
+                csr::senvcfg::write(csrs.senvcfg);
+            }
+            if offer.timer == GuestTimer::Sstc {
+                self.set_comparator(csrs.vstimecmp);
+            }
+            // Last: until now nothing could walk this guest's tables, and since `clear_csrs` nobody's.
+            if !self.is_shadow {
+                self.load_guest_root(csrs.vsatp);
+            }
+        }
+    }
+
+    /// Leaves no guest in the hart: no interrupt of it that would end a wait, and no table that could be
+    /// walked ahead of time. An ended VM's tables may be anything by then, and between one VM's `hgatp`
+    /// and another's `vsatp` a walk would put one's translations under the other's VMID.
+    pub fn clear_csrs(&self, offer: &Offer) {
+        // SAFETY: the guest's registers, and roots that no one is behind.
+        unsafe {
+            match self.mode {
+                GuestMode::Virtual => {
+                    csr::vsie::write(0);
+                    csr::hvip::write(0);
+                }
+                GuestMode::Supervisor => {
+                    csr::sie::write(0);
+                    csr::mip::clear(S_INTERRUPTS);
+                }
+            }
+            if offer.timer == GuestTimer::Sstc {
+                self.set_comparator(u64::MAX);
+            }
+            self.load_guest_root(0);
+            if self.mode == GuestMode::Virtual {
+                csr::hgatp::write(0);
+            }
+        }
+    }
+
+    /// Saves what [`GuestHart::load_csrs`] loads.
+    pub fn save_csrs(&self, csrs: &mut VsCsrs, offer: &Offer) {
+        with_bank!(self.mode, |bank| {
+            csrs.vsstatus = bank::sstatus::read();
+            csrs.vsie = bank::sie::read();
+            csrs.vstvec = bank::stvec::read();
+            csrs.vsscratch = bank::sscratch::read();
+            csrs.vsepc = bank::sepc::read();
+            csrs.vscause = bank::scause::read();
+            csrs.vstval = bank::stval::read();
+            if offer.timer == GuestTimer::Sstc {
+                csrs.vstimecmp = bank::stimecmp::read();
+            }
+        });
+        csrs.hvip = match self.mode {
+            GuestMode::Virtual => csr::hvip::read(),
+            GuestMode::Supervisor => (csr::mip::read() & S_INTERRUPTS) << 1,
+        };
+        csrs.scounteren = csr::scounteren::read();
+        if self.has_envcfg {
+            csrs.senvcfg = csr::senvcfg::read();
+        }
+        if !self.is_shadow {
+            csrs.vsatp = self.guest_root();
+        }
+    }
+
+    /// Loads floating point and vectors, after the CSRs. In VS mode they are marked clean: what the
+    /// guest changes becomes dirty. In S mode their states are the guest's own.
+    pub fn load_registers(&self, run: &VcpuRun, offer: &Offer) {
+        let state = match self.mode {
+            GuestMode::Virtual => CLEAN,
+            GuestMode::Supervisor => run.csrs.vsstatus,
+        };
+        if offer.isa.has("d") {
+            self.set_status(status::FS, ON);
+            // SAFETY: FS is on, and the hart has D.
+            unsafe { float::restore(&run.float) };
+            self.set_status(status::FS, state);
+        }
+        if !run.vector.bytes.is_empty() {
+            self.set_status(status::VS, ON);
+            // SAFETY: VS is on, the hart has V, and the buffer was sized for its vlenb.
+            unsafe { vector::restore(&run.vector.bytes, &run.vector.csrs) };
+            self.set_status(status::VS, state);
+        }
+    }
+
+    /// Saves floating point and vectors, after the CSRs. In VS mode only if the guest has changed them
+    /// since they were loaded; where they are not offered they stay off: nobody saves them, so nobody
+    /// may use them. In S mode nothing tells: a guest may mark clean what it has changed.
+    pub fn save_registers(&self, run: &mut VcpuRun, offer: &Offer) {
+        if self.mode == GuestMode::Supervisor {
+            self.set_status(ON, ON);
+        }
+        let now = self.status();
+        if now & status::FS == status::FS && offer.isa.has("d") {
+            // SAFETY: FS is dirty, so it is on, and the hart has D.
+            unsafe { float::save(&mut run.float) };
+        }
+        if now & status::VS == status::VS && !run.vector.bytes.is_empty() {
+            // SAFETY: VS is dirty, so it is on; the buffer was sized for the hart's vlenb.
+            run.vector.csrs = unsafe { vector::save(&mut run.vector.bytes) };
+        }
+        // Dirty becomes clean; what is off stays off.
+        if now & status::FS != 0 {
+            self.set_status(status::FS, CLEAN);
+        }
+        if now & status::VS != 0 {
+            self.set_status(status::VS, CLEAN);
+        }
+    }
+
+    /// Bytes in a vector register of this hart, which has V.
+    pub fn vector_bytes(&self) -> usize {
+        self.set_status(status::VS, ON);
+        csr::vlenb::read() as usize
+    }
+
+    /// The host's `status`, with the states of floating point and vectors.
+    fn status(&self) -> u64 {
+        match self.seat {
+            Seat::Firmware => csr::mstatus::read(),
+            Seat::Payload => csr::sstatus::read(),
+        }
+    }
+
+    /// Replaces the bits `mask`, which are FS or VS, of the host's `status`.
+    fn set_status(&self, mask: u64, bits: u64) {
+        // SAFETY: FS and VS say what may be used, and Gnomon's compiled code uses neither.
+        unsafe {
+            match self.seat {
+                Seat::Firmware => {
+                    csr::mstatus::clear(mask & !bits);
+                    csr::mstatus::set(mask & bits);
+                }
+                Seat::Payload => {
+                    csr::sstatus::clear(mask & !bits);
+                    csr::sstatus::set(mask & bits);
+                }
+            }
+        }
+    }
+}
