@@ -91,7 +91,7 @@ pub fn prune(dir: &Path, age: Duration) {
 /// # Errors
 /// If the directory cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), IoError> {
-    let dir = path.parent().unwrap_or(Path::new("."));
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || -> std::io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(dir)?;
         std::io::Write::write_all(&mut file, bytes)?;

@@ -183,12 +183,10 @@ impl VmSpec {
 
     /// Memory that the machine must have for its shadow tables, beside its RAM.
     #[must_use]
-    pub fn shadow_need(&self) -> Size {
-        match self.mmu {
-            Some(MmuMode::Nested) => Size(0),
-            // Gnomon may choose a mode that shadows.
-            _ => self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))),
-        }
+    pub fn shadow_need(&self, h: HExtension) -> Size {
+        // Left to itself, Gnomon shadows only where it must.
+        let is_nested = self.mmu.map_or(h == HExtension::Present, |mode| mode == MmuMode::Nested);
+        if is_nested { Size(0) } else { self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))) }
     }
 }
 
@@ -250,6 +248,16 @@ mod tests {
         }
         let nested = check(Some(MmuMode::Nested), Seat::Firmware, HExtension::Absent);
         assert_eq!(nested, Err(SpecError::NestedWithoutH("linux".into())));
+    }
+
+    #[test]
+    fn shadow_tables_need_memory() {
+        let need =
+            |mmu, shadow, h| settle(VmFile { mmu, shadow, ..VmFile::default() }).expect("valid")[0].shadow_need(h);
+        assert_eq!(need(None, None, HExtension::Present), Size(0));
+        assert_eq!(need(Some(MmuMode::Nested), Some(Size(MIB)), HExtension::Present), Size(0));
+        assert_eq!(need(None, None, HExtension::Absent), Size(32 * MIB));
+        assert_eq!(need(Some(MmuMode::Lazy), Some(Size(MIB)), HExtension::Present), Size(MIB));
     }
 
     #[test]

@@ -22,16 +22,11 @@ impl Variant {
     pub const DEFAULT: Self = Self { mmu: None, h: HExtension::Present, lane: true };
 
     /// Everything that can be made of these and makes a difference in the seat.
-    pub fn combine(
-        seat: Seat,
-        modes: &[Option<MmuMode>],
-        h: &[HExtension],
-        lane: &[bool],
-    ) -> impl Iterator<Item = Self> {
+    pub fn combine(seat: Seat, modes: &[Option<MmuMode>], h: &[HExtension], lane: &[bool]) -> Vec<Self> {
         let all = modes.iter().flat_map(move |mmu| {
             h.iter().flat_map(move |h| lane.iter().map(move |lane| Self { mmu: *mmu, h: *h, lane: *lane }))
         });
-        all.filter(move |variant| variant.exists_in(seat))
+        all.filter(|variant| variant.exists_in(seat)).collect()
     }
 
     /// Whether it can be had in a seat, and differs from all others.
@@ -124,7 +119,7 @@ mod tests {
     const BOTH: [HExtension; 2] = [HExtension::Present, HExtension::Absent];
 
     fn labels(seat: Seat, modes: &[Option<MmuMode>]) -> Vec<String> {
-        Variant::combine(seat, modes, &BOTH, &[true, false]).map(Variant::label).collect()
+        Variant::combine(seat, modes, &BOTH, &[true, false]).into_iter().map(Variant::label).collect()
     }
 
     #[test]
@@ -149,7 +144,7 @@ mod tests {
     fn selectors_select() {
         let chosen = |text: &str| {
             let selector = Selector::try_from(text.to_owned()).expect(text);
-            let variants = Variant::combine(Seat::Firmware, &all(), &BOTH, &[true, false]).collect::<Vec<_>>();
+            let variants = Variant::combine(Seat::Firmware, &all(), &BOTH, &[true, false]);
             variants.into_iter().filter(|variant| selector.selects(*variant)).map(Variant::label).collect::<Vec<_>>()
         };
         assert_eq!(chosen("nested"), ["nested"]);

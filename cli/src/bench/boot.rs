@@ -1,4 +1,4 @@
-//! What Gnomon adds to a boot: instructions retired from the kernel's first to the first command of
+//! What Gnomon adds to a boot, in each mode: instructions retired from the kernel's first to the first command of
 //! the shell, beside those of the same kernel, initramfs and command line on OpenSBI.
 //!
 //! One hart, one vCPU, QEMU's `-icount shift=0`: an instruction, of whatever privilege mode, is a
@@ -14,32 +14,30 @@
 //! moves the figure by up to three in a hundred. So each machine boots with command lines that differ in
 //! an unused word, and the median counts; the range stands beside it.
 
+use super::{Choice, INSTRUCTIONS_PER_TICK, PATIENCE, Report, Subject, watch};
 use crate::bare::BareSpec;
 use crate::debian::Software;
-use crate::machine::{Machine, Next, Stopped};
+use crate::machine::{Machine, Next};
 use crate::place::IoError;
-use crate::qemu::{Clock, HExtension, MachineSpec, Seat};
+use crate::qemu::{Clock, MachineSpec};
 use crate::run::{self, RunSpec};
 use crate::size::Size;
-use crate::stream::Piece;
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
 use crate::{build, initramfs};
 use abi::bundle::ConsoleMode;
+use abi::record::EndReason;
 use dtoolkit::Node;
 use dtoolkit::fdt::Fdt;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode};
 use miette::{IntoDiagnostic, miette};
+use serde::Serialize;
 use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// RAM of the VM and of the bare machine.
 const MEMORY: Size = Size(512 << 20);
-/// Instructions in a tick of QEMU's 10 MHz timebase, at one nanosecond each.
-const INSTRUCTIONS_PER_TICK: u64 = 100;
-/// No boot takes longer.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// What runs in the shell.
 const SCRIPT: &str = "clock; echo gnomon-idle: $(cut -d' ' -f2 /proc/uptime)";
 
@@ -51,7 +49,7 @@ const VARIANTS: [(&str, &str); 2] =
 const BOOTS: usize = 5;
 
 /// One machine's figures, in instructions.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Figures {
     /// From entry to shell: the median.
     pub instructions: u64,
@@ -62,7 +60,7 @@ pub struct Figures {
 }
 
 /// One variant, side by side.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
     /// The command line's name.
     pub variant: &'static str,
@@ -70,15 +68,16 @@ pub struct Row {
     pub bare: Figures,
     /// On OpenSBI, with the devices only that guests have.
     pub bare_few: Figures,
-    /// On Gnomon, in each seat.
-    pub gnomon: Vec<(Seat, Figures)>,
+    /// On Gnomon; or why a subject did not come to its shell.
+    pub gnomon: Vec<(Subject, Result<Figures, String>)>,
 }
 
 impl Row {
     /// The machines by name, with their figures.
     fn machines(&self) -> impl Iterator<Item = (String, &Figures)> {
         let bare = [("bare", &self.bare), ("bare, few devices", &self.bare_few)];
-        let gnomon = self.gnomon.iter().map(|(seat, figures)| (format!("Gnomon, {} seat", seat.name()), figures));
+        let gnomon =
+            self.gnomon.iter().filter_map(|(subject, figures)| Some((subject.to_string(), figures.as_ref().ok()?)));
         bare.into_iter().map(|(name, figures)| (name.to_owned(), figures)).chain(gnomon)
     }
 }
@@ -92,7 +91,7 @@ impl Figures {
 }
 
 /// The table.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Table {
     /// A row for each command line.
     pub rows: Vec<Row>,
@@ -106,7 +105,7 @@ impl fmt::Display for Table {
         writeln!(f, "{}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0", self.versions)?;
         writeln!(
             f,
-            "{:13} {:21} {:>13} {:>8} {:>8}  {:20} {:>6}",
+            "{:13} {:24} {:>13} {:>8} {:>8}  {:20} {:>6}",
             "messages", "machine", "instructions", "/ bare", "/ few", "range", "idle s"
         )?;
         for row in &self.rows {
@@ -115,7 +114,7 @@ impl fmt::Display for Table {
                 let Figures { instructions, range: (least, most), idle } = figures;
                 let range = format!("{least}-{most}");
                 let variant = row.variant;
-                writeln!(f, "{variant:13} {name:21} {instructions:>13} {bare:>8.4} {few:>8.4}  {range:20} {idle:>6}")?;
+                writeln!(f, "{variant:13} {name:24} {instructions:>13} {bare:>8.4} {few:>8.4}  {range:20} {idle:>6}")?;
             }
         }
         writeln!(f, "few devices: the bare machine, described without what a guest's board has not")?;
@@ -127,7 +126,20 @@ impl fmt::Display for Table {
 ///
 /// # Errors
 /// If something is missing, or a machine does not come to its shell.
-pub fn measure() -> miette::Result<Table> {
+pub fn measure(choice: &Choice) -> miette::Result<Report> {
+    let table = measure_all(choice)?;
+    let failed = |row: &Row| {
+        let failed = |(subject, figures): &(Subject, Result<Figures, String>)| {
+            Some(format!("{subject}, {}: {}", row.variant, figures.as_ref().err()?))
+        };
+        row.gnomon.iter().filter_map(failed).collect::<Vec<_>>()
+    };
+    let failures = table.rows.iter().flat_map(failed).collect();
+    let json = serde_json::json!({ "experiment": "boot", "table": &table });
+    Ok(Report { text: table.to_string(), json, failures })
+}
+
+fn measure_all(choice: &Choice) -> miette::Result<Table> {
     let guests = build::guests()?;
     let program = |name: &str| guests.get(name).cloned().ok_or_else(|| miette!("there is no program `{name}`"));
     let (stamp, clock) = (program("stamp")?, program("clock")?);
@@ -142,7 +154,9 @@ pub fn measure() -> miette::Result<Table> {
     let linux = Load { kernel: kernel.file, initrd: Some(initrd.path().to_owned()) };
     let stamp = Load { kernel: stamp, initrd: None };
 
-    let machines = Machines { stamp, linux, hypervisor };
+    // A boot has few fences of which the lane would be the difference.
+    let subjects = choice.subjects().into_iter().filter(|subject| subject.variant.lane).collect();
+    let machines = Machines { stamp, linux, hypervisor, subjects };
     // Two at a time: the figures do not depend on how fast the host is.
     let rows = std::thread::scope(|scope| {
         let rows = VARIANTS.map(|(variant, append)| {
@@ -170,14 +184,17 @@ struct Machines {
     stamp: Load,
     linux: Load,
     hypervisor: PathBuf,
+    subjects: Vec<Subject>,
 }
 
 impl Machines {
     fn row(&self, variant: &'static str, append: &str) -> miette::Result<Row> {
-        let on_gnomon = |seat| {
+        let on_gnomon = |subject| {
             let (stamp, linux) = (&self.stamp, &self.linux);
-            let start = stamp.on_gnomon(append, seat, &self.hypervisor)?.machine_and_bundle();
-            figures(append, start, |append| Ok(linux.on_gnomon(append, seat, &self.hypervisor)?.machine_and_bundle()))
+            let start = stamp.on_gnomon(append, subject, &self.hypervisor)?.machine_and_bundle();
+            figures(append, start, |append| {
+                Ok(linux.on_gnomon(append, subject, &self.hypervisor)?.machine_and_bundle())
+            })
         };
         Ok(Row {
             variant,
@@ -185,10 +202,11 @@ impl Machines {
             bare_few: figures(append, few_devices(self.stamp.on_bare(append))?, |append| {
                 few_devices(self.linux.on_bare(append))
             })?,
-            gnomon: [Seat::Firmware, Seat::Payload]
-                .into_iter()
-                .map(|seat| Ok((seat, on_gnomon(seat)?)))
-                .collect::<miette::Result<_>>()?,
+            gnomon: self
+                .subjects
+                .iter()
+                .map(|subject| (*subject, on_gnomon(*subject).map_err(|why| why.to_string())))
+                .collect(),
         })
     }
 }
@@ -206,7 +224,7 @@ impl Load {
             .machine()
     }
 
-    fn on_gnomon(&self, append: &str, seat: Seat, hypervisor: &Path) -> miette::Result<run::Prepared> {
+    fn on_gnomon(&self, append: &str, subject: Subject, hypervisor: &Path) -> miette::Result<run::Prepared> {
         let file = VmFile {
             memory: Some(MEMORY),
             kernel: Some(Kernel::File(self.kernel.clone())),
@@ -216,11 +234,11 @@ impl Load {
             ..VmFile::default()
         };
         let spec = RunSpec {
-            files: vec![file],
+            files: vec![subject.variant.applied_to(file)],
             options: VmFile::default(),
             harts: Some(1),
-            h: HExtension::Present,
-            seat,
+            h: subject.variant.h,
+            seat: subject.seat,
             exec: None,
             clock: Clock::Instructions,
             qemu_args: Vec::new(),
@@ -277,19 +295,12 @@ fn figures<Kept>(
     Ok(Figures { instructions: counts[BOOTS / 2], range: (counts[0], counts[BOOTS - 1]), idle })
 }
 
+/// What a machine prints until it powers off.
 fn console_of(spec: &MachineSpec) -> miette::Result<String> {
-    let (machine, _) = Machine::start(spec)?;
-    let mut console = Vec::new();
-    let outcome = machine.run(Some(Instant::now() + PATIENCE), |piece| {
-        if let Piece::Text(bytes) = piece {
-            console.extend_from_slice(bytes);
-        }
-        Next::Continue
-    })?;
-    match (outcome.stopped, outcome.failed) {
-        (Some(Stopped::Timeout), _) => Err(miette!("the machine did not power off in time")),
-        (_, Some(why)) => Err(miette!("Gnomon failed: {why}")),
-        _ => Ok(String::from_utf8_lossy(&console).into_owned()),
+    let (console, outcome) = watch(spec)?;
+    match outcome.ends.into_iter().next().map(|end| end.reason) {
+        Some(EndReason::NotStarted { message } | EndReason::Killed { message }) => Err(miette!("{message}")),
+        _ => Ok(console),
     }
 }
 
@@ -308,6 +319,8 @@ fn hexadecimal(text: &str, label: &str) -> miette::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qemu::Seat;
+    use crate::variant::Variant;
 
     #[test]
     fn clocks_are_read_from_consoles() {
@@ -320,7 +333,8 @@ mod tests {
     #[test]
     fn the_table_shows_ratios() {
         let figures = |instructions| Figures { instructions, range: (instructions, instructions), idle: "0.00".into() };
-        let gnomon = vec![(Seat::Firmware, figures(1020))];
+        let subject = Subject { seat: Seat::Firmware, variant: Variant::DEFAULT };
+        let gnomon = vec![(subject, Ok(figures(1020)))];
         let row = Row { variant: "quiet", bare: figures(1000), bare_few: figures(960), gnomon };
         let table = Table { rows: vec![row], versions: "v".into() }.to_string();
         assert!(table.contains("1.0200   1.0625"), "{table}");

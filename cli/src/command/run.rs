@@ -89,7 +89,7 @@ enum Switch {
 
 /// [`MmuMode`] as an option's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Mmu(MmuMode);
+pub(super) struct Mmu(pub(super) MmuMode);
 
 impl ValueEnum for Mmu {
     fn value_variants<'a>() -> &'a [Self] {

@@ -90,7 +90,8 @@ struct Contents {
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
-    let total = vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0).saturating_add(vm.shadow_need().0));
+    let total =
+        vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0).saturating_add(vm.shadow_need(spec.h).0));
     qemu::check_memory(qemu::memory_for(Size(total), 0))?;
     let mut versions =
         Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };

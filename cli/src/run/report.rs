@@ -139,12 +139,7 @@ impl RunEnd {
         };
         let mut text = serde_json::to_vec_pretty(&file).unwrap_or_default();
         text.push(b'\n');
-        let written = if path.parent().is_some_and(|dir| dir.as_os_str().is_empty()) {
-            write_whole(&Path::new(".").join(path), &text)
-        } else {
-            write_whole(path, &text)
-        };
-        if let Err(error) = written {
+        if let Err(error) = write_whole(path, &text) {
             eprintln!("gnomon: {error}");
         }
     }

@@ -53,8 +53,12 @@ fn guest(name: &str, programs: &Programs) -> miette::Result<PathBuf> {
 fn over_baseline(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
     let baseline = match case.baseline() {
         Some(before) => {
-            let stats = on_gnomon(&before, seat, programs)?.outcome.stats;
-            Some(stats.ok_or_else(|| miette!("the baseline's run ended without counters"))?)
+            let transcript = on_gnomon(&before, seat, programs)?;
+            let verdicts = judge::judge(&before, &transcript);
+            if let Some(why) = verdicts.into_iter().find_map(|verdict| verdict.result.err()) {
+                return Err(miette!("in the baseline's run: {why}"));
+            }
+            Some(transcript.outcome.stats.ok_or_else(|| miette!("the baseline's run ended without counters"))?)
         }
         None => None,
     };

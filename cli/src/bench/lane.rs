@@ -1,0 +1,83 @@
+//! What a trap costs: instructions from the trap to the return, of all privilege modes, for fences
+//! and for what is always a full exit.
+//!
+//! The guest executes each instruction many times, in a loop that it also runs without; under `-icount`
+//! the `time` CSR counts the instructions of all modes, and one that traps does not count itself. An
+//! instruction that does not trap counts as 1.
+
+use super::series::{self, Plan, Point, Series, cell};
+use super::table::Table;
+use super::{Choice, INSTRUCTIONS_PER_TICK, Report};
+use serde_json::json;
+use std::fmt::Write;
+
+/// The figures of the guest, and what they are.
+const KINDS: [(&str, &str); 6] = [
+    ("fence_page_asid", "sfence.vma va, asid"),
+    ("fence_page_asid_again", "the same, again"),
+    ("fence_page", "sfence.vma va, x0"),
+    ("fence_page_again", "the same, again"),
+    ("write_satp", "csrw satp, the same value"),
+    ("ecall", "SBI call (base)"),
+];
+
+/// Measures.
+///
+/// # Errors
+/// If something is missing.
+pub fn measure(choice: &Choice) -> miette::Result<Report> {
+    let plan = Plan { guest: "lane", points: vec![String::new()], baseline: None, svadu: false };
+    Ok(report(&series::measure(&plan, choice)?, &series::versions()?))
+}
+
+/// Instructions for each execution.
+fn instructions(point: &Point, kind: &str) -> Option<f64> {
+    let (ticks, count) = (point.figures.get(kind)?, point.figure("count"));
+    (count > 0).then(|| (ticks * INSTRUCTIONS_PER_TICK) as f64 / count as f64)
+}
+
+fn report(all: &[Series], versions: &str) -> Report {
+    let mut text =
+        format!("Traps: instructions of all privilege modes from trap to return; 1 is no trap\n{versions}\n");
+    for group in series::groups(all) {
+        let mut table = Table::new(std::iter::once(group.title.clone()).chain(group.headings()));
+        for (kind, name) in KINDS {
+            let say = |point: &Point| instructions(point, kind).map_or_else(|| "-".into(), |each| format!("{each:.1}"));
+            table.row(
+                std::iter::once(name.to_owned()).chain(group.series.iter().map(|series| cell(series.point(0), say))),
+            );
+        }
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{table}");
+    }
+    text += "\nagain: the entry does not translate any more; else the page was read just before\n";
+    let each = |series: &Series| {
+        let of = |point: &Point| KINDS.map(|(kind, _)| (kind, instructions(point, kind)));
+        json!({ "subject": series.subject, "instructions": series.point(0).map(|point| of(point).into_iter().collect::<std::collections::BTreeMap<_, _>>()) })
+    };
+    let json = json!({
+        "experiment": "lane",
+        "versions": versions,
+        "series": all.iter().map(each).collect::<Vec<_>>(),
+    });
+    Report { text, json, failures: series::failures(all) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::series::tests::series;
+    use crate::qemu::Seat;
+    use abi::bundle::MmuMode;
+
+    #[test]
+    fn ticks_become_instructions() {
+        let figures = [("count", 16_384), ("fence_page_asid", 7_373), ("ecall", 49_152)];
+        let all = [series(Seat::Firmware, MmuMode::Lazy, true, &[(&figures, &[])])];
+        let report = report(&all, "v");
+        let lines: Vec<_> = report.text.lines().collect();
+        let row = |name: &str| lines.iter().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        assert_eq!((row("sfence.vma va, asid"), row("csrw satp, the same value")), (Some("45.0"), Some("-")));
+        assert_eq!(report.json["series"][0]["instructions"]["ecall"], 300.0);
+    }
+}
