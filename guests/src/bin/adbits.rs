@@ -1,0 +1,5 @@
+//! x
+#![no_std]
+#![no_main]
+guests::entry_point!(main);
+fn main() {}
