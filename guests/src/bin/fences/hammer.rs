@@ -101,7 +101,7 @@ fn look() {
 
 /// Frames change under harts that read through them without a pause.
 pub fn hammer(format: &'static Format) -> Check {
-    const ROUNDS: u64 = 40;
+    const ROUNDS: u64 = 12;
     let (space, pages) = (Space::new(format, ASID), [(); SHOWN].map(|()| marked(0)));
     PUBLISHED.store(0, SeqCst);
     space.map(TEST_VA, pages[0].address(), RW);
@@ -120,7 +120,7 @@ pub fn hammer(format: &'static Format) -> Check {
 
 /// Harts that are in another space when the first one's tables change come back to what is new.
 pub fn elsewhere(format: &'static Format) -> Check {
-    const ROUNDS: u64 = 20;
+    const ROUNDS: u64 = 8;
     fn turn() {
         look();
         switch(1);
@@ -175,7 +175,7 @@ fn store() {
 /// After rights were taken away and the fence has returned, no store gets through any more: as
 /// copy-on-write and the freeing of pages need it.
 pub fn write_protect(format: &'static Format) -> Check {
-    const ROUNDS: u64 = 6;
+    const ROUNDS: u64 = 3;
     let (space, frames) = (Space::new(format, ASID), ram::pages(2));
     let slot = space.slot(TEST_VA, Level::PAGE);
     let words = |frame: &'static Page| frame.0[..hart::MAX].iter().map(|word| word.load(SeqCst));

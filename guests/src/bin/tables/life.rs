@@ -21,7 +21,7 @@ enum Role {
 
 const ROLES: [Role; 4] = [Role::Leaves, Role::Middle, Role::Root, Role::Data];
 
-/// The same page in every role after every other, with each fence that orders pointers at each change.
+/// The same page in every role after every other, with the fences that order pointers in turn.
 pub fn recycled(format: &'static Format) -> Check {
     let (space, pages) = (Space::new(format, ASID), scratch());
     let life =
@@ -30,12 +30,12 @@ pub fn recycled(format: &'static Format) -> Check {
     // A second view, for the data that is in it at times.
     space.map(life.window(), life.page.address(), RW);
     space.enter();
-    for fence in fences::wide() {
-        for before in ROLES {
-            for after in ROLES {
-                life.live(before, &fence)?;
-                life.live(after, &fence)?;
-            }
+    let mut fences = fences::wide().cycle();
+    for before in ROLES {
+        for after in ROLES {
+            let fence = fences.next().expect("endless");
+            life.live(before, &fence)?;
+            life.live(after, &fence)?;
         }
     }
     Ok(())
