@@ -107,7 +107,9 @@ impl AdBits {
         }
     }
 
-    fn probe() -> Self {
+    /// What an access does that finds both clear; leaves paging off.
+    #[must_use]
+    pub fn probe() -> Self {
         let space = Space::new(&SV39, 0);
         space.map(TEST_VA, page().address(), PteFlags::R);
         space.enter();
