@@ -166,7 +166,7 @@ fn failed_accesses(world: &World) -> Check {
         (RO - PteFlags::D, store, STORE_PAGE),
         (RO - AD, add, STORE_PAGE),
         (RW - AD, fetch, FETCH_PAGE),
-        (RW - AD | PteFlags::U, store, STORE_PAGE),
+        ((RW - AD) | PteFlags::U, store, STORE_PAGE),
         (paging::XO - AD, load, LOAD_PAGE),
     ] {
         let entry = leaf(frame, flags);

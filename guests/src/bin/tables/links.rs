@@ -6,7 +6,7 @@ use guests::fences;
 use guests::paging::{Page, RW, Space, leaf, pointer};
 use guests::{Check, access, ensure_eq, expect};
 use metal::fence;
-use rv::{Addr, Format, Gva, Level};
+use rv::{Format, Level};
 
 /// One table at two places of a root, in two roots, and at two levels: an edit shows in all.
 pub fn twice(format: &'static Format) -> Check {
@@ -141,21 +141,18 @@ pub fn recursive(format: &'static Format) -> Check {
 pub fn live_pointers(format: &'static Format) -> Check {
     let (space, pages) = (Space::new(format, ASID), scratch());
     let at = far(format) + (5 << 20);
-    // Two chains of tables of which each could replace the other from any level on.
+    // Two chains of tables, from the leaf up, of which each could replace the other from any level on.
     let mut next_table = pages.iter();
     let mut chain = |number: u64| {
         let page = &pages[600 + number as usize];
         mark(page, 40 + number);
         let mut below = leaf(page.address(), RW);
         let mut entries = [0; 5];
-        for level in format.levels_down().collect_levels().into_iter().flatten() {
-            if level == format.root_level() {
-                break;
-            }
+        for level in 0..usize::from(format.levels) - 1 {
             let table = next_table.next().expect("there are hundreds");
-            table.0[format.index(Addr::<Gva>::new(at), level)].store(below, Relaxed);
+            table.0[(at >> (12 + 9 * level)) as usize & 511].store(below, Relaxed);
             below = pointer(table.address());
-            entries[usize::from(level.number()) + 1] = below;
+            entries[level + 1] = below;
         }
         entries
     };
@@ -183,17 +180,4 @@ pub fn live_pointers(format: &'static Format) -> Check {
         }
     }
     Ok(())
-}
-
-/// The levels of a format in an array, the lowest first.
-trait CollectLevels {
-    fn collect_levels(self) -> [Option<Level>; 5];
-}
-
-impl<I: Iterator<Item = Level>> CollectLevels for I {
-    fn collect_levels(self) -> [Option<Level>; 5] {
-        let mut levels = [None; 5];
-        self.for_each(|level| levels[usize::from(level.number())] = Some(level));
-        levels
-    }
 }
