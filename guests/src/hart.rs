@@ -122,6 +122,7 @@ pub fn on_others(job: Job, argument: u64) -> Check {
 pub fn everywhere(job: fn() -> Check) -> Check {
     static JOB: Mutex<fn() -> Check> = Mutex::new(|| Ok(()));
     static OUTCOME: Mutex<Check> = Mutex::new(Ok(()));
+    static BUSY: AtomicU64 = AtomicU64::new(0);
     fn run(_: u64) {
         let job = *JOB.lock();
         if let Err(why) = job() {
@@ -129,9 +130,15 @@ pub fn everywhere(job: fn() -> Check) -> Check {
             let mut outcome = OUTCOME.lock();
             *outcome = outcome.and(Err(why));
         }
+        BUSY.fetch_sub(1, Relaxed);
+        // OpenSBI 1.5.1 waits for ever for a hart that stops while it is being fenced.
+        while BUSY.load(Relaxed) != 0 {
+            core::hint::spin_loop();
+        }
     }
     *JOB.lock() = job;
     *OUTCOME.lock() = Ok(());
+    BUSY.store(board().hart_count as u64, Relaxed);
     board().other_harts().try_for_each(|hart| start(hart, run, 0))?;
     run(0);
     board().other_harts().try_for_each(join)?;

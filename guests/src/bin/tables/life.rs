@@ -122,7 +122,7 @@ impl Life {
     fn as_data(&self) -> Check {
         let pattern = |index: usize| {
             let frame = self.targets[index % 2].address() >> 12 << 10;
-            (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 54 | frame | index as u64 % 256
+            (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 54 | frame | (index as u64 & 0xff)
         };
         for (index, word) in self.page.0.iter().enumerate() {
             let at =
