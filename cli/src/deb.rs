@@ -5,7 +5,7 @@ use miette::Diagnostic;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// Why a package could not be unpacked.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -38,6 +38,42 @@ pub enum DebError {
     Io(#[from] IoError),
 }
 
+/// The paths of the regular files in the package, without a leading `./`.
+///
+/// # Errors
+/// [`DebError`].
+pub fn list(deb: &Path) -> Result<Vec<String>, DebError> {
+    let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
+    let mut child = files_of(deb)?;
+    let paths = |output| -> std::io::Result<Vec<String>> {
+        let mut paths = Vec::new();
+        for entry in tar::Archive::new(output).entries()? {
+            let entry = entry?;
+            if entry.header().entry_type().is_file() {
+                paths.push(path_of(&entry));
+            }
+        }
+        Ok(paths)
+    };
+    let found = child.stdout.take().map_or_else(|| Ok(Vec::new()), paths);
+    let status = child.wait().map_err(DebError::NoDpkg)?;
+    match found {
+        Ok(_) if !status.success() => Err(damaged(format!("dpkg-deb: {status}"))),
+        found => found.map_err(|error| damaged(error.to_string())),
+    }
+}
+
+/// Starts dpkg-deb, which writes the package's files as a tar archive.
+fn files_of(deb: &Path) -> Result<Child, DebError> {
+    let mut command = Command::new("dpkg-deb");
+    command.arg("--fsys-tarfile").arg(deb).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.spawn().map_err(DebError::NoDpkg)
+}
+
+fn path_of(entry: &tar::Entry<'_, impl Read>) -> String {
+    String::from_utf8_lossy(&entry.path_bytes()).trim_start_matches("./").to_owned()
+}
+
 /// Takes the files whose path (without a leading `./`) starts with a key of `wanted` out of the
 /// package and writes each under the key's name into `dir`.
 ///
@@ -45,14 +81,7 @@ pub enum DebError {
 /// [`DebError`]; in particular if one of `wanted` is not there.
 pub fn extract(deb: &Path, wanted: &BTreeMap<&str, &str>, dir: &Path) -> Result<(), DebError> {
     let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
-    let mut child = Command::new("dpkg-deb")
-        .arg("--fsys-tarfile")
-        .arg(deb)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(DebError::NoDpkg)?;
+    let mut child = files_of(deb)?;
     let mut missing = wanted.clone();
     let result = match child.stdout.take() {
         Some(output) => take_files(output, &mut missing, dir),
@@ -84,7 +113,7 @@ fn take_files(archive: impl Read, missing: &mut BTreeMap<&str, &str>, dir: &Path
             break;
         }
         let mut entry = entry.map_err(broken)?;
-        let path = String::from_utf8_lossy(&entry.path_bytes()).trim_start_matches("./").to_owned();
+        let path = path_of(&entry);
         let Some((key, name)) = missing
             .iter()
             .find(|(key, _)| path.starts_with(**key) && entry.header().entry_type().is_file())
@@ -112,6 +141,7 @@ mod tests {
         let wanted = BTreeMap::from([("boot/vmlinux-", "vmlinux")]);
         let error = extract(&deb, &wanted, dir.path()).expect_err("no package");
         assert!(error.to_string().contains("x.deb"), "{error}");
+        assert!(list(&deb).is_err());
     }
 
     #[test]

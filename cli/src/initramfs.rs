@@ -35,13 +35,13 @@ pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsErr
     build_with(busybox, exec, &[])
 }
 
-/// The same with further programs, by name and content, among the commands.
+/// The same with further files, such as programs and their libraries: the path and the content.
 ///
 /// # Errors
 /// [`InitramfsError`].
-pub fn build_with(busybox: &[u8], exec: Option<&str>, programs: &[(&str, &[u8])]) -> Result<Vec<u8>, InitramfsError> {
+pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -> Result<Vec<u8>, InitramfsError> {
     let mut archive = Archive::default();
-    for dir in ["bin", "dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp"] {
+    for dir in ["bin", "dev", "etc", "lib", "mnt", "proc", "root", "run", "sys", "tmp"] {
         archive.add(dir, ModeFileType::Directory, 0o755, &[])?;
     }
     archive.add("init", ModeFileType::Regular, 0o755, INIT.as_bytes())?;
@@ -49,8 +49,8 @@ pub fn build_with(busybox: &[u8], exec: Option<&str>, programs: &[(&str, &[u8])]
     for applet in applets(busybox)? {
         archive.add(&format!("bin/{applet}"), ModeFileType::Symlink, 0o777, b"busybox")?;
     }
-    for (name, content) in programs {
-        archive.add(&format!("bin/{name}"), ModeFileType::Regular, 0o755, content)?;
+    for (path, content) in files {
+        archive.add(path, ModeFileType::Regular, 0o755, content)?;
     }
     archive.add("etc/passwd", ModeFileType::Regular, 0o644, PASSWD.as_bytes())?;
     archive.add("etc/group", ModeFileType::Regular, 0o644, GROUP.as_bytes())?;

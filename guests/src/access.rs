@@ -64,6 +64,59 @@ macro_rules! stores {
 loads!(lb lbu lh lhu lw lwu ld);
 stores!(sb sh sw sd);
 
+/// `amoadd.d`; returns what was there.
+///
+/// # Errors
+/// The trap, if it trapped.
+pub fn amoadd(at: u64, value: u64) -> Result<u64, Trap> {
+    assert_storable(at);
+    let mut old = 0;
+    let trap = catch(|| {
+        // SAFETY: no Rust object lies there (asserted); a trap skips it.
+        unsafe {
+            asm!("amoadd.d {old}, {value}, ({at})", old = inout(reg) old, value = in(reg) value, at = in(reg) at, options(nostack))
+        };
+    });
+    trap.map_or(Ok(old), Err)
+}
+
+/// `lr.d`.
+///
+/// # Errors
+/// The trap, if it trapped.
+pub fn lr(at: u64) -> Result<u64, Trap> {
+    let mut value = 0;
+    let trap = catch(|| {
+        // SAFETY: a load; a trap skips it.
+        unsafe { asm!("lr.d {value}, ({at})", value = inout(reg) value, at = in(reg) at, options(nostack)) };
+    });
+    trap.map_or(Ok(value), Err)
+}
+
+/// `lr.d` and `sc.d` of another value, until the `sc.d` succeeds or one of them traps.
+///
+/// # Errors
+/// The first trap.
+pub fn lr_sc(at: u64, value: u64) -> Result<(), Trap> {
+    assert_storable(at);
+    loop {
+        let mut failed = 1_u64;
+        let trap = catch(|| {
+            // SAFETY: no Rust object lies there (asserted); a trap skips one instruction.
+            unsafe {
+                asm!("lr.d {failed}, ({at})", "sc.d {failed}, {value}, ({at})",
+                     failed = inout(reg) failed, value = in(reg) value, at = in(reg) at, options(nostack));
+            }
+        });
+        match trap {
+            Some(trap) => return Err(trap),
+            None if failed == 0 => return Ok(()),
+            // The reservation was lost, as to a hypervisor's exit in between.
+            None => {}
+        }
+    }
+}
+
 /// Calls the code at `at` with `argument` in a0 and returns a0.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! The harts: what each records, starting and stopping them, waiting.
 
-use crate::{Check, board, ensure, ensure_eq, sbi, trap};
+use crate::{Check, Text, board, ensure, ensure_eq, sbi, trap};
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rv::Interrupt;
@@ -113,6 +113,36 @@ pub fn join(hart: u64) -> Check {
 pub fn on_others(job: Job, argument: u64) -> Check {
     board().other_harts().try_for_each(|hart| start(hart, job, argument))?;
     board().other_harts().try_for_each(join)
+}
+
+/// Runs a job on every hart at once, this one included, and waits for all of them.
+///
+/// # Errors
+/// If one does not start or stop; else that of the first job that failed, with its hart's id.
+pub fn everywhere(job: fn() -> Check) -> Check {
+    static JOB: Mutex<fn() -> Check> = Mutex::new(|| Ok(()));
+    static OUTCOME: Mutex<Check> = Mutex::new(Ok(()));
+    static BUSY: AtomicU64 = AtomicU64::new(0);
+    fn run(_: u64) {
+        let job = *JOB.lock();
+        if let Err(why) = job() {
+            let why = Text::of(format_args!("hart {}: {}", id(), why.as_str()));
+            let mut outcome = OUTCOME.lock();
+            *outcome = outcome.and(Err(why));
+        }
+        BUSY.fetch_sub(1, Relaxed);
+        // OpenSBI 1.5.1 waits for ever for a hart that stops while it is being fenced.
+        while BUSY.load(Relaxed) != 0 {
+            core::hint::spin_loop();
+        }
+    }
+    *JOB.lock() = job;
+    *OUTCOME.lock() = Ok(());
+    BUSY.store(board().hart_count as u64, Relaxed);
+    board().other_harts().try_for_each(|hart| start(hart, run, 0))?;
+    run(0);
+    board().other_harts().try_for_each(join)?;
+    *OUTCOME.lock()
 }
 
 /// Milliseconds after which something that should happen at once is held to have failed. Long: four

@@ -1,11 +1,12 @@
 //! Address spaces of a guest's own, and a pool of pages for tables and tests.
 #![expect(unsafe_code, reason = "satp")]
 
+use crate::{access, board, ram};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use metal::{csr, fence};
 use rv::csr::atp;
 use rv::format::{SV39, SV48, SV57};
-use rv::{Addr, Format, Gva, Hpa, Level, Pfn, Pte, PteFlags};
+use rv::{Addr, Format, Gva, Hpa, Level, Pte, PteFlags};
 
 /// A page of 512 doublewords that anybody may read and write.
 #[repr(C, align(4096))]
@@ -16,13 +17,14 @@ const POOL_PAGES: usize = 192;
 static POOL: [Page; POOL_PAGES] = [const { Page([const { AtomicU64::new(0) }; 512]) }; POOL_PAGES];
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// A zero page of the pool. There are enough for a guest's life, so none is given back.
+/// A zero page of the pool, or of free RAM when the pool is used up. There are enough for a guest's
+/// life, so none is given back.
 ///
 /// # Panics
 /// If there are not.
 #[must_use]
 pub fn page() -> &'static Page {
-    &POOL[TAKEN.fetch_add(1, Relaxed)]
+    POOL.get(TAKEN.fetch_add(1, Relaxed)).unwrap_or_else(|| &ram::pages(1)[0])
 }
 
 /// Whether the address lies in the pool.
@@ -84,20 +86,83 @@ pub fn pointer(at: u64) -> u64 {
     rv::Entry::Table(Addr::<Hpa>::new(at).pfn()).encode().0
 }
 
-fn table_at(pfn: Pfn<Hpa>) -> &'static Page {
-    let start = POOL.as_ptr().expose_provenance() as u64;
-    &POOL[((pfn.base().raw() - start) / rv::PAGE_BYTES) as usize]
+/// Who sets the A and D bits of entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AdBits {
+    /// Svade: an access that finds one clear faults.
+    Software,
+    /// Svadu: hardware sets them.
+    Hardware,
+}
+
+impl AdBits {
+    /// What the device tree promises: with both extensions, Svade until somebody asks for more. Where
+    /// it names neither (both behaviours are allowed), an access tells; that leaves paging off.
+    #[must_use]
+    pub fn of_this_machine() -> Self {
+        match (board().has("svade"), board().has("svadu")) {
+            (true, _) => Self::Software,
+            (false, true) => Self::Hardware,
+            (false, false) => Self::probe(),
+        }
+    }
+
+    /// What an access does that finds both clear; leaves paging off.
+    #[must_use]
+    pub fn probe() -> Self {
+        let space = Space::new(&SV39, 0);
+        space.map(TEST_VA, page().address(), PteFlags::R);
+        space.enter();
+        let found = access::ld(TEST_VA);
+        leave();
+        if found.is_ok() { Self::Hardware } else { Self::Software }
+    }
+}
+
+/// How many bits of the ASID this hart has. Finding out switches paging on and off.
+#[must_use]
+pub fn asid_bits() -> u32 {
+    let wanted = Space::new(&SV39, 0xffff).satp();
+    // SAFETY: everything is mapped to itself.
+    unsafe { csr::satp::write(wanted) };
+    let bits = csr::satp::read() >> atp::ID_SHIFT & 0xffff;
+    leave();
+    bits.trailing_ones()
 }
 
 impl Space {
     /// A new one.
     #[must_use]
     pub fn new(format: &'static Format, asid: u64) -> Self {
-        let space = Self { format, root: page(), asid };
+        Self::rooted(page(), format, asid)
+    }
+
+    /// A new one in a given root, a zero page.
+    #[must_use]
+    pub fn rooted(root: &'static Page, format: &'static Format, asid: u64) -> Self {
+        let space = Self { format, root, asid };
         for gib in 0..16 {
             space.slot(gib << 30, Level::GIGA).store(leaf(gib << 30, RWX), Relaxed);
         }
         space
+    }
+
+    /// The same tables under another ASID.
+    #[must_use]
+    pub fn with_asid(self, asid: u64) -> Self {
+        Self { asid, ..self }
+    }
+
+    /// Its format.
+    #[must_use]
+    pub fn format(&self) -> &'static Format {
+        self.format
+    }
+
+    /// Its root table.
+    #[must_use]
+    pub fn root(&self) -> &'static Page {
+        self.root
     }
 
     /// The formats that this hart has. Finding out switches paging on and off.
@@ -115,7 +180,7 @@ impl Space {
     /// The entry that a walk for `at` finds at `level`; tables on the way are made.
     ///
     /// # Panics
-    /// If a leaf or a table that is not from the pool is in the way.
+    /// If a leaf is in the way, or a table that is neither from the pool nor in free RAM.
     #[must_use]
     pub fn slot(&self, at: u64, level: Level) -> &'static AtomicU64 {
         let (mut table, at) = (self.root, Addr::<Gva>::new(at));
@@ -125,7 +190,7 @@ impl Space {
                 return slot;
             }
             match Pte(slot.load(Relaxed)).decode::<Hpa>(step, rv::Caps::default()) {
-                rv::Entry::Table(next) => table = table_at(next),
+                rv::Entry::Table(next) => table = ram::page_at(next.base().raw()),
                 rv::Entry::Invalid => {
                     table = page();
                     slot.store(pointer(table.address()), Relaxed);

@@ -147,7 +147,7 @@ fn measure_all(choice: &Choice) -> miette::Result<Table> {
     let kernel = Software::Kernel.provide()?;
     let busybox = Software::Busybox.provide()?;
     let applets = std::fs::read(&busybox.file).map_err(IoError::at("read", &busybox.file))?;
-    let archive = initramfs::build_with(&applets, Some(SCRIPT), &[("clock", &clock)])?;
+    let archive = initramfs::build_with(&applets, Some(SCRIPT), &[("bin/clock", &clock)])?;
     let mut initrd = tempfile::NamedTempFile::new().into_diagnostic()?;
     initrd.write_all(&archive).into_diagnostic()?;
     let hypervisor = build::hypervisor()?;

@@ -94,13 +94,19 @@ impl Apt {
         Ok(apt)
     }
 
+    /// The packages that `package` depends on directly; of alternatives, the first. Virtual ones are
+    /// left out.
+    pub fn dependencies(&self, package: &str) -> Result<Vec<String>, AptError> {
+        let text = self.ask("apt-cache", &["depends", "--important", package])?;
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        Ok(names.filter(|name| !name.starts_with('<')).map(str::to_owned).collect())
+    }
+
     /// The first dependency of `package` whose name starts with `prefix`.
     pub fn dependency(&self, package: &str, prefix: &str) -> Result<String, AptError> {
-        let text = self.ask("apt-cache", &["depends", "--important", package])?;
-        text.lines()
-            .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        let mut names = self.dependencies(package)?.into_iter();
+        names
             .find(|name| name.starts_with(prefix))
-            .map(str::to_owned)
             .ok_or_else(|| self.failed("find the kernel package", format!("{package} depends on no {prefix}*")))
     }
 

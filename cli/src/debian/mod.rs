@@ -2,12 +2,14 @@
 //! in the cache.
 
 mod apt;
+mod program;
 
 use crate::deb::{self, DebError};
 use crate::place::{CacheLock, IoError, cache, write_whole};
 use crate::progress::Step;
 pub use apt::AptError;
 use miette::Diagnostic;
+pub use program::Program;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,6 +54,11 @@ pub enum DebianError {
     Io(#[from] IoError),
 }
 
+/// Where the cache says what it has of a package.
+fn record_of(package: &str) -> Result<PathBuf, IoError> {
+    Ok(cache("guest")?.join(format!("{package}.json")))
+}
+
 impl Software {
     /// The package as Debian calls it; a metapackage stands for what it depends on.
     const fn package(self) -> &'static str {
@@ -87,12 +94,8 @@ impl Software {
         }
     }
 
-    fn record(self) -> Result<PathBuf, IoError> {
-        Ok(cache("guest")?.join(format!("{}.json", self.package())))
-    }
-
     fn cached(self) -> Result<Option<Package>, IoError> {
-        let Ok(text) = fs::read_to_string(self.record()?) else { return Ok(None) };
+        let Ok(text) = fs::read_to_string(record_of(self.package())?) else { return Ok(None) };
         // An unreadable record is as good as none: the package is fetched again.
         let Ok(mut package) = serde_json::from_str::<Package>(&text) else { return Ok(None) };
         package.file = cache("guest")?.join(package.file);
@@ -119,7 +122,7 @@ impl Software {
         fs::remove_file(&deb).map_err(IoError::at("remove", &deb))?;
         let mut package = Package { name, version, file: relative.join(kept_as) };
         let record = serde_json::to_vec_pretty(&package).unwrap_or_default();
-        write_whole(&self.record()?, &record)?;
+        write_whole(&record_of(self.package())?, &record)?;
         package.file = dir.join(kept_as);
         Ok(package)
     }

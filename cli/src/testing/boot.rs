@@ -6,20 +6,21 @@ use super::plan::{BootTest, Case, End};
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::console::{ExecDemux, ExecEvent};
-use crate::debian::Software;
+use crate::debian::{Program, Software};
 use crate::initramfs;
 use crate::machine::{Machine, Next, Stopped};
 use crate::qemu::{Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::stream::Piece;
 use crate::variant::Variant;
-use crate::vmfile::{Kernel, VmFile};
+use crate::vmfile::{Initrd, Kernel, VmFile};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
 use miette::miette;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tempfile::NamedTempFile;
 
 /// How long a panicked kernel may go on talking.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -65,18 +66,37 @@ fn over_baseline(case: &Case, seat: Seat, programs: &Programs) -> miette::Result
     Ok(Transcript { baseline, ..on_gnomon(case, seat, programs)? })
 }
 
+/// The initramfs for a test's commands, with the programs that they use.
+fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
+    let busybox = std::fs::read(Software::Busybox.provide()?.file).map_err(|why| miette!("{why}"))?;
+    let mut files = Vec::new();
+    for name in &test.programs {
+        for (path, file) in Program::provide(name)?.files {
+            files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
+        }
+    }
+    let files: Vec<_> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
+    let mut file = NamedTempFile::new().map_err(|why| miette!("{why}"))?;
+    let archive = initramfs::build_with(&busybox, test.exec.as_deref(), &files)?;
+    file.write_all(&archive).map_err(|why| miette!("{why}"))?;
+    Ok(file)
+}
+
 fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
     let test = &case.test;
     let kernel = match &test.guest {
         Some(name) => Some(Kernel::File(guest(name, programs)?)),
         None => test.kernel.clone(),
     };
+    // The commands come with Gnomon's own initramfs, or where they need programs, with one made here.
+    let own_initrd = if test.programs.is_empty() { None } else { Some(initrd(test)?) };
     let vm = |kernel, append: &String, variant: Variant| {
         variant.applied_to(VmFile {
             memory: Some(test.memory),
             vcpus: Some(case.vcpus()),
             kernel,
-            append: Some(append.clone()),
+            initrd: own_initrd.as_ref().map(|file| Initrd::File(file.path().to_owned())),
+            append: Some(if own_initrd.is_some() { format!("quiet {append}") } else { append.clone() }),
             console: test.console,
             svvptc: test.svvptc,
             svadu: test.svadu,
@@ -100,7 +120,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         harts: Some(case.harts),
         h: case.variant.h,
         seat,
-        exec: test.exec.clone(),
+        exec: test.exec.clone().filter(|_| own_initrd.is_none()),
         clock: clock(test),
         qemu_args: test.qemu.clone(),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
@@ -114,17 +134,13 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
     let test = &case.test;
     let mut append = vec![];
     // Lives until the machine has ended.
-    let mut initrd = None;
+    let mut own_initrd = None;
     let kernel = match (&test.guest, &test.kernel) {
         (Some(name), _) => guest(name, programs)?,
         (None, Some(Kernel::File(file))) => file.clone(),
         (None, Some(Kernel::UBoot)) => Software::UBoot.provide()?.file,
         (None, _) => {
-            let busybox = std::fs::read(Software::Busybox.provide()?.file).map_err(|why| miette!("{why}"))?;
-            let mut file = tempfile::NamedTempFile::new().map_err(|why| miette!("{why}"))?;
-            let archive = initramfs::build(&busybox, test.exec.as_deref())?;
-            file.write_all(&archive).map_err(|why| miette!("{why}"))?;
-            initrd = Some(file);
+            own_initrd = Some(initrd(test)?);
             append.extend(["console=ttyS0", "earlycon=sbi", "quiet"]);
             Software::Kernel.provide()?.file
         }
@@ -132,7 +148,7 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
     append.extend((!test.append.is_empty()).then_some(test.append.as_str()));
     let spec = BareSpec {
         kernel,
-        initrd: initrd.as_ref().map(|file| file.path().to_owned()),
+        initrd: own_initrd.as_ref().map(|file| file.path().to_owned()),
         append: append.join(" "),
         harts: case.harts,
         memory: test.memory,

@@ -75,6 +75,9 @@ pub struct BootTest {
     pub qemu: Vec<String>,
     /// Commands for the guest's shell.
     pub exec: Option<String>,
+    /// Debian packages with programs of the same name that the commands use.
+    #[serde(default)]
+    pub programs: Vec<String>,
     /// What is typed, and after what.
     #[serde(default)]
     pub dialog: Vec<Exchange>,
@@ -343,6 +346,7 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
     match () {
         () if test.guest.is_some() == test.kernel.is_some() => Err("give either `guest` or `kernel`"),
         () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
+        () if test.exec.is_none() && !test.programs.is_empty() => Err("`programs` are for `exec` only"),
         () if test.vms > 1 && test.exec.is_none() => Err("several VMs are for `exec` only"),
         () if test.exec.is_some() && !test.beside.is_empty() => Err("`exec` runs in every VM: nothing can be beside"),
         () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
@@ -458,6 +462,7 @@ mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nkernel = 'debian'\n", "either"),
             ("[a]\nabout = ''\nguest = 'x'\nexec = 'x'\n", "shell"),
             ("[a]\nabout = ''\nguest = 'x'\nvms = 2\n", "exec"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nprograms = ['x']\n", "programs"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.output = ['(']\n", "regex"),
             ("[a]\nabout = ''\nguest = 'x'\ncolour = 1\n", "colour"),
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['turbo']\n", "turbo"),

@@ -251,9 +251,14 @@ impl Rig {
         let paging = match self.pick(12) {
             0 => Paging::Bare,
             1 => Paging::Tables { format: self.format, root: Pfn::new(self.any(&[0x10, 0x7_ffff, 0x8_0600])) },
-            _ => Paging::Tables { format: self.format, root: RAM.add(self.any(&ROOTS)) },
+            _ => Paging::Tables { format: self.format, root: RAM.add(self.any(&ROOTS[..3])) },
         };
-        let asid = Asid(self.pick(3) as u16);
+        // Mostly, a root has an ASID of its own.
+        let own = match paging {
+            Paging::Tables { root, .. } => root.raw() % 3,
+            Paging::Bare => 0,
+        };
+        let asid = Asid(if self.pick(4) == 0 { self.pick(3) } else { own } as u16);
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let mut views = core::mem::take(&mut self.vcpus[n].views);
         // Whatever meddles from here on fences for the new root or for nobody.
@@ -693,8 +698,8 @@ impl Rig {
                 let request = Request { sum: true, ..Request::supervisor(Access::Store) };
                 self.access(n, self.through(n, gpa), &request, Some(value));
             }
-            23..=28 => self.fence(n),
-            29 | 30 => self.switch(n),
+            23..=27 => self.fence(n),
+            28..=30 => self.switch(n),
             _ => {
                 if self.pick(4) == 0 {
                     self.unmap()
