@@ -195,9 +195,6 @@ pub fn over_borders(format: &'static Format) -> Check {
 
 /// `cbo.zero` unmaps all that a block of entries mapped, and nothing beside it.
 pub fn cbo_zero(format: &'static Format) -> Check {
-    if !board().has("zicboz") {
-        return Ok(());
-    }
     let (space, pages) = (Space::new(format, ASID), scratch());
     let (table, target) = (&pages[20], &pages[600]);
     mark(target, 6);
