@@ -193,25 +193,26 @@ impl Shadow {
     ) {
         let covers = |other: Asid| fence.asid.is_none_or(|asid| asid == other);
         let is_bare = self.page(root.id).key.role == Role::Bare;
-        match fence.pages() {
-            Some(pages) => {
+        // The others' views: the present root's is the last, unless paging is off.
+        let others = views.views.len() - usize::from(!is_bare && !views.views.is_empty());
+        let others = views.views[..others].iter_mut().filter(|view| covers(view.asid));
+        match (fence.pages(), fence.asid) {
+            (Some(pages), named) => {
                 if covers(asid) {
                     pages.clone().for_each(|gva| self.fence_page(root.id, gva, host));
                 }
                 // Other roots catch up when they are loaded; the present one has.
-                if fence.asid.is_none() && !self.is_sabotaged(Sabotage::ForgetsLog) {
-                    pages.for_each(|gva| log.push(gva));
-                } else {
-                    let others = if is_bare { views.views.len() } else { views.views.len().saturating_sub(1) };
-                    views.views[..others].iter_mut().filter(|v| covers(v.asid)).for_each(|v| v.seen = Seen::Never);
+                match named {
+                    None if self.is_sabotaged(Sabotage::ForgetsLog) => {}
+                    None => pages.for_each(|gva| log.push(gva)),
+                    Some(_) => others.for_each(|view| view.seen = Seen::Never),
                 }
             }
-            None => {
+            (None, _) => {
                 if covers(asid) {
                     self.fence_root(root.id, host);
                 }
-                let others = if is_bare { views.views.len() } else { views.views.len().saturating_sub(1) };
-                views.views[..others].iter_mut().filter(|v| covers(v.asid)).for_each(|v| v.seen = Seen::Never);
+                others.for_each(|view| view.seen = Seen::Never);
             }
         }
         self.conclude(host.hw);

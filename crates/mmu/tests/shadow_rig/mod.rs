@@ -609,10 +609,9 @@ impl Rig {
     fn edit(&self) -> (Addr<Gpa>, u64, Addr<Gva>) {
         let table = if self.pick(3) == 0 { self.any(&ROOTS) } else { self.any(&TABLES) };
         let (mut at, gva, mut level) = (RAM.add(table).at(8 * self.any(&INDICES)), self.address(), 0);
-        let vcpu = &self.vcpus[self.pick(self.vcpus.len() as u64) as usize];
-        if let Paging::Tables { format, root } = vcpu.paging
-            && self.pick(3) != 0
-            && let Some(found) = self.word_about(format, root, gva)
+        // Of any root, loaded or not.
+        if self.pick(3) != 0
+            && let Some(found) = self.word_about(self.format, RAM.add(self.any(&ROOTS[..3])), gva)
         {
             (at, level) = found;
         }
