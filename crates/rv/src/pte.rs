@@ -109,6 +109,19 @@ impl Pte {
         PteFlags::from_bits_truncate(self.0)
     }
 
+    /// The frame that a valid entry leads to, Svnapot aside.
+    #[must_use]
+    pub const fn pfn<S: Space>(self) -> Pfn<S> {
+        Pfn::new((self.0 & PPN_MASK) >> PPN_SHIFT)
+    }
+
+    /// Whether this is a pointer to the next table, if it is legal at all: valid, and no leaf.
+    #[must_use]
+    pub const fn is_pointer(self) -> bool {
+        const KIND: u64 = PteFlags::V.union(PteFlags::R).union(PteFlags::W).union(PteFlags::X).bits();
+        self.0 & KIND == PteFlags::V.bits()
+    }
+
     /// The meaning of this entry in a table of `level` whose output space is `S`, following
     /// steps 3 to 5 of the spec's "Virtual Address Translation Process".
     #[must_use]
@@ -123,7 +136,7 @@ impl Pte {
         if self.0 & RESERVED_MASK != 0 {
             return Entry::Reserved(Why::ReservedBits);
         }
-        let pfn = Pfn::new((self.0 & PPN_MASK) >> PPN_SHIFT);
+        let pfn = self.pfn();
         let pbmt = self.0 & PBMT_MASK;
         let napot = flags.contains(PteFlags::N);
         if !flags.intersects(PteFlags::R | PteFlags::X) {

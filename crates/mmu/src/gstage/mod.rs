@@ -367,9 +367,23 @@ impl AddressSpace {
     /// What the table says about `gpa` now. Changes nothing, fills nothing.
     #[must_use]
     pub fn translate(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Translation> {
-        let slot = self.slot(gpa, mem)?;
-        let Entry::Leaf(leaf) = slot.entry else { return None };
-        Some(Translation { hpa: arrival(&leaf, slot.level, gpa), flags: leaf.flags, level: slot.level })
+        if !self.format.fits(gpa) {
+            return None;
+        }
+        // The tables are ours: whatever is valid in them is a pointer or a leaf. Shadow paging asks at every fault.
+        let (mut table, mut level) = (self.root(), self.format.root_level());
+        loop {
+            let pte = Pte(mem.read_u64(table.at(8 * self.format.index(gpa, level) as u64)));
+            let flags = pte.flags();
+            if !flags.contains(PteFlags::V) {
+                return None;
+            }
+            if flags.intersects(PteFlags::R | PteFlags::X) {
+                let hpa = pte.pfn().at(gpa.raw() & (level.bytes() - 1));
+                return Some(Translation { hpa, flags: flags.difference(PteFlags::V), level });
+            }
+            (table, level) = (pte.pfn(), level.down().expect("a pointer is above level 0"));
+        }
     }
 
     /// The entry that decides about `gpa`, or `None` if the format cannot translate it.

@@ -59,17 +59,37 @@ enum Missing {
     NoFrame(ResolveError),
 }
 
-/// The guest's tables, through the G-stage, which fills as they are read.
+/// The guest's tables. As far as they are shadowed, their shadows know where they are, and the walk goes down both
+/// at once; beyond, through the G-stage, which fills as they are read.
 struct GuestTables<'a, 'h, M, H> {
     shadow: &'a mut Shadow,
     host: &'a mut Host<'h, M, H>,
+    /// The shadow of the table that is read next, if there is one.
+    next: Option<Id>,
+    /// The last one so far.
+    deepest: Id,
 }
 
 impl<M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
     type Error = Missing;
     fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Missing> {
-        let there = self.shadow.reach(at, Access::Load, self.host)?;
-        Ok(Pte(self.host.mem.read_u64(there.hpa)))
+        let Some((id, frame)) = self.next.take().and_then(|id| Some((id, self.shadow.page(id).guest?))) else {
+            let there = self.shadow.reach(at, Access::Load, self.host)?;
+            return Ok(Pte(self.host.mem.read_u64(there.hpa)));
+        };
+        let pte = Pte(self.host.mem.read_u64(frame.at(at.page_offset())));
+        self.deepest = id;
+        let page = self.shadow.page_mut(id);
+        page.is_recent = true;
+        let level = page.key.level.down();
+        let index = (at.page_offset() / 8) as usize;
+        if pte.is_pointer()
+            && let Some(level) = level
+            && self.shadow.mirror(id, index, self.host.mem) == Some(pte)
+        {
+            self.next = self.shadow.find(Key { gfn: pte.pfn(), level, role: Role::Table }, self.host.mem);
+        }
+        Ok(pte)
     }
 }
 
@@ -88,6 +108,8 @@ struct Found {
     allowed: PteFlags,
     level: Level,
     pte: Pte,
+    /// The shadow page from which on the shadow must be looked at, and the engine's count of pages gone by then.
+    from: (Id, u64),
 }
 
 impl Shadow {
@@ -104,7 +126,7 @@ impl Shadow {
         host: &mut Host<'_, M, H>,
     ) -> Result<Outcome, ResolveError> {
         let access = request.access;
-        let found = match self.find_leaf(paging, gva, request, host) {
+        let found = match self.find_leaf(root, paging, gva, request, host) {
             Ok(found) => found,
             Err(Reason::Memory(Missing::NoFrame(error))) => return Err(error),
             Err(reason) => {
@@ -135,25 +157,27 @@ impl Shadow {
     /// The walk of the guest's tables, which sets A and D as promised.
     fn find_leaf<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
+        root: super::Root,
         paging: Paging,
         gva: Addr<Gva>,
         request: &Request,
         host: &mut Host<'_, M, H>,
     ) -> Result<Found, Reason<Missing>> {
-        let Paging::Tables { format, root } = paging else {
+        let Paging::Tables { format, root: table } = paging else {
             let gpa = Addr::new(gva.raw());
             let mut allowed = PteFlags::R | PteFlags::W | PteFlags::X;
             allowed.set(PteFlags::U, request.mode == Mode::User);
-            return Ok(Found { gpa, allowed, level: Level::PAGE, pte: NO_PTE });
+            return Ok(Found { gpa, allowed, level: Level::PAGE, pte: NO_PTE, from: (root.id, self.gone) });
         };
-        let ad = self.config.ad;
-        let mut tables = GuestTables { shadow: self, host };
+        let (ad, gone) = (self.config.ad, self.gone);
+        let mut tables = GuestTables { shadow: self, host, next: Some(root.id), deepest: root.id };
         let walk =
-            walk::translate(format, root, gva, request, (CAPS, ad), &mut tables).map_err(|fault| fault.reason)?;
+            walk::translate(format, table, gva, request, (CAPS, ad), &mut tables).map_err(|fault| fault.reason)?;
+        let from = (tables.deepest, gone);
         let unset = walk.unset(request.access);
         let flags = walk.leaf.flags | unset;
         let pte = Pte(walk.pte.0 | unset.bits());
-        Ok(Found { gpa: walk.out, allowed: tables.shadow.rights(flags), level: walk.level, pte })
+        Ok(Found { gpa: walk.out, allowed: self.rights(flags), level: walk.level, pte, from })
     }
 
     /// Makes guest memory ready for an access and says where it is, with what the G-stage allows.
@@ -209,7 +233,8 @@ impl Shadow {
         there: Translation,
         host: &mut Host<'_, M, H>,
     ) -> Outcome {
-        let mut id = root.id;
+        // What led the walk there still does, unless pages have gone since.
+        let mut id = if found.from.1 == self.gone { found.from.0 } else { root.id };
         loop {
             self.page_mut(id).is_recent = true;
             let key = self.page(id).key;

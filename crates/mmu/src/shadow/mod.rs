@@ -181,6 +181,8 @@ pub struct Shadow {
     /// Guest frames whose tables may be written without an exit, in modes that protect.
     unsync: Vec<Pfn<Gpa>>,
     next_serial: u64,
+    /// Times that shadow pages went, or lost their entries: what was found before may be out of date.
+    gone: u64,
     stamp: u64,
     /// Where the search for victims goes on.
     hand: Id,
@@ -230,6 +232,7 @@ impl Shadow {
             pointers_are_dirty: false,
             unsync: Vec::new(),
             next_serial: config.first_serial,
+            gone: 0,
             stamp: 0,
             hand: 0,
             counters: Counters::default(),

@@ -129,6 +129,7 @@ impl Shadow {
 
     /// Drops all entries of a page.
     fn empty(&mut self, id: Id, mem: &mut impl PhysMem) {
+        self.gone += 1;
         let mut at = 0;
         while let Some(index) = self.page(id).next_live(at) {
             self.drop_entry(id, index, mem);
