@@ -115,7 +115,9 @@ pub fn device_tree(config: &VmConfig, offer: &Offer, is_shadow: bool) -> Vec<u8>
         format!("memory@{GUEST_RAM_BASE:x}"),
         [text("device_type", "memory"), wide("reg", &[GUEST_RAM_BASE, config.memory_bytes])],
     ));
-    let isa = offer.isa.with_mmu(is_shadow, config.svvptc, config.svadu);
+    // Behind a G-stage it is known where the hart lets Gnomon choose (`henvcfg.ADUE`).
+    let svadu = (is_shadow || offer.nested_svadu).then_some(config.svadu);
+    let isa = offer.isa.with_mmu(is_shadow, config.svvptc, svadu);
     root.add_child(cpus(config.vcpus, offer, &isa));
     root.add_child(soc(config.vcpus));
     tree.to_dtb()

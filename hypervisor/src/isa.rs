@@ -100,9 +100,10 @@ impl Isa {
 
     /// What a guest is told about its MMU, in the place of what the hart has. On shadow tables the MMU is
     /// Gnomon's: it knows neither Svnapot nor Svpbmt, and Svvptc needs nothing of the hart's, because an access that
-    /// finds an entry invalid looks again. `svvptc` is whether the guest may know.
+    /// finds an entry invalid looks again. `svvptc` is whether the guest may know. `svadu` is who sets A and D: the
+    /// hardware, or the guest; `None` if that is the hart's to say.
     #[must_use]
-    pub fn with_mmu(&self, is_shadow: bool, svvptc: bool, svadu: bool) -> Isa {
+    pub fn with_mmu(&self, is_shadow: bool, svvptc: bool, svadu: Option<bool>) -> Isa {
         let mut isa = self.clone();
         let mut set = |name: &str, has| {
             if has {
@@ -115,9 +116,8 @@ impl Isa {
             set("svnapot", false);
             set("svvptc", svvptc);
         }
-        // Svade: software sets A and D. With Svadu it is the hardware, and nobody can ask for the other (SBI FWFT is
-        // not offered).
-        if is_shadow || svadu {
+        // Nobody can ask for the other: SBI FWFT is not offered.
+        if let Some(svadu) = svadu {
             set("svade", !svadu);
             set("svadu", svadu);
         }

@@ -32,9 +32,9 @@ pub const GUEST_RAM_BASE: u64 = 0x8000_0000;
 pub const GUEST_ENTRY: u64 = 0x8020_0000;
 /// Most vCPUs in one VM.
 pub const MAX_VCPUS: u32 = 32;
-/// Least bound of shadow memory for each vCPU of a VM, in bytes. An instruction that crosses pages
-/// and loads across pages needs four walks of five tables at once, and nothing else may.
-pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 128 << 10;
+/// Least bound of shadow memory for each vCPU of a VM, in bytes: 32 shadow pages. An instruction that crosses
+/// pages and loads across pages needs four walks of five tables at once; recycling keeps six more at hand.
+pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 384 << 10;
 /// Most VMs in one bundle.
 pub const MAX_VMS: usize = 16;
 
