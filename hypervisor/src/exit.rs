@@ -6,6 +6,7 @@
 
 use crate::board::Device;
 use crate::env::{Env, VsTrapRegs};
+use crate::fetch;
 use crate::gnomon::{Gnomon, GuestMode};
 use crate::sbi;
 use crate::shadow;
@@ -16,12 +17,10 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::gstage::AddressSpace;
-use mmu::two_stage::{Stage, Stages, access_fault, two_stage};
-use mmu::walk::{AdPolicy, Ram};
+use mmu::two_stage::access_fault;
 use rv::csr::status;
 use rv::insn::{MemInsn, MemOp};
-use rv::{Access, Addr, Caps, Cause, Exception, Format, Gpa, Gva, Interrupt, Mode, Pfn, PhysMem, Request, Trap};
+use rv::{Access, Addr, Cause, Exception, Gpa, Interrupt, Mode, Trap};
 use spin::MutexGuard;
 
 /// How a vCPU goes on after an exit.
@@ -360,30 +359,7 @@ fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {
     let guard = run.vm.memory.lock();
     // On shadow tables the hart's register is Gnomon's.
     let satp = if run.root.is_some() { run.csrs.vsatp } else { env.vsatp() };
-    fetch_from(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, env.mem())
-}
-
-/// Reads the instruction at `pc` through the guest's own tables, as a fetch. Changes no mapping.
-pub(crate) fn fetch_from<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mut mem: M) -> Option<u32> {
-    let caps = Caps { svnapot: true, svpbmt: true };
-    let vs = Format::of_vs_mode(satp >> rv::csr::atp::MODE_SHIFT).map(|format| Stage {
-        format,
-        root: Pfn::<Gpa>::new(satp & rv::csr::atp::PPN),
-        caps,
-        ad: AdPolicy::Svade,
-    });
-    let g_stage = Stage { format: space.format(), root: space.root(), caps: Caps::default(), ad: AdPolicy::Svade };
-    let stages = Stages { vs, g: Some(g_stage) };
-    let request = Request { access: Access::Fetch, mode, sum: false, mxr: false, hs_mxr: false };
-    let mut half = |pc: u64| -> Option<u16> {
-        let arrival = two_stage(&stages, Addr::<Gva>::new(pc), &request, &mut Ram(&mut mem)).ok()?;
-        let mut bytes = [0; 2];
-        mem.read_bytes(arrival.hpa, &mut bytes);
-        Some(u16::from_le_bytes(bytes))
-    };
-    let low = half(pc)?;
-    let high = if low & 3 == 3 { half(pc.wrapping_add(2))? } else { 0 };
-    Some(u32::from(low) | u32::from(high) << 16)
+    fetch::instruction(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, env.mem())
 }
 
 /// Looks, from the timer, for a guest that can make no progress: one that faults on fetching its own

@@ -13,6 +13,7 @@ pub mod counters;
 pub mod device;
 pub mod env;
 pub mod exit;
+pub mod fetch;
 pub mod gnomon;
 pub mod harts;
 pub mod host_map;

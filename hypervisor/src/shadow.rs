@@ -6,6 +6,7 @@
 
 use crate::env::Env;
 use crate::exit::{self, Outcome};
+use crate::fetch;
 use crate::gnomon::{Gnomon, Offer};
 use crate::vcpu::{NO_ASID, VcpuRun};
 use crate::vm::{Vm, VmFence};
@@ -141,7 +142,7 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
         let insn = WordStore::from_tinst(context.exit.tinst)
-            .or_else(|| exit::fetch_from(host.space, satp, mode, context.pc, mem).and_then(WordStore::decode));
+            .or_else(|| fetch::instruction(host.space, satp, mode, context.pc, mem).and_then(WordStore::decode));
         let insn = insn.filter(|insn| insn.is_aligned(gpa.raw() % 8));
         let Some(insn) = insn else {
             let _ = shadow.table_write((gpa, hpa), None, host);
