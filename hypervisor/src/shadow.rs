@@ -141,8 +141,10 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
         let answer = shadow.fault(root, paging, gva, &request, host);
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
-        let insn = WordStore::from_tinst(context.exit.tinst)
-            .or_else(|| fetch::instruction(host.space, satp, mode, context.pc, mem).and_then(WordStore::decode));
+        let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
+            let insn = fetch::instruction(host.space, satp, mode, context.pc, mem)?;
+            WordStore::decode(insn, &context.x, gva.raw())
+        });
         let insn = insn.filter(|insn| insn.is_aligned(gpa.raw() % 8));
         let Some(insn) = insn else {
             let _ = shadow.table_write((gpa, hpa), None, host);

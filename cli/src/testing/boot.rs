@@ -105,7 +105,9 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
             ..VmFile::default()
         })
     };
-    let mut files = vec![vm(kernel, &test.append, case.variant); test.vms];
+    let modes = (0..test.vms).map(|number| test.vm_mmu.get(number).copied().or(case.variant.mmu));
+    let own = |mmu| vm(kernel.clone(), &test.append, Variant { mmu, ..case.variant });
+    let mut files: Vec<_> = modes.map(own).collect();
     for beside in &test.beside {
         let kernel = Kernel::File(guest(&beside.guest, programs)?);
         let variant = Variant { mmu: beside.mmu.or(case.variant.mmu), ..case.variant };

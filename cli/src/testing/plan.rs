@@ -53,6 +53,9 @@ pub struct BootTest {
     /// How many equal VMs there are.
     #[serde(default = "one")]
     pub vms: usize,
+    /// The mode of each VM, where they are equal but for that.
+    #[serde(default)]
+    pub vm_mmu: Vec<MmuMode>,
     /// Test guests that run beside it, each in a VM of its own, and have to pass.
     #[serde(default)]
     pub beside: Vec<Beside>,
@@ -348,6 +351,9 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
         () if test.exec.is_none() && !test.programs.is_empty() => Err("`programs` are for `exec` only"),
         () if test.vms > 1 && test.exec.is_none() => Err("several VMs are for `exec` only"),
+        () if !test.vm_mmu.is_empty() && (test.vm_mmu.len() != test.vms || !test.mmu.is_empty()) => {
+            Err("`vm_mmu` names one mode for each of `vms`, in place of `mmu`")
+        }
         () if test.exec.is_some() && !test.beside.is_empty() => Err("`exec` runs in every VM: nothing can be beside"),
         () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
         () if is_bare && !test.beside.is_empty() => Err("the bare machine has no VMs"),
@@ -462,6 +468,7 @@ mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nkernel = 'debian'\n", "either"),
             ("[a]\nabout = ''\nguest = 'x'\nexec = 'x'\n", "shell"),
             ("[a]\nabout = ''\nguest = 'x'\nvms = 2\n", "exec"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),
             ("[a]\nabout = ''\nkernel = 'debian'\nprograms = ['x']\n", "programs"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.output = ['(']\n", "regex"),
             ("[a]\nabout = ''\nguest = 'x'\ncolour = 1\n", "colour"),

@@ -5,6 +5,8 @@
 //! itself, read from the guest's memory. The address comes from the trap, so only the width, the
 //! direction and the register matter.
 
+use crate::PAGE_BYTES;
+
 /// What a trapping load or store does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemOp {
@@ -145,11 +147,47 @@ enum StoreOp {
     MaxU,
 }
 
+/// Where a store or an AMO goes: its base register, and what is added. Of no meaning for other instructions.
+fn store_address(insn: u32) -> (u8, i64) {
+    const STORE: u32 = 0x23;
+    // Bits of the instruction from `low` on, moved to `to`.
+    let bits = |low, count, to: u32| i64::from(field(insn, low, count)) << to;
+    let compressed_base = field(insn, 7, 3) + 8;
+    match (insn & 3, field(insn, 13, 3)) {
+        (3, _) if insn & 0x7f == STORE => (field(insn, 15, 5), i64::from(insn as i32 >> 25) << 5 | bits(7, 5, 0)),
+        (3, _) => (field(insn, 15, 5), 0),
+        (0, 6) => (compressed_base, bits(10, 3, 3) | bits(6, 1, 2) | bits(5, 1, 6)), // c.sw
+        (0, 7) => (compressed_base, bits(10, 3, 3) | bits(5, 2, 6)),                 // c.sd
+        // Zcb.
+        (0, _) if field(insn, 10, 3) == 2 => (compressed_base, bits(6, 1, 0) | bits(5, 1, 1)), // c.sb
+        (0, _) => (compressed_base, bits(5, 1, 1)),                                            // c.sh
+        (_, 6) => (2, bits(9, 4, 2) | bits(7, 2, 6)),                                          // c.swsp
+        (..) => (2, bits(10, 3, 3) | bits(7, 3, 6)),                                           // c.sdsp
+    }
+}
+
 impl WordStore {
-    /// Decodes an instruction as it stands in memory. `None` for anything else, LR, SC and AMOCAS among them: they
-    /// depend on more than the operand.
+    /// Decodes an instruction as it stands in memory, which with the registers `x` faulted at `at`. `None` for
+    /// anything else, LR, SC and AMOCAS among them, which depend on more than the operand; and for a store across
+    /// two pages that faulted in the second.
     #[must_use]
-    pub fn decode(insn: u32) -> Option<Self> {
+    pub fn decode(insn: u32, x: &[u64; 32], at: u64) -> Option<Self> {
+        let (base, offset) = store_address(insn);
+        (x[usize::from(base)].wrapping_add_signed(offset) == at).then_some(())?;
+        Self::of(insn)
+    }
+
+    /// The same for a transformed instruction of `htinst` or `mtinst`; see [`MemInsn::from_tinst`]. `None` also
+    /// where it does not tell that the access begins at `at`. By the spec rs1 gives way to the distance from there,
+    /// but to QEMU 10's it is the low bits of `at`: 0 in the second page of a store across two.
+    #[must_use]
+    pub fn from_tinst(tinst: u64, at: u64) -> Option<Self> {
+        let insn = u32::try_from(tinst).ok().filter(|insn| insn & 1 != 0 && field(*insn, 15, 5) == 0)?;
+        let length = if insn & 2 != 0 { 4 } else { 2 };
+        (!at.is_multiple_of(PAGE_BYTES)).then_some(Self { length, ..Self::of(insn | 2)? })
+    }
+
+    fn of(insn: u32) -> Option<Self> {
         const AMO: u32 = 0x2f;
         if let Some(MemInsn { op: MemOp::Store { rs, width }, length }) = MemInsn::decode(insn) {
             return Some(Self { op: StoreOp::Store, width, rs, rd: 0, length });
@@ -171,13 +209,6 @@ impl WordStore {
         };
         let (rs, rd) = (field(insn, 20, 5), field(insn, 7, 5));
         Some(Self { op, width: 1 << field(insn, 12, 3), rs, rd, length: 4 })
-    }
-
-    /// The same for a transformed instruction of `htinst` or `mtinst`; see [`MemInsn::from_tinst`].
-    #[must_use]
-    pub fn from_tinst(tinst: u64) -> Option<Self> {
-        let insn = u32::try_from(tinst).ok().filter(|insn| insn & 1 != 0)?;
-        Some(Self { length: if insn & 2 != 0 { 4 } else { 2 }, ..Self::decode(insn | 2)? })
     }
 
     /// Whether a store at `offset` bytes past a multiple of 8 is aligned to its width.
@@ -264,7 +295,7 @@ mod tests {
 
     #[test]
     fn stores_and_amos_change_their_bytes_only() {
-        let insn = |raw| WordStore::decode(raw).unwrap();
+        let insn = |raw| WordStore::of(raw).unwrap();
         let (sw, amoadd_w) = (insn(0x00b5_2023), insn(0x00b5_252f)); // sw a1, 0(a0); amoadd.w a0, a1, (a0)
         assert_eq!(
             (sw.rs, sw.rd, sw.apply(0x1111_2222_3333_4444, 4, 0xaaaa_bbbb_cccc_dddd)),
@@ -277,8 +308,45 @@ mod tests {
         let (min, minu) = (insn(0x80b5_252f), insn(0xc0b5_252f)); // amomin.w, amominu.w
         assert_eq!((min.apply(1, 0, u64::MAX), minu.apply(1, 0, u64::MAX)), (0xffff_ffff, 1));
         for other in [0x1005_352f, 0x18b5_352f, 0x28b5_352f, 0x0005_2583, 0x00b5_3427] {
-            assert_eq!(WordStore::decode(other), None, "{other:#x}"); // lr.d, sc.d, amocas.d, lw, fsd
+            assert_eq!(WordStore::of(other), None, "{other:#x}"); // lr.d, sc.d, amocas.d, lw, fsd
         }
+    }
+
+    // Encodings from `llvm-mc -triple=riscv64 -mattr=+c,+a,+zcb -show-encoding`.
+    #[test]
+    fn stores_go_where_the_fault_was() {
+        let mut x = [0; 32];
+        (x[2], x[10]) = (0x2000, 0x1000);
+        for (raw, at) in [
+            (0x7eb5_3fa3, 0x17ff), // sd a1, 2047(a0)
+            (0x80b5_3023, 0x0800), // sd a1, -2048(a0)
+            (0xfeb5_2e23, 0x0ffc), // sw a1, -4(a0)
+            (0x00b5_352f, 0x1000), // amoadd.d a0, a1, (a0)
+            (0xdd6c, 0x107c),      // c.sw a1, 124(a0)
+            (0xc14c, 0x1004),      // c.sw a1, 4(a0)
+            (0xfd6c, 0x10f8),      // c.sd a1, 248(a0)
+            (0xe12c, 0x1040),      // c.sd a1, 64(a0)
+            (0x896c, 0x1003),      // c.sb a1, 3(a0)
+            (0x892c, 0x1002),      // c.sb a1, 2(a0)
+            (0x8d2c, 0x1002),      // c.sh a1, 2(a0)
+            (0xdfae, 0x20fc),      // c.swsp a1, 252(sp)
+            (0xc0ae, 0x2040),      // c.swsp a1, 64(sp)
+            (0xffae, 0x21f8),      // c.sdsp a1, 504(sp)
+            (0xe0ae, 0x2040),      // c.sdsp a1, 64(sp)
+        ] {
+            assert_eq!(WordStore::decode(raw, &x, at).map(|insn| insn.rs), Some(11), "{raw:#x}");
+            assert_eq!(WordStore::decode(raw, &x, at + 4), None, "{raw:#x}: its second half");
+        }
+    }
+
+    #[test]
+    fn a_transformed_store_tells_where_it_goes_but_at_the_start_of_a_page() {
+        let sd = WordStore::of(0x00b5_3023);
+        assert_eq!(WordStore::from_tinst(0x00b0_3023, 0x1008), sd);
+        assert_eq!(WordStore::from_tinst(0x00b0_3021, 0x1008), sd.map(|sd| WordStore { length: 2, ..sd }));
+        assert_eq!(WordStore::from_tinst(0x00b0_3023, 0x1000), None);
+        assert_eq!(WordStore::from_tinst(0x00b2_3023, 0x1008), None, "4 bytes on");
+        assert_eq!(WordStore::from_tinst(0, 0x1008), None);
     }
 
     #[test]
