@@ -2,7 +2,7 @@
 
 mod fake;
 
-use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, Segment};
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
 use abi::record::{EndReason, Record};
 use fake::{Event, MEMORY, machine, printed, vm_config, world};
 use hypervisor::board;
@@ -35,7 +35,8 @@ fn a_vm_starts_as_its_board_says() {
 
 #[test]
 fn a_nested_vm_on_harts_without_h_is_told_what_to_use_instead() {
-    let (mut g, mut hart) = machine(vec![vm_config("vm", 1)], 1, GuestTimer::Sstc);
+    let config = VmConfig { mmu: Some(MmuMode::Nested), ..vm_config("vm", 1) };
+    let (mut g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
     g.offer.guest = GuestMode::Supervisor;
     lifecycle::start_all(&g, &mut hart);
     let all = printed();
@@ -275,11 +276,52 @@ fn unknown_calls_are_not_supported() {
 
 #[test]
 fn every_counter_is_documented() {
-    let w = world(1, GuestTimer::Sstc);
-    let stats = w.g.stats();
+    let lazy = VmConfig { mmu: Some(MmuMode::Lazy), ..vm_config("lazy", 1) };
+    let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
+    lifecycle::start_all(&g, &mut hart);
+    let stats = g.stats();
     let names: std::collections::BTreeSet<_> =
         stats.vms.iter().flat_map(|vm| vm.counters.keys()).chain(stats.host.keys()).cloned().collect();
     let page = include_str!("../../docs/counters.md");
     let documented = page.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_string()));
     assert_eq!(names, documented.collect());
+}
+
+#[test]
+fn what_shadow_tables_cannot_be_given_is_said() {
+    let lazy = || VmConfig { mmu: Some(MmuMode::Lazy), ..vm_config("vm", 2) };
+    let cases = [
+        (VmConfig { shadow_bytes: Some(64 << 10), ..lazy() }, "at least 786432 are needed"),
+        (VmConfig { memory_bytes: 255 << 30, ..lazy() }, "do not fit an identity map in Sv39"),
+        (VmConfig { mmu: Some(MmuMode::Nested), svadu: true, ..vm_config("vm", 1) }, "henvcfg.ADUE"),
+    ];
+    for (config, complaint) in cases {
+        let (g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
+        lifecycle::start_all(&g, &mut hart);
+        let all = printed();
+        assert!(all.contains("could not be started") && all.contains(complaint), "{all}");
+        assert_eq!(g.frames.lock().usage(Owner::Vm(0)).total(), 0);
+    }
+}
+
+#[test]
+fn a_shadowed_vm_gives_all_back_at_its_end_and_at_a_reboot() {
+    for departure in [Departure::Reboot, Departure::End(EndReason::Poweroff)] {
+        let mut w = fake::shadow_world(MmuMode::Lazy, 1);
+        let (start, page_fault) = (w.frames_used(), 15);
+        for n in 0..100 {
+            assert_eq!(w.exit(page_fault, GUEST_RAM_BASE + 0x1_1000 * n, 0, 0), Outcome::Resume);
+        }
+        assert!(w.frames_used() > start);
+        let vm = w.run.vm.clone();
+        depart(&w.g, &vm, departure.clone(), &mut w.hart);
+        let serials = vm.past.lock().serials;
+        park(&w.g, w.run, &mut w.hart);
+        let used = w.g.frames.lock().usage(Owner::Vm(0)).total();
+        match departure {
+            Departure::Reboot => assert!(used < start, "{used} frames after a reboot"),
+            Departure::End(_) => assert_eq!(used, 0),
+        }
+        assert!(vm.past.lock().serials > serials, "roots are numbered on");
+    }
 }

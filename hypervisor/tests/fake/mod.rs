@@ -1,7 +1,7 @@
 //! A hart without hardware, and a machine with one VM on it.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, Segment, VmConfig};
+use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use hypervisor::console::Console;
 use hypervisor::env::{Env, VsTrapRegs};
 use hypervisor::gnomon::{Gnomon, GuestMode, GuestTimer, Offer};
@@ -217,7 +217,19 @@ pub struct World {
 }
 
 pub fn world(vcpus: u32, timer: GuestTimer) -> World {
-    let (g, mut hart) = machine(vec![vm_config("vm", vcpus)], 2, timer);
+    world_of(vm_config("vm", vcpus), timer)
+}
+
+/// The same on shadow tables.
+pub fn shadow_world(mmu: MmuMode, vcpus: u32) -> World {
+    let config = VmConfig { mmu: Some(mmu), ..vm_config("vm", vcpus) };
+    let mut w = world_of(config, GuestTimer::Sstc);
+    assert_eq!(hypervisor::shadow::load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+    w
+}
+
+fn world_of(config: VmConfig, timer: GuestTimer) -> World {
+    let (g, mut hart) = machine(vec![config], 2, timer);
     lifecycle::start_all(&g, &mut hart);
     let run = g.sched.lock().take().expect("the first vCPU is ready");
     run.shared.hart.store(0, std::sync::atomic::Ordering::SeqCst);

@@ -1,0 +1,201 @@
+//! Exits of guests on shadow tables, handled on a host.
+
+mod fake;
+
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
+use fake::{Event, MEMORY, World, shadow_world};
+use hypervisor::exit::Outcome;
+use hypervisor::vcpu::NO_ASID;
+use rv::csr::status;
+use rv::{Addr, Exception, Mode};
+use std::sync::atomic::Ordering;
+
+const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
+const LOAD: u64 = Exception::LoadPage as u64;
+const STORE: u64 = Exception::StorePage as u64;
+/// The guest's root: the first page of RAM. Its entry 2 is a gigapage over RAM.
+const ROOT: u64 = GUEST_RAM_BASE >> 12;
+const SV39: u64 = 8 << 60;
+const A0: usize = 10;
+const A1: usize = 11;
+
+/// CSR instructions on `satp`: funct3, the source in rs1, a1 in rd.
+const fn satp(funct3: u64, source: u64) -> u64 {
+    0x180 << 20 | source << 15 | funct3 << 12 | (A1 as u64) << 7 | 0x73
+}
+
+/// `sfence.vma` with these registers.
+const fn sfence(rs1: u64, rs2: u64) -> u64 {
+    0x1200_0073 | rs2 << 20 | rs1 << 15
+}
+
+fn write(w: &mut World, gpa: u64, value: u64) {
+    let vm = w.run.vm.clone();
+    vm.write(&w.g, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).unwrap();
+}
+
+fn read(w: &mut World, gpa: u64) -> u64 {
+    let mut bytes = [0; 8];
+    let vm = w.run.vm.clone();
+    vm.read(&w.g, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
+    u64::from_le_bytes(bytes)
+}
+
+/// A guest with paging on, and RAM mapped one to one.
+fn paging(mode: MmuMode) -> World {
+    let mut w = shadow_world(mode, 1);
+    write(&mut w, GUEST_RAM_BASE + 16, ROOT << 10 | 0xcf);
+    w.run.context.x[A0] = SV39 | 5 << 44 | ROOT;
+    assert_eq!(w.exit(VIRTUAL, satp(1, A0 as u64), 0, 0), Outcome::Resume);
+    w.hart.events.clear();
+    w
+}
+
+#[test]
+fn satp_is_what_the_guest_wrote() {
+    let mut w = paging(MmuMode::Lazy);
+    assert_eq!((w.run.csrs.vsatp, w.run.context.x[A1]), (SV39 | 5 << 44 | ROOT, 0));
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
+    assert_eq!(w.run.shared.asid.load(Ordering::SeqCst), 5);
+    let cases = [
+        (2, 0, 0, SV39 | 5 << 44 | ROOT),               // csrrs x0: a read
+        (2, A0, 2 << 44, SV39 | 7 << 44 | ROOT),        // sets
+        (3, A0, 1 << 44, SV39 | 6 << 44 | ROOT),        // clears
+        (6, 1, 0, SV39 | 6 << 44 | ROOT | 1),           // sets an immediate
+        (7, 1, 0, SV39 | 6 << 44 | ROOT),               // clears one
+        (1, A0, 9 << 60 | ROOT, SV39 | 6 << 44 | ROOT), // a format that the harts lack: no effect
+        (5, 0, 0, 0),                                   // csrrwi 0: paging off
+    ];
+    for (funct3, source, operand, now) in cases {
+        let before = w.run.csrs.vsatp;
+        w.run.context.x[A0] = operand;
+        assert_eq!(w.exit(VIRTUAL, satp(funct3, source as u64), 0, 0), Outcome::Resume);
+        assert_eq!((w.run.csrs.vsatp, w.run.context.x[A1]), (now, before), "funct3 {funct3}");
+        assert!(w.run.root.is_some());
+    }
+    assert_eq!(w.run.shared.asid.load(Ordering::SeqCst), NO_ASID);
+}
+
+#[test]
+fn user_mode_may_do_nothing_of_this() {
+    let mut w = paging(MmuMode::Lazy);
+    for insn in [satp(1, A0 as u64), sfence(0, 0), sfence(A0 as u64, 0)] {
+        w.hart.mode = Mode::User;
+        w.run.context.pc = GUEST_ENTRY;
+        assert_eq!(w.exit(VIRTUAL, insn, 0, 0), Outcome::Resume);
+        assert_eq!((w.hart.regs.vscause, w.hart.regs.vstval), (2, insn));
+    }
+}
+
+#[test]
+fn fences_reach_this_harts_tlb_as_far_as_they_must() {
+    let mut w = paging(MmuMode::Lazy);
+    w.run.context.x[A0] = GUEST_RAM_BASE + 0x5123;
+    let page = Some(Addr::new(GUEST_RAM_BASE + 0x5000));
+    for (insn, asid, event) in [
+        (sfence(10, 11), 5, Event::GuestFence(page)),
+        (sfence(10, 0), 5, Event::GuestFence(page)),
+        (sfence(0, 11), 5, Event::GuestRootFence),
+        (sfence(0, 11), 6, Event::GuestFence(None)),
+        (sfence(0, 0), 5, Event::GuestFence(None)),
+    ] {
+        w.run.context.x[A1] = asid;
+        w.hart.events.clear();
+        assert_eq!(w.exit(VIRTUAL, insn, 0, 0), Outcome::Resume);
+        assert!(w.hart.events.contains(&event), "{insn:#x}: {:?}", w.hart.events);
+    }
+    let c = &w.run.shared.counters;
+    let counts = [&c.fences_page, &c.fences_page_global, &c.fences_asid, &c.fences_all].map(|c| c.get());
+    assert_eq!(counts, [1, 1, 2, 1]);
+}
+
+#[test]
+fn page_faults_are_the_guests_or_gnomons() {
+    let mut w = paging(MmuMode::Lazy);
+    let (mapped, unmapped) = (GUEST_RAM_BASE + 0x3000, 0x1000);
+    assert_eq!(w.exit(LOAD, mapped, 0, 0), Outcome::Resume);
+    assert_eq!(w.run.shared.counters.inject_exception.get(), 0);
+    let pc = w.run.context.pc;
+    assert_eq!(w.exit(LOAD, unmapped, 0, 0), Outcome::Resume);
+    assert_eq!((w.hart.regs.vscause, w.hart.regs.vstval, w.hart.regs.vsepc), (13, unmapped, pc));
+    // A user access to a supervisor page, and one the other way round without SUM.
+    w.hart.mode = Mode::User;
+    assert_eq!(w.exit(STORE, mapped, 0, 0), Outcome::Resume);
+    assert_eq!((w.hart.regs.vscause, w.hart.regs.vsstatus & status::SPP), (15, 0));
+    // Beyond RAM: an access fault.
+    let beyond = GUEST_RAM_BASE + MEMORY;
+    assert_eq!(w.exit(LOAD, beyond, 0, 0), Outcome::Resume);
+    assert_eq!((w.hart.regs.vscause, w.hart.regs.vstval), (5, beyond));
+}
+
+#[test]
+fn stores_to_protected_tables_are_emulated_where_they_can_be() {
+    for (mode, emulated) in [(MmuMode::Shadow, true), (MmuMode::Unsync, true), (MmuMode::Lazy, false)] {
+        let mut w = paging(mode);
+        // The root is a table; a gigapage makes it reachable. sd a1, 0(a0); a0 is its entry 3.
+        let entry = GUEST_RAM_BASE + 24;
+        (w.run.context.x[A0], w.run.context.x[A1]) = (entry, 0x1234 << 10 | 1);
+        let pc = w.run.context.pc;
+        let sd = 0x00b0_3023;
+        assert_eq!(w.exit(STORE, entry, 0, sd), Outcome::Resume);
+        let done = w.run.context.pc == pc + 4;
+        assert_eq!(done, emulated, "{mode}");
+        assert_eq!(read(&mut w, entry), if done { 0x1234 << 10 | 1 } else { 0 }, "{mode}");
+        // A store-conditional is the guest's own affair: the page is let go, and the guest tries again.
+        let pc = w.run.context.pc;
+        let sc = 0x18b0_352f;
+        assert_eq!(w.exit(STORE, entry, 0, sc), Outcome::Resume);
+        assert_eq!(w.run.context.pc, pc, "{mode}");
+    }
+}
+
+#[test]
+fn no_exit_panics() {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let interesting = [
+        0,
+        0xfff,
+        GUEST_ENTRY,
+        GUEST_RAM_BASE,
+        GUEST_RAM_BASE + MEMORY - 1,
+        GUEST_RAM_BASE + MEMORY,
+        u64::MAX,
+        1 << 38,
+    ];
+    for mode in [MmuMode::Shadow, MmuMode::Unsync, MmuMode::Lazy] {
+        let mut w = paging(mode);
+        for _ in 0..60_000 {
+            let mut pick = |choices: &[u64]| match random() % 4 {
+                0 => random(),
+                _ => choices[random() as usize % choices.len()],
+            };
+            for register in 1..32 {
+                w.run.context.x[register] = pick(&interesting);
+            }
+            w.run.context.x[A0] = pick(&[SV39 | ROOT, SV39 | 3 << 44 | (ROOT + 1), SV39 | 0x10, 0, 9 << 60]);
+            w.run.context.pc = pick(&interesting) & !1;
+            w.hart.regs.vstvec = pick(&interesting);
+            w.hart.mode = if pick(&[0, 1]) == 0 { Mode::User } else { Mode::Supervisor };
+            let insns =
+                [satp(1, 10), satp(2, 12), satp(4, 3), sfence(12, 13), sfence(12, 0), sfence(0, 13), sfence(0, 0)];
+            let cause = pick(&[22, 22, 12, 13, 15, 15, 10]);
+            let tval = if cause == 22 { pick(&insns) } else { pick(&interesting) };
+            let tinst = pick(&[0, 0x2583, 0x00b0_3023, 0x18b0_352f, 0x3000]);
+            let _ = w.exit(cause, tval, 0, tinst);
+            assert!(w.run.root.is_some(), "without a root it must not run");
+            if random() % 64 == 0 {
+                let at = GUEST_RAM_BASE + random() % 0x2000 / 8 * 8;
+                let value = random();
+                write(&mut w, at, value);
+            }
+            let queued = w.g.take_queued(0);
+            w.run.vm.parked.lock().extend(queued);
+        }
+    }
+}
