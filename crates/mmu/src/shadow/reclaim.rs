@@ -67,14 +67,10 @@ impl Shadow {
             }
             let id = self.hand;
             self.hand = if id as usize + 1 >= self.arena.len() { 0 } else { id + 1 };
-            match self.arena[id as usize].as_mut() {
-                Some(page) if page.users == 0 => {
-                    if !core::mem::take(&mut page.is_recent) {
-                        self.zap(id, host.mem);
-                        taken += 1;
-                    }
-                }
-                _ => {}
+            let Some(page) = self.arena[id as usize].as_mut().filter(|page| page.users == 0) else { continue };
+            if !core::mem::take(&mut page.is_recent) {
+                self.zap(id, host.mem);
+                taken += 1;
             }
         }
         self.counters.recycled += u64::from(taken);

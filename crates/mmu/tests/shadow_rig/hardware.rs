@@ -192,7 +192,7 @@ impl Hardware {
                 } else {
                     let mut log = self.harts[hart].log.borrow_mut();
                     log.push(gva);
-                    1 << 62 | (hart as u64) << 48 | log.head() * 8 & 0xffff_ffff
+                    1 << 62 | (hart as u64) << 48 | ((log.head() * 8) & 0xffff_ffff)
                 };
                 self.machine.write_u64(at, token);
                 break;
