@@ -17,6 +17,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
+use mmu::shadow::GuestFence;
 use mmu::two_stage::access_fault;
 use rv::csr::status;
 use rv::insn::{MemInsn, MemOp};
@@ -271,7 +272,8 @@ fn device_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: 
         Some(insn) => insn,
         None => {
             run.shared.counters.mmio_decoded.bump();
-            match fetch(run, env).and_then(MemInsn::decode) {
+            let Some(insn) = fetch(run, env) else { return refetch(g, run, env) };
+            match MemInsn::decode(insn) {
                 Some(insn) => insn,
                 // Not a plain load or store. Devices take no others.
                 None => return deny(run, access, env),
@@ -280,8 +282,7 @@ fn device_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: 
     };
     let is_store = matches!(insn.op, MemOp::Store { .. });
     if is_store != (access == Access::Store) {
-        // Another vCPU changed the code since the trap: let the hart look at it again.
-        return Outcome::Resume;
+        return refetch(g, run, env);
     }
     let vm = Arc::clone(&run.vm);
     let mut devices = vm.devices.lock();
@@ -301,6 +302,19 @@ fn device_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: 
     }
     run.shared.counters.faults_mmio.bump();
     run.context.skip(insn.length.into());
+    Outcome::Resume
+}
+
+/// The guest's code is not what it was at the trap, or where it was: the hart looks again, and finds what the guest's
+/// tables say now.
+fn refetch<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let code = GuestFence { range: Some((Addr::new(run.context.pc), 4)), asid: None };
+    if run.root.is_some() {
+        shadow::fence(g, run, &code, env);
+    } else {
+        code.pages().into_iter().flatten().for_each(|page| env.fence_guest(Some(page)));
+    }
+    env.fence_instructions();
     Outcome::Resume
 }
 

@@ -46,7 +46,8 @@ impl<M: PhysMem> GuestMemory<'_, M> {
                 // Whatever the guest is offered: the hart has executed the instruction's fetch.
                 let caps = Caps { svnapot: true, svpbmt: true };
                 let walk = walk(format, root, Addr::<Gva>::new(pc), &request, caps, &mut &*self).ok()?;
-                walk.unset(Access::Fetch).is_empty().then_some(walk.out)?
+                // A was set when the hart fetched it, whatever the guest has done since.
+                walk.out
             }
         };
         let there = self.space.translate(gpa, self.mem)?;

@@ -17,8 +17,8 @@ pub struct Isa {
 
 /// Extensions that work in a guest as they do on the hart, with nothing for the hypervisor to do
 /// beyond what it does. Anything not listed is withheld: a guest is never promised a feature that
-/// was not thought about. Left out on purpose: `h` (no nested guests yet), `svadu` (the guest gets
-/// Svade: QEMU's VS-stage A/D updates ignore G-stage write protection), `smaia`/`ssaia`, `sscofpmf`
+/// was not thought about. Left out on purpose: `h` (no nested guests yet), `svadu` (on request only:
+/// [`Isa::with_mmu`]), `smaia`/`ssaia`, `sscofpmf`
 /// (no PMU is offered), `smstateen`, `zkr` and with it `zk` (no guest can reach the `seed` CSR), `q`
 /// (only the D registers are saved), and `svpbmt` (an uncached alias would show what an earlier owner
 /// left in memory behind the caches).

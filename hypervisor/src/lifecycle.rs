@@ -156,7 +156,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, Stri
     let policy = Policy {
         superpages: if config.superpages { Superpages::Mega } else { Superpages::Never },
         // Hardware that sets A and D in a guest's table does not ask the G-stage everywhere.
-        images: if config.svadu { Images::Private } else { Images::Shared },
+        images: if config.svadu && shadowing.is_none() { Images::Private } else { Images::Shared },
     };
     let mut mem = env.mem();
     let mut frames = g.frames.lock();

@@ -9,12 +9,12 @@ use crate::exit::{self, Outcome};
 use crate::fetch;
 use crate::gnomon::{Gnomon, Offer};
 use crate::vcpu::{NO_ASID, VcpuRun};
-use crate::vm::{Vm, VmFence};
+use crate::vm::{Memory, Vm, VmFence};
 use abi::bundle::MmuMode;
 use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::gstage::ResolveError;
+use mmu::gstage::{AddressSpace, ResolveError};
 use mmu::shadow::{GuestFence, Host, Mode as Shadowing, Outcome as Answer, Paging, Shadow, Wrote};
 use rv::csr::{atp, status};
 use rv::insn::WordStore;
@@ -53,13 +53,32 @@ impl Vm {
         then: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, VmFence<'_, E>>) -> R,
     ) -> R {
         let mut guard = self.memory.lock();
-        let Some((space, shadow)) = guard.as_mut().and_then(|m| Some((&mut m.space, m.shadow.as_mut()?))) else {
-            unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name)
-        };
+        let (space, shadow) = self.engine(&mut guard);
         let mut mem = env.mem();
         let mut frames = g.frames.lock();
         let mut hw = VmFence { g, vm: self, env };
-        then(shadow, &mut Host { space, frames: &mut frames, mem: &mut mem, hw: &mut hw })
+        then(shadow, &mut Host { space, frames: Some(&mut frames), mem: &mut mem, hw: &mut hw })
+    }
+
+    /// The same for what takes no frames and gives none back: other VMs' faults need not wait for it.
+    fn with_shadow_alone<E: Env, R>(
+        &self,
+        g: &Gnomon,
+        env: &mut E,
+        then: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, VmFence<'_, E>>) -> R,
+    ) -> R {
+        let mut guard = self.memory.lock();
+        let (space, shadow) = self.engine(&mut guard);
+        let mut mem = env.mem();
+        let mut hw = VmFence { g, vm: self, env };
+        then(shadow, &mut Host { space, frames: None, mem: &mut mem, hw: &mut hw })
+    }
+
+    fn engine<'a>(&self, memory: &'a mut Option<Memory>) -> (&'a mut AddressSpace, &'a mut Shadow) {
+        match memory.as_mut().and_then(|m| Some((&mut m.space, m.shadow.as_mut()?))) {
+            Some(both) => both,
+            None => unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name),
+        }
     }
 }
 
@@ -182,7 +201,7 @@ pub fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mu
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
-    vm.with_shadow(g, env, |shadow, host| shadow.fence(fence, (root, asid), views, log, host));
+    vm.with_shadow_alone(g, env, |shadow, host| shadow.fence(fence, (root, asid), views, log, host));
     run.logged = run.context.lane.log.count();
     match (fence.pages(), fence.asid) {
         (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page))),

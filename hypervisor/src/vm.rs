@@ -174,12 +174,9 @@ impl Vm {
         let Memory { space, shadow } = guard.as_mut().ok_or(Unreachable::Gone)?;
         if let Some(shadow) = shadow {
             let mut frames = g.frames.lock();
-            let mut host = Host { space, frames: &mut frames, mem: &mut mem, hw: &mut VmFence { g, vm: self, env } };
+            let mut host =
+                Host { space, frames: Some(&mut frames), mem: &mut mem, hw: &mut VmFence { g, vm: self, env } };
             let resolved = shadow.resolve(gpa, access, &mut host);
-            if access == Access::Store {
-                // Gnomon is about to write there itself: a guest table would not notice.
-                shadow.host_wrote(gpa.pfn(), &mem);
-            }
             return match resolved {
                 Ok(Some(hpa)) => Ok(hpa),
                 Ok(None) => Err(Unreachable::Hole),
@@ -234,6 +231,10 @@ impl Vm {
         for (at, part) in by_page(gpa, from.len()) {
             let hpa = self.reach(g, at, Access::Store, env)?;
             env.mem().write_bytes(hpa, &from[part]);
+            if let Some(shadow) = self.memory.lock().as_mut().and_then(|memory| memory.shadow.as_mut()) {
+                // A guest table would not notice: its shadow looks at the next fence.
+                shadow.host_wrote(at.pfn(), &env.mem());
+            }
         }
         Ok(())
     }

@@ -10,9 +10,9 @@
 //!
 //! Registers: a0 is the context; t4, t5 and t6 are saved in it. t4: the instruction, then the table walked;
 //! t5: the address; t6: scratch. Whatever is not as expected goes to the full path, which finds these three
-//! saved and a0 as they are. Counted from the trap to the return, and both included, a fence that names an
-//! ASID takes 60 instructions under Sv39 and 8 more for each level more (one more where rs2 is a0, t4, t5
-//! or t6); one that names none takes 59.
+//! saved and a0 as they are. On harts with Zba, counted from the trap to the return, and both included, a fence
+//! that names an ASID takes 60 instructions under Sv39 and 7 more for each level more (one more where rs2 is
+//! a0, t4, t5 or t6); one that names none takes 59. Without Zba each level takes one more.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -21,13 +21,14 @@ use rv::{Context, Format, Lane};
 /// What stands at the front of a guest vector, after the exchange of a0 and the scratch register, up to the
 /// jump. Without a match it goes on with t4 to t6 saved, at label 2.
 macro_rules! front {
-    ($full:literal, $cause:literal, $tval:literal, $fence_cause:literal) => {
+    ($full:literal, $cause:literal, $tval:literal, $fence_cause:literal, $status:literal, $mode_to_top:literal) => {
         concat!(
             "sd t4, {t4}(a0)\n",
             concat!("csrr t4, ", $cause, "\n"),
             concat!("addi t4, t4, -", $fence_cause, "\n"),
             "bnez t4, 1f\n",
             "sd t5, {t5}(a0)\n sd t6, {t6}(a0)\n",
+            concat!("csrr t5, ", $status, "\n slli t5, t5, ", $mode_to_top, "\n bgez t5, ", $full, "\n"),
             concat!("csrr t4, ", $tval, "\n"),
             "ld t5, {mask}(a0)\n ld t6, {matches}(a0)\n and t5, t5, t4\n",
             concat!("bne t5, t6, ", $full, "\n"),
@@ -43,33 +44,39 @@ global_asm!(
     ".section .text.world, \"ax\"",
     ".option push",
     ".option norvc",
+    ".option arch, +zba",
     // Adds the offset of the entry that the address selects, by the bits that `shift` brings to the top.
-    ".macro lane_index shift",
+    ".macro lane_index shift, zba",
     "slli t6, t5, \\shift",
+    ".if \\zba",
+    "srli t6, t6, 55",
+    "sh3add t4, t6, t4",
+    ".else",
     "srli t6, t6, 52",
     "andi t6, t6, -8",
     "add t4, t4, t6",
+    ".endif",
     ".endm",
     // From a table to the next: only by a pointer with the mark. The entry shifted left by 2 is the next
     // table's address plus the displacement that its V and mark make, which the next load takes off.
-    ".macro lane_pointer shift, tag",
-    "lane_index \\shift",
+    ".macro lane_pointer shift, tag, zba",
+    "lane_index \\shift, \\zba",
     "ld t4, -{flags}(t4)",
     "andi t6, t4, 0x100",
     "beqz t6, lane_bail_\\tag",
     "slli t4, t4, 2",
     ".endm",
-    ".macro lane_walk levels, tag",
+    ".macro lane_walk levels, tag, zba",
     "ld t4, {root}(a0)",
     ".if \\levels == 5",
-    "lane_pointer 7, \\tag",
+    "lane_pointer 7, \\tag, \\zba",
     ".endif",
     ".if \\levels >= 4",
-    "lane_pointer 16, \\tag",
+    "lane_pointer 16, \\tag, \\zba",
     ".endif",
-    "lane_pointer 25, \\tag",
-    "lane_pointer 34, \\tag",
-    "lane_index 43",
+    "lane_pointer 25, \\tag, \\zba",
+    "lane_pointer 34, \\tag, \\zba",
+    "lane_index 43, \\zba",
     ".endm",
     // The address's translations leave this hart's TLB; the guest goes on after its fence.
     ".macro lane_leave is_virtual, scratch, epc, xret",
@@ -101,7 +108,7 @@ global_asm!(
     "mv \\to, x\\n",
     ".endif",
     ".endm",
-    ".macro lane_block tag, full, levels, is_virtual, scratch, epc, xret",
+    ".macro lane_block tag, full, levels, is_virtual, scratch, epc, xret, zba",
     ".balign 32",
     "lane_table_\\tag:",
     ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
@@ -131,19 +138,19 @@ global_asm!(
     ".endr",
     // A fence of the running ASID.
     "lane_own_\\tag:",
-    "lane_walk \\levels, \\tag",
+    "lane_walk \\levels, \\tag, \\zba",
     "ld t6, {token}(a0)",
     "addi t6, t6, 8",
     "sd t6, {token}(a0)",
-    "fence w, w", // whoever sees the entry gone sees what the guest wrote before its fence
+    "fence rw, w", // whoever sees the entry gone sees what the guest wrote before its fence
     "sd t6, -{flags}(t4)",
     "lane_leave \\is_virtual, \\scratch, \\epc, \\xret",
     // A fence of all ASIDs: the same, and the log remembers it for other roots.
     "lane_all_\\tag:",
-    "lane_walk \\levels, \\tag",
+    "lane_walk \\levels, \\tag, \\zba",
     "ld t6, {head}(a0)",
     "addi t6, t6, 8",
-    "fence w, w",
+    "fence rw, w",
     "sd t6, -{flags}(t4)",
     "sd t6, {head}(a0)",
     "andi t4, t6, {ring_mask}",
@@ -153,15 +160,17 @@ global_asm!(
     "lane_bail_\\tag:",
     "j \\full",
     ".endm",
-    "lane_block vs_m_39, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mret",
-    "lane_block vs_m_48, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mret",
-    "lane_block vs_m_57, gnomon_full_vs_to_m, 5, 1, mscratch, mepc, mret",
-    "lane_block vs_hs_39, gnomon_full_vs_to_hs, 3, 1, sscratch, sepc, sret",
-    "lane_block vs_hs_48, gnomon_full_vs_to_hs, 4, 1, sscratch, sepc, sret",
-    "lane_block vs_hs_57, gnomon_full_vs_to_hs, 5, 1, sscratch, sepc, sret",
-    "lane_block s_m_39, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mret",
-    "lane_block s_m_48, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mret",
-    "lane_block s_m_57, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mret",
+    ".irp zba,0,1",
+    "lane_block vs_m_39_\\zba, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mret, \\zba",
+    "lane_block vs_m_48_\\zba, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mret, \\zba",
+    "lane_block vs_m_57_\\zba, gnomon_full_vs_to_m, 5, 1, mscratch, mepc, mret, \\zba",
+    "lane_block vs_hs_39_\\zba, gnomon_full_vs_to_hs, 3, 1, sscratch, sepc, sret, \\zba",
+    "lane_block vs_hs_48_\\zba, gnomon_full_vs_to_hs, 4, 1, sscratch, sepc, sret, \\zba",
+    "lane_block vs_hs_57_\\zba, gnomon_full_vs_to_hs, 5, 1, sscratch, sepc, sret, \\zba",
+    "lane_block s_m_39_\\zba, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mret, \\zba",
+    "lane_block s_m_48_\\zba, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mret, \\zba",
+    "lane_block s_m_57_\\zba, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mret, \\zba",
+    ".endr",
     ".option pop",
     t4 = const offset_of!(Context, x) + 8 * 29,
     t5 = const offset_of!(Context, x) + 8 * 30,
@@ -176,15 +185,24 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    fn lane_table_vs_m_39();
-    fn lane_table_vs_m_48();
-    fn lane_table_vs_m_57();
-    fn lane_table_vs_hs_39();
-    fn lane_table_vs_hs_48();
-    fn lane_table_vs_hs_57();
-    fn lane_table_s_m_39();
-    fn lane_table_s_m_48();
-    fn lane_table_s_m_57();
+    fn lane_table_vs_m_39_0();
+    fn lane_table_vs_m_39_1();
+    fn lane_table_vs_m_48_0();
+    fn lane_table_vs_m_48_1();
+    fn lane_table_vs_m_57_0();
+    fn lane_table_vs_m_57_1();
+    fn lane_table_vs_hs_39_0();
+    fn lane_table_vs_hs_39_1();
+    fn lane_table_vs_hs_48_0();
+    fn lane_table_vs_hs_48_1();
+    fn lane_table_vs_hs_57_0();
+    fn lane_table_vs_hs_57_1();
+    fn lane_table_s_m_39_0();
+    fn lane_table_s_m_39_1();
+    fn lane_table_s_m_48_0();
+    fn lane_table_s_m_48_1();
+    fn lane_table_s_m_57_0();
+    fn lane_table_s_m_57_1();
 }
 
 /// The way out of a guest, and back.
@@ -198,16 +216,30 @@ pub enum Way {
     SupervisorToMachine,
 }
 
-/// The address of the jump table for shadow roots of `format`.
+/// The address of the jump table for shadow roots of `format`. `has_zba`: the harts have Zba, which saves an instruction
+/// for each level.
 ///
 /// # Panics
 /// If it is not a format of `satp`.
 #[must_use]
-pub fn table(way: Way, format: &Format) -> u64 {
-    let tables = match way {
-        Way::VirtualToMachine => [lane_table_vs_m_39, lane_table_vs_m_48, lane_table_vs_m_57],
-        Way::VirtualToSupervisor => [lane_table_vs_hs_39, lane_table_vs_hs_48, lane_table_vs_hs_57],
-        Way::SupervisorToMachine => [lane_table_s_m_39, lane_table_s_m_48, lane_table_s_m_57],
+pub fn table(way: Way, format: &Format, has_zba: bool) -> u64 {
+    type Tables = [[unsafe extern "C" fn(); 2]; 3];
+    let tables: Tables = match way {
+        Way::VirtualToMachine => [
+            [lane_table_vs_m_39_0, lane_table_vs_m_39_1],
+            [lane_table_vs_m_48_0, lane_table_vs_m_48_1],
+            [lane_table_vs_m_57_0, lane_table_vs_m_57_1],
+        ],
+        Way::VirtualToSupervisor => [
+            [lane_table_vs_hs_39_0, lane_table_vs_hs_39_1],
+            [lane_table_vs_hs_48_0, lane_table_vs_hs_48_1],
+            [lane_table_vs_hs_57_0, lane_table_vs_hs_57_1],
+        ],
+        Way::SupervisorToMachine => [
+            [lane_table_s_m_39_0, lane_table_s_m_39_1],
+            [lane_table_s_m_48_0, lane_table_s_m_48_1],
+            [lane_table_s_m_57_0, lane_table_s_m_57_1],
+        ],
     };
-    tables[usize::from(format.levels) - 3] as *const () as u64
+    tables[usize::from(format.levels) - 3][usize::from(has_zba)] as *const () as u64
 }

@@ -40,13 +40,13 @@ macro_rules! load_guest {
 macro_rules! guest_vector {
     ($entry:literal, $resume:literal, host: $host:literal, $tvec:literal, $scratch:literal, $epc:literal,
      $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal,
-     full: $full:literal, fence: $fence_cause:literal) => {
+     full: $full:literal, fence: $fence_cause:literal, mode: $status:literal, $mode_to_top:literal) => {
         global_asm!(
             ".section .text.world, \"ax\"",
             ".balign 4",
             concat!($entry, ":"),
             concat!("csrrw a0, ", $scratch, ", a0"),
-            front!($full, $cause, $tval, $fence_cause),
+            front!($full, $cause, $tval, $fence_cause, $status, $mode_to_top),
             "sd x1, {x1}(a0)", "sd x2, {x1} + 8(a0)", "sd x3, {x1} + 16(a0)", "sd x4, {x1} + 24(a0)",
             "sd x5, {x1} + 32(a0)", "sd x6, {x1} + 40(a0)", "sd x7, {x1} + 48(a0)", "sd x8, {x1} + 56(a0)",
             "sd x9, {x1} + 64(a0)", "sd x11, {x1} + 80(a0)", "sd x12, {x1} + 88(a0)", "sd x13, {x1} + 96(a0)",
@@ -100,7 +100,9 @@ guest_vector!(
     "csrr t0, mtinst",
     "mret",
     full: "gnomon_full_vs_to_m",
-    fence: "22"
+    fence: "22",
+    mode: "mstatus",
+    "52"
 );
 guest_vector!(
     "gnomon_vs_to_hs",
@@ -115,7 +117,9 @@ guest_vector!(
     "csrr t0, htinst",
     "sret",
     full: "gnomon_full_vs_to_hs",
-    fence: "22"
+    fence: "22",
+    mode: "sstatus",
+    "55"
 );
 guest_vector!(
     "gnomon_s_to_m",
@@ -130,7 +134,9 @@ guest_vector!(
     "li t0, 0",
     "mret",
     full: "gnomon_full_s_to_m",
-    fence: "2"
+    fence: "2",
+    mode: "mstatus",
+    "52"
 );
 
 /// The vector while Gnomon runs: whatever arrives is a bug. The stack is ours.

@@ -1,7 +1,7 @@
 //! Faults: the guest's walk decides what it is, then the shadow learns it.
 
 use super::pages::{CAPS, Id, Key, NO_PTE, Role, permissions};
-use super::{Host, Sabotage, Shadow};
+use super::{Host, Sabotage, Shadow, lent};
 use crate::gstage::{ResolveError, Resolved, Translation};
 use crate::two_stage::{access_fault, page_fault};
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
@@ -196,7 +196,7 @@ impl Shadow {
         {
             return Ok(known);
         }
-        match host.space.resolve(gpa, access, host.frames, host.mem) {
+        match host.space.resolve(gpa, access, lent(&mut host.frames), host.mem) {
             Ok(Resolved::Mapped { how, stale, publish, .. }) => {
                 self.settle(gpa.pfn(), (how, stale), publish, host);
                 Ok(host.space.translate(gpa, host.mem).expect("mapped a moment ago"))
@@ -342,7 +342,7 @@ impl Shadow {
         };
         let new = self.leaf(found.gpa.pfn(), level, allowed, there, host.mem);
         let mirror = if self.page(id).key.role == Role::Table { pte } else { NO_PTE };
-        if !self.set_leaf((id, index), (old, new), mirror, host.mem) {
+        if new == Pte::INVALID || !self.set_leaf((id, index), (old, new), mirror, host.mem) {
             return self.retry();
         }
         if level == Level::PAGE {

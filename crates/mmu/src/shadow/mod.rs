@@ -148,8 +148,8 @@ counters! {
 pub struct Host<'a, M, H> {
     /// The VM's guest physical memory.
     pub space: &'a mut AddressSpace,
-    /// Host frames.
-    pub frames: &'a mut Frames,
+    /// Host frames. Fences need none.
+    pub frames: Option<&'a mut Frames>,
     /// Host RAM.
     pub mem: &'a mut M,
     /// Makes all harts forget translations of the VM, whatever the scope says: shadow translations go by GVA.
@@ -208,6 +208,9 @@ impl Shadow {
         mem: &mut impl PhysMem,
     ) -> Result<Self, AllocError> {
         assert!(config.pages >= Config::least_pages(0) && config.pages as usize <= pages::MOST_PAGES);
+        // The heap is nobody's to exhaust: what it may ever take is taken here.
+        let mut arena = Vec::new();
+        arena.try_reserve_exact(config.pages as usize).map_err(|_| AllocError::OutOfMemory)?;
         let mut chunks = Vec::new();
         for _ in 0..Heads::frames_for(pages) {
             match frames.alloc(owner, Use::Table, 0) {
@@ -221,7 +224,7 @@ impl Shadow {
         Ok(Self {
             config,
             owner,
-            arena: Vec::new(),
+            arena,
             free: Vec::new(),
             direct: BTreeMap::new(),
             heads: Heads::new(first, pages, chunks, mem),
@@ -251,12 +254,6 @@ impl Shadow {
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
-    }
-
-    /// How tables follow the guest's.
-    #[must_use]
-    pub const fn mode(&self) -> Mode {
-        self.config.mode
     }
 
     /// Whether guest tables are write-protected at all.
@@ -296,6 +293,11 @@ impl Shadow {
         }
         id
     }
+}
+
+/// The frames that an operation takes from, or gives back to.
+fn lent<'a>(frames: &'a mut Option<&mut Frames>) -> &'a mut Frames {
+    frames.as_deref_mut().expect("lent for all but fences")
 }
 
 /// Frees a body's frames.

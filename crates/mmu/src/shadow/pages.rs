@@ -8,8 +8,7 @@
 //!   may be invalid all the same, because a fence has passed over it (a level-0 entry; the lane writes
 //!   there without any lock). Entries above level 0 change under the caller's lock only: a live one
 //!   is valid.
-//! - A live leaf is in the list of the guest frame that it leads to (a 2 MiB leaf: of the first of its
-//!   frames). A live pointer is in the list of parents of the shadow page that it leads to.
+//! - A live leaf is in the list of the guest frame that it leads to, or, a 2 MiB one, of the 2 MiB. A live pointer is in the list of parents of the shadow page that it leads to.
 //! - An upper entry that is not live is 0.
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
@@ -165,8 +164,10 @@ impl Page {
 /// Where a list begins.
 #[derive(Clone, Copy)]
 enum List {
-    /// Leaves that lead to a guest frame.
+    /// Leaves of 4 KiB that lead to a guest frame.
     Frame(Pfn<Gpa>),
+    /// Leaves of 2 MiB that lead to this frame and those after it.
+    Mega(Pfn<Gpa>),
     /// Pointers that lead to a shadow page.
     Parents(Id),
 }
@@ -179,6 +180,8 @@ pub(super) struct Heads {
     first: Pfn<Gpa>,
     pages: u64,
     chunks: Vec<Run>,
+    /// For each 2 MiB, the head of the list of leaves that lead to all of it.
+    megas: Vec<Ref>,
     /// For each 2 MiB, how many frames are write-protected tables.
     protected: Vec<u16>,
 }
@@ -192,8 +195,8 @@ impl Heads {
     pub fn new(first: Pfn<Gpa>, pages: u64, chunks: Vec<Run>, mem: &mut impl PhysMem) -> Self {
         assert!(first.is_aligned(512), "{first:?}: guest RAM begins at a multiple of 2 MiB");
         chunks.iter().for_each(|chunk| mem.zero_frames(chunk.first(), 1));
-        let protected = alloc::vec![0; chunks.len()];
-        Self { first, pages, chunks, protected }
+        let (megas, protected) = (alloc::vec![Ref::NONE; chunks.len()], alloc::vec![0; chunks.len()]);
+        Self { first, pages, chunks, megas, protected }
     }
 
     pub fn contains(&self, gfn: Pfn<Gpa>) -> bool {
@@ -224,9 +227,14 @@ impl Heads {
         mem.write_u64(at, high << 32 | mem.read_u64(at) & 0xffff_ffff);
     }
 
+    fn chunk(&self, gfn: Pfn<Gpa>) -> usize {
+        ((gfn.raw() - self.first.raw()) / 512) as usize
+    }
+
     /// Protected tables in the 2 MiB around `gfn`.
     pub fn protected_around(&mut self, gfn: Pfn<Gpa>) -> &mut u16 {
-        &mut self.protected[((gfn.raw() - self.first.raw()) / 512) as usize]
+        let chunk = self.chunk(gfn);
+        &mut self.protected[chunk]
     }
 
     pub fn release(&mut self, frames: &mut Frames) {
@@ -329,18 +337,20 @@ impl Shadow {
             let child = Self::child_key(key, index, mirror).and_then(|child| self.find(child, mem));
             return List::Parents(child.expect("a live pointer's shadow page exists"));
         }
-        List::Frame(match key.role {
+        let gfn = match key.role {
             Role::Table => match mirror.decode::<Gpa>(key.level, CAPS) {
                 Entry::Leaf(leaf) => leaf.pfn,
                 other => unreachable!("a live leaf was made from {other:?}"),
             },
             Role::Direct(_) | Role::Bare => Self::frame_below(key, index),
-        })
+        };
+        if key.level == Level::PAGE { List::Frame(gfn) } else { List::Mega(gfn) }
     }
 
     fn head(&self, list: List, mem: &impl PhysMem) -> Ref {
         match list {
             List::Frame(gfn) => self.heads.leaves(gfn, mem),
+            List::Mega(gfn) => self.heads.megas[self.heads.chunk(gfn)],
             List::Parents(id) => self.page(id).parents,
         }
     }
@@ -348,6 +358,10 @@ impl Shadow {
     fn set_head(&mut self, list: List, head: Ref, mem: &mut impl PhysMem) {
         match list {
             List::Frame(gfn) => self.heads.set_leaves(gfn, head, mem),
+            List::Mega(gfn) => {
+                let chunk = self.heads.chunk(gfn);
+                self.heads.megas[chunk] = head;
+            }
             List::Parents(id) => self.page_mut(id).parents = head,
         }
     }
@@ -447,29 +461,19 @@ impl Shadow {
         entry.flags().contains(PteFlags::V) && self.is_pointer(id, entry)
     }
 
-    /// The leaves that lead to `gfn` alone, or, from a multiple of 2 MiB on, to all of them (each with its level).
-    pub(super) fn first_leaf(&self, gfn: Pfn<Gpa>, level: Level, mem: &impl PhysMem) -> Option<(Id, usize)> {
-        let mut at = self.heads.leaves(gfn, mem);
-        while let Some((id, index)) = at.entry() {
-            if self.page(id).key.level == level {
-                return Some((id, index));
-            }
-            at = Ref(mem.read_u64(self.links_at(id, index)) as u32);
-        }
-        None
+    /// A leaf of 4 KiB that leads to `gfn`.
+    pub(super) fn first_leaf(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Id, usize)> {
+        self.heads.leaves(gfn, mem).entry()
     }
 
-    /// The leaf of the same level that is listed after this one.
+    /// A leaf of 2 MiB that leads to `gfn` among others.
+    pub(super) fn first_mega(&self, gfn: Pfn<Gpa>) -> Option<(Id, usize)> {
+        self.heads.megas[self.heads.chunk(gfn)].entry()
+    }
+
+    /// The leaf that is listed after this one.
     pub(super) fn next_leaf(&self, (id, index): (Id, usize), mem: &impl PhysMem) -> Option<(Id, usize)> {
-        let level = self.page(id).key.level;
-        let mut at = Ref(mem.read_u64(self.links_at(id, index)) as u32);
-        while let Some((id, index)) = at.entry() {
-            if self.page(id).key.level == level {
-                return Some((id, index));
-            }
-            at = Ref(mem.read_u64(self.links_at(id, index)) as u32);
-        }
-        None
+        Ref(mem.read_u64(self.links_at(id, index)) as u32).entry()
     }
 
     /// Whether a live entry is in the list that it belongs to.

@@ -67,11 +67,11 @@ impl Shadow {
     /// Makes all leaves to the frame read-only. Says whether there was one that was not.
     fn withdraw_writes(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) -> bool {
         let mut changed = false;
-        while let Some((id, index)) = self.first_leaf(gfn.align_down(512), Level::MEGA, mem) {
+        while let Some((id, index)) = self.first_mega(gfn) {
             self.drop_entry(id, index, mem);
             changed = true;
         }
-        let mut next = self.first_leaf(gfn, Level::PAGE, mem);
+        let mut next = self.first_leaf(gfn, mem);
         while let Some((id, index)) = next {
             let at = self.entry_at(id, index);
             let pte = Pte(mem.read_u64(at));

@@ -2,11 +2,14 @@
 //! the guest leaves no trace in them.
 
 use super::pages::{Body, Id, Role};
-use super::{DEEPEST, Host, Sabotage, Shadow, free};
+use super::{DEEPEST, Host, Sabotage, Shadow, free, lent};
 use crate::frames::{AllocError, Frames, Use};
 use crate::gstage::How;
 use crate::stale::Stale;
-use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem};
+use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem};
+
+/// Shadow pages taken back at once: others wait for the lock meanwhile.
+const MOST_AT_ONCE: u32 = 64;
 
 impl Shadow {
     /// Makes sure of shadow pages for one whole walk, and of one more for its root; those of other walks go for it
@@ -16,7 +19,7 @@ impl Shadow {
     /// If the host has no frames and no page can be taken back. Nothing is lost.
     pub(super) fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<(), AllocError> {
         while self.spare.len() <= DEEPEST as usize {
-            let more = if self.bodies < self.config.pages { self.take_body(host.frames) } else { Ok(None) };
+            let more = if self.bodies < self.config.pages { self.take_body(lent(&mut host.frames)) } else { Ok(None) };
             match more {
                 Ok(Some(body)) => self.spare.push(body),
                 Ok(None) => self.recycle(host),
@@ -55,10 +58,10 @@ impl Shadow {
         }
     }
 
-    /// Takes back an eighth of all pages, those that no fault has used for longest first, and makes all harts
+    /// Takes back an eighth of all pages, 64 at most, those that no fault has used for longest first, and makes all harts
     /// forget them. The roots of vCPUs stay.
     fn recycle<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
-        let wanted = (self.config.pages / 8).max(DEEPEST + 1);
+        let wanted = (self.config.pages / 8).clamp(DEEPEST + 1, MOST_AT_ONCE);
         let mut taken = 0;
         // The clock: one round to clear what is recent, one to take.
         for _ in 0..2 * self.arena.len() {
@@ -135,13 +138,13 @@ impl Shadow {
 
     /// Drops all leaves that lead to the guest frame.
     fn drop_leaves(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
-        while let Some((id, index)) = self.first_leaf(gfn, Level::PAGE, mem) {
+        while let Some((id, index)) = self.first_leaf(gfn, mem) {
             self.drop_entry(id, index, mem);
             if self.is_sabotaged(Sabotage::ForgetsLeaf) {
                 break;
             }
         }
-        while let Some((id, index)) = self.first_leaf(gfn.align_down(512), Level::MEGA, mem) {
+        while let Some((id, index)) = self.first_mega(gfn) {
             self.drop_entry(id, index, mem);
         }
     }
@@ -173,10 +176,10 @@ impl Shadow {
     ) {
         if how == How::Copied {
             self.forget(gfn, host.mem);
-            stale.fence(host.hw).release(host.frames);
+            stale.fence(host.hw).release(lent(&mut host.frames));
             self.flushed();
         } else {
-            stale.fence(host.hw).release(host.frames);
+            stale.fence(host.hw).release(lent(&mut host.frames));
         }
         if let Some(publish) = publish {
             publish.publish(host.mem);
@@ -194,12 +197,12 @@ impl Shadow {
         pages: u64,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), AllocError> {
-        let stale = host.space.unmap(start, pages, host.frames, host.mem)?;
+        let stale = host.space.unmap(start, pages, lent(&mut host.frames), host.mem)?;
         (0..pages).for_each(|n| self.forget(start.add(n), host.mem));
         if !stale.is_none() {
             let retired = stale.fence(host.hw);
             self.flushed();
-            retired.release(host.frames);
+            retired.release(lent(&mut host.frames));
         }
         Ok(())
     }

@@ -58,7 +58,6 @@ impl Shadow {
         } else if !self.unsync.is_empty() {
             let tables = self.unsync.clone();
             self.protect_all(host);
-            self.stamp += 1;
             for gfn in tables {
                 let mut next = self.tables_of(gfn, host.mem).next();
                 while let Some(id) = next {

@@ -82,7 +82,7 @@ pub struct Rig {
 
 macro_rules! host {
     ($rig:ident, $mem:ident, $hw:ident) => {
-        Host { space: &mut $rig.space, frames: &mut $rig.frames, mem: &mut $mem, hw: &mut $hw }
+        Host { space: &mut $rig.space, frames: Some(&mut $rig.frames), mem: &mut $mem, hw: &mut $hw }
     };
 }
 
@@ -296,7 +296,13 @@ impl Rig {
         let shadow = self.shadow.as_mut().expect("until the end");
         let fence = GuestFence { range, asid };
         let at = (vcpu.root, vcpu.asid);
-        shadow.fence(&fence, at, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
+        shadow.fence(
+            &fence,
+            at,
+            &mut vcpu.views,
+            &mut log.borrow_mut(),
+            &mut Host { frames: None, ..host!(self, mem, hw) },
+        );
         match range {
             None => vcpu.fences.add(None, asid, time),
             Some(_) => pages.iter().for_each(|page| vcpu.fences.add(Some(*page), asid, time)),

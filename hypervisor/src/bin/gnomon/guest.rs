@@ -102,6 +102,8 @@ pub struct GuestHart {
     is_shadow: bool,
     /// `henvcfg`, in VS mode, but for ADUE.
     henvcfg: u64,
+    /// Whether all harts have Zba.
+    has_zba: bool,
 }
 
 impl GuestHart {
@@ -128,6 +130,7 @@ impl GuestHart {
             has_vmids: false,
             is_shadow: mode == GuestMode::Supervisor,
             henvcfg: wanted,
+            has_zba: common.has("zba"),
         };
         // SAFETY: none of these affects Gnomon's own execution but in that traps come here;
         // interrupts stay globally disabled while Gnomon runs.
@@ -261,7 +264,7 @@ impl GuestHart {
             (Seat::Payload, _) => lane::Way::VirtualToSupervisor,
             (Seat::Firmware, GuestMode::Supervisor) => lane::Way::SupervisorToMachine,
         };
-        lane::table(way, format)
+        lane::table(way, format, self.has_zba)
     }
 
     /// Writes the root by which the loaded guest's addresses are translated first: `vsatp`, in S mode

@@ -336,7 +336,9 @@ impl Hart {
         let shared = &g.harts[self.index];
         let vm = run.vm.index;
         loop {
-            if run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run) {
+            // Without a root it is leaving: there was no memory for one, and the VM ends.
+            let is_rootless = run.root.is_none() && !self.guest.is_two_stage();
+            if is_rootless || (run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run)) {
                 self.give_up(run);
                 return None;
             }
