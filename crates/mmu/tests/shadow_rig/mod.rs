@@ -5,6 +5,8 @@
 //! pages in all three are its tables, each at any level, at several places. It writes to them through its own
 //! translations: a *window*, which maps all memory in every root.
 
+mod audit;
+mod edits;
 pub mod hardware;
 pub mod history;
 
@@ -12,12 +14,10 @@ use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Config, Counters, GuestFence, Host, Mode as Shadowing, Outcome, Paging, Root, Shadow, Views, Wrote};
 use mmu::walk::AdPolicy;
-use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Superpages, Use};
-use oracle::{Ad, Context, Machine, Table};
+use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Superpages};
+use oracle::Machine;
 use rv::format::{SV39, SV39X4, SV48, SV57};
-use rv::{
-    Access, Addr, Asid, Caps, Entry, FenceLog, Format, Gpa, Gva, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request,
-};
+use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Request};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -408,244 +408,6 @@ impl Rig {
         }
     }
 
-    /// What real hardware would answer, by the guest's tables as they are: the oracle's word.
-    fn expected(&self, n: usize, gva: Addr<Gva>, request: &Request) -> Result<(), u64> {
-        let vs = match self.vcpus[n].paging {
-            Paging::Bare => None,
-            Paging::Tables { format, root } => Some(Table {
-                levels: u32::from(format.levels),
-                root: root.base().raw(),
-                ad: if self.ad == AdPolicy::Svadu { Ad::Hardware } else { Ad::Fault },
-                svnapot: false,
-                svpbmt: false,
-            }),
-        };
-        let context = Context {
-            vs,
-            g: None,
-            access: request.access,
-            user: request.mode == Mode::User,
-            sum: request.sum,
-            vs_mxr: request.mxr,
-            hs_mxr: false,
-        };
-        let mut guest = GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine };
-        let arrived = oracle::translate(&mut guest, &context, gva.raw()).map_err(|raised| raised.cause)?;
-        let is_ram = self.space.region_of(Addr::new(arrived).pfn()).is_some();
-        if is_ram { Ok(()) } else { Err(0) }
-    }
-
-    fn guest_word(&self, at: Addr<Gpa>) -> Option<u64> {
-        GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine }.get(at.raw())
-    }
-
-    /// TLB-LIKE and SUBSET: that vCPU `n` may translate `gva` to `hpa` with these rights. Returns the guest physical
-    /// address by which it may.
-    fn check(&self, n: usize, gva: Addr<Gva>, flags: PteFlags, hpa: Addr<Hpa>, level: Level) -> Addr<Gpa> {
-        let vcpu = &self.vcpus[n];
-        let found = match vcpu.paging {
-            Paging::Bare => Some(Addr::new(gva.raw())).filter(|gpa| self.leads_to(*gpa, flags, hpa)),
-            Paging::Tables { format, root } => {
-                let since = (vcpu.fences.wide(vcpu.asid), vcpu.fences.page(vcpu.asid, gva));
-                self.search(format, root, format.root_level(), (gva, since), flags, hpa)
-            }
-        };
-        found.unwrap_or_else(|| {
-            let g = Addr::<Gpa>::new(RAM.base().raw() + (gva.raw() & 0x7f_ffff));
-            println!(
-                "G {:?} tlb {:?} owner {:?}",
-                self.space.translate(g, &self.bus.0.borrow().machine),
-                self.bus.0.borrow().harts[n].tlb,
-                self.frames.owner_of(hpa.pfn())
-            );
-            println!(
-                "window word {:x?} root {:x?}",
-                self.guest_word(RAM.add(2).at(8)),
-                self.guest_word(RAM.add(1535).at(8 * 256))
-            );
-            panic!("TLB-LIKE: vCPU {n} translates {gva} to {hpa} {flags:?} at {level:?}, {:?}", vcpu.paging)
-        })
-    }
-
-    /// Whether the G-stage takes `gpa` to `hpa`, and allows stores if `flags` do.
-    fn leads_to(&self, gpa: Addr<Gpa>, flags: PteFlags, hpa: Addr<Hpa>) -> bool {
-        self.space.translate(gpa, &self.bus.0.borrow().machine).is_some_and(|there| {
-            there.hpa.pfn() == hpa.pfn() && (there.flags.contains(PteFlags::W) || !flags.contains(PteFlags::W))
-        })
-    }
-
-    fn search(
-        &self,
-        format: &'static Format,
-        table: Pfn<Gpa>,
-        level: Level,
-        (gva, since): (Addr<Gva>, (u64, u64)),
-        flags: PteFlags,
-        hpa: Addr<Hpa>,
-    ) -> Option<Addr<Gpa>> {
-        let at = table.at(8 * format.index(gva, level) as u64);
-        let present = self.guest_word(at)?;
-        let (pointers, leaves) = {
-            let history = &self.bus.0.borrow().history;
-            (history.since(at, since.0, present), history.since(at, since.1, present))
-        };
-        for value in pointers {
-            match Pte(value).decode::<Gpa>(level, Caps::default()) {
-                Entry::Table(next) => {
-                    let below = level.down()?;
-                    let found = self.search(format, next, below, (gva, since), flags, hpa);
-                    if found.is_some() {
-                        return found;
-                    }
-                }
-                Entry::Leaf(leaf) if leaves.contains(&value) => {
-                    let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
-                    let mut most = leaf.flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
-                    most.set(PteFlags::W, leaf.flags.contains(PteFlags::W | PteFlags::D));
-                    let rights = flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
-                    let same_user = !most.symmetric_difference(rights).contains(PteFlags::U);
-                    if leaf.flags.contains(PteFlags::A)
-                        && same_user
-                        && most.contains(rights)
-                        && self.leads_to(gpa, flags, hpa)
-                    {
-                        return Some(gpa);
-                    }
-                }
-                _ => {}
-            }
-        }
-        None
-    }
-
-    /// All that hart `n` may use now, by the shadow of its root and by its TLB.
-    fn audit(&self, n: usize) {
-        let (mut seen, root) = (Vec::new(), self.bus.0.borrow().harts[n].root.expect("loaded"));
-        self.collect(root.1, root.2.root_level(), 0, root.2, &mut seen);
-        let pointers = self.bus.0.borrow().harts[n].pointers.clone();
-        for (serial, page, level, table) in pointers {
-            if serial == root.0 {
-                self.collect(table, level.down().expect("a pointer is above level 0"), page << 12, root.2, &mut seen);
-            } else {
-                assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
-            }
-        }
-        let tlb: Vec<_> = self.bus.0.borrow().harts[n].tlb.clone();
-        for cached in tlb {
-            self.check_owner(cached.leaf.pfn, cached.level, cached.leaf.flags);
-            if cached.serial == root.0 {
-                seen.push((cached.page << 12, cached.level, cached.leaf));
-            }
-        }
-        for (gva, level, leaf) in seen {
-            self.check_owner(leaf.pfn, level, leaf.flags);
-            let offset = self.pick(level.pages()) << 12;
-            self.check(n, Addr::new(gva + offset), leaf.flags, leaf.pfn.at(offset), level);
-        }
-    }
-
-    fn collect(
-        &self,
-        table: Pfn<Hpa>,
-        level: Level,
-        gva: u64,
-        format: &'static Format,
-        seen: &mut Vec<(u64, Level, rv::Leaf<Hpa>)>,
-    ) {
-        assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
-        let words = *self.bus.0.borrow().machine.frame(table);
-        for (index, word) in words.into_iter().enumerate().filter(|(_, word)| word & 1 == 1) {
-            let unused = 64 - format.input_bits();
-            let gva = ((gva | (index as u64) << level.shift()) << unused) as i64 >> unused;
-            match Pte(word).decode::<Hpa>(level, Caps::default()) {
-                Entry::Table(next) => {
-                    self.collect(next, level.down().expect("decode says so"), gva as u64, format, seen)
-                }
-                Entry::Leaf(leaf) => seen.push((gva as u64, level, leaf)),
-                other => panic!("SUBSET: {other:?} in a shadow table"),
-            }
-        }
-    }
-
-    fn check_owner(&self, frame: Pfn<Hpa>, level: Level, flags: PteFlags) {
-        for page in [frame, frame.add(level.pages() - 1)] {
-            let is_image = page >= IMAGE && page < IMAGE.add(512);
-            let is_own = self.frames.owner_of(page) == Some((VM, Use::Guest));
-            assert!(is_own || is_image && !flags.contains(PteFlags::W), "OWNERSHIP: {page:?} {flags:?}");
-        }
-    }
-
-    /// Something that maps memory, for a table of that level.
-    fn good_value(&self, level: u64) -> u64 {
-        let flags = 0xc3 | self.any(&[0x4, 0x4, 0xc, 0x0, 0x8]) | self.any(&[0, 0, 0x10]);
-        let ram = RAM.raw() + self.pick(PAGES);
-        let below: Vec<u64> =
-            TABLES.into_iter().skip(level.max(1) as usize - 1).step_by(usize::from(self.format.levels) - 1).collect();
-        match (level, self.pick(6)) {
-            (0, _) => ram << 10 | flags,
-            (1, 0) => (ram & !511) << 10 | flags,
-            _ => (RAM.raw() + self.any(&below)) << 10 | 1,
-        }
-    }
-
-    /// Something to write into a table.
-    fn value(&self) -> u64 {
-        let ram = RAM.raw() + self.pick(PAGES);
-        let mut flags = 0xc3 | self.pick(8) << 2 | self.pick(2) << 5;
-        match self.pick(5) {
-            0 => flags &= !0x40,
-            1 => flags &= !0x80,
-            _ => {}
-        }
-        let table = if self.pick(4) == 0 { self.any(&ROOTS) } else { self.any(&TABLES) };
-        match self.pick(18) {
-            0 | 1 => 0,
-            2 => ram << 10 | flags & !1,
-            3..=7 => (RAM.raw() + table) << 10 | 1,
-            8 => (RAM.raw() + table) << 10 | flags,
-            9 | 10 => (ram & !511) << 10 | flags,
-            11 => RAM.raw() << 10 | flags,
-            12 => self.any(&[0x10, 0x7_ffff, 0x8_0600]) << 10 | self.any(&[1, 0xcf]),
-            13 => self.pick(1 << 60) << 4 | self.pick(16),
-            _ => ram << 10 | flags,
-        }
-    }
-
-    /// A word of a table, what is to be written there, and an address that it may be about.
-    fn edit(&self) -> (Addr<Gpa>, u64, Addr<Gva>) {
-        let table = if self.pick(3) == 0 { self.any(&ROOTS) } else { self.any(&TABLES) };
-        let (mut at, gva, mut level) = (RAM.add(table).at(8 * self.any(&INDICES)), self.address(), 0);
-        // Of any root, loaded or not.
-        if self.pick(3) != 0
-            && let Some(found) = self.word_about(self.format, RAM.add(self.any(&ROOTS[..3])), gva)
-        {
-            (at, level) = found;
-        }
-        let value = match (self.pick(4), self.guest_word(at)) {
-            (0, Some(now)) => now & !self.any(&[0x40, 0x80, 0xc0, 0x4, 0x1]),
-            (1, Some(now)) => now ^ self.any(&[0x40, 0x80, 0x4, 0x8, 0x10, 1 << 10]),
-            (2, _) => self.value(),
-            _ => self.good_value(level),
-        };
-        (at, value, gva)
-    }
-
-    /// The word that decides about `gva`, or one above it, unless it is the window's.
-    fn word_about(&self, format: &'static Format, root: Pfn<Gpa>, gva: Addr<Gva>) -> Option<(Addr<Gpa>, u64)> {
-        let (mut table, mut level) = (root, format.root_level());
-        loop {
-            let at = table.at(8 * format.index(gva, level) as u64);
-            let gfn = table.raw().wrapping_sub(RAM.raw());
-            if !(ROOTS.contains(&gfn) && at.page_offset() != 8 * WINDOW || TABLES.contains(&gfn)) {
-                return None;
-            }
-            match (Pte(self.guest_word(at)?).decode::<Gpa>(level, Caps::default()), level.down()) {
-                (Entry::Table(next), Some(below)) if self.pick(6) != 0 => (table, level) = (next, below),
-                _ => return Some((at, level.number().into())),
-            }
-        }
-    }
-
     /// Where vCPU `n` finds memory, if it has not broken its own tables.
     fn through(&self, n: usize, gpa: Addr<Gpa>) -> Addr<Gva> {
         if self.vcpus[n].paging == Paging::Bare { Addr::new(gpa.raw()) } else { self.window(gpa) }
@@ -743,28 +505,4 @@ fn empty() -> Hardware {
         events: Vec::new(),
         drops_fences: false,
     }
-}
-
-/// The guest's memory as words, for the oracle. What nobody has touched is as it begins.
-struct GuestWords<'a> {
-    space: &'a AddressSpace,
-    machine: &'a Machine,
-}
-
-impl GuestWords<'_> {
-    fn get(&self, at: u64) -> Option<u64> {
-        self.space.region_of(Addr::new(at).pfn())?;
-        match self.space.translate(Addr::new(at), self.machine) {
-            Some(there) => self.machine.peek(there.hpa.raw()),
-            // Images and anonymous memory are zero here.
-            None => Some(0),
-        }
-    }
-}
-
-impl oracle::Words for GuestWords<'_> {
-    fn load(&mut self, at: u64) -> Option<u64> {
-        self.get(at)
-    }
-    fn store(&mut self, _: u64, _: u64) {}
 }

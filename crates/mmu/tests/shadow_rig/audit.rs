@@ -1,0 +1,189 @@
+//! What must hold, and what the guest should find.
+
+use super::{IMAGE, Rig, VM};
+use mmu::shadow::Paging;
+use mmu::walk::AdPolicy;
+use mmu::{AddressSpace, Use};
+use oracle::{Ad, Context, Machine, Table};
+use rv::{Addr, Caps, Entry, Format, Gpa, Gva, Hpa, Level, Mode, Pfn, Pte, PteFlags, Request};
+
+impl Rig {
+    /// What real hardware would answer, by the guest's tables as they are: the oracle's word.
+    pub(super) fn expected(&self, n: usize, gva: Addr<Gva>, request: &Request) -> Result<(), u64> {
+        let vs = match self.vcpus[n].paging {
+            Paging::Bare => None,
+            Paging::Tables { format, root } => Some(Table {
+                levels: u32::from(format.levels),
+                root: root.base().raw(),
+                ad: if self.ad == AdPolicy::Svadu { Ad::Hardware } else { Ad::Fault },
+                svnapot: false,
+                svpbmt: false,
+            }),
+        };
+        let context = Context {
+            vs,
+            g: None,
+            access: request.access,
+            user: request.mode == Mode::User,
+            sum: request.sum,
+            vs_mxr: request.mxr,
+            hs_mxr: false,
+        };
+        let mut guest = GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine };
+        let arrived = oracle::translate(&mut guest, &context, gva.raw()).map_err(|raised| raised.cause)?;
+        let is_ram = self.space.region_of(Addr::new(arrived).pfn()).is_some();
+        if is_ram { Ok(()) } else { Err(0) }
+    }
+
+    pub(super) fn guest_word(&self, at: Addr<Gpa>) -> Option<u64> {
+        GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine }.get(at.raw())
+    }
+
+    /// TLB-LIKE and SUBSET: that vCPU `n` may translate `gva` to `hpa` with these rights. Returns the guest physical
+    /// address by which it may.
+    pub(super) fn check(&self, n: usize, gva: Addr<Gva>, flags: PteFlags, hpa: Addr<Hpa>, level: Level) -> Addr<Gpa> {
+        let vcpu = &self.vcpus[n];
+        let found = match vcpu.paging {
+            Paging::Bare => Some(Addr::new(gva.raw())).filter(|gpa| self.leads_to(*gpa, flags, hpa)),
+            Paging::Tables { format, root } => {
+                let since = (vcpu.fences.wide(vcpu.asid), vcpu.fences.page(vcpu.asid, gva));
+                self.search(format, root, format.root_level(), (gva, since), flags, hpa)
+            }
+        };
+        found.unwrap_or_else(|| {
+            panic!("TLB-LIKE: vCPU {n} translates {gva} to {hpa} {flags:?} at {level:?}, {:?}", vcpu.paging)
+        })
+    }
+
+    /// Whether the G-stage takes `gpa` to `hpa`, and allows stores if `flags` do.
+    pub(super) fn leads_to(&self, gpa: Addr<Gpa>, flags: PteFlags, hpa: Addr<Hpa>) -> bool {
+        self.space.translate(gpa, &self.bus.0.borrow().machine).is_some_and(|there| {
+            there.hpa.pfn() == hpa.pfn() && (there.flags.contains(PteFlags::W) || !flags.contains(PteFlags::W))
+        })
+    }
+
+    pub(super) fn search(
+        &self,
+        format: &'static Format,
+        table: Pfn<Gpa>,
+        level: Level,
+        (gva, since): (Addr<Gva>, (u64, u64)),
+        flags: PteFlags,
+        hpa: Addr<Hpa>,
+    ) -> Option<Addr<Gpa>> {
+        let at = table.at(8 * format.index(gva, level) as u64);
+        let present = self.guest_word(at)?;
+        let (pointers, leaves) = {
+            let history = &self.bus.0.borrow().history;
+            (history.since(at, since.0, present), history.since(at, since.1, present))
+        };
+        for value in pointers {
+            match Pte(value).decode::<Gpa>(level, Caps::default()) {
+                Entry::Table(next) => {
+                    let below = level.down()?;
+                    let found = self.search(format, next, below, (gva, since), flags, hpa);
+                    if found.is_some() {
+                        return found;
+                    }
+                }
+                Entry::Leaf(leaf) if leaves.contains(&value) => {
+                    let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
+                    let mut most = leaf.flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
+                    most.set(PteFlags::W, leaf.flags.contains(PteFlags::W | PteFlags::D));
+                    let rights = flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
+                    let same_user = !most.symmetric_difference(rights).contains(PteFlags::U);
+                    if leaf.flags.contains(PteFlags::A)
+                        && same_user
+                        && most.contains(rights)
+                        && self.leads_to(gpa, flags, hpa)
+                    {
+                        return Some(gpa);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// All that hart `n` may use now, by the shadow of its root and by its TLB.
+    pub(super) fn audit(&self, n: usize) {
+        let (mut seen, root) = (Vec::new(), self.bus.0.borrow().harts[n].root.expect("loaded"));
+        self.collect(root.1, root.2.root_level(), 0, root.2, &mut seen);
+        let pointers = self.bus.0.borrow().harts[n].pointers.clone();
+        for (serial, page, level, table) in pointers {
+            if serial == root.0 {
+                self.collect(table, level.down().expect("a pointer is above level 0"), page << 12, root.2, &mut seen);
+            } else {
+                assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
+            }
+        }
+        let tlb: Vec<_> = self.bus.0.borrow().harts[n].tlb.clone();
+        for cached in tlb {
+            self.check_owner(cached.leaf.pfn, cached.level, cached.leaf.flags);
+            if cached.serial == root.0 {
+                seen.push((cached.page << 12, cached.level, cached.leaf));
+            }
+        }
+        for (gva, level, leaf) in seen {
+            self.check_owner(leaf.pfn, level, leaf.flags);
+            let offset = self.pick(level.pages()) << 12;
+            self.check(n, Addr::new(gva + offset), leaf.flags, leaf.pfn.at(offset), level);
+        }
+    }
+
+    pub(super) fn collect(
+        &self,
+        table: Pfn<Hpa>,
+        level: Level,
+        gva: u64,
+        format: &'static Format,
+        seen: &mut Vec<(u64, Level, rv::Leaf<Hpa>)>,
+    ) {
+        assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
+        let words = *self.bus.0.borrow().machine.frame(table);
+        for (index, word) in words.into_iter().enumerate().filter(|(_, word)| word & 1 == 1) {
+            let unused = 64 - format.input_bits();
+            let gva = ((gva | (index as u64) << level.shift()) << unused) as i64 >> unused;
+            match Pte(word).decode::<Hpa>(level, Caps::default()) {
+                Entry::Table(next) => {
+                    self.collect(next, level.down().expect("decode says so"), gva as u64, format, seen)
+                }
+                Entry::Leaf(leaf) => seen.push((gva as u64, level, leaf)),
+                other => panic!("SUBSET: {other:?} in a shadow table"),
+            }
+        }
+    }
+
+    pub(super) fn check_owner(&self, frame: Pfn<Hpa>, level: Level, flags: PteFlags) {
+        for page in [frame, frame.add(level.pages() - 1)] {
+            let is_image = page >= IMAGE && page < IMAGE.add(512);
+            let is_own = self.frames.owner_of(page) == Some((VM, Use::Guest));
+            assert!(is_own || is_image && !flags.contains(PteFlags::W), "OWNERSHIP: {page:?} {flags:?}");
+        }
+    }
+}
+
+/// The guest's memory as words, for the oracle. What nobody has touched is as it begins.
+struct GuestWords<'a> {
+    space: &'a AddressSpace,
+    machine: &'a Machine,
+}
+
+impl GuestWords<'_> {
+    fn get(&self, at: u64) -> Option<u64> {
+        self.space.region_of(Addr::new(at).pfn())?;
+        match self.space.translate(Addr::new(at), self.machine) {
+            Some(there) => self.machine.peek(there.hpa.raw()),
+            // Images and anonymous memory are zero here.
+            None => Some(0),
+        }
+    }
+}
+
+impl oracle::Words for GuestWords<'_> {
+    fn load(&mut self, at: u64) -> Option<u64> {
+        self.get(at)
+    }
+    fn store(&mut self, _: u64, _: u64) {}
+}
