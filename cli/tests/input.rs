@@ -186,7 +186,7 @@ fn harts_without_h() {
     let (one, two) = (scratch.file("1.toml", "mmu = 'lazy'\n"), scratch.file("2.toml", "mmu = 'nested'\n"));
     scratch.refused(&["--no-h", text(&one), text(&two)], INPUT, &["`2`", "nested", "lazy"]);
     let small = scratch.file("small.toml", "shadow = '64K'\nvcpus = 2\n");
-    scratch.refused(&[text(&small)], INPUT, &["`small`", "64 KiB", "256 KiB", "`shadow`"]);
+    scratch.refused(&[text(&small)], INPUT, &["`small`", "64 KiB", "768 KiB", "`shadow`"]);
     scratch.refused(&["--mmu", "turbo"], USAGE, &["turbo", "nested", "shadow", "unsync", "lazy"]);
     scratch.refused(&["--lane", "maybe"], USAGE, &["maybe", "on", "off"]);
 }
