@@ -1,0 +1,570 @@
+//! A hart: follows what its software does, and drives the models.
+
+use crate::args::Level;
+use crate::array::{Invalidation, Regime};
+use crate::block::{Block, NOWHERE};
+use crate::check::{Check, Event};
+use crate::counts::{HartCounts, Inline};
+use crate::insn::{Csr, FenceKind, Memory, Special};
+use crate::mode::Mode;
+use crate::model::{Model, Use};
+use crate::shared::{Mark, Shared};
+use crate::walk::{Roots, Space, Trace, Walker, Words, permissive};
+use rv::csr::{atp, hstatus, status};
+use rv::{Access, Request};
+
+/// Where software tells QEMU's `virt` board to power off: its test device.
+const POWER_OFF: u64 = 0x10_0000;
+/// Codes of the marker instruction.
+pub const MARK_BEGIN: i16 = 1;
+/// The end of a region.
+pub const MARK_END: i16 = 2;
+
+/// A register that the meter reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(missing_docs, reason = "each is the register of its name")]
+pub enum Register {
+    Satp,
+    Vsatp,
+    Hgatp,
+    Mtvec,
+    Stvec,
+    Vstvec,
+    Mcause,
+    Scause,
+    Mepc,
+    Sepc,
+    Mtval,
+    Stval,
+    Mstatus,
+    Sstatus,
+    Vsstatus,
+    Hstatus,
+    /// An integer register.
+    X(u8),
+}
+
+/// The machine, as far as it can be asked.
+pub trait Machine: Words {
+    /// A register of the hart whose callback this is, as software of its present mode would read it:
+    /// with V=1 the supervisor's are those of the guest. 0 if the hart has none of the name.
+    fn register(&self, register: Register) -> u64;
+    /// The physical address of the access whose callback this is.
+    fn physical(&self) -> Option<u64>;
+}
+
+/// An access, once it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryAccess {
+    /// Its virtual address.
+    pub at: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The mode whose translation it used.
+    pub mode: Mode,
+    /// What kind of instruction made it.
+    pub memory: Memory,
+}
+
+/// What generated code reads and adds to, for each hart.
+#[derive(Clone, Debug, Default)]
+#[repr(C)]
+pub struct Scoreboard {
+    /// The place of the code that ran last; see [`Block::place`]. Blocks of other places call
+    /// [`Hart::enter_block`].
+    pub place: u64,
+    /// Sums.
+    pub inline: Inline,
+}
+
+/// What takes effect only if execution goes on behind the instruction: else it has trapped.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    next: u64,
+    mode: Mode,
+    what: Effect,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Effect {
+    Fence { kind: FenceKind, address: Option<u64>, id: Option<u64> },
+    CsrWrite(Csr),
+}
+
+/// The page that was accessed last, and what need not be found out again about it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Filter {
+    /// The page's number and whose translation, plus one; 0 is none.
+    key: u64,
+    /// Tables have not changed since.
+    generation: u64,
+    /// A store may pass: D is known to be set, and the page is no table.
+    passes_stores: bool,
+}
+
+/// What [`Scoreboard::place`] is while a block runs: those with the same need no look at each other.
+#[must_use]
+pub const fn place(block: Block, level: Level) -> u64 {
+    match level {
+        Level::Counts => block.mode as u64 + 1,
+        Level::Tlb | Level::Check => block.place(),
+    }
+}
+
+/// A hart.
+#[derive(Debug)]
+pub struct Hart {
+    roots: Roots,
+    /// What is translated below M, with V=0 and with V=1.
+    spaces: [Option<Space>; 2],
+    /// Trap vectors of M, S, VS.
+    vectors: [u64; 3],
+    pending: Option<Pending>,
+    /// Where the return from a trap leads that was about to be executed.
+    returning: Option<u64>,
+    filter: Filter,
+    trace: Trace,
+    models: Vec<Model>,
+    counts: HartCounts,
+    check: Option<Check>,
+    block: u64,
+    /// The counts at each mark.
+    snapshots: Vec<HartCounts>,
+}
+
+impl Hart {
+    /// A hart that has just been reset.
+    #[must_use]
+    pub fn new(shared: &Shared) -> Self {
+        Self {
+            roots: Roots::default(),
+            spaces: [None; 2],
+            vectors: [0; 3],
+            pending: None,
+            returning: None,
+            filter: Filter::default(),
+            trace: Trace::default(),
+            models: shared.cores.iter().map(Model::new).collect(),
+            counts: HartCounts::new(shared.cores.len()),
+            check: (shared.level == Level::Check).then(Check::default),
+            block: 0,
+            snapshots: Vec::new(),
+        }
+    }
+
+    /// The counts at each mark of [`Shared::marks`], and now.
+    #[must_use]
+    pub fn counts(&self, board: &Scoreboard) -> (Vec<HartCounts>, HartCounts) {
+        (self.snapshots.clone(), self.now(board))
+    }
+
+    /// What check mode has found.
+    #[must_use]
+    pub fn check(&self) -> Option<&Check> {
+        self.check.as_ref()
+    }
+
+    /// Whether no access has been seen yet.
+    #[must_use]
+    pub fn is_first_access(&self) -> bool {
+        self.counts.lookups == [0; 5]
+    }
+
+    fn now(&self, board: &Scoreboard) -> HartCounts {
+        HartCounts { inline: board.inline.clone(), ..self.counts.clone() }
+    }
+
+    /// Takes note of marks that other harts have set.
+    fn catch_up(&mut self, board: &Scoreboard, shared: &Shared) {
+        while self.snapshots.len() < shared.mark_count() {
+            self.snapshots.push(self.now(board));
+        }
+    }
+
+    fn mark(&mut self, mark: Mark, board: &Scoreboard, shared: &Shared) {
+        self.catch_up(board, shared);
+        if shared.mark(mark) {
+            self.catch_up(board, shared);
+        }
+    }
+
+    /// A block is about to run, which is in another place than the one before, or is watched, or
+    /// crosses into another page.
+    pub fn enter_block(&mut self, block: Block, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
+        self.catch_up(board, shared);
+        self.block = block.at;
+        if let Some(pending) = self.pending.take()
+            && pending.next == block.at
+        {
+            self.apply(pending, shared, machine);
+            board.place = NOWHERE;
+        }
+        let is_return = self.returning.take() == Some(block.at);
+        if !is_return && self.is_vector(block) {
+            self.trap(block, shared, machine);
+        }
+        if shared.level == Level::Counts {
+            board.place = place(block, shared.level);
+            return;
+        }
+        let generation = shared.tables().map_or(0, crate::tables::Tables::generation);
+        if generation != self.filter.generation {
+            board.place = NOWHERE;
+        }
+        if board.place != block.place() {
+            self.fetch(block.at, block.mode, shared, machine);
+        }
+        if block.crosses {
+            self.fetch((block.page() + 1) << rv::PAGE_SHIFT, block.mode, shared, machine);
+        }
+        board.place = block.last_place();
+    }
+
+    fn fetch(&mut self, at: u64, mode: Mode, shared: &Shared, machine: &impl Machine) {
+        self.translate(at, mode, Use::Fetch, shared, machine);
+    }
+
+    /// What is translated for a mode.
+    fn space(&self, mode: Mode) -> Option<Space> {
+        if mode == Mode::M { None } else { self.spaces[usize::from(mode.is_virtual())] }
+    }
+
+    /// An access to the page of `at`, which QEMU has allowed.
+    fn translate(&mut self, at: u64, mode: Mode, how: Use, shared: &Shared, machine: &impl Machine) {
+        let Some(space) = self.space(mode) else { return };
+        let request = permissive(access_of(how), privilege(mode));
+        let mut walker = Walker::new(&mut self.trace, &space, at, request, machine);
+        for (model, counts) in self.models.iter_mut().zip(&mut self.counts.cores) {
+            model.access(how, mode, &mut walker, counts);
+        }
+        let Some(tables) = shared.tables() else { return };
+        let page = at >> rv::PAGE_SHIFT;
+        let event = |generation| Event { page, how, mode, space: &space, generation, block: self.block };
+        if let Some(check) = &mut self.check
+            && !check.is_verified(&event(tables.generation()))
+        {
+            let trace = walker.trace();
+            tables.learn_walk(&trace.refs, space.has_g(), machine);
+            // Only now: what was learnt is part of what was verified.
+            check.access(&event(tables.generation()), &request, trace, &mut self.counts.stale);
+        }
+        if walker.is_done() {
+            let trace = walker.trace();
+            self.counts.ad_updates[mode.index()] += tables.take_updates(&trace.refs);
+            tables.learn_walk(&trace.refs, space.has_g(), machine);
+        }
+    }
+
+    /// A load or store was made.
+    #[inline]
+    pub fn access(&mut self, access: MemoryAccess, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
+        let MemoryAccess { at, bytes, mode, memory } = access;
+        // `cbo.zero` is one look, however many stores it is for QEMU.
+        self.counts.lookups[mode.index()] += u64::from(memory != Memory::Block || at.is_multiple_of(64));
+        let whose = u64::from(mode == Mode::M) + 2 * u64::from(mode.is_virtual());
+        let key = (at >> rv::PAGE_SHIFT) << 2 | whose;
+        let generation = shared.tables().map_or(0, crate::tables::Tables::generation);
+        let crosses = (at & (rv::PAGE_BYTES - 1)) + bytes > rv::PAGE_BYTES;
+        let filter = &self.filter;
+        let is_known = filter.key == key + 1 && filter.generation == generation && !crosses;
+        if !is_known || (memory.is_store() && !filter.passes_stores) {
+            self.access_anew(access, crosses, key, board, shared, machine);
+        }
+    }
+
+    #[inline(never)]
+    fn access_anew(
+        &mut self,
+        access: MemoryAccess,
+        crosses: bool,
+        key: u64,
+        board: &mut Scoreboard,
+        shared: &Shared,
+        machine: &impl Machine,
+    ) {
+        let MemoryAccess { at, bytes, mode, memory } = access;
+        self.catch_up(board, shared);
+        let how = if memory.is_store() { Use::Store } else { Use::Load };
+        self.translate(at, mode, how, shared, machine);
+        if crosses {
+            self.counts.lookups[mode.index()] += 1;
+            self.translate(at + bytes - 1, mode, how, shared, machine);
+        }
+        if mode == Mode::M && memory.is_store() && at == POWER_OFF {
+            self.mark(Mark::PowerOff, board, shared);
+        }
+        let Some(tables) = shared.tables() else { return };
+        let mut is_table = false;
+        if memory.is_store()
+            && let Some(physical) = machine.physical().filter(|physical| tables.is_table(physical >> rv::PAGE_SHIFT))
+        {
+            is_table = true;
+            tables.stored(physical, bytes, machine);
+        }
+        let generation = tables.generation();
+        if generation != self.filter.generation && self.check.is_some() {
+            board.place = NOWHERE;
+        }
+        let passes_stores = memory.is_store() && !is_table;
+        let key = if crosses { 0 } else { key + 1 };
+        self.filter = Filter { key, generation, passes_stores };
+    }
+
+    /// An instruction of [`Special`] is about to be executed; `next` is the address behind it.
+    pub fn before(
+        &mut self,
+        special: Special,
+        mode: Mode,
+        next: u64,
+        board: &mut Scoreboard,
+        shared: &Shared,
+        machine: &impl Machine,
+    ) {
+        let operand = |number: u8| (number != 0).then(|| machine.register(Register::X(number)));
+        let pending = |what| Some(Pending { next, mode, what });
+        match special {
+            Special::Fence { kind, rs1, rs2 } => {
+                self.pending = pending(Effect::Fence { kind, address: operand(rs1), id: operand(rs2) });
+            }
+            Special::CsrWrite(csr) => self.pending = pending(Effect::CsrWrite(csr)),
+            Special::Return { from_m } => {
+                let register = if from_m { Register::Mepc } else { Register::Sepc };
+                self.returning = Some(machine.register(register));
+            }
+            Special::Marker { label, code } => {
+                let label = operand(label).unwrap_or(0);
+                match code {
+                    MARK_BEGIN => self.mark(Mark::Begin(label), board, shared),
+                    MARK_END => {
+                        self.mark(Mark::End(label), board, shared);
+                        // The marker itself is not of the region.
+                        if let Some(last) = self.snapshots.last_mut() {
+                            last.inline.insns[mode.index()] -= 1;
+                        }
+                    }
+                    _ => {}
+                }
+                return;
+            }
+        }
+        // Whatever block comes next is to be looked at.
+        board.place = NOWHERE;
+    }
+
+    /// The instruction at `at` is about to be executed, in the block of the one before.
+    pub fn reach(&mut self, at: u64, shared: &Shared, machine: &impl Machine) {
+        if let Some(pending) = self.pending.take_if(|pending| pending.next == at) {
+            self.apply(pending, shared, machine);
+        }
+    }
+
+    fn apply(&mut self, pending: Pending, shared: &Shared, machine: &impl Machine) {
+        self.filter = Filter { generation: self.filter.generation, ..Filter::default() };
+        match pending.what {
+            Effect::Fence { kind, address, id } => self.fence(kind, address, id, pending.mode),
+            Effect::CsrWrite(csr) => self.csr_written(csr, pending.mode, shared, machine),
+        }
+    }
+
+    fn fence(&mut self, kind: FenceKind, address: Option<u64>, id: Option<u64>, mode: Mode) {
+        let form = usize::from(address.is_some()) + 2 * usize::from(id.is_some());
+        self.counts.fences[kind as usize][form][mode.index()] += 1;
+        let vmid = (self.roots.hgatp >> atp::ID_SHIFT & atp::VMID_BITS) as u16;
+        let asid = id.map(|id| id as u16);
+        let page = address.map(|address| address >> rv::PAGE_SHIFT);
+        let what = match kind {
+            FenceKind::Sfence | FenceKind::Sinval if !mode.is_virtual() => {
+                Invalidation { regime: Regime::One, vmid: None, asid, page }
+            }
+            FenceKind::Sfence | FenceKind::Sinval | FenceKind::HfenceVvma | FenceKind::HinvalVvma => {
+                Invalidation { regime: Regime::Two, vmid: Some(vmid), asid, page }
+            }
+            // norm:hfence_gvma_rs1: the register has the guest physical address shifted right by 2.
+            FenceKind::HfenceGvma | FenceKind::HinvalGvma => Invalidation {
+                regime: Regime::G,
+                vmid: id.map(|id| (id & atp::VMID_BITS) as u16),
+                asid: None,
+                page: address.map(|address| address >> (rv::PAGE_SHIFT - 2)),
+            },
+        };
+        self.models.iter_mut().for_each(|model| model.invalidate(&what));
+        if let Some(check) = &mut self.check {
+            check.invalidate(&what);
+        }
+    }
+
+    fn csr_written(&mut self, csr: Csr, mode: Mode, shared: &Shared, machine: &impl Machine) {
+        let before = self.roots;
+        match (csr, mode.is_virtual()) {
+            (Csr::Satp, false) => self.roots.satp = machine.register(Register::Satp),
+            // With V=1 `satp` is the guest's.
+            (Csr::Satp, true) => self.roots.vsatp = machine.register(Register::Satp),
+            (Csr::Vsatp, _) => self.roots.vsatp = machine.register(Register::Vsatp),
+            (Csr::Hgatp, _) => self.roots.hgatp = machine.register(Register::Hgatp),
+            (Csr::Mtvec, _) => self.set_vector(0, machine.register(Register::Mtvec), shared),
+            (Csr::Stvec, false) => self.set_vector(1, machine.register(Register::Stvec), shared),
+            (Csr::Stvec, true) => self.set_vector(2, machine.register(Register::Stvec), shared),
+            (Csr::Vstvec, _) => self.set_vector(2, machine.register(Register::Vstvec), shared),
+        }
+        let now = self.roots;
+        let changed = [before.satp != now.satp, before.vsatp != now.vsatp, before.hgatp != now.hgatp];
+        if changed == [false; 3] {
+            return;
+        }
+        self.counts.root_switches.iter_mut().zip(changed).for_each(|(count, changed)| *count += u64::from(changed));
+        self.spaces = [Space::new(false, now), Space::new(true, now)];
+        let id = |root: u64| (root >> atp::ID_SHIFT & atp::ASID_BITS) as u16;
+        let vmid = id(now.hgatp) & atp::VMID_BITS as u16;
+        for model in &mut self.models {
+            if id(before.satp) != id(now.satp) {
+                let regime = Regime::One;
+                model.switched_asid(crate::array::Ids { regime, asid: id(before.satp), vmid });
+            }
+            if id(before.vsatp) != id(now.vsatp) {
+                model.switched_asid(crate::array::Ids { regime: Regime::Two, asid: id(before.vsatp), vmid });
+            }
+            if id(before.hgatp) != id(now.hgatp) {
+                model.switched_vmid(id(before.hgatp) & atp::VMID_BITS as u16);
+            }
+        }
+        if let Some(tables) = shared.tables() {
+            for space in self.spaces.iter().flatten() {
+                for (frames, level) in space.physical_roots() {
+                    tables.learn_root(frames, level, machine);
+                }
+            }
+        }
+    }
+
+    fn set_vector(&mut self, whose: usize, vector: u64, shared: &Shared) {
+        self.vectors[whose] = vector;
+        shared.add_vector(vector);
+    }
+
+    fn is_vector(&self, block: Block) -> bool {
+        let vector = match block.mode {
+            Mode::M => self.vectors[0],
+            Mode::S => self.vectors[1],
+            Mode::VS => self.vectors[2],
+            Mode::U | Mode::VU => return false,
+        };
+        let (base, is_vectored) = (vector & !3, vector & 1 != 0);
+        // 0 is no vector: it has not been set.
+        vector != 0
+            && (block.at == base
+                || (is_vectored && block.at.is_multiple_of(4) && (base + 4..base + 128).contains(&block.at)))
+    }
+
+    /// A trap has arrived.
+    fn trap(&mut self, block: Block, shared: &Shared, machine: &impl Machine) {
+        let read = |register| machine.register(register);
+        let (cause, tval, from) = if block.mode == Mode::M {
+            let mstatus = read(Register::Mstatus);
+            let from = Mode::new((mstatus & status::MPP) >> 11, mstatus & status::MPV != 0);
+            (read(Register::Mcause), read(Register::Mtval), from)
+        } else {
+            let was_virtual = block.mode == Mode::VS || read(Register::Hstatus) & hstatus::SPV != 0;
+            let from = Mode::new(u64::from(read(Register::Sstatus) & status::SPP != 0), was_virtual);
+            (read(Register::Scause), read(Register::Stval), from)
+        };
+        let is_interrupt = cause >> 63 != 0;
+        // In vectored mode, an interrupt arrives where its cause says.
+        let base = self.vectors[match block.mode {
+            Mode::M => 0,
+            Mode::VS => 2,
+            _ => 1,
+        }];
+        let arrives = (base & !3) + if is_interrupt && base & 1 != 0 { 4 * (cause & 31) } else { 0 };
+        if arrives != block.at {
+            return;
+        }
+        self.counts.traps.count(from, block.mode, cause);
+        if is_interrupt {
+            return;
+        }
+        // What could not even be fetched was not attempted.
+        let is_fetch = matches!(cause, 0 | 1 | 12 | 20);
+        self.counts.not_retired[from.index()] += u64::from(!is_fetch);
+        let how = match cause {
+            1 | 12 | 20 => Use::Fetch,
+            5 | 13 | 21 => Use::Load,
+            7 | 15 | 23 => Use::Store,
+            _ => return,
+        };
+        // HLV and HSV fault on behalf of the guest.
+        let mode = if cause >= 20 && from == Mode::S { Mode::VS } else { from };
+        self.fault(tval, mode, how, cause < 8, block, shared, machine);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a fault is no more than these, and is made in one place")]
+    fn fault(
+        &mut self,
+        at: u64,
+        mode: Mode,
+        how: Use,
+        is_access_fault: bool,
+        block: Block,
+        shared: &Shared,
+        machine: &impl Machine,
+    ) {
+        let Some(tables) = shared.tables() else { return };
+        let space = self.space(mode);
+        if is_access_fault {
+            let physical = match &space {
+                None => Some(at),
+                Some(space) => {
+                    let request = permissive(access_of(how), privilege(mode));
+                    let mut walker = Walker::new(&mut self.trace, space, at, request, machine);
+                    for (model, counts) in self.models.iter_mut().zip(&mut self.counts.cores) {
+                        model.fault(mode, &mut walker, counts);
+                    }
+                    walker.trace().outcome.ok().map(|mapping| mapping.page << rv::PAGE_SHIFT)
+                }
+            };
+            // RAM answers: who is kept from it is kept by PMP.
+            let is_ram = physical.is_some_and(|physical| machine.word(physical & !7).is_some());
+            *(if is_ram { &mut self.counts.pmp_faults } else { &mut self.counts.other_access_faults }) += 1;
+            return;
+        }
+        let Some(space) = space else { return };
+        let request = self.request(mode, how, block, machine);
+        let mut walker = Walker::new(&mut self.trace, &space, at, request, machine);
+        for (model, counts) in self.models.iter_mut().zip(&mut self.counts.cores) {
+            model.fault(mode, &mut walker, counts);
+        }
+        let trace = walker.trace();
+        tables.learn_walk(&trace.refs, space.has_g(), machine);
+        if let Some(check) = &mut self.check {
+            let generation = tables.generation();
+            let page = at >> rv::PAGE_SHIFT;
+            let event = Event { page, how, mode, space: &space, generation, block: self.block };
+            check.fault(&event, &request, trace, &mut self.counts.stale);
+        }
+    }
+
+    /// What the access of a trap asked for, by the status registers that governed it.
+    fn request(&self, mode: Mode, how: Use, block: Block, machine: &impl Machine) -> Request {
+        let read = |register| machine.register(register);
+        let first = match (mode.is_virtual(), block.mode) {
+            (true, Mode::VS) => read(Register::Sstatus),
+            (true, _) => read(Register::Vsstatus),
+            (false, _) => read(Register::Mstatus),
+        };
+        // With V=1 HS's own MXR cannot be read; it is clear while guests run.
+        let hs_mxr = block.mode != Mode::VS && read(Register::Mstatus) & status::MXR != 0;
+        let (sum, mxr) = (first & status::SUM != 0, first & status::MXR != 0);
+        Request { access: access_of(how), mode: privilege(mode), sum, mxr, hs_mxr }
+    }
+}
+
+const fn access_of(how: Use) -> Access {
+    match how {
+        Use::Fetch => Access::Fetch,
+        Use::Load => Access::Load,
+        Use::Store => Access::Store,
+    }
+}
+
+const fn privilege(mode: Mode) -> rv::Mode {
+    if mode.is_user() { rv::Mode::User } else { rv::Mode::Supervisor }
+}
