@@ -8,7 +8,7 @@ use crate::array::{Ids, Invalidation, Regime};
 use crate::counts::Stale;
 use crate::mode::Mode;
 use crate::model::Use;
-use crate::walk::{Leaf, Mapping, Reference, Space, Stage, Trace};
+use crate::walk::{Leaf, Mapping, Reference, Space, Stage, Trace, Words, walk_on};
 use rv::{Access, PteFlags, Request};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -125,12 +125,19 @@ impl Check {
     }
 
     /// An access that was allowed; `trace` is its walk, now.
-    pub fn access(&mut self, event: &Event<'_>, request: &Request, trace: &Trace, stale: &mut Stale) {
+    pub fn access<W: Words>(
+        &mut self,
+        event: &Event<'_>,
+        request: &Request,
+        trace: &Trace,
+        stale: &mut Stale,
+        words: &W,
+    ) {
         if let Some((key, cached)) = self.find(event.page, event.space.ids) {
             self.compare(event, &cached, request, trace, stale);
             self.forget(key, event.space.ids);
         }
-        self.learn(event, trace, stale);
+        self.learn(event, request, trace, stale, words);
     }
 
     fn compare(&mut self, event: &Event<'_>, cached: &Cached, request: &Request, trace: &Trace, stale: &mut Stale) {
@@ -181,7 +188,7 @@ impl Check {
     }
 
     /// Remembers all that a walk found, and looks whether any of it contradicts what is remembered.
-    fn learn(&mut self, event: &Event<'_>, trace: &Trace, stale: &mut Stale) {
+    fn learn<W: Words>(&mut self, event: &Event<'_>, request: &Request, trace: &Trace, stale: &mut Stale, words: &W) {
         let space = event.space;
         for (place, entry) in trace.refs.iter().enumerate() {
             let (ids, is_global) = match entry.stage {
@@ -189,7 +196,21 @@ impl Check {
                 Stage::G => (space.g_ids(), false),
             };
             if entry.is_pointer() {
-                self.learn_pointer(event, entry, ids, is_global, stale);
+                if let Some(older) = self.replace_pointer(entry, ids, is_global) {
+                    let request = if entry.stage == Stage::G { request.at_g_stage() } else { *request };
+                    let leads = |table| {
+                        let at = entry.input << rv::PAGE_SHIFT;
+                        walk_on(space, entry.stage, at, (entry.level, table), &request, words)
+                    };
+                    // Two tables may say the same, and a walk that leads nowhere is a fault out of date.
+                    let (then, now) = (leads(older), leads(entry.target()));
+                    stale.spurious += u64::from(then.is_none());
+                    if then.is_some() && then != now {
+                        stale.pointers += 1;
+                        let page = then.unwrap_or_default();
+                        self.report(event, "pointers", entry.input, page, &now.ok_or(()));
+                    }
+                }
             } else if entry.stage == Stage::G && entry.is_leaf() && place + 1 < trace.refs.len() {
                 // The leaf of a guest's table: the walk could have used an older one.
                 self.learn_table_leaf(event, entry, ids, stale);
@@ -209,15 +230,13 @@ impl Check {
         }
     }
 
-    fn learn_pointer(&mut self, event: &Event<'_>, entry: &Reference, ids: Ids, is_global: bool, stale: &mut Stale) {
+    /// Remembers a pointer; returns where it led before, if elsewhere.
+    fn replace_pointer(&mut self, entry: &Reference, ids: Ids, is_global: bool) -> Option<u64> {
         let all = self.pointers.entry((ids.regime, entry.span(), entry.input >> entry.span())).or_default();
         let known = all.iter().position(|pointer| pointer.ids.serve(pointer.is_global, ids));
-        let older = known.map(|place| all.swap_remove(place).target).filter(|target| *target != entry.target());
+        let older = known.map(|place| all.swap_remove(place).target);
         all.push(Pointer { ids, is_global, target: entry.target() });
-        if let Some(older) = older {
-            stale.pointers += 1;
-            self.report::<()>(event, "pointers", entry.input, older, &Ok(entry.target()));
-        }
+        older.filter(|older| *older != entry.target())
     }
 
     fn learn_table_leaf(&mut self, event: &Event<'_>, entry: &Reference, ids: Ids, stale: &mut Stale) {

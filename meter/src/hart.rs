@@ -246,7 +246,7 @@ impl Hart {
             let trace = walker.trace();
             tables.learn_walk(&trace.refs, space.has_g(), machine);
             // Only now: what was learnt is part of what was verified.
-            check.access(&event(tables.generation()), &request, trace, &mut self.counts.stale);
+            check.access(&event(tables.generation()), &request, trace, &mut self.counts.stale, machine);
         }
         if walker.is_done() {
             let trace = walker.trace();

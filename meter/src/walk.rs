@@ -300,6 +300,36 @@ impl Trace {
     }
 }
 
+/// Where a walk for `address` leads that goes on from a pointer at `level` to the table at page `table`:
+/// the page after the stage (and after the G-stage behind it), if it leads anywhere.
+pub fn walk_on<W: Words>(
+    space: &Space,
+    stage: Stage,
+    address: u64,
+    (level, table): (u8, u64),
+    request: &Request,
+    words: &W,
+) -> Option<u64> {
+    // What is left is a walk of fewer levels, for the lower bits of the address.
+    let rest = Format { name: "the rest", levels: level, root_extra_bits: 0, mode: 0 };
+    let unused = u64::BITS - rest.input_bits();
+    let address = ((address << unused) as i64 >> unused) as u64;
+    let mut refs = Vec::new();
+    match stage {
+        Stage::G => {
+            let mut tables = GTables { words, refs: &mut refs, input: 0, level };
+            let found = walk(&rest, Pfn::new(table), Addr::<Gpa>::new(address), request, CAPS, &mut tables).ok()?;
+            Some(found.out.pfn().raw())
+        }
+        Stage::First => {
+            let mut tables = FirstTables { words, refs: &mut refs, g: space.g, input: 0, level };
+            let found = walk(&rest, Pfn::new(table), Addr::<Gva>::new(address), request, CAPS, &mut tables).ok()?;
+            let (out, _) = through_g(space.g, found.out, &request.at_g_stage(), words, &mut refs).ok()?;
+            Some(out >> rv::PAGE_SHIFT)
+        }
+    }
+}
+
 /// A walk that is made when somebody first asks for it: most accesses need none.
 pub struct Walker<'a, W> {
     trace: &'a mut Trace,
