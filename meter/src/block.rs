@@ -1,6 +1,6 @@
 //! Translation blocks: straight code that QEMU translates at once, in one mode.
 
-use crate::insn::{Insn, Memory};
+use crate::insn::Insn;
 use crate::mode::Mode;
 
 /// log2 of the base page size.
@@ -72,12 +72,6 @@ pub struct Segment {
     pub first: usize,
     /// How many.
     pub insns: u64,
-    /// Those that load.
-    pub loads: u64,
-    /// Those that store.
-    pub stores: u64,
-    /// AMOs and SC.
-    pub amos: u64,
 }
 
 /// Cuts a block into segments: each ends with an instruction that may trap, or the block. As
@@ -89,12 +83,6 @@ pub fn segments(insns: &[Insn]) -> Vec<Segment> {
     let mut now = Segment::default();
     for (number, insn) in insns.iter().enumerate() {
         now.insns += 1;
-        match insn.memory {
-            Memory::None => {}
-            Memory::Load => now.loads += 1,
-            Memory::Store | Memory::Block => now.stores += 1,
-            Memory::Amo => now.amos += 1,
-        }
         if insn.may_trap {
             done.push(now);
             now = Segment { first: number + 1, ..Segment::default() };
@@ -129,12 +117,9 @@ mod tests {
     #[test]
     fn segments_end_with_what_may_trap() {
         let block = [0x13, 0x0005_3583, 0x13, 0x13, 0x00b5_3423, 0x00b5_352f, 0x13].map(Insn::decode);
-        let segment = |first, insns, loads, stores, amos| Segment { first, insns, loads, stores, amos };
-        assert_eq!(
-            segments(&block),
-            [segment(0, 2, 1, 0, 0), segment(2, 3, 0, 1, 0), segment(5, 1, 0, 0, 1), segment(6, 1, 0, 0, 0)]
-        );
-        assert_eq!(segments(&block[..2]), [segment(0, 2, 1, 0, 0)]);
+        let segment = |first, insns| Segment { first, insns };
+        assert_eq!(segments(&block), [segment(0, 2), segment(2, 3), segment(5, 1), segment(6, 1)]);
+        assert_eq!(segments(&block[..2]), [segment(0, 2)]);
         assert_eq!(segments(&[]), []);
     }
 }

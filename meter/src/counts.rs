@@ -1,7 +1,7 @@
 //! What is counted.
 
 use crate::core::Cost;
-use crate::insn::FenceKind;
+use crate::insn::{FenceKind, Memory};
 use crate::mode::{Mode, PerMode};
 use std::ops::Sub;
 
@@ -64,20 +64,6 @@ impl<T: Difference> Difference for Vec<T> {
     }
     fn plus(&mut self, other: &Self) {
         self.iter_mut().zip(other).for_each(|(now, other)| now.plus(other));
-    }
-}
-
-counters! {
-    /// What code that QEMU generates adds up, by the mode of the code.
-    Inline {
-        /// Instructions that were attempted.
-        insns: PerMode<u64>,
-        /// Those that load.
-        loads: PerMode<u64>,
-        /// Those that store.
-        stores: PerMode<u64>,
-        /// AMOs and SC.
-        amos: PerMode<u64>,
     }
 }
 
@@ -204,12 +190,15 @@ counters! {
 counters! {
     /// What a hart did.
     HartCounts {
-        /// Counted by generated code.
-        inline: Inline,
+        /// Instructions that were attempted.
+        insns: PerMode<u64>,
         /// Attempted instructions that did not retire, because of an exception.
         not_retired: PerMode<u64>,
-        /// Looks of loads and stores into the TLB, by the mode whose translation was used (bare ones too).
-        lookups: PerMode<u64>,
+        /// Loads and stores that were made: by the mode of the code, the mode whose translation was used
+        /// (another one for HLV, HSV and MPRV), and the kind (as of [`crate::insn::Memory`]).
+        accesses: PerMode<PerMode<[u64; Memory::KINDS]>>,
+        /// Accesses that reached into a second page.
+        crossings: PerMode<u64>,
         /// Traps.
         traps: Traps,
         /// Fences by kind (in the order of [`FenceKind::ALL`]), form, and mode.
@@ -253,6 +242,20 @@ impl HartCounts {
         Self { cores: vec![CoreCounts::default(); cores], ..Self::default() }
     }
 
+    /// The accesses of some kinds, by the mode of the code.
+    #[must_use]
+    pub fn accesses_of(&self, kinds: &[Memory]) -> PerMode<u64> {
+        let of = |made: &[u64; Memory::KINDS]| kinds.iter().map(|kind| made[*kind as usize]).sum::<u64>();
+        std::array::from_fn(|code| self.accesses[code].iter().map(of).sum())
+    }
+
+    /// Looks of loads and stores into the TLB, by the mode whose translation was used (M: none was).
+    #[must_use]
+    pub fn lookups(&self) -> PerMode<u64> {
+        let made = |used: usize| self.accesses.iter().map(|code| code[used].iter().sum::<u64>()).sum::<u64>();
+        std::array::from_fn(|used| made(used) + self.crossings[used])
+    }
+
     /// What they come to on one of the cores.
     #[must_use]
     pub fn cycles(&self, core: usize, cost: &Cost) -> Cycles {
@@ -266,7 +269,7 @@ impl HartCounts {
         let l2_hits = counts.misses.iter().map(|misses| misses.l2_hits).sum::<u64>() as f64;
         let fences = self.fences.as_flattened().iter().flatten().sum::<u64>() as f64;
         let traps = cost.trap * self.traps.total() as f64;
-        let rest = cost.instruction * sum(&self.inline.insns)
+        let rest = cost.instruction * sum(&self.insns)
             + cost.l2_hit * l2_hits
             + cost.fence * fences
             + cost.root_switch * sum(&self.root_switches);
@@ -307,7 +310,7 @@ mod tests {
         let core = Core::find("plain").expect("built in");
         let cost = Cost { instruction: 1.0, trap: 10.0, memory: 100.0, l2_hit: 0.0, ..core.cost };
         let mut counts = HartCounts::new(1);
-        counts.inline.insns[1] = 1000;
+        counts.insns[1] = 1000;
         counts.traps.count(Mode::U, Mode::S, 8);
         let near = cost.cache[0].cycles;
         counts.cores[0].refs_by_cache[0] = 3;

@@ -4,11 +4,12 @@ use crate::args::Level;
 use crate::array::{Invalidation, Regime};
 use crate::block::{Block, NOWHERE};
 use crate::check::{Check, Event};
-use crate::counts::{HartCounts, Inline};
+use crate::counts::HartCounts;
 use crate::insn::{Csr, FenceKind, Memory, Special};
-use crate::mode::Mode;
+use crate::mode::{Mode, PerMode};
 use crate::model::{Model, Use};
 use crate::shared::{Mark, Shared};
+use crate::tables::Tables;
 use crate::walk::{Roots, Space, Trace, Walker, Words, permissive};
 use rv::csr::{atp, hstatus, status};
 use rv::{Access, Request};
@@ -40,6 +41,7 @@ pub enum Register {
     Sstatus,
     Vsstatus,
     Hstatus,
+    Pc,
     /// An integer register.
     X(u8),
 }
@@ -60,10 +62,34 @@ pub struct MemoryAccess {
     pub at: u64,
     /// Its bytes.
     pub bytes: u64,
+    /// The mode of the code.
+    pub code: Mode,
     /// The mode whose translation it used.
     pub mode: Mode,
     /// What kind of instruction made it.
     pub memory: Memory,
+}
+
+impl MemoryAccess {
+    /// The page, and whose translation it is: equal for accesses that do the same to a TLB. Never 0.
+    const fn key(&self) -> u64 {
+        let whose = (self.mode as u64 == Mode::M as u64) as u64 + 2 * self.mode.is_virtual() as u64;
+        (self.at >> rv::PAGE_SHIFT << 2 | whose) + 1
+    }
+
+    /// Whether it reaches into the next page.
+    const fn crosses(&self) -> bool {
+        (self.at & (rv::PAGE_BYTES - 1)) + self.bytes > rv::PAGE_BYTES
+    }
+}
+
+/// Whether all is known that an access can have done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// It is.
+    Before,
+    /// It is not.
+    Never,
 }
 
 /// What generated code reads and adds to, for each hart.
@@ -73,8 +99,8 @@ pub struct Scoreboard {
     /// The place of the code that ran last; see [`Block::place`]. Blocks of other places call
     /// [`Hart::enter_block`].
     pub place: u64,
-    /// Sums.
-    pub inline: Inline,
+    /// Instructions that were attempted.
+    pub insns: PerMode<u64>,
 }
 
 /// What takes effect only if execution goes on behind the instruction: else it has trapped.
@@ -94,7 +120,7 @@ enum Effect {
 /// The page that was accessed last, and what need not be found out again about it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Filter {
-    /// The page's number and whose translation, plus one; 0 is none.
+    /// That of the access; 0 is none.
     key: u64,
     /// Tables have not changed since.
     generation: u64,
@@ -111,6 +137,21 @@ pub const fn place(block: Block, level: Level) -> u64 {
     }
 }
 
+/// The page that was fetched from last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Fetched {
+    /// As of [`Block::place`].
+    place: u64,
+    /// Tables have not changed since.
+    generation: u64,
+}
+
+/// Whether two addresses can be the same. What was translated for one virtual address runs at others,
+/// too, in pages that hold the same: then only offsets can be compared.
+const fn is_behind(next: u64, at: u64) -> bool {
+    (next ^ at) & (rv::PAGE_BYTES - 1) == 0
+}
+
 /// A hart.
 #[derive(Debug)]
 pub struct Hart {
@@ -123,6 +164,7 @@ pub struct Hart {
     /// Where the return from a trap leads that was about to be executed.
     returning: Option<u64>,
     filter: Filter,
+    fetched: Fetched,
     trace: Trace,
     models: Vec<Model>,
     counts: HartCounts,
@@ -143,6 +185,7 @@ impl Hart {
             pending: None,
             returning: None,
             filter: Filter::default(),
+            fetched: Fetched::default(),
             trace: Trace::default(),
             models: shared.cores.iter().map(Model::new).collect(),
             counts: HartCounts::new(shared.cores.len()),
@@ -164,14 +207,8 @@ impl Hart {
         self.check.as_ref()
     }
 
-    /// Whether no access has been seen yet.
-    #[must_use]
-    pub fn is_first_access(&self) -> bool {
-        self.counts.lookups == [0; 5]
-    }
-
     fn now(&self, board: &Scoreboard) -> HartCounts {
-        HartCounts { inline: board.inline.clone(), ..self.counts.clone() }
+        HartCounts { insns: board.insns, ..self.counts.clone() }
     }
 
     /// Takes note of marks that other harts have set.
@@ -192,54 +229,56 @@ impl Hart {
     /// crosses into another page.
     pub fn enter_block(&mut self, block: Block, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
         self.catch_up(board, shared);
+        board.place = place(block, shared.level);
+        // A translation serves all virtual addresses of its code: where it runs now, only `pc` tells.
+        let block = Block { at: machine.register(Register::Pc), ..block };
         self.block = block.at;
+        let arrives = self.is_vector(block);
         if let Some(pending) = self.pending.take()
-            && pending.next == block.at
+            && is_behind(pending.next, block.at)
+            && !(arrives && self.has_trapped(pending.next, block.mode, machine))
         {
             self.apply(pending, shared, machine);
-            board.place = NOWHERE;
         }
         let is_return = self.returning.take() == Some(block.at);
-        if !is_return && self.is_vector(block) {
+        if !is_return && arrives {
             self.trap(block, shared, machine);
         }
         if shared.level == Level::Counts {
-            board.place = place(block, shared.level);
             return;
         }
-        let generation = shared.tables().map_or(0, crate::tables::Tables::generation);
-        if generation != self.filter.generation {
-            board.place = NOWHERE;
-        }
-        if board.place != block.place() {
-            self.fetch(block.at, block.mode, shared, machine);
+        let generation = shared.tables().map_or(0, Tables::generation);
+        let here = Fetched { place: block.place(), generation };
+        if self.fetched != here {
+            self.translate(block.at, block.mode, Use::Fetch, shared, machine);
+            self.fetched = here;
         }
         if block.crosses {
-            self.fetch((block.page() + 1) << rv::PAGE_SHIFT, block.mode, shared, machine);
+            let next_page = (block.page() + 1) << rv::PAGE_SHIFT;
+            self.translate(next_page, block.mode, Use::Fetch, shared, machine);
+            self.fetched = Fetched { place: block.last_place(), generation };
         }
-        board.place = block.last_place();
     }
 
-    fn fetch(&mut self, at: u64, mode: Mode, shared: &Shared, machine: &impl Machine) {
-        self.translate(at, mode, Use::Fetch, shared, machine);
-    }
-
-    /// What is translated for a mode.
-    fn space(&self, mode: Mode) -> Option<Space> {
-        if mode == Mode::M { None } else { self.spaces[usize::from(mode.is_virtual())] }
+    /// Whether the instruction before `next` is the one that has just trapped.
+    fn has_trapped(&self, next: u64, to: Mode, machine: &impl Machine) -> bool {
+        let epc = if to == Mode::M { Register::Mepc } else { Register::Sepc };
+        // All instructions of `Special` have four bytes.
+        is_behind(next, machine.register(epc).wrapping_add(4))
     }
 
     /// An access to the page of `at`, which QEMU has allowed.
     fn translate(&mut self, at: u64, mode: Mode, how: Use, shared: &Shared, machine: &impl Machine) {
-        let Some(space) = self.space(mode) else { return };
+        let Some(space) = space_of(&self.spaces, mode) else { return };
         let request = permissive(access_of(how), privilege(mode));
-        let mut walker = Walker::new(&mut self.trace, &space, at, request, machine);
+        let mut walker = Walker::new(&mut self.trace, space, at, request, machine);
         for (model, counts) in self.models.iter_mut().zip(&mut self.counts.cores) {
             model.access(how, mode, &mut walker, counts);
         }
         let Some(tables) = shared.tables() else { return };
         let page = at >> rv::PAGE_SHIFT;
-        let event = |generation| Event { page, how, mode, space: &space, generation, block: self.block };
+        let block = self.block;
+        let event = |generation| Event { page, how, mode, space, generation, block };
         if let Some(check) = &mut self.check
             && !check.is_verified(&event(tables.generation()))
         {
@@ -255,39 +294,35 @@ impl Hart {
         }
     }
 
-    /// A load or store was made.
+    /// A load or store was made. Counts it, and says whether all is known that it can have done; else
+    /// [`Hart::access_anew`] has to be told, too.
     #[inline]
-    pub fn access(&mut self, access: MemoryAccess, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
-        let MemoryAccess { at, bytes, mode, memory } = access;
+    pub fn access(&mut self, access: &MemoryAccess, shared: &Shared) -> Seen {
         // `cbo.zero` is one look, however many stores it is for QEMU.
-        self.counts.lookups[mode.index()] += u64::from(memory != Memory::Block || at.is_multiple_of(64));
-        let whose = u64::from(mode == Mode::M) + 2 * u64::from(mode.is_virtual());
-        let key = (at >> rv::PAGE_SHIFT) << 2 | whose;
-        let generation = shared.tables().map_or(0, crate::tables::Tables::generation);
-        let crosses = (at & (rv::PAGE_BYTES - 1)) + bytes > rv::PAGE_BYTES;
+        let is_look = access.memory != Memory::Block || access.at.is_multiple_of(64);
+        let made = &mut self.counts.accesses[access.code.index()][access.mode.index()];
+        made[access.memory as usize] += u64::from(is_look);
+        let generation = shared.tables().map_or(0, Tables::generation);
         let filter = &self.filter;
-        let is_known = filter.key == key + 1 && filter.generation == generation && !crosses;
-        if !is_known || (memory.is_store() && !filter.passes_stores) {
-            self.access_anew(access, crosses, key, board, shared, machine);
-        }
+        let is_known = filter.key == access.key() && filter.generation == generation && !access.crosses();
+        if is_known && (filter.passes_stores || !access.memory.is_store()) { Seen::Before } else { Seen::Never }
     }
 
-    #[inline(never)]
-    fn access_anew(
+    /// The access that [`Hart::access`] has never seen.
+    pub fn access_anew(
         &mut self,
-        access: MemoryAccess,
-        crosses: bool,
-        key: u64,
+        access: &MemoryAccess,
         board: &mut Scoreboard,
         shared: &Shared,
         machine: &impl Machine,
     ) {
-        let MemoryAccess { at, bytes, mode, memory } = access;
+        let MemoryAccess { at, bytes, mode, memory, .. } = *access;
         self.catch_up(board, shared);
         let how = if memory.is_store() { Use::Store } else { Use::Load };
         self.translate(at, mode, how, shared, machine);
+        let crosses = access.crosses();
         if crosses {
-            self.counts.lookups[mode.index()] += 1;
+            self.counts.crossings[mode.index()] += 1;
             self.translate(at + bytes - 1, mode, how, shared, machine);
         }
         if mode == Mode::M && memory.is_store() && at == POWER_OFF {
@@ -303,10 +338,11 @@ impl Hart {
         }
         let generation = tables.generation();
         if generation != self.filter.generation && self.check.is_some() {
+            // The code may be behind one of the tables that have changed.
             board.place = NOWHERE;
         }
         let passes_stores = memory.is_store() && !is_table;
-        let key = if crosses { 0 } else { key + 1 };
+        let key = if crosses { 0 } else { access.key() };
         self.filter = Filter { key, generation, passes_stores };
     }
 
@@ -339,7 +375,7 @@ impl Hart {
                         self.mark(Mark::End(label), board, shared);
                         // The marker itself is not of the region.
                         if let Some(last) = self.snapshots.last_mut() {
-                            last.inline.insns[mode.index()] -= 1;
+                            last.insns[mode.index()] -= 1;
                         }
                     }
                     _ => {}
@@ -359,7 +395,8 @@ impl Hart {
     }
 
     fn apply(&mut self, pending: Pending, shared: &Shared, machine: &impl Machine) {
-        self.filter = Filter { generation: self.filter.generation, ..Filter::default() };
+        self.filter = Filter::default();
+        self.fetched = Fetched::default();
         match pending.what {
             Effect::Fence { kind, address, id } => self.fence(kind, address, id, pending.mode),
             Effect::CsrWrite(csr) => self.csr_written(csr, pending.mode, shared, machine),
@@ -508,7 +545,7 @@ impl Hart {
         machine: &impl Machine,
     ) {
         let Some(tables) = shared.tables() else { return };
-        let space = self.space(mode);
+        let space = space_of(&self.spaces, mode).copied();
         if is_access_fault {
             let physical = match &space {
                 None => Some(at),
@@ -555,6 +592,11 @@ impl Hart {
         let (sum, mxr) = (first & status::SUM != 0, first & status::MXR != 0);
         Request { access: access_of(how), mode: privilege(mode), sum, mxr, hs_mxr }
     }
+}
+
+/// What is translated for a mode.
+fn space_of(spaces: &[Option<Space>; 2], mode: Mode) -> Option<&Space> {
+    if mode == Mode::M { None } else { spaces[usize::from(mode.is_virtual())].as_ref() }
 }
 
 const fn access_of(how: Use) -> Access {

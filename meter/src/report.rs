@@ -3,7 +3,7 @@
 use crate::check::Finding;
 use crate::core::Core;
 use crate::counts::{CoreCounts, Difference, HartCounts, MOST_CACHES};
-use crate::insn::FenceKind;
+use crate::insn::{FenceKind, Memory};
 use crate::mode::{Mode, PerMode};
 use crate::shared::{Mark, Shared};
 use serde_json::{Map, Value, json};
@@ -151,7 +151,6 @@ fn minus(a: &PerMode<u64>, b: &PerMode<u64>) -> PerMode<u64> {
 }
 
 fn hart_value(counts: &HartCounts, shared: &Shared) -> Value {
-    let inline = &counts.inline;
     let traps: Vec<Value> = counts
         .traps
         .iter()
@@ -172,11 +171,8 @@ fn hart_value(counts: &HartCounts, shared: &Shared) -> Value {
         }
     }
     let mut value = json!({
-        "instructions_attempted": by_mode(&inline.insns),
-        "instructions_retired": by_mode(&minus(&inline.insns, &counts.not_retired)),
-        "loads": by_mode(&inline.loads),
-        "stores": by_mode(&inline.stores),
-        "amos": by_mode(&inline.amos),
+        "instructions_attempted": by_mode(&counts.insns),
+        "instructions_retired": by_mode(&minus(&counts.insns, &counts.not_retired)),
         "traps": traps,
         "traps_total": counts.traps.total(),
         "fences": fences,
@@ -185,7 +181,10 @@ fn hart_value(counts: &HartCounts, shared: &Shared) -> Value {
         },
     });
     if !shared.cores.is_empty() {
-        value["data_lookups"] = by_mode(&counts.lookups);
+        value["loads"] = by_mode(&counts.accesses_of(&[Memory::Load]));
+        value["stores"] = by_mode(&counts.accesses_of(&[Memory::Store, Memory::Block]));
+        value["amos"] = by_mode(&counts.accesses_of(&[Memory::Amo]));
+        value["data_lookups"] = by_mode(&counts.lookups());
         value["ad_updates"] = by_mode(&counts.ad_updates);
         value["pmp_faults"] = json!(counts.pmp_faults);
         value["other_access_faults"] = json!(counts.other_access_faults);
@@ -287,7 +286,7 @@ mod tests {
     fn hart(at_marks: &[u64], at_end: u64) -> HartReport {
         let counts = |insns: u64| {
             let mut counts = HartCounts::new(1);
-            counts.inline.insns[Mode::U.index()] = insns;
+            counts.insns[Mode::U.index()] = insns;
             counts
         };
         HartReport {

@@ -5,26 +5,23 @@ mod qemu;
 
 use meter::args::{Args, Level};
 use meter::block::{Block, segments};
-use meter::hart::{Hart, MemoryAccess, Scoreboard};
+use meter::hart::{Hart, MemoryAccess, Scoreboard, Seen};
 use meter::insn::{Insn, Memory, Special};
 use meter::mode::Mode;
 use meter::report::{HartReport, report};
 use meter::shared::Shared;
-use qemu::{AccessInfo, Id, Info, Instruction, Now, Ram, Tb, Translation, give_up};
+use qemu::{AccessInfo, Id, Info, Instruction, MOST_HARTS, Now, Ram, Tb, Translation, give_up};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 /// The version of the interface; QEMU looks for it.
 #[unsafe(no_mangle)]
 pub static qemu_plugin_version: c_int = qemu::API;
-
-/// More harts than the `virt` board has.
-const MOST_HARTS: usize = 512;
 
 /// The whole plugin.
 struct Meter {
@@ -98,17 +95,26 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a callback of a vCPU works with.
+/// A hart.
 ///
 /// # Safety
 /// Only in a callback of this vCPU, or after the last one; once at a time.
-unsafe fn hart<'a>(vcpu: u32) -> (&'a mut Hart, &'a mut Scoreboard, &'static Meter) {
+unsafe fn hart<'a>(vcpu: u32) -> &'a mut Hart {
     let hart = HARTS.get(vcpu as usize).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire));
     if hart.is_null() {
         give_up("QEMU mixes up its vCPUs, as it does with several of them in one thread: use -smp 1, or no -icount")
     }
     // SAFETY: made by `on_init`, never freed; by the contract nobody else uses it.
-    unsafe { (&mut *hart, qemu::scoreboard(vcpu), meter()) }
+    unsafe { &mut *hart }
+}
+
+/// What a callback of a vCPU works with.
+///
+/// # Safety
+/// As for [`hart`].
+unsafe fn context<'a>(vcpu: u32) -> (&'a mut Hart, &'a mut Scoreboard, &'static Meter) {
+    // SAFETY: by the same contract.
+    unsafe { (hart(vcpu), qemu::scoreboard(vcpu), meter()) }
 }
 
 impl Meter {
@@ -146,6 +152,7 @@ extern "C" fn on_init(_: Id, vcpu: u32) {
     let Some(slot) = HARTS.get(vcpu as usize) else { give_up(&format!("it has room for {MOST_HARTS} harts")) };
     slot.store(Box::into_raw(Box::new(Hart::new(&meter.shared))), Ordering::Release);
     HART_COUNT.fetch_max(vcpu as usize + 1, Ordering::AcqRel);
+    qemu::find_scoreboards(HART_COUNT.load(Ordering::Acquire) as u32);
 }
 
 extern "C" fn on_translation(_: Id, tb: *mut Tb) {
@@ -168,22 +175,14 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
         tb.call_unless(meter::hart::place(block, meter.shared.level), on_block, block.pack());
     }
     for segment in segments(&decoded) {
-        let insn = instructions[segment.first];
-        let offsets = [
-            (offset_of!(Scoreboard, inline.insns), segment.insns),
-            (offset_of!(Scoreboard, inline.loads), segment.loads),
-            (offset_of!(Scoreboard, inline.stores), segment.stores),
-            (offset_of!(Scoreboard, inline.amos), segment.amos),
-        ];
-        for (offset, amount) in offsets.into_iter().filter(|(_, amount)| *amount > 0) {
-            insn.add(offset + mode.index() * size_of::<u64>(), amount);
-        }
+        let offset = offset_of!(Scoreboard, insns) + mode.index() * size_of::<u64>();
+        instructions[segment.first].add(offset, segment.insns);
     }
     for (number, (insn, decoded)) in instructions.iter().zip(&decoded).enumerate() {
         // Counting needs stores of M mode only: that which powers the machine off is among them.
         let is_wanted = !counts_only || (mode == Mode::M && decoded.memory.is_store());
         if decoded.memory != Memory::None && is_wanted {
-            insn.call_on_access(decoded.memory.is_store(), on_access, decoded.memory as u64);
+            insn.call_on_access(decoded.memory.is_store(), on_access, access_data(decoded.memory, mode));
         }
         if let Some(special) = decoded.special {
             let site = Site { special, mode, next: insn.end() };
@@ -199,21 +198,37 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
 
 extern "C" fn on_block(vcpu: u32, data: *mut c_void) {
     // SAFETY: a callback of this vCPU.
-    let (hart, board, meter) = unsafe { hart(vcpu) };
+    let (hart, board, meter) = unsafe { context(vcpu) };
     hart.enter_block(Block::unpack(data.addr() as u64), board, &meter.shared, &meter.now(None));
 }
 
+/// What [`on_access`] is told of an instruction.
+const fn access_data(memory: Memory, code: Mode) -> u64 {
+    memory as u64 | (code as u64) << 3
+}
+
+/// Whether QEMU describes accesses as this plugin believes.
+static IS_KNOWN: AtomicBool = AtomicBool::new(false);
+
 extern "C" fn on_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {
     // SAFETY: a callback of this vCPU.
-    let (hart, board, meter) = unsafe { hart(vcpu) };
+    let (hart, meter) = (unsafe { hart(vcpu) }, meter());
     let info = AccessInfo::new(info, at);
-    let memory = Memory::from_index(data.addr());
-    let access = MemoryAccess { at, bytes: info.bytes(), mode: Mode::from_mmu_index(info.mmu_index()), memory };
-    if hart.is_first_access() && !info.is_as_known() {
-        give_up("this QEMU describes accesses in another way than QEMU 10");
+    let (memory, code) = (Memory::from_index(data.addr() & 7), Mode::from_index(data.addr() >> 3));
+    let access = MemoryAccess { at, bytes: info.bytes(), code, mode: Mode::from_mmu_index(info.mmu_index()), memory };
+    if hart.access(&access, &meter.shared) == Seen::Before {
+        return;
+    }
+    if !IS_KNOWN.load(Ordering::Relaxed) {
+        if !info.is_as_known() {
+            give_up("this QEMU describes accesses in another way than QEMU 10");
+        }
+        IS_KNOWN.store(true, Ordering::Relaxed);
     }
     let marks = meter.shared.mark_count();
-    hart.access(access, board, &meter.shared, &meter.now(Some(info)));
+    // SAFETY: as above.
+    let board = unsafe { qemu::scoreboard(vcpu) };
+    hart.access_anew(&access, board, &meter.shared, &meter.now(Some(info)));
     // The machine was powered off: QEMU may be stopped by force before it calls `on_exit`.
     if meter.shared.mark_count() != marks && HART_COUNT.load(Ordering::Acquire) == 1 {
         write_report(meter);
@@ -222,13 +237,13 @@ extern "C" fn on_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {
 
 extern "C" fn on_special(vcpu: u32, data: *mut c_void) {
     // SAFETY: a callback of this vCPU; the pointer is that of a site, which lives for ever.
-    let ((hart, board, meter), site) = unsafe { (hart(vcpu), &*data.cast::<Site>()) };
+    let ((hart, board, meter), site) = unsafe { (context(vcpu), &*data.cast::<Site>()) };
     hart.before(site.special, site.mode, site.next, board, &meter.shared, &meter.now(None));
 }
 
 extern "C" fn on_reach(vcpu: u32, data: *mut c_void) {
     // SAFETY: a callback of this vCPU.
-    let (hart, _, meter) = unsafe { hart(vcpu) };
+    let (hart, meter) = (unsafe { hart(vcpu) }, meter());
     hart.reach(data.addr() as u64, &meter.shared, &meter.now(None));
 }
 
@@ -241,7 +256,7 @@ fn write_report(meter: &Meter) {
     let harts: Vec<HartReport> = (0..HART_COUNT.load(Ordering::Acquire) as u32)
         .map(|vcpu| {
             // SAFETY: no other callback runs; see above.
-            let (hart, board, _) = unsafe { hart(vcpu) };
+            let (hart, board, _) = unsafe { context(vcpu) };
             let (at_marks, at_end) = hart.counts(board);
             let findings = hart.check().map_or_else(Vec::new, |check| check.findings.clone());
             HartReport { at_marks, at_end, findings }

@@ -5,7 +5,6 @@
 use meter::hart::{Machine, Register, Scoreboard};
 use meter::walk::Words;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -186,15 +185,28 @@ pub fn register(
 }
 
 static BOARD: AtomicPtr<RawScoreboard> = AtomicPtr::new(std::ptr::null_mut());
+/// Where each hart's part of it is.
+static PARTS: [AtomicPtr<Scoreboard>; MOST_HARTS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_HARTS];
+/// More harts than the `virt` board has.
+pub const MOST_HARTS: usize = 512;
+
+/// Looks up where the parts of so many harts are. QEMU moves them when a vCPU comes; to be called then.
+pub fn find_scoreboards(harts: u32) {
+    for (vcpu, part) in (0..harts).zip(&PARTS) {
+        // SAFETY: the scoreboard has room for all vCPUs there are.
+        let found = unsafe { qemu_plugin_scoreboard_find(BOARD.load(Ordering::Acquire), vcpu) };
+        part.store(found.cast(), Ordering::Release);
+    }
+}
 
 /// A hart's scoreboard.
 ///
 /// # Safety
 /// Only in a callback of this vCPU, or when no vCPU runs; one at a time.
 pub unsafe fn scoreboard<'a>(vcpu: u32) -> &'a mut Scoreboard {
-    // SAFETY: the scoreboard was made with this size, zeroed, which is a valid value; by the contract
-    // nobody else uses this part of it meanwhile.
-    unsafe { &mut *qemu_plugin_scoreboard_find(BOARD.load(Ordering::Acquire), vcpu).cast() }
+    // SAFETY: it was looked up when the vCPU came, has this size, and began zeroed, which is a valid
+    // value; by the contract nobody else uses it meanwhile.
+    unsafe { &mut *PARTS[vcpu as usize].load(Ordering::Acquire) }
 }
 
 fn slot(offset: usize) -> Slot {
@@ -332,7 +344,9 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 struct Registers {
-    named: HashMap<String, Handle>,
+    privilege: Handle,
+    /// In the order of [`NAMES`]; those that the hart has.
+    named: Vec<Option<Handle>>,
     /// x0 to x31.
     integer: Vec<Handle>,
 }
@@ -348,10 +362,12 @@ fn registers() -> &'static Registers {
             std::slice::from_raw_parts(array.data.cast::<RegisterDescriptor>(), array.len as usize)
         };
         // SAFETY: as above.
-        let text = |raw: *const c_char| unsafe { CStr::from_ptr(raw) }.to_string_lossy().into_owned();
+        let text = |raw: *const c_char| unsafe { CStr::from_ptr(raw) }.to_string_lossy();
+        let find = |name: &str| list.iter().find(|one| text(one.name) == name).map(|one| Handle(one.handle));
         let is_integer = |register: &&RegisterDescriptor| text(register.feature) == "org.gnu.gdb.riscv.cpu";
         Registers {
-            named: list.iter().map(|register| (text(register.name), Handle(register.handle))).collect(),
+            privilege: find("priv").unwrap_or_else(|| give_up("this QEMU has no register `priv`: use QEMU 10")),
+            named: NAMES.iter().map(|name| find(name)).collect(),
             integer: list.iter().filter(is_integer).take(32).map(|register| Handle(register.handle)).collect(),
         }
     })
@@ -382,31 +398,36 @@ fn read(handle: &Handle) -> u64 {
 
 /// The register `priv` of the vCPU whose callback runs.
 pub fn privilege() -> u64 {
-    match registers().named.get("priv") {
-        Some(handle) => read(handle),
-        None => give_up("this QEMU has no register `priv`: use QEMU 10"),
-    }
+    read(&registers().privilege)
 }
 
-const fn name(register: Register) -> &'static str {
+/// QEMU's names.
+const NAMES: [&str; 17] = [
+    "pc", "satp", "vsatp", "hgatp", "mtvec", "stvec", "vstvec", "mcause", "scause", "mepc", "sepc", "mtval", "stval",
+    "mstatus", "sstatus", "vsstatus", "hstatus",
+];
+
+/// The place of a register in [`NAMES`].
+const fn place(register: Register) -> usize {
     match register {
-        Register::Satp => "satp",
-        Register::Vsatp => "vsatp",
-        Register::Hgatp => "hgatp",
-        Register::Mtvec => "mtvec",
-        Register::Stvec => "stvec",
-        Register::Vstvec => "vstvec",
-        Register::Mcause => "mcause",
-        Register::Scause => "scause",
-        Register::Mepc => "mepc",
-        Register::Sepc => "sepc",
-        Register::Mtval => "mtval",
-        Register::Stval => "stval",
-        Register::Mstatus => "mstatus",
-        Register::Sstatus => "sstatus",
-        Register::Vsstatus => "vsstatus",
-        Register::Hstatus => "hstatus",
-        Register::X(_) => "",
+        Register::Pc => 0,
+        Register::Satp => 1,
+        Register::Vsatp => 2,
+        Register::Hgatp => 3,
+        Register::Mtvec => 4,
+        Register::Stvec => 5,
+        Register::Vstvec => 6,
+        Register::Mcause => 7,
+        Register::Scause => 8,
+        Register::Mepc => 9,
+        Register::Sepc => 10,
+        Register::Mtval => 11,
+        Register::Stval => 12,
+        Register::Mstatus => 13,
+        Register::Sstatus => 14,
+        Register::Vsstatus => 15,
+        Register::Hstatus => 16,
+        Register::X(_) => usize::MAX,
     }
 }
 
@@ -469,7 +490,7 @@ impl Machine for Now<'_> {
         let registers = registers();
         let handle = match register {
             Register::X(number) => registers.integer.get(usize::from(number)),
-            named => registers.named.get(name(named)),
+            named => registers.named.get(place(named)).and_then(Option::as_ref),
         };
         handle.map_or(0, read)
     }
