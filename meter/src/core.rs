@@ -349,6 +349,12 @@ impl ArraySpec {
         }
     }
 
+    /// Whether the entry that makes room is never the last one that was used.
+    #[must_use]
+    pub fn keeps_recent(&self) -> bool {
+        self.ways > 1 && self.replacement != Replacement::Random
+    }
+
     /// Whether translations of this size are its own.
     #[must_use]
     pub fn takes(&self, span: u8) -> bool {

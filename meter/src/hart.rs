@@ -4,6 +4,7 @@ use crate::args::Level;
 use crate::array::{Invalidation, Regime};
 use crate::block::{Block, NOWHERE};
 use crate::check::{Check, Event};
+use crate::core::ArraySpec;
 use crate::counts::HartCounts;
 use crate::insn::{Csr, FenceKind, Memory, Special};
 use crate::mode::{Mode, PerMode};
@@ -117,15 +118,40 @@ enum Effect {
     CsrWrite(Csr),
 }
 
-/// The page that was accessed last, and what need not be found out again about it.
+/// A page that was accessed lately, and what need not be found out again about it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Filter {
+struct Recent {
     /// That of the access; 0 is none.
     key: u64,
+    /// An address in it.
+    at: u64,
+    /// The mode whose translation it is.
+    mode: Option<Mode>,
     /// Tables have not changed since.
     generation: u64,
     /// A store may pass: D is known to be set, and the page is no table.
     passes_stores: bool,
+}
+
+impl Recent {
+    #[inline]
+    fn knows(&self, access: &MemoryAccess, generation: u64) -> bool {
+        self.key == access.key()
+            && self.generation == generation
+            && (self.passes_stores || !access.memory.is_store())
+            && !access.crosses()
+    }
+}
+
+/// The two pages that were accessed last: going back and forth between them changes nothing in a TLB
+/// but which of the two is the more recent. That is told to TLBs before anything else is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Filter {
+    pages: [Recent; 2],
+    /// Which is the more recent.
+    last: usize,
+    /// They have changed places since TLBs were told.
+    has_swapped: bool,
 }
 
 /// What [`Scoreboard::place`] is while a block runs: those with the same need no look at each other.
@@ -164,6 +190,8 @@ pub struct Hart {
     /// Where the return from a trap leads that was about to be executed.
     returning: Option<u64>,
     filter: Filter,
+    /// The filter may keep two pages: no TLB drops the last page but one for a new one.
+    keeps_two: bool,
     fetched: Fetched,
     trace: Trace,
     models: Vec<Model>,
@@ -185,6 +213,7 @@ impl Hart {
             pending: None,
             returning: None,
             filter: Filter::default(),
+            keeps_two: shared.cores.iter().all(|core| core.l1d.iter().all(ArraySpec::keeps_recent)),
             fetched: Fetched::default(),
             trace: Trace::default(),
             models: shared.cores.iter().map(Model::new).collect(),
@@ -303,9 +332,16 @@ impl Hart {
         let made = &mut self.counts.accesses[access.code.index()][access.mode.index()];
         made[access.memory as usize] += u64::from(is_look);
         let generation = shared.tables().map_or(0, Tables::generation);
-        let filter = &self.filter;
-        let is_known = filter.key == access.key() && filter.generation == generation && !access.crosses();
-        if is_known && (filter.passes_stores || !access.memory.is_store()) { Seen::Before } else { Seen::Never }
+        let filter = &mut self.filter;
+        if filter.pages[filter.last].knows(access, generation) {
+            return Seen::Before;
+        }
+        if filter.pages[filter.last ^ 1].knows(access, generation) {
+            filter.last ^= 1;
+            filter.has_swapped = true;
+            return Seen::Before;
+        }
+        Seen::Never
     }
 
     /// The access that [`Hart::access`] has never seen.
@@ -318,6 +354,7 @@ impl Hart {
     ) {
         let MemoryAccess { at, bytes, mode, memory, .. } = *access;
         self.catch_up(board, shared);
+        self.settle();
         let how = if memory.is_store() { Use::Store } else { Use::Load };
         self.translate(at, mode, how, shared, machine);
         let crosses = access.crosses();
@@ -337,13 +374,30 @@ impl Hart {
             tables.stored(physical, bytes, machine);
         }
         let generation = tables.generation();
-        if generation != self.filter.generation && self.check.is_some() {
+        let last = &self.filter.pages[self.filter.last];
+        if generation != last.generation && self.check.is_some() {
             // The code may be behind one of the tables that have changed.
             board.place = NOWHERE;
         }
-        let passes_stores = memory.is_store() && !is_table;
         let key = if crosses { 0 } else { access.key() };
-        self.filter = Filter { key, generation, passes_stores };
+        let passes_stores = memory.is_store() && !is_table;
+        if last.key != key && self.keeps_two {
+            self.filter.last ^= 1;
+        }
+        self.filter.pages[self.filter.last] = Recent { key, at, mode: Some(mode), generation, passes_stores };
+    }
+
+    /// Tells TLBs which of the two pages of the filter is the more recent.
+    fn settle(&mut self) {
+        if !std::mem::take(&mut self.filter.has_swapped) {
+            return;
+        }
+        let last = self.filter.last;
+        for page in [self.filter.pages[last ^ 1], self.filter.pages[last]] {
+            if let Some(space) = page.mode.and_then(|mode| space_of(&self.spaces, mode)) {
+                self.models.iter_mut().for_each(|model| model.touch(page.at >> rv::PAGE_SHIFT, space.ids));
+            }
+        }
     }
 
     /// An instruction of [`Special`] is about to be executed; `next` is the address behind it.
@@ -395,6 +449,7 @@ impl Hart {
     }
 
     fn apply(&mut self, pending: Pending, shared: &Shared, machine: &impl Machine) {
+        self.settle();
         self.filter = Filter::default();
         self.fetched = Fetched::default();
         match pending.what {

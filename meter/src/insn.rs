@@ -126,12 +126,15 @@ pub struct Insn {
     pub may_trap: bool,
     /// Whether its execution is an event.
     pub special: Option<Special>,
+    /// It stores 2 or 4 bytes from an integer register, as is done to the registers of devices.
+    pub is_device_like: bool,
     /// It reads or writes `mscratch` or `sscratch`, as trap handlers do first.
     pub uses_scratch: bool,
 }
 
 impl Insn {
-    const PLAIN: Self = Self { memory: Memory::None, may_trap: false, special: None, uses_scratch: false };
+    const PLAIN: Self =
+        Self { memory: Memory::None, may_trap: false, special: None, is_device_like: false, uses_scratch: false };
 
     const fn memory(memory: Memory) -> Self {
         Self { memory, may_trap: true, ..Self::PLAIN }
@@ -148,12 +151,13 @@ impl Insn {
     }
 
     fn decode_compressed(raw: u32) -> Self {
+        let is_device_like = raw & 3 != 1 && raw >> 13 & 7 == 6;
         // In quadrants 0 and 2 funct3 1-3 load and 5-7 store; 4 of quadrant 0 is Zcb.
         match (raw & 3, raw >> 13 & 7) {
             (0 | 2, 1..=3) => Self::memory(Memory::Load),
-            (0 | 2, 5..=7) => Self::memory(Memory::Store),
+            (0 | 2, 5..=7) => Self { is_device_like, ..Self::memory(Memory::Store) },
             (0, 4) if raw >> 11 & 1 == 0 => Self::memory(Memory::Load),
-            (0, 4) => Self::memory(Memory::Store),
+            (0, 4) => Self { is_device_like: true, ..Self::memory(Memory::Store) },
             _ => Self::PLAIN,
         }
     }
@@ -162,7 +166,8 @@ impl Insn {
         let funct3 = raw >> 12 & 7;
         match raw & 0x7f {
             0x03 | 0x07 => Self::memory(Memory::Load),
-            0x23 | 0x27 => Self::memory(Memory::Store),
+            0x23 => Self { is_device_like: matches!(funct3, 1 | 2), ..Self::memory(Memory::Store) },
+            0x27 => Self::memory(Memory::Store),
             0x2f if raw >> 27 == 0b00010 => Self::memory(Memory::Load), // LR
             0x2f => Self::memory(Memory::Amo),
             // MISC-MEM: the cache-block operations; only one of them stores.
@@ -248,7 +253,12 @@ mod tests {
             (0x890c, Memory::Store),      // c.sb a1, 0(a0)
         ];
         for (raw, memory) in kinds {
-            assert_eq!(Insn::decode(raw), Insn::memory(memory), "{raw:#x}");
+            let is_device_like = raw == 0x890c;
+            assert_eq!(Insn::decode(raw), Insn { is_device_like, ..Insn::memory(memory) }, "{raw:#x}");
+        }
+        // sh a1, 0(a0); sw a1, 0(a0); c.sw a1, 0(a0)
+        for raw in [0x00b5_1023, 0x00b5_2023, 0xc10c] {
+            assert_eq!(Insn::decode(raw), Insn { is_device_like: true, ..Insn::memory(Memory::Store) }, "{raw:#x}");
         }
         // addi, c.addi, c.addi4spn, c.mv, jal, fence, fadd.d
         for raw in [0x0000_0013, 0x0505, 0x0808, 0x852e, 0x0000_006f, 0x0ff0_000f, 0x02b5_7553] {

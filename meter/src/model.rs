@@ -137,6 +137,11 @@ impl Model {
         }
     }
 
+    /// A load or store of a page that the L1 TLB is known to have.
+    pub fn touch(&mut self, page: u64, ids: Ids) {
+        self.l1d.look_up(page, ids);
+    }
+
     /// An access that ended in a page fault: its walk is made, and nothing is remembered of it but
     /// what walk caches hold.
     pub fn fault<W: Words>(&mut self, mode: Mode, walker: &mut Walker<'_, W>, counts: &mut CoreCounts) {

@@ -179,8 +179,8 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
         instructions[segment.first].add(offset, segment.insns);
     }
     for (number, (insn, decoded)) in instructions.iter().zip(&decoded).enumerate() {
-        // Counting needs stores of M mode only: that which powers the machine off is among them.
-        let is_wanted = !counts_only || (mode == Mode::M && decoded.memory.is_store());
+        // Counting needs one store only: that of M mode which powers the machine off.
+        let is_wanted = !counts_only || (mode == Mode::M && decoded.is_device_like);
         if decoded.memory != Memory::None && is_wanted {
             insn.call_on_access(decoded.memory.is_store(), on_access, access_data(decoded.memory, mode));
         }
