@@ -228,6 +228,9 @@ impl Array {
                 && (line.tag, line.span, line.ids, line.is_global) == (tag, span, entry.ids, entry.is_global)
         };
         let number = (first..first + self.spec.ways).find(|number| same(&self.lines[*number]));
+        if number.is_none() {
+            self.make_unique(&entry, span, first);
+        }
         let number = number.unwrap_or_else(|| {
             let number = self.victim(first);
             self.lines[number] = Line { tag, span, is_global: entry.is_global, ids: entry.ids, ..EMPTY };
@@ -237,6 +240,22 @@ impl Array {
         line.valid |= bit;
         line.dirty = if entry.is_dirty { line.dirty | bit } else { line.dirty & !bit };
         self.touch(number);
+    }
+
+    /// Removes what would serve a page of the new entry, too: a page is found in one place only.
+    fn make_unique(&mut self, entry: &Entry, span: u8, first: usize) {
+        let sector = 1 << self.sector(entry.page, span);
+        let tag = self.tag(entry.page, span);
+        let serves_too = |line: &Line| {
+            // With sectors there is one size only.
+            let is_within = line.span <= span && line.tag >> (span - line.span) == tag;
+            is_within && (line.ids.serve(line.is_global, entry.ids) || entry.ids.serve(entry.is_global, line.ids))
+        };
+        // Pieces of another size are in other sets.
+        let lines = if span > 0 { &mut self.lines[..] } else { &mut self.lines[first..first + self.spec.ways] };
+        for line in lines.iter_mut().filter(|line| serves_too(line)) {
+            line.valid &= if line.span == span { !sector } else { 0 };
+        }
     }
 
     fn victim(&mut self, first: usize) -> usize {

@@ -342,6 +342,7 @@ impl ArraySpec {
             () if !matches!(sectors, 1 | 2 | 4 | 8) => {
                 Err(format!("`sectors` is {sectors}, and has to be 1, 2, 4 or 8"))
             }
+            () if sectors > 1 && self.pages.len() > 1 => Err("`sectors` are for pages of one size".into()),
             () if self.replacement == Replacement::Plru && (!ways.is_power_of_two() || ways > 64) => {
                 Err(format!("`replacement` by `plru` needs `ways` that are a power of two up to 64, not {ways}"))
             }

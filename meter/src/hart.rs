@@ -379,7 +379,11 @@ impl Hart {
             // The code may be behind one of the tables that have changed.
             board.place = NOWHERE;
         }
-        let key = if crosses { 0 } else { access.key() };
+        if crosses {
+            self.filter = Filter::default();
+            return;
+        }
+        let key = access.key();
         let passes_stores = memory.is_store() && !is_table;
         if last.key != key && self.keeps_two {
             self.filter.last ^= 1;
