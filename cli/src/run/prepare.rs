@@ -4,6 +4,7 @@ use super::RunSpec;
 use crate::debian::{Package, Software};
 use crate::initramfs;
 use crate::layout;
+use crate::meter::Metered;
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, cache, prune};
@@ -90,6 +91,10 @@ struct Contents {
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
+    let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
+    if let Some(meter) = &spec.meter {
+        meter.check(spec.harts_for(most_vcpus), spec.clock)?;
+    }
     let total =
         vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0).saturating_add(vm.shadow_need(spec.h).0));
     qemu::check_memory(qemu::memory_for(Size(total), 0))?;
@@ -115,13 +120,17 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         Some(built) => built.to_owned(),
         None => build::hypervisor()?,
     };
-    let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
+    let meter = match &spec.meter {
+        Some(meter) => Some(Metered { plugin: build::meter()?, spec: meter.clone() }),
+        None => None,
+    };
     let machine = MachineSpec {
         boot: Boot::Gnomon { seat: spec.seat, hypervisor, bundle: bundle.path().to_owned() },
         harts: spec.harts_for(most_vcpus),
         h: spec.h,
         memory,
         clock: spec.clock,
+        meter,
         extra: spec.qemu_args.clone(),
     };
     Ok(Prepared {

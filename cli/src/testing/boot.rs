@@ -9,6 +9,7 @@ use crate::console::{ExecDemux, ExecEvent};
 use crate::debian::{Program, Software};
 use crate::initramfs;
 use crate::machine::{Machine, Next, Stopped};
+use crate::meter::{MeterSpec, Metered, Report};
 use crate::qemu::{Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::stream::Piece;
@@ -82,6 +83,24 @@ fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
     Ok(file)
 }
 
+/// Runs the machine under the meter, if the test wants it.
+fn follow_metered(case: &Case, mut machine: MachineSpec, programs: &Programs) -> miette::Result<Transcript> {
+    let Some(level) = case.test.meter else { return follow(case, &machine) };
+    let plugin = match &programs.meter {
+        Some(Ok(plugin)) => plugin.clone(),
+        Some(Err(why)) => return Err(miette!("{why}")),
+        None => return Err(miette!("the meter was not built")),
+    };
+    let dir = tempfile::tempdir().map_err(|why| miette!("{why}"))?;
+    let spec = MeterSpec { out: dir.path().join("meter.json"), level, cores: case.test.cores.clone() };
+    spec.check(machine.harts, machine.clock)?;
+    machine.meter = Some(Metered { plugin, spec: spec.clone() });
+    let transcript = follow(case, &machine)?;
+    // A run that failed otherwise may well have none.
+    let meter = Report::read(&spec.out).ok();
+    Ok(Transcript { meter, ..transcript })
+}
+
 fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
     let test = &case.test;
     let kernel = match &test.guest {
@@ -122,12 +141,14 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         seat,
         exec: test.exec.clone().filter(|_| own_initrd.is_none()),
         clock: clock(test),
+        meter: None,
         qemu_args: test.qemu.clone(),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
     };
     let hypervisor = programs.hypervisor.as_ref().map_err(|why| miette!("{why}"))?;
     let prepared = run::prepare(&spec, Some(hypervisor))?;
-    follow(case, &prepared.machine)
+    let (machine, _bundle) = prepared.machine_and_bundle();
+    follow_metered(case, machine, programs)
 }
 
 fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
@@ -156,7 +177,7 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
     };
     let mut machine = spec.machine();
     machine.extra.extend(test.qemu.iter().cloned());
-    follow(case, &machine)
+    follow_metered(case, machine, programs)
 }
 
 /// Runs the machine, types what the test says, and writes down what comes.
