@@ -137,6 +137,7 @@ impl Report {
     pub fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = BTreeMap::new();
         flatten("", &self.0["whole"]["total"], &mut numbers);
+        flatten("late_vectors", &self.0["late_vectors"], &mut numbers);
         for (number, region) in self.0["regions"].as_array().into_iter().flatten().enumerate() {
             flatten(&format!("regions.{number}"), &region["total"], &mut numbers);
         }
