@@ -65,6 +65,9 @@ pub struct Entry {
     pub page: u64,
     /// log2 of the base pages that it translates.
     pub span: u8,
+    /// log2 of the base pages of the leaf that a fence by address names: that of the first stage. It may
+    /// be more than what both stages translate at once.
+    pub leaf_span: u8,
     /// Its tags.
     pub ids: Ids,
     /// Whether it is of all ASIDs.
@@ -80,6 +83,8 @@ pub struct Hit {
     pub is_dirty: bool,
     /// The size in which it is held.
     pub span: u8,
+    /// The entry's [`Entry::leaf_span`].
+    pub leaf_span: u8,
     /// The entry's [`Entry::is_global`].
     pub is_global: bool,
 }
@@ -93,6 +98,7 @@ struct Line {
     /// One bit for each sector: stores need no look at D.
     dirty: u8,
     span: u8,
+    leaf_span: u8,
     is_global: bool,
     ids: Ids,
     /// When it was last used.
@@ -104,6 +110,7 @@ const EMPTY: Line = Line {
     valid: 0,
     dirty: 0,
     span: 0,
+    leaf_span: 0,
     is_global: false,
     ids: Ids { regime: Regime::One, asid: 0, vmid: 0 },
     used: 0,
@@ -168,7 +175,7 @@ impl Array {
         self.touch(found);
         let line = &self.lines[found];
         let is_dirty = line.dirty >> self.sector(page, line.span) & 1 != 0;
-        Some(Hit { is_dirty, span: line.span, is_global: line.is_global })
+        Some(Hit { is_dirty, span: line.span, leaf_span: line.leaf_span, is_global: line.is_global })
     }
 
     fn sector(&self, page: u64, span: u8) -> u32 {
@@ -233,7 +240,8 @@ impl Array {
         }
         let number = number.unwrap_or_else(|| {
             let number = self.victim(first);
-            self.lines[number] = Line { tag, span, is_global: entry.is_global, ids: entry.ids, ..EMPTY };
+            let Entry { leaf_span, is_global, ids, .. } = entry;
+            self.lines[number] = Line { tag, span, leaf_span, is_global, ids, ..EMPTY };
             number
         });
         let line = &mut self.lines[number];
@@ -285,6 +293,13 @@ impl Array {
         for line in self.lines.iter_mut().filter(|line| line.valid != 0 && what.means(line.ids, line.is_global)) {
             match what.page {
                 None => line.valid = 0,
+                // A piece of a larger leaf: all pieces of that go.
+                Some(page) if line.leaf_span > line.span => {
+                    let base = line.tag << self.sector_bits << line.span;
+                    if (page ^ base) >> line.leaf_span == 0 {
+                        line.valid = 0;
+                    }
+                }
                 Some(page) if page >> line.span >> self.sector_bits == line.tag => {
                     line.valid &= !(1 << ((page >> line.span) & ((1 << self.sector_bits) - 1)));
                 }
@@ -315,7 +330,7 @@ mod tests {
     }
 
     fn entry(page: u64, span: u8) -> Entry {
-        Entry { page, span, ids: IDS, is_global: false, is_dirty: false }
+        Entry { page, span, leaf_span: span, ids: IDS, is_global: false, is_dirty: false }
     }
 
     /// Looks up, and fills after a miss, as a TLB does; says which hit.
@@ -365,6 +380,9 @@ mod tests {
         let mut small = Array::new(&spec(&[PageSize::K4], 1, 2));
         small.insert(entry(512, 9));
         assert!(small.look_up(512, IDS).is_some() && small.look_up(513, IDS).is_none());
+        // A fence for any page of the leaf means its pieces.
+        small.invalidate(&Invalidation { regime: Regime::One, vmid: None, asid: None, page: Some(1000) });
+        assert!(small.look_up(512, IDS).is_none());
         let mut whole = Array::new(&ArraySpec { pieces: false, ..spec(&[PageSize::K4], 1, 2) });
         whole.insert(entry(512, 9));
         assert!(whole.look_up(512, IDS).is_none());

@@ -60,6 +60,8 @@ const SPANS: [u8; 6] = [0, 4, 9, 18, 27, 36];
 #[derive(Clone, Debug, Default)]
 pub struct Check {
     leaves: HashMap<Key, Vec<Cached>>,
+    /// Where the pieces of a first-stage leaf are, that is larger than what both stages translate at once.
+    pieces: HashMap<Key, Vec<Key>>,
     pointers: HashMap<Key, Vec<Pointer>>,
     /// What was found, up to a bound.
     pub findings: Vec<Finding>,
@@ -226,7 +228,12 @@ impl Check {
                 mapping: Mapping { guest_page: mapping.guest_page - offset, page: mapping.page - offset, ..mapping },
                 verified: event.generation,
             };
-            self.leaves.entry((space.ids.regime, span, event.page >> span)).or_default().push(cached);
+            let key = (space.ids.regime, span, event.page >> span);
+            self.leaves.entry(key).or_default().push(cached);
+            let whole = mapping.first_span();
+            if whole > span {
+                self.pieces.entry((space.ids.regime, whole, event.page >> whole)).or_default().push(key);
+            }
         }
     }
 
@@ -272,8 +279,21 @@ impl Check {
             // Leaves only: pointers need a fence of everything.
             Some(page) => {
                 for span in SPANS {
-                    if let Some(all) = self.leaves.get_mut(&(what.regime, span, page >> span)) {
+                    let key = (what.regime, span, page >> span);
+                    let pieces = self.pieces.remove(&key).unwrap_or_default();
+                    let mut left = Vec::new();
+                    for key in pieces.into_iter().chain([key]) {
+                        let Some(all) = self.leaves.get_mut(&key) else { continue };
                         all.retain(|one| !what.means(one.ids, one.is_global));
+                        if all.is_empty() {
+                            self.leaves.remove(&key);
+                        } else {
+                            left.push(key);
+                        }
+                    }
+                    left.retain(|piece| *piece != key);
+                    if !left.is_empty() {
+                        self.pieces.insert(key, left);
                     }
                 }
             }

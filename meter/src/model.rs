@@ -1,6 +1,6 @@
 //! One core's TLBs and walk caches, and what an access does to them.
 
-use crate::array::{Array, Entry, Ids, Invalidation, Regime};
+use crate::array::{Array, Entry, Hit, Ids, Invalidation, Regime};
 use crate::core::{Core, Holds, LINE_BYTES, Serves, WalkCacheSpec};
 use crate::counts::{CoreCounts, MOST_CACHES, MOST_REFS};
 use crate::mode::Mode;
@@ -22,7 +22,7 @@ pub enum Use {
 struct Tlb(Vec<Array>);
 
 impl Tlb {
-    fn look_up(&mut self, page: u64, ids: Ids) -> Option<crate::array::Hit> {
+    fn look_up(&mut self, page: u64, ids: Ids) -> Option<Hit> {
         self.0.iter_mut().find_map(|array| array.look_up(page, ids))
     }
 
@@ -121,7 +121,8 @@ impl Model {
                 return self.walk_for_dirty(mode, walker, counts);
             }
             let l1 = if how == Use::Fetch { &mut self.l1i } else { &mut self.l1d };
-            l1.insert(Entry { page, span: hit.span, ids, is_global: hit.is_global, is_dirty: hit.is_dirty });
+            let Hit { is_dirty, span, leaf_span, is_global } = hit;
+            l1.insert(Entry { page, span, leaf_span, ids, is_global, is_dirty });
             return;
         }
         let (first, g) = self.references(walker, counts);
@@ -173,7 +174,8 @@ impl Model {
 
     fn fill(&mut self, how: Use, page: u64, ids: Ids, serves_l2: bool, mapping: &Mapping) {
         let is_dirty = mapping.is_dirty();
-        let entry = Entry { page, span: mapping.span(), ids, is_global: mapping.is_global, is_dirty };
+        let (span, is_global) = (mapping.span(), mapping.is_global);
+        let entry = Entry { page, span, leaf_span: mapping.first_span(), ids, is_global, is_dirty };
         if serves_l2 {
             self.l2.insert(entry);
         }
@@ -218,12 +220,13 @@ impl Model {
         let nearer = found.unwrap_or(self.lines.len());
         counts.refs_by_cache[nearer] += 1;
         for cache in &mut self.lines[..nearer] {
-            cache.insert(Entry { page: line, span: 0, ids: NO_IDS, is_global: true, is_dirty: false });
+            cache.insert(Entry { page: line, span: 0, leaf_span: 0, ids: NO_IDS, is_global: true, is_dirty: false });
         }
         let caches = if entry.stage == Stage::First { &mut self.first } else { &mut self.g };
         for cache in caches {
             let is_global = entry.pte & rv::PteFlags::G.bits() != 0;
-            let held = |page| Entry { page, span: entry.span(), ids, is_global, is_dirty: true };
+            let held =
+                |page| Entry { page, span: entry.span(), leaf_span: entry.span(), ids, is_global, is_dirty: true };
             if !cache.fills_line {
                 if cache.takes(entry) {
                     cache.array.insert(held(entry.input));

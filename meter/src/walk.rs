@@ -164,6 +164,12 @@ impl Mapping {
         [self.first, self.g].into_iter().flatten().map(|leaf| leaf.span).min().unwrap_or(0)
     }
 
+    /// log2 of the base pages of the first stage's leaf, or of the whole where there is none.
+    #[must_use]
+    pub fn first_span(&self) -> u8 {
+        self.first.map_or_else(|| self.span(), |leaf| leaf.span)
+    }
+
     /// Whether D is set in each stage.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
