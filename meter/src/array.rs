@@ -122,6 +122,7 @@ const HINTS: usize = 256;
 #[derive(Clone, Debug)]
 pub struct Array {
     spec: ArraySpec,
+    holds_pointers: bool,
     spans: Vec<u8>,
     sector_bits: u8,
     lines: Vec<Line>,
@@ -134,6 +135,13 @@ pub struct Array {
 }
 
 impl Array {
+    /// An empty one for pointers between tables: those of several levels stand for the same page, and
+    /// are kept beside each other.
+    #[must_use]
+    pub fn of_pointers(spec: &ArraySpec) -> Self {
+        Self { holds_pointers: true, ..Self::new(spec) }
+    }
+
     /// An empty one.
     #[must_use]
     pub fn new(spec: &ArraySpec) -> Self {
@@ -148,6 +156,7 @@ impl Array {
             clock: 0,
             random: 0x9e37_79b9_7f4a_7c15,
             hints: Box::new([0; HINTS]),
+            holds_pointers: false,
             spec: spec.clone(),
         }
     }
@@ -176,6 +185,14 @@ impl Array {
         let line = &self.lines[found];
         let is_dirty = line.dirty >> self.sector(page, line.span) & 1 != 0;
         Some(Hit { is_dirty, span: line.span, leaf_span: line.leaf_span, is_global: line.is_global })
+    }
+
+    /// The same for an entry of one size: pointers at several levels stand for the same page.
+    pub fn has_sized(&mut self, page: u64, span: u8, ids: Ids) -> bool {
+        let first = self.set(page, span) * self.spec.ways;
+        let found = (first..first + self.spec.ways)
+            .find(|number| self.lines[*number].span == span && self.serves(*number, page, ids));
+        found.inspect(|number| self.touch(*number)).is_some()
     }
 
     fn sector(&self, page: u64, span: u8) -> u32 {
@@ -253,10 +270,11 @@ impl Array {
     /// Removes what would serve a page of the new entry, too: a page is found in one place only.
     fn make_unique(&mut self, entry: &Entry, span: u8, first: usize) {
         let sector = 1 << self.sector(entry.page, span);
-        let tag = self.tag(entry.page, span);
+        let (tag, holds_pointers) = (self.tag(entry.page, span), self.holds_pointers);
         let serves_too = |line: &Line| {
+            let is_size = line.span == span || (line.span < span && !holds_pointers);
             // With sectors there is one size only.
-            let is_within = line.span <= span && line.tag >> (span - line.span) == tag;
+            let is_within = is_size && line.tag >> (span - line.span) == tag;
             is_within && (line.ids.serve(line.is_global, entry.ids) || entry.ids.serve(entry.is_global, line.ids))
         };
         // Pieces of another size are in other sets.
@@ -389,6 +407,15 @@ mod tests {
         let mut large = Array::new(&spec(&[PageSize::M2], 1, 2));
         large.insert(entry(512, 0));
         assert!(large.look_up(512, IDS).is_none());
+    }
+
+    #[test]
+    fn pointers_of_several_levels_are_kept() {
+        let mut array = Array::of_pointers(&spec(&[PageSize::M2, PageSize::G1], 1, 4));
+        array.insert(entry(513, 9));
+        assert!(!array.has_sized(513, 18, IDS));
+        array.insert(entry(513, 18));
+        assert!(array.has_sized(1000, 9, IDS) && array.has_sized(5000, 18, IDS) && !array.has_sized(5000, 9, IDS));
     }
 
     #[test]

@@ -48,7 +48,10 @@ impl WalkCache {
         let cache = |spec: &WalkCacheSpec| Self {
             holds: spec.holds,
             fills_line: spec.fills_line,
-            array: Array::new(&spec.array),
+            array: match spec.holds {
+                Holds::Pointers => Array::of_pointers(&spec.array),
+                Holds::Leaves => Array::new(&spec.array),
+            },
         };
         specs.iter().map(cache).collect()
     }
@@ -292,7 +295,7 @@ fn skipped(caches: &mut [WalkCache], refs: &[Reference], stage: Stage, ids: Ids)
         return 0;
     }
     let deepest = refs.iter().enumerate().rev().filter(|(_, entry)| entry.stage == stage).find(|(_, entry)| {
-        caches.iter_mut().any(|cache| cache.takes(entry) && cache.array.look_up(entry.input, ids).is_some())
+        caches.iter_mut().any(|cache| cache.takes(entry) && cache.array.has_sized(entry.input, entry.span(), ids))
     });
     deepest.map_or(0, |(place, _)| place + 1)
 }
