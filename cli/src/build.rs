@@ -66,6 +66,17 @@ pub fn guests() -> Result<BTreeMap<String, PathBuf>, BuildError> {
     build("the test guests", &["--target", TARGET, "-p", "guests", "--bins"])
 }
 
+/// Builds the program that sets the meter's markers in a Linux guest; returns the ELF file.
+///
+/// # Errors
+/// [`BuildError`].
+pub fn mark() -> Result<PathBuf, BuildError> {
+    const NAME: &str = "mark";
+    let what = "the program that sets markers";
+    let programs = build(what, &["--target", TARGET, "-p", "guests", "--bin", NAME])?;
+    programs.get(NAME).cloned().ok_or(BuildError::NoProgram { what, name: NAME.into() })
+}
+
 /// Builds the meter's plugin, for this host; returns the file.
 ///
 /// # Errors

@@ -104,7 +104,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let configs = vms
         .iter()
         .map(|vm| {
-            let contents = contents(vm, spec.exec.as_deref(), &mut versions)?;
+            let contents = contents(vm, spec, &mut versions)?;
             place(vm, contents, spec, &mut pack)
         })
         .collect::<miette::Result<Vec<_>>>()?;
@@ -152,7 +152,7 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
     Ok(file)
 }
 
-fn contents(vm: &VmSpec, exec: Option<&str>, versions: &mut Versions) -> miette::Result<Contents> {
+fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
         Kernel::UBoot => provide(Software::UBoot, versions)?,
@@ -160,7 +160,7 @@ fn contents(vm: &VmSpec, exec: Option<&str>, versions: &mut Versions) -> miette:
     };
     let payload = Payload::read(&path)?;
     let is_linux = payload.kind == Kind::Linux;
-    if exec.is_some() && !is_linux {
+    if spec.exec.is_some() && !is_linux {
         Err(SpecError::Exec { vm: vm.name.clone(), why: "its kernel is not a Linux Image" })?;
     }
     let initrd = match &vm.initrd {
@@ -174,7 +174,13 @@ fn contents(vm: &VmSpec, exec: Option<&str>, versions: &mut Versions) -> miette:
         Initrd::Busybox => {
             let busybox = provide(Software::Busybox, versions)?;
             let busybox = std::fs::read(&busybox).map_err(IoError::at("read", &busybox))?;
-            Some(initramfs::build(&busybox, exec)?)
+            let mark = match spec.meter {
+                Some(_) => Some(build::mark()?),
+                None => None,
+            };
+            let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;
+            let files: Vec<_> = mark.iter().map(|mark| ("bin/mark", mark.as_slice())).collect();
+            Some(initramfs::build_with(&busybox, spec.exec.as_deref(), &files)?)
         }
     };
     // An empty file is no initrd: there is nothing to announce.

@@ -29,8 +29,6 @@ pub struct Programs {
     hypervisor: Result<PathBuf, BuildError>,
     /// The test guests by name.
     guests: Result<BTreeMap<String, PathBuf>, BuildError>,
-    /// The meter's plugin, if a test wants it.
-    meter: Option<Result<PathBuf, BuildError>>,
 }
 
 /// No test has such a name.
@@ -79,9 +77,7 @@ impl Suite {
         if self.boot.is_empty() {
             return tally;
         }
-        let is_metered = self.boot.iter().any(|case| case.test.meter.is_some());
-        let meter = is_metered.then(build::meter);
-        let programs = Programs { hypervisor: build::hypervisor(), guests: build::guests(), meter };
+        let programs = Programs { hypervisor: build::hypervisor(), guests: build::guests() };
         let tally = Mutex::new(tally);
         let next = AtomicUsize::new(0);
         let step = Step::spinner("running boot tests");
