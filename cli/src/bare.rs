@@ -32,7 +32,8 @@ impl BareSpec {
         let Self { kernel, initrd, append, harts, memory, clock } = self.clone();
         // A guest sees what a guest of Gnomon sees: harts without H.
         let h = HExtension::Absent;
-        MachineSpec { boot: Boot::Bare { kernel, initrd, append }, harts, h, memory, clock, extra: Vec::new() }
+        let boot = Boot::Bare { kernel, initrd, append };
+        MachineSpec { boot, harts, h, memory, clock, meter: None, extra: Vec::new() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Compiles what runs on the machine: the hypervisor and the test guests.
+//! Compiles what runs on the machine, the hypervisor and the test guests; and the meter, which watches it.
 
 use crate::place;
 use crate::progress::Step;
@@ -52,7 +52,8 @@ pub enum BuildError {
 /// [`BuildError`].
 pub fn hypervisor() -> Result<PathBuf, BuildError> {
     let what = "the hypervisor";
-    let programs = build(what, &["-p", "hypervisor", "--features", "machine", "--bin", HYPERVISOR])?;
+    let programs =
+        build(what, &["--target", TARGET, "-p", "hypervisor", "--features", "machine", "--bin", HYPERVISOR])?;
     let missing = BuildError::NoProgram { what, name: HYPERVISOR.into() };
     programs.get(HYPERVISOR).cloned().ok_or(missing)
 }
@@ -62,13 +63,37 @@ pub fn hypervisor() -> Result<PathBuf, BuildError> {
 /// # Errors
 /// [`BuildError`].
 pub fn guests() -> Result<BTreeMap<String, PathBuf>, BuildError> {
-    build("the test guests", &["-p", "guests", "--bins"])
+    build("the test guests", &["--target", TARGET, "-p", "guests", "--bins"])
 }
 
-/// The line that cargo prints for a finished program.
+/// Builds the program that sets the meter's markers in a Linux guest; returns the ELF file.
+///
+/// # Errors
+/// [`BuildError`].
+pub fn mark() -> Result<PathBuf, BuildError> {
+    const NAME: &str = "mark";
+    let what = "the program that sets markers";
+    let programs = build(what, &["--target", TARGET, "-p", "guests", "--bin", NAME])?;
+    programs.get(NAME).cloned().ok_or(BuildError::NoProgram { what, name: NAME.into() })
+}
+
+/// Builds the meter's plugin, for this host; returns the file.
+///
+/// # Errors
+/// [`BuildError`].
+pub fn meter() -> Result<PathBuf, BuildError> {
+    const NAME: &str = "libgnomon_meter.so";
+    let what = "the meter";
+    let files = build(what, &["-p", "meter-plugin"])?;
+    files.get(NAME).cloned().ok_or(BuildError::NoProgram { what, name: NAME.into() })
+}
+
+/// The line that cargo prints for something finished.
 #[derive(Deserialize)]
 struct Artifact {
     executable: Option<PathBuf>,
+    #[serde(default)]
+    filenames: Vec<PathBuf>,
 }
 
 /// The cargo that this process was started by, or the one in the path.
@@ -81,7 +106,7 @@ pub fn cargo() -> Command {
 
 fn build(what: &'static str, args: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
     let mut child = cargo()
-        .args(["build", "--release", "--target", TARGET, "--message-format=json-render-diagnostics"])
+        .args(["build", "--release", "--message-format=json-render-diagnostics"])
         .args(args)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -107,9 +132,7 @@ fn build(what: &'static str, args: &[&str]) -> Result<BTreeMap<String, PathBuf>,
     if !child.wait().map_err(BuildError::NoCargo)?.success() {
         return Err(BuildError::Failed { what, output: said });
     }
-    let programs = messages.lines().filter_map(|line| {
-        let program = serde_json::from_str::<Artifact>(line).ok()?.executable?;
-        Some((program.file_name()?.to_string_lossy().into_owned(), program))
-    });
-    Ok(programs.collect())
+    let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
+    let files = artifacts.flat_map(|artifact| artifact.executable.into_iter().chain(artifact.filenames));
+    Ok(files.filter_map(|file| Some((file.file_name()?.to_string_lossy().into_owned(), file.clone()))).collect())
 }

@@ -1,5 +1,6 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
+use crate::meter::Metered;
 use crate::size::{MIB, Size};
 use clap::ValueEnum;
 use miette::Diagnostic;
@@ -93,6 +94,8 @@ pub struct MachineSpec {
     pub memory: Size,
     /// Its time.
     pub clock: Clock,
+    /// Whether and how it is counted.
+    pub meter: Option<Metered>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
 }
@@ -208,6 +211,7 @@ impl MachineSpec {
                 }
             }
         }
+        args.extend(self.meter.iter().flat_map(|meter| meter.args(self.memory)));
         args.extend(self.extra.iter().map(OsString::from));
         args
     }
@@ -241,6 +245,7 @@ mod tests {
             h: HExtension::Present,
             memory: Size(256 * MIB),
             clock: Clock::Real,
+            meter: None,
             extra: vec![],
         }
     }

@@ -6,6 +6,7 @@ mod show;
 
 use crate::console::ExecDemux;
 use crate::machine::{Machine, MachineError};
+use crate::meter::MeterSpec;
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::tty;
 use crate::vmfile::VmFile;
@@ -36,6 +37,8 @@ pub struct RunSpec {
     pub exec: Option<String>,
     /// The machine's time.
     pub clock: Clock,
+    /// What is counted, if anything.
+    pub meter: Option<MeterSpec>,
     /// Further arguments for QEMU.
     pub qemu_args: Vec<String>,
     /// How the guests share the console.

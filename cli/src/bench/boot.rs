@@ -241,6 +241,7 @@ impl Load {
             seat: subject.seat,
             exec: None,
             clock: Clock::Instructions,
+            meter: None,
             qemu_args: Vec::new(),
             console: ConsoleMode::Lines,
         };

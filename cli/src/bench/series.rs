@@ -137,6 +137,7 @@ fn run_once(hypervisor: &Path, guest: &Path, subject: Subject, append: &str, sva
         seat: subject.seat,
         exec: None,
         clock: Clock::Instructions,
+        meter: None,
         qemu_args: Vec::new(),
         console: ConsoleMode::Lines,
     };

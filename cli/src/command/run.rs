@@ -1,9 +1,11 @@
 //! `gnomon run`.
 
+use crate::meter::{MeterSpec, Report};
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
+use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use clap::{Args, ValueEnum, builder::PossibleValue};
 use std::path::PathBuf;
@@ -66,6 +68,15 @@ pub struct RunArgs {
     /// Write all counters to a file at the end (JSON)
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
+    /// Count what hardware would see (TLB misses, page walks, traps) into a file (JSON; see docs/meter.md)
+    #[arg(long, value_name = "FILE")]
+    meter: Option<PathBuf>,
+    /// With --meter: the core to model, or a core file; can be given more than once
+    #[arg(long, value_name = "NAME", requires = "meter")]
+    core: Vec<String>,
+    /// With --meter: how much is counted
+    #[arg(long, default_value = "tlb", requires = "meter")]
+    meter_level: MeterLevel,
     /// Deterministic: time counts instructions, nothing depends on the host
     #[arg(long)]
     icount: bool,
@@ -101,6 +112,20 @@ impl ValueEnum for Mmu {
     }
 }
 
+/// [`Level`] as an option's value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct MeterLevel(Level);
+
+impl ValueEnum for MeterLevel {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self(Level::Counts), Self(Level::Tlb), Self(Level::Check)]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.0.name()))
+    }
+}
+
 impl RunArgs {
     /// Runs it; returns the exit status.
     ///
@@ -117,6 +142,11 @@ impl RunArgs {
             return Ok(0);
         }
         let end = run::run(&prepared, spec.exec.as_deref(), &ShowSpec { is_verbose, stats })?;
+        if let Some(meter) = &spec.meter {
+            for remark in Report::read(&meter.out)?.remarks() {
+                eprintln!("gnomon: meter: {remark}");
+            }
+        }
         Ok(end.status)
     }
 
@@ -138,6 +168,8 @@ impl RunArgs {
             svadu: None,
             shadow: None,
         };
+        let (level, cores) = (self.meter_level.0, self.core);
+        let meter = self.meter.map(|out| MeterSpec { out, level, cores });
         Ok(RunSpec {
             files,
             options,
@@ -147,6 +179,7 @@ impl RunArgs {
             console: RunSpec::console_mode(self.exec.as_deref()),
             exec: self.exec,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },
+            meter,
             qemu_args: self.qemu_arg,
         })
     }

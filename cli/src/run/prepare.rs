@@ -4,6 +4,7 @@ use super::RunSpec;
 use crate::debian::{Package, Software};
 use crate::initramfs;
 use crate::layout;
+use crate::meter::Metered;
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, cache, prune};
@@ -90,6 +91,10 @@ struct Contents {
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
+    let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
+    if let Some(meter) = &spec.meter {
+        meter.check(spec.harts_for(most_vcpus), spec.clock)?;
+    }
     let total =
         vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0).saturating_add(vm.shadow_need(spec.h).0));
     qemu::check_memory(qemu::memory_for(Size(total), 0))?;
@@ -99,7 +104,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let configs = vms
         .iter()
         .map(|vm| {
-            let contents = contents(vm, spec.exec.as_deref(), &mut versions)?;
+            let contents = contents(vm, spec, &mut versions)?;
             place(vm, contents, spec, &mut pack)
         })
         .collect::<miette::Result<Vec<_>>>()?;
@@ -115,13 +120,17 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         Some(built) => built.to_owned(),
         None => build::hypervisor()?,
     };
-    let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
+    let meter = match &spec.meter {
+        Some(meter) => Some(Metered { plugin: build::meter()?, spec: meter.clone() }),
+        None => None,
+    };
     let machine = MachineSpec {
         boot: Boot::Gnomon { seat: spec.seat, hypervisor, bundle: bundle.path().to_owned() },
         harts: spec.harts_for(most_vcpus),
         h: spec.h,
         memory,
         clock: spec.clock,
+        meter,
         extra: spec.qemu_args.clone(),
     };
     Ok(Prepared {
@@ -143,7 +152,7 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
     Ok(file)
 }
 
-fn contents(vm: &VmSpec, exec: Option<&str>, versions: &mut Versions) -> miette::Result<Contents> {
+fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
         Kernel::UBoot => provide(Software::UBoot, versions)?,
@@ -151,7 +160,7 @@ fn contents(vm: &VmSpec, exec: Option<&str>, versions: &mut Versions) -> miette:
     };
     let payload = Payload::read(&path)?;
     let is_linux = payload.kind == Kind::Linux;
-    if exec.is_some() && !is_linux {
+    if spec.exec.is_some() && !is_linux {
         Err(SpecError::Exec { vm: vm.name.clone(), why: "its kernel is not a Linux Image" })?;
     }
     let initrd = match &vm.initrd {
@@ -165,7 +174,13 @@ fn contents(vm: &VmSpec, exec: Option<&str>, versions: &mut Versions) -> miette:
         Initrd::Busybox => {
             let busybox = provide(Software::Busybox, versions)?;
             let busybox = std::fs::read(&busybox).map_err(IoError::at("read", &busybox))?;
-            Some(initramfs::build(&busybox, exec)?)
+            let mark = match spec.meter {
+                Some(_) => Some(build::mark()?),
+                None => None,
+            };
+            let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;
+            let files: Vec<_> = mark.iter().map(|mark| ("bin/mark", mark.as_slice())).collect();
+            Some(initramfs::build_with(&busybox, spec.exec.as_deref(), &files)?)
         }
     };
     // An empty file is no initrd: there is nothing to announce.

@@ -1,5 +1,6 @@
 //! Assertions about counters: `exits.total - exits.timer <= 1000`.
 
+use crate::meter::Report;
 use abi::record::Stats;
 use serde::Deserialize;
 use std::fmt;
@@ -56,6 +57,15 @@ impl Assertion {
             let before = baseline.and_then(|baseline| of(baseline, name)).unwrap_or(0);
             Ok::<_, String>(value.saturating_sub(before))
         };
+        self.check_by(value, if baseline.is_some() { " over the baseline" } else { "" })
+    }
+
+    /// Checks it on counters of another kind: those of a report of the meter's.
+    pub fn check_report(&self, report: &Report) -> Result<(), String> {
+        self.check_by(|name| report.number(name).ok_or_else(|| format!("the meter's report has no {name}")), "")
+    }
+
+    fn check_by(&self, value: impl Fn(&str) -> Result<u64, String>, over: &str) -> Result<(), String> {
         let mut total = value(&self.name)?;
         for name in &self.less {
             total = total.saturating_sub(value(name)?);
@@ -65,7 +75,6 @@ impl Assertion {
             Relation::AtMost => total <= self.bound,
             Relation::AtLeast => total >= self.bound,
         };
-        let over = if baseline.is_some() { " over the baseline" } else { "" };
         let Self { relation, bound, .. } = self;
         if holds { Ok(()) } else { Err(format!("{} is {total}{over}, expected {relation} {bound}", self.what())) }
     }

@@ -3,6 +3,7 @@
 use super::Verdict;
 use super::plan::{Case, End};
 use crate::machine::{Outcome, Stopped};
+use crate::meter::Report;
 use crate::stream::Lines;
 use abi::record::{EndReason, Stats, VmEnd};
 use abi::report::Line;
@@ -30,6 +31,8 @@ pub struct Transcript {
     pub took: Duration,
     /// How it ended.
     pub outcome: Outcome,
+    /// The meter's report, if there is one.
+    pub meter: Option<Report>,
     /// The counters of the run before, where there is one to be subtracted.
     pub baseline: Option<Stats>,
 }
@@ -59,7 +62,10 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
     let has_failures = verdicts.iter().any(|verdict| verdict.result.is_err());
     let whole = reports.and_then(|()| whole(case, transcript, has_failures));
     let expect = &case.test.expect;
-    let has_more = !expect.output.is_empty() || !expect.absent.is_empty() || case.counters().next().is_some();
+    let has_more = !expect.output.is_empty()
+        || !expect.absent.is_empty()
+        || case.counters().next().is_some()
+        || case.test.meter.is_some();
     if !case.has_report() || has_more || whole.is_err() {
         let name = if case.has_report() || !verdicts.is_empty() { format!("{name}/run") } else { name };
         verdicts.push(Verdict { result: whole, ..Verdict::passed(name) });
@@ -159,7 +165,26 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
     case.counters().try_for_each(|assertion| {
         let stats = outcome.stats.as_ref().ok_or("Gnomon printed no counters")?;
         assertion.check(stats, transcript.baseline.as_ref())
-    })
+    })?;
+    match (&transcript.meter, case.test.meter) {
+        (Some(report), _) => metered(case, report),
+        (None, Some(_)) => Err("the meter left no report".into()),
+        (None, None) => Ok(()),
+    }
+}
+
+/// Judges what the meter has counted.
+fn metered(case: &Case, report: &Report) -> Result<(), String> {
+    let expect = &case.test.expect;
+    let found: Vec<String> = report.findings().collect();
+    match found.first() {
+        Some(first) if !expect.stale => {
+            return Err(format!("check mode found {} uses of stale translations. The first: {first}", found.len()));
+        }
+        None if expect.stale => return Err("check mode found no use of a stale translation".into()),
+        _ => {}
+    }
+    expect.meter.iter().try_for_each(|assertion| assertion.check_report(report))
 }
 
 /// Whether the machine came to its end in the way it should.

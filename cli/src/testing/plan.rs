@@ -6,6 +6,7 @@ use crate::qemu::{HExtension, Seat};
 use crate::size::Size;
 use crate::variant::{Selector, Variant};
 use crate::vmfile::{Console, Kernel};
+use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use miette::Diagnostic;
 use regex::Regex;
@@ -73,6 +74,12 @@ pub struct BootTest {
     /// Whether time counts instructions.
     #[serde(default)]
     pub icount: bool,
+    /// How much the meter counts; it is not there if not given.
+    #[serde(default, deserialize_with = "level")]
+    pub meter: Option<Level>,
+    /// The cores that the meter models.
+    #[serde(default)]
+    pub cores: Vec<String>,
     /// Further arguments for QEMU, such as another `-cpu`.
     #[serde(default)]
     pub qemu: Vec<String>,
@@ -115,6 +122,10 @@ pub struct Expect {
     /// The commands, or the test guest's arguments, of a run that is made before: its counters are
     /// subtracted.
     pub baseline: Option<String>,
+    /// What the meter's counts must be.
+    pub meter: Vec<Assertion>,
+    /// Check mode must find that a stale translation was used; else it must not.
+    pub stale: bool,
     /// The machine is stopped, and all is well, when this has appeared as often on the console.
     pub until: Option<Until>,
 }
@@ -131,6 +142,8 @@ impl Default for Expect {
             counters: Vec::new(),
             counters_for: BTreeMap::new(),
             baseline: None,
+            meter: Vec::new(),
+            stale: false,
             until: None,
         }
     }
@@ -360,11 +373,27 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if is_bare && test.vms > 1 => Err("the bare machine has no VMs"),
         () if is_bare && has_counters => Err("the bare machine has no counters"),
         () if is_bare && test.expect.end == End::Killed => Err("the bare machine stops nobody"),
+        () if test.meter.is_none()
+            && (test.expect.stale || !test.expect.meter.is_empty() || !test.cores.is_empty()) =>
+        {
+            Err("without `meter` there are no cores and no report")
+        }
+        () if test.meter.is_some() && test.icount && test.harts.iter().any(|harts| *harts > 1) => {
+            Err("with `icount` the meter counts one hart only")
+        }
+        () if test.expect.stale && test.meter != Some(Level::Check) => Err("`stale` is for `meter = \"check\"`"),
         () if test.expect.baseline.is_some() && !has_counters => {
             Err("`baseline` is for counters, and none is expected")
         }
         () => Ok(()),
     }
+}
+
+fn level<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Level>, D::Error> {
+    let name = String::deserialize(from)?;
+    let found = Level::NAMES.iter().find(|(known, _)| *known == name);
+    let error = || serde::de::Error::custom(format!("`{name}` is no level of the meter's: counts, tlb, check"));
+    found.map(|(_, level)| Some(*level)).ok_or_else(error)
 }
 
 fn on_gnomon() -> Vec<Platform> {

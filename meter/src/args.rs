@@ -1,0 +1,137 @@
+//! The plugin's arguments.
+
+use crate::core::{Core, CoreError, DEFAULT};
+use std::path::PathBuf;
+
+/// How much is counted. Each level counts all that those before it do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Level {
+    /// Instructions, traps, fences, root switches.
+    Counts,
+    /// TLBs and page walks.
+    #[default]
+    Tlb,
+    /// Also whether any access could have used a stale translation.
+    Check,
+}
+
+impl Level {
+    /// All, with the names that arguments use.
+    pub const NAMES: [(&'static str, Self); 3] = [("counts", Self::Counts), ("tlb", Self::Tlb), ("check", Self::Check)];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+}
+
+/// What the plugin was asked for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Args {
+    /// Where the report goes.
+    pub out: PathBuf,
+    /// How much is counted.
+    pub level: Level,
+    /// The cores that are modelled, all at once.
+    pub cores: Vec<Core>,
+    /// The id of QEMU's memory object, or a part of the path of its file.
+    pub ram: String,
+    /// Where RAM begins.
+    pub ram_base: u64,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            out: "meter.json".into(),
+            level: Level::default(),
+            cores: Vec::new(),
+            ram: "memory-backend-memfd".into(),
+            ram_base: 0x8000_0000,
+        }
+    }
+}
+
+/// An argument that is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum ArgError {
+    /// It has no such form.
+    #[error(
+        "`{0}` is no argument of the meter's; there are out=FILE, level=counts|tlb|check, core=NAME, ram=NAME, ram-base=ADDRESS"
+    )]
+    Unknown(String),
+    /// Its value is not one.
+    #[error("{0} is not {1}")]
+    Value(String, &'static str),
+    /// A core.
+    #[error(transparent)]
+    Core(#[from] CoreError),
+}
+
+impl Args {
+    /// Reads arguments of the form `key=value`. `core` can be given more than once.
+    ///
+    /// # Errors
+    /// [`ArgError`].
+    pub fn parse<'a>(args: impl IntoIterator<Item = &'a str>) -> Result<Self, ArgError> {
+        let mut parsed = Self::default();
+        for arg in args {
+            let unknown = || ArgError::Unknown(arg.into());
+            let (key, value) = arg.split_once('=').ok_or_else(unknown)?;
+            match key {
+                "out" => parsed.out = value.into(),
+                "level" => {
+                    let found = Level::NAMES.iter().find(|(name, _)| *name == value);
+                    parsed.level = found.ok_or_else(|| ArgError::Value(arg.into(), "a level: counts, tlb or check"))?.1;
+                }
+                "core" => parsed.cores.push(Core::find(value)?),
+                "ram" => parsed.ram = value.into(),
+                "ram-base" => {
+                    let hex = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+                    parsed.ram_base =
+                        hex.ok_or_else(|| ArgError::Value(arg.into(), "an address, such as 0x80000000"))?;
+                }
+                _ => return Err(unknown()),
+            }
+        }
+        match parsed.level {
+            Level::Counts => parsed.cores.clear(),
+            _ if parsed.cores.is_empty() => parsed.cores.push(Core::find(DEFAULT)?),
+            _ => {}
+        }
+        Ok(parsed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read() {
+        let args =
+            Args::parse(["out=/tmp/a.json", "level=check", "core=u74", "core=rocket", "ram-base=0x1000"]).unwrap();
+        assert_eq!((args.out, args.level, args.ram_base), ("/tmp/a.json".into(), Level::Check, 0x1000));
+        assert_eq!(args.cores.iter().map(|core| core.name.as_str()).collect::<Vec<_>>(), ["u74", "rocket"]);
+        assert_eq!(Args::parse([]).unwrap().cores[0].name, DEFAULT);
+        assert!(Args::parse(["level=counts", "core=u74"]).unwrap().cores.is_empty());
+        for (name, level) in Level::NAMES {
+            assert_eq!(level.name(), name);
+        }
+    }
+
+    #[test]
+    fn bad_arguments_are_named() {
+        for (arg, says) in [
+            ("cores=u74", "`cores=u74`"),
+            ("check", "`check`"),
+            ("level=all", "level=all is not a level"),
+            ("core=z80", "no core `z80`"),
+            ("ram-base=12", "an address"),
+        ] {
+            let message = Args::parse([arg]).expect_err(arg).to_string();
+            assert!(message.contains(says), "{message}");
+        }
+    }
+}

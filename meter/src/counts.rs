@@ -1,0 +1,323 @@
+//! What is counted.
+
+use crate::core::Cost;
+use crate::insn::{FenceKind, Memory};
+use crate::mode::{Mode, PerMode};
+use std::ops::Sub;
+
+/// More references than any walk makes: 35 with Sv57 and Sv57x4.
+pub const MOST_REFS: usize = 36;
+/// More caches than any core file needs.
+pub const MOST_CACHES: usize = 4;
+/// Causes that are told apart: exceptions 0 to 31, then interrupts 0 to 31. Greater ones count as 31.
+pub const CAUSES: usize = 64;
+/// Forms of a fence: with an address (1), with an ASID or VMID (2).
+pub const FENCE_FORMS: usize = 4;
+
+/// Numbers that can be subtracted one by one.
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Debug, Default)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $kind,)* }
+
+        impl Difference for $name {
+            fn minus(&mut self, earlier: &Self) {
+                $(self.$field.minus(&earlier.$field);)*
+            }
+            fn plus(&mut self, other: &Self) {
+                $(self.$field.plus(&other.$field);)*
+            }
+        }
+    };
+}
+
+/// What can be taken off and added, number by number.
+pub trait Difference {
+    /// Takes off what had been counted before.
+    fn minus(&mut self, earlier: &Self);
+    /// Adds what was counted elsewhere.
+    fn plus(&mut self, other: &Self);
+}
+
+impl Difference for u64 {
+    fn minus(&mut self, earlier: &Self) {
+        *self = self.sub(earlier);
+    }
+    fn plus(&mut self, other: &Self) {
+        *self += other;
+    }
+}
+
+impl<T: Difference, const N: usize> Difference for [T; N] {
+    fn minus(&mut self, earlier: &Self) {
+        self.iter_mut().zip(earlier).for_each(|(now, earlier)| now.minus(earlier));
+    }
+    fn plus(&mut self, other: &Self) {
+        self.iter_mut().zip(other).for_each(|(now, other)| now.plus(other));
+    }
+}
+
+impl<T: Difference> Difference for Vec<T> {
+    fn minus(&mut self, earlier: &Self) {
+        self.iter_mut().zip(earlier).for_each(|(now, earlier)| now.minus(earlier));
+    }
+    fn plus(&mut self, other: &Self) {
+        self.iter_mut().zip(other).for_each(|(now, other)| now.plus(other));
+    }
+}
+
+counters! {
+    /// What one core's translation did for accesses of one mode.
+    Misses {
+        /// Fetches that the L1 TLB did not have.
+        fetch: u64,
+        /// Loads and stores that the L1 TLB did not have.
+        data: u64,
+        /// Those of both kinds that the L2 TLB had.
+        l2_hits: u64,
+        /// Page walks that found a translation.
+        walks: u64,
+        /// References to entries of `satp` and `vsatp` tables by those.
+        refs_first: u64,
+        /// References to entries of `hgatp` tables by those.
+        refs_g: u64,
+        /// Walks that ended in a page fault.
+        failed_walks: u64,
+        /// All references by those.
+        failed_refs: u64,
+        /// Walks of stores that hit an entry which had been filled when D was clear.
+        dirty_walks: u64,
+        /// All references by those.
+        dirty_refs: u64,
+        /// Accesses that QEMU made by a translation that tables no longer had: no walk could be traced.
+        vanished: u64,
+    }
+}
+
+/// Numbers for each count of references.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Histogram(pub [u64; MOST_REFS]);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self([0; MOST_REFS])
+    }
+}
+
+impl Difference for Histogram {
+    fn minus(&mut self, earlier: &Self) {
+        self.0.minus(&earlier.0);
+    }
+    fn plus(&mut self, other: &Self) {
+        self.0.plus(&other.0);
+    }
+}
+
+counters! {
+    /// What one core would have done.
+    CoreCounts {
+        /// By the mode whose translation was used.
+        misses: PerMode<Misses>,
+        /// How many walks (failed and dirty ones too) made so many references.
+        walks_by_refs: Histogram,
+        /// References by the cache that had them; the last one is memory.
+        refs_by_cache: [u64; MOST_CACHES + 1],
+    }
+}
+
+/// Traps, by cause, the mode they came from, and the mode that took them: M, S or VS.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Traps(Vec<u64>);
+
+impl Default for Traps {
+    fn default() -> Self {
+        Self(vec![0; Mode::ALL.len() * Mode::ALL.len() * CAUSES])
+    }
+}
+
+impl Difference for Traps {
+    fn minus(&mut self, earlier: &Self) {
+        self.0.minus(&earlier.0);
+    }
+    fn plus(&mut self, other: &Self) {
+        self.0.plus(&other.0);
+    }
+}
+
+impl Traps {
+    /// Counts one; `cause` is that of the cause register.
+    pub fn count(&mut self, from: Mode, to: Mode, cause: u64) {
+        let code = (cause & (u64::MAX >> 1)).min(31) as usize;
+        let code = if cause >> 63 != 0 { code + 32 } else { code };
+        self.0[(from.index() * Mode::ALL.len() + to.index()) * CAUSES + code] += 1;
+    }
+
+    /// All that occurred: from, to, the code, whether it is an interrupt, how often.
+    pub fn iter(&self) -> impl Iterator<Item = (Mode, Mode, usize, bool, u64)> {
+        self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(|(place, count)| {
+            let (modes, code) = (place / CAUSES, place % CAUSES);
+            let mode = Mode::from_index;
+            (mode(modes / Mode::ALL.len()), mode(modes % Mode::ALL.len()), code % 32, code >= 32, *count)
+        })
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+counters! {
+    /// What check mode found.
+    Stale {
+        /// Accesses by a translation of one stage (V=0) that the tables no longer make.
+        one_stage: u64,
+        /// The same with V=1, where the guest's (or the shadow) tables no longer make it.
+        first_stage: u64,
+        /// The same, where the G-stage's tables no longer make it.
+        g_stage: u64,
+        /// Walks that could have used a pointer between tables that is no longer there.
+        pointers: u64,
+        /// Page faults that a hart would not have had to raise: it may still have had a translation.
+        missed_faults: u64,
+        /// Accesses for which a hart might have raised a page fault out of date. That is legal.
+        spurious: u64,
+    }
+}
+
+counters! {
+    /// What a hart did.
+    HartCounts {
+        /// Instructions that were attempted.
+        insns: PerMode<u64>,
+        /// Attempted instructions that did not retire, because of an exception.
+        not_retired: PerMode<u64>,
+        /// Loads and stores that were made: by the mode of the code, the mode whose translation was used
+        /// (another one for HLV, HSV and MPRV), and the kind (as of [`crate::insn::Memory`]).
+        accesses: PerMode<PerMode<[u64; Memory::KINDS]>>,
+        /// Accesses that reached into a second page.
+        crossings: PerMode<u64>,
+        /// Traps.
+        traps: Traps,
+        /// Fences by kind (in the order of [`FenceKind::ALL`]), form, and mode.
+        fences: [[PerMode<u64>; FENCE_FORMS]; FenceKind::ALL.len()],
+        /// Writes that changed `satp`, `vsatp`, `hgatp`.
+        root_switches: [u64; 3],
+        /// Updates of A and D bits by hardware, by the mode of the access.
+        ad_updates: PerMode<u64>,
+        /// Access faults in RAM: physical memory protection.
+        pmp_faults: u64,
+        /// Access faults elsewhere.
+        other_access_faults: u64,
+        /// What each core would have done, in the order of the arguments.
+        cores: Vec<CoreCounts>,
+        /// What check mode found.
+        stale: Stale,
+    }
+}
+
+/// Cycles that a count comes to, and how much hangs on what is not known.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Cycles {
+    /// By the core file as it is.
+    pub model: f64,
+    /// Of those, page walks.
+    pub walks: f64,
+    /// If every reference of a walk hit the nearest cache.
+    pub if_refs_hit: f64,
+    /// If every reference of a walk went to memory.
+    pub if_refs_miss: f64,
+    /// If traps cost half.
+    pub if_traps_half: f64,
+    /// If traps cost double.
+    pub if_traps_double: f64,
+}
+
+impl HartCounts {
+    /// Counters of a hart, for so many cores.
+    #[must_use]
+    pub fn new(cores: usize) -> Self {
+        Self { cores: vec![CoreCounts::default(); cores], ..Self::default() }
+    }
+
+    /// The accesses of some kinds, by the mode of the code.
+    #[must_use]
+    pub fn accesses_of(&self, kinds: &[Memory]) -> PerMode<u64> {
+        let of = |made: &[u64; Memory::KINDS]| kinds.iter().map(|kind| made[*kind as usize]).sum::<u64>();
+        std::array::from_fn(|code| self.accesses[code].iter().map(of).sum())
+    }
+
+    /// Looks of loads and stores into the TLB, by the mode whose translation was used (M: none was).
+    #[must_use]
+    pub fn lookups(&self) -> PerMode<u64> {
+        let made = |used: usize| self.accesses.iter().map(|code| code[used].iter().sum::<u64>()).sum::<u64>();
+        std::array::from_fn(|used| made(used) + self.crossings[used])
+    }
+
+    /// What they come to on one of the cores.
+    #[must_use]
+    pub fn cycles(&self, core: usize, cost: &Cost) -> Cycles {
+        let counts = &self.cores[core];
+        let sum = |numbers: &[u64]| numbers.iter().sum::<u64>() as f64;
+        let caches = cost.cache.len().min(MOST_CACHES);
+        let refs = counts.refs_by_cache;
+        let by_cache = cost.cache.iter().zip(refs).map(|(cache, refs)| cache.cycles * refs as f64).sum::<f64>();
+        let walks = by_cache + cost.memory * sum(&refs[caches..]);
+        let nearest = cost.cache.first().map_or(cost.memory, |cache| cache.cycles);
+        let l2_hits = counts.misses.iter().map(|misses| misses.l2_hits).sum::<u64>() as f64;
+        let fences = self.fences.as_flattened().iter().flatten().sum::<u64>() as f64;
+        let traps = cost.trap * self.traps.total() as f64;
+        let rest = cost.instruction * sum(&self.insns)
+            + cost.l2_hit * l2_hits
+            + cost.fence * fences
+            + cost.root_switch * sum(&self.root_switches);
+        let with = |walks: f64, traps: f64| rest + walks + traps;
+        Cycles {
+            model: with(walks, traps),
+            walks,
+            if_refs_hit: with(nearest * sum(&refs), traps),
+            if_refs_miss: with(cost.memory * sum(&refs), traps),
+            if_traps_half: with(walks, traps / 2.0),
+            if_traps_double: with(walks, traps * 2.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Core;
+
+    #[test]
+    fn traps_are_told_apart() {
+        let mut traps = Traps::default();
+        traps.count(Mode::U, Mode::S, 8);
+        traps.count(Mode::U, Mode::S, 1 << 63 | 5);
+        traps.count(Mode::VS, Mode::M, 1000);
+        let all: Vec<_> = traps.iter().collect();
+        let us = [(Mode::U, Mode::S, 8, false, 1), (Mode::U, Mode::S, 5, true, 1)];
+        assert_eq!(all, [us[0], us[1], (Mode::VS, Mode::M, 31, false, 1)]);
+        let mut later = traps.clone();
+        later.count(Mode::U, Mode::S, 8);
+        later.minus(&traps);
+        assert_eq!(later.iter().collect::<Vec<_>>(), [us[0]]);
+    }
+
+    #[test]
+    fn cycles_are_sums() {
+        let core = Core::find("plain").expect("built in");
+        let cost = Cost { instruction: 1.0, trap: 10.0, memory: 100.0, l2_hit: 0.0, ..core.cost };
+        let mut counts = HartCounts::new(1);
+        counts.insns[1] = 1000;
+        counts.traps.count(Mode::U, Mode::S, 8);
+        let near = cost.cache[0].cycles;
+        counts.cores[0].refs_by_cache[0] = 3;
+        counts.cores[0].refs_by_cache[cost.cache.len()] = 2;
+        let cycles = counts.cycles(0, &cost);
+        assert_eq!((cycles.walks, cycles.model), (3.0 * near + 200.0, 1010.0 + 3.0 * near + 200.0));
+        assert_eq!((cycles.if_refs_hit, cycles.if_refs_miss), (1010.0 + 5.0 * near, 1510.0));
+        assert_eq!(cycles.if_traps_double - cycles.if_traps_half, 15.0);
+    }
+}

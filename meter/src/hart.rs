@@ -1,0 +1,558 @@
+//! A hart: follows what its software does, and drives the models.
+
+use crate::args::Level;
+mod trap;
+
+use crate::array::{Invalidation, Regime};
+use crate::block::{Block, NOWHERE};
+use crate::check::{Check, Event};
+use crate::core::ArraySpec;
+use crate::counts::HartCounts;
+use crate::insn::{Csr, FenceKind, Memory, Special};
+use crate::mode::{Mode, PerMode};
+use crate::model::{Model, Use};
+use crate::shared::{Mark, Shared};
+use crate::tables::Tables;
+use crate::walk::{Roots, Space, Trace, Walker, Words, permissive};
+use rv::Access;
+use rv::csr::atp;
+
+/// Where software tells QEMU's `virt` board to power off: its test device.
+const POWER_OFF: u64 = 0x10_0000;
+/// Codes of the marker instruction.
+pub const MARK_BEGIN: i16 = 1;
+/// The end of a region.
+pub const MARK_END: i16 = 2;
+
+/// A register that the meter reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(missing_docs, reason = "each is the register of its name")]
+pub enum Register {
+    Satp,
+    Vsatp,
+    Hgatp,
+    Mtvec,
+    Stvec,
+    Vstvec,
+    Mcause,
+    Scause,
+    Mepc,
+    Sepc,
+    Mtval,
+    Stval,
+    Mstatus,
+    Sstatus,
+    Vsstatus,
+    Hstatus,
+    Pc,
+    /// An integer register.
+    X(u8),
+}
+
+/// The machine, as far as it can be asked.
+pub trait Machine: Words {
+    /// A register of the hart whose callback this is, as software of its present mode would read it:
+    /// with V=1 the supervisor's are those of the guest. 0 if the hart has none of the name.
+    fn register(&self, register: Register) -> u64;
+    /// The physical address of the access whose callback this is.
+    fn physical(&self) -> Option<u64>;
+}
+
+/// An access, once it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryAccess {
+    /// Its virtual address.
+    pub at: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The mode of the code.
+    pub code: Mode,
+    /// The mode whose translation it used.
+    pub mode: Mode,
+    /// What kind of instruction made it.
+    pub memory: Memory,
+}
+
+impl MemoryAccess {
+    /// The page, and whose translation it is: equal for accesses that do the same to a TLB. Never 0.
+    const fn key(&self) -> u64 {
+        let whose = (self.mode as u64 == Mode::M as u64) as u64 + 2 * self.mode.is_virtual() as u64;
+        (self.at >> rv::PAGE_SHIFT << 2 | whose) + 1
+    }
+
+    /// Whether it reaches into the next page.
+    const fn crosses(&self) -> bool {
+        (self.at & (rv::PAGE_BYTES - 1)) + self.bytes > rv::PAGE_BYTES
+    }
+}
+
+/// Whether all is known that an access can have done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// It is.
+    Before,
+    /// It is not.
+    Never,
+}
+
+/// What generated code reads and adds to, for each hart.
+#[derive(Clone, Debug, Default)]
+#[repr(C)]
+pub struct Scoreboard {
+    /// The place of the code that ran last; see [`Block::place`]. Blocks of other places call
+    /// [`Hart::enter_block`].
+    pub place: u64,
+    /// Instructions that were attempted.
+    pub insns: PerMode<u64>,
+}
+
+/// What takes effect only if execution goes on behind the instruction: else it has trapped.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    next: u64,
+    mode: Mode,
+    what: Effect,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Effect {
+    Fence { kind: FenceKind, address: Option<u64>, id: Option<u64> },
+    CsrWrite(Csr),
+}
+
+/// A page that was accessed lately, and what need not be found out again about it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    /// That of the access; 0 is none.
+    key: u64,
+    /// An address in it.
+    at: u64,
+    /// The mode whose translation it is.
+    mode: Option<Mode>,
+    /// Tables have not changed since.
+    generation: u64,
+    /// A store may pass: D is known to be set, and the page is no table.
+    passes_stores: bool,
+}
+
+impl Recent {
+    #[inline]
+    fn knows(&self, access: &MemoryAccess, generation: u64) -> bool {
+        self.key == access.key()
+            && self.generation == generation
+            && (self.passes_stores || !access.memory.is_store())
+            && !access.crosses()
+    }
+}
+
+/// The two pages that were accessed last: going back and forth between them changes nothing in a TLB
+/// but which of the two is the more recent. That is told to TLBs before anything else is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Filter {
+    pages: [Recent; 2],
+    /// Which is the more recent.
+    last: usize,
+    /// They have changed places since TLBs were told.
+    has_swapped: bool,
+}
+
+/// What [`Scoreboard::place`] is while a block runs: those with the same need no look at each other.
+#[must_use]
+pub const fn place(block: Block, level: Level) -> u64 {
+    match level {
+        Level::Counts => block.mode as u64 + 1,
+        Level::Tlb | Level::Check => block.place(),
+    }
+}
+
+/// The page that was fetched from last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Fetched {
+    /// As of [`Block::place`].
+    place: u64,
+    /// Tables have not changed since.
+    generation: u64,
+}
+
+/// Whether two addresses can be the same. What was translated for one virtual address runs at others,
+/// too, in pages that hold the same: then only offsets can be compared.
+const fn is_behind(next: u64, at: u64) -> bool {
+    (next ^ at) & (rv::PAGE_BYTES - 1) == 0
+}
+
+/// A hart.
+#[derive(Debug)]
+pub struct Hart {
+    roots: Roots,
+    /// What is translated below M, with V=0 and with V=1.
+    spaces: [Option<Space>; 2],
+    /// Trap vectors of M, S, VS.
+    vectors: [u64; 3],
+    pending: Option<Pending>,
+    /// Where the return from a trap leads that was about to be executed.
+    returning: Option<u64>,
+    filter: Filter,
+    /// The filter may keep two pages: no TLB drops the last page but one for a new one.
+    keeps_two: bool,
+    fetched: Fetched,
+    trace: Trace,
+    models: Vec<Model>,
+    counts: HartCounts,
+    check: Option<Check>,
+    block: u64,
+    /// The counts at each mark.
+    snapshots: Vec<HartCounts>,
+}
+
+impl Hart {
+    /// A hart that has just been reset.
+    #[must_use]
+    pub fn new(shared: &Shared) -> Self {
+        Self {
+            roots: Roots::default(),
+            spaces: [None; 2],
+            vectors: [0; 3],
+            pending: None,
+            returning: None,
+            filter: Filter::default(),
+            keeps_two: shared.cores.iter().all(|core| core.l1d.iter().all(ArraySpec::keeps_recent)),
+            fetched: Fetched::default(),
+            trace: Trace::default(),
+            models: shared.cores.iter().map(Model::new).collect(),
+            counts: HartCounts::new(shared.cores.len()),
+            check: (shared.level == Level::Check).then(Check::default),
+            block: 0,
+            snapshots: Vec::new(),
+        }
+    }
+
+    /// The counts at each mark of [`Shared::marks`], and now.
+    #[must_use]
+    pub fn counts(&self, board: &Scoreboard) -> (Vec<HartCounts>, HartCounts) {
+        (self.snapshots.clone(), self.now(board))
+    }
+
+    /// What check mode has found.
+    #[must_use]
+    pub fn check(&self) -> Option<&Check> {
+        self.check.as_ref()
+    }
+
+    fn now(&self, board: &Scoreboard) -> HartCounts {
+        HartCounts { insns: board.insns, ..self.counts.clone() }
+    }
+
+    /// Takes note of marks that other harts have set.
+    fn catch_up(&mut self, board: &Scoreboard, shared: &Shared) {
+        while self.snapshots.len() < shared.mark_count() {
+            self.snapshots.push(self.now(board));
+        }
+    }
+
+    fn mark(&mut self, mark: Mark, board: &Scoreboard, shared: &Shared) {
+        self.catch_up(board, shared);
+        if shared.mark(mark) {
+            self.catch_up(board, shared);
+        }
+    }
+
+    /// A block is about to run, which is in another place than the one before, or is watched, or
+    /// crosses into another page.
+    pub fn enter_block(&mut self, block: Block, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
+        self.catch_up(board, shared);
+        board.place = place(block, shared.level);
+        // A translation serves all virtual addresses of its code: where it runs now, only `pc` tells.
+        let block = Block { at: machine.register(Register::Pc), ..block };
+        self.block = block.at;
+        let arrives = self.is_vector(block);
+        if let Some(pending) = self.pending.take()
+            && is_behind(pending.next, block.at)
+            && !(arrives && self.has_trapped(pending.next, block.mode, machine))
+        {
+            self.apply(pending, shared, machine);
+        }
+        let is_return = self.returning.take() == Some(block.at);
+        if !is_return && arrives {
+            self.trap(block, shared, machine);
+        }
+        if shared.level == Level::Counts {
+            return;
+        }
+        let generation = shared.tables().map_or(0, Tables::generation);
+        let here = Fetched { place: block.place(), generation };
+        if self.fetched != here {
+            self.translate(block.at, block.mode, Use::Fetch, shared, machine);
+            self.fetched = here;
+        }
+        if block.crosses {
+            let next_page = (block.page() + 1) << rv::PAGE_SHIFT;
+            self.translate(next_page, block.mode, Use::Fetch, shared, machine);
+            self.fetched = Fetched { place: block.last_place(), generation };
+        }
+    }
+
+    /// Whether the instruction before `next` is the one that has just trapped.
+    fn has_trapped(&self, next: u64, to: Mode, machine: &impl Machine) -> bool {
+        let epc = if to == Mode::M { Register::Mepc } else { Register::Sepc };
+        // All instructions of `Special` have four bytes.
+        is_behind(next, machine.register(epc).wrapping_add(4))
+    }
+
+    /// An access to the page of `at`, which QEMU has allowed.
+    fn translate(&mut self, at: u64, mode: Mode, how: Use, shared: &Shared, machine: &impl Machine) {
+        let Some(space) = space_of(&self.spaces, mode) else { return };
+        let request = permissive(access_of(how), privilege(mode));
+        let mut walker = Walker::new(&mut self.trace, space, at, request, machine);
+        for (model, counts) in self.models.iter_mut().zip(&mut self.counts.cores) {
+            model.access(how, mode, &mut walker, counts);
+        }
+        let Some(tables) = shared.tables() else { return };
+        let page = at >> rv::PAGE_SHIFT;
+        let block = self.block;
+        let event = |generation| Event { page, how, mode, space, generation, block };
+        if let Some(check) = &mut self.check
+            && !check.is_verified(&event(tables.generation()))
+        {
+            let trace = walker.trace();
+            tables.learn_walk(&trace.refs, space.has_g(), machine);
+            // Only now: what was learnt is part of what was verified.
+            check.access(&event(tables.generation()), &request, trace, &mut self.counts.stale, machine);
+        }
+        if walker.is_done() {
+            let trace = walker.trace();
+            self.counts.ad_updates[mode.index()] += tables.take_updates(&trace.refs);
+            tables.learn_walk(&trace.refs, space.has_g(), machine);
+        }
+    }
+
+    /// A load or store was made. Counts it, and says whether all is known that it can have done; else
+    /// [`Hart::access_anew`] has to be told, too.
+    #[inline]
+    pub fn access(&mut self, access: &MemoryAccess, shared: &Shared) -> Seen {
+        // `cbo.zero` is one look, however many stores it is for QEMU.
+        let is_look = access.memory != Memory::Block || access.at.is_multiple_of(64);
+        let made = &mut self.counts.accesses[access.code.index()][access.mode.index()];
+        made[access.memory as usize] += u64::from(is_look);
+        let generation = shared.tables().map_or(0, Tables::generation);
+        let filter = &mut self.filter;
+        if filter.pages[filter.last].knows(access, generation) {
+            return Seen::Before;
+        }
+        if filter.pages[filter.last ^ 1].knows(access, generation) {
+            filter.last ^= 1;
+            filter.has_swapped = true;
+            return Seen::Before;
+        }
+        Seen::Never
+    }
+
+    /// The access that [`Hart::access`] has never seen.
+    pub fn access_anew(
+        &mut self,
+        access: &MemoryAccess,
+        board: &mut Scoreboard,
+        shared: &Shared,
+        machine: &impl Machine,
+    ) {
+        let MemoryAccess { at, bytes, mode, memory, .. } = *access;
+        self.catch_up(board, shared);
+        self.settle();
+        let how = if memory.is_store() { Use::Store } else { Use::Load };
+        self.translate(at, mode, how, shared, machine);
+        let crosses = access.crosses();
+        if crosses {
+            self.counts.crossings[mode.index()] += 1;
+            self.translate(at + bytes - 1, mode, how, shared, machine);
+        }
+        if mode == Mode::M && memory.is_store() && at == POWER_OFF {
+            self.mark(Mark::PowerOff, board, shared);
+        }
+        let Some(tables) = shared.tables() else { return };
+        let mut is_table = false;
+        if memory.is_store()
+            && let Some(physical) = machine.physical().filter(|physical| tables.is_table(physical >> rv::PAGE_SHIFT))
+        {
+            is_table = true;
+            tables.stored(physical, bytes, machine);
+        }
+        let generation = tables.generation();
+        let last = &self.filter.pages[self.filter.last];
+        if generation != last.generation && self.check.is_some() {
+            // The code may be behind one of the tables that have changed.
+            board.place = NOWHERE;
+        }
+        if crosses {
+            self.filter = Filter::default();
+            return;
+        }
+        let key = access.key();
+        let passes_stores = memory.is_store() && !is_table;
+        if last.key != key && self.keeps_two {
+            self.filter.last ^= 1;
+        }
+        self.filter.pages[self.filter.last] = Recent { key, at, mode: Some(mode), generation, passes_stores };
+    }
+
+    /// Tells TLBs which of the two pages of the filter is the more recent.
+    fn settle(&mut self) {
+        if !std::mem::take(&mut self.filter.has_swapped) {
+            return;
+        }
+        let last = self.filter.last;
+        for page in [self.filter.pages[last ^ 1], self.filter.pages[last]] {
+            if let Some(space) = page.mode.and_then(|mode| space_of(&self.spaces, mode)) {
+                self.models.iter_mut().for_each(|model| model.touch(page.at >> rv::PAGE_SHIFT, space.ids));
+            }
+        }
+    }
+
+    /// An instruction of [`Special`] is about to be executed; `next` is the address behind it.
+    pub fn before(
+        &mut self,
+        special: Special,
+        mode: Mode,
+        next: u64,
+        board: &mut Scoreboard,
+        shared: &Shared,
+        machine: &impl Machine,
+    ) {
+        let operand = |number: u8| (number != 0).then(|| machine.register(Register::X(number)));
+        let pending = |what| Some(Pending { next, mode, what });
+        match special {
+            Special::Fence { kind, rs1, rs2 } => {
+                self.pending = pending(Effect::Fence { kind, address: operand(rs1), id: operand(rs2) });
+            }
+            Special::CsrWrite(csr) => self.pending = pending(Effect::CsrWrite(csr)),
+            Special::Return { from_m } => {
+                let register = if from_m { Register::Mepc } else { Register::Sepc };
+                self.returning = Some(machine.register(register));
+            }
+            Special::Marker { label, code } => {
+                let label = operand(label).unwrap_or(0);
+                match code {
+                    MARK_BEGIN => self.mark(Mark::Begin(label), board, shared),
+                    MARK_END => {
+                        self.mark(Mark::End(label), board, shared);
+                        // The marker itself is not of the region.
+                        if let Some(last) = self.snapshots.last_mut() {
+                            last.insns[mode.index()] -= 1;
+                        }
+                    }
+                    _ => {}
+                }
+                return;
+            }
+        }
+        // Whatever block comes next is to be looked at.
+        board.place = NOWHERE;
+    }
+
+    /// The instruction at `at` is about to be executed, in the block of the one before.
+    pub fn reach(&mut self, at: u64, shared: &Shared, machine: &impl Machine) {
+        if let Some(pending) = self.pending.take_if(|pending| pending.next == at) {
+            self.apply(pending, shared, machine);
+        }
+    }
+
+    fn apply(&mut self, pending: Pending, shared: &Shared, machine: &impl Machine) {
+        self.settle();
+        self.filter = Filter::default();
+        self.fetched = Fetched::default();
+        match pending.what {
+            Effect::Fence { kind, address, id } => self.fence(kind, address, id, pending.mode),
+            Effect::CsrWrite(csr) => self.csr_written(csr, pending.mode, shared, machine),
+        }
+    }
+
+    fn fence(&mut self, kind: FenceKind, address: Option<u64>, id: Option<u64>, mode: Mode) {
+        let form = usize::from(address.is_some()) + 2 * usize::from(id.is_some());
+        self.counts.fences[kind as usize][form][mode.index()] += 1;
+        let vmid = (self.roots.hgatp >> atp::ID_SHIFT & atp::VMID_BITS) as u16;
+        let asid = id.map(|id| id as u16);
+        let page = address.map(|address| address >> rv::PAGE_SHIFT);
+        let what = match kind {
+            FenceKind::Sfence | FenceKind::Sinval if !mode.is_virtual() => {
+                Invalidation { regime: Regime::One, vmid: None, asid, page }
+            }
+            FenceKind::Sfence | FenceKind::Sinval | FenceKind::HfenceVvma | FenceKind::HinvalVvma => {
+                Invalidation { regime: Regime::Two, vmid: Some(vmid), asid, page }
+            }
+            // norm:hfence_gvma_rs1: the register has the guest physical address shifted right by 2.
+            FenceKind::HfenceGvma | FenceKind::HinvalGvma => Invalidation {
+                regime: Regime::G,
+                vmid: id.map(|id| (id & atp::VMID_BITS) as u16),
+                asid: None,
+                page: address.map(|address| address >> (rv::PAGE_SHIFT - 2)),
+            },
+        };
+        self.models.iter_mut().for_each(|model| model.invalidate(&what));
+        if let Some(check) = &mut self.check {
+            check.invalidate(&what);
+        }
+    }
+
+    fn csr_written(&mut self, csr: Csr, mode: Mode, shared: &Shared, machine: &impl Machine) {
+        let before = self.roots;
+        match (csr, mode.is_virtual()) {
+            (Csr::Satp, false) => self.roots.satp = machine.register(Register::Satp),
+            // With V=1 `satp` is the guest's.
+            (Csr::Satp, true) => self.roots.vsatp = machine.register(Register::Satp),
+            (Csr::Vsatp, _) => self.roots.vsatp = machine.register(Register::Vsatp),
+            (Csr::Hgatp, _) => self.roots.hgatp = machine.register(Register::Hgatp),
+            (Csr::Mtvec, _) => self.set_vector(0, machine.register(Register::Mtvec), shared),
+            (Csr::Stvec, false) => self.set_vector(1, machine.register(Register::Stvec), shared),
+            (Csr::Stvec, true) => self.set_vector(2, machine.register(Register::Stvec), shared),
+            (Csr::Vstvec, _) => self.set_vector(2, machine.register(Register::Vstvec), shared),
+        }
+        let now = self.roots;
+        let changed = [before.satp != now.satp, before.vsatp != now.vsatp, before.hgatp != now.hgatp];
+        if changed == [false; 3] {
+            return;
+        }
+        self.counts.root_switches.iter_mut().zip(changed).for_each(|(count, changed)| *count += u64::from(changed));
+        self.spaces = [Space::new(false, now), Space::new(true, now)];
+        let id = |root: u64| (root >> atp::ID_SHIFT & atp::ASID_BITS) as u16;
+        let vmid = id(now.hgatp) & atp::VMID_BITS as u16;
+        for model in &mut self.models {
+            if id(before.satp) != id(now.satp) {
+                let regime = Regime::One;
+                model.switched_asid(crate::array::Ids { regime, asid: id(before.satp), vmid });
+            }
+            if id(before.vsatp) != id(now.vsatp) {
+                model.switched_asid(crate::array::Ids { regime: Regime::Two, asid: id(before.vsatp), vmid });
+            }
+            if id(before.hgatp) != id(now.hgatp) {
+                model.switched_vmid(id(before.hgatp) & atp::VMID_BITS as u16);
+            }
+        }
+        if let Some(tables) = shared.tables() {
+            for space in self.spaces.iter().flatten() {
+                for (frames, level) in space.physical_roots() {
+                    tables.learn_root(frames, level, machine);
+                }
+            }
+        }
+    }
+
+    fn set_vector(&mut self, whose: usize, vector: u64, shared: &Shared) {
+        self.vectors[whose] = vector;
+        shared.add_vector(vector);
+    }
+}
+
+/// What is translated for a mode.
+fn space_of(spaces: &[Option<Space>; 2], mode: Mode) -> Option<&Space> {
+    if mode == Mode::M { None } else { spaces[usize::from(mode.is_virtual())].as_ref() }
+}
+
+const fn access_of(how: Use) -> Access {
+    match how {
+        Use::Fetch => Access::Fetch,
+        Use::Load => Access::Load,
+        Use::Store => Access::Store,
+    }
+}
+
+const fn privilege(mode: Mode) -> rv::Mode {
+    if mode.is_user() { rv::Mode::User } else { rv::Mode::Supervisor }
+}

@@ -1,0 +1,155 @@
+//! What all harts share.
+
+use crate::args::{Args, Level};
+use crate::core::Core;
+use crate::tables::Tables;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A moment that guest software has marked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mark {
+    /// A region begins, with a label.
+    Begin(u64),
+    /// The region ends, with a label.
+    End(u64),
+    /// The machine was told to power off: what it still does until it stops depends on the host.
+    PowerOff,
+}
+
+/// More marks are not kept.
+const MOST_MARKS: usize = 4096;
+
+/// What all harts share.
+#[derive(Debug)]
+pub struct Shared {
+    /// How much is counted.
+    pub level: Level,
+    /// The cores that are modelled.
+    pub cores: Vec<Core>,
+    tables: OnceLock<Tables>,
+    marks: Mutex<Vec<Mark>>,
+    mark_count: AtomicUsize,
+    vectors: Mutex<Vectors>,
+}
+
+#[derive(Debug, Default)]
+struct Vectors {
+    /// Addresses at which traps arrive on any hart.
+    known: HashSet<u64>,
+    /// Where blocks start that are not looked at each time they run.
+    unwatched: HashSet<u64>,
+    /// Vectors at which such a block had been translated before.
+    late: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// What the arguments ask for.
+    #[must_use]
+    pub fn new(args: &Args) -> Self {
+        Self {
+            level: args.level,
+            cores: args.cores.clone(),
+            tables: OnceLock::new(),
+            marks: Mutex::default(),
+            mark_count: AtomicUsize::new(0),
+            vectors: Mutex::default(),
+        }
+    }
+
+    /// Tells where RAM is. Until then no tables are known.
+    pub fn set_ram(&self, base: u64, bytes: u64) {
+        self.tables.get_or_init(|| Tables::new(base, bytes));
+    }
+
+    /// The tables, once RAM is known.
+    #[must_use]
+    pub fn tables(&self) -> Option<&Tables> {
+        self.tables.get()
+    }
+
+    /// The number of marks so far.
+    #[must_use]
+    pub fn mark_count(&self) -> usize {
+        self.mark_count.load(Ordering::Acquire)
+    }
+
+    /// Adds a mark. `false`: there are too many, or the machine is powered off.
+    pub fn mark(&self, mark: Mark) -> bool {
+        let mut marks = lock(&self.marks);
+        let is_over = marks.last() == Some(&Mark::PowerOff);
+        if is_over || (marks.len() >= MOST_MARKS && mark != Mark::PowerOff) {
+            return false;
+        }
+        marks.push(mark);
+        self.mark_count.store(marks.len(), Ordering::Release);
+        true
+    }
+
+    /// All marks.
+    #[must_use]
+    pub fn marks(&self) -> Vec<Mark> {
+        lock(&self.marks).clone()
+    }
+
+    /// A block is translated that starts at an address. Says whether it has to be looked at each time
+    /// it runs: traps arrive there, or it begins as trap handlers do.
+    pub fn watches(&self, start: u64, looks_like_handler: bool) -> bool {
+        let mut vectors = lock(&self.vectors);
+        if looks_like_handler || vectors.known.contains(&start) {
+            return true;
+        }
+        vectors.unwatched.insert(start);
+        false
+    }
+
+    /// A hart has a new trap vector.
+    pub fn add_vector(&self, vector: u64) {
+        let mut vectors = lock(&self.vectors);
+        let base = vector & !3;
+        if vectors.known.insert(base) {
+            vectors.late += u64::from(vectors.unwatched.contains(&base));
+        }
+        if vector & 1 != 0 {
+            // Vectored: interrupts arrive at four bytes for each cause.
+            vectors.known.extend((1..32).map(|cause| base + 4 * cause));
+        }
+    }
+
+    /// How many vectors were translated before they became vectors. Traps to those, out of their own
+    /// page and mode, may have been overlooked.
+    #[must_use]
+    pub fn late_vectors(&self) -> u64 {
+        lock(&self.vectors).late
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_are_watched() {
+        let shared = Shared::new(&Args::default());
+        assert!(!shared.watches(0x1000, false) && shared.watches(0x2000, true));
+        shared.add_vector(0x2000);
+        assert_eq!(shared.late_vectors(), 0);
+        shared.add_vector(0x3001);
+        assert!(shared.watches(0x3000, false) && shared.watches(0x3014, false) && !shared.watches(0x3100, false));
+        shared.add_vector(0x1000);
+        shared.add_vector(0x1000);
+        assert_eq!(shared.late_vectors(), 1);
+    }
+
+    #[test]
+    fn nothing_is_marked_after_power_off() {
+        let shared = Shared::new(&Args::default());
+        assert!(shared.mark(Mark::Begin(3)) && shared.mark(Mark::PowerOff) && !shared.mark(Mark::End(3)));
+        assert_eq!((shared.mark_count(), shared.marks()), (2, vec![Mark::Begin(3), Mark::PowerOff]));
+    }
+}

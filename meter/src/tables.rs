@@ -1,0 +1,204 @@
+//! Which frames hold page tables, and what software last wrote there.
+//!
+//! An emulator has set A and D before anybody hears of the access. So the meter keeps a copy of each
+//! table as software left it: where memory has a bit more, hardware has set it. The copies also tell
+//! check mode when a table was edited.
+
+use crate::walk::{Reference, Stage, Words};
+use rv::PteFlags;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const WORDS: u64 = 512;
+
+#[derive(Debug)]
+struct Copy {
+    words: Box<[u64; WORDS as usize]>,
+    /// The level of its entries, if they lead to physical addresses.
+    level: Option<u8>,
+}
+
+/// All tables that have been met. A frame that was one is taken for one ever after: what is then
+/// stored to it costs time, and nothing else.
+#[derive(Debug)]
+pub struct Tables {
+    /// The first frame of RAM.
+    first: u64,
+    /// One bit for each frame: it is a table.
+    known: Vec<AtomicU64>,
+    copies: Mutex<HashMap<u64, Copy>>,
+    generation: AtomicU64,
+}
+
+impl Tables {
+    /// For RAM of so many bytes at an address.
+    #[must_use]
+    pub fn new(base: u64, bytes: u64) -> Self {
+        let frames = bytes >> rv::PAGE_SHIFT;
+        Self {
+            first: base >> rv::PAGE_SHIFT,
+            known: (0..frames.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            copies: Mutex::default(),
+            generation: AtomicU64::new(1),
+        }
+    }
+
+    /// A number that grows whenever a table is edited or met for the first time: until then, what was
+    /// found out about tables and pages still holds.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn bit(&self, frame: u64) -> Option<(&AtomicU64, u64)> {
+        let number = frame.checked_sub(self.first)?;
+        self.known.get((number / 64) as usize).map(|word| (word, 1 << (number % 64)))
+    }
+
+    /// Whether the frame holds a table.
+    #[must_use]
+    pub fn is_table(&self, frame: u64) -> bool {
+        self.bit(frame).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn copies(&self) -> MutexGuard<'_, HashMap<u64, Copy>> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A root is in use: its table, and those below it whose addresses are physical.
+    pub fn learn_root(&self, frames: std::ops::Range<u64>, level: u8, words: &impl Words) {
+        let mut copies = self.copies();
+        for frame in frames {
+            self.learn(&mut copies, frame, Some(level), words);
+        }
+    }
+
+    /// A walk has read these entries.
+    pub fn learn_walk(&self, refs: &[Reference], has_g: bool, words: &impl Words) {
+        for entry in refs {
+            let frame = entry.at >> rv::PAGE_SHIFT;
+            if !self.is_table(frame) {
+                let is_physical = entry.stage == Stage::G || !has_g;
+                self.learn(&mut self.copies(), frame, is_physical.then_some(entry.level), words);
+            }
+        }
+    }
+
+    fn learn(&self, copies: &mut HashMap<u64, Copy>, frame: u64, level: Option<u8>, words: &impl Words) {
+        let Some((known, bit)) = self.bit(frame) else { return };
+        if known.load(Ordering::Relaxed) & bit != 0 {
+            return;
+        }
+        let mut copy = Box::new([0; WORDS as usize]);
+        for (number, word) in copy.iter_mut().enumerate() {
+            let Some(value) = words.word((frame << rv::PAGE_SHIFT) + 8 * number as u64) else { return };
+            *word = value;
+        }
+        known.fetch_or(bit, Ordering::Relaxed);
+        self.generation.fetch_add(1, Ordering::Release);
+        let below: Vec<u64> = copy.iter().filter_map(|word| pointer(*word)).collect();
+        copies.insert(frame, Copy { words: copy, level });
+        if let Some(level) = level.and_then(|level| level.checked_sub(1)) {
+            for child in below {
+                self.learn(copies, child, Some(level), words);
+            }
+        }
+    }
+
+    /// Software has stored bytes at a physical address in a table.
+    pub fn stored(&self, at: u64, bytes: u64, words: &impl Words) {
+        let mut copies = self.copies();
+        for at in (at & !7..at + bytes).step_by(8) {
+            let Some(copy) = copies.get_mut(&(at >> rv::PAGE_SHIFT)) else { continue };
+            let Some(word) = words.word(at) else { continue };
+            copy.words[(at / 8 % WORDS) as usize] = word;
+            let below = copy.level.and_then(|level| level.checked_sub(1));
+            if let (Some(level), Some(child)) = (below, pointer(word)) {
+                self.learn(&mut copies, child, Some(level), words);
+            }
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// How many updates of A and D hardware has made in these entries since software last stored
+    /// there. They are counted once.
+    pub fn take_updates(&self, refs: &[Reference]) -> u64 {
+        let ad = (PteFlags::A | PteFlags::D).bits();
+        let leaves = refs.iter().filter(|entry| entry.is_leaf());
+        let mut copies = None;
+        let mut updates = 0;
+        for entry in leaves {
+            let copies = copies.get_or_insert_with(|| self.copies());
+            let Some(copy) = copies.get_mut(&(entry.at >> rv::PAGE_SHIFT)) else { continue };
+            let word = &mut copy.words[(entry.at / 8 % WORDS) as usize];
+            let changed = *word ^ entry.pte;
+            updates += u64::from(changed != 0 && changed & !ad == 0 && entry.pte & changed == changed);
+            *word = entry.pte;
+        }
+        updates
+    }
+}
+
+/// The frame that a valid pointer leads to.
+fn pointer(word: u64) -> Option<u64> {
+    (word & 0xf == PteFlags::V.bits()).then_some(word >> 10 & rv::csr::atp::PPN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+
+    /// Zeroed RAM of 16 frames at 0x8000_0000.
+    #[derive(Default)]
+    struct Ram(RefCell<BTreeMap<u64, u64>>);
+
+    impl Words for Ram {
+        fn word(&self, at: u64) -> Option<u64> {
+            (0x8000_0000..0x8001_0000).contains(&at).then(|| self.0.borrow().get(&at).copied().unwrap_or(0))
+        }
+    }
+
+    const LEAF: u64 = 0x8_0009 << 10 | 0x17;
+
+    #[test]
+    fn updates_by_hardware_are_told_from_stores() {
+        let (ram, tables) = (Ram::default(), Tables::new(0x8000_0000, 0x1_0000));
+        let set = |at: u64, value: u64| ram.0.borrow_mut().insert(at, value);
+        set(0x8000_0000, 0x8_0001 << 10 | 1);
+        tables.learn_root(0x8_0000..0x8_0001, 1, &ram);
+        assert!(tables.is_table(0x8_0000) && tables.is_table(0x8_0001) && !tables.is_table(0x8_0002));
+        let at = 0x8000_1010;
+        let read = || Reference { stage: Stage::First, level: 0, input: 2, at, pte: ram.word(at).expect("RAM") };
+        set(at, LEAF);
+        tables.stored(at, 8, &ram);
+        assert_eq!(tables.take_updates(&[read()]), 0);
+        set(at, LEAF | 0x40);
+        assert_eq!((tables.take_updates(&[read()]), tables.take_updates(&[read()])), (1, 0));
+        set(at, LEAF | 0xc0);
+        assert_eq!(tables.take_updates(&[read()]), 1);
+        // Cleared by software, and set again by it.
+        set(at, LEAF);
+        tables.stored(at, 8, &ram);
+        set(at, LEAF | 0xc0);
+        tables.stored(at + 4, 4, &ram);
+        assert_eq!(tables.take_updates(&[read()]), 0);
+    }
+
+    #[test]
+    fn tables_are_met_by_their_pointers() {
+        let (ram, tables) = (Ram::default(), Tables::new(0x8000_0000, 0x1_0000));
+        tables.learn_root(0x8_0000..0x8_0001, 2, &ram);
+        let before = tables.generation();
+        ram.0.borrow_mut().insert(0x8000_0008, 0x8_0003 << 10 | 1);
+        // At its last level, what looks like a pointer is none.
+        ram.0.borrow_mut().insert(0x8000_4008, 0x8_0005 << 10 | 1);
+        ram.0.borrow_mut().insert(0x8000_3000, 0x8_0004 << 10 | 1);
+        tables.stored(0x8000_0008, 8, &ram);
+        assert!(tables.is_table(0x8_0003) && tables.is_table(0x8_0004) && !tables.is_table(0x8_0005));
+        assert!(tables.generation() > before);
+        assert!(!tables.is_table(0x7_ffff) && !tables.is_table(0x8_0010));
+    }
+}
