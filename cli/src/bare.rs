@@ -5,8 +5,16 @@ use crate::machine::{Machine, MachineError, Next, Outcome};
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
 use crate::size::Size;
 use crate::stream::Piece;
+use dtoolkit::Node;
+use dtoolkit::fdt::Fdt;
+use dtoolkit::model::{DeviceTree, DeviceTreeNode};
+use miette::{IntoDiagnostic, miette};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tempfile::NamedTempFile;
+
+/// QEMU writes a device tree sooner.
+const DUMP_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the bare machine runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,4 +66,34 @@ pub fn run(
         Piece::Record(_) => Next::Continue,
     })?;
     Ok((console, outcome))
+}
+
+/// The same machine, described by QEMU's own device tree less the devices that guests have not; and the file
+/// that must live as long as it.
+///
+/// # Errors
+/// If QEMU does not say what its device tree is, or scratch files cannot be written.
+pub fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, NamedTempFile)> {
+    let file = NamedTempFile::new().into_diagnostic()?;
+    let mut dump = machine.clone();
+    dump.extra.extend(["-machine".into(), format!("dumpdtb={}", file.path().display())]);
+    let (running, _) = Machine::start(&dump)?;
+    running.run(Some(Instant::now() + DUMP_PATIENCE), |_| Next::Continue)?;
+    let blob = std::fs::read(file.path()).into_diagnostic()?;
+    let fdt = Fdt::new(&blob).map_err(|why| miette!("QEMU's device tree: {why}"))?;
+    let mut tree = DeviceTree::from_fdt(&fdt);
+    remove_children(&mut tree.root, &["flash@", "fw-cfg@", "platform-bus@", "pmu"]);
+    if let Some(soc) = tree.root.child_mut("soc") {
+        remove_children(soc, &["pci@", "rtc@", "virtio_mmio@"]);
+    }
+    std::fs::write(file.path(), tree.to_dtb()).into_diagnostic()?;
+    machine.extra.extend(["-dtb".into(), file.path().display().to_string()]);
+    Ok((machine, file))
+}
+
+fn remove_children(node: &mut DeviceTreeNode, prefixes: &[&str]) {
+    let names: Vec<String> = node.children().map(|child| child.name().to_owned()).collect();
+    for name in names.iter().filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))) {
+        node.remove_child(name);
+    }
 }

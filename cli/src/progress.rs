@@ -23,10 +23,29 @@ impl Step {
         Self::start(what, "{spinner} {prefix} [{bar:30}] {percent:>3}% {wide_msg}", Some(100))
     }
 
+    /// Starts so many steps of one kind.
+    #[must_use]
+    pub fn counted(what: &str, steps: usize) -> Self {
+        Self::start(what, "{spinner} {prefix} [{bar:30}] {pos}/{len} {wide_msg}", Some(steps as u64))
+    }
+
+    /// One of them is done.
+    pub fn done(&self, what: &str) {
+        self.bar.inc(1);
+        self.note(what);
+        if self.bar.is_hidden() {
+            eprintln!("gnomon: {}/{}: {what}", self.bar.position(), self.bar.length().unwrap_or(0));
+        }
+    }
+
     fn start(what: &str, template: &str, length: Option<u64>) -> Self {
         if !std::io::stderr().is_terminal() {
             eprintln!("gnomon: {what}");
-            return Self { bar: ProgressBar::hidden() };
+            let bar = ProgressBar::hidden();
+            if let Some(length) = length {
+                bar.set_length(length);
+            }
+            return Self { bar };
         }
         let bar = match length {
             Some(length) => ProgressBar::new(length),

@@ -17,6 +17,7 @@ pub mod fences;
 pub mod hart;
 pub mod paging;
 pub mod ram;
+pub mod region;
 pub mod report;
 pub mod sbi;
 mod start;

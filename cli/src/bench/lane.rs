@@ -5,11 +5,14 @@
 //! the `time` CSR counts the instructions of all modes, and one that traps does not count itself. An
 //! instruction that does not trap counts as 1.
 
+use super::INSTRUCTIONS_PER_TICK;
+use super::lab::Lab;
+use super::report::{Block, Report};
 use super::series::{self, Plan, Point, Series, cell};
+use super::subject::Choice;
 use super::table::Table;
-use super::{Choice, INSTRUCTIONS_PER_TICK, Report};
 use serde_json::json;
-use std::fmt::Write;
+use std::collections::BTreeMap;
 
 /// The figures of the guest, and what they are.
 const KINDS: [(&str, &str); 6] = [
@@ -25,9 +28,9 @@ const KINDS: [(&str, &str); 6] = [
 ///
 /// # Errors
 /// If something is missing.
-pub fn measure(choice: &Choice) -> miette::Result<Report> {
-    let plan = Plan { guest: "lane", points: vec![String::new()], baseline: None, svadu: false };
-    Ok(report(&series::measure(&plan, choice)?, &series::versions()?))
+pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
+    let plan = Plan { name: "lane", guest: "lane", points: vec![String::new()], baseline: None, svadu: false };
+    Ok(report(&series::measure(&plan, lab, choice)?, &series::versions(lab)))
 }
 
 /// Instructions for each execution.
@@ -37,30 +40,39 @@ fn instructions(point: &Point, kind: &str) -> Option<f64> {
 }
 
 fn report(all: &[Series], versions: &str) -> Report {
-    let mut text =
-        format!("Traps: instructions of all privilege modes from trap to return; 1 is no trap\n{versions}\n");
+    let mut blocks = Vec::new();
     for group in series::groups(all) {
-        let mut table = Table::new(std::iter::once(group.title.clone()).chain(group.headings()));
+        let mut table = Table::new(std::iter::once(String::new()).chain(group.headings()));
         for (kind, name) in KINDS {
             let say = |point: &Point| instructions(point, kind).map_or_else(|| "-".into(), |each| format!("{each:.1}"));
             table.row(
                 std::iter::once(name.to_owned()).chain(group.series.iter().map(|series| cell(series.point(0), say))),
             );
         }
-        // Writing to a string cannot fail.
-        let _ = write!(text, "\n{table}");
+        blocks.push(Block::Table(group.title, table));
     }
-    text += "\nagain: the entry does not translate any more; else the page was read just before\n";
     let each = |series: &Series| {
-        let of = |point: &Point| KINDS.map(|(kind, _)| (kind, instructions(point, kind)));
-        json!({ "subject": series.subject, "instructions": series.point(0).map(|point| of(point).into_iter().collect::<std::collections::BTreeMap<_, _>>()) })
+        let of = |point: &Point| KINDS.map(|(kind, _)| (kind, instructions(point, kind))).into_iter().collect();
+        let instructions: Option<BTreeMap<_, _>> = series.point(0).map(of);
+        json!({ "subject": series.subject, "instructions": instructions })
     };
     let json = json!({
         "experiment": "lane",
         "versions": versions,
         "series": all.iter().map(each).collect::<Vec<_>>(),
     });
-    Report { text, json, failures: series::failures(all) }
+    Report {
+        name: "lane",
+        title: "instructions of all privilege modes from a trap to its return; 1 is no trap".into(),
+        lead: vec![
+            "Again: the entry does not translate any more; else the page was read just before.".into(),
+            versions.into(),
+        ],
+        blocks,
+        misleads: "an instruction of a trap handler costs more cycles than one of a loop: it finds caches and predictors cold".into(),
+        json,
+        failures: series::failures(all),
+    }
 }
 
 #[cfg(test)]
@@ -75,7 +87,8 @@ mod tests {
         let figures = [("count", 16_384), ("fence_page_asid", 7_373), ("ecall", 49_152)];
         let all = [series(Seat::Firmware, MmuMode::Lazy, true, &[(&figures, &[])])];
         let report = report(&all, "v");
-        let lines: Vec<_> = report.text.lines().collect();
+        let text = report.to_string();
+        let lines: Vec<_> = text.lines().collect();
         let row = |name: &str| lines.iter().find_map(|line| line.strip_prefix(name)).map(str::trim);
         assert_eq!((row("sfence.vma va, asid"), row("csrw satp, the same value")), (Some("45.0"), Some("-")));
         assert_eq!(report.json["series"][0]["instructions"]["ecall"], 300.0);

@@ -1,19 +1,18 @@
 //! A series: one test guest, run on each subject with several arguments, and what it cost each time.
 
-use super::{Choice, Subject, two_at_a_time, watch};
+use super::counts::{CoreCounts, Counts};
+use super::lab::{Lab, Load};
+use super::linux::{number, ratio};
+use super::report::{Block, Chart, ChartKind};
+use super::subject::{Choice, Small, Subject};
+use super::table::Table;
+use super::{in_parallel, progress};
 use crate::build;
-use crate::progress::Step;
-use crate::qemu::Clock;
-use crate::run::{self, RunSpec};
 use crate::size::Size;
-use crate::vmfile::{Kernel, VmFile};
-use abi::bundle::{ConsoleMode, MmuMode};
-use abi::record::EndReason;
-use abi::report::{self, Line};
 use miette::miette;
 use serde::Serialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 /// RAM of the VM: the guests need some ten MiB.
 const MEMORY: Size = Size(64 << 20);
@@ -21,6 +20,8 @@ const MEMORY: Size = Size(64 << 20);
 /// What is run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
+    /// The experiment.
+    pub name: &'static str,
     /// The test guest.
     pub guest: &'static str,
     /// Its arguments in each run.
@@ -36,8 +37,10 @@ pub struct Plan {
 pub struct Point {
     /// What the guest printed.
     pub figures: BTreeMap<String, u64>,
-    /// The counters of its VM, less those of the baseline.
+    /// On Gnomon, the counters of its VM, less those of the baseline.
     pub counters: BTreeMap<String, u64>,
+    /// What the meter counted between the guest's markers, if it set them.
+    pub region: Option<Value>,
 }
 
 impl Point {
@@ -46,9 +49,21 @@ impl Point {
         self.figures.get(name).copied().unwrap_or(0)
     }
 
-    /// Full exits, but those of Gnomon's own timer, which come with time and not with what a guest does.
-    pub fn exits(&self) -> u64 {
-        self.counter("exits.total").saturating_sub(self.counter("exits.timer"))
+    /// Full exits, but those of the hypervisor's own timer, which come with time and not with what a guest does:
+    /// by Gnomon's counters, elsewhere by the meter.
+    pub fn exits(&self, subject: Subject) -> u64 {
+        match subject {
+            Subject::Gnomon(_) => self.counter("exits.total").saturating_sub(self.counter("exits.timer")),
+            Subject::Native | Subject::Kvm { .. } => self.counts().map_or(0, |counts| {
+                let exits = counts.exits_by_cause(subject);
+                exits.iter().filter(|(cause, _)| !cause.contains("timer")).map(|(_, count)| count).sum()
+            }),
+        }
+    }
+
+    /// What the meter counted, if the guest set markers.
+    pub fn counts(&self) -> Option<Counts> {
+        Counts::read(self.region.as_ref()?).ok()
     }
 
     /// Traps that the fast lane served.
@@ -57,8 +72,8 @@ impl Point {
     }
 
     /// Traps in total.
-    pub fn traps(&self) -> u64 {
-        self.exits() + self.lane_traps()
+    pub fn traps(&self, subject: Subject) -> u64 {
+        self.exits(subject) + self.lane_traps()
     }
 
     fn counter(&self, name: &str) -> u64 {
@@ -95,68 +110,29 @@ impl Series {
 /// Runs a plan on the chosen subjects.
 ///
 /// # Errors
-/// If Gnomon or the guests cannot be built. What goes wrong with a subject stands in its series.
-pub fn measure(plan: &Plan, choice: &Choice) -> miette::Result<Vec<Series>> {
+/// If the guests cannot be built. What goes wrong with a subject stands in its series.
+pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Series>> {
     let guests = build::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;
-    let programs = Programs { hypervisor: build::hypervisor()?, guest: guest.clone() };
-    let step = Step::spinner(&format!("measuring {}", plan.guest));
-    two_at_a_time(&choice.subjects(), |subject| {
-        step.note(subject.to_string());
-        let points = programs.points(plan, *subject).map_err(|why| why.to_string());
-        Series { subject: *subject, points }
+    let subjects = choice.subjects(Small::None);
+    let step = progress(plan.name, subjects.len());
+    in_parallel(&subjects, |&subject| {
+        let points = points(plan, lab, guest, subject).map_err(|why| format!("{why:?}").trim().to_owned());
+        step.done(&format!("{} on {subject}", plan.name));
+        Series { subject, points }
     })
 }
 
-struct Programs {
-    hypervisor: PathBuf,
-    guest: PathBuf,
-}
-
-impl Programs {
-    fn points(&self, plan: &Plan, subject: Subject) -> miette::Result<Vec<Point>> {
-        let run = |append: &str| run_once(&self.hypervisor, &self.guest, subject, append, plan.svadu);
-        let baseline = plan.baseline.as_deref().map(run).transpose()?.unwrap_or_default();
-        plan.points.iter().map(|append| Ok(run(append)?.less(&baseline))).collect()
-    }
-}
-
-fn run_once(hypervisor: &Path, guest: &Path, subject: Subject, append: &str, svadu: bool) -> miette::Result<Point> {
-    let vm = VmFile {
-        memory: Some(MEMORY),
-        kernel: Some(Kernel::File(guest.to_owned())),
-        append: Some(append.into()),
-        svadu: Some(svadu),
-        ..VmFile::default()
+fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> miette::Result<Vec<Point>> {
+    let run = |append: &str| {
+        let (kernel, append) = (guest.to_owned(), append.to_owned());
+        let (memory, svadu) = (MEMORY, plan.svadu);
+        let run = lab.run(subject, &Load { kernel, initrd: None, append, memory, svadu, has_few_devices: false })?;
+        let region = run.regions.into_iter().next().map(|region| region.total);
+        miette::Result::Ok(Point { figures: run.figures, counters: run.counters, region })
     };
-    let spec = RunSpec {
-        files: vec![subject.variant.applied_to(vm)],
-        options: VmFile::default(),
-        harts: Some(1),
-        h: subject.variant.h,
-        seat: subject.seat,
-        exec: None,
-        clock: Clock::Instructions,
-        meter: None,
-        qemu_args: Vec::new(),
-        console: ConsoleMode::Lines,
-    };
-    let (machine, _bundle) = run::prepare(&spec, Some(hypervisor))?.machine_and_bundle();
-    let (console, outcome) = watch(&machine)?;
-    for line in console.lines() {
-        if let Some(Line::Fail(why)) = Line::parse(line) {
-            return Err(miette!("the guest found a fault: {why}"));
-        }
-    }
-    match outcome.ends.first().map(|end| &end.reason) {
-        Some(EndReason::Poweroff) => {}
-        Some(EndReason::NotStarted { message } | EndReason::Killed { message }) => return Err(miette!("{message}")),
-        other => return Err(miette!("the guest did not come to its end: {other:?}")),
-    }
-    let stats = outcome.stats.ok_or_else(|| miette!("Gnomon printed no counters"))?;
-    let counters = stats.vms.into_iter().next().map(|vm| vm.counters).unwrap_or_default();
-    let figures = console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
-    Ok(Point { figures, counters })
+    let baseline = plan.baseline.as_deref().map(run).transpose()?.unwrap_or_default();
+    plan.points.iter().map(|append| Ok(run(append)?.less(&baseline))).collect()
 }
 
 /// Series that stand beside each other: those of one seat and one kind of harts.
@@ -170,25 +146,69 @@ pub struct Group<'a> {
 impl Group<'_> {
     /// The headings of its columns.
     pub fn headings(&self) -> impl Iterator<Item = String> {
-        self.series.iter().map(|series| {
-            let Subject { variant, .. } = series.subject;
-            let lane = if variant.lane { "" } else { ", no lane" };
-            format!("{}{lane}", variant.mmu.map_or("default", MmuMode::name))
-        })
+        self.series.iter().map(|series| series.subject.short())
+    }
+
+    /// A plot of something against the points.
+    pub fn lines(&self, what: &str, x: (&str, &[f64]), say: impl Fn(Subject, &Point) -> f64) -> Block {
+        let line = |series: &&Series| {
+            let points = series.points.as_deref().unwrap_or_default();
+            let points = x.1.iter().zip(points).map(|(x, point)| (*x, say(series.subject, point)));
+            (series.subject.short(), points.collect())
+        };
+        let lines = self.series.iter().map(line).collect();
+        let kind = ChartKind::Lines { axes: [x.0.into(), what.into()], lines };
+        Block::Chart(Chart { title: format!("{}: {what}", self.title), kind })
     }
 }
 
-/// Groups series as [`Choice::subjects`] orders them.
+/// Groups series as [`Choice::all`] orders them.
 pub fn groups(all: &[Series]) -> Vec<Group<'_>> {
-    let common = |series: &Series| (series.subject.seat, series.subject.variant.h);
-    let group = |series: &'_ [Series]| -> String {
-        let (seat, h) = common(&series[0]);
-        let h = if h == crate::qemu::HExtension::Present { "with" } else { "without" };
-        format!("{} seat, harts {h} H", seat.name())
-    };
-    all.chunk_by(|a, b| common(a) == common(b))
-        .map(|series| Group { title: group(series), series: series.iter().collect() })
+    all.chunk_by(|a, b| a.subject.group() == b.subject.group())
+        .map(|series| Group { title: series[0].subject.group(), series: series.iter().collect() })
         .collect()
+}
+
+/// What the meter counted at a point, a row for each subject: instructions, and for each core its misses and walks.
+pub fn metered(all: &[Series], lab: &Lab, at: usize, title: &str) -> Vec<Block> {
+    let counts: Vec<_> = all.iter().map(|series| (series.subject, series.point(at).and_then(Point::counts))).collect();
+    let native = counts.iter().find(|(subject, _)| *subject == Subject::Native).and_then(|(_, counts)| counts.as_ref());
+    let table = |core: &str| {
+        let mut table = Table::new([
+            "",
+            "instructions",
+            "/ native",
+            "of those host's",
+            "L1 misses",
+            "walks",
+            "refs/walk",
+            "refs/4K walk",
+            "cycles / native",
+        ]);
+        for (subject, counts) in &counts {
+            let of = counts.as_ref().and_then(|counts| Some((counts, counts.cores.get(core)?)));
+            let Some((counts, of)) = of else {
+                table.row([subject.to_string(), "-".into()]);
+                continue;
+            };
+            let all = counts.instructions();
+            let cycles = |core: &CoreCounts| core.cycles_estimated.model;
+            let native_core = native.and_then(|native| native.cores.get(core));
+            table.row([
+                subject.to_string(),
+                all.to_string(),
+                number(native.and_then(|native| ratio(all, native.instructions())), 3),
+                format!("{:.1} %", 100.0 * ratio(counts.host_instructions(*subject), all).unwrap_or(0.0)),
+                of.misses().to_string(),
+                of.walks().to_string(),
+                number(ratio(of.refs(), of.walks()), 2),
+                number(of.refs_per_4k_walk(*subject), 2),
+                number(native_core.and_then(|native| ratio(cycles(of), cycles(native))), 3),
+            ]);
+        }
+        Block::Table(format!("{title}, core {core}"), table)
+    };
+    lab.cores().map(table).collect()
 }
 
 /// Why subjects could not be measured.
@@ -202,23 +222,18 @@ pub fn cell(point: Option<&Point>, say: impl Fn(&Point) -> String) -> String {
     point.map_or_else(|| "-".into(), say)
 }
 
-/// The software measured.
-///
-/// # Errors
-/// If QEMU is not there.
-pub fn versions() -> miette::Result<String> {
-    Ok(format!(
-        "gnomon {}, QEMU {}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0",
-        env!("CARGO_PKG_VERSION"),
-        crate::qemu::version()?
-    ))
+/// The software measured, and how.
+pub fn versions(lab: &Lab) -> String {
+    format!("{}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0", lab.versions())
 }
 
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::bench::subject::Gnomon;
     use crate::qemu::{HExtension, Seat};
     use crate::variant::Variant;
+    use abi::bundle::MmuMode;
 
     /// Names and values.
     type Pairs<'a> = &'a [(&'a str, u64)];
@@ -226,19 +241,26 @@ pub mod tests {
     /// A series with these figures and counters at each point.
     pub fn series(seat: Seat, mmu: MmuMode, lane: bool, points: &[(Pairs<'_>, Pairs<'_>)]) -> Series {
         let map = |pairs: Pairs<'_>| pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        let points = points.iter().map(|(figures, counters)| Point { figures: map(figures), counters: map(counters) });
+        let point = |(figures, counters): &(Pairs<'_>, Pairs<'_>)| Point {
+            figures: map(figures),
+            counters: map(counters),
+            region: None,
+        };
         let variant = Variant { mmu: Some(mmu), h: HExtension::Present, lane };
-        Series { subject: Subject { seat, variant }, points: Ok(points.collect()) }
+        let subject = Subject::Gnomon(Gnomon { seat, variant, superpages: true });
+        Series { subject, points: Ok(points.iter().map(point).collect()) }
     }
 
     #[test]
     fn traps_are_counted_by_difference() {
         let point = |total, timer, lane| {
             let counters = [("exits.total", total), ("exits.timer", timer), ("lane.page", lane), ("lane.bail", 50)];
-            series(Seat::Firmware, MmuMode::Lazy, true, &[(&[], &counters)]).points.expect("points").remove(0)
+            series(Seat::Firmware, MmuMode::Lazy, true, &[(&[], &counters)])
         };
+        let subject = point(0, 0, 0).subject;
+        let point = |total, timer, lane| point(total, timer, lane).points.expect("points").remove(0);
         let point = point(130, 10, 1020).less(&point(100, 7, 20));
-        assert_eq!((point.exits(), point.lane_traps(), point.traps()), (27, 1000, 1027));
+        assert_eq!((point.exits(subject), point.lane_traps(), point.traps(subject)), (27, 1000, 1027));
     }
 
     #[test]

@@ -14,6 +14,12 @@ impl Table {
         Self { rows: vec![headings.into_iter().map(Into::into).collect()] }
     }
 
+    /// Its headings and its rows.
+    pub fn parts(&self) -> (&[String], &[Vec<String>]) {
+        // There is always a row of headings.
+        self.rows.split_first().map_or((&[], &[]), |(head, rows)| (head.as_slice(), rows))
+    }
+
     /// Adds a row: a name and what stands in the columns. Missing cells stay empty.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());

@@ -1,65 +1,106 @@
 //! `gnomon bench`.
 
 use super::run::Mmu;
-use crate::bench::{Choice, Report, boot, fig5, fig6, lane};
+use crate::bench::lab::Lab;
+use crate::bench::report::Report;
+use crate::bench::subject::Choice;
+use crate::bench::workload::Scale;
+use crate::bench::{boot, fig5, fig6, lane, page, papers};
 use crate::place::{IoError, write_whole};
-use crate::qemu::HExtension;
-use abi::bundle::MmuMode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Measure Gnomon beside the bare machine, and beside the papers it follows.
+/// The cores that are modelled if none are named: one like a board's, and one without walk caches.
+const CORES: [&str; 2] = ["p550", "plain"];
+
+/// Measure Gnomon beside the bare machine, beside Linux KVM, and beside the papers it follows.
 ///
-/// All figures are counts of instructions, exits and traps, which repeat exactly; no clock of the host
-/// takes part. See docs/bench.md.
+/// Without a name, lists what can be measured. All figures are counts of instructions, exits, TLB misses and
+/// page walks, which repeat exactly; no clock of the host takes part. What was measured is kept, so that a
+/// benchmark that was stopped goes on where it was. See docs/bench.md.
 ///
 /// Exit status: 0 all was measured, 1 bad input, or something could not be measured.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct BenchArgs {
-    /// What to measure; without a name, everything
+    /// What to measure, or `all`
     #[arg(value_name = "NAME")]
-    names: Vec<Experiment>,
-    /// Measure these modes only, such as `--mmu shadow,lazy`
+    names: Vec<Name>,
+    /// Small sizes: minutes instead of hours
+    #[arg(long)]
+    quick: bool,
+    /// Measure these subjects only: groups (native, gnomon, kvm, firmware, payload, h, noh) or single ones
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    subject: Vec<String>,
+    /// Measure these modes of Gnomon's only, such as `--mmu shadow,lazy`
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     mmu: Vec<Mmu>,
     /// Measure harts without the H extension only
     #[arg(long)]
     no_h: bool,
+    /// The cores to model: names, or core files (docs/meter.md)
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_values = CORES)]
+    core: Vec<String>,
+    /// Measure again what was measured before
+    #[arg(long)]
+    fresh: bool,
     /// Write everything that was measured to a file, too (JSON)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write a page with plots, too (HTML)
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
+/// What can be named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum Experiment {
-    /// Instructions from the kernel's entry to the shell
-    Boot,
+enum Name {
+    /// All of the following
+    All,
+    /// Instructions from a trap to the return
+    Lane,
     /// Exits by the share of operations that change page tables (figure 5 of the lazy-shadowing paper)
     Fig5,
     /// Exits of a kernel that samples A and D bits (figure 6 of that paper)
     Fig6,
-    /// Instructions from a trap to the return
-    Lane,
+    /// Four programs under Linux: TLB misses, walks, exits (figure 7 of that paper)
+    Fig7,
+    /// Random updates, with superpages of guest and host on and off (table 3 of the bhyve paper)
+    Gups,
+    /// Programs are compiled, with A and D bits in hardware and emulated (table 2 of the bhyve paper)
+    Build,
+    /// Context switches and messages (the paper on the CR3 cache)
+    Switching,
+    /// Null system call, minor fault, fork, exec and exit
+    Processes,
+    /// Instructions from the kernel's entry to the shell
+    Boot,
 }
 
-impl Experiment {
-    fn measure(self, choice: &Choice) -> miette::Result<Report> {
+impl Name {
+    fn measure(self, lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
         match self {
-            Self::Boot => boot::measure(choice),
-            Self::Fig5 => fig5::measure(choice),
-            Self::Fig6 => fig6::measure(choice),
-            Self::Lane => lane::measure(choice),
+            Self::Lane => lane::measure(lab, choice),
+            Self::Fig5 => fig5::measure(lab, choice),
+            Self::Fig6 => fig6::measure(lab, choice),
+            Self::Fig7 => papers::fig7(lab, choice, scale),
+            Self::Gups => papers::gups(lab, choice, scale),
+            Self::Build => papers::build(lab, choice, scale),
+            Self::Switching => papers::switching(lab, choice, scale),
+            Self::Processes => papers::processes(lab, choice, scale),
+            Self::Boot => boot::measure(lab, choice),
+            Self::All => unreachable!("`all` stands for the others"),
         }
     }
-}
 
-/// What was chosen does not exist.
-#[derive(Debug, thiserror::Error, miette::Diagnostic)]
-#[error("there is nothing to measure: mode `nested` needs the H extension")]
-#[diagnostic(help("choose shadow, unsync or lazy, or leave out --no-h"))]
-struct Nothing;
+    /// What it is, in a line.
+    fn about(self) -> (String, String) {
+        let value = self.to_possible_value();
+        let help = value.as_ref().and_then(|value| value.get_help()).map(ToString::to_string);
+        (value.map(|value| value.get_name().to_owned()).unwrap_or_default(), help.unwrap_or_default())
+    }
+}
 
 impl BenchArgs {
     /// Runs it; returns the exit status.
@@ -67,31 +108,55 @@ impl BenchArgs {
     /// # Errors
     /// Whatever keeps an experiment from being made.
     pub fn run(self) -> miette::Result<u8> {
-        let names = if self.names.is_empty() { Experiment::value_variants() } else { &self.names };
-        let modes =
-            if self.mmu.is_empty() { MmuMode::ALL.to_vec() } else { self.mmu.iter().map(|mmu| mmu.0).collect() };
-        let h = if self.no_h { vec![HExtension::Absent] } else { vec![HExtension::Present, HExtension::Absent] };
-        let choice = Choice { modes, h };
-        if choice.subjects().is_empty() {
-            Err(Nothing)?;
+        if self.names.is_empty() {
+            for (name, about) in Name::value_variants().iter().map(|name| name.about()) {
+                println!("{name:10} {about}");
+            }
+            return Ok(0);
         }
+        let choice = Choice {
+            words: self.subject.clone(),
+            modes: self.mmu.iter().map(|mmu| mmu.0).collect(),
+            no_h: self.no_h,
+        };
+        choice.check()?;
+        let scale = if self.quick { Scale::Quick } else { Scale::Full };
+        let lab = Lab::open(&self.core, self.fresh)?;
+        let names = if self.names.contains(&Name::All) { &Name::value_variants()[1..] } else { &self.names };
         let mut reports = Vec::new();
         for (at, name) in names.iter().enumerate() {
-            let report = name.measure(&choice)?;
-            print!("{}{}", if at == 0 { "" } else { "\n" }, report.text);
+            let report = name.measure(&lab, &choice, scale)?;
+            print!("{}{report}", if at == 0 { "" } else { "\n" });
             report.failures.iter().for_each(|why| eprintln!("gnomon: could not measure {why}"));
             reports.push(report);
-        }
-        if let Some(path) = &self.json {
-            write_json(path, &reports)?;
+            // Each time: a benchmark that is stopped has written what it had.
+            self.json.as_deref().map_or(Ok(()), |path| write_json(path, &self.command(), &lab, &reports))?;
+            if let Some(path) = &self.html {
+                write_whole(path, page::page(&reports, &self.command(), &lab.versions())?.as_bytes())?;
+            }
         }
         Ok(u8::from(reports.iter().any(|report| !report.failures.is_empty())))
     }
+
+    /// The command that measures the same.
+    fn command(&self) -> String {
+        let mut words = vec!["gnomon".to_owned(), "bench".to_owned()];
+        words.extend(self.names.iter().map(|name| name.about().0));
+        let mut list = |option: &str, values: Vec<String>| {
+            if !values.is_empty() {
+                words.extend([option.to_owned(), values.join(",")]);
+            }
+        };
+        list("--subject", self.subject.clone());
+        list("--mmu", self.mmu.iter().map(|mmu| mmu.0.name().to_owned()).collect());
+        list("--core", self.core.clone());
+        words.extend([(self.quick, "--quick"), (self.no_h, "--no-h")].iter().filter(|it| it.0).map(|it| it.1.to_owned()));
+        words.join(" ")
+    }
 }
 
-fn write_json(path: &Path, reports: &[Report]) -> Result<(), IoError> {
-    let command_line: Vec<_> = std::env::args().collect();
+fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), IoError> {
     let experiments: Vec<_> = reports.iter().map(|report| &report.json).collect();
-    let all = json!({ "command_line": command_line, "experiments": experiments });
+    let all = json!({ "command": command, "versions": lab.versions(), "experiments": experiments });
     write_whole(path, format!("{all:#}\n").as_bytes())
 }

@@ -8,7 +8,7 @@
 #![no_main]
 
 use guests::window::{PAGES, Random, Window, address};
-use guests::{Check, access, board, console, ensure, ensure_eq, paging, run};
+use guests::{Check, access, board, console, ensure, ensure_eq, paging, region, run};
 
 guests::entry_point!(main);
 
@@ -27,6 +27,7 @@ fn operate(percent: u64, operations: u64) -> Check {
     let (window, mut random) = (Window::enter(2), Random::default());
     let mut sides = [0; PAGES as usize];
     let mut modifications = 0_u64;
+    region::begin(0);
     for operation in 0..operations {
         let page = operation % PAGES;
         let side = &mut sides[page as usize];
@@ -38,6 +39,7 @@ fn operate(percent: u64, operations: u64) -> Check {
             ensure_eq!(access::peek(address(page)), window.frame(page, *side), "page {page}, operation {operation}");
         }
     }
+    region::end(0);
     paging::leave();
     console::figure("operations", operations);
     console::figure("modifications", modifications);

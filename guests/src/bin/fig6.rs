@@ -12,7 +12,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 use guests::window::{ASID, PAGES, Random, Window, address};
-use guests::{Check, access, board, console, ensure, ensure_eq, paging, run};
+use guests::{Check, access, board, console, ensure, ensure_eq, paging, region, run};
 use rv::PteFlags;
 
 guests::entry_point!(main);
@@ -42,6 +42,7 @@ type Bits = [u64; PAGES as usize];
 fn sample(windows: u64, size: u64, stores: u64) -> Check {
     let (window, mut random) = (Window::enter(1), Random::default());
     let (mut touched, mut faults) = (0, 0);
+    region::begin(0);
     for _ in 0..windows {
         let mut expected: Bits = [0; PAGES as usize];
         for page in 0..PAGES {
@@ -60,6 +61,7 @@ fn sample(windows: u64, size: u64, stores: u64) -> Check {
             touched += u64::from(expected != 0);
         }
     }
+    region::end(0);
     paging::leave();
     console::figure("clears", windows * PAGES);
     console::figure("accesses", windows * size * PAGES);

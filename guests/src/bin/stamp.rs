@@ -17,14 +17,15 @@ global_asm!(
     main = sym main,
 );
 
-/// Prints `stamp` in hexadecimal, and powers off.
+/// Prints `stamp` as a figure, and powers off.
 extern "C" fn main(stamp: u64) -> ! {
-    "gnomon-stamp: ".bytes().for_each(put);
-    for digit in (0..16).rev() {
-        let digit = (stamp >> (4 * digit) & 0xf) as u8;
-        put(if digit < 10 { b'0' + digit } else { b'a' + digit - 10 });
+    let mut digits = [b'0'; 20];
+    let mut rest = stamp;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
     }
-    "\r\n".bytes().for_each(put);
+    "gnomon-figure: entry ".bytes().chain(digits).chain("\r\n".bytes()).for_each(put);
     // SAFETY: writes no memory.
     let _ = unsafe { metal::sbi::call(srst::EID_SRST, srst::SYSTEM_RESET, [0, 0, 0]) };
     loop {

@@ -1,0 +1,333 @@
+//! Where benchmarks are run: a guest on a subject, under QEMU's `-icount` and the meter. What a run came to is
+//! kept in the cache, under everything that it depends on, so that a benchmark that was stopped goes on where
+//! it was, and is not run again for nothing.
+
+use super::counts::Counts;
+use super::subject::{Gnomon, Subject};
+use crate::bare::{self, BareSpec};
+use crate::build;
+use crate::kvm::{KvmGuest, KvmHost};
+use crate::machine::{Machine, Next, Outcome, Stopped};
+use crate::meter::{MeterSpec, Metered};
+use crate::place::{IoError, cache, write_whole};
+use crate::qemu::{self, Boot, Clock, MachineSpec};
+use crate::run::{self, RunSpec};
+use crate::size::Size;
+use crate::stream::Piece;
+use crate::vmfile::{Console, Initrd, Kernel, VmFile};
+use abi::bundle::ConsoleMode;
+use abi::record::EndReason;
+use abi::report::{self, Line};
+use meter::args::Level;
+use meter::core::Core;
+use miette::{IntoDiagnostic, miette};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// No run takes longer.
+const PATIENCE: Duration = Duration::from_secs(60 * 60);
+/// Lines of the console that an error shows.
+const LINES_SHOWN: usize = 8;
+
+/// What a subject boots.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// A Linux Image, or the ELF file of a test guest.
+    pub kernel: PathBuf,
+    /// The initrd.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    pub append: String,
+    /// RAM of the guest.
+    pub memory: Size,
+    /// Whether a guest of Gnomon's is promised hardware updates of A and D.
+    pub svadu: bool,
+    /// Whether the bare machine is described without the devices that guests have not.
+    pub has_few_devices: bool,
+}
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Run {
+    /// QEMU's command line, files by their role.
+    pub command_line: String,
+    /// SHA-256 of those files.
+    pub inputs: BTreeMap<String, String>,
+    /// What the guest printed.
+    pub figures: BTreeMap<String, u64>,
+    /// The counters of the VM, on Gnomon.
+    pub counters: BTreeMap<String, u64>,
+    /// What the meter counted between markers, in that order.
+    pub regions: Vec<Region>,
+}
+
+/// What the meter counted between two markers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Region {
+    /// Those of the markers.
+    pub labels: [u64; 2],
+    /// The counts, as the meter reports them.
+    pub total: Value,
+}
+
+impl Run {
+    /// The counts of the region that began with a label.
+    ///
+    /// # Errors
+    /// If there is no such region, or more than one.
+    pub fn counts(&self, label: u64) -> miette::Result<Counts> {
+        let mut regions = self.regions.iter().filter(|region| region.labels[0] == label);
+        match (regions.next(), regions.next()) {
+            (Some(region), None) => Counts::read(&region.total).into_diagnostic(),
+            (None, _) => Err(miette!("the guest never set the marker {label}")),
+            (Some(_), Some(_)) => Err(miette!("the guest set the marker {label} more than once")),
+        }
+    }
+}
+
+/// The instruments.
+#[derive(Debug)]
+pub struct Lab {
+    hypervisor: PathBuf,
+    plugin: PathBuf,
+    cores: Vec<Core>,
+    core_names: Vec<String>,
+    qemu: String,
+    is_fresh: bool,
+    kvm: Mutex<Option<KvmHost>>,
+    digests: Mutex<BTreeMap<PathBuf, String>>,
+}
+
+impl Lab {
+    /// Builds what is needed. With `is_fresh`, what the cache keeps of earlier runs does not count.
+    ///
+    /// # Errors
+    /// If something cannot be built, or there is no such core.
+    pub fn open(cores: &[String], is_fresh: bool) -> miette::Result<Self> {
+        let found = cores.iter().map(|name| Core::find(name)).collect::<Result<Vec<_>, _>>().map_err(crate::meter::MeterError::from)?;
+        Ok(Self {
+            hypervisor: build::hypervisor()?,
+            plugin: build::meter()?,
+            cores: found,
+            core_names: cores.to_vec(),
+            qemu: qemu::version()?,
+            is_fresh,
+            kvm: Mutex::default(),
+            digests: Mutex::default(),
+        })
+    }
+
+    /// The names of the modelled cores, as the meter's report has them.
+    pub fn cores(&self) -> impl Iterator<Item = &str> {
+        self.cores.iter().map(|core| core.name.as_str())
+    }
+
+    /// The software measured.
+    #[must_use]
+    pub fn versions(&self) -> String {
+        format!("gnomon {}, QEMU {}", env!("CARGO_PKG_VERSION"), self.qemu)
+    }
+
+    /// Runs a guest on a subject, or looks up what that came to before.
+    ///
+    /// # Errors
+    /// If the guest does not come to its end, or says that something went wrong.
+    pub fn run(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
+        let key = self.key(subject, load)?;
+        let path = cache("bench")?.join(format!("{key}.json"));
+        if !self.is_fresh
+            && let Ok(text) = std::fs::read(&path)
+            && let Ok(run) = serde_json::from_slice(&text)
+        {
+            return Ok(run);
+        }
+        let run = self.run_now(subject, load)?;
+        write_whole(&path, &serde_json::to_vec(&run).into_diagnostic()?)?;
+        Ok(run)
+    }
+
+    /// What a run depends on.
+    fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
+        let Load { kernel, initrd, append, memory, svadu, has_few_devices } = load;
+        let kvm = match subject {
+            Subject::Kvm { .. } => self.with_kvm(|host| Ok(host.versions()))?,
+            _ => Vec::new(),
+        };
+        let initrd = initrd.as_deref().map(|file| self.digest(file)).transpose()?;
+        let all = json!({
+            "subject": subject, "append": append, "memory": memory.0, "svadu": svadu, "few": has_few_devices, "initrd": initrd, "kvm": kvm,
+            "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
+            "qemu": self.qemu, "cores": format!("{:?}", self.cores), "format": env!("CARGO_PKG_VERSION"),
+        });
+        Ok(hexadecimal(&Sha256::digest(all.to_string())))
+    }
+
+    fn digest(&self, file: &Path) -> Result<String, IoError> {
+        let mut digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = digests.get(file) {
+            return Ok(known.clone());
+        }
+        let digest = hexadecimal(&Sha256::digest(std::fs::read(file).map_err(IoError::at("read", file))?));
+        digests.insert(file.to_owned(), digest.clone());
+        Ok(digest)
+    }
+
+    fn with_kvm<T>(&self, ask: impl FnOnce(&KvmHost) -> miette::Result<T>) -> miette::Result<T> {
+        let mut host = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
+        if host.is_none() {
+            *host = Some(KvmHost::provide()?);
+        }
+        host.as_ref().map_or_else(|| Err(miette!("there is no KVM host")), ask)
+    }
+
+    fn run_now(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
+        let (mut machine, _kept) = self.machine(subject, load)?;
+        let out = tempfile::NamedTempFile::new().into_diagnostic()?;
+        let spec = MeterSpec { out: out.path().to_owned(), level: Level::Tlb, cores: self.core_names.clone() };
+        machine.meter = Some(Metered { plugin: self.plugin.clone(), spec });
+        let (console, outcome) = watch(&machine)?;
+        judge(&console, &outcome)?;
+        let report = crate::meter::Report::read(out.path())?;
+        let counters = outcome.stats.and_then(|stats| stats.vms.into_iter().next()).map(|vm| vm.counters);
+        let figures = console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
+        let (command_line, inputs) = self.described(machine, load)?;
+        let regions = report.regions().map(|(labels, total)| Region { labels, total: total.clone() }).collect();
+        Ok(Run { command_line, inputs, figures, counters: counters.unwrap_or_default(), regions })
+    }
+
+    /// The machine, with what must live as long as it.
+    fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<tempfile::NamedTempFile>)> {
+        let Load { kernel, initrd, append, memory, svadu, has_few_devices } = load.clone();
+        match subject {
+            Subject::Native => {
+                let clock = Clock::Instructions;
+                let machine = BareSpec { kernel, initrd, append, harts: 1, memory, clock }.machine();
+                if !has_few_devices {
+                    return Ok((machine, None));
+                }
+                let (machine, tree) = bare::few_devices(machine)?;
+                Ok((machine, Some(tree)))
+            }
+            Subject::Gnomon(gnomon) => {
+                let vm = VmFile {
+                    memory: Some(memory),
+                    kernel: Some(Kernel::File(kernel)),
+                    initrd: Some(initrd.map_or(Initrd::None, Initrd::File)),
+                    append: Some(append),
+                    svadu: Some(svadu),
+                    console: Some(Console::None),
+                    ..VmFile::default()
+                };
+                let (machine, bundle) =
+                    run::prepare(&run_spec(gnomon, vm), Some(&self.hypervisor))?.machine_and_bundle();
+                Ok((machine, Some(bundle)))
+            }
+            Subject::Kvm { superpages } => {
+                let guest = KvmGuest { kernel, initrd, append, memory };
+                let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, superpages)?))?;
+                Ok((machine, Some(initramfs)))
+            }
+        }
+    }
+
+    /// QEMU's command line with files by their role, and what those were.
+    fn described(&self, mut machine: MachineSpec, load: &Load) -> miette::Result<(String, BTreeMap<String, String>)> {
+        let mut inputs = BTreeMap::new();
+        let mut name = |path: &mut PathBuf, role: &str| -> miette::Result<()> {
+            inputs.insert(role.to_owned(), self.digest(path)?);
+            *path = role.into();
+            Ok(())
+        };
+        name(&mut load.kernel.clone(), "guest-kernel")?;
+        load.initrd.clone().map_or(Ok(()), |mut initrd| name(&mut initrd, "guest-initrd"))?;
+        match &mut machine.boot {
+            Boot::Gnomon { hypervisor, bundle, .. } => {
+                name(hypervisor, "gnomon")?;
+                // It holds the guest's files, named above.
+                *bundle = "bundle".into();
+            }
+            Boot::Bare { kernel, initrd, .. } => {
+                name(kernel, "kernel")?;
+                initrd.as_mut().map_or(Ok(()), |initrd| name(initrd, "initrd"))?;
+            }
+        }
+        if let Some(meter) = &mut machine.meter {
+            name(&mut meter.plugin, "meter")?;
+            meter.spec.out = "report".into();
+        }
+        Ok((machine.command_line(), inputs))
+    }
+}
+
+/// A run of one VM on one hart.
+pub fn run_spec(gnomon: Gnomon, vm: VmFile) -> RunSpec {
+    let vm = VmFile { superpages: Some(gnomon.superpages), ..vm };
+    RunSpec {
+        files: vec![gnomon.variant.applied_to(vm)],
+        options: VmFile::default(),
+        harts: Some(1),
+        h: gnomon.variant.h,
+        seat: gnomon.seat,
+        exec: None,
+        clock: Clock::Instructions,
+        meter: None,
+        qemu_args: Vec::new(),
+        console: ConsoleMode::Lines,
+    }
+}
+
+/// Runs a machine to its end; returns what it printed, and how it ended.
+pub fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
+    let (machine, _) = Machine::start(spec)?;
+    let mut console = Vec::new();
+    let outcome = machine.run(Some(Instant::now() + PATIENCE), |piece| {
+        if let Piece::Text(bytes) = piece {
+            console.extend_from_slice(bytes);
+        }
+        Next::Continue
+    })?;
+    let console = String::from_utf8_lossy(&console).into_owned();
+    match (outcome.stopped, &outcome.failed) {
+        (Some(Stopped::Timeout), _) => {
+            Err(miette!("the machine did not power off within {} s; it ended with\n{}", PATIENCE.as_secs(), tail(&console)))
+        }
+        (_, Some(why)) => Err(miette!("Gnomon failed: {why}")),
+        _ if !outcome.status.is_some_and(|status| status.success()) && !outcome.has_halted => {
+            Err(miette!("QEMU ended with an error: {}", outcome.stderr.trim()))
+        }
+        _ => Ok((console, outcome)),
+    }
+}
+
+/// What went wrong in the guest.
+pub fn judge(console: &str, outcome: &Outcome) -> miette::Result<()> {
+    match outcome.ends.first().map(|end| &end.reason) {
+        Some(EndReason::NotStarted { message } | EndReason::Killed { message }) => return Err(miette!("{message}")),
+        Some(EndReason::Poweroff) | None => {}
+        other => return Err(miette!("the guest did not come to its end: {other:?}")),
+    }
+    for line in console.lines() {
+        if let Some(Line::Fail(why)) = Line::parse(line) {
+            return Err(miette!("the guest found a fault: {why}"));
+        }
+        if let Some(status) = line.trim_end().strip_prefix("gnomon-exec: end ").filter(|status| *status != "0") {
+            return Err(miette!("the guest's commands ended with status {status}:\n{}", tail(console)));
+        }
+    }
+    if console.contains("Kernel panic") { Err(miette!("the guest's kernel panicked:\n{}", tail(console))) } else { Ok(()) }
+}
+
+/// The end of a console's text.
+fn tail(console: &str) -> String {
+    let lines: Vec<_> = console.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n")
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

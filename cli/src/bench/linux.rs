@@ -1,0 +1,413 @@
+//! Workloads under Linux: the same kernel, initramfs and command line on every subject, and for each marked
+//! region what the meter counted there.
+
+use super::counts::{CoreCounts, Counts};
+use super::lab::{Lab, Load, Run};
+use super::report::{Block, Chart, ChartKind, Report};
+use super::subject::{Choice, Gnomon, Small, Subject};
+use super::table::Table;
+use super::workload::{Region, Scale, Workload};
+use super::{in_parallel, progress};
+use crate::debian::Software;
+use crate::variant::Variant;
+use abi::bundle::MmuMode;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// The guest's command line. Sv39, so that walks have the papers' lengths; and without the kernel's tests
+/// and probes of itself, which are half of a boot and belong to no region.
+const APPEND: &str = "console=ttyS0 quiet panic=-1 norandmaps no4lvl cryptomgr.notests \
+    initcall_blacklist=jent_mod_init,load_system_certificate_list,init_kprobe_trace,check_unaligned_access_all_cpus,\
+bpf_tcp_ca_kfunc_init,bpf_dummy_struct_ops_init";
+/// Causes of exits that a plot shows; the others are one part.
+const CAUSES_SHOWN: usize = 8;
+
+/// An experiment.
+#[derive(Debug)]
+pub struct Plan {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What is done, in a line.
+    pub title: String,
+    /// How, and what the papers say.
+    pub lead: Vec<String>,
+    /// What may mislead.
+    pub misleads: String,
+    /// What is run on each subject.
+    pub cases: Vec<Case>,
+    /// Which subjects without superpages take part.
+    pub small: Small,
+    /// How large it is.
+    pub scale: Scale,
+}
+
+/// Something to run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Case {
+    /// What sets it apart from the other cases; empty if it is the only one.
+    pub name: String,
+    /// The initramfs and its regions.
+    pub workload: Workload,
+    /// Whether guests of Gnomon's are promised hardware updates of A and D.
+    pub svadu: bool,
+}
+
+/// What an experiment came to.
+#[derive(Debug)]
+pub struct Results {
+    /// For each case in the plan's order, each subject and its run, or why there is none.
+    pub cases: Vec<(Case, Vec<(Subject, Result<Run, String>)>)>,
+}
+
+impl Results {
+    /// The counts of a region.
+    #[must_use]
+    pub fn counts(&self, case: usize, subject: Subject, region: &Region) -> Option<Counts> {
+        let (_, runs) = self.cases.get(case)?;
+        let (_, run) = runs.iter().find(|(other, _)| *other == subject)?;
+        run.as_ref().ok()?.counts(region.label).ok()
+    }
+}
+
+impl Plan {
+    /// Runs all of it.
+    ///
+    /// # Errors
+    /// If something is missing. What goes wrong with a subject stands in its results.
+    pub fn run(&self, lab: &Lab, choice: &Choice) -> miette::Result<Results> {
+        let kernel = Software::Kernel.provide()?;
+        let subjects = choice.subjects(self.small);
+        let jobs: Vec<_> = self.cases.iter().flat_map(|case| subjects.iter().map(move |subject| (case, *subject))).collect();
+        let step = progress(self.name, jobs.len());
+        let mut runs = in_parallel(&jobs, |(case, subject)| {
+            let load = Load {
+                kernel: kernel.file.clone(),
+                initrd: Some(case.workload.initrd.clone()),
+                append: APPEND.into(),
+                memory: case.workload.memory,
+                svadu: case.svadu,
+                has_few_devices: false,
+            };
+            let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
+            step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
+            run.map_err(|why| format!("{why:?}").trim().to_owned())
+        })?
+        .into_iter();
+        let cases = self.cases.iter().map(|case| {
+            let mut runs: Vec<_> = subjects.iter().copied().zip(runs.by_ref()).collect();
+            agree(&mut runs);
+            (case.clone(), runs)
+        });
+        Ok(Results { cases: cases.collect() })
+    }
+
+    /// The report: for each case and region, tables and plots; `summary` stands before them.
+    ///
+    /// # Errors
+    /// If the meter's report is not understood.
+    pub fn report(&self, lab: &Lab, results: &Results, summary: Vec<Block>) -> miette::Result<Report> {
+        let mut blocks = summary;
+        for (at, (case, runs)) in results.cases.iter().enumerate() {
+            for region in &case.workload.regions {
+                let counts = runs.iter().map(|(subject, _)| (*subject, results.counts(at, *subject, region)));
+                blocks.extend(Shown { case, region, counts: counts.collect() }.blocks(lab));
+            }
+        }
+        let failures = results.cases.iter().flat_map(|(case, runs)| {
+            let failed = |(subject, run): &(Subject, Result<Run, String>)| {
+                Some(format!("{}{} on {subject}: {}", self.name, case.suffix(), run.as_ref().err()?))
+            };
+            runs.iter().filter_map(failed).collect::<Vec<_>>()
+        });
+        let mut lead = self.lead.clone();
+        let packages: Vec<_> = results.cases.first().map(|(case, _)| case.workload.versions.clone()).unwrap_or_default();
+        let kernel = Software::Kernel.provide()?;
+        lead.push(format!(
+            "{}; {} {}; 1 hart, 1 vCPU, -icount shift=0; size: {}; {}",
+            lab.versions(),
+            kernel.name,
+            kernel.version,
+            self.scale.name(),
+            packages.join(", ")
+        ));
+        Ok(Report {
+            name: self.name,
+            title: self.title.clone(),
+            lead,
+            blocks,
+            misleads: self.misleads.clone(),
+            json: self.json(lab, results)?,
+            failures: failures.collect(),
+        })
+    }
+
+    fn json(&self, lab: &Lab, results: &Results) -> miette::Result<Value> {
+        let case = |(case, runs): &(Case, Vec<(Subject, Result<Run, String>)>)| {
+            json!({
+                "name": case.name,
+                "append": APPEND,
+                "memory_bytes": case.workload.memory.0,
+                "svadu": case.svadu,
+                "packages": case.workload.versions,
+                "regions": case.workload.regions,
+                "runs": runs.iter().map(|(subject, run)| json!({ "subject": subject, "run": run })).collect::<Vec<_>>(),
+            })
+        };
+        Ok(json!({
+            "experiment": self.name,
+            "scale": self.scale.name(),
+            "versions": lab.versions(),
+            "cores": lab.cores().collect::<Vec<_>>(),
+            "cases": results.cases.iter().map(case).collect::<Vec<_>>(),
+        }))
+    }
+}
+
+impl Case {
+    fn suffix(&self) -> String {
+        if self.name.is_empty() { String::new() } else { format!(", {}", self.name) }
+    }
+}
+
+/// Checks that each region was marked.
+fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
+    workload.regions.iter().try_for_each(|region| run.counts(region.label).map(drop))?;
+    Ok(run)
+}
+
+/// Who computed something else than the first subject did, has failed.
+fn agree(runs: &mut [(Subject, Result<Run, String>)]) {
+    let Some((first, figures)) = runs.iter().find_map(|(subject, run)| Some((*subject, run.as_ref().ok()?.figures.clone()))) else {
+        return;
+    };
+    for (_, run) in runs {
+        if let Ok(other) = run
+            && other.figures != figures
+        {
+            *run = Err(format!("it computed {:?}, where {first} computed {figures:?}", other.figures));
+        }
+    }
+}
+
+/// One region of a case.
+struct Shown<'a> {
+    case: &'a Case,
+    region: &'a Region,
+    counts: Vec<(Subject, Option<Counts>)>,
+}
+
+/// A quotient, if there is one.
+pub fn ratio(of: u64, to: u64) -> Option<f64> {
+    (to > 0).then(|| of as f64 / to as f64)
+}
+
+/// A cell: a number with so many digits behind the point, or a dash.
+pub fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+}
+
+impl Shown<'_> {
+    fn title(&self) -> String {
+        format!("{}{}", self.region.name, self.case.suffix())
+    }
+
+    fn blocks(&self, lab: &Lab) -> Vec<Block> {
+        let title = self.title();
+        let mut blocks = vec![Block::Heading(title.clone()), self.events()];
+        blocks.extend(lab.cores().map(|core| self.walks(core)));
+        let mut charts = Vec::new();
+        for core in lab.cores().take(1) {
+            let cycles = |_: Subject, counts: &Counts| counts.cores.get(core).map(|core| core.cycles_estimated.model);
+            charts.push(self.bars(format!("{title}: modelled cycles, native = 1 ({core})"), cycles));
+            let refs = |_: Subject, counts: &Counts| counts.cores.get(core).map(CoreCounts::refs);
+            charts.push(self.bars(format!("{title}: references of page walks, native = 1 ({core})"), refs));
+            charts.push(self.histogram(core));
+        }
+        charts.push(self.bars(format!("{title}: instructions, native = 1"), |_, counts| Some(counts.instructions())));
+        charts.push(self.causes());
+        blocks.extend(charts.into_iter().map(Block::Chart));
+        blocks
+    }
+
+    /// The same figure on the bare machine.
+    fn native<T>(&self, of: impl Fn(Subject, &Counts) -> Option<T>) -> Option<T> {
+        let (_, counts) = self.counts.iter().find(|(subject, _)| *subject == Subject::Native)?;
+        of(Subject::Native, counts.as_ref()?)
+    }
+
+    /// Instructions and exits.
+    fn events(&self) -> Block {
+        let Region { operations, unit, .. } = self.region;
+        let mut headings: Vec<String> =
+            ["", "instructions", "/ native", "of those host's", "exits", "host instr./exit"].map(Into::into).to_vec();
+        if *operations > 1 {
+            headings.extend([format!("instr./{unit}"), format!("exits/{unit}")]);
+        }
+        let mut table = Table::new(headings);
+        let native = self.native(|_, counts| Some(counts.instructions()));
+        for (subject, counts) in &self.counts {
+            let name = subject.to_string();
+            let Some(counts) = counts else {
+                table.row([name, "-".into()]);
+                continue;
+            };
+            let (all, host, exits) = (counts.instructions(), counts.host_instructions(*subject), counts.exits(*subject));
+            let mut row = vec![
+                name,
+                all.to_string(),
+                number(native.and_then(|native| ratio(all, native)), 3),
+                format!("{:.2} %", 100.0 * ratio(host, all).unwrap_or(0.0)),
+                exits.to_string(),
+                number(ratio(host, exits), 0),
+            ];
+            if *operations > 1 {
+                row.extend([number(ratio(all, *operations), 1), number(ratio(exits, *operations), 4)]);
+            }
+            table.row(row);
+        }
+        Block::Table(format!("{}: instructions and exits", self.title()), table)
+    }
+
+    /// What a core's TLBs and walker would have done.
+    fn walks(&self, core: &str) -> Block {
+        let mut table = Table::new([
+            "",
+            "L1 misses",
+            "/ native",
+            "walks",
+            "refs/walk",
+            "refs/4K walk",
+            "walk refs / native",
+            "cycles / native",
+            "(if refs hit",
+            "if they miss)",
+        ]);
+        let native = self.native(|_, counts| counts.cores.get(core).cloned());
+        for (subject, counts) in &self.counts {
+            let name = subject.to_string();
+            let Some(of) = counts.as_ref().and_then(|counts| counts.cores.get(core)) else {
+                table.row([name, "-".into()]);
+                continue;
+            };
+            let to = |what: fn(&CoreCounts) -> u64| number(native.as_ref().and_then(|native| ratio(what(of), what(native))), 3);
+            table.row([
+                name,
+                of.misses().to_string(),
+                to(CoreCounts::misses),
+                of.walks().to_string(),
+                number(ratio(of.refs(), of.walks()), 2),
+                number(of.refs_per_4k_walk(*subject), 2),
+                to(CoreCounts::refs),
+                to(|core| core.cycles_estimated.model),
+                to(|core| core.cycles_estimated.if_refs_hit),
+                to(|core| core.cycles_estimated.if_refs_miss),
+            ]);
+        }
+        Block::Table(format!("{}: TLBs and page walks of core {core}", self.title()), table)
+    }
+
+    fn bars(&self, title: String, of: impl Fn(Subject, &Counts) -> Option<u64>) -> Chart {
+        let native = self.native(&of);
+        let bar = |(subject, counts): &(Subject, Option<Counts>)| {
+            let value = counts.as_ref().and_then(|counts| of(*subject, counts));
+            (subject.to_string(), value.zip(native).and_then(|(value, native)| ratio(value, native)))
+        };
+        Chart { title, kind: ChartKind::Bars { bars: self.counts.iter().map(bar).collect(), reference: Some(1.0) } }
+    }
+
+    /// Walks of the guest by the number of their references, in per cent.
+    fn histogram(&self, core: &str) -> Chart {
+        let walks = |subject: Subject, counts: &Option<Counts>| {
+            let core = counts.as_ref().and_then(|counts| counts.cores.get(core));
+            core.map(|core| core.guest_walks_by_refs(subject)).unwrap_or_default()
+        };
+        let rows: Vec<_> =
+            self.counts.iter().map(|(subject, counts)| (subject.to_string(), walks(*subject, counts))).collect();
+        let (parts, mut bars) = stacks(&rows, |refs| format!("{refs} refs"));
+        for (_, parts) in &mut bars {
+            let sum: f64 = parts.iter().sum();
+            parts.iter_mut().for_each(|part| *part *= if sum > 0.0 { 100.0 / sum } else { 0.0 });
+        }
+        let title = format!("{}: the guest's walks by their references, per cent ({core})", self.title());
+        Chart { title, kind: ChartKind::Stacks { parts, bars } }
+    }
+
+    fn causes(&self) -> Chart {
+        let causes = |(subject, counts): &(Subject, Option<Counts>)| {
+            let causes = counts.as_ref().map(|counts| counts.exits_by_cause(*subject)).unwrap_or_default();
+            (subject.to_string(), causes.into_iter().map(|(cause, count)| (cause.to_owned(), count)).collect())
+        };
+        let rows: Vec<(String, BTreeMap<String, u64>)> = self.counts.iter().map(causes).collect();
+        let (parts, bars) = stacks(&rows, ToString::to_string);
+        Chart { title: format!("{}: exits by cause", self.title()), kind: ChartKind::Stacks { parts, bars } }
+    }
+}
+
+/// Makes parts of keys: the largest in the order of the keys, and the rest as one.
+fn stacks<K: Ord + Clone>(
+    rows: &[(String, BTreeMap<K, u64>)],
+    name: impl Fn(&K) -> String,
+) -> (Vec<String>, Vec<(String, Vec<f64>)>) {
+    let mut sums = BTreeMap::<&K, u64>::new();
+    for (key, count) in rows.iter().flat_map(|(_, counts)| counts) {
+        *sums.entry(key).or_insert(0) += count;
+    }
+    let mut by_size: Vec<_> = sums.into_iter().collect();
+    by_size.sort_by_key(|(_, sum)| std::cmp::Reverse(*sum));
+    by_size.truncate(CAUSES_SHOWN);
+    let mut keys: Vec<&K> = by_size.into_iter().map(|(key, _)| key).collect();
+    keys.sort();
+    let bar = |counts: &BTreeMap<K, u64>| {
+        let shown: Vec<f64> = keys.iter().map(|key| counts.get(key).copied().unwrap_or(0) as f64).collect();
+        let rest = counts.values().sum::<u64>() as f64 - shown.iter().sum::<f64>();
+        shown.into_iter().chain([rest]).collect()
+    };
+    let mut bars: Vec<(String, Vec<f64>)> = rows.iter().map(|(name, counts)| (name.clone(), bar(counts))).collect();
+    let mut parts: Vec<_> = keys.iter().map(|key| name(key)).collect();
+    if bars.iter().any(|(_, parts)| parts.last().is_some_and(|rest| *rest > 0.0)) {
+        parts.push("others".into());
+    } else {
+        bars.iter_mut().for_each(|(_, parts)| drop(parts.pop()));
+    }
+    (parts, bars)
+}
+
+/// Gnomon's `nested` in the firmware seat.
+pub const NESTED: Subject = Subject::Gnomon(Gnomon {
+    seat: crate::qemu::Seat::Firmware,
+    variant: Variant { mmu: Some(MmuMode::Nested), h: crate::qemu::HExtension::Present, lane: true },
+    superpages: true,
+});
+
+/// Gnomon's `nested` beside KVM: exits of all regions together, and what one costs.
+pub fn beside_kvm(results: &Results) -> Vec<Block> {
+    let mut table = Table::new(["", "exits", "/ nested", "host instructions", "per exit"]);
+    let subjects = [NESTED, Subject::Kvm { superpages: true }, Subject::Kvm { superpages: false }];
+    let sums = subjects.map(|subject| {
+        let mut sums = Some((0, 0));
+        for (at, (case, _)) in results.cases.iter().enumerate() {
+            for region in &case.workload.regions {
+                let counts = results.counts(at, subject, region);
+                sums = sums.zip(counts).map(|((exits, host), counts)| {
+                    (exits + counts.exits(subject), host + counts.host_instructions(subject))
+                });
+            }
+        }
+        (subject, sums)
+    });
+    let Some((_, Some((nested, _)))) = sums.first() else { return Vec::new() };
+    if sums[1..].iter().all(|(_, sums)| sums.is_none()) {
+        return Vec::new();
+    }
+    for (subject, sums) in &sums {
+        let Some((exits, host)) = sums else { continue };
+        table.row([
+            subject.to_string(),
+            exits.to_string(),
+            number(ratio(*exits, *nested), 2),
+            host.to_string(),
+            number(ratio(*host, *exits), 0),
+        ]);
+    }
+    vec![Block::Table("Gnomon's nested beside KVM, all regions together".into(), table)]
+}

@@ -1,0 +1,202 @@
+//! The papers' experiments under Linux: what each runs, and their own figures beside ours.
+
+use super::lab::Lab;
+use super::linux::{self, Case, Plan, Results, number, ratio};
+use super::report::{Block, Report};
+use super::subject::{Choice, Gnomon, Small, Subject};
+use super::table::Table;
+use super::workload::{self, Scale, Workload};
+
+/// What is true of all experiments under the meter.
+const MODEL: &str = "cycles are a model's, whose parameters are estimates: the last columns say how far they could be off; \
+     QEMU executes in order and speculates nothing, so no walk is started in vain";
+
+fn case(name: &str, workload: Workload, svadu: bool) -> Case {
+    Case { name: name.into(), workload, svadu }
+}
+
+/// Figure 7 of *Lazy Shadow Paging under the RISC-V Architecture*.
+///
+/// # Errors
+/// If something is missing.
+pub fn fig7(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    let plan = Plan {
+        name: "fig7",
+        title: "four programs under Linux: TLB misses, walks and exits".into(),
+        lead: vec![
+            "Figure 7 of Lazy Shadow Paging under the RISC-V Architecture runs four programs of SPEC CPU2006; here free ones \
+             of their kind stand for them: cc1 (403.gcc), network simplex (429.mcf), a lattice (433.milc), A* (473.astar)."
+                .into(),
+            "Paper: lazy has 14 to 32 % more TLB misses than nested, each of 3 references rather than 15; it saves up to 25 % \
+             of the exits of traditional shadow paging; nested has almost none after warm-up."
+                .into(),
+            "The guest has Sv39 and 4 KiB pages. -4k: the host maps guest memory by 4 KiB leaves, too, as the paper's does: \
+             15 references in core `plain`, which has no walk cache, where other cores skip most of them."
+                .into(),
+        ],
+        misleads: MODEL.into(),
+        cases: vec![case("", workload::fig7(scale, false)?, false)],
+        small: Small::Nested,
+        scale,
+    };
+    let results = plan.run(lab, choice)?;
+    let summary = [walk_lengths(lab, &results), linux::beside_kvm(&results)].concat();
+    plan.report(lab, &results, summary)
+}
+
+/// References of the guest's walks by the leaves that they end at, all regions together.
+fn walk_lengths(lab: &Lab, results: &Results) -> Vec<Block> {
+    const LEAVES: [&str; 6] = ["4K", "2M", "4K/4K", "4K/2M", "2M/4K", "2M/2M"];
+    let Some((case, runs)) = results.cases.first() else { return Vec::new() };
+    let table = |core: &str| {
+        let mut table = Table::new(std::iter::once(String::new()).chain(LEAVES.map(|leaf| format!("{leaf} leaves"))));
+        for (subject, _) in runs {
+            let counts: Vec<_> =
+                case.workload.regions.iter().filter_map(|region| results.counts(0, *subject, region)).collect();
+            let cells = LEAVES.map(|leaf| {
+                let of = counts.iter().filter_map(|counts| counts.cores.get(core)?.guest_leaves(*subject).get(leaf).copied());
+                let (walks, refs) = of.fold((0, 0), |sum, of| (sum.0 + of.walks, sum.1 + of.refs));
+                number(ratio(refs, walks), 2)
+            });
+            table.row(std::iter::once(subject.to_string()).chain(cells));
+        }
+        Block::Table(format!("References per walk by the leaves of guest/host, core {core}; without a slash: one stage"), table)
+    };
+    lab.cores().map(table).collect()
+}
+
+/// Table 3 of *Nested Paging in bhyve*.
+///
+/// # Errors
+/// If something is missing.
+pub fn gups(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    let plan = Plan {
+        name: "gups",
+        title: "random updates of a table, with superpages of guest and host".into(),
+        lead: vec![
+            "Table 3 of Nested Paging in bhyve: GUPS. The guest's superpages are its transparent huge pages; the host's are \
+             Gnomon's 2 MiB leaves, or the transparent huge pages of KVM's host."
+                .into(),
+            "Paper: 12 GB in a 24 GB guest, CPU seconds by (guest, host) superpages: off/off 500, off/on 258, on/off 267, \
+             on/on 102."
+                .into(),
+        ],
+        misleads: format!("{MODEL}; the table here is smaller than the paper's, and its own cache misses are not modelled, only those of walks"),
+        cases: vec![
+            case("guest 4 KiB", workload::gups(scale, false)?, false),
+            case("guest 2 MiB", workload::gups(scale, true)?, false),
+        ],
+        small: Small::All,
+        scale,
+    };
+    let results = plan.run(lab, choice)?;
+    let summary = lab.cores().map(|core| superpages(core, &results, &choice.subjects(plan.small))).collect();
+    plan.report(lab, &results, summary)
+}
+
+/// Modelled cycles by superpages of guest and host, where none at all is 1.
+fn superpages(core: &str, results: &Results, subjects: &[Subject]) -> Block {
+    let mut table = Table::new(["guest/host", "4K/4K", "4K/2M", "2M/4K", "2M/2M"]);
+    table.row(["paper: bhyve, nested", "1.000", "0.516", "0.534", "0.204"]);
+    let cycles = |guest: usize, subject: Subject| {
+        let (case, _) = results.cases.get(guest)?;
+        let counts = results.counts(guest, subject, case.workload.regions.first()?)?;
+        counts.cores.get(core).map(|core| core.cycles_estimated.model)
+    };
+    for subject in subjects {
+        let small = match *subject {
+            Subject::Native => *subject,
+            Subject::Gnomon(gnomon) => Subject::Gnomon(Gnomon { superpages: false, ..gnomon }),
+            Subject::Kvm { .. } => Subject::Kvm { superpages: false },
+        };
+        if !subjects.contains(&small) || (small == *subject && *subject != Subject::Native) {
+            continue;
+        }
+        let base = cycles(0, small);
+        let all = [(0, small), (0, *subject), (1, small), (1, *subject)];
+        let cells = all.map(|(guest, of)| {
+            // The bare machine has no host.
+            let is_there = *subject != Subject::Native || of == small;
+            number(cycles(guest, of).filter(|_| is_there).zip(base).and_then(|(of, base)| ratio(of, base)), 3)
+        });
+        table.row(std::iter::once(subject.to_string()).chain(cells));
+    }
+    Block::Table(format!("Modelled cycles by superpages, none = 1, core {core}"), table)
+}
+
+/// Table 2 of *Nested Paging in bhyve*.
+///
+/// # Errors
+/// If something is missing.
+pub fn build(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    let plan = Plan {
+        name: "build",
+        title: "programs are compiled, with A and D updated by hardware and by software".into(),
+        lead: vec![
+            "Table 2 of Nested Paging in bhyve: buildworld with memory wired 2207 s, not wired 2225 s (+0.8 %), not wired and \
+             A/D emulated 2276 s (+3.1 %)."
+                .into(),
+            "Svadu: the guest is promised that A and D are updated, by hardware in nested mode and by Gnomon where it shadows. \
+             Svade: the guest's own page faults update them. The bare machine and KVM are measured as they are, twice."
+                .into(),
+            "Not there yet: Gnomon cannot wire memory, and keeps no A and D of its own in the G-stage; all memory here is \
+             mapped on demand."
+                .into(),
+        ],
+        misleads: format!("{MODEL}; the compiler's files are in RAM, so that a build is short of what a disk would cost"),
+        cases: vec![
+            case("Svade", workload::build(scale)?, false),
+            case("Svadu", workload::build(scale)?, true),
+        ],
+        small: Small::Nested,
+        scale,
+    };
+    let results = plan.run(lab, choice)?;
+    let summary = [linux::beside_kvm(&results)].concat();
+    plan.report(lab, &results, summary)
+}
+
+/// Context switches and messages, as in *Paravirtualized KVM with a CR3 cache*.
+///
+/// # Errors
+/// If something is missing.
+pub fn switching(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    let plan = Plan {
+        name: "switching",
+        title: "context switches between tasks, and messages among many".into(),
+        lead: vec![
+            "The CR3 cache paper, microseconds for a switch between 2 tasks: native 1.11, KVM 6.36 (5.73 of native), with the \
+             cache 1.60 (1.44). hackbench 1 (40 tasks): native 0.25 s, KVM 0.55 (2.20), with the cache 0.36 (1.44). hackbench 5 \
+             (200 tasks): native 0.9 s, KVM 2.8 (3.11), with the cache 2.2 (2.44)."
+                .into(),
+        ],
+        misleads: format!("{MODEL}; the paper's machines had neither two-stage tables nor tagged TLBs"),
+        cases: vec![case("", workload::switching(scale)?, false)],
+        small: Small::Nested,
+        scale,
+    };
+    let results = plan.run(lab, choice)?;
+    plan.report(lab, &results, linux::beside_kvm(&results))
+}
+
+/// What the kernel does for processes: system calls, faults, fork, exec, exit.
+///
+/// # Errors
+/// If something is missing.
+pub fn processes(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    let plan = Plan {
+        name: "processes",
+        title: "null system call, minor fault, fork and exit, fork and exec and exit".into(),
+        lead: vec![
+            "What the literature measures of guests' kernels. PVM (SOSP 2023) has, on x86 and beside nested paging: fork 5.3 times, \
+             exec 3.1 times; traditional shadow paging 6.1 and 3.6 times."
+                .into(),
+        ],
+        misleads: MODEL.into(),
+        cases: vec![case("", workload::processes(scale)?, false)],
+        small: Small::Nested,
+        scale,
+    };
+    let results = plan.run(lab, choice)?;
+    plan.report(lab, &results, linux::beside_kvm(&results))
+}

@@ -1,0 +1,238 @@
+//! Plots as SVG, narrow enough to be read on a phone.
+
+use super::report::{Chart, ChartKind};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// Width in the plot's own units; the page scales it.
+const WIDTH: u32 = 400;
+/// Height of a bar and of the gap after it.
+const BAR: i32 = 14;
+const GAP: i32 = 5;
+/// Where bars begin, and what is left for numbers behind them.
+const LABELS: i32 = 150;
+const NUMBERS: i32 = 64;
+const LINES_HEIGHT: u32 = 260;
+const FONT: &str = "sans-serif";
+const FONT_SIZE: i32 = 11;
+/// Average width of a character of [`FONT_SIZE`].
+const CHARACTER: i32 = 6;
+const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
+const PALE: RGBColor = RGBColor(0xaa, 0xaa, 0xaa);
+/// Colours that the colour-blind can tell apart (Okabe and Ito), and two shades more.
+const COLOURS: [RGBColor; 9] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0xf0, 0xe4, 0x42),
+    RGBColor(0x80, 0x80, 0x80),
+    RGBColor(0x40, 0x40, 0x70),
+];
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// Draws a chart as an `<svg>` element.
+///
+/// # Errors
+/// If the plotting library cannot.
+pub fn svg(chart: &Chart) -> miette::Result<String> {
+    let mut text = String::new();
+    let height = match &chart.kind {
+        ChartKind::Bars { bars, .. } => bars_height(bars.len(), 0),
+        ChartKind::Stacks { parts, bars } => bars_height(bars.len(), legend_rows(parts)),
+        ChartKind::Lines { lines, .. } => LINES_HEIGHT + 16 * lines.len() as u32,
+    };
+    {
+        let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
+        let drawn = match &chart.kind {
+            ChartKind::Bars { bars, reference } => draw_bars(&area, bars, *reference),
+            ChartKind::Stacks { parts, bars } => draw_stacks(&area, parts, bars),
+            ChartKind::Lines { axes, lines } => draw_lines(&area, axes, lines),
+        };
+        drawn.and_then(|()| Ok(area.present()?)).map_err(|why| miette::miette!("cannot plot `{}`: {why}", chart.title))?;
+    }
+    Ok(text)
+}
+
+fn bars_height(bars: usize, legend_rows: i32) -> u32 {
+    (bars as i32 * (BAR + GAP) + GAP + legend_rows * (FONT_SIZE + GAP)) as u32
+}
+
+fn text_style(size: i32, colour: RGBColor, pos: Pos) -> TextStyle<'static> {
+    TextStyle::from((FONT, size).into_font()).color(&colour).pos(pos)
+}
+
+fn write(area: &Area<'_>, text: &str, at: (i32, i32), colour: RGBColor, h: HPos) -> Drawn {
+    area.draw(&Text::new(text.to_owned(), at, text_style(FONT_SIZE, colour, Pos::new(h, VPos::Center))))?;
+    Ok(())
+}
+
+fn fill(area: &Area<'_>, from: (i32, i32), to: (i32, i32), colour: RGBColor) -> Drawn {
+    area.draw(&Rectangle::new([from, to], colour.filled()))?;
+    Ok(())
+}
+
+/// A number in few characters.
+fn short(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        v if v < 10.0 => format!("{value:.3}"),
+        v if v < 1000.0 => format!("{value:.1}"),
+        v if v < 1e6 => format!("{:.1} k", value / 1e3),
+        v if v < 1e9 => format!("{:.1} M", value / 1e6),
+        _ => format!("{:.1} G", value / 1e9),
+    }
+}
+
+/// A bar's length in pixels.
+fn length(value: f64, most: f64) -> i32 {
+    let room = f64::from(WIDTH as i32 - LABELS - NUMBERS);
+    if most > 0.0 { (value / most * room).round() as i32 } else { 0 }
+}
+
+fn draw_bars(area: &Area<'_>, bars: &[(String, Option<f64>)], reference: Option<f64>) -> Drawn {
+    let most = bars.iter().filter_map(|(_, value)| *value).chain(reference).fold(0.0, f64::max);
+    for (row, (name, value)) in bars.iter().enumerate() {
+        let top = GAP + row as i32 * (BAR + GAP);
+        let middle = top + BAR / 2;
+        write(area, name, (LABELS - 6, middle), INK, HPos::Right)?;
+        match value {
+            Some(value) => {
+                let end = LABELS + length(*value, most);
+                fill(area, (LABELS, top), (end.max(LABELS + 1), top + BAR), colour_of(name))?;
+                write(area, &short(*value), (end + 5, middle), INK, HPos::Left)?;
+            }
+            None => write(area, "-", (LABELS + 5, middle), PALE, HPos::Left)?,
+        }
+    }
+    if let Some(at) = reference.map(|value| LABELS + length(value, most)) {
+        let bottom = bars_height(bars.len(), 0) as i32;
+        area.draw(&PathElement::new([(at, 0), (at, bottom)], INK.mix(0.6)))?;
+    }
+    Ok(())
+}
+
+/// Bars of one kind of subject have one colour in all plots.
+fn colour_of(name: &str) -> RGBColor {
+    let kinds = ["nested", "shadow", "unsync", "lazy", "kvm"];
+    kinds.iter().position(|kind| name.contains(kind)).map_or(COLOURS[7], |at| COLOURS[at])
+}
+
+/// Where each part's name stands in the legend: row and left edge.
+fn legend(parts: &[String]) -> Vec<(i32, i32)> {
+    let (mut row, mut left) = (0, 0);
+    parts
+        .iter()
+        .map(|part| {
+            let width = part.chars().count() as i32 * CHARACTER + 24;
+            if left > 0 && left + width > WIDTH as i32 {
+                (row, left) = (row + 1, 0);
+            }
+            let at = (row, left);
+            left += width;
+            at
+        })
+        .collect()
+}
+
+fn legend_rows(parts: &[String]) -> i32 {
+    legend(parts).last().map_or(0, |(row, _)| row + 1)
+}
+
+fn draw_stacks(area: &Area<'_>, parts: &[String], bars: &[(String, Vec<f64>)]) -> Drawn {
+    let most = bars.iter().map(|(_, parts)| parts.iter().sum()).fold(0.0, f64::max);
+    for (row, (name, values)) in bars.iter().enumerate() {
+        let top = GAP + row as i32 * (BAR + GAP);
+        write(area, name, (LABELS - 6, top + BAR / 2), INK, HPos::Right)?;
+        let (mut sum, mut left) = (0.0, LABELS);
+        for (value, colour) in values.iter().zip(COLOURS.iter().cycle()) {
+            sum += value;
+            let right = LABELS + length(sum, most);
+            if right > left {
+                fill(area, (left, top), (right, top + BAR), *colour)?;
+            }
+            left = right;
+        }
+        write(area, &short(sum), (left + 5, top + BAR / 2), INK, HPos::Left)?;
+    }
+    let top = bars_height(bars.len(), 0) as i32;
+    for ((part, (row, left)), colour) in parts.iter().zip(legend(parts)).zip(COLOURS.iter().cycle()) {
+        let middle = top + row * (FONT_SIZE + GAP) + FONT_SIZE / 2;
+        fill(area, (left + 2, middle - 5), (left + 12, middle + 5), *colour)?;
+        write(area, part, (left + 16, middle), INK, HPos::Left)?;
+    }
+    Ok(())
+}
+
+fn draw_lines(area: &Area<'_>, axes: &[String; 2], lines: &[(String, Vec<(f64, f64)>)]) -> Drawn {
+    let points = || lines.iter().flat_map(|(_, points)| points.iter());
+    let least_x = points().map(|point| point.0).fold(f64::INFINITY, f64::min).min(0.0);
+    let most = points().fold((1.0, 1.0), |most: (f64, f64), point| (most.0.max(point.0), most.1.max(point.1)));
+    let (plot, names) = area.split_vertically(LINES_HEIGHT);
+    let mut chart = ChartBuilder::on(&plot)
+        .margin(8)
+        .x_label_area_size(34)
+        .y_label_area_size(52)
+        .build_cartesian_2d(least_x..most.0, 0.0..most.1 * 1.05)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc(axes[0].as_str())
+        .y_desc(axes[1].as_str())
+        .x_labels(6)
+        .y_labels(6)
+        .y_label_formatter(&|value| short(*value))
+        .label_style(text_style(FONT_SIZE, INK, Pos::default()))
+        .draw()?;
+    for (row, ((name, points), colour)) in lines.iter().zip(COLOURS.iter().cycle()).enumerate() {
+        chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
+        let middle = 8 + 16 * row as i32;
+        fill(&names, (56, middle - 2), (76, middle + 2), *colour)?;
+        write(&names, name, (82, middle), INK, HPos::Left)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(kind: ChartKind) -> String {
+        svg(&Chart { title: "t".into(), kind }).expect("a plot")
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_values() {
+        let bars = vec![("native".into(), Some(1.0)), ("firmware/lazy".into(), Some(2.0)), ("kvm".into(), None)];
+        let text = drawn(ChartKind::Bars { bars, reference: Some(1.0) });
+        let widths: Vec<&str> = text.lines().filter_map(|l| l.split("<rect").nth(1)?.split("width=\"").nth(1)?.split('"').next()).collect();
+        assert_eq!(widths, ["93", "186"], "{text}");
+        assert!(text.contains("firmware/lazy") && text.contains("2.000"), "{text}");
+    }
+
+    #[test]
+    fn stacks_have_a_legend() {
+        let parts = vec!["load guest-page fault".to_owned(), "ecall".into(), "a name that needs the next row".into()];
+        assert_eq!(legend_rows(&parts), 2);
+        let text = drawn(ChartKind::Stacks { parts, bars: vec![("kvm".into(), vec![5.0, 3.0, 0.0])] });
+        assert_eq!(text.matches("<rect").count(), 2 + 3, "{text}");
+    }
+
+    #[test]
+    fn lines_are_drawn() {
+        let lines = vec![("lazy".into(), vec![(0.0, 0.0), (100.0, 5.0)]), ("shadow".into(), vec![(0.0, 1.0), (100.0, 9.0)])];
+        let text = drawn(ChartKind::Lines { axes: ["x".into(), "y".into()], lines });
+        assert!(text.matches("<polyline").count() >= 2, "{text}");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let all = [0.0, 1.5, 14.96, 1234.0, 2.5e6, 3e9].map(short);
+        assert_eq!(all, ["0", "1.500", "15.0", "1.2 k", "2.5 M", "3.0 G"]);
+    }
+}

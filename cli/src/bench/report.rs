@@ -1,0 +1,124 @@
+//! What a benchmark comes to: for people, as text and as a page; for programs, as JSON.
+
+use super::table::Table;
+use std::fmt;
+
+/// An experiment's report.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Report {
+    /// The experiment.
+    pub name: &'static str,
+    /// What was done, in a line.
+    pub title: String,
+    /// How, on what, and what the papers say; in paragraphs.
+    pub lead: Vec<String>,
+    /// The results.
+    pub blocks: Vec<Block>,
+    /// What may mislead, in a line.
+    pub misleads: String,
+    /// All that was measured.
+    pub json: serde_json::Value,
+    /// Why some subjects could not be measured.
+    pub failures: Vec<String>,
+}
+
+/// A part of a report.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Block {
+    /// What follows belongs together.
+    Heading(String),
+    /// A paragraph.
+    Text(String),
+    /// A table under a line of its own.
+    Table(String, Table),
+    /// A plot, on the page only.
+    Chart(Chart),
+}
+
+/// A plot.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Chart {
+    /// What is shown, with its unit.
+    pub title: String,
+    /// How.
+    pub kind: ChartKind,
+}
+
+/// The kinds of plots.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ChartKind {
+    /// A bar for each name; a value that could not be measured is missing.
+    Bars {
+        /// Names and lengths.
+        bars: Vec<(String, Option<f64>)>,
+        /// Where a line is drawn: what a value of 1.00 stands for, say.
+        reference: Option<f64>,
+    },
+    /// A bar for each name, cut into parts.
+    Stacks {
+        /// The names of the parts.
+        parts: Vec<String>,
+        /// Names, and the length of each part.
+        bars: Vec<(String, Vec<f64>)>,
+    },
+    /// Lines over a common axis.
+    Lines {
+        /// What the axes show.
+        axes: [String; 2],
+        /// Names and points, in the order of x.
+        lines: Vec<(String, Vec<(f64, f64)>)>,
+    },
+}
+
+impl Chart {
+    /// Whether there is nothing to see.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match &self.kind {
+            ChartKind::Bars { bars, .. } => bars.iter().all(|(_, value)| value.is_none()),
+            ChartKind::Stacks { bars, .. } => bars.iter().all(|(_, parts)| parts.iter().all(|part| *part == 0.0)),
+            ChartKind::Lines { lines, .. } => lines.iter().all(|(_, points)| points.is_empty()),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.name, self.title)?;
+        self.lead.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+        for block in &self.blocks {
+            match block {
+                Block::Heading(text) => writeln!(f, "\n== {text} ==")?,
+                Block::Text(text) => writeln!(f, "\n{text}")?,
+                Block::Table(title, table) => write!(f, "\n{title}\n{table}")?,
+                Block::Chart(_) => {}
+            }
+        }
+        writeln!(f, "\nwhat may mislead: {}", self.misleads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_leaves_plots_out() {
+        let mut table = Table::new(["x", "y"]);
+        table.row(["1", "2"]);
+        let kind = ChartKind::Bars { bars: vec![("a".into(), None)], reference: None };
+        let chart = Chart { title: "unseen".into(), kind };
+        assert!(chart.is_empty());
+        let report = Report {
+            name: "figure",
+            title: "a test".into(),
+            lead: vec!["lead".into()],
+            blocks: vec![Block::Heading("part".into()), Block::Table("t".into(), table), Block::Chart(chart)],
+            misleads: "all".into(),
+            json: serde_json::Value::Null,
+            failures: vec![],
+        };
+        let text = "figure: a test\nlead\n\n== part ==\n\nt\nx  y\n1  2\n\nwhat may mislead: all\n";
+        assert_eq!(report.to_string(), text);
+    }
+}

@@ -1,0 +1,257 @@
+//! What is measured: the bare machine, Gnomon in each of its ways, and Linux KVM.
+
+use crate::qemu::{HExtension, Seat};
+use crate::variant::Variant;
+use abi::bundle::MmuMode;
+use serde::{Serialize, Serializer};
+use std::fmt;
+
+/// A machine with or without a hypervisor, on which a guest runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Subject {
+    /// The bare machine: OpenSBI and nothing else. Harts have no H extension, as guests see it.
+    Native,
+    /// A VM of Gnomon's.
+    Gnomon(Gnomon),
+    /// A VM of Linux KVM's, on harts with H.
+    Kvm {
+        /// Whether the host's transparent huge pages are on.
+        superpages: bool,
+    },
+}
+
+/// A way to run Gnomon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gnomon {
+    /// Where it sits.
+    pub seat: Seat,
+    /// How memory is virtualized.
+    pub variant: Variant,
+    /// Whether guest memory may be mapped by 2 MiB leaves.
+    pub superpages: bool,
+}
+
+/// What tells subjects without superpages from others.
+const SMALL: &str = "-4k";
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let small = |superpages| if superpages { "" } else { SMALL };
+        let name = match self {
+            Self::Native => "native".to_owned(),
+            Self::Gnomon(Gnomon { seat, variant, superpages }) => {
+                format!("{}/{}{}", seat.name(), variant.label(), small(*superpages))
+            }
+            Self::Kvm { superpages } => format!("kvm{}", small(*superpages)),
+        };
+        f.pad(&name)
+    }
+}
+
+impl Serialize for Subject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Subject {
+    /// What it has in common with those beside which its figures stand in a table.
+    #[must_use]
+    pub fn group(self) -> String {
+        match self {
+            Self::Native => "bare machine".into(),
+            Self::Kvm { .. } => "Linux KVM".into(),
+            Self::Gnomon(Gnomon { seat, variant, .. }) => {
+                let h = if variant.h == HExtension::Present { "with" } else { "without" };
+                format!("{} seat, harts {h} H", seat.name())
+            }
+        }
+    }
+
+    /// What sets it apart within its group.
+    #[must_use]
+    pub fn short(self) -> String {
+        match self {
+            Self::Native => "native".into(),
+            Self::Kvm { superpages: true } => "huge pages".into(),
+            Self::Kvm { superpages: false } => "4 KiB pages".into(),
+            Self::Gnomon(Gnomon { variant, superpages, .. }) => {
+                let lane = if variant.lane { "" } else { ", no lane" };
+                let small = if superpages { "" } else { ", 4 KiB" };
+                format!("{}{lane}{small}", variant.mmu.map_or("default", MmuMode::name))
+            }
+        }
+    }
+
+    /// The harts it runs on.
+    #[must_use]
+    pub const fn h(self) -> HExtension {
+        match self {
+            Self::Native => HExtension::Absent,
+            Self::Gnomon(Gnomon { variant, .. }) => variant.h,
+            Self::Kvm { .. } => HExtension::Present,
+        }
+    }
+
+    /// Whether a privilege mode, as the meter calls it, is the guest's.
+    #[must_use]
+    pub fn is_guest(self, mode: &str) -> bool {
+        match self.h() {
+            HExtension::Present => matches!(mode, "VS" | "VU"),
+            HExtension::Absent => matches!(mode, "S" | "U"),
+        }
+    }
+
+    /// Whether a user's word for subjects means this one: its name, or one of the groups `native`, `gnomon`,
+    /// `kvm`, `firmware`, `payload`, `h`, `noh`.
+    fn is_meant_by(self, word: &str) -> bool {
+        let is_in_group = match self {
+            Self::Native => word == "native",
+            Self::Kvm { .. } => word == "kvm",
+            Self::Gnomon(Gnomon { seat, variant, .. }) => {
+                let h = if variant.h == HExtension::Present { "h" } else { "noh" };
+                word == "gnomon" || word == seat.name() || word == h
+            }
+        };
+        is_in_group || word == self.to_string()
+    }
+}
+
+/// Which subjects are measured.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Choice {
+    /// Words for subjects, see [`Choice::all`]; empty: all.
+    pub words: Vec<String>,
+    /// Gnomon's modes; empty: all.
+    pub modes: Vec<MmuMode>,
+    /// Only harts without H.
+    pub no_h: bool,
+}
+
+/// Whether subjects that map guest memory by 4 KiB leaves only are of interest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Small {
+    /// Only for the sake of whole walks: mode `nested` in the firmware seat, and KVM.
+    Nested,
+    /// In every mode.
+    All,
+    /// No; nor are KVM's.
+    None,
+}
+
+/// A word that means no subject.
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
+pub enum ChoiceError {
+    /// There is none of the name.
+    #[error("`{0}` means no subject of the benchmarks")]
+    #[diagnostic(help(
+        "groups are native, gnomon, kvm, firmware, payload, h, noh; single subjects are named as in the tables, such as firmware/lazy-noh"
+    ))]
+    Unknown(String),
+    /// All were ruled out.
+    #[error("there is nothing to measure: no subject is left")]
+    #[diagnostic(help(
+        "mode `nested` and KVM need the H extension: leave out --no-h; or choose other modes or subjects"
+    ))]
+    Nothing,
+}
+
+impl Choice {
+    /// Everything that there is, in the order of tables.
+    #[must_use]
+    pub fn all(small: Small) -> Vec<Subject> {
+        let modes = MmuMode::ALL.map(Some);
+        let of = |seat, h| {
+            Variant::combine(seat, &modes, &[h], &[true, false]).into_iter().flat_map(move |variant| {
+                let has_small = match small {
+                    Small::None => false,
+                    Small::Nested => variant.mmu == Some(MmuMode::Nested) && seat == Seat::Firmware,
+                    Small::All => variant.lane && seat == Seat::Firmware,
+                };
+                let sizes: &[bool] = if has_small { &[true, false] } else { &[true] };
+                sizes.iter().map(move |&superpages| Subject::Gnomon(Gnomon { seat, variant, superpages }))
+            })
+        };
+        let kvm: &[bool] = if small == Small::None { &[true] } else { &[true, false] };
+        std::iter::once(Subject::Native)
+            .chain(of(Seat::Firmware, HExtension::Present))
+            .chain(of(Seat::Payload, HExtension::Present))
+            .chain(of(Seat::Firmware, HExtension::Absent))
+            .chain(kvm.iter().map(|&superpages| Subject::Kvm { superpages }))
+            .collect()
+    }
+
+    /// Checks that each word means something and that something is left.
+    ///
+    /// # Errors
+    /// [`ChoiceError`].
+    pub fn check(&self) -> Result<(), ChoiceError> {
+        let all = Self::all(Small::All);
+        if let Some(word) = self.words.iter().find(|word| !all.iter().any(|subject| subject.is_meant_by(word))) {
+            return Err(ChoiceError::Unknown(word.clone()));
+        }
+        if all.iter().any(|subject| self.takes(*subject)) { Ok(()) } else { Err(ChoiceError::Nothing) }
+    }
+
+    /// Whether it is chosen.
+    #[must_use]
+    pub fn takes(&self, subject: Subject) -> bool {
+        let is_meant = self.words.is_empty() || self.words.iter().any(|word| subject.is_meant_by(word));
+        let has_mode = match subject {
+            Subject::Gnomon(gnomon) => {
+                self.modes.is_empty() || gnomon.variant.mmu.is_some_and(|mode| self.modes.contains(&mode))
+            }
+            // Who asks for modes only wants Gnomon's, beside what they are compared with.
+            Subject::Native | Subject::Kvm { .. } => true,
+        };
+        is_meant && has_mode && (!self.no_h || subject.h() == HExtension::Absent)
+    }
+
+    /// The subjects, in the order of tables.
+    #[must_use]
+    pub fn subjects(&self, small: Small) -> Vec<Subject> {
+        Self::all(small).into_iter().filter(|subject| self.takes(*subject)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(choice: &Choice, small: Small) -> Vec<String> {
+        choice.subjects(small).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn all_subjects_have_names_of_their_own() {
+        let all = names(&Choice::default(), Small::All);
+        let mut once = all.clone();
+        once.sort();
+        once.dedup();
+        assert_eq!(once.len(), all.len());
+        assert_eq!(all.len(), 1 + (5 + 4) + 5 + (4 + 3) + 2);
+        assert_eq!(names(&Choice::default(), Small::Nested).len(), 1 + 5 + 1 + 5 + 4 + 2);
+        assert_eq!(names(&Choice::default(), Small::None).len(), 1 + 5 + 5 + 4 + 1);
+    }
+
+    #[test]
+    fn words_and_modes_narrow() {
+        let words = |words: &[&str]| Choice { words: words.iter().map(|&word| word.into()).collect(), ..Choice::default() };
+        assert_eq!(names(&words(&["native", "kvm"]), Small::Nested), ["native", "kvm", "kvm-4k"]);
+        assert_eq!(names(&words(&["firmware/nested-4k"]), Small::Nested), ["firmware/nested-4k"]);
+        assert_eq!(names(&words(&["noh"]), Small::None).len(), 4);
+        let lazy = Choice { modes: vec![MmuMode::Lazy], no_h: true, ..Choice::default() };
+        assert_eq!(names(&lazy, Small::None), ["native", "firmware/lazy-noh", "firmware/lazy-noh-nolane"]);
+        assert!(matches!(words(&["xen"]).check(), Err(ChoiceError::Unknown(word)) if word == "xen"));
+        let none = Choice { no_h: true, ..words(&["kvm"]) };
+        assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
+        assert!(lazy.check().is_ok());
+    }
+
+    #[test]
+    fn the_guests_modes_depend_on_h() {
+        let of = |name: &str| Choice::all(Small::All).into_iter().find(|it| it.to_string() == name).expect(name);
+        assert!(of("firmware/lazy").is_guest("VS") && !of("firmware/lazy").is_guest("S"));
+        assert!(of("firmware/lazy-noh").is_guest("S") && !of("native").is_guest("M") && !of("kvm").is_guest("U"));
+    }
+}
