@@ -131,7 +131,8 @@ impl Report {
         remarks
     }
 
-    /// The numbers of the whole run by names such as `cores.plain.walks.VS`, `traps.VS.M.21`
+    /// The numbers of the whole run by names such as `cores.plain.walks.VS`,
+    /// `cores.plain.walks_by_leaf.VS.4K/4K.refs`, `traps.VS.M.21`
     /// (interrupts: `i5`), and those of regions after `regions.0.`.
     #[must_use]
     pub fn numbers(&self) -> BTreeMap<String, u64> {

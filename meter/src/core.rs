@@ -167,6 +167,22 @@ pub enum PageSize {
 }
 
 impl PageSize {
+    /// All, the smallest first.
+    pub const ALL: [Self; 6] = [Self::K4, Self::K64, Self::M2, Self::G1, Self::G512, Self::T256];
+
+    /// As core files and reports write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::K4 => "4K",
+            Self::K64 => "64K",
+            Self::M2 => "2M",
+            Self::G1 => "1G",
+            Self::G512 => "512G",
+            Self::T256 => "256T",
+        }
+    }
+
     /// log2 of its base pages.
     #[must_use]
     pub const fn span(self) -> u8 {

@@ -1,8 +1,9 @@
 //! What is counted.
 
-use crate::core::Cost;
+use crate::core::{Cost, PageSize};
 use crate::insn::{FenceKind, Memory};
 use crate::mode::{Mode, PerMode};
+use crate::walk::{Leaf, Mapping};
 use std::ops::Sub;
 
 /// More references than any walk makes: 35 with Sv57 and Sv57x4.
@@ -96,7 +97,7 @@ counters! {
 }
 
 /// Numbers for each count of references.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Histogram(pub [u64; MOST_REFS]);
 
 impl Default for Histogram {
@@ -115,14 +116,78 @@ impl Difference for Histogram {
 }
 
 counters! {
+    /// Page walks that found a translation, and their references.
+    Walks {
+        /// How many.
+        walks: u64,
+        /// The references of all of them.
+        refs: u64,
+    }
+}
+
+/// Sizes of leaves, and none: that of a stage that does not translate.
+const LEAVES: usize = 7;
+
+/// Numbers for each pair of leaves: that of the first stage, and that by which the G-stage mapped the
+/// address that came of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ByLeaf([[Walks; LEAVES]; LEAVES]);
+
+impl ByLeaf {
+    /// The numbers of walks that found these leaves.
+    fn of(&mut self, mapping: &Mapping) -> &mut Walks {
+        let number = |leaf: Option<Leaf>| {
+            leaf.map_or(0, |leaf| 1 + PageSize::ALL.iter().position(|size| size.span() == leaf.span).unwrap_or(0))
+        };
+        &mut self.0[number(mapping.first)][number(mapping.g)]
+    }
+
+    /// All that occurred, by the names of the leaves: `4K` of one stage, `4K/2M` of both, `-/2M` of the
+    /// G-stage alone.
+    pub fn iter(&self) -> impl Iterator<Item = (String, &Walks)> {
+        let name = |leaf: usize| leaf.checked_sub(1).map_or("-", |number| PageSize::ALL[number].name());
+        let all = self
+            .0
+            .iter()
+            .enumerate()
+            .flat_map(|(first, all)| all.iter().enumerate().map(move |(g, one)| (first, g, one)));
+        all.filter(|(.., one)| one.walks > 0).map(move |(first, g, one)| match g {
+            0 => (name(first).to_owned(), one),
+            _ => (format!("{}/{}", name(first), name(g)), one),
+        })
+    }
+}
+
+impl Difference for ByLeaf {
+    fn minus(&mut self, earlier: &Self) {
+        self.0.minus(&earlier.0);
+    }
+    fn plus(&mut self, other: &Self) {
+        self.0.plus(&other.0);
+    }
+}
+
+counters! {
     /// What one core would have done.
     CoreCounts {
         /// By the mode whose translation was used.
         misses: PerMode<Misses>,
-        /// How many walks (failed and dirty ones too) made so many references.
-        walks_by_refs: Histogram,
+        /// How many of [`Misses::walks`] made so many references, by the same mode.
+        walks_by_refs: PerMode<Histogram>,
+        /// [`Misses::walks`] by the leaves that they found, by the same mode.
+        walks_by_leaf: PerMode<ByLeaf>,
         /// References by the cache that had them; the last one is memory.
         refs_by_cache: [u64; MOST_CACHES + 1],
+    }
+}
+
+impl CoreCounts {
+    /// A walk in a mode found a translation, by so many references.
+    pub fn count_walk(&mut self, mode: Mode, mapping: &Mapping, refs: u64) {
+        self.walks_by_refs[mode.index()].0[(refs as usize).min(MOST_REFS - 1)] += 1;
+        let by_leaf = self.walks_by_leaf[mode.index()].of(mapping);
+        by_leaf.walks += 1;
+        by_leaf.refs += refs;
     }
 }
 

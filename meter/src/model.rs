@@ -2,7 +2,7 @@
 
 use crate::array::{Array, Entry, Hit, Ids, Invalidation, Regime};
 use crate::core::{Core, Holds, LINE_BYTES, Serves, WalkCacheSpec};
-use crate::counts::{CoreCounts, MOST_CACHES, MOST_REFS};
+use crate::counts::{CoreCounts, MOST_CACHES};
 use crate::mode::Mode;
 use crate::walk::{Mapping, Reference, Space, Stage, Trace, Walker, Words};
 
@@ -135,6 +135,7 @@ impl Model {
                 misses.walks += 1;
                 misses.refs_first += first;
                 misses.refs_g += g;
+                counts.count_walk(mode, &mapping, first + g);
                 self.fill(how, page, ids, serves_l2, &mapping);
             }
             Err(_) => misses.vanished += 1,
@@ -212,7 +213,6 @@ impl Model {
             }
             at += run.len();
         }
-        counts.walks_by_refs.0[((first + g) as usize).min(MOST_REFS - 1)] += 1;
         (first, g)
     }
 

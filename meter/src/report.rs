@@ -48,7 +48,8 @@ struct Stretch {
     begin: Option<usize>,
     end: Option<usize>,
     ended: Ended,
-    labels: (u64, u64),
+    /// Of the two markers; a region that no marker has ended has no second one.
+    labels: Option<(u64, Option<u64>)>,
 }
 
 /// The regions that the marks delimit.
@@ -57,20 +58,25 @@ fn regions(marks: &[Mark]) -> Vec<Stretch> {
     let mut open = None;
     for (number, mark) in marks.iter().enumerate() {
         let close = |open: Option<(usize, u64)>, ended, label| {
-            open.map(|(begin, first)| Stretch { begin: Some(begin), end: Some(number), ended, labels: (first, label) })
+            open.map(|(begin, first)| Stretch {
+                begin: Some(begin),
+                end: Some(number),
+                ended,
+                labels: Some((first, label)),
+            })
         };
         match *mark {
             // A region that begins while another is open begins anew.
             Mark::Begin(label) => open = Some((number, label)),
-            Mark::End(label) => regions.extend(close(open.take(), Ended::Marker, label)),
-            Mark::PowerOff => regions.extend(close(open.take(), Ended::PowerOff, 0)),
+            Mark::End(label) => regions.extend(close(open.take(), Ended::Marker, Some(label))),
+            Mark::PowerOff => regions.extend(close(open.take(), Ended::PowerOff, None)),
         }
     }
     regions.extend(open.map(|(begin, first)| Stretch {
         begin: Some(begin),
         end: None,
         ended: Ended::Exit,
-        labels: (first, 0),
+        labels: Some((first, None)),
     }));
     regions
 }
@@ -85,7 +91,8 @@ pub fn report(shared: &Shared, harts: &[HartReport]) -> Value {
     let marks = shared.marks();
     let power_off = marks.iter().position(|mark| *mark == Mark::PowerOff);
     let ended = if power_off.is_some() { Ended::PowerOff } else { Ended::Exit };
-    let whole = Stretch { begin: None, end: power_off, ended, labels: (0, 0) };
+    let whole = Stretch { begin: None, end: power_off, ended, labels: None };
+    let regions = regions(&marks);
     let findings: Vec<Value> = harts
         .iter()
         .enumerate()
@@ -98,7 +105,8 @@ pub fn report(shared: &Shared, harts: &[HartReport]) -> Value {
         "level": shared.level.name(),
         "cores": shared.cores.iter().map(core_value).collect::<Vec<_>>(),
         "late_vectors": shared.late_vectors(),
-        "regions": regions(&marks).iter().map(|region| stretch(region, shared, harts)).collect::<Vec<_>>(),
+        "regions": regions.iter().map(|region| stretch(region, shared, harts)).collect::<Vec<_>>(),
+        "region_sums": sums(&regions, shared, harts),
         "whole": stretch(&whole, shared, harts),
         "findings": findings,
     })
@@ -116,24 +124,50 @@ fn core_value(core: &Core) -> Value {
     })
 }
 
-fn stretch(stretch: &Stretch, shared: &Shared, harts: &[HartReport]) -> Value {
-    let counts: Vec<HartCounts> = harts
-        .iter()
-        .map(|hart| {
-            let mut counts = at(hart, stretch.end).clone();
-            if stretch.begin.is_some() {
-                counts.minus(at(hart, stretch.begin));
-            }
-            counts
-        })
-        .collect();
+/// What each hart did in a stretch.
+fn counts_of<'a>(stretch: &Stretch, harts: &'a [HartReport]) -> impl Iterator<Item = HartCounts> + use<'a> {
+    let (begin, end) = (stretch.begin, stretch.end);
+    harts.iter().map(move |hart| {
+        let mut counts = at(hart, end).clone();
+        if begin.is_some() {
+            counts.minus(at(hart, begin));
+        }
+        counts
+    })
+}
+
+fn total(counts: impl IntoIterator<Item = HartCounts>, shared: &Shared) -> Value {
     let mut total = HartCounts::new(shared.cores.len());
-    counts.iter().for_each(|hart| total.plus(hart));
-    let mut value = json!({
-        "ended": stretch.ended.name(),
-        "labels": [stretch.labels.0, stretch.labels.1],
-        "total": hart_value(&total, shared),
-    });
+    counts.into_iter().for_each(|one| total.plus(&one));
+    hart_value(&total, shared)
+}
+
+/// Regions with the same labels, added up; in the order in which the first of each began.
+fn sums(regions: &[Stretch], shared: &Shared, harts: &[HartReport]) -> Vec<Value> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (number, region) in regions.iter().enumerate() {
+        match groups.iter_mut().find(|group| regions[group[0]].labels == region.labels) {
+            Some(group) => group.push(number),
+            None => groups.push(vec![number]),
+        }
+    }
+    let sum = |group: &Vec<usize>| {
+        json!({
+            "labels": regions[group[0]].labels,
+            "regions": group,
+            "total": total(group.iter().flat_map(|number| counts_of(&regions[*number], harts)), shared),
+        })
+    };
+    groups.iter().map(sum).collect()
+}
+
+fn stretch(stretch: &Stretch, shared: &Shared, harts: &[HartReport]) -> Value {
+    let counts: Vec<HartCounts> = counts_of(stretch, harts).collect();
+    let mut value = json!({ "ended": stretch.ended.name() });
+    if let Some(labels) = stretch.labels {
+        value["labels"] = json!(labels);
+    }
+    value["total"] = total(counts.iter().cloned(), shared);
     if harts.len() > 1 {
         value["harts"] = counts.iter().map(|hart| hart_value(hart, shared)).collect();
     }
@@ -144,6 +178,12 @@ fn stretch(stretch: &Stretch, shared: &Shared, harts: &[HartReport]) -> Value {
 fn by_mode(numbers: &PerMode<u64>) -> Value {
     let all = Mode::ALL.iter().filter(|mode| numbers[mode.index()] > 0);
     all.map(|mode| (mode.name().to_owned(), json!(numbers[mode.index()]))).collect::<Map<_, _>>().into()
+}
+
+/// Tables by mode, without those that are empty.
+fn tables_by_mode<T>(of: &PerMode<T>, table: impl Fn(&T) -> Map<String, Value>) -> Value {
+    let all = Mode::ALL.iter().map(|mode| (mode.name().to_owned(), table(&of[mode.index()])));
+    all.filter(|(_, table)| !table.is_empty()).map(|(name, table)| (name, table.into())).collect::<Map<_, _>>().into()
 }
 
 fn minus(a: &PerMode<u64>, b: &PerMode<u64>) -> PerMode<u64> {
@@ -205,7 +245,7 @@ fn hart_value(counts: &HartCounts, shared: &Shared) -> Value {
 }
 
 fn core_counts(counts: &HartCounts, number: usize, core: &Core) -> Value {
-    let CoreCounts { misses, walks_by_refs, refs_by_cache } = &counts.cores[number];
+    let CoreCounts { misses, walks_by_refs, walks_by_leaf, refs_by_cache } = &counts.cores[number];
     let translated = |of: fn(&crate::counts::Misses) -> u64| by_mode(&std::array::from_fn(|mode| of(&misses[mode])));
     let has_l2 = !core.l2.is_empty();
     let mut value = json!({
@@ -223,9 +263,13 @@ fn core_counts(counts: &HartCounts, number: usize, core: &Core) -> Value {
     if has_l2 {
         value["l2_hits"] = translated(|misses| misses.l2_hits);
     }
-    let histogram = walks_by_refs.0.iter().enumerate().filter(|(_, walks)| **walks > 0);
-    value["walks_by_refs"] =
-        histogram.map(|(refs, walks)| (refs.to_string(), json!(walks))).collect::<Map<_, _>>().into();
+    value["walks_by_refs"] = tables_by_mode(walks_by_refs, |histogram| {
+        let counted = histogram.0.iter().enumerate().filter(|(_, walks)| **walks > 0);
+        counted.map(|(refs, walks)| (refs.to_string(), json!(walks))).collect()
+    });
+    value["walks_by_leaf"] = tables_by_mode(walks_by_leaf, |leaves| {
+        leaves.iter().map(|(name, one)| (name, json!({ "walks": one.walks, "refs": one.refs }))).collect()
+    });
     let mut names: Vec<String> = core.cost.cache.iter().take(MOST_CACHES).map(|cache| cache.name.clone()).collect();
     names.push("memory".into());
     value["refs_by_cache"] =
@@ -282,6 +326,8 @@ fn cause_name(code: usize, is_interrupt: bool) -> String {
 mod tests {
     use super::*;
     use crate::args::Args;
+    use crate::walk::{Leaf, Mapping};
+    use rv::PteFlags;
 
     fn hart(at_marks: &[u64], at_end: u64) -> HartReport {
         let counts = |insns: u64| {
@@ -299,17 +345,58 @@ mod tests {
     #[test]
     fn regions_are_differences() {
         let shared = Shared::new(&Args::parse(["core=plain"]).expect("valid"));
-        for mark in [Mark::Begin(5), Mark::End(6), Mark::End(9), Mark::Begin(7), Mark::PowerOff] {
-            assert!(shared.mark(mark));
-        }
+        let marks = [Mark::Begin(5), Mark::End(6), Mark::End(9), Mark::Begin(7), Mark::PowerOff];
+        marks.into_iter().for_each(|mark| assert!(shared.mark(mark)));
         let value = report(&shared, &[hart(&[10, 25, 30, 100, 101], 999), hart(&[1, 2, 3, 4, 6], 7)]);
         let regions = value["regions"].as_array().expect("a list");
         assert_eq!(regions.len(), 2);
         assert_eq!(regions[0]["total"]["instructions_attempted"]["U"], 16);
         assert_eq!(regions[0]["harts"][0]["instructions_attempted"]["U"], 15);
         assert_eq!((&regions[0]["labels"], &regions[0]["ended"]), (&json!([5, 6]), &json!("marker")));
-        assert_eq!((&regions[1]["labels"], &regions[1]["ended"]), (&json!([7, 0]), &json!("power-off")));
+        assert_eq!((&regions[1]["labels"], &regions[1]["ended"]), (&json!([7, null]), &json!("power-off")));
         assert_eq!(value["whole"]["total"]["instructions_attempted"]["U"], 107);
+    }
+
+    #[test]
+    fn regions_with_the_same_labels_are_added_up() {
+        let shared = Shared::new(&Args::parse(["core=plain"]).expect("valid"));
+        let marks = [Mark::Begin(5), Mark::End(6), Mark::Begin(5), Mark::End(7), Mark::Begin(5), Mark::End(6)];
+        marks.into_iter().for_each(|mark| assert!(shared.mark(mark)));
+        let value = report(&shared, &[hart(&[10, 20, 100, 300, 1000, 1007], 2000), hart(&[0, 1, 1, 1, 1, 1], 1)]);
+        let insns = |part: &Value| part["total"]["instructions_attempted"]["U"].as_u64();
+        let sums = value["region_sums"].as_array().expect("a list");
+        assert_eq!(sums.iter().map(insns).collect::<Vec<_>>(), [Some(18), Some(200)]);
+        let labels = |part: &Value| part["labels"].clone();
+        assert_eq!(sums.iter().map(labels).collect::<Vec<_>>(), [json!([5, 6]), json!([5, 7])]);
+        assert_eq!((&sums[0]["regions"], &sums[1]["regions"]), (&json!([0, 2]), &json!([1])));
+        let regions = value["regions"].as_array().expect("a list");
+        assert_eq!(regions.iter().map(insns).collect::<Vec<_>>(), [Some(11), Some(200), Some(7)]);
+    }
+
+    #[test]
+    fn walks_have_tables() {
+        let shared = Shared::new(&Args::parse(["core=plain"]).expect("valid"));
+        let mut hart = hart(&[], 5);
+        let core = &mut hart.at_end.cores[0];
+        let leaf = |span| Some(Leaf { span, flags: PteFlags::empty() });
+        for (first, g, refs, mode) in [
+            (leaf(0), leaf(0), 15, Mode::VU),
+            (leaf(0), leaf(0), 15, Mode::VU),
+            (leaf(4), None, 3, Mode::VU),
+            (None, leaf(9), 2, Mode::VS),
+            (leaf(18), leaf(36), 7, Mode::VS),
+        ] {
+            let mapping = Mapping { guest_page: 0, page: 0, first, g, is_global: false };
+            core.count_walk(mode, &mapping, refs);
+        }
+        let counted = &report(&shared, &[hart])["whole"]["total"]["cores"]["plain"];
+        let expected = json!({ "VU": { "3": 1, "15": 2 }, "VS": { "2": 1, "7": 1 } });
+        assert_eq!(counted["walks_by_refs"], expected);
+        let one = |walks: u64, refs: u64| json!({ "walks": walks, "refs": refs });
+        let expected = json!({
+            "VU": { "4K/4K": one(2, 30), "64K": one(1, 3) }, "VS": { "-/2M": one(1, 2), "1G/256T": one(1, 7) },
+        });
+        assert_eq!(counted["walks_by_leaf"], expected);
     }
 
     #[test]
