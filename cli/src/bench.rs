@@ -17,7 +17,7 @@ mod plot;
 pub mod report;
 mod series;
 pub mod subject;
-mod table;
+pub mod table;
 pub mod workload;
 
 use crate::progress::Step;

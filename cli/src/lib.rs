@@ -17,6 +17,7 @@ pub mod deb;
 pub mod debian;
 pub mod initramfs;
 pub mod layout;
+pub mod kvm;
 pub mod machine;
 pub mod meter;
 pub mod pack;

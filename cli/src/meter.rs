@@ -165,6 +165,15 @@ impl Report {
         value.is_object().then_some(0)
     }
 
+    /// What was counted between markers, added up for each pair of labels: the first, the second unless the machine
+    /// ended before that, and the counts.
+    pub fn sums(&self) -> impl Iterator<Item = ((u64, Option<u64>), &Value)> {
+        self.0["region_sums"].as_array().into_iter().flatten().filter_map(|sum| {
+            let labels = &sum["labels"];
+            Some(((labels[0].as_u64()?, labels[1].as_u64()), &sum["total"]))
+        })
+    }
+
     /// What check mode found, in words.
     pub fn findings(&self) -> impl Iterator<Item = String> {
         self.0["findings"].as_array().into_iter().flatten().map(|found| {

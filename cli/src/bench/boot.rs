@@ -84,7 +84,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         VARIANTS.iter().flat_map(|variant| machines(choice).into_iter().map(move |machine| (variant, machine))).collect();
     let step = progress("boot", jobs.len());
     let rows = in_parallel(&jobs, |((variant, append), machine)| {
-        let figures = loads.figures(lab, *machine, append).map_err(|why| format!("{why:?}").trim().to_owned());
+        let figures = loads.figures(lab, *machine, append).map_err(|why| why.to_string());
         step.done(&format!("{}, {variant}", machine.name()));
         (*variant, *machine, figures)
     })?;

@@ -130,7 +130,7 @@ mod tests {
         assert!(rows.contains(&vec!["0", "%", "-", "-", "-"]), "{text}");
         assert!(rows.contains(&vec!["100", "%", "200000", "-", "100400", "200000", "100000"]), "{text}");
         assert!(rows.contains(&vec!["50", "%", "100000", "-", "50200", "100000", "-"]), "{text}");
-        assert_eq!(report.json["series"][2]["subject"]["mmu"], "lazy");
+        assert_eq!(report.json["series"][2]["subject"], "firmware/lazy");
         assert_eq!(report.json["series"][2]["points"]["Ok"][10]["counters"]["lane.page"], 100_000);
     }
 }

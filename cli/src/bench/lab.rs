@@ -62,30 +62,28 @@ pub struct Run {
     pub figures: BTreeMap<String, u64>,
     /// The counters of the VM, on Gnomon.
     pub counters: BTreeMap<String, u64>,
-    /// What the meter counted between markers, in that order.
+    /// What the meter counted between markers, for each pair of labels.
     pub regions: Vec<Region>,
 }
 
 /// What the meter counted between two markers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Region {
-    /// Those of the markers.
-    pub labels: [u64; 2],
+    /// Those of the markers; there is no second one if the machine ended before it.
+    pub labels: (u64, Option<u64>),
     /// The counts, as the meter reports them.
     pub total: Value,
 }
 
 impl Run {
-    /// The counts of the region that began with a label.
+    /// The counts of the region, or the regions together, that began and ended with a label.
     ///
     /// # Errors
-    /// If there is no such region, or more than one.
+    /// If there is none.
     pub fn counts(&self, label: u64) -> miette::Result<Counts> {
-        let mut regions = self.regions.iter().filter(|region| region.labels[0] == label);
-        match (regions.next(), regions.next()) {
-            (Some(region), None) => Counts::read(&region.total).into_diagnostic(),
-            (None, _) => Err(miette!("the guest never set the marker {label}")),
-            (Some(_), Some(_)) => Err(miette!("the guest set the marker {label} more than once")),
+        match self.regions.iter().find(|region| region.labels == (label, Some(label))) {
+            Some(region) => Counts::read(&region.total).into_diagnostic(),
+            None => Err(miette!("the guest did not set the marker {label} at the begin and the end of its region")),
         }
     }
 }
@@ -196,7 +194,7 @@ impl Lab {
         let counters = outcome.stats.and_then(|stats| stats.vms.into_iter().next()).map(|vm| vm.counters);
         let figures = console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
         let (command_line, inputs) = self.described(machine, load)?;
-        let regions = report.regions().map(|(labels, total)| Region { labels, total: total.clone() }).collect();
+        let regions = report.sums().map(|(labels, total)| Region { labels, total: total.clone() }).collect();
         Ok(Run { command_line, inputs, figures, counters: counters.unwrap_or_default(), regions })
     }
 

@@ -90,7 +90,7 @@ impl Plan {
             };
             let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
-            run.map_err(|why| format!("{why:?}").trim().to_owned())
+            run.map_err(|why| why.to_string())
         })?
         .into_iter();
         let cases = self.cases.iter().map(|case| {
@@ -213,8 +213,6 @@ impl Shown<'_> {
 
     fn blocks(&self, lab: &Lab) -> Vec<Block> {
         let title = self.title();
-        let mut blocks = vec![Block::Heading(title.clone()), self.events()];
-        blocks.extend(lab.cores().map(|core| self.walks(core)));
         let mut charts = Vec::new();
         for core in lab.cores().take(1) {
             let cycles = |_: Subject, counts: &Counts| counts.cores.get(core).map(|core| core.cycles_estimated.model);
@@ -225,7 +223,10 @@ impl Shown<'_> {
         }
         charts.push(self.bars(format!("{title}: instructions, native = 1"), |_, counts| Some(counts.instructions())));
         charts.push(self.causes());
+        let mut blocks = vec![Block::Heading(title.clone())];
         blocks.extend(charts.into_iter().map(Block::Chart));
+        blocks.push(self.events());
+        blocks.extend(lab.cores().map(|core| self.walks(core)));
         blocks
     }
 
@@ -367,7 +368,7 @@ fn stacks<K: Ord + Clone>(
     if bars.iter().any(|(_, parts)| parts.last().is_some_and(|rest| *rest > 0.0)) {
         parts.push("others".into());
     } else {
-        bars.iter_mut().for_each(|(_, parts)| drop(parts.pop()));
+        bars.iter_mut().for_each(|(_, parts)| parts.truncate(keys.len()));
     }
     (parts, bars)
 }

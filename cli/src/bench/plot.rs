@@ -8,16 +8,16 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 /// Width in the plot's own units; the page scales it.
 const WIDTH: u32 = 400;
 /// Height of a bar and of the gap after it.
-const BAR: i32 = 14;
+const BAR: i32 = 15;
 const GAP: i32 = 5;
 /// Where bars begin, and what is left for numbers behind them.
-const LABELS: i32 = 150;
-const NUMBERS: i32 = 64;
+const LABELS: i32 = 164;
+const NUMBERS: i32 = 56;
 const LINES_HEIGHT: u32 = 260;
 const FONT: &str = "sans-serif";
-const FONT_SIZE: i32 = 11;
+const FONT_SIZE: i32 = 13;
 /// Average width of a character of [`FONT_SIZE`].
-const CHARACTER: i32 = 6;
+const CHARACTER: i32 = 7;
 const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 const PALE: RGBColor = RGBColor(0xaa, 0xaa, 0xaa);
 /// Colours that the colour-blind can tell apart (Okabe and Ito), and two shades more.
@@ -63,12 +63,12 @@ fn bars_height(bars: usize, legend_rows: i32) -> u32 {
     (bars as i32 * (BAR + GAP) + GAP + legend_rows * (FONT_SIZE + GAP)) as u32
 }
 
-fn text_style(size: i32, colour: RGBColor, pos: Pos) -> TextStyle<'static> {
-    TextStyle::from((FONT, size).into_font()).color(&colour).pos(pos)
+fn text_style(colour: &RGBColor, pos: Pos) -> TextStyle<'_> {
+    TextStyle::from((FONT, FONT_SIZE).into_font()).color(colour).pos(pos)
 }
 
 fn write(area: &Area<'_>, text: &str, at: (i32, i32), colour: RGBColor, h: HPos) -> Drawn {
-    area.draw(&Text::new(text.to_owned(), at, text_style(FONT_SIZE, colour, Pos::new(h, VPos::Center))))?;
+    area.draw(&Text::new(text.to_owned(), at, text_style(&colour, Pos::new(h, VPos::Center))))?;
     Ok(())
 }
 
@@ -187,7 +187,7 @@ fn draw_lines(area: &Area<'_>, axes: &[String; 2], lines: &[(String, Vec<(f64, f
         .x_labels(6)
         .y_labels(6)
         .y_label_formatter(&|value| short(*value))
-        .label_style(text_style(FONT_SIZE, INK, Pos::default()))
+        .label_style(text_style(&INK, Pos::default()))
         .draw()?;
     for (row, ((name, points), colour)) in lines.iter().zip(COLOURS.iter().cycle()).enumerate() {
         chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
@@ -211,7 +211,8 @@ mod tests {
         let bars = vec![("native".into(), Some(1.0)), ("firmware/lazy".into(), Some(2.0)), ("kvm".into(), None)];
         let text = drawn(ChartKind::Bars { bars, reference: Some(1.0) });
         let widths: Vec<&str> = text.lines().filter_map(|l| l.split("<rect").nth(1)?.split("width=\"").nth(1)?.split('"').next()).collect();
-        assert_eq!(widths, ["93", "186"], "{text}");
+        let room = WIDTH as i32 - LABELS - NUMBERS;
+        assert_eq!(widths, [(room / 2).to_string(), room.to_string()], "{text}");
         assert!(text.contains("firmware/lazy") && text.contains("2.000"), "{text}");
     }
 

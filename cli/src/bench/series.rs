@@ -117,19 +117,19 @@ pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Se
     let subjects = choice.subjects(Small::None);
     let step = progress(plan.name, subjects.len());
     in_parallel(&subjects, |&subject| {
-        let points = points(plan, lab, guest, subject).map_err(|why| format!("{why:?}").trim().to_owned());
+        let points = points(plan, lab, guest, subject).map_err(|why| why.to_string());
         step.done(&format!("{} on {subject}", plan.name));
         Series { subject, points }
     })
 }
 
 fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> miette::Result<Vec<Point>> {
-    let run = |append: &str| {
+    let run = |append: &str| -> miette::Result<Point> {
         let (kernel, append) = (guest.to_owned(), append.to_owned());
         let (memory, svadu) = (MEMORY, plan.svadu);
         let run = lab.run(subject, &Load { kernel, initrd: None, append, memory, svadu, has_few_devices: false })?;
         let region = run.regions.into_iter().next().map(|region| region.total);
-        miette::Result::Ok(Point { figures: run.figures, counters: run.counters, region })
+        Ok(Point { figures: run.figures, counters: run.counters, region })
     };
     let baseline = plan.baseline.as_deref().map(run).transpose()?.unwrap_or_default();
     plan.points.iter().map(|append| Ok(run(append)?.less(&baseline))).collect()
