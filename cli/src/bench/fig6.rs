@@ -53,7 +53,8 @@ fn shadow<'a>(group: &Group<'a>) -> Option<&'a Series> {
 
 fn report(all: &[Series], versions: &str) -> Report {
     let mut blocks = Vec::new();
-    for group in series::groups(all) {
+    // The bare machine has nothing to trap to.
+    for group in series::groups(all).into_iter().filter(|group| !group.is_native()) {
         let table = |paper: Option<String>, say: &dyn Fn(usize, Subject, &Point) -> String| {
             let heading = paper.as_ref().map(|_| "paper, trad.".to_owned());
             let mut table = Table::new(std::iter::once("N".to_owned()).chain(group.headings()).chain(heading));

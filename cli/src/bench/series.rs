@@ -144,6 +144,11 @@ pub struct Group<'a> {
 }
 
 impl Group<'_> {
+    /// Whether it is the bare machine.
+    pub fn is_native(&self) -> bool {
+        self.series.iter().all(|series| series.subject == Subject::Native)
+    }
+
     /// The headings of its columns.
     pub fn headings(&self) -> impl Iterator<Item = String> {
         self.series.iter().map(|series| series.subject.short())
