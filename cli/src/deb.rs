@@ -38,29 +38,42 @@ pub enum DebError {
     Io(#[from] IoError),
 }
 
-/// The paths of the regular files in the package, without a leading `./`.
+/// Something in a package.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    /// Its path, without a leading `./`.
+    pub path: String,
+    /// Where it leads, if it is a symbolic link; else it is a regular file.
+    pub target: Option<String>,
+}
+
+/// The regular files and symbolic links in the package.
 ///
 /// # Errors
 /// [`DebError`].
-pub fn list(deb: &Path) -> Result<Vec<String>, DebError> {
+pub fn list(deb: &Path) -> Result<Vec<Listed>, DebError> {
     let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
     let mut child = files_of(deb)?;
-    let paths = |output| -> std::io::Result<Vec<String>> {
-        let mut paths = Vec::new();
-        for entry in tar::Archive::new(output).entries()? {
-            let entry = entry?;
-            if entry.header().entry_type().is_file() {
-                paths.push(path_of(&entry));
-            }
-        }
-        Ok(paths)
-    };
-    let found = child.stdout.take().map_or_else(|| Ok(Vec::new()), paths);
+    let found = child.stdout.take().map_or_else(|| Ok(Vec::new()), listed);
     let status = child.wait().map_err(DebError::NoDpkg)?;
     match found {
         Ok(_) if !status.success() => Err(damaged(format!("dpkg-deb: {status}"))),
         found => found.map_err(|error| damaged(error.to_string())),
     }
+}
+
+fn listed(archive: impl Read) -> std::io::Result<Vec<Listed>> {
+    let mut listed = Vec::new();
+    for entry in tar::Archive::new(archive).entries()? {
+        let entry = entry?;
+        let kind = entry.header().entry_type();
+        if kind.is_file() || kind.is_symlink() {
+            let target = entry.link_name_bytes().filter(|_| kind.is_symlink());
+            let target = target.map(|target| String::from_utf8_lossy(&target).into_owned());
+            listed.push(Listed { path: path_of(&entry), target });
+        }
+    }
+    Ok(listed)
 }
 
 /// Starts dpkg-deb, which writes the package's files as a tar archive.
@@ -142,6 +155,17 @@ mod tests {
         let error = extract(&deb, &wanted, dir.path()).expect_err("no package");
         assert!(error.to_string().contains("x.deb"), "{error}");
         assert!(list(&deb).is_err());
+    }
+
+    #[test]
+    fn links_are_listed_with_their_targets() {
+        let mut archive = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        archive.append_link(&mut header, "./lib/libelf.so.1", "libelf-0.1.so").expect("in memory");
+        let link = Listed { path: "lib/libelf.so.1".into(), target: Some("libelf-0.1.so".into()) };
+        assert_eq!(listed(&*archive.into_inner().expect("whole")).expect("an archive"), [link]);
     }
 
     #[test]

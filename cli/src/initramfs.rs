@@ -61,14 +61,19 @@ pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -
     archive.finish()
 }
 
-#[derive(Default)]
-struct Archive {
+/// An archive that is being made.
+#[derive(Debug, Default)]
+pub struct Archive {
     bytes: Vec<u8>,
     count: u32,
 }
 
 impl Archive {
-    fn add(&mut self, path: &str, kind: ModeFileType, mode: u32, data: &[u8]) -> std::io::Result<()> {
+    /// Adds a file, a directory, or a link to `data`; `mode` are its permissions.
+    ///
+    /// # Errors
+    /// If it is larger than the format can say: 4 GiB.
+    pub fn add(&mut self, path: &str, kind: ModeFileType, mode: u32, data: &[u8]) -> std::io::Result<()> {
         self.count += 1;
         let entry = Builder::new(path).ino(self.count).nlink(1).mode(mode).set_mode_file_type(kind);
         self.push(entry, data)
@@ -81,7 +86,11 @@ impl Archive {
         writer.finish().map(drop)
     }
 
-    fn finish(mut self) -> Result<Vec<u8>, InitramfsError> {
+    /// The archive, with the console's device.
+    ///
+    /// # Errors
+    /// [`InitramfsError`].
+    pub fn finish(mut self) -> Result<Vec<u8>, InitramfsError> {
         // Linux opens it before init runs: without it, init has no output.
         self.count += 1;
         let console = Builder::new("dev/console").ino(self.count).nlink(1).mode(0o600);

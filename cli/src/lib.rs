@@ -16,6 +16,7 @@ pub mod console;
 pub mod deb;
 pub mod debian;
 pub mod initramfs;
+pub mod kvm;
 pub mod layout;
 pub mod kvm;
 pub mod machine;

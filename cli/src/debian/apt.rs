@@ -1,5 +1,5 @@
-//! A private apt: Debian trixie for riscv64 from the machine's own mirror, in a directory of the
-//! cache. The machine's apt configuration is read (mirror, proxy) and never changed.
+//! A private apt for each suite: Debian for riscv64 from the machine's own mirror, in a directory of
+//! the cache. The machine's apt configuration is read (mirror, proxy) and never changed.
 
 use crate::place::{IoError, cache};
 use crate::progress::Step;
@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-const SUITE: &str = "trixie";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Package lists are not fetched again within this time.
 const FRESH: Duration = Duration::from_secs(600);
@@ -41,7 +40,7 @@ pub enum AptError {
     /// apt failed.
     #[error("apt could not {action}: {message}")]
     #[diagnostic(help(
-        "check the network and the mirror {mirror}, then start again (a started download is continued)"
+        "check the network, and that the mirror {mirror} has {suite} for riscv64; then start again (a started download is continued)"
     ))]
     Failed {
         /// What it should have done.
@@ -50,6 +49,8 @@ pub enum AptError {
         message: String,
         /// The mirror in use.
         mirror: String,
+        /// The suite.
+        suite: &'static str,
     },
     /// The cache could not be used.
     #[error(transparent)]
@@ -57,20 +58,50 @@ pub enum AptError {
     Io(#[from] IoError),
 }
 
+/// A release of Debian that software is taken from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Suite {
+    /// The stable release, for what runs in guests.
+    Trixie,
+    /// The newest of everything.
+    Sid,
+}
+
+impl Suite {
+    /// The name, as in apt's sources.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Trixie => "trixie",
+            Self::Sid => "sid",
+        }
+    }
+
+    /// What is appended to names in the cache, where trixie was alone once.
+    #[must_use]
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Trixie => "",
+            Self::Sid => "-sid",
+        }
+    }
+}
+
 /// The private apt, its package lists up to date.
 #[derive(Debug)]
 pub struct Apt {
     dir: PathBuf,
+    suite: Suite,
     mirror: String,
 }
 
 impl Apt {
-    /// Prepares the directory and fetches the package lists.
-    pub fn open() -> Result<Self, AptError> {
+    /// Prepares the suite's directory and fetches its package lists.
+    pub fn open(suite: Suite) -> Result<Self, AptError> {
         if !Path::new(KEYRING).exists() {
             return Err(AptError::NoKeyring);
         }
-        let apt = Self { dir: cache("apt")?, mirror: mirror()? };
+        let apt = Self { dir: cache(&format!("apt{}", suite.suffix()))?, suite, mirror: mirror()? };
         for sub in ["etc", "lists/partial", "archives/partial"] {
             let dir = apt.dir.join(sub);
             std::fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
@@ -80,7 +111,7 @@ impl Apt {
             std::fs::write(&path, text).map_err(IoError::at("write", path))
         };
         write("status", "")?;
-        let sources = format!("deb [arch=riscv64 signed-by={KEYRING}] {} {SUITE} main\n", apt.mirror);
+        let sources = format!("deb [arch=riscv64 signed-by={KEYRING}] {} {} main\n", apt.mirror, suite.name());
         // The lists are as good as new if the same sources were read a moment ago.
         let stamp = apt.dir.join("updated");
         let age = std::fs::metadata(&stamp).and_then(|file| file.modified()).ok().and_then(|time| time.elapsed().ok());
@@ -139,7 +170,12 @@ impl Apt {
     }
 
     fn failed(&self, action: impl Into<String>, message: impl Into<String>) -> AptError {
-        AptError::Failed { action: action.into(), message: message.into(), mirror: self.mirror.clone() }
+        AptError::Failed {
+            action: action.into(),
+            message: message.into(),
+            mirror: self.mirror.clone(),
+            suite: self.suite.name(),
+        }
     }
 
     fn command(&self, program: &str) -> Command {

@@ -2,14 +2,18 @@
 //! in the cache.
 
 mod apt;
+mod host_kernel;
+mod packages;
 mod program;
 
 use crate::deb::{self, DebError};
 use crate::place::{CacheLock, IoError, cache, write_whole};
 use crate::progress::Step;
-pub use apt::AptError;
+pub use apt::{AptError, Suite};
+pub use host_kernel::HostKernel;
 use miette::Diagnostic;
 pub use program::Program;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -55,8 +59,15 @@ pub enum DebianError {
 }
 
 /// Where the cache says what it has of a package.
-fn record_of(package: &str) -> Result<PathBuf, IoError> {
-    Ok(cache("guest")?.join(format!("{package}.json")))
+fn record_of(suite: Suite, package: &str) -> Result<PathBuf, IoError> {
+    Ok(cache("guest")?.join(format!("{package}{}.json", suite.suffix())))
+}
+
+/// What the cache says that it has of a package.
+fn cached<Record: DeserializeOwned>(suite: Suite, package: &str) -> Result<Option<Record>, IoError> {
+    let Ok(text) = fs::read_to_string(record_of(suite, package)?) else { return Ok(None) };
+    // An unreadable record is as good as none: the package is fetched again.
+    Ok(serde_json::from_str(&text).ok())
 }
 
 impl Software {
@@ -95,15 +106,13 @@ impl Software {
     }
 
     fn cached(self) -> Result<Option<Package>, IoError> {
-        let Ok(text) = fs::read_to_string(record_of(self.package())?) else { return Ok(None) };
-        // An unreadable record is as good as none: the package is fetched again.
-        let Ok(mut package) = serde_json::from_str::<Package>(&text) else { return Ok(None) };
+        let Some(mut package) = cached::<Package>(Suite::Trixie, self.package())? else { return Ok(None) };
         package.file = cache("guest")?.join(package.file);
         Ok(package.file.is_file().then_some(package))
     }
 
     fn fetch(self) -> Result<Package, DebianError> {
-        let apt = apt::Apt::open()?;
+        let apt = apt::Apt::open(Suite::Trixie)?;
         let name = match self {
             Self::Kernel => apt.dependency(self.package(), "linux-image-")?,
             Self::Busybox | Self::UBoot => self.package().to_owned(),
@@ -122,7 +131,7 @@ impl Software {
         fs::remove_file(&deb).map_err(IoError::at("remove", &deb))?;
         let mut package = Package { name, version, file: relative.join(kept_as) };
         let record = serde_json::to_vec_pretty(&package).unwrap_or_default();
-        write_whole(&record_of(self.package())?, &record)?;
+        write_whole(&record_of(Suite::Trixie, self.package())?, &record)?;
         package.file = dir.join(kept_as);
         Ok(package)
     }

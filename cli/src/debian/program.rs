@@ -1,25 +1,21 @@
 //! Linux programs from Debian packages, with the libraries that they are linked to, and nothing else
 //! of what the packages depend on.
 
-use super::apt::Apt;
-use super::{DebianError, record_of};
-use crate::deb::{self, DebError};
+use super::apt::Suite;
+use super::packages::Packages;
+use super::{DebianError, cached, record_of};
+use crate::deb::DebError;
 use crate::place::{CacheLock, IoError, cache, write_whole};
 use object::read::elf::FileHeader;
 use object::{Endianness, elf};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// Where Debian keeps libraries for this architecture.
-const LIBRARIES: &str = "usr/lib/riscv64-linux-gnu";
 
 /// A program and its libraries.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Program {
-    /// The package's name, which is the program's, too.
+    /// The package's name.
     pub name: String,
     /// Its version.
     pub version: String,
@@ -28,27 +24,33 @@ pub struct Program {
 }
 
 impl Program {
-    /// Provides the program that is called like its package: from the cache, else from the Debian
-    /// archive.
+    /// Provides the program that is called like its package, for guests: from the cache, else from the
+    /// Debian archive.
     ///
     /// # Errors
     /// [`DebianError`].
     pub fn provide(name: &str) -> Result<Self, DebianError> {
-        if let Some(program) = Self::cached(name)? {
+        Self::provide_from(Suite::Trixie, name, name)
+    }
+
+    /// Provides a program of a package, with libraries of the same suite.
+    ///
+    /// # Errors
+    /// [`DebianError`].
+    pub fn provide_from(suite: Suite, package: &str, program: &str) -> Result<Self, DebianError> {
+        if let Some(program) = Self::cached(suite, package)? {
             return Ok(program);
         }
         let _lock = CacheLock::take()?;
         // Somebody else may have fetched it while we waited.
-        match Self::cached(name)? {
+        match Self::cached(suite, package)? {
             Some(program) => Ok(program),
-            None => Self::fetch(name),
+            None => Self::fetch(suite, package, program),
         }
     }
 
-    fn cached(name: &str) -> Result<Option<Self>, IoError> {
-        let Ok(text) = fs::read_to_string(record_of(name)?) else { return Ok(None) };
-        // An unreadable record is as good as none: the package is fetched again.
-        let Ok(program) = serde_json::from_str::<Self>(&text) else { return Ok(None) };
+    fn cached(suite: Suite, package: &str) -> Result<Option<Self>, IoError> {
+        let Some(program) = cached::<Self>(suite, package)? else { return Ok(None) };
         let program = program.located(&cache("guest")?);
         Ok(program.files.iter().all(|(_, file)| file.is_file()).then_some(program))
     }
@@ -59,29 +61,31 @@ impl Program {
         self
     }
 
-    fn fetch(name: &str) -> Result<Self, DebianError> {
-        let mut packages = Packages { apt: Apt::open()?, debs: BTreeMap::new() };
-        let version = packages.apt.version(name)?;
-        let relative = PathBuf::from(format!("{name}_{version}").replace([':', '/'], "_"));
+    fn fetch(suite: Suite, package: &str, program: &str) -> Result<Self, DebianError> {
+        let mut packages = Packages::of(suite)?;
+        let version = packages.apt.version(package)?;
+        let relative = PathBuf::from(format!("{package}_{version}{}", suite.suffix()).replace([':', '/'], "_"));
         let dir = cache("guest")?.join(&relative);
         fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
-        let result = Self::collect(name, &mut packages, &dir);
-        // What they held and is wanted is in the cache now.
-        for (deb, _) in packages.debs.values() {
-            fs::remove_file(deb).map_err(IoError::at("remove", deb))?;
-        }
+        let result = Self::collect(package, program, &mut packages, &dir);
+        packages.discard()?;
         let files = result?.into_iter().map(|(path, file)| (path, relative.join(file))).collect();
-        let program = Self { name: name.to_owned(), version, files };
-        write_whole(&record_of(name)?, &serde_json::to_vec_pretty(&program).unwrap_or_default())?;
-        Ok(program.located(&cache("guest")?))
+        let found = Self { name: package.to_owned(), version, files };
+        write_whole(&record_of(suite, package)?, &serde_json::to_vec_pretty(&found).unwrap_or_default())?;
+        Ok(found.located(&cache("guest")?))
     }
 
     /// Follows the program's needs from package to package; returns paths in the guest and names in `dir`.
-    fn collect(name: &str, packages: &mut Packages, dir: &Path) -> Result<Vec<(String, String)>, DebianError> {
-        packages.take(name, &format!("usr/bin/{name}"), name, dir)?;
-        let mut files = vec![(format!("bin/{name}"), name.to_owned())];
+    fn collect(
+        package: &str,
+        program: &str,
+        packages: &mut Packages,
+        dir: &Path,
+    ) -> Result<Vec<(String, String)>, DebianError> {
+        packages.take(package, &format!("usr/bin/{program}"), program, dir)?;
+        let mut files = vec![(format!("bin/{program}"), program.to_owned())];
         // What still has to be looked at: a file and its package.
-        let mut open = vec![(name.to_owned(), name.to_owned())];
+        let mut open = vec![(package.to_owned(), program.to_owned())];
         while let Some((package, file)) = open.pop() {
             let path = dir.join(&file);
             let bytes = fs::read(&path).map_err(IoError::at("read", &path))?;
@@ -97,54 +101,6 @@ impl Program {
             }
         }
         Ok(files)
-    }
-}
-
-/// Packages that were downloaded, by name: each one's file, and the paths in it.
-struct Packages {
-    apt: Apt,
-    debs: BTreeMap<String, (PathBuf, Vec<String>)>,
-}
-
-impl Packages {
-    fn fetch(&mut self, package: &str) -> Result<&(PathBuf, Vec<String>), DebianError> {
-        match self.debs.entry(package.to_owned()) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => {
-                let version = self.apt.version(package)?;
-                let deb = self.apt.download(package, &version)?;
-                let paths = deb::list(&deb)?;
-                Ok(entry.insert((deb, paths)))
-            }
-        }
-    }
-
-    /// Takes the file whose path starts with `path` out of the package.
-    fn take(&mut self, package: &str, path: &str, kept_as: &str, dir: &Path) -> Result<(), DebianError> {
-        let (deb, _) = self.fetch(package)?;
-        Ok(deb::extract(deb, &BTreeMap::from([(path, kept_as)]), dir)?)
-    }
-
-    /// Takes a library out of the package's dependency that has it; returns that one's name. Debian's
-    /// tools see to it that a package depends on those of all libraries that its programs need; else the
-    /// library is its own.
-    fn library(&mut self, package: &str, library: &str, dir: &Path) -> Result<String, DebianError> {
-        // A link by that name points to the file with the whole version.
-        let path = format!("{LIBRARIES}/{library}");
-        let mut candidates = self.apt.dependencies(package)?;
-        // Those first that are here already, then those whose name resembles the library's: of the rest,
-        // few are downloaded in vain.
-        let stem = library.split(".so").next().unwrap_or(library).to_lowercase();
-        candidates.sort_by_key(|name| (!self.debs.contains_key(name), !name.starts_with(&stem)));
-        candidates.insert(0, package.to_owned());
-        for candidate in candidates {
-            let (_, paths) = self.fetch(&candidate)?;
-            if paths.iter().any(|found| found.starts_with(&path)) {
-                self.take(&candidate, &path, library, dir)?;
-                return Ok(candidate);
-            }
-        }
-        Err(DebError::Missing { path: package.into(), pattern: path }.into())
     }
 }
 

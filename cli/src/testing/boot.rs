@@ -2,13 +2,14 @@
 
 use super::dialog::Dialog;
 use super::judge::{self, Transcript};
-use super::plan::{BootTest, Case, End};
+use super::plan::{BootTest, Case, End, Site};
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::build;
 use crate::console::{ExecDemux, ExecEvent};
 use crate::debian::{Program, Software};
 use crate::initramfs;
+use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Stopped};
 use crate::meter::{MeterSpec, Metered, Report};
 use crate::qemu::{Clock, MachineSpec, Seat};
@@ -29,9 +30,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Runs a case and judges it: one verdict, or one for each check of a test guest.
 pub fn run(case: &Case, programs: &Programs) -> Vec<Verdict> {
-    let result = match case.seat {
-        Some(seat) => over_baseline(case, seat, programs),
-        None => on_bare(case, programs),
+    let result = match case.site {
+        Site::Gnomon(seat) => over_baseline(case, seat, programs),
+        Site::Bare => on_bare(case, programs),
+        Site::Kvm(thp) => on_kvm(case, thp, programs),
     };
     match result {
         Ok(transcript) => judge::judge(case, &transcript),
@@ -72,6 +74,10 @@ fn over_baseline(case: &Case, seat: Seat, programs: &Programs) -> miette::Result
 fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
     let busybox = std::fs::read(Software::Busybox.provide()?.file).map_err(|why| miette!("{why}"))?;
     let mut files = Vec::new();
+    if test.meter.is_some() {
+        let mark = build::mark()?;
+        files.push(("bin/mark".to_owned(), std::fs::read(&mark).map_err(|why| miette!("{}: {why}", mark.display()))?));
+    }
     for name in &test.programs {
         for (path, file) in Program::provide(name)?.files {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
@@ -151,10 +157,16 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     follow_metered(case, &prepared.machine)
 }
 
-fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
-    let test = &case.test;
+/// What is booted where there is no Gnomon.
+struct Load {
+    kernel: PathBuf,
+    /// Lives until the machine has ended.
+    initrd: Option<NamedTempFile>,
+    append: String,
+}
+
+fn load(test: &BootTest, programs: &Programs) -> miette::Result<Load> {
     let mut append = vec![];
-    // Lives until the machine has ended.
     let mut own_initrd = None;
     let kernel = match (&test.guest, &test.kernel) {
         (Some(name), _) => guest(name, programs)?,
@@ -167,17 +179,30 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
         }
     };
     append.extend((!test.append.is_empty()).then_some(test.append.as_str()));
-    let spec = BareSpec {
-        kernel,
-        initrd: own_initrd.as_ref().map(|file| file.path().to_owned()),
-        append: append.join(" "),
-        harts: case.harts,
-        memory: test.memory,
-        clock: clock(test),
-    };
-    let mut machine = spec.machine();
-    machine.extra.extend(test.qemu.iter().cloned());
-    let metering = metering(test)?;
+    Ok(Load { kernel, initrd: own_initrd, append: append.join(" ") })
+}
+
+fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
+    let test = &case.test;
+    let Load { kernel, initrd, append } = load(test, programs)?;
+    let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
+    let (harts, memory, clock) = (case.harts, test.memory, clock(test));
+    follow_elsewhere(case, BareSpec { kernel, initrd: initrd_path, append, harts, memory, clock }.machine())
+}
+
+fn on_kvm(case: &Case, thp: Thp, programs: &Programs) -> miette::Result<Transcript> {
+    let test = &case.test;
+    let Load { kernel, initrd, append } = load(test, programs)?;
+    let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
+    let guest = KvmGuest { kernel, initrd: initrd_path, append, memory: test.memory };
+    let (machine, _initramfs) = KvmHost::provide()?.machine(&guest, thp)?;
+    follow_elsewhere(case, MachineSpec { clock: clock(test), ..machine })
+}
+
+/// [`follow_metered`] for a machine without Gnomon, with what the test adds to it.
+fn follow_elsewhere(case: &Case, mut machine: MachineSpec) -> miette::Result<Transcript> {
+    machine.extra.extend(case.test.qemu.iter().cloned());
+    let metering = metering(&case.test)?;
     if let Some((spec, _)) = &metering {
         spec.check(machine.harts, machine.clock)?;
         machine.meter = Some(Metered { plugin: build::meter()?, spec: spec.clone() });

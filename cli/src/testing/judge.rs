@@ -1,7 +1,7 @@
 //! Judges what a boot test's run has come to.
 
 use super::Verdict;
-use super::plan::{Case, End};
+use super::plan::{Case, End, Site};
 use crate::machine::{Outcome, Stopped};
 use crate::meter::Report;
 use crate::stream::Lines;
@@ -197,7 +197,7 @@ fn ended_well(case: &Case, outcome: &Outcome) -> Result<(), String> {
         Some(_) => return Err("the machine was stopped".into()),
         None => {}
     }
-    if case.seat.is_none() {
+    if !matches!(case.site, Site::Gnomon(_)) {
         // There QEMU itself ends, with the guest's wish for a status.
         return Ok(());
     }
@@ -235,7 +235,7 @@ mod tests {
 
     fn case(text: &str) -> Case {
         let test: BootTest = toml::from_str(text).expect("a test");
-        Case { test_name: "t".into(), test, seat: Some(Seat::Firmware), harts: 1, variant: Variant::DEFAULT }
+        Case { test_name: "t".into(), test, site: Site::Gnomon(Seat::Firmware), harts: 1, variant: Variant::DEFAULT }
     }
 
     fn ended(console: &str, reason: EndReason) -> Transcript {

@@ -2,6 +2,7 @@
 
 use super::counters::Assertion;
 use super::dialog::Exchange;
+use crate::kvm::Thp;
 use crate::qemu::{HExtension, Seat};
 use crate::size::Size;
 use crate::variant::{Selector, Variant};
@@ -43,6 +44,9 @@ pub struct BootTest {
     /// Whether the fast lane serves fences, in mode `lazy`: either, or both in turn.
     #[serde(default = "only_yes")]
     pub lane: Vec<bool>,
+    /// Whether the host of a guest under KVM uses transparent huge pages: either, or both in turn.
+    #[serde(default = "only_yes")]
+    pub thp: Vec<bool>,
     /// Whether Svvptc is advertised in the modes that shadow.
     pub svvptc: Option<bool>,
     /// Whether hardware updates of A and D bits are promised.
@@ -195,6 +199,31 @@ pub enum Platform {
     Gnomon,
     /// OpenSBI and nothing else, in QEMU: what the test itself is tested on.
     Bare,
+    /// Linux and its KVM.
+    Kvm,
+}
+
+/// What a run is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Site {
+    /// Gnomon, in a seat.
+    Gnomon(Seat),
+    /// OpenSBI and nothing else.
+    Bare,
+    /// Linux and its KVM, with huge pages or without.
+    Kvm(Thp),
+}
+
+impl Site {
+    /// The name, as part of a run's.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gnomon(seat) => seat.name(),
+            Self::Bare => "bare",
+            Self::Kvm(_) => "kvm",
+        }
+    }
 }
 
 /// A regular expression; `^` and `$` match at line ends.
@@ -223,11 +252,11 @@ pub struct Case {
     pub test_name: String,
     /// The test.
     pub test: BootTest,
-    /// What it runs on; the seat on Gnomon, `None` on the bare machine.
-    pub seat: Option<Seat>,
+    /// What it runs on.
+    pub site: Site,
     /// Number of harts.
     pub harts: u32,
-    /// How memory is virtualized; of no meaning on the bare machine.
+    /// How Gnomon virtualizes memory; of no meaning elsewhere.
     pub variant: Variant,
 }
 
@@ -239,8 +268,9 @@ impl Case {
     /// Its name: test, seat, harts, and the variant if there is more than the default.
     #[must_use]
     pub fn name(&self) -> String {
-        let name = format!("{}/{}/{}", self.test_name, self.seat.map_or("bare", Seat::name), self.harts);
+        let name = format!("{}/{}/{}", self.test_name, self.site.name(), self.harts);
         match self.variant.label() {
+            _ if self.site == Site::Kvm(Thp::Never) => format!("{name}/nothp"),
             label if label.is_empty() => name,
             label => format!("{name}/{label}"),
         }
@@ -318,15 +348,19 @@ pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
     for (test_name, test) in tests {
         check(&test).map_err(|why| error(format!("{test_name}: {why}")))?;
         let case =
-            |seat, harts, variant| Case { test_name: test_name.clone(), test: test.clone(), seat, harts, variant };
+            |site, harts, variant| Case { test_name: test_name.clone(), test: test.clone(), site, harts, variant };
         let before = cases.len();
         for seat in test.seats.iter().copied().filter(|_| test.on.contains(&Platform::Gnomon)) {
             for harts in test.harts.iter().copied() {
-                cases.extend(variants(&test, seat).into_iter().map(|variant| case(Some(seat), harts, variant)));
+                cases.extend(variants(&test, seat).into_iter().map(|variant| case(Site::Gnomon(seat), harts, variant)));
             }
         }
         if test.on.contains(&Platform::Bare) {
-            cases.extend(test.harts.iter().map(|harts| case(None, *harts, Variant::DEFAULT)));
+            cases.extend(test.harts.iter().map(|harts| case(Site::Bare, *harts, Variant::DEFAULT)));
+        }
+        if test.on.contains(&Platform::Kvm) {
+            let thp = test.thp.iter().map(|thp| if *thp { Thp::Always } else { Thp::Never });
+            cases.extend(thp.map(|thp| case(Site::Kvm(thp), 1, Variant::DEFAULT)));
         }
         check_bounds(&test, &cases[before..]).map_err(|why| error(format!("{test_name}: {why}")))?;
     }
@@ -349,7 +383,9 @@ fn check_bounds(test: &BootTest, cases: &[Case]) -> Result<(), String> {
     if cases.is_empty() {
         return Err("it would never run".into());
     }
-    let chosen = |selector: &Selector| cases.iter().any(|case| case.seat.is_some() && selector.selects(case.variant));
+    let chosen = |selector: &Selector| {
+        cases.iter().any(|case| matches!(case.site, Site::Gnomon(_)) && selector.selects(case.variant))
+    };
     match test.expect.counters_for.keys().find(|selector| !chosen(selector)) {
         Some(selector) => Err(format!("`counters_for` has bounds for {selector}, and no run is of that kind")),
         None => Ok(()),
@@ -357,7 +393,8 @@ fn check_bounds(test: &BootTest, cases: &[Case]) -> Result<(), String> {
 }
 
 fn check(test: &BootTest) -> Result<(), &'static str> {
-    let is_bare = test.on.contains(&Platform::Bare);
+    let is_elsewhere = test.on.iter().any(|platform| *platform != Platform::Gnomon);
+    let is_kvm = test.on.contains(&Platform::Kvm);
     let has_counters = !test.expect.counters.is_empty() || !test.expect.counters_for.is_empty();
     match () {
         () if test.guest.is_some() == test.kernel.is_some() => Err("give either `guest` or `kernel`"),
@@ -369,10 +406,14 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         }
         () if test.exec.is_some() && !test.beside.is_empty() => Err("`exec` runs in every VM: nothing can be beside"),
         () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
-        () if is_bare && !test.beside.is_empty() => Err("the bare machine has no VMs"),
-        () if is_bare && test.vms > 1 => Err("the bare machine has no VMs"),
-        () if is_bare && has_counters => Err("the bare machine has no counters"),
-        () if is_bare && test.expect.end == End::Killed => Err("the bare machine stops nobody"),
+        () if is_elsewhere && (!test.beside.is_empty() || test.vms > 1) => {
+            Err("the bare machine has no VMs, and KVM one only")
+        }
+        () if is_elsewhere && has_counters => Err("counters are Gnomon's alone"),
+        () if is_elsewhere && test.expect.end == End::Killed => Err("Gnomon alone stops a guest"),
+        () if is_kvm && (test.harts != [1] || test.vcpus.is_some_and(|vcpus| vcpus != 1)) => {
+            Err("under KVM there are one hart and one vCPU")
+        }
         () if test.meter.is_none()
             && (test.expect.stale || !test.expect.meter.is_empty() || !test.cores.is_empty()) =>
         {
@@ -470,6 +511,13 @@ mod tests {
     }
 
     #[test]
+    fn tests_are_expanded_over_huge_pages() {
+        let cases = plan("[a]\nabout = ''\nkernel = 'debian'\non = ['bare', 'kvm']\nthp = [true, false]\n");
+        let names: Vec<_> = cases.expect("a plan").iter().map(Case::name).collect();
+        assert_eq!(names, ["a/bare/1", "a/kvm/1", "a/kvm/1/nothp"]);
+    }
+
+    #[test]
     fn bounds_are_for_variants() {
         let text = "[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nmmu = ['shadow', 'lazy']\nh = [true, false]\n\
                     seats = ['firmware']\n[a.expect]\ncounters = ['a >= 1']\nbaseline = 'true'\n\
@@ -504,6 +552,8 @@ mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['turbo']\n", "turbo"),
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['nested']\nh = [false]\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\nh = []\n", "never run"),
+            ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nharts = [2]\n", "one hart"),
+            ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nexpect.counters = ['a == 1']\n", "Gnomon's alone"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { lazy = ['a == 1'] }\n", "no run is of that kind"),

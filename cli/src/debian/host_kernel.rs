@@ -1,0 +1,79 @@
+//! Debian's newest kernel, with its KVM module: what guests of Linux run on.
+
+use super::packages::Packages;
+use super::{DebianError, Suite, cached, record_of};
+use crate::place::{CacheLock, IoError, cache, write_whole};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The metapackage.
+const PACKAGE: &str = "linux-image-riscv64";
+const SUITE: Suite = Suite::Sid;
+/// The ends of the wanted files' paths, and the names they are kept under.
+const IMAGE: (&str, &str) = ("/vmlinuz", "vmlinuz");
+const MODULE: (&str, &str) = ("/kvm/kvm.ko.xz", "kvm.ko.xz");
+
+/// A kernel that is a host to others.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HostKernel {
+    /// The package's name, which has the kernel's release in it.
+    pub name: String,
+    /// The package's version.
+    pub version: String,
+    /// The kernel: a Linux Image.
+    pub image: PathBuf,
+    /// Its KVM module, compressed by xz. It needs no other module.
+    pub module: PathBuf,
+}
+
+impl HostKernel {
+    /// Provides it: from the cache, else from the Debian archive.
+    ///
+    /// # Errors
+    /// [`DebianError`].
+    pub fn provide() -> Result<Self, DebianError> {
+        if let Some(kernel) = Self::cached()? {
+            return Ok(kernel);
+        }
+        let _lock = CacheLock::take()?;
+        // Somebody else may have fetched it while we waited.
+        match Self::cached()? {
+            Some(kernel) => Ok(kernel),
+            None => Self::fetch(),
+        }
+    }
+
+    fn cached() -> Result<Option<Self>, IoError> {
+        let Some(kernel) = cached::<Self>(SUITE, PACKAGE)? else { return Ok(None) };
+        let kernel = kernel.located(&cache("guest")?);
+        Ok((kernel.image.is_file() && kernel.module.is_file()).then_some(kernel))
+    }
+
+    /// With files under `dir`, to which they were relative.
+    fn located(self, dir: &Path) -> Self {
+        Self { image: dir.join(self.image), module: dir.join(self.module), ..self }
+    }
+
+    fn fetch() -> Result<Self, DebianError> {
+        let mut packages = Packages::of(SUITE)?;
+        let name = packages.apt.dependency(PACKAGE, "linux-image-")?;
+        let version = packages.apt.version(&name)?;
+        let relative = PathBuf::from(format!("{name}_{version}{}", SUITE.suffix()).replace([':', '/'], "_"));
+        let dir = cache("guest")?.join(&relative);
+        fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
+        // The image's package has them, or depends on those that do; of those only its own parts count,
+        // which end like it.
+        let release = name.trim_start_matches("linux-image-");
+        let mut parts = packages.apt.dependencies(&name)?;
+        parts.retain(|part| part.ends_with(release));
+        parts.insert(0, name.clone());
+        let mut take = |(end, kept_as)| packages.take_from_any(&parts, end, kept_as, &dir);
+        let result = take(IMAGE).and_then(|()| take(MODULE));
+        packages.discard()?;
+        result?;
+        let kernel = Self { name, version, image: relative.join(IMAGE.1), module: relative.join(MODULE.1) };
+        write_whole(&record_of(SUITE, PACKAGE)?, &serde_json::to_vec_pretty(&kernel).unwrap_or_default())?;
+        Ok(kernel.located(&cache("guest")?))
+    }
+}
