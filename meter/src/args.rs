@@ -39,6 +39,61 @@ pub struct Args {
     pub ram: String,
     /// Where RAM begins.
     pub ram_base: u64,
+    /// Where each trap is written, if anywhere.
+    pub traps: Option<PathBuf>,
+}
+
+/// The version of QEMU's plugin interface that is used.
+pub const API: i32 = 4;
+
+/// What loads the plugin, as it says itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Host<'a> {
+    /// The oldest version of the interface that it can do.
+    pub least_api: i32,
+    /// Its own version of the interface.
+    pub api: i32,
+    /// Whether it emulates a whole machine.
+    pub is_system: bool,
+    /// The architecture of the guest.
+    pub target: &'a str,
+}
+
+/// It cannot be counted what this program does.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum HostError {
+    /// It has another interface.
+    #[error(
+        "this QEMU has versions {least} to {own} of the plugin interface, and not {API}: use QEMU 10 (./gnomon installs one)"
+    )]
+    Api {
+        /// The oldest version that it can do.
+        least: i32,
+        /// Its own.
+        own: i32,
+    },
+    /// It runs programs.
+    #[error("the meter counts whole machines, not single programs: use qemu-system-riscv64")]
+    NoSystem,
+    /// It is of another architecture.
+    #[error("the meter knows harts of riscv64, not {0}: use qemu-system-riscv64")]
+    Target(String),
+}
+
+impl Host<'_> {
+    /// Whether it can be counted what it does.
+    ///
+    /// # Errors
+    /// [`HostError`].
+    pub fn check(&self) -> Result<(), HostError> {
+        let Self { least_api, api, is_system, target } = *self;
+        match () {
+            () if least_api > API || api < API => Err(HostError::Api { least: least_api, own: api }),
+            () if !is_system => Err(HostError::NoSystem),
+            () if target != "riscv64" => Err(HostError::Target(target.into())),
+            () => Ok(()),
+        }
+    }
 }
 
 impl Default for Args {
@@ -49,6 +104,7 @@ impl Default for Args {
             cores: Vec::new(),
             ram: "memory-backend-memfd".into(),
             ram_base: 0x8000_0000,
+            traps: None,
         }
     }
 }
@@ -58,7 +114,7 @@ impl Default for Args {
 pub enum ArgError {
     /// It has no such form.
     #[error(
-        "`{0}` is no argument of the meter's; there are out=FILE, level=counts|tlb|check, core=NAME, ram=NAME, ram-base=ADDRESS"
+        "`{0}` is no argument of the meter's; there are out=FILE, level=counts|tlb|check, core=NAME, ram=NAME, ram-base=ADDRESS, traps=FILE"
     )]
     Unknown(String),
     /// Its value is not one.
@@ -86,6 +142,7 @@ impl Args {
                     parsed.level = found.ok_or_else(|| ArgError::Value(arg.into(), "a level: counts, tlb or check"))?.1;
                 }
                 "core" => parsed.cores.push(Core::find(value)?),
+                "traps" => parsed.traps = Some(value.into()),
                 "ram" => parsed.ram = value.into(),
                 "ram-base" => {
                     let hex = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
@@ -111,13 +168,30 @@ mod tests {
     #[test]
     fn arguments_are_read() {
         let args =
-            Args::parse(["out=/tmp/a.json", "level=check", "core=u74", "core=rocket", "ram-base=0x1000"]).unwrap();
+            Args::parse(["out=/tmp/a.json", "level=check", "core=u74", "core=rocket", "ram-base=0x1000", "traps=t"])
+                .unwrap();
+        assert_eq!(args.traps, Some("t".into()));
         assert_eq!((args.out, args.level, args.ram_base), ("/tmp/a.json".into(), Level::Check, 0x1000));
         assert_eq!(args.cores.iter().map(|core| core.name.as_str()).collect::<Vec<_>>(), ["u74", "rocket"]);
         assert_eq!(Args::parse([]).unwrap().cores[0].name, DEFAULT);
         assert!(Args::parse(["level=counts", "core=u74"]).unwrap().cores.is_empty());
         for (name, level) in Level::NAMES {
             assert_eq!(level.name(), name);
+        }
+    }
+
+    #[test]
+    fn other_hosts_are_refused() {
+        let good = Host { least_api: 2, api: 5, is_system: true, target: "riscv64" };
+        assert_eq!((good.check(), Host { api: 4, least_api: 4, ..good }.check()), (Ok(()), Ok(())));
+        for (host, says) in [
+            (Host { api: 3, least_api: 0, ..good }, "versions 0 to 3 of the plugin interface, and not 4"),
+            (Host { api: 6, least_api: 5, ..good }, "versions 5 to 6"),
+            (Host { is_system: false, ..good }, "qemu-system-riscv64"),
+            (Host { target: "riscv32", ..good }, "not riscv32"),
+        ] {
+            let message = host.check().expect_err(says).to_string();
+            assert!(message.contains(says), "{message}");
         }
     }
 

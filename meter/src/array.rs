@@ -68,12 +68,22 @@ pub struct Entry {
     /// log2 of the base pages of the leaf that a fence by address names: that of the first stage. It may
     /// be more than what both stages translate at once.
     pub leaf_span: u8,
+    /// log2 of the base pages of the larger leaf of both stages.
+    pub largest: u8,
     /// Its tags.
     pub ids: Ids,
     /// Whether it is of all ASIDs.
     pub is_global: bool,
     /// Whether a store needs no look at D.
     pub is_dirty: bool,
+}
+
+impl Entry {
+    /// One of a single leaf that is not global, and whose D is of no concern.
+    #[must_use]
+    pub const fn whole(page: u64, span: u8, ids: Ids) -> Self {
+        Self { page, span, leaf_span: span, largest: span, ids, is_global: false, is_dirty: true }
+    }
 }
 
 /// A hit.
@@ -167,11 +177,11 @@ impl Array {
         &self.spec
     }
 
-    /// The size of piece in which it would hold a translation of this size, if it would at all.
+    /// The size of piece in which it would hold a translation, if it would at all.
     #[must_use]
-    pub fn piece_of(&self, span: u8) -> Option<u8> {
-        let largest = self.spans.iter().copied().filter(|own| *own <= span).max()?;
-        (largest == span || self.spec.pieces).then_some(largest)
+    pub fn piece_of(&self, entry: &Entry) -> Option<u8> {
+        let own = self.spans.iter().copied().filter(|own| *own <= entry.span).max()?;
+        (own == entry.largest || self.spec.pieces).then_some(own)
     }
 
     /// Looks a page up, which makes it the most recently used.
@@ -244,7 +254,7 @@ impl Array {
 
     /// Holds a translation, or the piece of it that its pages allow; see [`Array::piece_of`].
     pub fn insert(&mut self, entry: Entry) {
-        let Some(span) = self.piece_of(entry.span) else { return };
+        let Some(span) = self.piece_of(&entry) else { return };
         let (tag, bit) = (self.tag(entry.page, span), 1 << self.sector(entry.page, span));
         let first = self.set(entry.page, span) * self.spec.ways;
         let same = |line: &Line| {
@@ -262,6 +272,8 @@ impl Array {
             number
         });
         let line = &mut self.lines[number];
+        // Of several leaves in one line, a fence may then remove more than it names, and never less.
+        line.leaf_span = if line.valid & !bit == 0 { entry.leaf_span } else { line.leaf_span.max(entry.leaf_span) };
         line.valid |= bit;
         line.dirty = if entry.is_dirty { line.dirty | bit } else { line.dirty & !bit };
         self.touch(number);
@@ -348,7 +360,7 @@ mod tests {
     }
 
     fn entry(page: u64, span: u8) -> Entry {
-        Entry { page, span, leaf_span: span, ids: IDS, is_global: false, is_dirty: false }
+        Entry { is_dirty: false, ..Entry::whole(page, span, IDS) }
     }
 
     /// Looks up, and fills after a miss, as a TLB does; says which hit.
@@ -404,6 +416,11 @@ mod tests {
         let mut whole = Array::new(&ArraySpec { pieces: false, ..spec(&[PageSize::K4], 1, 2) });
         whole.insert(entry(512, 9));
         assert!(whole.look_up(512, IDS).is_none());
+        // A page of 4 KiB by one stage, and of 2 MiB by the other.
+        whole.insert(Entry { largest: 9, ..entry(512, 0) });
+        assert!(whole.look_up(512, IDS).is_none());
+        whole.insert(entry(512, 0));
+        assert!(whole.look_up(512, IDS).is_some());
         let mut large = Array::new(&spec(&[PageSize::M2], 1, 2));
         large.insert(entry(512, 0));
         assert!(large.look_up(512, IDS).is_none());

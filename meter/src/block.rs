@@ -1,64 +1,44 @@
 //! Translation blocks: straight code that QEMU translates at once, in one mode.
 
+use crate::args::Level;
 use crate::insn::Insn;
 use crate::mode::Mode;
 
-/// log2 of the base page size.
-const PAGE_SHIFT: u32 = rv::PAGE_SHIFT;
-
-/// Where a block starts, as a callback is told. The privilege mode is part of what QEMU keeps
-/// translations by, so it holds for each execution.
+/// A block, as a callback is told of it. The privilege mode is part of what QEMU keeps translations by,
+/// so it holds for each execution. The virtual address does not: one translation serves all addresses
+/// at which the same physical page runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
-    /// The virtual address of its first instruction.
-    pub at: u64,
+    /// A number for the physical page that it starts in: equal for blocks of one page, and for no others.
+    pub page: u64,
     /// The mode in which it runs.
     pub mode: Mode,
     /// Whether it reaches into the next page.
     pub crosses: bool,
 }
 
-/// Bits of a packed block's address: enough for Sv57 and for 56-bit physical addresses.
-const AT_BITS: u32 = 60;
-
 impl Block {
     /// All of it in 64 bits, so that nothing need be allocated per block.
     #[must_use]
     pub const fn pack(self) -> u64 {
-        (self.at & ((1 << AT_BITS) - 1)) | (self.mode as u64) << AT_BITS | (self.crosses as u64) << 63
+        self.page << 4 | (self.crosses as u64) << 3 | self.mode as u64
     }
 
     /// The block that was packed.
     #[must_use]
     pub const fn unpack(packed: u64) -> Self {
-        let unused = u64::BITS - AT_BITS;
-        Self {
-            at: ((packed << unused) as i64 >> unused) as u64,
-            mode: Mode::from_index((packed >> AT_BITS & 7) as usize),
-            crosses: packed >> 63 != 0,
-        }
+        Self { page: packed >> 4, mode: Mode::from_index((packed & 7) as usize), crosses: packed & 8 != 0 }
     }
 
-    /// The page that its code starts in.
+    /// What is equal for blocks that need no look at each other, and never [`NOWHERE`]: those of one mode,
+    /// and where translations count, of one page.
     #[must_use]
-    pub const fn page(self) -> u64 {
-        self.at >> PAGE_SHIFT
-    }
-
-    /// What is equal for blocks that begin in the same page and mode, and never [`NOWHERE`].
-    #[must_use]
-    pub const fn place(self) -> u64 {
-        Self::place_of(self.page(), self.mode)
-    }
-
-    /// The place that is left behind: that of the last page.
-    #[must_use]
-    pub const fn last_place(self) -> u64 {
-        Self::place_of(self.page() + self.crosses as u64, self.mode)
-    }
-
-    const fn place_of(page: u64, mode: Mode) -> u64 {
-        page << PAGE_SHIFT | (mode as u64 + 1)
+    pub const fn place(self, level: Level) -> u64 {
+        let page = match level {
+            Level::Counts => 0,
+            Level::Tlb | Level::Check => self.page,
+        };
+        page << 3 | (self.mode as u64 + 1)
     }
 }
 
@@ -100,18 +80,19 @@ mod tests {
 
     #[test]
     fn blocks_pack() {
-        for at in [0, 0x8000_0002, 0xffff_ffff_8000_0ffe, 0x00ff_ffff_ffff_fffe, 0xff00_0000_0000_0000] {
+        for page in [0, 1, 0x7fff_ffff_ffff] {
             for mode in Mode::ALL {
                 for crosses in [false, true] {
-                    let block = Block { at, mode, crosses };
+                    let block = Block { page, mode, crosses };
                     assert_eq!(Block::unpack(block.pack()), block);
-                    assert_ne!(block.place(), NOWHERE);
+                    assert!(block.place(Level::Counts) != NOWHERE && block.place(Level::Tlb) != NOWHERE);
                 }
             }
         }
-        let near = |at, mode| Block { at, mode, crosses: false }.place();
-        assert_eq!(near(0x1000, Mode::S), near(0x1ffe, Mode::S));
-        assert_ne!(near(0x1000, Mode::S), near(0x1000, Mode::U));
+        let place = |page, mode, level| Block { page, mode, crosses: false }.place(level);
+        assert_ne!(place(1, Mode::S, Level::Tlb), place(1, Mode::U, Level::Tlb));
+        assert_ne!(place(1, Mode::VU, Level::Tlb), place(2, Mode::M, Level::Tlb));
+        assert_eq!(place(1, Mode::S, Level::Counts), place(2, Mode::S, Level::Counts));
     }
 
     #[test]

@@ -299,12 +299,12 @@ impl Check {
             }
         }
         if what.regime == Regime::G {
-            // What came of both stages goes with the G-stage's part of it.
+            // What came of both stages goes with the G-stage's leaf, of which it may be a piece.
             let derived = |one: &Cached| {
-                let pages = one.mapping.guest_page..one.mapping.guest_page + (1 << one.mapping.span());
+                let span = one.mapping.g.map_or(one.mapping.span(), |leaf| leaf.span);
                 one.ids.regime == Regime::Two
                     && what.vmid.is_none_or(|vmid| one.ids.vmid == vmid)
-                    && what.page.is_none_or(|page| pages.contains(&page))
+                    && what.page.is_none_or(|page| page >> span == one.mapping.guest_page >> span)
             };
             self.leaves.values_mut().for_each(|all| all.retain(|one| !derived(one)));
         }

@@ -315,8 +315,15 @@ impl Core {
             }
         }
         for (what, tlb) in [("l1i", &self.l1i), ("l1d", &self.l1d)] {
-            if !tlb.iter().any(|array| array.takes(0)) {
-                return Err(format!("`{what}`: no array holds pages of 4K"));
+            // What an L1 TLB cannot hold would be walked for at each access.
+            let holds = |span: u8| {
+                let own = |size: &PageSize| size.span() == span;
+                let piece = |size: &PageSize| size.span() <= span;
+                tlb.iter()
+                    .any(|array| array.pages.iter().any(|size| if array.pieces { piece(size) } else { own(size) }))
+            };
+            if let Some(size) = PageSize::ALL.iter().find(|size| !holds(size.span())) {
+                return Err(format!("`{what}`: no array holds pages of {}, nor pieces of them", size.name()));
             }
         }
         for (what, caches) in [("walk_first", &self.walk_first), ("walk_g", &self.walk_g)] {
@@ -416,6 +423,9 @@ mod tests {
         assert!(broken("ways = 32", "ways = 48\nreplacement = \"plru\"").contains("plru"));
         assert!(broken("pages = [\"4K\"", "pages = [\"5K\"").contains("5K"));
         assert!(broken("pages = [\"4K\", ", "pages = [").contains("no array holds pages of 4K"));
+        let whole = "pages = [\"4K\", \"2M\"]\npieces = false";
+        let all = "pages = [\"4K\", \"64K\", \"2M\", \"1G\", \"512G\", \"256T\"]";
+        assert!(broken(all, whole).contains("no array holds pages of 64K"));
         assert!(broken("share = 0.25", "share = 2").contains("share"));
     }
 

@@ -91,6 +91,9 @@ counters! {
         dirty_walks: u64,
         /// All references by those.
         dirty_refs: u64,
+        /// Page faults for which no walk was made: a TLB had the translation, and it did not allow the access;
+        /// or the address was none.
+        refused_without_walk: u64,
         /// Accesses that QEMU made by a translation that tables no longer had: no walk could be traced.
         vanished: u64,
     }
@@ -264,6 +267,8 @@ counters! {
         accesses: PerMode<PerMode<[u64; Memory::KINDS]>>,
         /// Accesses that reached into a second page.
         crossings: PerMode<u64>,
+        /// Loads and stores that ended in a page fault or an access fault, by the mode whose translation was used.
+        refused: PerMode<u64>,
         /// Traps.
         traps: Traps,
         /// Fences by kind (in the order of [`FenceKind::ALL`]), form, and mode.
@@ -314,11 +319,11 @@ impl HartCounts {
         std::array::from_fn(|code| self.accesses[code].iter().map(of).sum())
     }
 
-    /// Looks of loads and stores into the TLB, by the mode whose translation was used (M: none was).
+    /// Looks of loads and stores into the TLB, refused ones too, by the mode whose translation was used (M: none was).
     #[must_use]
     pub fn lookups(&self) -> PerMode<u64> {
         let made = |used: usize| self.accesses.iter().map(|code| code[used].iter().sum::<u64>()).sum::<u64>();
-        std::array::from_fn(|used| made(used) + self.crossings[used])
+        std::array::from_fn(|used| made(used) + self.crossings[used] + self.refused[used])
     }
 
     /// What they come to on one of the cores.

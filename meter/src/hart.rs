@@ -1,8 +1,8 @@
 //! A hart: follows what its software does, and drives the models.
 
-use crate::args::Level;
 mod trap;
 
+use crate::args::Level;
 use crate::array::{Invalidation, Regime};
 use crate::block::{Block, NOWHERE};
 use crate::check::{Check, Event};
@@ -156,28 +156,20 @@ struct Filter {
     has_swapped: bool,
 }
 
-/// What [`Scoreboard::place`] is while a block runs: those with the same need no look at each other.
-#[must_use]
-pub const fn place(block: Block, level: Level) -> u64 {
-    match level {
-        Level::Counts => block.mode as u64 + 1,
-        Level::Tlb | Level::Check => block.place(),
-    }
+/// Where a hart is when it enters a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Here {
+    at: u64,
+    mode: Mode,
 }
 
 /// The page that was fetched from last.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fetched {
-    /// As of [`Block::place`].
-    place: u64,
+    page: u64,
+    mode: Mode,
     /// Tables have not changed since.
     generation: u64,
-}
-
-/// Whether two addresses can be the same. What was translated for one virtual address runs at others,
-/// too, in pages that hold the same: then only offsets can be compared.
-const fn is_behind(next: u64, at: u64) -> bool {
-    (next ^ at) & (rv::PAGE_BYTES - 1) == 0
 }
 
 /// A hart.
@@ -194,7 +186,7 @@ pub struct Hart {
     filter: Filter,
     /// The filter may keep two pages: no TLB drops the last page but one for a new one.
     keeps_two: bool,
-    fetched: Fetched,
+    fetched: Option<Fetched>,
     trace: Trace,
     models: Vec<Model>,
     counts: HartCounts,
@@ -216,7 +208,7 @@ impl Hart {
             returning: None,
             filter: Filter::default(),
             keeps_two: shared.cores.iter().all(|core| core.l1d.iter().all(ArraySpec::keeps_recent)),
-            fetched: Fetched::default(),
+            fetched: None,
             trace: Trace::default(),
             models: shared.cores.iter().map(Model::new).collect(),
             counts: HartCounts::new(shared.cores.len()),
@@ -257,45 +249,51 @@ impl Hart {
     }
 
     /// A block is about to run, which is in another place than the one before, or is watched, or
-    /// crosses into another page.
+    /// crosses into another page. Where it is, the register `pc` tells.
     pub fn enter_block(&mut self, block: Block, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
         self.catch_up(board, shared);
-        board.place = place(block, shared.level);
-        // A translation serves all virtual addresses of its code: where it runs now, only `pc` tells.
-        let block = Block { at: machine.register(Register::Pc), ..block };
-        self.block = block.at;
-        let arrives = self.is_vector(block);
+        board.place = block.place(shared.level);
+        let here = Here { at: machine.register(Register::Pc), mode: block.mode };
+        self.block = here.at;
         if let Some(pending) = self.pending.take()
-            && is_behind(pending.next, block.at)
-            && !(arrives && self.has_trapped(pending.next, block.mode, machine))
+            && !self.has_trapped(&pending, here, machine)
         {
-            self.apply(pending, shared, machine);
+            // It may have been the vector that was set, and an interrupt may be there already.
+            self.apply(pending, here.mode, shared, machine);
         }
-        let is_return = self.returning.take() == Some(block.at);
-        if !is_return && arrives {
-            self.trap(block, shared, machine);
+        let is_return = self.returning.take() == Some(here.at);
+        if !is_return && self.is_vector(here) {
+            self.trap(here, shared, machine);
         }
         if shared.level == Level::Counts {
             return;
         }
-        let generation = shared.tables().map_or(0, Tables::generation);
-        let here = Fetched { place: block.place(), generation };
-        if self.fetched != here {
-            self.translate(block.at, block.mode, Use::Fetch, shared, machine);
-            self.fetched = here;
-        }
+        self.fetch(here.at, here.mode, shared, machine);
         if block.crosses {
-            let next_page = (block.page() + 1) << rv::PAGE_SHIFT;
-            self.translate(next_page, block.mode, Use::Fetch, shared, machine);
-            self.fetched = Fetched { place: block.last_place(), generation };
+            self.fetch((here.at | (rv::PAGE_BYTES - 1)) + 1, here.mode, shared, machine);
+            // What comes next was translated elsewhere, even in the first page.
+            board.place = NOWHERE;
         }
     }
 
-    /// Whether the instruction before `next` is the one that has just trapped.
-    fn has_trapped(&self, next: u64, to: Mode, machine: &impl Machine) -> bool {
-        let epc = if to == Mode::M { Register::Mepc } else { Register::Sepc };
-        // All instructions of `Special` have four bytes.
-        is_behind(next, machine.register(epc).wrapping_add(4))
+    /// Instructions are fetched from the page of `at`.
+    fn fetch(&mut self, at: u64, mode: Mode, shared: &Shared, machine: &impl Machine) {
+        let generation = shared.tables().map_or(0, Tables::generation);
+        let page = Some(Fetched { page: at >> rv::PAGE_SHIFT, mode, generation });
+        if self.fetched != page {
+            self.translate(at, mode, Use::Fetch, shared, machine);
+            self.fetched = page;
+        }
+    }
+
+    /// Whether the instruction has trapped: the hart has arrived where traps do, and says so. Else it was
+    /// executed, whatever comes next, be it an interrupt.
+    fn has_trapped(&self, pending: &Pending, here: Here, machine: &impl Machine) -> bool {
+        let epc = if here.mode == Mode::M { Register::Mepc } else { Register::Sepc };
+        // All instructions of `Special` have four bytes. What was translated for one virtual address runs
+        // at others, too: only offsets can be compared.
+        let offset = (pending.next.wrapping_sub(4) ^ machine.register(epc)) & (rv::PAGE_BYTES - 1);
+        self.is_vector(here) && offset == 0 && !self.is_interrupt(here, machine)
     }
 
     /// An access to the page of `at`, which QEMU has allowed.
@@ -450,17 +448,18 @@ impl Hart {
     /// The instruction at `at` is about to be executed, in the block of the one before.
     pub fn reach(&mut self, at: u64, shared: &Shared, machine: &impl Machine) {
         if let Some(pending) = self.pending.take_if(|pending| pending.next == at) {
-            self.apply(pending, shared, machine);
+            self.apply(pending, pending.mode, shared, machine);
         }
     }
 
-    fn apply(&mut self, pending: Pending, shared: &Shared, machine: &impl Machine) {
+    /// What was pending has come to pass; `now` is the mode in which registers are read.
+    fn apply(&mut self, pending: Pending, now: Mode, shared: &Shared, machine: &impl Machine) {
         self.settle();
         self.filter = Filter::default();
-        self.fetched = Fetched::default();
+        self.fetched = None;
         match pending.what {
             Effect::Fence { kind, address, id } => self.fence(kind, address, id, pending.mode),
-            Effect::CsrWrite(csr) => self.csr_written(csr, pending.mode, shared, machine),
+            Effect::CsrWrite(csr) => self.csr_written(csr, pending.mode, now, shared, machine),
         }
     }
 
@@ -491,18 +490,21 @@ impl Hart {
         }
     }
 
-    fn csr_written(&mut self, csr: Csr, mode: Mode, shared: &Shared, machine: &impl Machine) {
+    /// Software of `mode` has written a register, which is read in mode `now`.
+    fn csr_written(&mut self, csr: Csr, mode: Mode, now: Mode, shared: &Shared, machine: &impl Machine) {
         let before = self.roots;
+        // With V=1 `satp` and `stvec` are the guest's: who writes them, and who reads them.
+        let guests =
+            |with_v: Register, without: Register| machine.register(if now.is_virtual() { with_v } else { without });
         match (csr, mode.is_virtual()) {
             (Csr::Satp, false) => self.roots.satp = machine.register(Register::Satp),
-            // With V=1 `satp` is the guest's.
-            (Csr::Satp, true) => self.roots.vsatp = machine.register(Register::Satp),
-            (Csr::Vsatp, _) => self.roots.vsatp = machine.register(Register::Vsatp),
+            (Csr::Satp, true) | (Csr::Vsatp, _) => self.roots.vsatp = guests(Register::Satp, Register::Vsatp),
             (Csr::Hgatp, _) => self.roots.hgatp = machine.register(Register::Hgatp),
             (Csr::Mtvec, _) => self.set_vector(0, machine.register(Register::Mtvec), shared),
             (Csr::Stvec, false) => self.set_vector(1, machine.register(Register::Stvec), shared),
-            (Csr::Stvec, true) => self.set_vector(2, machine.register(Register::Stvec), shared),
-            (Csr::Vstvec, _) => self.set_vector(2, machine.register(Register::Vstvec), shared),
+            (Csr::Stvec, true) | (Csr::Vstvec, _) => {
+                self.set_vector(2, guests(Register::Stvec, Register::Vstvec), shared);
+            }
         }
         let now = self.roots;
         let changed = [before.satp != now.satp, before.vsatp != now.vsatp, before.hgatp != now.hgatp];

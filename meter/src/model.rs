@@ -28,9 +28,8 @@ impl Tlb {
 
     /// Into the array that takes the largest piece of it.
     fn insert(&mut self, entry: Entry) {
-        let largest = self.0.iter().filter_map(|array| array.piece_of(entry.span)).max();
-        if let Some(array) = self.0.iter_mut().find(|array| largest.is_some() && array.piece_of(entry.span) == largest)
-        {
+        let largest = self.0.iter().filter_map(|array| array.piece_of(&entry)).max();
+        if let Some(array) = self.0.iter_mut().find(|array| largest.is_some() && array.piece_of(&entry) == largest) {
             array.insert(entry);
         }
     }
@@ -116,7 +115,7 @@ impl Model {
         }
         let misses = &mut counts.misses[mode.index()];
         *(if how == Use::Fetch { &mut misses.fetch } else { &mut misses.data }) += 1;
-        let serves_l2 = !self.l2.0.is_empty() && self.l2_serves(walker.space());
+        let serves_l2 = self.serves_l2(walker.space());
         let hit = if serves_l2 { self.l2.look_up(page, ids) } else { None };
         if let Some(hit) = hit {
             misses.l2_hits += 1;
@@ -125,7 +124,7 @@ impl Model {
             }
             let l1 = if how == Use::Fetch { &mut self.l1i } else { &mut self.l1d };
             let Hit { is_dirty, span, leaf_span, is_global } = hit;
-            l1.insert(Entry { page, span, leaf_span, ids, is_global, is_dirty });
+            l1.insert(Entry { page, span, leaf_span, largest: span, ids, is_global, is_dirty });
             return;
         }
         let (first, g) = self.references(walker, counts);
@@ -147,20 +146,36 @@ impl Model {
         self.l1d.look_up(page, ids);
     }
 
-    /// An access that ended in a page fault: its walk is made, and nothing is remembered of it but
-    /// what walk caches hold.
-    pub fn fault<W: Words>(&mut self, mode: Mode, walker: &mut Walker<'_, W>, counts: &mut CoreCounts) {
+    /// An access that ended in a page fault. Where a TLB has a translation, that tells what it does not
+    /// allow; else a walk is made, and nothing is remembered of it but what walk caches hold.
+    pub fn fault<W: Words>(&mut self, how: Use, mode: Mode, walker: &mut Walker<'_, W>, counts: &mut CoreCounts) {
+        let (page, ids) = (walker.page(), walker.space().ids);
+        let misses = &mut counts.misses[mode.index()];
+        let l1 = if how == Use::Fetch { &mut self.l1i } else { &mut self.l1d };
+        // An address with wrong upper bits is not even looked up.
+        if walker.trace().refs.is_empty() || l1.look_up(page, ids).is_some() {
+            misses.refused_without_walk += 1;
+            return;
+        }
+        *(if how == Use::Fetch { &mut misses.fetch } else { &mut misses.data }) += 1;
+        if self.serves_l2(walker.space()) && self.l2.look_up(page, ids).is_some() {
+            misses.l2_hits += 1;
+            misses.refused_without_walk += 1;
+            return;
+        }
         let (first, g) = self.references(walker, counts);
         let misses = &mut counts.misses[mode.index()];
         misses.failed_walks += 1;
         misses.failed_refs += first + g;
     }
 
-    fn l2_serves(&self, space: &Space) -> bool {
-        match self.l2_serves {
-            Serves::All => true,
-            Serves::BothOrNone => space.ids.regime == Regime::One || (space.has_first() && space.has_g()),
-        }
+    /// Whether there is an L2 TLB, for such translations.
+    fn serves_l2(&self, space: &Space) -> bool {
+        !self.l2.0.is_empty()
+            && match self.l2_serves {
+                Serves::All => true,
+                Serves::BothOrNone => space.ids.regime == Regime::One || (space.has_first() && space.has_g()),
+            }
     }
 
     /// A store has hit an entry that was filled when D was clear: hardware walks again, to set it.
@@ -171,7 +186,7 @@ impl Model {
         misses.dirty_walks += 1;
         misses.dirty_refs += first + g;
         if let Ok(mapping) = walker.trace().outcome {
-            let serves_l2 = !self.l2.0.is_empty() && self.l2_serves(walker.space());
+            let serves_l2 = self.serves_l2(walker.space());
             self.fill(Use::Store, page, ids, serves_l2, &mapping);
         }
     }
@@ -179,7 +194,8 @@ impl Model {
     fn fill(&mut self, how: Use, page: u64, ids: Ids, serves_l2: bool, mapping: &Mapping) {
         let is_dirty = mapping.is_dirty();
         let (span, is_global) = (mapping.span(), mapping.is_global);
-        let entry = Entry { page, span, leaf_span: mapping.first_span(), ids, is_global, is_dirty };
+        let (leaf_span, largest) = (mapping.first_span(), mapping.largest_span());
+        let entry = Entry { page, span, leaf_span, largest, ids, is_global, is_dirty };
         if serves_l2 {
             self.l2.insert(entry);
         }
@@ -223,13 +239,12 @@ impl Model {
         let nearer = found.unwrap_or(self.lines.len());
         counts.refs_by_cache[nearer] += 1;
         for cache in &mut self.lines[..nearer] {
-            cache.insert(Entry { page: line, span: 0, leaf_span: 0, ids: NO_IDS, is_global: true, is_dirty: false });
+            cache.insert(Entry::whole(line, 0, NO_IDS));
         }
         let caches = if entry.stage == Stage::First { &mut self.first } else { &mut self.g };
         for cache in caches {
             let is_global = entry.pte & rv::PteFlags::G.bits() != 0;
-            let held =
-                |page| Entry { page, span: entry.span(), leaf_span: entry.span(), ids, is_global, is_dirty: true };
+            let held = |page| Entry { is_global, ..Entry::whole(page, entry.span(), ids) };
             if !cache.fills_line {
                 if cache.takes(entry) {
                     cache.array.insert(held(entry.input));

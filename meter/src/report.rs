@@ -52,9 +52,19 @@ struct Stretch {
     labels: Option<(u64, Option<u64>)>,
 }
 
+/// Markers that made no region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Unmatched {
+    /// Begins that another begin followed.
+    begins: u64,
+    /// Ends with no region open.
+    ends: u64,
+}
+
 /// The regions that the marks delimit.
-fn regions(marks: &[Mark]) -> Vec<Stretch> {
+fn regions(marks: &[Mark]) -> (Vec<Stretch>, Unmatched) {
     let mut regions = Vec::new();
+    let mut unmatched = Unmatched::default();
     let mut open = None;
     for (number, mark) in marks.iter().enumerate() {
         let close = |open: Option<(usize, u64)>, ended, label| {
@@ -67,7 +77,8 @@ fn regions(marks: &[Mark]) -> Vec<Stretch> {
         };
         match *mark {
             // A region that begins while another is open begins anew.
-            Mark::Begin(label) => open = Some((number, label)),
+            Mark::Begin(label) => unmatched.begins += u64::from(open.replace((number, label)).is_some()),
+            Mark::End(_) if open.is_none() => unmatched.ends += 1,
             Mark::End(label) => regions.extend(close(open.take(), Ended::Marker, Some(label))),
             Mark::PowerOff => regions.extend(close(open.take(), Ended::PowerOff, None)),
         }
@@ -78,7 +89,7 @@ fn regions(marks: &[Mark]) -> Vec<Stretch> {
         ended: Ended::Exit,
         labels: Some((first, None)),
     }));
-    regions
+    (regions, unmatched)
 }
 
 fn at(hart: &HartReport, mark: Option<usize>) -> &HartCounts {
@@ -92,7 +103,7 @@ pub fn report(shared: &Shared, harts: &[HartReport]) -> Value {
     let power_off = marks.iter().position(|mark| *mark == Mark::PowerOff);
     let ended = if power_off.is_some() { Ended::PowerOff } else { Ended::Exit };
     let whole = Stretch { begin: None, end: power_off, ended, labels: None };
-    let regions = regions(&marks);
+    let (regions, unmatched) = regions(&marks);
     let findings: Vec<Value> = harts
         .iter()
         .enumerate()
@@ -105,6 +116,7 @@ pub fn report(shared: &Shared, harts: &[HartReport]) -> Value {
         "level": shared.level.name(),
         "cores": shared.cores.iter().map(core_value).collect::<Vec<_>>(),
         "late_vectors": shared.late_vectors(),
+        "markers": { "begins_unmatched": unmatched.begins, "ends_unmatched": unmatched.ends, "lost": shared.lost_marks() },
         "regions": regions.iter().map(|region| stretch(region, shared, harts)).collect::<Vec<_>>(),
         "region_sums": sums(&regions, shared, harts),
         "whole": stretch(&whole, shared, harts),
@@ -248,9 +260,16 @@ fn core_counts(counts: &HartCounts, number: usize, core: &Core) -> Value {
     let CoreCounts { misses, walks_by_refs, walks_by_leaf, refs_by_cache } = &counts.cores[number];
     let translated = |of: fn(&crate::counts::Misses) -> u64| by_mode(&std::array::from_fn(|mode| of(&misses[mode])));
     let has_l2 = !core.l2.is_empty();
+    let lookups = counts.lookups();
+    // M mode translates nothing.
+    let hits: PerMode<u64> = std::array::from_fn(|mode| match Mode::from_index(mode) {
+        Mode::M => 0,
+        _ => lookups[mode].saturating_sub(misses[mode].data),
+    });
     let mut value = json!({
         "l1i_misses": translated(|misses| misses.fetch),
         "l1d_misses": translated(|misses| misses.data),
+        "l1d_hits": by_mode(&hits),
         "walks": translated(|misses| misses.walks),
         "refs": translated(|misses| misses.refs_first + misses.refs_g),
         "refs_g_stage": translated(|misses| misses.refs_g),
@@ -258,10 +277,12 @@ fn core_counts(counts: &HartCounts, number: usize, core: &Core) -> Value {
         "failed_refs": translated(|misses| misses.failed_refs),
         "dirty_walks": translated(|misses| misses.dirty_walks),
         "dirty_refs": translated(|misses| misses.dirty_refs),
+        "refused_without_walk": translated(|misses| misses.refused_without_walk),
         "vanished": translated(|misses| misses.vanished),
     });
     if has_l2 {
         value["l2_hits"] = translated(|misses| misses.l2_hits);
+        value["l2_misses"] = translated(|misses| misses.fetch + misses.data - misses.l2_hits);
     }
     value["walks_by_refs"] = tables_by_mode(walks_by_refs, |histogram| {
         let counted = histogram.0.iter().enumerate().filter(|(_, walks)| **walks > 0);
@@ -348,6 +369,7 @@ mod tests {
         let marks = [Mark::Begin(5), Mark::End(6), Mark::End(9), Mark::Begin(7), Mark::PowerOff];
         marks.into_iter().for_each(|mark| assert!(shared.mark(mark)));
         let value = report(&shared, &[hart(&[10, 25, 30, 100, 101], 999), hart(&[1, 2, 3, 4, 6], 7)]);
+        assert_eq!(value["markers"], json!({ "begins_unmatched": 0, "ends_unmatched": 1, "lost": 0 }));
         let regions = value["regions"].as_array().expect("a list");
         assert_eq!(regions.len(), 2);
         assert_eq!(regions[0]["total"]["instructions_attempted"]["U"], 16);

@@ -2,9 +2,12 @@
 
 use crate::args::{Args, Level};
 use crate::core::Core;
+use crate::mode::Mode;
 use crate::tables::Tables;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::fmt;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A moment that guest software has marked.
@@ -18,8 +21,40 @@ pub enum Mark {
     PowerOff,
 }
 
-/// More marks are not kept.
+/// More marks are not kept, but counted.
 const MOST_MARKS: usize = 4096;
+
+/// A trap, as the log has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trap {
+    /// The mode it came from.
+    pub from: Mode,
+    /// The mode that took it.
+    pub to: Mode,
+    /// The cause register.
+    pub cause: u64,
+    /// The program counter to return to.
+    pub epc: u64,
+    /// The trap value.
+    pub tval: u64,
+}
+
+impl fmt::Display for Trap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, cause, epc, tval } = self;
+        let (kind, code) = if cause >> 63 != 0 { ("i", cause << 1 >> 1) } else { ("", *cause) };
+        write!(f, "{} {} {kind}{code} {epc:#x} {tval:#x}", from.name(), to.name())
+    }
+}
+
+/// Where traps are written to.
+struct TrapLog(Mutex<Box<dyn Write + Send>>);
+
+impl fmt::Debug for TrapLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TrapLog")
+    }
+}
 
 /// What all harts share.
 #[derive(Debug)]
@@ -31,6 +66,9 @@ pub struct Shared {
     tables: OnceLock<Tables>,
     marks: Mutex<Vec<Mark>>,
     mark_count: AtomicUsize,
+    lost_marks: AtomicUsize,
+    is_over: AtomicBool,
+    trap_log: OnceLock<TrapLog>,
     vectors: Mutex<Vectors>,
 }
 
@@ -58,6 +96,9 @@ impl Shared {
             tables: OnceLock::new(),
             marks: Mutex::default(),
             mark_count: AtomicUsize::new(0),
+            lost_marks: AtomicUsize::new(0),
+            is_over: AtomicBool::new(false),
+            trap_log: OnceLock::new(),
             vectors: Mutex::default(),
         }
     }
@@ -82,11 +123,15 @@ impl Shared {
     /// Adds a mark. `false`: there are too many, or the machine is powered off.
     pub fn mark(&self, mark: Mark) -> bool {
         let mut marks = lock(&self.marks);
-        let is_over = marks.last() == Some(&Mark::PowerOff);
-        if is_over || (marks.len() >= MOST_MARKS && mark != Mark::PowerOff) {
+        if self.is_over() {
+            return false;
+        }
+        if marks.len() >= MOST_MARKS && mark != Mark::PowerOff {
+            self.lost_marks.fetch_add(1, Ordering::Relaxed);
             return false;
         }
         marks.push(mark);
+        self.is_over.store(mark == Mark::PowerOff, Ordering::Release);
         self.mark_count.store(marks.len(), Ordering::Release);
         true
     }
@@ -95,6 +140,45 @@ impl Shared {
     #[must_use]
     pub fn marks(&self) -> Vec<Mark> {
         lock(&self.marks).clone()
+    }
+
+    /// How many marks were not kept.
+    #[must_use]
+    pub fn lost_marks(&self) -> usize {
+        self.lost_marks.load(Ordering::Relaxed)
+    }
+
+    /// Whether the machine was told to power off.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Writes each trap to `log` from now on, in a line: the modes it came from and went to, the cause
+    /// (interrupts: `i5`), the program counter, the trap value.
+    pub fn log_traps_to(&self, log: impl Write + Send + 'static) {
+        self.trap_log.get_or_init(|| TrapLog(Mutex::new(Box::new(log))));
+    }
+
+    /// Whether traps are logged.
+    #[must_use]
+    pub fn logs_traps(&self) -> bool {
+        self.trap_log.get().is_some()
+    }
+
+    /// Logs a trap, unless the machine is powered off. Errors come to light in [`Shared::finish_log`].
+    pub fn log_trap(&self, trap: &Trap) {
+        if let Some(TrapLog(log)) = self.trap_log.get().filter(|_| !self.is_over()) {
+            let _ = writeln!(lock(log), "{trap}");
+        }
+    }
+
+    /// Writes what is still to be written of the log.
+    ///
+    /// # Errors
+    /// Those of the log's writer.
+    pub fn finish_log(&self) -> std::io::Result<()> {
+        self.trap_log.get().map_or(Ok(()), |TrapLog(log)| lock(log).flush())
     }
 
     /// A block is translated that starts at an address. Says whether it has to be looked at each time
@@ -144,6 +228,25 @@ mod tests {
         shared.add_vector(0x1000);
         shared.add_vector(0x1000);
         assert_eq!(shared.late_vectors(), 1);
+    }
+
+    #[test]
+    fn marks_have_a_bound() {
+        let shared = Shared::new(&Args::default());
+        (0..MOST_MARKS as u64 + 3).for_each(|label| {
+            shared.mark(Mark::Begin(label));
+        });
+        assert_eq!((shared.mark_count(), shared.lost_marks()), (MOST_MARKS, 3));
+        assert!(shared.mark(Mark::PowerOff) && shared.is_over());
+        shared.mark(Mark::Begin(0));
+        assert_eq!(shared.lost_marks(), 3);
+    }
+
+    #[test]
+    fn traps_are_lines() {
+        let trap = Trap { from: Mode::VU, to: Mode::VS, cause: 1 << 63 | 5, epc: 0x1000, tval: 0 };
+        assert_eq!(trap.to_string(), "VU VS i5 0x1000 0x0");
+        assert_eq!(Trap { cause: 13, tval: 0xff, ..trap }.to_string(), "VU VS 13 0x1000 0xff");
     }
 
     #[test]

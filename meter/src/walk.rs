@@ -170,6 +170,12 @@ impl Mapping {
         self.first.map_or_else(|| self.span(), |leaf| leaf.span)
     }
 
+    /// log2 of the base pages of the larger leaf.
+    #[must_use]
+    pub fn largest_span(&self) -> u8 {
+        [self.first, self.g].into_iter().flatten().map(|leaf| leaf.span).max().unwrap_or(0)
+    }
+
     /// Whether D is set in each stage.
     #[must_use]
     pub fn is_dirty(&self) -> bool {

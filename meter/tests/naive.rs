@@ -203,11 +203,10 @@ fn modelled(steps: &[Step]) -> Counted {
                 hart.reach(4, &shared, &fake);
             }
             Step::Use { how: How::Fetch, page } => {
-                let (at, mode) = (base_page(page) << 12, mode_of(page));
-                fake.set(Register::Pc, at);
-                let block = Block { at, mode, crosses: false };
+                fake.set(Register::Pc, base_page(page) << 12);
+                let block = Block { page, mode: mode_of(page), crosses: false };
                 // As QEMU does: only where the place is another.
-                if board.place != block.place() {
+                if board.place != block.place(shared.level) {
                     hart.enter_block(block, &mut board, &shared, &fake);
                 }
             }

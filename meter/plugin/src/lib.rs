@@ -3,7 +3,7 @@
 
 mod qemu;
 
-use meter::args::{Args, Level};
+use meter::args::{API, Args, Level};
 use meter::block::{Block, segments};
 use meter::hart::{Hart, MemoryAccess, Scoreboard, Seen};
 use meter::insn::{Insn, Memory, Special};
@@ -13,15 +13,17 @@ use meter::shared::Shared;
 use qemu::{AccessInfo, Id, Info, Instruction, MOST_HARTS, Now, Ram, Tb, Translation, give_up};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
+use std::fs::File;
+use std::io::BufWriter;
 use std::mem::offset_of;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 /// The version of the interface; QEMU looks for it.
 #[unsafe(no_mangle)]
-pub static qemu_plugin_version: c_int = qemu::API;
+pub static qemu_plugin_version: c_int = API;
 
 /// The whole plugin.
 struct Meter {
@@ -71,20 +73,23 @@ pub unsafe extern "C" fn qemu_plugin_install(
 
 fn install(id: Id, args: &[String]) -> Result<(), String> {
     let args = Args::parse(args.iter().map(String::as_str)).map_err(|why| why.to_string())?;
+    let shared = Shared::new(&args);
     // Better now than after the run.
-    std::fs::write(&args.out, b"").map_err(|why| format!("cannot write {}: {why}; check out=", args.out.display()))?;
-    let meter = Meter {
-        shared: Shared::new(&args),
-        args,
-        ram: OnceLock::new(),
-        sites: Mutex::default(),
-        threads: Mutex::default(),
-    };
+    std::fs::write(&args.out, b"").map_err(|why| cannot_write(&args.out, "out=", &why))?;
+    if let Some(path) = &args.traps {
+        let file = File::create(path).map_err(|why| cannot_write(path, "traps=", &why))?;
+        shared.log_traps_to(BufWriter::new(file));
+    }
+    let meter = Meter { shared, args, ram: OnceLock::new(), sites: Mutex::default(), threads: Mutex::default() };
     if METER.set(meter).is_err() {
         return Err("it is loaded twice: give -plugin once, with core= for each core".into());
     }
     qemu::register(id, on_init, on_translation, on_exit);
     Ok(())
+}
+
+fn cannot_write(path: &Path, option: &str, why: &std::io::Error) -> String {
+    format!("cannot write {}: {why}; check {option}", path.display())
 }
 
 fn meter() -> &'static Meter {
@@ -152,7 +157,6 @@ extern "C" fn on_init(_: Id, vcpu: u32) {
     let Some(slot) = HARTS.get(vcpu as usize) else { give_up(&format!("it has room for {MOST_HARTS} harts")) };
     slot.store(Box::into_raw(Box::new(Hart::new(&meter.shared))), Ordering::Release);
     HART_COUNT.fetch_max(vcpu as usize + 1, Ordering::AcqRel);
-    qemu::find_scoreboards(HART_COUNT.load(Ordering::Acquire) as u32);
 }
 
 extern "C" fn on_translation(_: Id, tb: *mut Tb) {
@@ -166,13 +170,13 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
     let (Some(first), Some(last)) = (decoded.first(), instructions.last()) else { return };
     let at = tb.start();
     let crosses = (last.end() - 1) >> rv::PAGE_SHIFT != at >> rv::PAGE_SHIFT;
-    let block = Block { at, mode, crosses };
+    let block = Block { page: tb.host_page(), mode, crosses };
     let is_watched = meter.shared.watches(at, first.uses_scratch);
     let counts_only = meter.shared.level == Level::Counts;
     if is_watched || (crosses && !counts_only) {
         tb.call(on_block, block.pack());
     } else {
-        tb.call_unless(meter::hart::place(block, meter.shared.level), on_block, block.pack());
+        tb.call_unless(block.place(meter.shared.level), on_block, block.pack());
     }
     for segment in segments(&decoded) {
         let offset = offset_of!(Scoreboard, insns) + mode.index() * size_of::<u64>();
@@ -225,12 +229,12 @@ extern "C" fn on_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {
         }
         IS_KNOWN.store(true, Ordering::Relaxed);
     }
-    let marks = meter.shared.mark_count();
+    let was_over = meter.shared.is_over();
     // SAFETY: as above.
     let board = unsafe { qemu::scoreboard(vcpu) };
     hart.access_anew(&access, board, &meter.shared, &meter.now(Some(info)));
     // The machine was powered off: QEMU may be stopped by force before it calls `on_exit`.
-    if meter.shared.mark_count() != marks && HART_COUNT.load(Ordering::Acquire) == 1 {
+    if !was_over && meter.shared.is_over() && HART_COUNT.load(Ordering::Acquire) == 1 {
         write_report(meter);
     }
 }
@@ -251,8 +255,16 @@ extern "C" fn on_exit(_: Id, _: *mut c_void) {
     write_report(meter());
 }
 
-/// Writes the report. No hart runs, or the only one is in this very callback, done with its state.
+/// Writes the report, once. No hart runs, or the only one is in this very callback, done with its state.
 fn write_report(meter: &Meter) {
+    static IS_WRITTEN: AtomicBool = AtomicBool::new(false);
+    if IS_WRITTEN.swap(true, Ordering::AcqRel) {
+        // When the machine was powered off; what it did after that is not to be told.
+        return;
+    }
+    if let Err(why) = meter.shared.finish_log() {
+        eprintln!("meter: {}", cannot_write(meter.args.traps.as_deref().unwrap_or(Path::new("")), "traps=", &why));
+    }
     let harts: Vec<HartReport> = (0..HART_COUNT.load(Ordering::Acquire) as u32)
         .map(|vcpu| {
             // SAFETY: no other callback runs; see above.
@@ -270,6 +282,6 @@ fn write_report(meter: &Meter) {
     partial.push(".part");
     let partial = PathBuf::from(partial);
     if let Err(why) = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path)) {
-        eprintln!("meter: cannot write {}: {why}; check out=", path.display());
+        eprintln!("meter: {}", cannot_write(path, "out=", &why));
     }
 }

@@ -2,15 +2,13 @@
 //! safe to call. Its documentation is QEMU's "QEMU TCG Plugins" and the comments of `qemu-plugin.h`.
 #![expect(unsafe_code, reason = "QEMU's interface is C's")]
 
+use meter::args::Host;
 use meter::hart::{Machine, Register, Scoreboard};
 use meter::walk::Words;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-
-/// The version of the interface that is declared here.
-pub const API: c_int = 4;
 
 /// A plugin's number.
 pub type Id = u64;
@@ -127,6 +125,7 @@ unsafe extern "C" {
     fn qemu_plugin_insn_data(insn: *const TbInsn, to: *mut c_void, length: usize) -> usize;
     fn qemu_plugin_insn_size(insn: *const TbInsn) -> usize;
     fn qemu_plugin_insn_vaddr(insn: *const TbInsn) -> u64;
+    fn qemu_plugin_insn_haddr(insn: *const TbInsn) -> *mut c_void;
     fn qemu_plugin_mem_size_shift(info: u32) -> u32;
     fn qemu_plugin_get_hwaddr(info: u32, at: u64) -> *mut HwAddr;
     fn qemu_plugin_hwaddr_phys_addr(address: *const HwAddr) -> u64;
@@ -155,17 +154,10 @@ pub unsafe fn arguments(info: *const Info, argc: c_int, argv: *const *const c_ch
     let (info, argv) = unsafe { (&*info, std::slice::from_raw_parts(argv, usize::try_from(argc).unwrap_or(0))) };
     // SAFETY: as above.
     let text = |raw: *const c_char| unsafe { CStr::from_ptr(raw) }.to_string_lossy().into_owned();
-    match () {
-        () if info.min > API || info.cur < API => Err(format!(
-            "this QEMU has versions {} to {} of the plugin interface, and not {API}: use QEMU 10",
-            info.min, info.cur
-        )),
-        () if !info.is_system => Err("it counts whole machines: use qemu-system-riscv64".into()),
-        () if text(info.target) != "riscv64" => {
-            Err(format!("it knows harts of riscv64, not {}: use qemu-system-riscv64", text(info.target)))
-        }
-        () => Ok(argv.iter().map(|raw| text(*raw)).collect()),
-    }
+    let target = text(info.target);
+    let host = Host { least_api: info.min, api: info.cur, is_system: info.is_system, target: &target };
+    host.check().map_err(|why| why.to_string())?;
+    Ok(argv.iter().map(|raw| text(*raw)).collect())
 }
 
 /// Registers the callbacks that are not of a block.
@@ -185,28 +177,18 @@ pub fn register(
 }
 
 static BOARD: AtomicPtr<RawScoreboard> = AtomicPtr::new(std::ptr::null_mut());
-/// Where each hart's part of it is.
-static PARTS: [AtomicPtr<Scoreboard>; MOST_HARTS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_HARTS];
 /// More harts than the `virt` board has.
 pub const MOST_HARTS: usize = 512;
 
-/// Looks up where the parts of so many harts are. QEMU moves them when a vCPU comes; to be called then.
-pub fn find_scoreboards(harts: u32) {
-    for (vcpu, part) in (0..harts).zip(&PARTS) {
-        // SAFETY: the scoreboard has room for all vCPUs there are.
-        let found = unsafe { qemu_plugin_scoreboard_find(BOARD.load(Ordering::Acquire), vcpu) };
-        part.store(found.cast(), Ordering::Release);
-    }
-}
-
-/// A hart's scoreboard.
+/// A hart's scoreboard. QEMU moves it when it makes room for more vCPUs: it is to be asked for anew in
+/// each callback.
 ///
 /// # Safety
 /// Only in a callback of this vCPU, or when no vCPU runs; one at a time.
 pub unsafe fn scoreboard<'a>(vcpu: u32) -> &'a mut Scoreboard {
-    // SAFETY: it was looked up when the vCPU came, has this size, and began zeroed, which is a valid
-    // value; by the contract nobody else uses it meanwhile.
-    unsafe { &mut *PARTS[vcpu as usize].load(Ordering::Acquire) }
+    // SAFETY: the scoreboard has room for all vCPUs that run, and stays where it is while one does. It has
+    // this size, and began zeroed, which is a valid value; by the contract nobody else uses it meanwhile.
+    unsafe { &mut *qemu_plugin_scoreboard_find(BOARD.load(Ordering::Acquire), vcpu).cast() }
 }
 
 fn slot(offset: usize) -> Slot {
@@ -246,6 +228,13 @@ impl Translation {
         let count = unsafe { qemu_plugin_tb_n_insns(self.0) };
         // SAFETY: as above; the number is less than the count.
         (0..count).map(|number| Instruction(unsafe { qemu_plugin_tb_get_insn(self.0, number) }))
+    }
+
+    /// The page of this process where its code is: QEMU keeps translations by physical address.
+    pub fn host_page(&self) -> u64 {
+        // SAFETY: as above; a block has an instruction. The pointer is only looked at.
+        let code = unsafe { qemu_plugin_insn_haddr(qemu_plugin_tb_get_insn(self.0, 0)) };
+        code.addr() as u64 >> rv::PAGE_SHIFT
     }
 
     /// Calls back before each execution.
