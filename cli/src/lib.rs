@@ -18,7 +18,6 @@ pub mod debian;
 pub mod initramfs;
 pub mod kvm;
 pub mod layout;
-pub mod kvm;
 pub mod machine;
 pub mod meter;
 pub mod pack;

@@ -6,7 +6,7 @@ use super::counts::Counts;
 use super::subject::{Gnomon, Subject};
 use crate::bare::{self, BareSpec};
 use crate::build;
-use crate::kvm::{KvmGuest, KvmHost};
+use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
 use crate::place::{IoError, cache, write_whole};
@@ -227,7 +227,8 @@ impl Lab {
             }
             Subject::Kvm { superpages } => {
                 let guest = KvmGuest { kernel, initrd, append, memory };
-                let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, superpages)?))?;
+                let thp = if superpages { Thp::Always } else { Thp::Never };
+                let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, thp)?))?;
                 Ok((machine, Some(initramfs)))
             }
         }
