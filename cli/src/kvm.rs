@@ -2,7 +2,7 @@
 //! and Debian's QEMU. What Gnomon is measured against.
 //!
 //! Everything that the host needs lies in its initramfs, so that a run repeats exactly under
-//! [`Clock::Instructions`]. The guest has one vCPU, and its UART is the machine's.
+//! [`Clock::Instructions`]. The guest has one vCPU, and its UART is the machine's. See docs/kvm.md.
 
 use crate::debian::{DebianError, HostKernel, Package, Program, Software, Suite};
 use crate::initramfs::{Archive, InitramfsError};
@@ -25,8 +25,8 @@ const VMM: (&str, &str) = ("qemu-system-riscv", "qemu-system-riscv64");
 /// host boots: its kernel, the VMM, and room in which huge pages are found.
 const HOST_RAM: u64 = 384 * MIB;
 
-/// The host's command line. Self-tests, keys, and timing of what the guest never uses cost three quarters of the
-/// instructions of a boot; so does memory that is kept for devices cost some of those.
+/// The host's command line. Without its self-tests, keys, and timing of loops a boot takes half as many
+/// instructions; memory that is kept for devices would not be the guest's.
 const APPEND: &str = "console=ttyS0 earlycon=sbi quiet panic=-1 norandmaps cma=0 cryptomgr.notests \
      initcall_blacklist=jent_mod_init,load_system_certificate_list,init_kprobe_trace,\
      check_unaligned_access_all_cpus,bpf_tcp_ca_kfunc_init,bpf_dummy_struct_ops_init";
@@ -172,4 +172,83 @@ impl KvmHost {
 fn memory(guest: Size, archive_bytes: u64) -> Size {
     let sum = guest.0.saturating_add(archive_bytes.saturating_mul(2)).saturating_add(HOST_RAM);
     Size(sum.checked_next_multiple_of(64 * MIB).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host and a guest of files that hold their own names.
+    fn fakes(dir: &Path) -> (KvmHost, KvmGuest) {
+        let file = |name: &str| {
+            let path = dir.join(name);
+            std::fs::write(&path, name).expect("a file");
+            path
+        };
+        let text = |text: &str| text.to_owned();
+        let kernel =
+            HostKernel { name: text("linux-7"), version: text("7"), image: file("vmlinuz"), module: file("kvm.ko.xz") };
+        let files = vec![(format!("bin/{}", VMM.1), file("vmm")), (text("lib/libc.so.6"), file("libc"))];
+        let vmm = Program { name: text(VMM.0), version: text("11"), files };
+        let busybox = Package { name: text("busybox-static"), version: text("1"), file: file("busybox") };
+        let (memory, append) = (Size(256 * MIB), text("a  'b' \"$c\""));
+        let guest = KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory };
+        (KvmHost { kernel, vmm, busybox }, guest)
+    }
+
+    fn contents(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let mut rest = archive;
+        let mut files = Vec::new();
+        loop {
+            let mut reader = cpio::newc::Reader::new(rest).expect("an entry");
+            if reader.entry().is_trailer() {
+                return files;
+            }
+            let mut data = Vec::new();
+            std::io::Read::read_to_end(&mut reader, &mut data).expect("data");
+            files.push((reader.entry().name().to_owned(), data));
+            rest = reader.finish().expect("next");
+        }
+    }
+
+    #[test]
+    fn the_initramfs_holds_what_its_script_names() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (host, guest) = fakes(dir.path());
+        let files = contents(&host.archive(&guest, Thp::Never).expect("an archive"));
+        let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.as_slice());
+        let words = INIT.split(|c: char| !c.is_ascii_alphanumeric() && !"/._".contains(c));
+        for path in words.filter(|word| word.starts_with("/kvm/") || word.starts_with("/lib/")) {
+            assert!(find(&path[1..]).is_some(), "{path}");
+        }
+        assert!(INIT.contains(VMM.1));
+        assert_eq!(find("kvm/append"), Some(guest.append.as_bytes()));
+        assert_eq!(find("kvm/thp"), Some(&b"never"[..]));
+        assert_eq!(find("kvm/memory"), Some(&b"262144K"[..]));
+        assert_eq!(find("lib/libc.so.6"), Some(&b"libc"[..]));
+        let without = KvmGuest { initrd: None, ..guest };
+        let files = contents(&host.archive(&without, Thp::Always).expect("an archive"));
+        assert!(files.iter().all(|(path, _)| path != "kvm/initrd"));
+    }
+
+    #[test]
+    fn the_machine_has_h_and_room() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (host, guest) = fakes(dir.path());
+        let (machine, _initramfs) = host.machine(&guest, Thp::Always).expect("a machine");
+        assert_eq!(
+            (machine.h, machine.clock, machine.memory),
+            (HExtension::Present, Clock::Instructions, Size(704 * MIB))
+        );
+        assert_eq!(memory(Size(u64::MAX), 1), Size(u64::MAX));
+        assert_eq!(host.versions(), ["linux-7 7", "qemu-system-riscv 11", "busybox-static 1"]);
+    }
+
+    #[test]
+    fn a_guest_that_is_not_there_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (host, guest) = fakes(dir.path());
+        let absent = KvmGuest { kernel: dir.path().join("absent"), ..guest };
+        assert!(host.machine(&absent, Thp::Always).unwrap_err().to_string().contains("absent"));
+    }
 }
