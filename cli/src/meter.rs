@@ -19,6 +19,8 @@ pub struct MeterSpec {
     pub level: Level,
     /// Names or files of the cores to be modelled; the default one if empty.
     pub cores: Vec<String>,
+    /// A file for each trap in a line, if wanted.
+    pub traps: Option<PathBuf>,
 }
 
 /// A machine that is counted.
@@ -73,6 +75,10 @@ impl Metered {
         plugin.push(",out=");
         plugin.push(escaped(&self.spec.out));
         plugin.push(format!(",level={}", self.spec.level.name()));
+        if let Some(traps) = &self.spec.traps {
+            plugin.push(",traps=");
+            plugin.push(escaped(traps));
+        }
         for core in &self.spec.cores {
             plugin.push(",core=");
             plugin.push(escaped(Path::new(core)));
@@ -138,7 +144,9 @@ impl Report {
     pub fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = BTreeMap::new();
         flatten("", &self.0["whole"]["total"], &mut numbers);
-        flatten("late_vectors", &self.0["late_vectors"], &mut numbers);
+        for key in ["late_vectors", "markers"] {
+            flatten(key, &self.0[key], &mut numbers);
+        }
         for (number, region) in self.0["regions"].as_array().into_iter().flatten().enumerate() {
             flatten(&format!("regions.{number}"), &region["total"], &mut numbers);
         }
@@ -216,7 +224,7 @@ mod tests {
     use crate::size::MIB;
 
     fn spec(core: &str) -> MeterSpec {
-        MeterSpec { out: "a,b.json".into(), level: Level::Check, cores: vec![core.into()] }
+        MeterSpec { out: "a,b.json".into(), level: Level::Check, cores: vec![core.into()], traps: None }
     }
 
     #[test]

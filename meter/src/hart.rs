@@ -11,7 +11,7 @@ use crate::counts::HartCounts;
 use crate::insn::{Csr, FenceKind, Memory, Special};
 use crate::mode::{Mode, PerMode};
 use crate::model::{Model, Use};
-use crate::shared::{Mark, Shared};
+use crate::shared::{Mark, Shared, Trap};
 use crate::tables::Tables;
 use crate::walk::{Roots, Space, Trace, Walker, Words, permissive};
 use rv::Access;
@@ -43,6 +43,9 @@ pub enum Register {
     Mstatus,
     Sstatus,
     Vsstatus,
+    Vscause,
+    Vsepc,
+    Vstval,
     Hstatus,
     Pc,
     /// An integer register.
@@ -112,6 +115,16 @@ struct Pending {
     next: u64,
     mode: Mode,
     what: Effect,
+}
+
+impl Pending {
+    /// Whether it is the instruction itself that has raised this trap. Else it was executed, whatever
+    /// comes behind it, be it an interrupt.
+    fn has_raised(&self, trap: &Trap) -> bool {
+        // All instructions of `Special` have four bytes. What was translated for one virtual address runs
+        // at others, too: only offsets can be compared.
+        !trap.is_interrupt() && (self.next.wrapping_sub(4) ^ trap.epc) & (rv::PAGE_BYTES - 1) == 0
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -255,15 +268,17 @@ impl Hart {
         board.place = block.place(shared.level);
         let here = Here { at: machine.register(Register::Pc), mode: block.mode };
         self.block = here.at;
+        let returning = self.returning.take();
+        let mut traps = self.arrived(here, returning, machine);
         if let Some(pending) = self.pending.take()
-            && !self.has_trapped(&pending, here, machine)
+            && !traps.iter().flatten().any(|trap| pending.has_raised(trap))
         {
-            // It may have been the vector that was set, and an interrupt may be there already.
             self.apply(pending, here.mode, shared, machine);
+            // It may have been the vector that was set, and an interrupt may be there already.
+            traps = self.arrived(here, returning, machine);
         }
-        let is_return = self.returning.take() == Some(here.at);
-        if !is_return && self.is_vector(here) {
-            self.trap(here, shared, machine);
+        for trap in traps.iter().flatten() {
+            self.take(trap, here.mode, shared, machine);
         }
         if shared.level == Level::Counts {
             return;
@@ -284,16 +299,6 @@ impl Hart {
             self.translate(at, mode, Use::Fetch, shared, machine);
             self.fetched = page;
         }
-    }
-
-    /// Whether the instruction has trapped: the hart has arrived where traps do, and says so. Else it was
-    /// executed, whatever comes next, be it an interrupt.
-    fn has_trapped(&self, pending: &Pending, here: Here, machine: &impl Machine) -> bool {
-        let epc = if here.mode == Mode::M { Register::Mepc } else { Register::Sepc };
-        // All instructions of `Special` have four bytes. What was translated for one virtual address runs
-        // at others, too: only offsets can be compared.
-        let offset = (pending.next.wrapping_sub(4) ^ machine.register(epc)) & (rv::PAGE_BYTES - 1);
-        self.is_vector(here) && offset == 0 && !self.is_interrupt(here, machine)
     }
 
     /// An access to the page of `at`, which QEMU has allowed.

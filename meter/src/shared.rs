@@ -39,10 +39,18 @@ pub struct Trap {
     pub tval: u64,
 }
 
+impl Trap {
+    /// Whether it is an interrupt.
+    #[must_use]
+    pub const fn is_interrupt(&self) -> bool {
+        self.cause >> 63 != 0
+    }
+}
+
 impl fmt::Display for Trap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, cause, epc, tval } = self;
-        let (kind, code) = if cause >> 63 != 0 { ("i", cause << 1 >> 1) } else { ("", *cause) };
+        let (kind, code) = if self.is_interrupt() { ("i", cause << 1 >> 1) } else { ("", *cause) };
         write!(f, "{} {} {kind}{code} {epc:#x} {tval:#x}", from.name(), to.name())
     }
 }
@@ -160,13 +168,7 @@ impl Shared {
         self.trap_log.get_or_init(|| TrapLog(Mutex::new(Box::new(log))));
     }
 
-    /// Whether traps are logged.
-    #[must_use]
-    pub fn logs_traps(&self) -> bool {
-        self.trap_log.get().is_some()
-    }
-
-    /// Logs a trap, unless the machine is powered off. Errors come to light in [`Shared::finish_log`].
+    /// Logs a trap, if traps are logged and the machine is not powered off. Errors come to light in [`Shared::finish_log`].
     pub fn log_trap(&self, trap: &Trap) {
         if let Some(TrapLog(log)) = self.trap_log.get().filter(|_| !self.is_over()) {
             let _ = writeln!(lock(log), "{trap}");

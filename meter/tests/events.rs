@@ -364,3 +364,38 @@ fn lost_pages_are_no_walks() {
     let misses = rig.misses(Mode::VS);
     assert_eq!((misses.data, misses.walks, misses.vanished), (1, 0, 1));
 }
+
+#[test]
+fn a_trap_whose_vector_cannot_be_fetched_is_two() {
+    // A guest's timer interrupt; its vector's page is not in the shadow table, so that the hart goes on to M.
+    let vector = PAGES_AT + (100 << 12);
+    let arrive = |rig: &mut Rig| {
+        rig.set_csr(Csr::Vstvec, Register::Vstvec, vector);
+        rig.set_csr(Csr::Mtvec, Register::Mtvec, CODE);
+        for (register, value) in [
+            (Register::Vscause, 1 << 63 | 5),
+            (Register::Vsepc, PAGES_AT),
+            (Register::Vsstatus, 0),
+            (Register::Mcause, 12),
+            (Register::Mepc, vector),
+            (Register::Mtval, vector),
+            (Register::Mstatus, 1 << 39 | 1 << 11),
+        ] {
+            rig.fake.set(register, value);
+        }
+        rig.enter(CODE, Mode::M);
+    };
+    let mut rig = guest(&["core=plain"], 0);
+    arrive(&mut rig);
+    let both = [(Mode::VS, Mode::M, 12, false, 1), (Mode::VU, Mode::VS, 5, true, 1)];
+    assert_eq!(rig.counts().traps.iter().collect::<Vec<_>>(), both);
+    // Firmware returns to the vector: the trap was taken already.
+    let mret = Special::Return { from_m: true };
+    rig.hart.before(mret, Mode::M, CODE + 0x40, &mut rig.board, &rig.shared, &rig.fake);
+    rig.enter(vector, Mode::VS);
+    assert_eq!(rig.counts().traps.total(), 2);
+    // It still cannot be fetched: one more trap to M, and no interrupt.
+    rig.hart.before(mret, Mode::M, CODE + 0x40, &mut rig.board, &rig.shared, &rig.fake);
+    rig.enter(CODE, Mode::M);
+    assert_eq!(rig.counts().traps.iter().map(|(.., count)| count).collect::<Vec<_>>(), [2, 1]);
+}

@@ -169,7 +169,7 @@ impl RunArgs {
             shadow: None,
         };
         let (level, cores) = (self.meter_level.0, self.core);
-        let meter = self.meter.map(|out| MeterSpec { out, level, cores });
+        let meter = self.meter.map(|out| MeterSpec { out, level, cores, traps: None });
         Ok(RunSpec {
             files,
             options,

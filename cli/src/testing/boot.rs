@@ -2,6 +2,7 @@
 
 use super::dialog::Dialog;
 use super::judge::{self, Transcript};
+use super::metered::{self, Metering};
 use super::plan::{BootTest, Case, End, Site};
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
@@ -11,7 +12,7 @@ use crate::debian::{Program, Software};
 use crate::initramfs;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Stopped};
-use crate::meter::{MeterSpec, Metered, Report};
+use crate::meter::Metered;
 use crate::qemu::{Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::stream::Piece;
@@ -23,7 +24,7 @@ use miette::miette;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::NamedTempFile;
 
 /// How long a panicked kernel may go on talking.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -83,26 +84,14 @@ fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
         }
     }
+    if test.meter.is_some() {
+        files.push(("bin/mark".into(), std::fs::read(build::mark()?).map_err(|why| miette!("{why}"))?));
+    }
     let files: Vec<_> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
     let mut file = NamedTempFile::new().map_err(|why| miette!("{why}"))?;
     let archive = initramfs::build_with(&busybox, test.exec.as_deref(), &files)?;
     file.write_all(&archive).map_err(|why| miette!("{why}"))?;
     Ok(file)
-}
-
-/// What the meter is to count, if the test wants it, into a directory that lives as long as it is needed.
-fn metering(test: &BootTest) -> miette::Result<Option<(MeterSpec, TempDir)>> {
-    let Some(level) = test.meter else { return Ok(None) };
-    let dir = tempfile::tempdir().map_err(|why| miette!("{why}"))?;
-    Ok(Some((MeterSpec { out: dir.path().join("meter.json"), level, cores: test.cores.clone() }, dir)))
-}
-
-/// [`follow`], with the meter's report.
-fn follow_metered(case: &Case, machine: &MachineSpec) -> miette::Result<Transcript> {
-    let transcript = follow(case, machine)?;
-    // A run that went wrong otherwise may well have left none.
-    let meter = machine.meter.as_ref().and_then(|meter| Report::read(&meter.spec.out).ok());
-    Ok(Transcript { meter, ..transcript })
 }
 
 fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
@@ -139,7 +128,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     for (file, name) in files.iter_mut().zip(case.vms()) {
         file.name = Some(name);
     }
-    let metering = metering(test)?;
+    let metering = Metering::of(test)?;
     let spec = RunSpec {
         files,
         options: VmFile::default(),
@@ -148,13 +137,13 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         seat,
         exec: test.exec.clone().filter(|_| own_initrd.is_none()),
         clock: clock(test),
-        meter: metering.as_ref().map(|(spec, _)| spec.clone()),
+        meter: metering.as_ref().map(|metering| metering.spec.clone()),
         qemu_args: test.qemu.clone(),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
     };
     let hypervisor = programs.hypervisor.as_ref().map_err(|why| miette!("{why}"))?;
     let prepared = run::prepare(&spec, Some(hypervisor))?;
-    follow_metered(case, &prepared.machine)
+    metered::follow(test, &prepared.machine, |machine| follow(case, machine))
 }
 
 /// What is booted where there is no Gnomon.
@@ -199,15 +188,15 @@ fn on_kvm(case: &Case, thp: Thp, programs: &Programs) -> miette::Result<Transcri
     follow_elsewhere(case, MachineSpec { clock: clock(test), ..machine })
 }
 
-/// [`follow_metered`] for a machine without Gnomon, with what the test adds to it.
+/// [`follow`] for a machine without Gnomon, with what the test adds to it.
 fn follow_elsewhere(case: &Case, mut machine: MachineSpec) -> miette::Result<Transcript> {
     machine.extra.extend(case.test.qemu.iter().cloned());
-    let metering = metering(&case.test)?;
-    if let Some((spec, _)) = &metering {
+    let metering = Metering::of(&case.test)?;
+    if let Some(Metering { spec, .. }) = &metering {
         spec.check(machine.harts, machine.clock)?;
         machine.meter = Some(Metered { plugin: build::meter()?, spec: spec.clone() });
     }
-    follow_metered(case, &machine)
+    metered::follow(&case.test, &machine, |machine| follow(case, machine))
 }
 
 /// Runs the machine, types what the test says, and writes down what comes.

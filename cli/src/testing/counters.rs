@@ -1,6 +1,5 @@
 //! Assertions about counters: `exits.total - exits.timer <= 1000`.
 
-use crate::meter::Report;
 use abi::record::Stats;
 use serde::Deserialize;
 use std::fmt;
@@ -57,25 +56,27 @@ impl Assertion {
             let before = baseline.and_then(|baseline| of(baseline, name)).unwrap_or(0);
             Ok::<_, String>(value.saturating_sub(before))
         };
-        self.check_by(value, if baseline.is_some() { " over the baseline" } else { "" })
+        let over = if baseline.is_some() { " over the baseline" } else { "" };
+        self.compare(value, over)
     }
 
-    /// Checks it on counters of another kind: those of a report of the meter's.
-    pub fn check_report(&self, report: &Report) -> Result<(), String> {
-        self.check_by(|name| report.number(name).ok_or_else(|| format!("the meter's report has no {name}")), "")
+    /// Checks it on counters of another kind.
+    pub fn check_by(&self, value: impl Fn(&str) -> Result<u64, String>) -> Result<(), String> {
+        self.compare(value, "")
     }
 
-    fn check_by(&self, value: impl Fn(&str) -> Result<u64, String>, over: &str) -> Result<(), String> {
-        let mut total = value(&self.name)?;
+    fn compare(&self, value: impl Fn(&str) -> Result<u64, String>, over: &str) -> Result<(), String> {
+        let mut total = i128::from(value(&self.name)?);
         for name in &self.less {
-            total = total.saturating_sub(value(name)?);
+            total -= i128::from(value(name)?);
         }
-        let holds = match self.relation {
-            Relation::Equal => total == self.bound,
-            Relation::AtMost => total <= self.bound,
-            Relation::AtLeast => total >= self.bound,
-        };
         let Self { relation, bound, .. } = self;
+        let wanted = i128::from(*bound);
+        let holds = match relation {
+            Relation::Equal => total == wanted,
+            Relation::AtMost => total <= wanted,
+            Relation::AtLeast => total >= wanted,
+        };
         if holds { Ok(()) } else { Err(format!("{} is {total}{over}, expected {relation} {bound}", self.what())) }
     }
 
@@ -114,8 +115,11 @@ mod tests {
         assert_eq!(check("exits.total <= 1_000"), Ok(()));
         assert_eq!(check("host.ipis.sent >= 9"), Ok(()));
         assert_eq!(check("exits.total >= 8"), Err("exits.total is 7, expected >= 8".into()));
-        assert_eq!(check("exits.total - host.ipis.sent == 0"), Ok(()));
         assert_eq!(check("host.ipis.sent - exits.total == 2"), Ok(()));
+        // What is less than nothing is not nothing.
+        let negative = "exits.total - host.ipis.sent is -2, expected == 0";
+        assert_eq!(check("exits.total - host.ipis.sent == 0"), Err(negative.into()));
+        assert_eq!(check("exits.total - host.ipis.sent <= 0"), Ok(()));
         assert_eq!(check("exits.none >= 0"), Err("there is no counter exits.none".into()));
         let past = Stats { vms: vec![vm(5)], host: [].into() };
         let over = |text: &str| Assertion::try_from(text.to_owned()).expect(text).check(&stats, Some(&past));

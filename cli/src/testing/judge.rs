@@ -1,7 +1,7 @@
 //! Judges what a boot test's run has come to.
 
-use super::Verdict;
 use super::plan::{Case, End, Site};
+use super::{Verdict, metered};
 use crate::machine::{Outcome, Stopped};
 use crate::meter::Report;
 use crate::stream::Lines;
@@ -33,6 +33,8 @@ pub struct Transcript {
     pub outcome: Outcome,
     /// The meter's report, if there is one.
     pub meter: Option<Report>,
+    /// What is wrong with what the meter did, whatever it counted.
+    pub meter_complaint: Option<String>,
     /// The counters of the run before, where there is one to be subtracted.
     pub baseline: Option<Stats>,
 }
@@ -166,25 +168,7 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
         let stats = outcome.stats.as_ref().ok_or("Gnomon printed no counters")?;
         assertion.check(stats, transcript.baseline.as_ref())
     })?;
-    match (&transcript.meter, case.test.meter) {
-        (Some(report), _) => metered(case, report),
-        (None, Some(_)) => Err("the meter left no report".into()),
-        (None, None) => Ok(()),
-    }
-}
-
-/// Judges what the meter has counted.
-fn metered(case: &Case, report: &Report) -> Result<(), String> {
-    let expect = &case.test.expect;
-    let found: Vec<String> = report.findings().collect();
-    match found.first() {
-        Some(first) if !expect.stale => {
-            return Err(format!("check mode found {} uses of stale translations. The first: {first}", found.len()));
-        }
-        None if expect.stale => return Err("check mode found no use of a stale translation".into()),
-        _ => {}
-    }
-    expect.meter.iter().try_for_each(|assertion| assertion.check_report(report))
+    metered::judge(case, transcript)
 }
 
 /// Whether the machine came to its end in the way it should.

@@ -8,6 +8,7 @@ mod counters;
 mod dialog;
 mod host;
 mod judge;
+mod metered;
 mod plan;
 mod tally;
 

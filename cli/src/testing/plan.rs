@@ -130,6 +130,10 @@ pub struct Expect {
     pub meter: Vec<Assertion>,
     /// Check mode must find that a stale translation was used; else it must not.
     pub stale: bool,
+    /// The meter must see the same traps as QEMU's own log has.
+    pub traps: bool,
+    /// The meter's report must be the same, byte by byte, when the test is run again.
+    pub repeats: bool,
     /// The machine is stopped, and all is well, when this has appeared as often on the console.
     pub until: Option<Until>,
 }
@@ -148,6 +152,8 @@ impl Default for Expect {
             baseline: None,
             meter: Vec::new(),
             stale: false,
+            traps: false,
+            repeats: false,
             until: None,
         }
     }
@@ -415,13 +421,18 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
             Err("under KVM there are one hart and one vCPU")
         }
         () if test.meter.is_none()
-            && (test.expect.stale || !test.expect.meter.is_empty() || !test.cores.is_empty()) =>
+            && (test.expect.stale
+                || test.expect.traps
+                || test.expect.repeats
+                || !test.expect.meter.is_empty()
+                || !test.cores.is_empty()) =>
         {
             Err("without `meter` there are no cores and no report")
         }
         () if test.meter.is_some() && test.icount && test.harts.iter().any(|harts| *harts > 1) => {
             Err("with `icount` the meter counts one hart only")
         }
+        () if test.expect.repeats && !test.icount => Err("only with `icount` a run repeats exactly"),
         () if test.expect.stale && test.meter != Some(Level::Check) => Err("`stale` is for `meter = \"check\"`"),
         () if test.expect.baseline.is_some() && !has_counters => {
             Err("`baseline` is for counters, and none is expected")

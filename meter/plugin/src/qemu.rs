@@ -391,9 +391,9 @@ pub fn privilege() -> u64 {
 }
 
 /// QEMU's names.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 20] = [
     "pc", "satp", "vsatp", "hgatp", "mtvec", "stvec", "vstvec", "mcause", "scause", "mepc", "sepc", "mtval", "stval",
-    "mstatus", "sstatus", "vsstatus", "hstatus",
+    "mstatus", "sstatus", "vsstatus", "hstatus", "vscause", "vsepc", "vstval",
 ];
 
 /// The place of a register in [`NAMES`].
@@ -416,6 +416,9 @@ const fn place(register: Register) -> usize {
         Register::Sstatus => 14,
         Register::Vsstatus => 15,
         Register::Hstatus => 16,
+        Register::Vscause => 17,
+        Register::Vsepc => 18,
+        Register::Vstval => 19,
         Register::X(_) => usize::MAX,
     }
 }

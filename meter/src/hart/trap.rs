@@ -18,10 +18,32 @@ struct Refused {
     how: Use,
 }
 
-/// The bit of a cause that says that it is an interrupt's.
-const INTERRUPT: u64 = 1 << 63;
+/// What kind of access a trap is about, if it is about one.
+const fn access_of_cause(cause: u64) -> Option<Use> {
+    match cause {
+        1 | 12 | 20 => Some(Use::Fetch),
+        5 | 13 | 21 => Some(Use::Load),
+        7 | 15 | 23 => Some(Use::Store),
+        _ => None,
+    }
+}
 
 impl Hart {
+    /// The traps that have brought the hart here, in their order: mostly none; two where a trap's own vector
+    /// could not be fetched. `returning` is where an xRET leads that was executed last.
+    pub(super) fn arrived(&self, here: Here, returning: Option<u64>, machine: &impl Machine) -> [Option<Trap>; 2] {
+        if returning == Some(here.at) || !self.is_vector(here) {
+            return [None; 2];
+        }
+        let last = Self::read_trap(here.mode, here.mode, machine);
+        if !self.arrives(&last, here.at) {
+            return [None; 2];
+        }
+        let is_first = access_of_cause(last.cause) != Some(Use::Fetch) || returning == Some(last.epc);
+        let first = (!is_first).then(|| Self::read_trap(last.from, here.mode, machine));
+        [first.filter(|first| self.arrives(first, last.epc)), Some(last)]
+    }
+
     fn vector_of(&self, mode: Mode) -> u64 {
         match mode {
             Mode::M => self.vectors[0],
@@ -31,78 +53,66 @@ impl Hart {
         }
     }
 
-    /// Whether traps arrive here.
-    pub(super) fn is_vector(&self, here: Here) -> bool {
+    /// Whether some trap would arrive here. Asked for all blocks that are looked at.
+    fn is_vector(&self, here: Here) -> bool {
         let vector = self.vector_of(here.mode);
         let (base, is_vectored) = (vector & !3, vector & 1 != 0);
         // 0 is no vector: it has not been set.
-        vector != 0
-            && (here.at == base
-                || (is_vectored && here.at.is_multiple_of(4) && (base + 4..base + 128).contains(&here.at)))
+        vector != 0 && (here.at == base || (is_vectored && (base..base + 128).contains(&here.at)))
     }
 
-    fn cause(here: Here, machine: &impl Machine) -> u64 {
-        machine.register(if here.mode == Mode::M { Register::Mcause } else { Register::Scause })
+    /// Whether this is where the trap arrives: in vectored mode, interrupts do where their cause says.
+    fn arrives(&self, trap: &Trap, at: u64) -> bool {
+        let vector = self.vector_of(trap.to);
+        let offset = if trap.is_interrupt() && vector & 1 != 0 { 4 * (trap.cause & 31) } else { 0 };
+        vector != 0 && (vector & !3) + offset == at
     }
 
-    /// Whether the trap that has arrived here is an interrupt.
-    pub(super) fn is_interrupt(&self, here: Here, machine: &impl Machine) -> bool {
-        Self::cause(here, machine) & INTERRUPT != 0
-    }
-
-    /// A trap has arrived.
-    pub(super) fn trap(&mut self, here: Here, shared: &Shared, machine: &impl Machine) {
+    /// The last trap to a mode, as its registers tell in mode `now`. To U and VU none goes.
+    fn read_trap(to: Mode, now: Mode, machine: &impl Machine) -> Trap {
         let read = |register| machine.register(register);
-        let (cause, from) = (Self::cause(here, machine), Self::came_from(here, machine));
-        // In vectored mode, an interrupt arrives where its cause says.
-        let (vector, is_interrupt) = (self.vector_of(here.mode), cause & INTERRUPT != 0);
-        let arrives = (vector & !3) + if is_interrupt && vector & 1 != 0 { 4 * (cause & 31) } else { 0 };
-        if arrives != here.at {
-            return;
-        }
-        self.counts.traps.count(from, here.mode, cause);
-        if shared.logs_traps() {
-            let (epc, tval) = match here.mode {
-                Mode::M => (Register::Mepc, Register::Mtval),
-                _ => (Register::Sepc, Register::Stval),
-            };
-            shared.log_trap(&Trap { from, to: here.mode, cause, epc: read(epc), tval: read(tval) });
-        }
-        if is_interrupt {
-            return;
-        }
-        let how = match cause {
-            1 | 12 | 20 => Some(Use::Fetch),
-            5 | 13 | 21 => Some(Use::Load),
-            7 | 15 | 23 => Some(Use::Store),
-            _ => None,
+        let registers = match (to, now.is_virtual()) {
+            (Mode::M, _) => [Register::Mcause, Register::Mepc, Register::Mtval, Register::Mstatus],
+            // With V=1 the guest's registers have the supervisor's names.
+            (Mode::VS, false) => [Register::Vscause, Register::Vsepc, Register::Vstval, Register::Vsstatus],
+            _ => [Register::Scause, Register::Sepc, Register::Stval, Register::Sstatus],
         };
+        let [cause, epc, tval, status] = registers.map(read);
+        let from = if to == Mode::M {
+            Mode::new((status & status::MPP) >> 11, status & status::MPV != 0)
+        } else {
+            let was_virtual = to == Mode::VS || read(Register::Hstatus) & hstatus::SPV != 0;
+            Mode::new(u64::from(status & status::SPP != 0), was_virtual)
+        };
+        Trap { from, to, cause, epc, tval }
+    }
+
+    /// A trap was taken; `now` is the mode in which registers are read.
+    pub(super) fn take(&mut self, trap: &Trap, now: Mode, shared: &Shared, machine: &impl Machine) {
+        let Trap { from, to, cause, tval, .. } = *trap;
+        self.counts.traps.count(from, to, cause);
+        shared.log_trap(trap);
+        if trap.is_interrupt() {
+            return;
+        }
+        let how = access_of_cause(cause);
         // What could not even be fetched was not attempted.
         self.counts.not_retired[from.index()] += u64::from(how != Some(Use::Fetch));
         let Some(how) = how else { return };
-        let at = read(if here.mode == Mode::M { Register::Mtval } else { Register::Stval });
-        let refused = Refused { at, mode: Self::translated_for(cause, from, here, machine), how };
+        let refused = Refused { at: tval, mode: Self::translated_for(trap, machine), how };
         match cause {
             1 | 5 | 7 => self.access_fault(refused, shared, machine),
-            _ => self.page_fault(refused, here, shared, machine),
+            _ => self.page_fault(refused, now, shared, machine),
         }
-    }
-
-    fn came_from(here: Here, machine: &impl Machine) -> Mode {
-        if here.mode == Mode::M {
-            let mstatus = machine.register(Register::Mstatus);
-            return Mode::new((mstatus & status::MPP) >> 11, mstatus & status::MPV != 0);
-        }
-        let was_virtual = here.mode == Mode::VS || machine.register(Register::Hstatus) & hstatus::SPV != 0;
-        Mode::new(u64::from(machine.register(Register::Sstatus) & status::SPP != 0), was_virtual)
     }
 
     /// The mode whose translation a faulting access used: another one than that of the code, for HLV and
     /// HSV, and for loads and stores of M mode with MPRV.
-    fn translated_for(cause: u64, code: Mode, here: Here, machine: &impl Machine) -> Mode {
+    fn translated_for(trap: &Trap, machine: &impl Machine) -> Mode {
+        let Trap { from: code, to, cause, .. } = *trap;
         let hstatus = if matches!(code, Mode::M | Mode::S) { machine.register(Register::Hstatus) } else { 0 };
         // GVA says so in HS; that of `mstatus` is not to be trusted on QEMU 10.
-        let is_guests = cause >= 20 || (here.mode == Mode::S && hstatus & hstatus::GVA != 0);
+        let is_guests = cause >= 20 || (to == Mode::S && hstatus & hstatus::GVA != 0);
         match code {
             Mode::M | Mode::S if is_guests => Mode::new(u64::from(hstatus & hstatus::SPVP != 0), true),
             // The trap has overwritten MPP: S and U differ in nothing but who may use the page.
@@ -140,12 +150,12 @@ impl Hart {
     }
 
     /// A load, store or fetch was refused by its translation.
-    fn page_fault(&mut self, refused: Refused, here: Here, shared: &Shared, machine: &impl Machine) {
+    fn page_fault(&mut self, refused: Refused, now: Mode, shared: &Shared, machine: &impl Machine) {
         let Refused { at, mode, how } = refused;
         let Some(tables) = shared.tables() else { return };
         self.count_refused(refused);
         let Some(space) = space_of(&self.spaces, mode).copied() else { return };
-        let request = Self::request(refused, here, machine);
+        let request = Self::request(refused, now, machine);
         let mut walker = Walker::new(&mut self.trace, &space, at, request, machine);
         for (model, counts) in self.models.iter_mut().zip(&mut self.counts.cores) {
             model.fault(how, mode, &mut walker, counts);
@@ -171,16 +181,16 @@ impl Hart {
     }
 
     /// What the access of a trap asked for, by the status registers that governed it.
-    fn request(refused: Refused, here: Here, machine: &impl Machine) -> Request {
+    fn request(refused: Refused, now: Mode, machine: &impl Machine) -> Request {
         let read = |register| machine.register(register);
         let Refused { mode, how, .. } = refused;
-        let first = match (mode.is_virtual(), here.mode) {
-            (true, Mode::VS) => read(Register::Sstatus),
-            (true, _) => read(Register::Vsstatus),
+        let first = match (mode.is_virtual(), now.is_virtual()) {
+            (true, true) => read(Register::Sstatus),
+            (true, false) => read(Register::Vsstatus),
             (false, _) => read(Register::Mstatus),
         };
         // With V=1 HS's own MXR cannot be read; it is clear while guests run.
-        let hs_mxr = here.mode != Mode::VS && read(Register::Mstatus) & status::MXR != 0;
+        let hs_mxr = !now.is_virtual() && read(Register::Mstatus) & status::MXR != 0;
         let (sum, mxr) = (first & status::SUM != 0, first & status::MXR != 0);
         Request { access: access_of(how), mode: privilege(mode), sum, mxr, hs_mxr }
     }
