@@ -9,6 +9,7 @@ pub mod fig6;
 pub mod lane;
 mod series;
 mod table;
+pub mod workload;
 
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::qemu::{HExtension, MachineSpec, Seat};

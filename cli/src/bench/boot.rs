@@ -142,7 +142,7 @@ pub fn measure(choice: &Choice) -> miette::Result<Report> {
 fn measure_all(choice: &Choice) -> miette::Result<Table> {
     let guests = build::guests()?;
     let program = |name: &str| guests.get(name).cloned().ok_or_else(|| miette!("there is no program `{name}`"));
-    let (stamp, clock) = (program("stamp")?, program("clock")?);
+    let (stamp, clock) = (program("stamp")?, build::program("clock")?);
     let clock = std::fs::read(&clock).map_err(IoError::at("read", &clock))?;
     let kernel = Software::Kernel.provide()?;
     let busybox = Software::Busybox.provide()?;

@@ -9,7 +9,7 @@ use crate::place::{CacheLock, IoError, cache, write_whole};
 use crate::progress::Step;
 pub use apt::AptError;
 use miette::Diagnostic;
-pub use program::Program;
+pub use program::{Files, Wanted};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;

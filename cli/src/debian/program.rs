@@ -1,5 +1,5 @@
 //! Linux programs from Debian packages, with the libraries that they are linked to, and nothing else
-//! of what the packages depend on.
+//! of what the packages depend on; and plain files of packages, such as headers.
 
 use super::apt::Apt;
 use super::{DebianError, record_of};
@@ -16,41 +16,58 @@ use std::path::{Path, PathBuf};
 /// Where Debian keeps libraries for this architecture.
 const LIBRARIES: &str = "usr/lib/riscv64-linux-gnu";
 
-/// A program and its libraries.
+/// Files of packages: a program with its libraries, or plain files.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Program {
-    /// The package's name, which is the program's, too.
+pub struct Files {
+    /// The package's name.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// The program and its libraries: the path in the guest, and the file.
+    /// What was wanted: the path in the guest, and the file.
     pub files: Vec<(String, PathBuf)>,
 }
 
-impl Program {
-    /// Provides the program that is called like its package: from the cache, else from the Debian
-    /// archive.
+/// What is wanted of a package.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted<'a> {
+    /// The program at this path in the package. In the guest it is in `/bin`, its libraries in `/lib`.
+    Program(&'a str),
+    /// All files whose paths start with one of these. In the guest they are where they are in the package.
+    Data(&'a [&'a str]),
+}
+
+impl Files {
+    /// Provides the program that is called like its package.
     ///
     /// # Errors
     /// [`DebianError`].
-    pub fn provide(name: &str) -> Result<Self, DebianError> {
-        if let Some(program) = Self::cached(name)? {
-            return Ok(program);
+    pub fn program(name: &str) -> Result<Self, DebianError> {
+        Self::provide(name, Wanted::Program(&format!("usr/bin/{name}")))
+    }
+
+    /// Provides what is wanted of a package: from the cache, else from the Debian archive.
+    ///
+    /// # Errors
+    /// [`DebianError`].
+    pub fn provide(package: &str, wanted: Wanted<'_>) -> Result<Self, DebianError> {
+        let record = record_of(&wanted.called(package))?;
+        if let Some(files) = Self::cached(&record)? {
+            return Ok(files);
         }
         let _lock = CacheLock::take()?;
         // Somebody else may have fetched it while we waited.
-        match Self::cached(name)? {
-            Some(program) => Ok(program),
-            None => Self::fetch(name),
+        match Self::cached(&record)? {
+            Some(files) => Ok(files),
+            None => Self::fetch(package, wanted, &record),
         }
     }
 
-    fn cached(name: &str) -> Result<Option<Self>, IoError> {
-        let Ok(text) = fs::read_to_string(record_of(name)?) else { return Ok(None) };
+    fn cached(record: &Path) -> Result<Option<Self>, IoError> {
+        let Ok(text) = fs::read_to_string(record) else { return Ok(None) };
         // An unreadable record is as good as none: the package is fetched again.
-        let Ok(program) = serde_json::from_str::<Self>(&text) else { return Ok(None) };
-        let program = program.located(&cache("guest")?);
-        Ok(program.files.iter().all(|(_, file)| file.is_file()).then_some(program))
+        let Ok(found) = serde_json::from_str::<Self>(&text) else { return Ok(None) };
+        let found = found.located(&cache("guest")?);
+        Ok(found.files.iter().all(|(_, file)| file.is_file()).then_some(found))
     }
 
     /// With files under `dir`, to which they were relative.
@@ -59,44 +76,38 @@ impl Program {
         self
     }
 
-    fn fetch(name: &str) -> Result<Self, DebianError> {
+    fn fetch(package: &str, wanted: Wanted<'_>, record: &Path) -> Result<Self, DebianError> {
         let mut packages = Packages { apt: Apt::open()?, debs: BTreeMap::new() };
-        let version = packages.apt.version(name)?;
-        let relative = PathBuf::from(format!("{name}_{version}").replace([':', '/'], "_"));
+        let version = packages.apt.version(package)?;
+        let relative = PathBuf::from(format!("{}_{version}", wanted.called(package)).replace([':', '/'], "_"));
         let dir = cache("guest")?.join(&relative);
         fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
-        let result = Self::collect(name, &mut packages, &dir);
+        let result = match wanted {
+            Wanted::Program(path) => packages.program(package, path, &dir),
+            Wanted::Data(paths) => packages.data(package, paths, &dir),
+        };
         // What they held and is wanted is in the cache now.
         for (deb, _) in packages.debs.values() {
             fs::remove_file(deb).map_err(IoError::at("remove", deb))?;
         }
         let files = result?.into_iter().map(|(path, file)| (path, relative.join(file))).collect();
-        let program = Self { name: name.to_owned(), version, files };
-        write_whole(&record_of(name)?, &serde_json::to_vec_pretty(&program).unwrap_or_default())?;
-        Ok(program.located(&cache("guest")?))
+        let found = Self { name: package.to_owned(), version, files };
+        write_whole(record, &serde_json::to_vec_pretty(&found).unwrap_or_default())?;
+        Ok(found.located(&cache("guest")?))
     }
+}
 
-    /// Follows the program's needs from package to package; returns paths in the guest and names in `dir`.
-    fn collect(name: &str, packages: &mut Packages, dir: &Path) -> Result<Vec<(String, String)>, DebianError> {
-        packages.take(name, &format!("usr/bin/{name}"), name, dir)?;
-        let mut files = vec![(format!("bin/{name}"), name.to_owned())];
-        // What still has to be looked at: a file and its package.
-        let mut open = vec![(name.to_owned(), name.to_owned())];
-        while let Some((package, file)) = open.pop() {
-            let path = dir.join(&file);
-            let bytes = fs::read(&path).map_err(IoError::at("read", &path))?;
-            let needed = needed(&bytes).map_err(|message| DebError::Damaged { path, message })?;
-            for library in needed {
-                let in_guest = format!("lib/{library}");
-                if files.iter().any(|(path, _)| *path == in_guest) {
-                    continue;
-                }
-                let from = packages.library(&package, &library, dir)?;
-                files.push((in_guest, library.clone()));
-                open.push((from, library));
-            }
+impl Wanted<'_> {
+    /// What the cache calls it: like the package, and the program if that has another name. Files of one
+    /// package that are wanted for different things are kept apart by where they start.
+    fn called(self, package: &str) -> String {
+        match self {
+            Self::Program(path) => match path.rsplit('/').next().unwrap_or(path) {
+                name if name == package => package.to_owned(),
+                name => format!("{package}.{name}"),
+            },
+            Self::Data(paths) => format!("{package}.{}", paths.join(",").replace('/', "-")),
         }
-        Ok(files)
     }
 }
 
@@ -117,6 +128,38 @@ impl Packages {
                 Ok(entry.insert((deb, paths)))
             }
         }
+    }
+
+    /// Takes a program, follows its needs from package to package, and takes the libraries; returns paths
+    /// in the guest and names in `dir`.
+    fn program(&mut self, package: &str, path: &str, dir: &Path) -> Result<Vec<(String, String)>, DebianError> {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        self.take(package, path, name, dir)?;
+        let mut files = vec![(format!("bin/{name}"), name.to_owned())];
+        // What still has to be looked at: a file and its package.
+        let mut open = vec![(package.to_owned(), name.to_owned())];
+        while let Some((package, file)) = open.pop() {
+            let path = dir.join(&file);
+            let bytes = fs::read(&path).map_err(IoError::at("read", &path))?;
+            let needed = needed(&bytes).map_err(|message| DebError::Damaged { path, message })?;
+            for library in needed {
+                let in_guest = format!("lib/{library}");
+                if files.iter().any(|(path, _)| *path == in_guest) {
+                    continue;
+                }
+                let from = self.library(&package, &library, dir)?;
+                files.push((in_guest, library.clone()));
+                open.push((from, library));
+            }
+        }
+        Ok(files)
+    }
+
+    /// Takes all files whose paths start with one of `paths`; returns paths in the guest and in `dir`, which
+    /// are the same.
+    fn data(&mut self, package: &str, paths: &[&str], dir: &Path) -> Result<Vec<(String, String)>, DebianError> {
+        let (deb, _) = self.fetch(package)?;
+        Ok(deb::extract_under(deb, paths, dir)?.into_iter().map(|path| (path.clone(), path)).collect())
     }
 
     /// Takes the file whose path starts with `path` out of the package.
@@ -163,6 +206,13 @@ fn needed(bytes: &[u8]) -> Result<Vec<String>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_differs_has_another_name_in_the_cache() {
+        assert_eq!(Wanted::Program("usr/bin/stress-ng").called("stress-ng"), "stress-ng");
+        assert_eq!(Wanted::Program("usr/bin/hackbench").called("rt-tests"), "rt-tests.hackbench");
+        assert_eq!(Wanted::Data(&["usr/include/a", "b/"]).called("c"), "c.usr-include-a,b-");
+    }
 
     #[test]
     fn what_is_no_program_is_damaged() {

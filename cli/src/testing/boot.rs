@@ -7,7 +7,7 @@ use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::build;
 use crate::console::{ExecDemux, ExecEvent};
-use crate::debian::{Program, Software};
+use crate::debian::{Files, Software};
 use crate::initramfs;
 use crate::machine::{Machine, Next, Stopped};
 use crate::meter::{MeterSpec, Metered, Report};
@@ -73,7 +73,7 @@ fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
     let busybox = std::fs::read(Software::Busybox.provide()?.file).map_err(|why| miette!("{why}"))?;
     let mut files = Vec::new();
     for name in &test.programs {
-        for (path, file) in Program::provide(name)?.files {
+        for (path, file) in Files::program(name)?.files {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
         }
     }
