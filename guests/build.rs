@@ -1,5 +1,4 @@
-//! Links every guest at the address where payloads are entered; `clock` and `mark` are Linux programs
-//! and go where the linker puts programs.
+//! Links every guest at the address where payloads are entered.
 
 use std::{env, fs};
 
@@ -9,9 +8,7 @@ fn main() {
     for source in sources {
         let path = source.expect("an entry of the guests' folder").path();
         let name = path.file_stem().and_then(|stem| stem.to_str()).expect("a name in ASCII");
-        if !["clock", "mark"].contains(&name) {
-            println!("cargo::rustc-link-arg-bin={name}=-T{here}/guest.ld");
-        }
+        println!("cargo::rustc-link-arg-bin={name}=-T{here}/guest.ld");
     }
     println!("cargo::rerun-if-changed=guest.ld");
     println!("cargo::rerun-if-changed=src/bin");

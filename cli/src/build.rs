@@ -1,4 +1,5 @@
-//! Compiles what runs on the machine, the hypervisor and the test guests; and the meter, which watches it.
+//! Compiles what runs on the machine, the hypervisor, the test guests, and programs for Linux guests; and the
+//! meter, which watches it.
 
 use crate::place;
 use crate::progress::Step;
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 pub const TARGET: &str = "riscv64imac-unknown-none-elf";
 /// The name of the hypervisor's binary.
 pub const HYPERVISOR: &str = "gnomon-hypervisor";
+/// What builds of the programs for Linux are called.
+const PROGRAMS: &str = "the programs for Linux";
 /// A build that is done sooner is not worth a progress line.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -66,15 +69,28 @@ pub fn guests() -> Result<BTreeMap<String, PathBuf>, BuildError> {
     build("the test guests", &["--target", TARGET, "-p", "guests", "--bins"])
 }
 
+/// Builds the programs that run under Linux in guests; returns the ELF files by name.
+///
+/// # Errors
+/// [`BuildError`].
+pub fn programs() -> Result<BTreeMap<String, PathBuf>, BuildError> {
+    build(PROGRAMS, &["--target", TARGET, "-p", "programs", "--features", "machine", "--bins"])
+}
+
+/// One of [`programs`].
+///
+/// # Errors
+/// [`BuildError`].
+pub fn program(name: &str) -> Result<PathBuf, BuildError> {
+    programs()?.remove(name).ok_or_else(|| BuildError::NoProgram { what: PROGRAMS, name: name.into() })
+}
+
 /// Builds the program that sets the meter's markers in a Linux guest; returns the ELF file.
 ///
 /// # Errors
 /// [`BuildError`].
 pub fn mark() -> Result<PathBuf, BuildError> {
-    const NAME: &str = "mark";
-    let what = "the program that sets markers";
-    let programs = build(what, &["--target", TARGET, "-p", "guests", "--bin", NAME])?;
-    programs.get(NAME).cloned().ok_or(BuildError::NoProgram { what, name: NAME.into() })
+    program("mark")
 }
 
 /// Builds the meter's plugin, for this host; returns the file.

@@ -113,6 +113,31 @@ pub fn extract(deb: &Path, wanted: &BTreeMap<&str, &str>, dir: &Path) -> Result<
     }
 }
 
+/// Takes all files whose paths (without a leading `./`) start with one of `paths` out of the package and
+/// writes them into `dir` under their own paths, which it returns, sorted.
+///
+/// # Errors
+/// [`DebError`]; in particular if there are none for one of `paths`.
+pub fn extract_under(deb: &Path, paths: &[&str], dir: &Path) -> Result<Vec<String>, DebError> {
+    let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
+    let mut child = files_of(deb)?;
+    let result = match child.stdout.take() {
+        Some(output) => take_folders(output, paths, dir),
+        None => Err(Taking::Archive("no output".into())),
+    };
+    let status = child.wait().map_err(DebError::NoDpkg)?;
+    let found = match result {
+        Err(Taking::Archive(message)) => return Err(damaged(message)),
+        Err(Taking::Io(error)) => return Err(error.into()),
+        Ok(_) if !status.success() => return Err(damaged(format!("dpkg-deb: {status}"))),
+        Ok(found) => found,
+    };
+    match paths.iter().find(|path| !found.iter().any(|found| found.starts_with(**path))) {
+        Some(pattern) => Err(DebError::Missing { path: deb.to_owned(), pattern: (*pattern).to_owned() }),
+        None => Ok(found),
+    }
+}
+
 enum Taking {
     Archive(String),
     Io(IoError),
@@ -142,6 +167,30 @@ fn take_files(archive: impl Read, missing: &mut BTreeMap<&str, &str>, dir: &Path
     Ok(())
 }
 
+fn take_folders(archive: impl Read, paths: &[&str], dir: &Path) -> Result<Vec<String>, Taking> {
+    let broken = |error: std::io::Error| Taking::Archive(error.to_string());
+    let mut archive = tar::Archive::new(archive);
+    let mut found = Vec::new();
+    for entry in archive.entries().map_err(broken)? {
+        let mut entry = entry.map_err(broken)?;
+        let path = path_of(&entry);
+        let is_within = !path.starts_with('/') && !path.split('/').any(|part| part == "..");
+        if !is_within || !entry.header().entry_type().is_file() || !paths.iter().any(|wanted| path.starts_with(wanted))
+        {
+            continue;
+        }
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).map_err(broken)?;
+        let file = dir.join(&path);
+        let folder = file.parent().unwrap_or(dir);
+        std::fs::create_dir_all(folder).map_err(|error| Taking::Io(IoError::at("create", folder)(error)))?;
+        write_whole(&file, &bytes).map_err(Taking::Io)?;
+        found.push(path);
+    }
+    found.sort();
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,18 +217,33 @@ mod tests {
         assert_eq!(listed(&*archive.into_inner().expect("whole")).expect("an archive"), [link]);
     }
 
-    #[test]
-    fn files_are_found_by_prefix() {
+    fn archive(files: &[(&str, &str)]) -> Vec<u8> {
         let mut archive = tar::Builder::new(Vec::new());
-        for (path, data) in [("./boot/config-6", "c"), ("./boot/vmlinux-6", "kernel"), ("./x", "x")] {
+        for (path, data) in files {
             let mut header = tar::Header::new_gnu();
             header.set_size(data.len() as u64);
             header.set_mode(0o644);
             archive.append_data(&mut header, path, data.as_bytes()).expect("in memory");
         }
+        archive.into_inner().expect("whole")
+    }
+
+    #[test]
+    fn folders_keep_their_paths() {
+        let archive = archive(&[("./inc/b/y.h", "y"), ("./inc/a.h", "a"), ("./include/z.h", "z"), ("./x", "x")]);
+        let dir = tempfile::tempdir().expect("a directory");
+        let found = take_folders(&*archive, &["inc/"], dir.path());
+        assert_eq!(found.ok(), Some(vec!["inc/a.h".to_owned(), "inc/b/y.h".to_owned()]));
+        assert_eq!(std::fs::read(dir.path().join("inc/b/y.h")).expect("taken"), b"y");
+        assert!(!dir.path().join("include").exists());
+    }
+
+    #[test]
+    fn files_are_found_by_prefix() {
+        let archive = archive(&[("./boot/config-6", "c"), ("./boot/vmlinux-6", "kernel"), ("./x", "x")]);
         let dir = tempfile::tempdir().expect("a directory");
         let mut missing = BTreeMap::from([("boot/vmlinux-", "vmlinux"), ("usr/bin/y", "y")]);
-        assert!(take_files(&*archive.into_inner().expect("whole"), &mut missing, dir.path()).is_ok());
+        assert!(take_files(&*archive, &mut missing, dir.path()).is_ok());
         assert_eq!(missing.keys().copied().collect::<Vec<_>>(), ["usr/bin/y"]);
         assert_eq!(std::fs::read(dir.path().join("vmlinux")).expect("taken"), b"kernel");
     }

@@ -2,6 +2,7 @@
 
 use cpio::newc::{Builder, ModeFileType};
 use miette::Diagnostic;
+use std::collections::BTreeSet;
 use std::io::Write;
 
 /// The first process. `docs/console.md` describes what it prints.
@@ -9,6 +10,9 @@ const INIT: &str = include_str!("initramfs/init.sh");
 const PASSWD: &str = "root::0:0:root:/root:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ntty:x:5:\n";
 const PROFILE: &str = "export PATH=/bin HOME=/root PS1='\\h:\\w# '\n";
+
+/// The folders that are always there.
+const FOLDERS: [&str; 10] = ["bin", "dev", "etc", "lib", "mnt", "proc", "root", "run", "sys", "tmp"];
 
 /// Where the script of `--exec` stands.
 const EXEC_PATH: &str = "exec.sh";
@@ -35,13 +39,14 @@ pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsErr
     build_with(busybox, exec, &[])
 }
 
-/// The same with further files, such as programs and their libraries: the path and the content.
+/// The same with further files, such as programs and their libraries: the path and the content. Folders
+/// that are not there are made.
 ///
 /// # Errors
 /// [`InitramfsError`].
 pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -> Result<Vec<u8>, InitramfsError> {
     let mut archive = Archive::default();
-    for dir in ["bin", "dev", "etc", "lib", "mnt", "proc", "root", "run", "sys", "tmp"] {
+    for dir in FOLDERS {
         archive.add(dir, ModeFileType::Directory, 0o755, &[])?;
     }
     archive.add("init", ModeFileType::Regular, 0o755, INIT.as_bytes())?;
@@ -49,7 +54,14 @@ pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -
     for applet in applets(busybox)? {
         archive.add(&format!("bin/{applet}"), ModeFileType::Symlink, 0o777, b"busybox")?;
     }
+    let mut folders = BTreeSet::from(FOLDERS);
     for (path, content) in files {
+        // Linux makes no folder of its own for a file.
+        for (end, _) in path.match_indices('/') {
+            if folders.insert(&path[..end]) {
+                archive.add(&path[..end], ModeFileType::Directory, 0o755, &[])?;
+            }
+        }
         archive.add(path, ModeFileType::Regular, 0o755, content)?;
     }
     archive.add("etc/passwd", ModeFileType::Regular, 0o644, PASSWD.as_bytes())?;
@@ -132,22 +144,37 @@ mod tests {
         assert!(applets(b"").is_err());
     }
 
-    #[test]
-    fn the_archive_is_the_same_each_time_and_holds_the_script() {
-        let archive = build(BUSYBOX, Some("uname")).expect("built");
-        assert_eq!(archive, build(BUSYBOX, Some("uname")).expect("built"));
-        let mut rest = &archive[..];
-        let mut files = Vec::new();
+    /// Name, mode and content of what is in an archive.
+    fn entries(archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+        let (mut rest, mut files) = (archive, Vec::new());
         loop {
             let mut reader = cpio::newc::Reader::new(rest).expect("an entry");
             if reader.entry().is_trailer() {
-                break;
+                return files;
             }
             let mut data = Vec::new();
             std::io::Read::read_to_end(&mut reader, &mut data).expect("data");
             files.push((reader.entry().name().to_owned(), reader.entry().mode(), data));
             rest = reader.finish().expect("next");
         }
+    }
+
+    #[test]
+    fn folders_come_before_their_files_and_once() {
+        let further: [(&str, &[u8]); 3] = [("usr/a/x", b"x"), ("usr/y", b"y"), ("lib/z", b"z")];
+        let names: Vec<_> = entries(&build_with(BUSYBOX, None, &further).expect("built"))
+            .into_iter()
+            .map(|(name, ..)| name)
+            .filter(|name| name.starts_with("usr") || name.starts_with("lib"))
+            .collect();
+        assert_eq!(names, ["lib", "usr", "usr/a", "usr/a/x", "usr/y", "lib/z"]);
+    }
+
+    #[test]
+    fn the_archive_is_the_same_each_time_and_holds_the_script() {
+        let archive = build(BUSYBOX, Some("uname")).expect("built");
+        assert_eq!(archive, build(BUSYBOX, Some("uname")).expect("built"));
+        let files = entries(&archive);
         let find = |name: &str| files.iter().find(|file| file.0 == name).cloned().expect(name);
         assert_eq!(find("exec.sh").2, b"uname\n");
         assert_eq!(find("bin/sh").2, b"busybox");

@@ -4,7 +4,7 @@
 //! Everything that the host needs lies in its initramfs, so that a run repeats exactly under
 //! [`Clock::Instructions`]. The guest has one vCPU, and its UART is the machine's. See docs/kvm.md.
 
-use crate::debian::{DebianError, HostKernel, Package, Program, Software, Suite};
+use crate::debian::{DebianError, Files, HostKernel, Package, Software, Suite, Wanted};
 use crate::initramfs::{Archive, InitramfsError};
 use crate::place::IoError;
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
@@ -72,7 +72,7 @@ pub enum KvmError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KvmHost {
     kernel: HostKernel,
-    vmm: Program,
+    vmm: Files,
     busybox: Package,
 }
 
@@ -97,7 +97,7 @@ impl KvmHost {
     pub fn provide() -> Result<Self, KvmError> {
         Ok(Self {
             kernel: HostKernel::provide()?,
-            vmm: Program::provide_from(Suite::Sid, VMM.0, VMM.1)?,
+            vmm: Files::provide(Suite::Sid, VMM.0, Wanted::Program(&format!("usr/bin/{}", VMM.1)))?,
             busybox: Software::Busybox.provide()?,
         })
     }
@@ -189,7 +189,7 @@ mod tests {
         let kernel =
             HostKernel { name: text("linux-7"), version: text("7"), image: file("vmlinuz"), module: file("kvm.ko.xz") };
         let files = vec![(format!("bin/{}", VMM.1), file("vmm")), (text("lib/libc.so.6"), file("libc"))];
-        let vmm = Program { name: text(VMM.0), version: text("11"), files };
+        let vmm = Files { name: text(VMM.0), version: text("11"), files };
         let busybox = Package { name: text("busybox-static"), version: text("1"), file: file("busybox") };
         let (memory, append) = (Size(256 * MIB), text("a  'b' \"$c\""));
         let guest = KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory };

@@ -70,7 +70,7 @@ type Row = (&'static str, Machine, Result<Figures, String>);
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let guests = build::guests()?;
     let program = |name: &str| guests.get(name).cloned().ok_or_else(|| miette!("there is no program `{name}`"));
-    let (stamp, clock) = (program("stamp")?, program("clock")?);
+    let (stamp, clock) = (program("stamp")?, build::program("clock")?);
     let clock = std::fs::read(&clock).map_err(IoError::at("read", &clock))?;
     let kernel = Software::Kernel.provide()?;
     let busybox = Software::Busybox.provide()?;

@@ -186,7 +186,8 @@ impl Lab {
     fn run_now(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
         let (mut machine, _kept) = self.machine(subject, load)?;
         let out = tempfile::NamedTempFile::new().into_diagnostic()?;
-        let spec = MeterSpec { out: out.path().to_owned(), level: Level::Tlb, cores: self.core_names.clone() };
+        let (out_path, cores) = (out.path().to_owned(), self.core_names.clone());
+        let spec = MeterSpec { out: out_path, level: Level::Tlb, cores, traps: None };
         machine.meter = Some(Metered { plugin: self.plugin.clone(), spec });
         let (console, outcome) = watch(&machine)?;
         judge(&console, &outcome)?;

@@ -5,7 +5,7 @@ use super::linux::{self, Case, Plan, Results, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Gnomon, Small, Subject};
 use super::table::Table;
-use super::workload::{self, Scale, Workload};
+use super::workload::{self, HugePages, Scale, Workload};
 
 /// What is true of all experiments under the meter.
 const MODEL: &str = "cycles are a model's, whose parameters are estimates: the last columns say how far they could be off; \
@@ -35,7 +35,7 @@ pub fn fig7(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
                 .into(),
         ],
         misleads: MODEL.into(),
-        cases: vec![case("", workload::fig7(scale, false)?, false)],
+        cases: vec![case("", workload::fig7(scale, HugePages::Never)?, false)],
         small: Small::Nested,
         scale,
     };
@@ -83,8 +83,8 @@ pub fn gups(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
         ],
         misleads: format!("{MODEL}; the table here is smaller than the paper's, and its own cache misses are not modelled, only those of walks"),
         cases: vec![
-            case("guest 4 KiB", workload::gups(scale, false)?, false),
-            case("guest 2 MiB", workload::gups(scale, true)?, false),
+            case("guest 4 KiB", workload::gups(scale, HugePages::Never)?, false),
+            case("guest 2 MiB", workload::gups(scale, HugePages::Always)?, false),
         ],
         small: Small::All,
         scale,
@@ -145,8 +145,8 @@ pub fn build(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report>
         ],
         misleads: format!("{MODEL}; the compiler's files are in RAM, so that a build is short of what a disk would cost"),
         cases: vec![
-            case("Svade", workload::build(scale)?, false),
-            case("Svadu", workload::build(scale)?, true),
+            case("Svade", workload::processes(scale)?, false),
+            case("Svadu", workload::processes(scale)?, true),
         ],
         small: Small::Nested,
         scale,
@@ -171,7 +171,7 @@ pub fn switching(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
                 .into(),
         ],
         misleads: format!("{MODEL}; the paper's machines had neither two-stage tables nor tagged TLBs"),
-        cases: vec![case("", workload::switching(scale)?, false)],
+        cases: vec![case("", workload::processes(scale)?, false)],
         small: Small::Nested,
         scale,
     };

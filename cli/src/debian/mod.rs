@@ -12,7 +12,7 @@ use crate::progress::Step;
 pub use apt::{AptError, Suite};
 pub use host_kernel::HostKernel;
 use miette::Diagnostic;
-pub use program::Program;
+pub use program::{Files, Wanted};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -47,6 +47,18 @@ impl Packages {
         Ok(deb::extract(deb, &BTreeMap::from([(path, kept_as)]), dir)?)
     }
 
+    /// Takes all files whose paths start with one of `paths`; returns paths in the guest and in `dir`, which
+    /// are the same.
+    pub(super) fn take_under(
+        &mut self,
+        package: &str,
+        paths: &[&str],
+        dir: &Path,
+    ) -> Result<Vec<(String, String)>, DebianError> {
+        let (deb, _) = self.fetch(package)?;
+        Ok(deb::extract_under(deb, paths, dir)?.into_iter().map(|path| (path.clone(), path)).collect())
+    }
+
     /// Takes the file whose path ends with `end` out of that of the packages that has it.
     pub(super) fn take_from_any(
         &mut self,

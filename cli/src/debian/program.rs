@@ -1,5 +1,5 @@
 //! Linux programs from Debian packages, with the libraries that they are linked to, and nothing else
-//! of what the packages depend on.
+//! of what the packages depend on; and plain files of packages, such as headers.
 
 use super::apt::Suite;
 use super::packages::Packages;
@@ -12,47 +12,57 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A program and its libraries.
+/// Files of packages: a program with its libraries, or plain files.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Program {
+pub struct Files {
     /// The package's name.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// The program and its libraries: the path in the guest, and the file.
+    /// What was wanted: the path in the guest, and the file.
     pub files: Vec<(String, PathBuf)>,
 }
 
-impl Program {
-    /// Provides the program that is called like its package, for guests: from the cache, else from the
+/// What is wanted of a package.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted<'a> {
+    /// The program at this path in the package. In the guest it is in `/bin`, its libraries in `/lib`.
+    Program(&'a str),
+    /// All files whose paths start with one of these. In the guest they are where they are in the package.
+    Data(&'a [&'a str]),
+}
+
+impl Files {
+    /// Provides the program that is called like its package, for guests.
+    ///
+    /// # Errors
+    /// [`DebianError`].
+    pub fn program(name: &str) -> Result<Self, DebianError> {
+        Self::provide(Suite::Trixie, name, Wanted::Program(&format!("usr/bin/{name}")))
+    }
+
+    /// Provides what is wanted of a package, with libraries of the same suite: from the cache, else from the
     /// Debian archive.
     ///
     /// # Errors
     /// [`DebianError`].
-    pub fn provide(name: &str) -> Result<Self, DebianError> {
-        Self::provide_from(Suite::Trixie, name, name)
-    }
-
-    /// Provides a program of a package, with libraries of the same suite.
-    ///
-    /// # Errors
-    /// [`DebianError`].
-    pub fn provide_from(suite: Suite, package: &str, program: &str) -> Result<Self, DebianError> {
-        if let Some(program) = Self::cached(suite, package)? {
-            return Ok(program);
+    pub fn provide(suite: Suite, package: &str, wanted: Wanted<'_>) -> Result<Self, DebianError> {
+        let called = wanted.called(package);
+        if let Some(files) = Self::cached(suite, &called)? {
+            return Ok(files);
         }
         let _lock = CacheLock::take()?;
         // Somebody else may have fetched it while we waited.
-        match Self::cached(suite, package)? {
-            Some(program) => Ok(program),
-            None => Self::fetch(suite, package, program),
+        match Self::cached(suite, &called)? {
+            Some(files) => Ok(files),
+            None => Self::fetch(suite, package, wanted, &called),
         }
     }
 
-    fn cached(suite: Suite, package: &str) -> Result<Option<Self>, IoError> {
-        let Some(program) = cached::<Self>(suite, package)? else { return Ok(None) };
-        let program = program.located(&cache("guest")?);
-        Ok(program.files.iter().all(|(_, file)| file.is_file()).then_some(program))
+    fn cached(suite: Suite, called: &str) -> Result<Option<Self>, IoError> {
+        let Some(found) = cached::<Self>(suite, called)? else { return Ok(None) };
+        let found = found.located(&cache("guest")?);
+        Ok(found.files.iter().all(|(_, file)| file.is_file()).then_some(found))
     }
 
     /// With files under `dir`, to which they were relative.
@@ -61,47 +71,66 @@ impl Program {
         self
     }
 
-    fn fetch(suite: Suite, package: &str, program: &str) -> Result<Self, DebianError> {
+    fn fetch(suite: Suite, package: &str, wanted: Wanted<'_>, called: &str) -> Result<Self, DebianError> {
         let mut packages = Packages::of(suite)?;
         let version = packages.apt.version(package)?;
-        let relative = PathBuf::from(format!("{package}_{version}{}", suite.suffix()).replace([':', '/'], "_"));
+        let relative = PathBuf::from(format!("{called}_{version}{}", suite.suffix()).replace([':', '/'], "_"));
         let dir = cache("guest")?.join(&relative);
         fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
-        let result = Self::collect(package, program, &mut packages, &dir);
+        let result = match wanted {
+            Wanted::Program(path) => program(&mut packages, package, path, &dir),
+            Wanted::Data(paths) => packages.take_under(package, paths, &dir),
+        };
         packages.discard()?;
         let files = result?.into_iter().map(|(path, file)| (path, relative.join(file))).collect();
         let found = Self { name: package.to_owned(), version, files };
-        write_whole(&record_of(suite, package)?, &serde_json::to_vec_pretty(&found).unwrap_or_default())?;
+        write_whole(&record_of(suite, called)?, &serde_json::to_vec_pretty(&found).unwrap_or_default())?;
         Ok(found.located(&cache("guest")?))
     }
+}
 
-    /// Follows the program's needs from package to package; returns paths in the guest and names in `dir`.
-    fn collect(
-        package: &str,
-        program: &str,
-        packages: &mut Packages,
-        dir: &Path,
-    ) -> Result<Vec<(String, String)>, DebianError> {
-        packages.take(package, &format!("usr/bin/{program}"), program, dir)?;
-        let mut files = vec![(format!("bin/{program}"), program.to_owned())];
-        // What still has to be looked at: a file and its package.
-        let mut open = vec![(package.to_owned(), program.to_owned())];
-        while let Some((package, file)) = open.pop() {
-            let path = dir.join(&file);
-            let bytes = fs::read(&path).map_err(IoError::at("read", &path))?;
-            let needed = needed(&bytes).map_err(|message| DebError::Damaged { path, message })?;
-            for library in needed {
-                let in_guest = format!("lib/{library}");
-                if files.iter().any(|(path, _)| *path == in_guest) {
-                    continue;
-                }
-                let from = packages.library(&package, &library, dir)?;
-                files.push((in_guest, library.clone()));
-                open.push((from, library));
-            }
+impl Wanted<'_> {
+    /// What the cache calls it: like the package, and the program if that has another name. Files of one
+    /// package that are wanted for different things are kept apart by where they start.
+    fn called(self, package: &str) -> String {
+        match self {
+            Self::Program(path) => match path.rsplit('/').next().unwrap_or(path) {
+                name if name == package => package.to_owned(),
+                name => format!("{package}.{name}"),
+            },
+            Self::Data(paths) => format!("{package}.{}", paths.join(",").replace('/', "-")),
         }
-        Ok(files)
     }
+}
+
+/// Takes a program, follows its needs from package to package, and takes the libraries; returns paths in the guest
+/// and names in `dir`.
+fn program(
+    packages: &mut Packages,
+    package: &str,
+    path: &str,
+    dir: &Path,
+) -> Result<Vec<(String, String)>, DebianError> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    packages.take(package, path, name, dir)?;
+    let mut files = vec![(format!("bin/{name}"), name.to_owned())];
+    // What still has to be looked at: a file and its package.
+    let mut open = vec![(package.to_owned(), name.to_owned())];
+    while let Some((package, file)) = open.pop() {
+        let path = dir.join(&file);
+        let bytes = fs::read(&path).map_err(IoError::at("read", &path))?;
+        let needed = needed(&bytes).map_err(|message| DebError::Damaged { path, message })?;
+        for library in needed {
+            let in_guest = format!("lib/{library}");
+            if files.iter().any(|(path, _)| *path == in_guest) {
+                continue;
+            }
+            let from = packages.library(&package, &library, dir)?;
+            files.push((in_guest, library.clone()));
+            open.push((from, library));
+        }
+    }
+    Ok(files)
 }
 
 /// The libraries that an ELF file needs, by their names (DT_NEEDED).
@@ -119,6 +148,13 @@ fn needed(bytes: &[u8]) -> Result<Vec<String>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_differs_has_another_name_in_the_cache() {
+        assert_eq!(Wanted::Program("usr/bin/stress-ng").called("stress-ng"), "stress-ng");
+        assert_eq!(Wanted::Program("usr/bin/hackbench").called("rt-tests"), "rt-tests.hackbench");
+        assert_eq!(Wanted::Data(&["usr/include/a", "b/"]).called("c"), "c.usr-include-a,b-");
+    }
 
     #[test]
     fn what_is_no_program_is_damaged() {

@@ -8,7 +8,7 @@ use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::build;
 use crate::console::{ExecDemux, ExecEvent};
-use crate::debian::{Program, Software};
+use crate::debian::{Files, Software};
 use crate::initramfs;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Stopped};
@@ -80,7 +80,7 @@ fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
         files.push(("bin/mark".to_owned(), std::fs::read(&mark).map_err(|why| miette!("{}: {why}", mark.display()))?));
     }
     for name in &test.programs {
-        for (path, file) in Program::provide(name)?.files {
+        for (path, file) in Files::program(name)?.files {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
         }
     }

@@ -1,0 +1,18 @@
+//! Prints the `time` CSR as a figure. The boot benchmark runs it as soon as there is a shell; the
+//! kernel's own clocks start some time after the kernel does.
+#![no_std]
+#![no_main]
+#![expect(unsafe_code, reason = "reads a counter")]
+
+use core::arch::asm;
+use programs::linux::{self, Args, Failure};
+
+programs::entry_point!(main);
+
+fn main(_: Args) -> Result<(), Failure> {
+    let now: u64;
+    // SAFETY: reading a counter; Linux lets programs do so.
+    unsafe { asm!("rdtime {}", out(reg) now, options(nomem, nostack)) };
+    linux::figure("shell", now);
+    Ok(())
+}
