@@ -246,6 +246,7 @@ fn add_g_stage(to: &mut BTreeMap<String, u64>, c: &mmu::gstage::Counters) {
         ("gstage.image_4k", c.image_4k),
         ("gstage.image_2m", c.image_2m),
         ("gstage.copies", c.copies),
+        ("gstage.copies_2m", c.copies_2m),
         ("gstage.splits", c.splits),
         ("gstage.spurious", c.spurious),
         ("gstage.denied", c.denied),

@@ -227,9 +227,28 @@ fn an_image_is_shared_until_it_is_written() {
     assert_eq!((hpa, how, vm.level(520)), (image.add(8).at(8), How::Filled, Some(Level::MEGA)));
     assert_eq!(vm.frames.usage(VM).guest, 0);
 
+    // The 2 MiB around it become the VM's own, and stay whole.
+    let (hpa, how, stale) = vm.touch(520, Access::Store);
+    assert_eq!((how, stale.scope()), (How::Copied, Some(page_range(512, 512))));
+    assert!(stale.retired().is_empty());
+    assert_eq!(vm.mem.read_u64(hpa.pfn().base()), 8);
+    assert_eq!((vm.level(520), vm.frames.usage(VM).guest), (Some(Level::MEGA), 512));
+    let (hpa, how, stale) = vm.touch(521, Access::Store);
+    assert_eq!((vm.mem.read_u64(hpa.pfn().base()), how, stale.is_none()), (9, How::Spurious, true));
+    // What lies beyond still is the image's.
+    let (hpa, how, _) = vm.touch(1025, Access::Load);
+    assert_eq!((hpa, how), (image.add(513).at(8), How::Filled));
+    let counters = vm.space.counters();
+    assert_eq!((counters.copies, counters.copies_2m, counters.splits, counters.image_2m), (0, 1, 0, 2));
+}
+
+#[test]
+fn without_a_run_of_2_mib_a_page_is_copied() {
+    let (mut vm, image) = with_image(Prot::RWX);
+    drop(vm.touch(520, Access::Fetch));
+    vm.frames.set_limit(VM, vm.frames.usage(VM).total() + 500);
     let (hpa, how, stale) = vm.touch(520, Access::Store);
     assert_eq!((how, stale.scope()), (How::Copied, Some(page_range(520, 1))));
-    assert!(stale.retired().is_empty());
     assert_eq!(vm.mem.read_u64(hpa.pfn().base()), 8);
     assert_eq!((vm.level(520), vm.level(521), vm.frames.usage(VM).guest), (Some(Level::PAGE), Some(Level::PAGE), 1));
     // The other pages still are the image's.
@@ -237,16 +256,34 @@ fn an_image_is_shared_until_it_is_written() {
     assert_eq!((hpa, how, stale.is_none()), (image.add(9).at(8), How::Spurious, true));
     assert_eq!(vm.touch(521, Access::Store).1, How::Copied);
     let counters = vm.space.counters();
-    assert_eq!((counters.copies, counters.splits, counters.image_2m, counters.spurious), (2, 1, 1, 1));
+    assert_eq!((counters.copies, counters.copies_2m, counters.splits, counters.mega_denied), (2, 0, 1, 1));
 }
 
 #[test]
 fn a_first_store_to_an_image_copies_at_once() {
     let (mut vm, _) = with_image(Prot::RWX);
     let (hpa, how, stale) = vm.touch(530, Access::Store);
+    assert_eq!((how, stale.scope()), (How::Copied, Some(page_range(512, 512))));
+    assert_eq!(vm.mem.read_u64(hpa.pfn().base()), 18);
+    assert_eq!((vm.level(530), vm.level(531)), (Some(Level::MEGA), Some(Level::MEGA)));
+
+    let (mut vm, _) = with_image(Prot::RWX);
+    vm.frames.set_limit(VM, vm.frames.usage(VM).total() + 500);
+    let (hpa, how, stale) = vm.touch(530, Access::Store);
     assert_eq!((how, stale.scope()), (How::Copied, Some(page_range(530, 1))));
     assert_eq!(vm.mem.read_u64(hpa.pfn().base()), 18);
     assert_eq!((vm.level(530), vm.level(531)), (Some(Level::PAGE), None));
+}
+
+#[test]
+fn a_copy_need_not_be_congruent() {
+    let (mut vm, image) = with_image(Prot::R);
+    vm.space.add_region(region(2048, 1000, Prot::RWX, Object::Image { first: image.add(1) })).unwrap();
+    let (hpa, how, _) = vm.touch(2050, Access::Store);
+    assert_eq!((vm.mem.read_u64(hpa.pfn().base()), how, vm.level(2048)), (3, How::Copied, Some(Level::MEGA)));
+    // The last 488 pages are not 2 MiB.
+    let (hpa, how, _) = vm.touch(2600, Access::Store);
+    assert_eq!((vm.mem.read_u64(hpa.pfn().base()), how, vm.level(2600)), (553, How::Copied, Some(Level::PAGE)));
 }
 
 #[test]

@@ -21,12 +21,12 @@ proptest! {
 #[test]
 fn scenarios_reach_everything() {
     let mut runner = TestRunner::deterministic();
-    let mut sum = [0; 10];
+    let mut sum = [0; 11];
     for _ in 0..100 {
         let (setup, ops) = (setups(), ops(60)).new_tree(&mut runner).expect("no filters").current();
         let c = Rig::new(setup, Mutant::None).run(&ops);
         let filled = [c.anonymous_4k, c.anonymous_2m, c.mega_denied, c.image_4k, c.image_2m];
-        let rest = [c.copies, c.splits, c.spurious, c.denied, c.tables];
+        let rest = [c.copies, c.copies_2m, c.splits, c.spurious, c.denied, c.tables];
         sum.iter_mut().zip(filled.into_iter().chain(rest)).for_each(|(total, more)| *total += more);
     }
     assert!(sum.iter().all(|count| *count >= 10), "{sum:?}");

@@ -63,7 +63,7 @@ const MUTANTS: [(Mutant, Mode, &[&str]); 22] = [
     (Mutant::Engine(Sabotage::ForgetsSharer), Mode::Lazy, &["OWNERSHIP", "SUBSET", "TLB-LIKE", "shadow page exists"]),
     (Mutant::Engine(Sabotage::ForgetsLeaf), Mode::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::IgnoresDirty), Mode::Lazy, &["TLB-LIKE"]),
-    (Mutant::Engine(Sabotage::ForgetsUser), Mode::Lazy, &["TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::ForgetsUser), Mode::Lazy, &["TLB-LIKE", "PROGRESS"]),
     (Mutant::Engine(Sabotage::IgnoresHost), Mode::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::AllowsTableWrites), Mode::Traditional, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::CoversTables), Mode::Traditional, &["TLB-LIKE"]),

@@ -150,7 +150,8 @@ impl AddressSpace {
         Ok(filled(image.at(gpa.page_offset()), How::Filled))
     }
 
-    /// The first touch of an image page is a store.
+    /// The first touch of an image page is a store. Where nothing of the 2 MiB around it is mapped, all of them
+    /// are copied if they may be.
     fn copy_unmapped(
         &mut self,
         gpa: Addr<Gpa>,
@@ -160,31 +161,69 @@ impl AddressSpace {
         frames: &mut Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, ResolveError> {
-        let Supplies { tables, data } = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
+        let Some((level, Supplies { tables, data })) = self.supplies_for_copy(gpa, region, slot, frames) else {
+            let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
+            return Ok(self.copy_below(gpa, region, image, slot, Level::PAGE, supplies, mem));
+        };
+        let first = Pfn::new(image.raw() - (gpa.pfn().raw() & (level.pages() - 1)));
+        Ok(self.copy_below(gpa, region, first, slot, level, Supplies { tables, data }, mem))
+    }
+
+    /// What a copy of 2 MiB takes, if there may be one.
+    fn supplies_for_copy(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        slot: &Slot<Hpa>,
+        frames: &mut Frames,
+    ) -> Option<(Level, Supplies)> {
+        self.mega_allowed(gpa.pfn(), region, slot)?;
+        let supplies = Supplies::take(frames, self.owner, below(slot, Level::MEGA), Some(MEGA_ORDER));
+        self.counters.mega_denied += u64::from(supplies.is_err());
+        Some((Level::MEGA, supplies.ok()?))
+    }
+
+    /// Copies what a leaf of `level` maps, from `image` on. Tables are linked down to the leaf's, whose entry stays
+    /// invalid for now.
+    fn copy_below(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        image: Pfn<Hpa>,
+        slot: &Slot<Hpa>,
+        level: Level,
+        Supplies { tables, data }: Supplies,
+        mem: &mut impl PhysMem,
+    ) -> Resolved {
         let copy = data.expect("taken with the tables").into_entry();
-        mem.copy_frames(image, copy, 1);
-        // Tables down to the page's, whose entry stays invalid for now.
+        mem.copy_frames(image, copy, level.pages());
         let at = match tables.last() {
-            Some(lowest) => lowest.first().at(8 * self.format.index(gpa, Level::PAGE) as u64),
+            Some(lowest) => lowest.first().at(8 * self.format.index(gpa, level) as u64),
             None => slot.at,
         };
         if !tables.is_empty() {
             self.link(gpa, slot, tables, Pte::INVALID, mem);
         }
-        Ok(self.copied(gpa, region, copy, at))
+        self.copied(gpa, region, copy, level, at)
     }
 
     /// What is left to do about a copy: a fence, for instructions if nothing else, then the entry.
-    fn copied(&mut self, gpa: Addr<Gpa>, region: &Region, copy: Pfn<Hpa>, at: Addr<Hpa>) -> Resolved {
-        self.counters.copies += 1;
-        // Only this page's translation changed: a 2 MiB leaf that a TLB may still hold agrees with the
-        // new table about the other 511. A fence by address removes a superpage that covers it.
-        let stale = Stale::of(FenceScope::Range { start: gpa.pfn().base(), bytes: rv::PAGE_BYTES });
+    fn copied(&mut self, gpa: Addr<Gpa>, region: &Region, copy: Pfn<Hpa>, level: Level, at: Addr<Hpa>) -> Resolved {
+        if level == Level::MEGA {
+            self.counters.copies_2m += 1;
+        } else {
+            self.counters.copies += 1;
+        }
+        // Only what was copied has another translation: a 2 MiB leaf that a TLB may still hold agrees with the
+        // table that replaces it about the other 511 pages. A fence by address removes a superpage that covers it.
+        let start = gpa.align_down(level.bytes());
+        let stale = Stale::of(FenceScope::Range { start, bytes: level.bytes() });
         let publish = Some(Publish { at, leaf: Self::leaf(copy, region.prot, OWNED) });
-        Resolved::Mapped { hpa: copy.at(gpa.page_offset()), how: How::Copied, stale, publish }
+        Resolved::Mapped { hpa: copy.at(gpa.raw() & (level.bytes() - 1)), how: How::Copied, stale, publish }
     }
 
-    /// A store to an image page that is mapped.
+    /// A store to an image page that is mapped. A 2 MiB leaf is copied whole if it may be: one that were broken for a
+    /// page would never be whole again.
     fn copy_mapped(
         &mut self,
         gpa: Addr<Gpa>,
@@ -195,10 +234,15 @@ impl AddressSpace {
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, ResolveError> {
         assert!(!leaf.flags.contains(OWNED), "{gpa}: the VM's own page is read-only in a writable region");
+        let image = arrival(leaf, slot.level, gpa).pfn();
         let split = slot.level == Level::MEGA;
+        if split && let Some((level, supplies)) = self.supplies_for_copy(gpa, region, slot, frames) {
+            mem.write_u64(slot.at, Pte::INVALID.0);
+            return Ok(self.copy_below(gpa, region, image.align_down(level.pages()), slot, level, supplies, mem));
+        }
         let Supplies { mut tables, data } = Supplies::take(frames, self.owner, u8::from(split), Some(0))?;
         let copy = data.expect("taken with the tables").into_entry();
-        mem.copy_frames(arrival(leaf, slot.level, gpa).pfn(), copy, 1);
+        mem.copy_frames(image, copy, 1);
         let (mut entry, mut at) = (Pte::INVALID, slot.at);
         if let Some(table) = tables.pop() {
             let ours = self.format.index(gpa, Level::PAGE) as u64;
@@ -209,7 +253,7 @@ impl AddressSpace {
             self.counters.tables += 1;
         }
         mem.write_u64(slot.at, entry.0);
-        Ok(self.copied(gpa, region, copy, at))
+        Ok(self.copied(gpa, region, copy, Level::PAGE, at))
     }
 
     /// The 2 MiB around `page`, if one leaf may map them: by policy, region, and what is there.

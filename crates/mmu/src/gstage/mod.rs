@@ -60,8 +60,8 @@ impl Prot {
 pub enum Object {
     /// Memory that is zero until it is written.
     Anonymous,
-    /// Frames of the host, which VMs share. They are never written: a page that the guest stores to
-    /// becomes a copy of its own.
+    /// Frames of the host, which VMs share. They are never written: a page that the guest stores to, with the
+    /// 2 MiB around it where the policy allows, becomes a copy of its own.
     Image {
         /// The frame behind the region's first page; the others follow. They must hold the image,
         /// and stay, as long as the address space exists.
@@ -156,14 +156,16 @@ pub struct Counters {
     pub anonymous_4k: u64,
     /// Anonymous 2 MiB pages given.
     pub anonymous_2m: u64,
-    /// Anonymous faults that could have been served with 2 MiB, had there been a run or the budget.
+    /// Faults and copies that could have been served with 2 MiB, had there been a run or the budget.
     pub mega_denied: u64,
     /// Image pages mapped with 4 KiB leaves.
     pub image_4k: u64,
     /// Image pages mapped with 2 MiB leaves.
     pub image_2m: u64,
-    /// Image pages copied because the guest stored to them.
+    /// Image pages copied because the guest stored to them, or its hardware might.
     pub copies: u64,
+    /// The same, 2 MiB at once.
+    pub copies_2m: u64,
     /// 2 MiB leaves broken into 4 KiB ones.
     pub splits: u64,
     /// Faults that found the access allowed already.
@@ -182,6 +184,7 @@ impl core::ops::AddAssign for Counters {
         self.image_4k += other.image_4k;
         self.image_2m += other.image_2m;
         self.copies += other.copies;
+        self.copies_2m += other.copies_2m;
         self.splits += other.splits;
         self.spurious += other.spurious;
         self.denied += other.denied;
@@ -197,7 +200,7 @@ pub enum How {
     Spurious,
     /// The entry was invalid, and now maps zeroed memory or an image.
     Filled,
-    /// The guest gets its own copy of an image page. Until [`Publish`], nothing is mapped there: a hart
+    /// The guest gets its own copy of an image page, or of the 2 MiB around it, as the fence says. Until [`Publish`], nothing is mapped there: a hart
     /// that saw the copy while another still read the image would break the coherence of memory.
     /// The copy was written by this hart as data, so whoever may execute it owes a `fence.i`, too.
     Copied,

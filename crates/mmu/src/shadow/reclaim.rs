@@ -175,7 +175,11 @@ impl Shadow {
         host: &mut Host<'_, M, H>,
     ) {
         if how == How::Copied {
-            self.forget(gfn, host.mem);
+            let pages = match stale.scope() {
+                Some(FenceScope::Range { bytes, .. }) => bytes / rv::PAGE_BYTES,
+                _ => 1,
+            };
+            (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host.mem));
             stale.fence(host.hw).release(lent(&mut host.frames));
             self.flushed();
         } else {

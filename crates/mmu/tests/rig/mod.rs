@@ -397,7 +397,9 @@ impl Rig {
         if let Ok(Resolved::Mapped { how: How::Copied, stale, publish, .. }) = &mut resolved {
             // Nobody sees the copy while somebody may still see the image.
             assert!(!self.map().contains_key(&page), "published before the fence");
-            assert!(!stale.is_none(), "a copy without a fence");
+            let Some(FenceScope::Range { bytes, .. }) = stale.scope() else { panic!("a copy without a fence") };
+            let pages = bytes / 4096;
+            assert!((page & !(pages - 1)..).take(pages as usize).all(|page| !self.map().contains_key(&page)));
             let owed = std::mem::replace(stale, Stale::none());
             self.settle(owed);
             publish.take().expect("a copy to publish").publish(&mut self.world);
@@ -455,20 +457,26 @@ impl Rig {
     /// `after` is `before` with one page, or the 2 MiB around it, or one page's copy, and nothing else.
     fn check_growth(&self, page: u64, region: &Region, how: How, before: &Map, after: &Map) {
         let same = |a: &Mapping, b: &Mapping| (a.page, a.flags) == (b.page, b.flags);
-        assert!(
-            before.iter().all(|(p, m)| (*p == page && how == How::Copied) || same(m, &after[p])),
-            "another page changed"
-        );
+        let mega = page & !511..(page & !511) + 512;
+        let copied = match how {
+            How::Copied if after[&page].level == 1 => {
+                assert_eq!(self.setup.superpages, Superpages::Mega);
+                assert!(mega.start >= region.start.raw() && mega.end <= region.start.raw() + region.pages);
+                mega.clone()
+            }
+            How::Copied => page..page + 1,
+            How::Filled | How::Spurious => 0..0,
+        };
+        assert!(before.iter().all(|(p, m)| copied.contains(p) || same(m, &after[p])), "another page changed");
         let new: Vec<u64> = after.keys().filter(|p| !before.contains_key(p)).copied().collect();
         let expected = match how {
             How::Spurious => vec![],
             How::Copied if before.contains_key(&page) => vec![],
-            How::Copied => vec![page],
+            How::Copied => copied.collect(),
             How::Filled if after[&page].level == 1 => {
                 assert_eq!(self.setup.superpages, Superpages::Mega);
-                let first = page & !511;
-                assert!(first >= region.start.raw() && first + 512 <= region.start.raw() + region.pages);
-                (first..first + 512).collect()
+                assert!(mega.start >= region.start.raw() && mega.end <= region.start.raw() + region.pages);
+                mega.collect()
             }
             How::Filled => vec![page],
         };
