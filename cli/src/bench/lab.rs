@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 /// No run takes longer.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
 /// Lines of the console that an error shows.
-const LINES_SHOWN: usize = 8;
+const LINES_SHOWN: usize = 20;
 
 /// What a subject boots.
 #[derive(Clone, PartialEq, Eq, Debug)]
