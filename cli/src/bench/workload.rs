@@ -8,12 +8,14 @@
 //! and starting `mark` once more, belong to the region.
 
 mod fig7;
+mod kernel;
 
 use crate::debian::{Files, Software, Wanted};
 use crate::place::{IoError, cache, prune, write_whole};
 use crate::size::Size;
 use crate::{build, initramfs};
 pub use fig7::fig7;
+pub use kernel::{gups, processes, switching};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::fs::{self, File};
