@@ -7,6 +7,7 @@
 //! around what follows its preparations, or around the whole program by `mark`: then starting and ending it,
 //! and starting `mark` once more, belong to the region.
 
+mod compiler;
 mod fig7;
 mod kernel;
 
@@ -14,8 +15,7 @@ use crate::debian::{Files, Software, Wanted};
 use crate::place::{IoError, cache, prune, write_whole};
 use crate::size::Size;
 use crate::{build, initramfs};
-pub use fig7::fig7;
-pub use kernel::{gups, processes, switching};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -56,6 +56,38 @@ pub struct Region {
     pub operations: u64,
     /// What it does so often.
     pub unit: &'static str,
+}
+
+/// The workloads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Four programs that use much memory.
+    Fig7,
+    /// Random updates of a table.
+    Gups,
+    /// System calls, page faults, processes.
+    Processes,
+    /// Context switches and messages.
+    Switching,
+    /// Compiler, assembler and linker as many processes.
+    Build,
+}
+
+impl Kind {
+    /// Provides it: fetches and builds what it takes, and puts the initramfs into the cache.
+    ///
+    /// # Errors
+    /// If a package or a program cannot be had.
+    pub fn provide(self, scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+        match self {
+            Self::Fig7 => fig7::fig7(scale, pages),
+            Self::Gups => kernel::gups(scale, pages),
+            Self::Processes => kernel::processes(scale, pages),
+            Self::Switching => kernel::switching(scale, pages),
+            Self::Build => compiler::build(scale, pages),
+        }
+    }
 }
 
 /// What is run.
