@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod grid;
+pub mod gups;
 pub mod lattice;
 #[cfg(target_arch = "riscv64")]
 pub mod linux;

@@ -1,6 +1,8 @@
 //! What a program needs of Linux: its start, arguments, system calls, memory, figures and markers.
 #![expect(unsafe_code, reason = "system calls, hints, and no runtime")]
 
+pub mod process;
+
 use abi::report::FIGURE;
 use core::arch::{asm, global_asm};
 use core::ffi::{CStr, c_char};
@@ -9,15 +11,24 @@ use core::mem::MaybeUninit;
 
 const STDOUT: usize = 1;
 const STDERR: usize = 2;
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
 /// Memory begins at a multiple of this, so that huge pages fit.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// System calls by number (Linux, `include/uapi/asm-generic/unistd.h`).
 pub mod number {
     #![allow(missing_docs, reason = "the names are Linux's")]
+    pub const PIPE2: usize = 59;
+    pub const READ: usize = 63;
     pub const WRITE: usize = 64;
     pub const EXIT_GROUP: usize = 94;
+    pub const GETPPID: usize = 173;
+    pub const CLONE: usize = 220;
+    pub const EXECVE: usize = 221;
     pub const MMAP: usize = 222;
+    pub const MADVISE: usize = 233;
+    pub const WAIT4: usize = 260;
 }
 
 // The entry of a program: Linux has put the number of arguments on the stack, and pointers to them.
@@ -119,6 +130,9 @@ impl Args {
     }
 }
 
+/// Added to the label of a region, it is that of what the region needed to be prepared.
+pub const PREPARING: u64 = 100;
+
 /// Begins the meter's region `label` (docs/meter.md).
 pub fn begin(label: u64) {
     // SAFETY: a hint. What comes before it in the program must stay before it: no `nomem`.
@@ -188,17 +202,21 @@ pub fn call(what: &'static str, number: usize, args: [usize; 6]) -> Result<usize
     if (-4095..0).contains(&result) { Err(Failure::Call(what, result.unsigned_abs())) } else { Ok(result as usize) }
 }
 
+/// Maps so many bytes of new memory.
+fn map(bytes: usize, flags: usize) -> Result<usize, Failure> {
+    const READ_WRITE: usize = 1 | 2;
+    const ANONYMOUS: usize = 0x20;
+    call("mmap", number::MMAP, [0, bytes, READ_WRITE, ANONYMOUS | flags, usize::MAX, 0])
+}
+
 /// Memory for so many elements, which is the program's to the end and has been touched. It begins at a 2 MiB
 /// boundary.
 ///
 /// # Errors
 /// If Linux has not so much.
 pub fn memory<T: Copy>(count: usize, value: T) -> Result<&'static mut [T], Failure> {
-    const READ_WRITE: usize = 1 | 2;
-    const PRIVATE_ANONYMOUS: usize = 2 | 0x20;
     const { assert!(align_of::<T>() <= HUGE_PAGE) };
-    let bytes = count * size_of::<T>() + HUGE_PAGE;
-    let start = call("mmap", number::MMAP, [0, bytes, READ_WRITE, PRIVATE_ANONYMOUS, usize::MAX, 0])?;
+    let start = map(count * size_of::<T>() + HUGE_PAGE, Pages::Private as usize)?;
     let start = core::ptr::with_exposed_provenance_mut::<MaybeUninit<T>>(start.next_multiple_of(HUGE_PAGE));
     // SAFETY: a new mapping that is never unmapped and that nobody else has; rounding up left room enough.
     let memory = unsafe { core::slice::from_raw_parts_mut(start, count) };
@@ -207,4 +225,33 @@ pub fn memory<T: Copy>(count: usize, value: T) -> Result<&'static mut [T], Failu
     }
     // SAFETY: all elements have been written, and are as large as what they hold.
     Ok(unsafe { core::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), count) })
+}
+
+/// How pages are backed; the values are Linux's flags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pages {
+    /// By a file in memory, where their content stays when they are unmapped.
+    Shared = 1,
+    /// By memory that goes when they are unmapped.
+    Private = 2,
+}
+
+/// So many pages of zeros, which are the program's to the end and are not there before they are touched.
+///
+/// # Errors
+/// If Linux has not so much.
+pub fn pages(count: usize, kind: Pages) -> Result<&'static mut [[u8; PAGE]], Failure> {
+    let start = core::ptr::with_exposed_provenance_mut(map(count * PAGE, kind as usize)?);
+    // SAFETY: a new mapping of zeros that is never unmapped and that nobody else has.
+    Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })
+}
+
+/// Lets Linux forget where shared pages are mapped; their content stays.
+///
+/// # Errors
+/// [`Failure::Call`].
+pub fn unmap_for_now(pages: &mut [[u8; PAGE]]) -> Result<(), Failure> {
+    const DONTNEED: usize = 4;
+    let start = pages.as_mut_ptr().expose_provenance();
+    call("madvise", number::MADVISE, [start, pages.len() * PAGE, DONTNEED, 0, 0, 0]).map(drop)
 }

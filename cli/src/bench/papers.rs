@@ -5,7 +5,7 @@ use super::linux::{self, Case, Plan, Results, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Gnomon, Small, Subject};
 use super::table::Table;
-use super::workload::{self, HugePages, Scale, Workload};
+use super::workload::{HugePages, Kind, Scale, Workload};
 
 /// What is true of all experiments under the meter.
 const MODEL: &str = "cycles are a model's, whose parameters are estimates: the last columns say how far they could be off; \
@@ -35,7 +35,7 @@ pub fn fig7(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
                 .into(),
         ],
         misleads: MODEL.into(),
-        cases: vec![case("", workload::fig7(scale, HugePages::Never)?, false)],
+        cases: vec![case("", Kind::Fig7.provide(scale, HugePages::Never)?, false)],
         small: Small::Nested,
         scale,
     };
@@ -83,8 +83,8 @@ pub fn gups(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
         ],
         misleads: format!("{MODEL}; the table here is smaller than the paper's, and its own cache misses are not modelled, only those of walks"),
         cases: vec![
-            case("guest 4 KiB", workload::gups(scale, HugePages::Never)?, false),
-            case("guest 2 MiB", workload::gups(scale, HugePages::Always)?, false),
+            case("guest 4 KiB", Kind::Gups.provide(scale, HugePages::Never)?, false),
+            case("guest 2 MiB", Kind::Gups.provide(scale, HugePages::Always)?, false),
         ],
         small: Small::All,
         scale,
@@ -100,7 +100,8 @@ fn superpages(core: &str, results: &Results, subjects: &[Subject]) -> Block {
     table.row(["paper: bhyve, nested", "1.000", "0.516", "0.534", "0.204"]);
     let cycles = |guest: usize, subject: Subject| {
         let (case, _) = results.cases.get(guest)?;
-        let counts = results.counts(guest, subject, case.workload.regions.first()?)?;
+        let updates = case.workload.regions.iter().find(|region| region.operations > 1)?;
+        let counts = results.counts(guest, subject, updates)?;
         counts.cores.get(core).map(|core| core.cycles_estimated.model)
     };
     for subject in subjects {
@@ -145,8 +146,8 @@ pub fn build(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report>
         ],
         misleads: format!("{MODEL}; the compiler's files are in RAM, so that a build is short of what a disk would cost"),
         cases: vec![
-            case("Svade", workload::processes(scale)?, false),
-            case("Svadu", workload::processes(scale)?, true),
+            case("Svade", Kind::Build.provide(scale, HugePages::Never)?, false),
+            case("Svadu", Kind::Build.provide(scale, HugePages::Never)?, true),
         ],
         small: Small::Nested,
         scale,
@@ -171,7 +172,7 @@ pub fn switching(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
                 .into(),
         ],
         misleads: format!("{MODEL}; the paper's machines had neither two-stage tables nor tagged TLBs"),
-        cases: vec![case("", workload::processes(scale)?, false)],
+        cases: vec![case("", Kind::Switching.provide(scale, HugePages::Never)?, false)],
         small: Small::Nested,
         scale,
     };
@@ -193,7 +194,7 @@ pub fn processes(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
                 .into(),
         ],
         misleads: MODEL.into(),
-        cases: vec![case("", workload::processes(scale)?, false)],
+        cases: vec![case("", Kind::Processes.provide(scale, HugePages::Never)?, false)],
         small: Small::Nested,
         scale,
     };

@@ -7,14 +7,15 @@
 //! around what follows its preparations, or around the whole program by `mark`: then starting and ending it,
 //! and starting `mark` once more, belong to the region.
 
+mod compiler;
 mod fig7;
+mod kernel;
 
 use crate::debian::{Files, Software, Suite, Wanted};
 use crate::place::{IoError, cache, prune, write_whole};
 use crate::size::Size;
 use crate::{build, initramfs};
-pub use fig7::fig7;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -25,6 +26,9 @@ use std::time::{Duration, SystemTime};
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The figure that the script prints last.
 pub const DONE: &str = "done";
+
+/// Added to the label of a region by programs that prepare for it: as in `programs/src/linux.rs`.
+const PREPARING: u64 = 100;
 
 /// How much is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +72,38 @@ pub struct Region {
     pub unit: &'static str,
 }
 
+/// The workloads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Four programs that use much memory.
+    Fig7,
+    /// Random updates of a table.
+    Gups,
+    /// System calls, page faults, processes.
+    Processes,
+    /// Context switches and messages.
+    Switching,
+    /// Compiler, assembler and linker as many processes.
+    Build,
+}
+
+impl Kind {
+    /// Provides it: fetches and builds what it takes, and puts the initramfs into the cache.
+    ///
+    /// # Errors
+    /// If a package or a program cannot be had.
+    pub fn provide(self, scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+        match self {
+            Self::Fig7 => fig7::fig7(scale, pages),
+            Self::Gups => kernel::gups(scale, pages),
+            Self::Processes => kernel::processes(scale, pages),
+            Self::Switching => kernel::switching(scale, pages),
+            Self::Build => compiler::build(scale, pages),
+        }
+    }
+}
+
 /// What is run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Workload {
@@ -81,15 +117,6 @@ pub struct Workload {
     pub memory: Size,
     /// Debian's packages in it: name and version.
     pub versions: Vec<String>,
-}
-
-/// Temporarily.
-pub fn gups(_: Scale, _: HugePages) -> miette::Result<Workload> {
-    Err(miette::miette!("not yet"))
-}
-/// Temporarily.
-pub fn processes(_: Scale) -> miette::Result<Workload> {
-    Err(miette::miette!("not yet"))
 }
 
 /// A workload in the making.
@@ -157,6 +184,15 @@ impl Image {
     /// Announces a region; returns its label.
     fn region(&mut self, name: &'static str, operations: u64, unit: &'static str) -> u64 {
         let label = self.regions.len() as u64 + 1;
+        self.regions.push(Region { label, name, operations, unit });
+        label
+    }
+
+    /// Announces a region that a program prepares for, which is a region, too; returns its label.
+    fn prepared(&mut self, names: [&'static str; 2], operations: u64, unit: &'static str) -> u64 {
+        let label = self.regions.len() as u64 + 1;
+        let [preparing, name] = names;
+        self.regions.push(Region { label: PREPARING + label, name: preparing, operations: 1, unit: "run" });
         self.regions.push(Region { label, name, operations, unit });
         label
     }

@@ -6,6 +6,7 @@ use super::metered::{self, Metering};
 use super::plan::{BootTest, Case, End, Site};
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
+use crate::bench::workload::{HugePages, Scale};
 use crate::build;
 use crate::console::{ExecDemux, ExecEvent};
 use crate::debian::{Files, Software};
@@ -22,7 +23,7 @@ use abi::bundle::ConsoleMode;
 use abi::record::Record;
 use miette::miette;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
@@ -71,8 +72,32 @@ fn over_baseline(case: &Case, seat: Seat, programs: &Programs) -> miette::Result
     Ok(Transcript { baseline, ..on_gnomon(case, seat, programs)? })
 }
 
-/// The initramfs for a test's commands, with the programs that they use.
-fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
+/// An initramfs that Gnomon would not make by itself.
+enum OwnInitrd {
+    /// In the cache.
+    Kept(PathBuf),
+    /// For one run.
+    Made(NamedTempFile),
+}
+
+impl OwnInitrd {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Kept(path) => path,
+            Self::Made(file) => file.path(),
+        }
+    }
+}
+
+/// The initramfs of a test's workload, or for its commands, with the programs that they use.
+fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
+    if let Some(workload) = test.workload {
+        let workload = workload.provide(Scale::Quick, HugePages::Never)?;
+        if test.memory < workload.memory {
+            return Err(miette!("the workload needs `memory = \"{}\"`", workload.memory));
+        }
+        return Ok(OwnInitrd::Kept(workload.initrd));
+    }
     let busybox = std::fs::read(Software::Busybox.provide()?.file).map_err(|why| miette!("{why}"))?;
     let mut files = Vec::new();
     if test.meter.is_some() {
@@ -91,7 +116,7 @@ fn initrd(test: &BootTest) -> miette::Result<NamedTempFile> {
     let mut file = NamedTempFile::new().map_err(|why| miette!("{why}"))?;
     let archive = initramfs::build_with(&busybox, test.exec.as_deref(), &files)?;
     file.write_all(&archive).map_err(|why| miette!("{why}"))?;
-    Ok(file)
+    Ok(OwnInitrd::Made(file))
 }
 
 fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
@@ -101,7 +126,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         None => test.kernel.clone(),
     };
     // The commands come with Gnomon's own initramfs, or where they need programs, with one made here.
-    let own_initrd = if test.programs.is_empty() { None } else { Some(initrd(test)?) };
+    let own_initrd = if test.programs.is_empty() && test.workload.is_none() { None } else { Some(initrd(test)?) };
     let vm = |kernel, append: &String, variant: Variant| {
         variant.applied_to(VmFile {
             memory: Some(test.memory),
@@ -206,7 +231,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
     let (machine, _) = Machine::start(spec)?;
     let (input, vms) = (machine.input(), case.vms());
     let mut dialog = Dialog::new(&test.dialog);
-    let mut demux = test.exec.as_ref().map(|_| ExecDemux::new(vms.iter().map(String::as_str)));
+    let mut demux = case.has_commands().then(|| ExecDemux::new(vms.iter().map(String::as_str)));
     // Those beside, as long as they run.
     let mut running = vms[test.vms..].to_vec();
     let mut transcript = Transcript::default();

@@ -152,7 +152,7 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
             None => return Err(format!("the commands in {vm} did not come to their end")),
         }
     }
-    let text = if case.test.exec.is_some() { &transcript.exec_output } else { &transcript.console };
+    let text = if case.has_commands() { &transcript.exec_output } else { &transcript.console };
     let text = String::from_utf8_lossy(text);
     for pattern in &expect.output {
         let found = pattern.0.find_iter(&text).count();

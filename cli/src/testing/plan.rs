@@ -2,6 +2,7 @@
 
 use super::counters::Assertion;
 use super::dialog::Exchange;
+use crate::bench::workload::Kind;
 use crate::kvm::Thp;
 use crate::qemu::{HExtension, Seat};
 use crate::size::Size;
@@ -92,6 +93,8 @@ pub struct BootTest {
     /// Debian packages with programs of the same name that the commands use.
     #[serde(default)]
     pub programs: Vec<String>,
+    /// One of the bench's workloads, in place of `exec`: all of what it does, in its quick size.
+    pub workload: Option<Kind>,
     /// What is typed, and after what.
     #[serde(default)]
     pub dialog: Vec<Exchange>,
@@ -311,6 +314,12 @@ impl Case {
         self.test.vcpus.unwrap_or(self.harts)
     }
 
+    /// Whether commands run in the guest's shell.
+    #[must_use]
+    pub fn has_commands(&self) -> bool {
+        self.test.exec.is_some() || self.test.workload.is_some()
+    }
+
     /// The names of its VMs: those it is about, then those beside.
     #[must_use]
     pub fn vms(&self) -> Vec<String> {
@@ -405,12 +414,17 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
     match () {
         () if test.guest.is_some() == test.kernel.is_some() => Err("give either `guest` or `kernel`"),
         () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
+        () if test.workload.is_some() && (test.exec.is_some() || test.guest.is_some()) => {
+            Err("a `workload` has its own commands, for Linux")
+        }
         () if test.exec.is_none() && !test.programs.is_empty() => Err("`programs` are for `exec` only"),
         () if test.vms > 1 && test.exec.is_none() => Err("several VMs are for `exec` only"),
         () if !test.vm_mmu.is_empty() && (test.vm_mmu.len() != test.vms || !test.mmu.is_empty()) => {
             Err("`vm_mmu` names one mode for each of `vms`, in place of `mmu`")
         }
-        () if test.exec.is_some() && !test.beside.is_empty() => Err("`exec` runs in every VM: nothing can be beside"),
+        () if (test.exec.is_some() || test.workload.is_some()) && !test.beside.is_empty() => {
+            Err("`exec` runs in every VM: nothing can be beside")
+        }
         () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
         () if is_elsewhere && (!test.beside.is_empty() || test.vms > 1) => {
             Err("the bare machine has no VMs, and KVM one only")
@@ -556,6 +570,8 @@ mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nkernel = 'debian'\n", "either"),
             ("[a]\nabout = ''\nguest = 'x'\nexec = 'x'\n", "shell"),
             ("[a]\nabout = ''\nguest = 'x'\nvms = 2\n", "exec"),
+            ("[a]\nabout = ''\nguest = 'x'\nworkload = 'gups'\n", "commands"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nworkload = 'gap'\n", "gap"),
             ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),
             ("[a]\nabout = ''\nkernel = 'debian'\nprograms = ['x']\n", "programs"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.output = ['(']\n", "regex"),

@@ -1,5 +1,5 @@
 //! `astar WIDTH SEARCHES LABEL`: paths through a random landscape of WIDTH x WIDTH cells, 8 bytes each, are
-//! searched within the meter's region LABEL. Prints the sum of their lengths.
+//! searched within the meter's region LABEL (and prepares within 100 more). Prints the sum of their lengths.
 #![no_std]
 #![no_main]
 
@@ -14,9 +14,11 @@ fn main(args: Args) -> Result<(), Failure> {
     let usage = Failure::Usage("astar WIDTH SEARCHES LABEL, with WIDTH of 8 to 8192");
     let [Some(width @ 8..=8192), Some(searches), Some(label)] = numbers else { return Err(usage) };
     let cells = (width * width) as usize;
+    linux::begin(linux::PREPARING + label);
     let mut grid = Grid::random(width as u32, linux::memory(cells, 0)?, linux::memory(cells, 0)?, 473);
     let mut random = Random::new(473);
     let mut sum = 0;
+    linux::end(linux::PREPARING + label);
     linux::begin(label);
     for number in 0..searches {
         // From one side to the other, so that no search is short.

@@ -1,5 +1,5 @@
 //! `lattice SPACE TIME HOPS LABEL`: a field on a SPACE^3 x TIME lattice, 1 KiB for each site, hops HOPS times,
-//! within the meter's region LABEL. Prints a checksum.
+//! within the meter's region LABEL (and prepares within 100 more). Prints a checksum.
 #![no_std]
 #![no_main]
 
@@ -16,7 +16,9 @@ fn main(args: Args) -> Result<(), Failure> {
     if extents.iter().any(|extent| *extent == 0 || extent % 2 != 0) {
         return Err(usage);
     }
+    linux::begin(linux::PREPARING + label);
     let mut lattice = Lattice::random(extents, linux::memory(extents.iter().product(), Site::EMPTY)?, 433);
+    linux::end(linux::PREPARING + label);
     linux::begin(label);
     for _ in 0..hops {
         lattice.hop();

@@ -1,5 +1,5 @@
 //! `simplex NODES ARCS STEPS LABEL`: a network of NODES nodes, 64 bytes each, and ARCS arcs, 32 bytes each, makes
-//! at most STEPS steps towards the flow of least cost, within the meter's region LABEL. Prints the steps made and
+//! at most STEPS steps towards the flow of least cost, within the meter's region LABEL (and prepares within 100 more). Prints the steps made and
 //! the cost.
 #![no_std]
 #![no_main]
@@ -16,9 +16,11 @@ fn main(args: Args) -> Result<(), Failure> {
     if count < 2 || count % 2 != 0 || arcs < count || arcs > 1 << 30 {
         return Err(usage);
     }
+    linux::begin(linux::PREPARING + label);
     let records = simplex::records(count as usize, arcs as usize);
     let (nodes, arcs) = (linux::memory(records.0, Node::EMPTY)?, linux::memory(records.1, Arc::EMPTY)?);
     let mut network = Network::random(count as usize, nodes, arcs, 429);
+    linux::end(linux::PREPARING + label);
     linux::begin(label);
     let made = network.run(steps);
     linux::end(label);

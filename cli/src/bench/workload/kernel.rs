@@ -1,0 +1,69 @@
+//! Workloads that are about memory or the kernel, and nearly all our own.
+
+use super::{HugePages, Image, Scale, Wanted, Workload};
+use crate::size::{MIB, Size};
+
+/// Random updates of a table (Table 3 of *Nested Paging in bhyve*). The quick table is 128 MiB, the full one
+/// 1 GiB.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn gups(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let (table, updates, memory) = match scale {
+        Scale::Quick => (128 * MIB, 4_000_000, 256 * MIB),
+        Scale::Full => (1024 * MIB, 64_000_000, 2048 * MIB),
+    };
+    let mut image = Image::new("gups", pages)?;
+    image.own(&["gups"])?;
+    let label = image.prepared(["gups, preparing", "gups"], updates, "update");
+    image.line(&format!("gups {} {updates} {label}", table / 8));
+    image.finish(Size(memory))
+}
+
+/// What programs ask of the kernel: a null system call, minor faults, fork, exec.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn processes(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let many = match scale {
+        Scale::Quick => 1,
+        Scale::Full => 8,
+    };
+    let mut image = Image::new("processes", pages)?;
+    image.own(&["micro", "nothing"])?;
+    let things = [
+        ("null call", "call", 100_000, "call"),
+        ("new page", "touch", 8_192, "fault"),
+        ("unmapped page", "refault", 8_192, "fault"),
+        ("fork, exit", "fork", 200, "process"),
+        ("fork, exec, exit", "exec", 200, "process"),
+    ];
+    for (name, what, count, unit) in things {
+        let label = image.region(name, many * count, unit);
+        image.line(&format!("micro {what} {} {label}", many * count));
+    }
+    image.finish(Size(512 * MIB))
+}
+
+/// Context switches and messages: two processes by pipes, as `perf bench sched pipe`, and hackbench with 40 and
+/// with 200 processes. (perf itself comes with Perl and Python.)
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn switching(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let (trips, loops) = match scale {
+        Scale::Quick => (5_000, 2),
+        Scale::Full => (100_000, 20),
+    };
+    let mut image = Image::new("switching", pages)?;
+    image.own(&["micro"])?;
+    image.debian("rt-tests", Wanted::Program("usr/bin/hackbench"))?;
+    let label = image.region("pipe", trips, "round trip");
+    image.line(&format!("micro pipe {trips} {label}"));
+    // A group has 20 senders, each of which sends to 20 receivers.
+    for (name, groups) in [("hackbench 40", 1), ("hackbench 200", 5)] {
+        let hackbench = format!("hackbench -g {groups} -l {loops} >/dev/null");
+        image.marked(name, groups * 400 * loops, "message", &hackbench);
+    }
+    image.finish(Size(256 * MIB))
+}
