@@ -54,6 +54,14 @@ pub struct Segment {
     pub insns: u64,
 }
 
+/// Whether an instruction of a block that runs in a mode may be the store that powers the machine off. Below
+/// M mode, where devices are behind translations, drivers have a fence before such stores.
+#[must_use]
+pub fn may_power_off(insns: &[Insn], number: usize, mode: Mode) -> bool {
+    let is_behind_fence = || number.checked_sub(1).is_some_and(|before| insns[before].is_fence);
+    insns[number].is_device_like && (mode == Mode::M || is_behind_fence())
+}
+
 /// Cuts a block into segments: each ends with an instruction that may trap, or the block. As
 /// interrupts come between blocks only, adding up segments where they begin counts attempted
 /// instructions exactly.
@@ -93,6 +101,15 @@ mod tests {
         assert_ne!(place(1, Mode::S, Level::Tlb), place(1, Mode::U, Level::Tlb));
         assert_ne!(place(1, Mode::VU, Level::Tlb), place(2, Mode::M, Level::Tlb));
         assert_eq!(place(1, Mode::S, Level::Counts), place(2, Mode::S, Level::Counts));
+    }
+
+    #[test]
+    fn stores_to_devices() {
+        // sw; fence w, o; sw; sd
+        let block = [0x00b5_2023, 0x0140_000f, 0x00b5_2023, 0x00b5_3023].map(Insn::decode);
+        let found = |mode| [0, 1, 2, 3].map(|number| may_power_off(&block, number, mode));
+        assert_eq!(found(Mode::M), [true, false, true, false]);
+        assert_eq!(found(Mode::S), [false, false, true, false]);
     }
 
     #[test]

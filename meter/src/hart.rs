@@ -17,7 +17,7 @@ use crate::walk::{Roots, Space, Trace, Walker, Words, permissive};
 use rv::Access;
 use rv::csr::atp;
 
-/// Where software tells QEMU's `virt` board to power off: its test device.
+/// Where software tells QEMU's `virt` board to power off or reset: its test device.
 const POWER_OFF: u64 = 0x10_0000;
 /// Codes of the marker instruction.
 pub const MARK_BEGIN: i16 = 1;
@@ -367,14 +367,13 @@ impl Hart {
             self.counts.crossings[mode.index()] += 1;
             self.translate(at + bytes - 1, mode, how, shared, machine);
         }
-        if mode == Mode::M && memory.is_store() && at == POWER_OFF {
+        let stored = if memory.is_store() { machine.physical() } else { None };
+        if stored == Some(POWER_OFF) {
             self.mark(Mark::PowerOff, board, shared);
         }
         let Some(tables) = shared.tables() else { return };
         let mut is_table = false;
-        if memory.is_store()
-            && let Some(physical) = machine.physical().filter(|physical| tables.is_table(physical >> rv::PAGE_SHIFT))
-        {
+        if let Some(physical) = stored.filter(|physical| tables.is_table(physical >> rv::PAGE_SHIFT)) {
             is_table = true;
             tables.stored(physical, bytes, machine);
         }

@@ -128,13 +128,21 @@ pub struct Insn {
     pub special: Option<Special>,
     /// It stores 2 or 4 bytes from an integer register, as is done to the registers of devices.
     pub is_device_like: bool,
+    /// It is `fence`, which comes before an access to a device.
+    pub is_fence: bool,
     /// It reads or writes `mscratch` or `sscratch`, as trap handlers do first.
     pub uses_scratch: bool,
 }
 
 impl Insn {
-    const PLAIN: Self =
-        Self { memory: Memory::None, may_trap: false, special: None, is_device_like: false, uses_scratch: false };
+    const PLAIN: Self = Self {
+        memory: Memory::None,
+        may_trap: false,
+        special: None,
+        is_device_like: false,
+        is_fence: false,
+        uses_scratch: false,
+    };
 
     const fn memory(memory: Memory) -> Self {
         Self { memory, may_trap: true, ..Self::PLAIN }
@@ -172,6 +180,7 @@ impl Insn {
             0x2f => Self::memory(Memory::Amo),
             // MISC-MEM: the cache-block operations; only one of them stores.
             0x0f if funct3 == 2 && raw >> 20 == 4 => Self::memory(Memory::Block),
+            0x0f if funct3 == 0 => Self { is_fence: true, ..Self::PLAIN },
             0x0f if funct3 == 2 => Self { may_trap: true, ..Self::PLAIN },
             0x13 if funct3 == 2 && raw >> 7 & 31 == 0 => {
                 let label = (raw >> 15 & 31) as u8;
@@ -260,10 +269,11 @@ mod tests {
         for raw in [0x00b5_1023, 0x00b5_2023, 0xc10c] {
             assert_eq!(Insn::decode(raw), Insn { is_device_like: true, ..Insn::memory(Memory::Store) }, "{raw:#x}");
         }
-        // addi, c.addi, c.addi4spn, c.mv, jal, fence, fadd.d
-        for raw in [0x0000_0013, 0x0505, 0x0808, 0x852e, 0x0000_006f, 0x0ff0_000f, 0x02b5_7553] {
+        // addi, c.addi, c.addi4spn, c.mv, jal, fence.i, fadd.d
+        for raw in [0x0000_0013, 0x0505, 0x0808, 0x852e, 0x0000_006f, 0x0000_100f, 0x02b5_7553] {
             assert_eq!(Insn::decode(raw), Insn::PLAIN, "{raw:#x}");
         }
+        assert_eq!(Insn::decode(0x0140_000f), Insn { is_fence: true, ..Insn::PLAIN }); // fence w, o
         for raw in [0x0000_0073, 0xc000_2573, 0x1050_0073] {
             assert!(Insn::decode(raw).may_trap && special(raw).is_none(), "{raw:#x}"); // ecall, rdcycle, wfi
         }

@@ -399,3 +399,23 @@ fn a_trap_whose_vector_cannot_be_fetched_is_two() {
     rig.enter(CODE, Mode::M);
     assert_eq!(rig.counts().traps.iter().map(|(.., count)| count).collect::<Vec<_>>(), [2, 1]);
 }
+
+#[test]
+fn powering_off_freezes_the_counts() {
+    // Through an address of the kernel's, as Linux does where its firmware lets it.
+    for level in ["level=counts", "level=tlb"] {
+        let mut rig = Rig::new(&["core=plain", level]);
+        let table = rig.fake.frames(1);
+        rig.fake.map(&SV39, table, VA, 0, leaf(0x10_0000, LEAF));
+        rig.set_csr(Csr::Satp, Register::Satp, root(&SV39, table, 1));
+        let store = |rig: &mut Rig, to| {
+            *rig.fake.physical.borrow_mut() = Some(to);
+            rig.access(VA, Mode::S, Memory::Store);
+        };
+        store(&mut rig, 0x10_1000);
+        assert!(!rig.shared.is_over(), "{level}");
+        rig.fence(FenceKind::Sfence, Mode::S, None);
+        store(&mut rig, 0x10_0000);
+        assert!(rig.shared.is_over(), "{level}");
+    }
+}

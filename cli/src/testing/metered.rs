@@ -6,11 +6,14 @@ use crate::meter::{MeterSpec, Report};
 use crate::qemu::MachineSpec;
 use abi::report;
 use miette::{IntoDiagnostic, miette};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// After powering off, a hart may take some more traps until QEMU stops it.
 const TAIL: usize = 8;
+/// Differences between two runs that are shown.
+const MOST_SHOWN: usize = 12;
 
 /// What the meter counts in a test, and the directory of its files, which lives as long.
 pub struct Metering {
@@ -55,14 +58,28 @@ pub fn follow(
         let read = |path: &Path| std::fs::read_to_string(path).map_err(|why| miette!("{}: {why}", path.display()));
         transcript.meter_complaint = same_traps(&read(&qemu_log(traps))?, &read(traps)?).err();
     }
-    if test.expect.repeats && transcript.meter.is_some() {
+    if let Some(report) = transcript.meter.as_ref().filter(|_| test.expect.repeats) {
         let first = std::fs::read(&spec.out).into_diagnostic()?;
         follow(&machine)?;
         if std::fs::read(&spec.out).into_diagnostic()? != first {
-            transcript.meter_complaint = Some("a second run counted something else".into());
+            transcript.meter_complaint = Some(other_counts(report, &Report::read(&spec.out)?));
         }
     }
     Ok(transcript)
+}
+
+/// In what the reports of two runs differ.
+fn other_counts(first: &Report, second: &Report) -> String {
+    let (first, second) = (first.numbers(), second.numbers());
+    let names = first.keys().chain(second.keys().filter(|name| !first.contains_key(*name)));
+    // Estimates follow from the other numbers.
+    let names = names.filter(|name| !name.contains("cycles_estimated"));
+    let differs = names.filter(|name| first.get(*name) != second.get(*name)).map(|name| {
+        let number = |numbers: &BTreeMap<String, u64>| numbers.get(name).copied().unwrap_or(0);
+        format!("{name} was {}, then {}", number(&first), number(&second))
+    });
+    let shown: Vec<_> = differs.take(MOST_SHOWN).collect();
+    format!("a second run counted something else: {}", shown.join("; "))
 }
 
 /// Judges what the meter has counted.

@@ -4,7 +4,7 @@
 mod qemu;
 
 use meter::args::{API, Args, Level};
-use meter::block::{Block, segments};
+use meter::block::{Block, may_power_off, segments};
 use meter::hart::{Hart, MemoryAccess, Scoreboard, Seen};
 use meter::insn::{Insn, Memory, Special};
 use meter::mode::Mode;
@@ -182,13 +182,14 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
         let offset = offset_of!(Scoreboard, insns) + mode.index() * size_of::<u64>();
         instructions[segment.first].add(offset, segment.insns);
     }
-    for (number, (insn, decoded)) in instructions.iter().zip(&decoded).enumerate() {
-        // Counting needs one store only: that of M mode which powers the machine off.
-        let is_wanted = !counts_only || (mode == Mode::M && decoded.is_device_like);
-        if decoded.memory != Memory::None && is_wanted {
-            insn.call_on_access(decoded.memory.is_store(), on_access, access_data(decoded.memory, mode));
+    for (number, (insn, what)) in instructions.iter().zip(&decoded).enumerate() {
+        let memory = what.memory;
+        // Counting needs one store only: the one that powers the machine off.
+        let is_wanted = !counts_only || may_power_off(&decoded, number, mode);
+        if memory != Memory::None && is_wanted {
+            insn.call_on_access(memory.is_store(), on_access, access_data(memory, mode));
         }
-        if let Some(special) = decoded.special {
+        if let Some(special) = what.special {
             let site = Site { special, mode, next: insn.end() };
             let site = *lock(&meter.sites).entry(site).or_insert_with(|| Box::leak(Box::new(site)));
             insn.call(on_special, std::ptr::from_ref(site).expose_provenance() as u64);
