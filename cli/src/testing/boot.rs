@@ -175,7 +175,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
 struct Load {
     kernel: PathBuf,
     /// Lives until the machine has ended.
-    initrd: Option<NamedTempFile>,
+    initrd: Option<OwnInitrd>,
     append: String,
 }
 
