@@ -31,6 +31,11 @@ const APPEND: &str = "console=ttyS0 earlycon=sbi quiet panic=-1 norandmaps cma=0
      initcall_blacklist=jent_mod_init,load_system_certificate_list,init_kprobe_trace,\
      check_unaligned_access_all_cpus,bpf_tcp_ca_kfunc_init,bpf_dummy_struct_ops_init";
 
+/// The harts. KVM's G-stage has as many levels as they can: without Sv48 three, as Gnomon's, and as the papers'. With
+/// Sscofpmf KVM has counters for its guests: without them, Linux in a guest of QEMU's leaves `scounteren` at what QEMU resets it to,
+/// 0, and programs there are killed when they read the time.
+const CPU: [&str; 2] = ["-cpu", "rv64,sv48=off,sscofpmf=on"];
+
 /// Whether the host may use transparent huge pages for the guest's RAM.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Thp {
@@ -133,7 +138,7 @@ impl KvmHost {
             memory: memory(guest.memory, archive.len() as u64),
             clock: Clock::Instructions,
             meter: None,
-            extra: Vec::new(),
+            extra: CPU.map(Into::into).to_vec(),
         };
         Ok((spec, initrd))
     }
