@@ -234,9 +234,9 @@ mod tests {
         for index in 0..lattice.sites.len() {
             let at = lattice.place(index);
             assert_eq!(lattice.index(at), index);
-            for direction in 0..DIMENSIONS {
+            for (direction, extent) in EXTENTS.into_iter().enumerate() {
                 assert_eq!(lattice.behind(lattice.ahead(at, direction), direction), at);
-                let around = (0..EXTENTS[direction]).fold(at, |at, _| lattice.ahead(at, direction));
+                let around = (0..extent).fold(at, |at, _| lattice.ahead(at, direction));
                 assert_eq!(around, at);
             }
         }

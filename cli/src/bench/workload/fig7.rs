@@ -28,7 +28,7 @@ pub fn fig7(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
 
     image.own(&["simplex", "lattice", "astar"])?;
     let (nodes, arcs, steps) = match scale {
-        Scale::Quick => (131_072, 524_288, 20_000),
+        Scale::Quick => (131_072, 524_288, 12_000),
         Scale::Full => (262_144, 1_048_576, 300_000),
     };
     let label = image.prepared(["simplex, preparing", "simplex"], 1, "run");

@@ -11,7 +11,7 @@ use crate::size::{MIB, Size};
 pub fn gups(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     let (table, updates, memory) = match scale {
         Scale::Quick => (128 * MIB, 4_000_000, 256 * MIB),
-        Scale::Full => (1024 * MIB, 64_000_000, 2048 * MIB),
+        Scale::Full => (1024 * MIB, 16_000_000, 2048 * MIB),
     };
     let mut image = Image::new("gups", pages)?;
     image.own(&["gups"])?;
