@@ -19,7 +19,8 @@ pub enum Memory {
 impl Memory {
     /// How many kinds there are.
     pub const KINDS: usize = Self::ALL.len();
-    const ALL: [Self; 5] = [Self::None, Self::Load, Self::Store, Self::Amo, Self::Block];
+    /// All, in the order of their discriminants.
+    pub const ALL: [Self; 5] = [Self::None, Self::Load, Self::Store, Self::Amo, Self::Block];
 
     /// The kind with this discriminant.
     #[must_use]

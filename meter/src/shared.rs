@@ -71,7 +71,7 @@ pub struct Shared {
     pub level: Level,
     /// The cores that are modelled.
     pub cores: Vec<Core>,
-    tables: OnceLock<Tables>,
+    tables: Tables,
     marks: Mutex<Vec<Mark>>,
     mark_count: AtomicUsize,
     lost_marks: AtomicUsize,
@@ -101,7 +101,7 @@ impl Shared {
         Self {
             level: args.level,
             cores: args.cores.clone(),
-            tables: OnceLock::new(),
+            tables: Tables::new(args.level),
             marks: Mutex::default(),
             mark_count: AtomicUsize::new(0),
             lost_marks: AtomicUsize::new(0),
@@ -113,13 +113,20 @@ impl Shared {
 
     /// Tells where RAM is. Until then no tables are known.
     pub fn set_ram(&self, base: u64, bytes: u64) {
-        self.tables.get_or_init(|| Tables::new(base, bytes));
+        self.tables.set_ram(base, bytes);
     }
 
     /// The tables, once RAM is known.
     #[must_use]
     pub fn tables(&self) -> Option<&Tables> {
-        self.tables.get()
+        self.tables.has_ram().then_some(&self.tables)
+    }
+
+    /// That of [`Tables::epoch`].
+    #[inline]
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.tables.epoch()
     }
 
     /// The number of marks so far.

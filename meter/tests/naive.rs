@@ -7,7 +7,7 @@ use fake::{BASE, BYTES, Fake, LEAF, USER_LEAF, leaf, root};
 use meter::args::{Args, Level};
 use meter::block::Block;
 use meter::core::Core;
-use meter::hart::{Hart, MemoryAccess, Register, Scoreboard, Seen};
+use meter::hart::{AccessSite, Hart, MemoryAccess, Register, Scoreboard, Seen};
 use meter::insn::{Csr, FenceKind, Memory, Special};
 use meter::mode::Mode;
 use meter::shared::Shared;
@@ -214,9 +214,10 @@ fn modelled(steps: &[Step]) -> Counted {
                 let at = base_page(page) << 12;
                 let mode = mode_of(page);
                 let memory = if how == How::Store { Memory::Store } else { Memory::Load };
-                let access = MemoryAccess { at, bytes: 8, code: mode, mode, memory };
-                if hart.access(&access, &shared) == Seen::Never {
-                    hart.access_anew(&access, &mut board, &shared, &fake);
+                let site = AccessSite::new(memory, mode);
+                let access = MemoryAccess { at, shift: 3, mmu_index: mode.mmu_index(), site };
+                if hart.access(access, &shared) == Seen::Never {
+                    hart.access_anew(access, &mut board, &shared, &fake);
                 }
             }
         }
