@@ -192,10 +192,11 @@ impl Hart {
     }
 
     /// A block is about to run, which is in another place than the one before, or is watched, or
-    /// crosses into another page. Where it is, the register `pc` tells.
+    /// crosses into another page; for [`Level::Counts`], only one that is watched or comes behind an
+    /// instruction of [`Special`]. Where it is, the register `pc` tells.
     pub fn enter_block(&mut self, block: Block, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
         self.catch_up(board, shared);
-        board.place = block.place(shared.level);
+        board.place = block.place();
         let here = Here { at: machine.register(Register::Pc), mode: block.mode };
         self.block = here.at;
         let returning = self.returning.take();
@@ -267,6 +268,10 @@ impl Hart {
         shared: &Shared,
         machine: &impl Machine,
     ) {
+        if let Some(pending) = self.pending.take() {
+            // Nothing between them was looked at; had it trapped, that would have been.
+            self.apply(pending, mode, shared, machine);
+        }
         let operand = |number: u8| (number != 0).then(|| machine.register(Register::X(number)));
         let pending = |what| Some(Pending { next, mode, what });
         match special {

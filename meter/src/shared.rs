@@ -84,6 +84,8 @@ pub struct Shared {
 struct Vectors {
     /// Addresses at which traps arrive on any hart.
     known: HashSet<u64>,
+    /// Other addresses at which blocks are to be looked at.
+    wanted: HashSet<u64>,
     /// Where blocks start that are not looked at each time they run.
     unwatched: HashSet<u64>,
     /// Vectors at which such a block had been translated before.
@@ -194,11 +196,17 @@ impl Shared {
     /// it runs: traps arrive there, or it begins as trap handlers do.
     pub fn watches(&self, start: u64, looks_like_handler: bool) -> bool {
         let mut vectors = lock(&self.vectors);
-        if looks_like_handler || vectors.known.contains(&start) {
+        if looks_like_handler || vectors.known.contains(&start) || vectors.wanted.contains(&start) {
             return true;
         }
         vectors.unwatched.insert(start);
         false
+    }
+
+    /// Blocks that start at an address are to be looked at each time they run. Those that are translated
+    /// already are not.
+    pub fn watch(&self, start: u64) {
+        lock(&self.vectors).wanted.insert(start);
     }
 
     /// A hart has a new trap vector.
@@ -234,6 +242,8 @@ mod tests {
         assert_eq!(shared.late_vectors(), 0);
         shared.add_vector(0x3001);
         assert!(shared.watches(0x3000, false) && shared.watches(0x3014, false) && !shared.watches(0x3100, false));
+        shared.watch(0x5000);
+        assert!(shared.watches(0x5000, false) && !shared.watches(0x5004, false));
         shared.add_vector(0x1000);
         shared.add_vector(0x1000);
         assert_eq!(shared.late_vectors(), 1);

@@ -425,3 +425,16 @@ fn powering_off_freezes_the_counts() {
         assert!(rig.shared.is_over(), "{level}");
     }
 }
+
+#[test]
+fn what_was_executed_long_ago_has_happened() {
+    // Where only counting is asked for, the block behind a fence may not be looked at.
+    let mut rig = Rig::new(&["level=counts"]);
+    let fence = Special::Fence { kind: FenceKind::Sfence, rs1: 0, rs2: 0 };
+    for _ in 0..2 {
+        rig.hart.before(fence, Mode::S, CODE + 4, &mut rig.board, &rig.shared, &rig.fake);
+    }
+    let mark = Special::Marker { label: 0, code: 1 };
+    rig.hart.before(mark, Mode::S, CODE + 8, &mut rig.board, &rig.shared, &rig.fake);
+    assert_eq!(rig.counts().fences[FenceKind::Sfence as usize][0][Mode::S.index()], 2);
+}

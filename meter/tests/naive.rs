@@ -206,7 +206,7 @@ fn modelled(steps: &[Step]) -> Counted {
                 fake.set(Register::Pc, base_page(page) << 12);
                 let block = Block { page, mode: mode_of(page), crosses: false };
                 // As QEMU does: only where the place is another.
-                if board.place != block.place(shared.level) {
+                if board.place != block.place() {
                     hart.enter_block(block, &mut board, &shared, &fake);
                 }
             }

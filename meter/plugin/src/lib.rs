@@ -175,8 +175,8 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
     let counts_only = meter.shared.level == Level::Counts;
     if is_watched || (crosses && !counts_only) {
         tb.call(on_block, block.pack());
-    } else {
-        tb.call_unless(block.place(meter.shared.level), on_block, block.pack());
+    } else if !counts_only {
+        tb.call_unless(block.place(), on_block, block.pack());
     }
     for segment in segments(&decoded) {
         let offset = offset_of!(Scoreboard, insns) + mode.index() * size_of::<u64>();
@@ -194,8 +194,10 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
             let site = *lock(&meter.sites).entry(site).or_insert_with(|| Box::leak(Box::new(site)));
             insn.call(on_special, std::ptr::from_ref(site).expose_provenance() as u64);
             // A fence does not end its block.
-            if let Some(next) = instructions.get(number + 1) {
-                next.call(on_reach, next.at());
+            match instructions.get(number + 1) {
+                Some(next) => next.call(on_reach, next.at()),
+                None if counts_only => meter.shared.watch(site.next),
+                None => {}
             }
         }
     }
