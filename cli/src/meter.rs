@@ -8,6 +8,7 @@ use miette::Diagnostic;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// What is to be counted, and where the report goes.
@@ -43,6 +44,15 @@ pub enum MeterError {
     #[error("with --icount the meter can count one hart only, not {0}")]
     #[diagnostic(help("leave --icount away, or use --harts 1 and one vCPU"))]
     SeveralHarts(u32),
+    /// The report cannot be written.
+    #[error("cannot write the meter's report to {path}: {why}")]
+    #[diagnostic(help("name a file in a directory that is there and may be written to"))]
+    Unwritable {
+        /// Where it is to be.
+        path: PathBuf,
+        /// What the system says.
+        why: std::io::Error,
+    },
     /// There is no report, or it is not one.
     #[error("there is no report of the meter in {path}: {why}")]
     #[diagnostic(help("the meter writes it when the machine powers off, or QEMU ends by itself: see why it did not"))]
@@ -55,7 +65,7 @@ pub enum MeterError {
 }
 
 impl MeterSpec {
-    /// Checks that it can be done.
+    /// Checks that it can be done. What the report's file had in it is gone then.
     ///
     /// # Errors
     /// [`MeterError`].
@@ -63,6 +73,7 @@ impl MeterSpec {
         for core in &self.cores {
             Core::find(core)?;
         }
+        File::create(&self.out).map_err(|why| MeterError::Unwritable { path: self.out.clone(), why })?;
         if harts > 1 && clock == Clock::Instructions { Err(MeterError::SeveralHarts(harts)) } else { Ok(()) }
     }
 }
@@ -121,8 +132,23 @@ impl Report {
     #[must_use]
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
-        if self.0["regions"].as_array().is_none_or(Vec::is_empty) {
+        let markers = |kind: &str| self.0["markers"][kind].as_u64().unwrap_or(0);
+        let regions = self.0["regions"].as_array().map_or(&[][..], Vec::as_slice);
+        if regions.is_empty() && markers("ends_unmatched") == 0 {
             remarks.push("no marker was seen: all counts are of the whole run (docs/meter.md, \"Regions\")".into());
+        }
+        for (kind, what) in [
+            ("begins_unmatched", "`mark begin` came again before `mark end`: the region began anew"),
+            ("ends_unmatched", "`mark end` came with no region open: it was ignored"),
+            ("lost", "there were more markers than are kept: some were ignored"),
+        ] {
+            let count = markers(kind);
+            if count > 0 {
+                remarks.push(format!("{what} ({count} times)"));
+            }
+        }
+        if regions.iter().any(|region| region["ended"] != "marker") {
+            remarks.push("no marker ended the last region: it lasted to the end of the run".into());
         }
         if self.0["whole"]["ended"] == "exit" {
             remarks.push("the machine did not power off: what it did last differs from run to run".into());
@@ -238,9 +264,13 @@ mod tests {
 
     #[test]
     fn what_cannot_be_counted_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = |core: &str| MeterSpec { out: dir.path().join("a.json"), ..spec(core) };
         assert!(spec("u74").check(1, Clock::Instructions).is_ok() && spec("u74").check(4, Clock::Real).is_ok());
         assert!(spec("z80").check(1, Clock::Real).unwrap_err().to_string().contains("z80"));
         assert!(spec("u74").check(2, Clock::Instructions).unwrap_err().to_string().contains("one hart only"));
+        let nowhere = MeterSpec { out: "/nowhere/a.json".into(), ..spec("u74") };
+        assert!(nowhere.check(1, Clock::Real).unwrap_err().to_string().contains("/nowhere/a.json"));
         let missing = Report::read(Path::new("/nowhere.json")).unwrap_err().to_string();
         assert!(missing.contains("/nowhere.json"), "{missing}");
     }
@@ -254,7 +284,8 @@ mod tests {
                       { "from": "U", "to": "S", "code": 5, "interrupt": true, "count": 6 }],
         });
         let report = Report(serde_json::json!({
-            "whole": { "total": total, "ended": "power-off" }, "regions": [{ "total": { "walks": { "S": 7 } } }],
+            "whole": { "total": total, "ended": "power-off" },
+            "regions": [{ "total": { "walks": { "S": 7 } }, "ended": "marker" }],
         }));
         let number = |name| report.number(name);
         assert_eq!((number("walks.VS"), number("walks.M"), number("waks.M")), (Some(3), Some(0), None));
@@ -262,5 +293,25 @@ mod tests {
         assert_eq!(number("fences.sfence.vma_address.S"), Some(2));
         assert_eq!((number("regions.0.walks.S"), number("regions.1.walks.S")), (Some(7), None));
         assert!(report.remarks().is_empty());
+    }
+
+    #[test]
+    fn odd_markers_are_remarked_upon() {
+        let remarks = |begins: u64, ends: u64, lost: u64, regions: &[&str]| {
+            let regions: Vec<_> = regions.iter().map(|ended| serde_json::json!({ "ended": ended })).collect();
+            let markers = serde_json::json!({ "begins_unmatched": begins, "ends_unmatched": ends, "lost": lost });
+            let whole = serde_json::json!({ "ended": "power-off" });
+            Report(serde_json::json!({ "markers": markers, "regions": regions, "whole": whole })).remarks()
+        };
+        assert!(remarks(0, 0, 0, &["marker"]).is_empty());
+        for (found, says) in [
+            (remarks(0, 0, 0, &[]), "no marker was seen"),
+            (remarks(0, 2, 0, &[]), "`mark end` came with no region open: it was ignored (2 times)"),
+            (remarks(1, 0, 0, &["marker"]), "began anew"),
+            (remarks(0, 0, 7, &["marker"]), "more markers than are kept: some were ignored (7 times)"),
+            (remarks(0, 0, 0, &["marker", "power-off"]), "no marker ended the last region"),
+        ] {
+            assert!(found.len() == 1 && found[0].contains(says), "{found:?}");
+        }
     }
 }

@@ -196,3 +196,38 @@ fn unknown_tests() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
     command.args(["test", "no-such-test"]).assert().code(INPUT).stderr(predicate::str::contains("no-such-test"));
 }
+
+#[test]
+fn cores_that_are_none() {
+    let scratch = Scratch::new();
+    let out = scratch.0.path().join("meter.json");
+    let refused = |core: &str, says: &[&str]| {
+        scratch.refused(&["--meter", text(&out), "--core", core, "--kernel", "none"], INPUT, says);
+    };
+    refused("z80", &["no core `z80`", "rocket", "docs/meter.md"]);
+    refused("./missing.toml", &["cannot read the core file ./missing.toml"]);
+    let plain = include_str!("../../meter/cores/plain.toml");
+    let broken = |from: &str, to: &str| scratch.file("core.toml", plain.replacen(from, to, 1));
+    // The line and the key.
+    let line = plain.lines().position(|line| line == "ways = 32").expect("a line") + 1;
+    refused(text(&broken("ways = 32", "wys = 32")), &["core.toml is not valid", &format!("line {line}"), "wys"]);
+    refused(text(&broken("ways = 32", "ways = \"many\"")), &[&format!("line {line}"), "invalid type"]);
+    refused(text(&broken("ways = 32", "ways = 0")), &["`l1i`: `ways` cannot be 0"]);
+    refused(text(&broken("ways = 32", "")), &["missing field `ways`"]);
+    refused(text(&scratch.file("core.toml", "name = ")), &["core.toml is not valid", "line 1"]);
+}
+
+#[test]
+fn what_cannot_be_metered() {
+    let scratch = Scratch::new();
+    let out = scratch.0.path().join("meter.json");
+    scratch.refused(
+        &["--meter", "/nowhere/at/all.json", "--kernel", "none"],
+        INPUT,
+        &["cannot write the meter's report to /nowhere/at/all.json", "directory"],
+    );
+    let several = ["--meter", text(&out), "--icount", "--vcpus", "2", "--kernel", "none"];
+    scratch.refused(&several, INPUT, &["one hart only, not 2", "--harts 1"]);
+    scratch.refused(&["--core", "u74"], USAGE, &["--meter"]);
+    scratch.refused(&["--meter", text(&out), "--meter-level", "all"], USAGE, &["counts", "tlb", "check"]);
+}

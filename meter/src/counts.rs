@@ -237,6 +237,9 @@ impl Traps {
     }
 }
 
+/// Accesses by the mode of the code, the mode whose translation was used, and the kind.
+pub type Accesses = PerMode<PerMode<[u64; Memory::KINDS]>>;
+
 counters! {
     /// What check mode found.
     Stale {
@@ -264,7 +267,7 @@ counters! {
         not_retired: PerMode<u64>,
         /// Loads and stores that were made: by the mode of the code, the mode whose translation was used
         /// (another one for HLV, HSV and MPRV), and the kind (as of [`crate::insn::Memory`]).
-        accesses: PerMode<PerMode<[u64; Memory::KINDS]>>,
+        accesses: Accesses,
         /// Accesses that reached into a second page.
         crossings: PerMode<u64>,
         /// Loads and stores that ended in a page fault or an access fault, by the mode whose translation was used.

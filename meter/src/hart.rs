@@ -1,6 +1,10 @@
 //! A hart: follows what its software does, and drives the models.
 
+mod access;
 mod trap;
+
+pub use access::{AccessSite, MemoryAccess, Seen};
+use access::{Filter, Made};
 
 use crate::args::Level;
 use crate::array::{Invalidation, Regime};
@@ -8,17 +12,14 @@ use crate::block::{Block, NOWHERE};
 use crate::check::{Check, Event};
 use crate::core::ArraySpec;
 use crate::counts::HartCounts;
-use crate::insn::{Csr, FenceKind, Memory, Special};
+use crate::insn::{Csr, FenceKind, Special};
 use crate::mode::{Mode, PerMode};
 use crate::model::{Model, Use};
 use crate::shared::{Mark, Shared, Trap};
-use crate::tables::Tables;
 use crate::walk::{Roots, Space, Trace, Walker, Words, permissive};
 use rv::Access;
 use rv::csr::atp;
 
-/// Where software tells QEMU's `virt` board to power off or reset: its test device.
-const POWER_OFF: u64 = 0x10_0000;
 /// Codes of the marker instruction.
 pub const MARK_BEGIN: i16 = 1;
 /// The end of a region.
@@ -61,43 +62,6 @@ pub trait Machine: Words {
     fn physical(&self) -> Option<u64>;
 }
 
-/// An access, once it was made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MemoryAccess {
-    /// Its virtual address.
-    pub at: u64,
-    /// Its bytes.
-    pub bytes: u64,
-    /// The mode of the code.
-    pub code: Mode,
-    /// The mode whose translation it used.
-    pub mode: Mode,
-    /// What kind of instruction made it.
-    pub memory: Memory,
-}
-
-impl MemoryAccess {
-    /// The page, and whose translation it is: equal for accesses that do the same to a TLB. Never 0.
-    const fn key(&self) -> u64 {
-        let whose = (self.mode as u64 == Mode::M as u64) as u64 + 2 * self.mode.is_virtual() as u64;
-        (self.at >> rv::PAGE_SHIFT << 2 | whose) + 1
-    }
-
-    /// Whether it reaches into the next page.
-    const fn crosses(&self) -> bool {
-        (self.at & (rv::PAGE_BYTES - 1)) + self.bytes > rv::PAGE_BYTES
-    }
-}
-
-/// Whether all is known that an access can have done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Seen {
-    /// It is.
-    Before,
-    /// It is not.
-    Never,
-}
-
 /// What generated code reads and adds to, for each hart.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
@@ -133,42 +97,6 @@ enum Effect {
     CsrWrite(Csr),
 }
 
-/// A page that was accessed lately, and what need not be found out again about it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Recent {
-    /// That of the access; 0 is none.
-    key: u64,
-    /// An address in it.
-    at: u64,
-    /// The mode whose translation it is.
-    mode: Option<Mode>,
-    /// Tables have not changed since.
-    generation: u64,
-    /// A store may pass: D is known to be set, and the page is no table.
-    passes_stores: bool,
-}
-
-impl Recent {
-    #[inline]
-    fn knows(&self, access: &MemoryAccess, generation: u64) -> bool {
-        self.key == access.key()
-            && self.generation == generation
-            && (self.passes_stores || !access.memory.is_store())
-            && !access.crosses()
-    }
-}
-
-/// The two pages that were accessed last: going back and forth between them changes nothing in a TLB
-/// but which of the two is the more recent. That is told to TLBs before anything else is.
-#[derive(Clone, Copy, Debug, Default)]
-struct Filter {
-    pages: [Recent; 2],
-    /// Which is the more recent.
-    last: usize,
-    /// They have changed places since TLBs were told.
-    has_swapped: bool,
-}
-
 /// Where a hart is when it enters a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Here {
@@ -181,8 +109,8 @@ struct Here {
 struct Fetched {
     page: u64,
     mode: Mode,
-    /// Tables have not changed since.
-    generation: u64,
+    /// Of [`Shared::epoch`].
+    epoch: u64,
 }
 
 /// A hart.
@@ -196,6 +124,7 @@ pub struct Hart {
     pending: Option<Pending>,
     /// Where the return from a trap leads that was about to be executed.
     returning: Option<u64>,
+    made: Made,
     filter: Filter,
     /// The filter may keep two pages: no TLB drops the last page but one for a new one.
     keeps_two: bool,
@@ -219,6 +148,7 @@ impl Hart {
             vectors: [0; 3],
             pending: None,
             returning: None,
+            made: Made::default(),
             filter: Filter::default(),
             keeps_two: shared.cores.iter().all(|core| core.l1d.iter().all(ArraySpec::keeps_recent)),
             fetched: None,
@@ -244,7 +174,7 @@ impl Hart {
     }
 
     fn now(&self, board: &Scoreboard) -> HartCounts {
-        HartCounts { insns: board.insns, ..self.counts.clone() }
+        HartCounts { insns: board.insns, accesses: self.made.accesses(), ..self.counts.clone() }
     }
 
     /// Takes note of marks that other harts have set.
@@ -262,10 +192,11 @@ impl Hart {
     }
 
     /// A block is about to run, which is in another place than the one before, or is watched, or
-    /// crosses into another page. Where it is, the register `pc` tells.
+    /// crosses into another page; for [`Level::Counts`], only one that is watched or comes behind an
+    /// instruction of [`Special`]. Where it is, the register `pc` tells.
     pub fn enter_block(&mut self, block: Block, board: &mut Scoreboard, shared: &Shared, machine: &impl Machine) {
         self.catch_up(board, shared);
-        board.place = block.place(shared.level);
+        board.place = block.place();
         let here = Here { at: machine.register(Register::Pc), mode: block.mode };
         self.block = here.at;
         let returning = self.returning.take();
@@ -293,8 +224,7 @@ impl Hart {
 
     /// Instructions are fetched from the page of `at`.
     fn fetch(&mut self, at: u64, mode: Mode, shared: &Shared, machine: &impl Machine) {
-        let generation = shared.tables().map_or(0, Tables::generation);
-        let page = Some(Fetched { page: at >> rv::PAGE_SHIFT, mode, generation });
+        let page = Some(Fetched { page: at >> rv::PAGE_SHIFT, mode, epoch: shared.epoch() });
         if self.fetched != page {
             self.translate(at, mode, Use::Fetch, shared, machine);
             self.fetched = page;
@@ -328,86 +258,6 @@ impl Hart {
         }
     }
 
-    /// A load or store was made. Counts it, and says whether all is known that it can have done; else
-    /// [`Hart::access_anew`] has to be told, too.
-    #[inline]
-    pub fn access(&mut self, access: &MemoryAccess, shared: &Shared) -> Seen {
-        // `cbo.zero` is one look, however many stores it is for QEMU.
-        let is_look = access.memory != Memory::Block || access.at.is_multiple_of(64);
-        let made = &mut self.counts.accesses[access.code.index()][access.mode.index()];
-        made[access.memory as usize] += u64::from(is_look);
-        let generation = shared.tables().map_or(0, Tables::generation);
-        let filter = &mut self.filter;
-        if filter.pages[filter.last].knows(access, generation) {
-            return Seen::Before;
-        }
-        if filter.pages[filter.last ^ 1].knows(access, generation) {
-            filter.last ^= 1;
-            filter.has_swapped = true;
-            return Seen::Before;
-        }
-        Seen::Never
-    }
-
-    /// The access that [`Hart::access`] has never seen.
-    pub fn access_anew(
-        &mut self,
-        access: &MemoryAccess,
-        board: &mut Scoreboard,
-        shared: &Shared,
-        machine: &impl Machine,
-    ) {
-        let MemoryAccess { at, bytes, mode, memory, .. } = *access;
-        self.catch_up(board, shared);
-        self.settle();
-        let how = if memory.is_store() { Use::Store } else { Use::Load };
-        self.translate(at, mode, how, shared, machine);
-        let crosses = access.crosses();
-        if crosses {
-            self.counts.crossings[mode.index()] += 1;
-            self.translate(at + bytes - 1, mode, how, shared, machine);
-        }
-        let stored = if memory.is_store() { machine.physical() } else { None };
-        if stored == Some(POWER_OFF) {
-            self.mark(Mark::PowerOff, board, shared);
-        }
-        let Some(tables) = shared.tables() else { return };
-        let mut is_table = false;
-        if let Some(physical) = stored.filter(|physical| tables.is_table(physical >> rv::PAGE_SHIFT)) {
-            is_table = true;
-            tables.stored(physical, bytes, machine);
-        }
-        let generation = tables.generation();
-        let last = &self.filter.pages[self.filter.last];
-        if generation != last.generation && self.check.is_some() {
-            // The code may be behind one of the tables that have changed.
-            board.place = NOWHERE;
-        }
-        if crosses {
-            self.filter = Filter::default();
-            return;
-        }
-        let key = access.key();
-        let passes_stores = memory.is_store() && !is_table;
-        if last.key != key && self.keeps_two {
-            self.filter.last ^= 1;
-        }
-        self.filter.pages[self.filter.last] = Recent { key, at, mode: Some(mode), generation, passes_stores };
-    }
-
-    /// Tells TLBs which of the two pages of the filter is the more recent.
-    fn settle(&mut self) {
-        if !std::mem::take(&mut self.filter.has_swapped) {
-            return;
-        }
-        let last = self.filter.last;
-        for page in [self.filter.pages[last ^ 1], self.filter.pages[last]] {
-            if let Some(space) = page.mode.and_then(|mode| space_of(&self.spaces, mode)) {
-                self.models.iter_mut().for_each(|model| model.touch(page.at >> rv::PAGE_SHIFT, space.ids));
-            }
-        }
-    }
-
     /// An instruction of [`Special`] is about to be executed; `next` is the address behind it.
     pub fn before(
         &mut self,
@@ -418,6 +268,10 @@ impl Hart {
         shared: &Shared,
         machine: &impl Machine,
     ) {
+        if let Some(pending) = self.pending.take() {
+            // Nothing between them was looked at; had it trapped, that would have been.
+            self.apply(pending, mode, shared, machine);
+        }
         let operand = |number: u8| (number != 0).then(|| machine.register(Register::X(number)));
         let pending = |what| Some(Pending { next, mode, what });
         match special {
@@ -459,7 +313,7 @@ impl Hart {
     /// What was pending has come to pass; `now` is the mode in which registers are read.
     fn apply(&mut self, pending: Pending, now: Mode, shared: &Shared, machine: &impl Machine) {
         self.settle();
-        self.filter = Filter::default();
+        self.forget_recent();
         self.fetched = None;
         match pending.what {
             Effect::Fence { kind, address, id } => self.fence(kind, address, id, pending.mode),
@@ -521,14 +375,13 @@ impl Hart {
         let vmid = id(now.hgatp) & atp::VMID_BITS as u16;
         for model in &mut self.models {
             if id(before.satp) != id(now.satp) {
-                let regime = Regime::One;
-                model.switched_asid(crate::array::Ids { regime, asid: id(before.satp), vmid });
+                model.switched_asid(Regime::One, 0);
             }
             if id(before.vsatp) != id(now.vsatp) {
-                model.switched_asid(crate::array::Ids { regime: Regime::Two, asid: id(before.vsatp), vmid });
+                model.switched_asid(Regime::Two, vmid);
             }
             if id(before.hgatp) != id(now.hgatp) {
-                model.switched_vmid(id(before.hgatp) & atp::VMID_BITS as u16);
+                model.switched_vmid();
             }
         }
         if let Some(tables) = shared.tables() {

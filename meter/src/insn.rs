@@ -19,7 +19,8 @@ pub enum Memory {
 impl Memory {
     /// How many kinds there are.
     pub const KINDS: usize = Self::ALL.len();
-    const ALL: [Self; 5] = [Self::None, Self::Load, Self::Store, Self::Amo, Self::Block];
+    /// All, in the order of their discriminants.
+    pub const ALL: [Self; 5] = [Self::None, Self::Load, Self::Store, Self::Amo, Self::Block];
 
     /// The kind with this discriminant.
     #[must_use]
@@ -128,11 +129,14 @@ pub struct Insn {
     pub special: Option<Special>,
     /// It stores 2 or 4 bytes from an integer register, as is done to the registers of devices.
     pub is_device_like: bool,
-    /// It is `fence`, which comes before an access to a device.
-    pub is_fence: bool,
+    /// It is a `fence` before output to devices.
+    pub orders_output: bool,
     /// It reads or writes `mscratch` or `sscratch`, as trap handlers do first.
     pub uses_scratch: bool,
 }
+
+/// Bit O of the successors of a `fence`.
+const FENCE_TO_OUTPUT: u32 = 1 << 22;
 
 impl Insn {
     const PLAIN: Self = Self {
@@ -140,7 +144,7 @@ impl Insn {
         may_trap: false,
         special: None,
         is_device_like: false,
-        is_fence: false,
+        orders_output: false,
         uses_scratch: false,
     };
 
@@ -180,7 +184,7 @@ impl Insn {
             0x2f => Self::memory(Memory::Amo),
             // MISC-MEM: the cache-block operations; only one of them stores.
             0x0f if funct3 == 2 && raw >> 20 == 4 => Self::memory(Memory::Block),
-            0x0f if funct3 == 0 => Self { is_fence: true, ..Self::PLAIN },
+            0x0f if funct3 == 0 => Self { orders_output: raw & FENCE_TO_OUTPUT != 0, ..Self::PLAIN },
             0x0f if funct3 == 2 => Self { may_trap: true, ..Self::PLAIN },
             0x13 if funct3 == 2 && raw >> 7 & 31 == 0 => {
                 let label = (raw >> 15 & 31) as u8;
@@ -273,7 +277,8 @@ mod tests {
         for raw in [0x0000_0013, 0x0505, 0x0808, 0x852e, 0x0000_006f, 0x0000_100f, 0x02b5_7553] {
             assert_eq!(Insn::decode(raw), Insn::PLAIN, "{raw:#x}");
         }
-        assert_eq!(Insn::decode(0x0140_000f), Insn { is_fence: true, ..Insn::PLAIN }); // fence w, o
+        assert_eq!(Insn::decode(0x0140_000f), Insn { orders_output: true, ..Insn::PLAIN }); // fence w, o
+        assert_eq!(Insn::decode(0x0330_000f), Insn::PLAIN); // fence rw, rw
         for raw in [0x0000_0073, 0xc000_2573, 0x1050_0073] {
             assert!(Insn::decode(raw).may_trap && special(raw).is_none(), "{raw:#x}"); // ecall, rdcycle, wfi
         }

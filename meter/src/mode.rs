@@ -74,6 +74,18 @@ impl Mode {
         Self::new(index as u64 & 3, index & 4 != 0)
     }
 
+    /// An index that [`Mode::from_mmu_index`] reads as this mode.
+    #[must_use]
+    pub const fn mmu_index(self) -> u32 {
+        match self {
+            Self::U => 0,
+            Self::S => 1,
+            Self::M => 3,
+            Self::VU => 4,
+            Self::VS => 5,
+        }
+    }
+
     /// Whether V=1.
     #[must_use]
     pub const fn is_virtual(self) -> bool {
@@ -95,6 +107,7 @@ mod tests {
     fn indices_and_registers() {
         for mode in Mode::ALL {
             assert_eq!(Mode::from_index(mode.index()), mode);
+            assert_eq!(Mode::from_mmu_index(mode.mmu_index()), mode);
         }
         assert_eq!([0, 1, 3, 4, 5].map(Mode::from_priv), [Mode::U, Mode::S, Mode::M, Mode::VU, Mode::VS]);
         assert_eq!(

@@ -105,7 +105,7 @@ impl Model {
 
     /// An access that was allowed, by the translation of `mode`.
     pub fn access<W: Words>(&mut self, how: Use, mode: Mode, walker: &mut Walker<'_, W>, counts: &mut CoreCounts) {
-        let (page, ids) = (walker.page(), walker.space().ids);
+        let (page, ids) = (walker.page(), self.tags(walker.space().ids));
         let l1 = if how == Use::Fetch { &mut self.l1i } else { &mut self.l1d };
         let is_done = |is_dirty: bool| is_dirty || how != Use::Store;
         match l1.look_up(page, ids) {
@@ -143,13 +143,22 @@ impl Model {
 
     /// A load or store of a page that the L1 TLB is known to have.
     pub fn touch(&mut self, page: u64, ids: Ids) {
-        self.l1d.look_up(page, ids);
+        self.l1d.look_up(page, self.tags(ids));
+    }
+
+    /// The tags as this core has them: those that it lacks are all alike.
+    const fn tags(&self, ids: Ids) -> Ids {
+        Ids {
+            regime: ids.regime,
+            asid: if self.asids { ids.asid } else { 0 },
+            vmid: if self.vmids { ids.vmid } else { 0 },
+        }
     }
 
     /// An access that ended in a page fault. Where a TLB has a translation, that tells what it does not
     /// allow; else a walk is made, and nothing is remembered of it but what walk caches hold.
     pub fn fault<W: Words>(&mut self, how: Use, mode: Mode, walker: &mut Walker<'_, W>, counts: &mut CoreCounts) {
-        let (page, ids) = (walker.page(), walker.space().ids);
+        let (page, ids) = (walker.page(), self.tags(walker.space().ids));
         let misses = &mut counts.misses[mode.index()];
         let l1 = if how == Use::Fetch { &mut self.l1i } else { &mut self.l1d };
         // An address with wrong upper bits is not even looked up.
@@ -180,7 +189,7 @@ impl Model {
 
     /// A store has hit an entry that was filled when D was clear: hardware walks again, to set it.
     fn walk_for_dirty<W: Words>(&mut self, mode: Mode, walker: &mut Walker<'_, W>, counts: &mut CoreCounts) {
-        let (page, ids) = (walker.page(), walker.space().ids);
+        let (page, ids) = (walker.page(), self.tags(walker.space().ids));
         let (first, g) = self.references(walker, counts);
         let misses = &mut counts.misses[mode.index()];
         misses.dirty_walks += 1;
@@ -207,7 +216,7 @@ impl Model {
     /// read. Returns those to first-stage and to G-stage entries.
     fn references<W: Words>(&mut self, walker: &mut Walker<'_, W>, counts: &mut CoreCounts) -> (u64, u64) {
         walker.trace();
-        let (ids, g_ids) = (walker.space().ids, walker.space().g_ids());
+        let (ids, g_ids) = (self.tags(walker.space().ids), self.tags(walker.space().g_ids()));
         let words = walker.words();
         let trace: &Trace = walker.trace_done();
         let refs = &trace.refs;
@@ -266,8 +275,13 @@ impl Model {
         }
     }
 
-    /// A fence.
+    /// A fence. Where entries lack a tag, one for some tag means them all, but for global ones.
     pub fn invalidate(&mut self, what: &Invalidation) {
+        let what = &Invalidation {
+            asid: what.asid.map(|asid| if self.asids { asid } else { 0 }),
+            vmid: what.vmid.map(|vmid| if self.vmids { vmid } else { 0 }),
+            ..*what
+        };
         for array in self.l1i.0.iter_mut().chain(&mut self.l1d.0).chain(&mut self.l2.0) {
             array.invalidate(what);
         }
@@ -288,18 +302,18 @@ impl Model {
         }
     }
 
-    /// Another ASID is in use, in `satp` or (of this VMID) in `vsatp`.
-    pub fn switched_asid(&mut self, ids: Ids) {
+    /// Another ASID is in use, in `satp` or in `vsatp`. Where entries have none, all but global ones have
+    /// to go, as software on such a core would see to.
+    pub fn switched_asid(&mut self, regime: Regime, vmid: u16) {
         if !self.asids {
-            let vmid = Some(ids.vmid);
-            self.invalidate(&Invalidation { regime: ids.regime, vmid, asid: Some(ids.asid), page: None });
+            self.invalidate(&Invalidation { regime, vmid: Some(vmid), asid: Some(0), page: None });
         }
     }
 
-    /// Another VMID is in use; this one was.
-    pub fn switched_vmid(&mut self, vmid: u16) {
+    /// Another VMID is in use.
+    pub fn switched_vmid(&mut self) {
         if !self.vmids {
-            self.invalidate(&Invalidation { regime: Regime::G, vmid: Some(vmid), asid: None, page: None });
+            self.invalidate(&Invalidation { regime: Regime::G, vmid: None, asid: None, page: None });
         }
     }
 }

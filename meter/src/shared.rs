@@ -71,7 +71,7 @@ pub struct Shared {
     pub level: Level,
     /// The cores that are modelled.
     pub cores: Vec<Core>,
-    tables: OnceLock<Tables>,
+    tables: Tables,
     marks: Mutex<Vec<Mark>>,
     mark_count: AtomicUsize,
     lost_marks: AtomicUsize,
@@ -84,6 +84,8 @@ pub struct Shared {
 struct Vectors {
     /// Addresses at which traps arrive on any hart.
     known: HashSet<u64>,
+    /// Other addresses at which blocks are to be looked at.
+    wanted: HashSet<u64>,
     /// Where blocks start that are not looked at each time they run.
     unwatched: HashSet<u64>,
     /// Vectors at which such a block had been translated before.
@@ -101,7 +103,7 @@ impl Shared {
         Self {
             level: args.level,
             cores: args.cores.clone(),
-            tables: OnceLock::new(),
+            tables: Tables::new(args.level),
             marks: Mutex::default(),
             mark_count: AtomicUsize::new(0),
             lost_marks: AtomicUsize::new(0),
@@ -113,13 +115,20 @@ impl Shared {
 
     /// Tells where RAM is. Until then no tables are known.
     pub fn set_ram(&self, base: u64, bytes: u64) {
-        self.tables.get_or_init(|| Tables::new(base, bytes));
+        self.tables.set_ram(base, bytes);
     }
 
     /// The tables, once RAM is known.
     #[must_use]
     pub fn tables(&self) -> Option<&Tables> {
-        self.tables.get()
+        self.tables.has_ram().then_some(&self.tables)
+    }
+
+    /// That of [`Tables::epoch`].
+    #[inline]
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.tables.epoch()
     }
 
     /// The number of marks so far.
@@ -187,11 +196,17 @@ impl Shared {
     /// it runs: traps arrive there, or it begins as trap handlers do.
     pub fn watches(&self, start: u64, looks_like_handler: bool) -> bool {
         let mut vectors = lock(&self.vectors);
-        if looks_like_handler || vectors.known.contains(&start) {
+        if looks_like_handler || vectors.known.contains(&start) || vectors.wanted.contains(&start) {
             return true;
         }
         vectors.unwatched.insert(start);
         false
+    }
+
+    /// Blocks that start at an address are to be looked at each time they run. Those that are translated
+    /// already are not.
+    pub fn watch(&self, start: u64) {
+        lock(&self.vectors).wanted.insert(start);
     }
 
     /// A hart has a new trap vector.
@@ -227,6 +242,8 @@ mod tests {
         assert_eq!(shared.late_vectors(), 0);
         shared.add_vector(0x3001);
         assert!(shared.watches(0x3000, false) && shared.watches(0x3014, false) && !shared.watches(0x3100, false));
+        shared.watch(0x5000);
+        assert!(shared.watches(0x5000, false) && !shared.watches(0x5004, false));
         shared.add_vector(0x1000);
         shared.add_vector(0x1000);
         assert_eq!(shared.late_vectors(), 1);

@@ -4,11 +4,12 @@
 //! table as software left it: where memory has a bit more, hardware has set it. The copies also tell
 //! check mode when a table was edited.
 
+use crate::args::Level;
 use crate::walk::{Reference, Stage, Words};
 use rv::PteFlags;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 const WORDS: u64 = 512;
 
@@ -23,25 +24,54 @@ struct Copy {
 /// stored to it costs time, and nothing else.
 #[derive(Debug)]
 pub struct Tables {
-    /// The first frame of RAM.
-    first: u64,
-    /// One bit for each frame: it is a table.
-    known: Vec<AtomicU64>,
+    level: Level,
+    ram: OnceLock<Ram>,
     copies: Mutex<HashMap<u64, Copy>>,
     generation: AtomicU64,
+    epoch: AtomicU64,
+}
+
+/// Which frames of RAM are tables.
+#[derive(Debug)]
+struct Ram {
+    /// The first frame.
+    first: u64,
+    /// One bit for each: it is one.
+    known: Vec<AtomicU64>,
 }
 
 impl Tables {
-    /// For RAM of so many bytes at an address.
+    /// None; there is no RAM yet.
     #[must_use]
-    pub fn new(base: u64, bytes: u64) -> Self {
-        let frames = bytes >> rv::PAGE_SHIFT;
+    pub fn new(level: Level) -> Self {
         Self {
-            first: base >> rv::PAGE_SHIFT,
-            known: (0..frames.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            level,
+            ram: OnceLock::new(),
             copies: Mutex::default(),
             generation: AtomicU64::new(1),
+            epoch: AtomicU64::new(1),
         }
+    }
+
+    /// There are so many bytes of RAM at an address.
+    pub fn set_ram(&self, base: u64, bytes: u64) {
+        let frames = bytes >> rv::PAGE_SHIFT;
+        let known = || (0..frames.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        self.ram.get_or_init(|| Ram { first: base >> rv::PAGE_SHIFT, known: known() });
+    }
+
+    /// Whether RAM is known.
+    #[must_use]
+    pub fn has_ram(&self) -> bool {
+        self.ram.get().is_some()
+    }
+
+    /// A number that grows whenever what harts know of pages no longer holds: a frame turned out to be a
+    /// table, so that stores to it matter; in check mode, also when a table was edited.
+    #[inline]
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     /// A number that grows whenever a table is edited or met for the first time: until then, what was
@@ -52,8 +82,9 @@ impl Tables {
     }
 
     fn bit(&self, frame: u64) -> Option<(&AtomicU64, u64)> {
-        let number = frame.checked_sub(self.first)?;
-        self.known.get((number / 64) as usize).map(|word| (word, 1 << (number % 64)))
+        let ram = self.ram.get()?;
+        let number = frame.checked_sub(ram.first)?;
+        ram.known.get((number / 64) as usize).map(|word| (word, 1 << (number % 64)))
     }
 
     /// Whether the frame holds a table.
@@ -97,6 +128,7 @@ impl Tables {
         }
         known.fetch_or(bit, Ordering::Relaxed);
         self.generation.fetch_add(1, Ordering::Release);
+        self.epoch.fetch_add(1, Ordering::Release);
         let below: Vec<u64> = copy.iter().filter_map(|word| pointer(*word)).collect();
         copies.insert(frame, Copy { words: copy, level });
         if let Some(level) = level.and_then(|level| level.checked_sub(1)) {
@@ -119,6 +151,9 @@ impl Tables {
             }
         }
         self.generation.fetch_add(1, Ordering::Release);
+        if self.level == Level::Check {
+            self.epoch.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// How many updates of A and D hardware has made in these entries since software last stored
@@ -161,11 +196,17 @@ mod tests {
         }
     }
 
+    fn tables() -> Tables {
+        let tables = Tables::new(Level::Tlb);
+        tables.set_ram(0x8000_0000, 0x1_0000);
+        tables
+    }
+
     const LEAF: u64 = 0x8_0009 << 10 | 0x17;
 
     #[test]
     fn updates_by_hardware_are_told_from_stores() {
-        let (ram, tables) = (Ram::default(), Tables::new(0x8000_0000, 0x1_0000));
+        let (ram, tables) = (Ram::default(), tables());
         let set = |at: u64, value: u64| ram.0.borrow_mut().insert(at, value);
         set(0x8000_0000, 0x8_0001 << 10 | 1);
         tables.learn_root(0x8_0000..0x8_0001, 1, &ram);
@@ -188,8 +229,23 @@ mod tests {
     }
 
     #[test]
+    fn shortcuts_end_when_they_have_to() {
+        for level in [Level::Tlb, Level::Check] {
+            let (ram, tables) = (Ram::default(), Tables::new(level));
+            assert!(!tables.has_ram() && !tables.is_table(0x8_0000));
+            tables.set_ram(0x8000_0000, 0x1_0000);
+            let before = tables.epoch();
+            tables.learn_root(0x8_0000..0x8_0001, 0, &ram);
+            let met = tables.epoch();
+            assert!(met > before);
+            tables.stored(0x8000_0000, 8, &ram);
+            assert_eq!(tables.epoch() > met, level == Level::Check);
+        }
+    }
+
+    #[test]
     fn tables_are_met_by_their_pointers() {
-        let (ram, tables) = (Ram::default(), Tables::new(0x8000_0000, 0x1_0000));
+        let (ram, tables) = (Ram::default(), tables());
         tables.learn_root(0x8_0000..0x8_0001, 2, &ram);
         let before = tables.generation();
         ram.0.borrow_mut().insert(0x8000_0008, 0x8_0003 << 10 | 1);

@@ -4,7 +4,7 @@ mod fake;
 
 use fake::{BASE, BYTES, CODE, Fake, LEAF, PAGES_AT, Rig, USER_LEAF, VA, guest, leaf, root};
 use meter::block::Block;
-use meter::hart::{Machine, MemoryAccess, Register, Seen};
+use meter::hart::{AccessSite, Machine, MemoryAccess, Register, Seen};
 use meter::insn::{Csr, FenceKind, Memory, Special};
 use meter::mode::Mode;
 use rv::format::{SV39, SV39X4};
@@ -261,10 +261,11 @@ fn what_memory_protection_refuses_was_translated() {
 #[test]
 fn accesses_over_the_end_of_a_page_look_twice() {
     let mut rig = guest(&["core=plain"], 0);
-    let access = MemoryAccess { at: PAGES_AT + 0xffc, bytes: 8, code: Mode::VS, mode: Mode::VS, memory: Memory::Load };
+    let site = AccessSite::new(Memory::Load, Mode::VS);
+    let access = MemoryAccess { at: PAGES_AT + 0xffc, shift: 3, mmu_index: Mode::VS.mmu_index(), site };
     for _ in 0..2 {
-        assert_eq!(rig.hart.access(&access, &rig.shared), Seen::Never);
-        rig.hart.access_anew(&access, &mut rig.board, &rig.shared, &rig.fake);
+        assert_eq!(rig.hart.access(access, &rig.shared), Seen::Never);
+        rig.hart.access_anew(access, &mut rig.board, &rig.shared, &rig.fake);
     }
     assert_eq!((rig.misses(Mode::VS).data, rig.counts().lookups()[Mode::VS.index()]), (2, 4));
     assert_eq!(rig.counts().crossings[Mode::VS.index()], 2);
@@ -315,11 +316,16 @@ fn tags_keep_spaces_apart_and_global_pages_join_them() {
     switch(&mut rig, 1);
     load(&mut rig);
     assert_eq!(walks(&rig), [3, 4]);
-    // A fence of an ASID leaves the global page alone.
+    // A fence of another ASID means what has none, but for the global page.
+    rig.fake.set(Register::X(11), 9);
+    rig.execute(Special::Fence { kind: FenceKind::Sfence, rs1: 0, rs2: 11 }, Mode::S);
+    load(&mut rig);
+    assert_eq!(walks(&rig), [3, 5]);
+    // One of this ASID leaves the global page alone, too.
     rig.fake.set(Register::X(11), 1);
     rig.execute(Special::Fence { kind: FenceKind::Sfence, rs1: 0, rs2: 11 }, Mode::S);
     load(&mut rig);
-    assert_eq!(walks(&rig), [4, 5]);
+    assert_eq!(walks(&rig), [4, 6]);
 }
 
 #[test]
@@ -418,4 +424,17 @@ fn powering_off_freezes_the_counts() {
         store(&mut rig, 0x10_0000);
         assert!(rig.shared.is_over(), "{level}");
     }
+}
+
+#[test]
+fn what_was_executed_long_ago_has_happened() {
+    // Where only counting is asked for, the block behind a fence may not be looked at.
+    let mut rig = Rig::new(&["level=counts"]);
+    let fence = Special::Fence { kind: FenceKind::Sfence, rs1: 0, rs2: 0 };
+    for _ in 0..2 {
+        rig.hart.before(fence, Mode::S, CODE + 4, &mut rig.board, &rig.shared, &rig.fake);
+    }
+    let mark = Special::Marker { label: 0, code: 1 };
+    rig.hart.before(mark, Mode::S, CODE + 8, &mut rig.board, &rig.shared, &rig.fake);
+    assert_eq!(rig.counts().fences[FenceKind::Sfence as usize][0][Mode::S.index()], 2);
 }

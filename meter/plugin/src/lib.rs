@@ -5,7 +5,7 @@ mod qemu;
 
 use meter::args::{API, Args, Level};
 use meter::block::{Block, may_power_off, segments};
-use meter::hart::{Hart, MemoryAccess, Scoreboard, Seen};
+use meter::hart::{AccessSite, Hart, MemoryAccess, Scoreboard, Seen};
 use meter::insn::{Insn, Memory, Special};
 use meter::mode::Mode;
 use meter::report::{HartReport, report};
@@ -175,8 +175,8 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
     let counts_only = meter.shared.level == Level::Counts;
     if is_watched || (crosses && !counts_only) {
         tb.call(on_block, block.pack());
-    } else {
-        tb.call_unless(block.place(meter.shared.level), on_block, block.pack());
+    } else if !counts_only {
+        tb.call_unless(block.place(), on_block, block.pack());
     }
     for segment in segments(&decoded) {
         let offset = offset_of!(Scoreboard, insns) + mode.index() * size_of::<u64>();
@@ -187,15 +187,17 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
         // Counting needs one store only: the one that powers the machine off.
         let is_wanted = !counts_only || may_power_off(&decoded, number, mode);
         if memory != Memory::None && is_wanted {
-            insn.call_on_access(memory.is_store(), on_access, access_data(memory, mode));
+            insn.call_on_access(memory.is_store(), on_access, AccessSite::new(memory, mode).pack());
         }
         if let Some(special) = what.special {
             let site = Site { special, mode, next: insn.end() };
             let site = *lock(&meter.sites).entry(site).or_insert_with(|| Box::leak(Box::new(site)));
             insn.call(on_special, std::ptr::from_ref(site).expose_provenance() as u64);
             // A fence does not end its block.
-            if let Some(next) = instructions.get(number + 1) {
-                next.call(on_reach, next.at());
+            match instructions.get(number + 1) {
+                Some(next) => next.call(on_reach, next.at()),
+                None if counts_only => meter.shared.watch(site.next),
+                None => {}
             }
         }
     }
@@ -207,23 +209,30 @@ extern "C" fn on_block(vcpu: u32, data: *mut c_void) {
     hart.enter_block(Block::unpack(data.addr() as u64), board, &meter.shared, &meter.now(None));
 }
 
-/// What [`on_access`] is told of an instruction.
-const fn access_data(memory: Memory, code: Mode) -> u64 {
-    memory as u64 | (code as u64) << 3
-}
-
 /// Whether QEMU describes accesses as this plugin believes.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {
     // SAFETY: a callback of this vCPU.
     let (hart, meter) = (unsafe { hart(vcpu) }, meter());
-    let info = AccessInfo::new(info, at);
-    let (memory, code) = (Memory::from_index(data.addr() & 7), Mode::from_index(data.addr() >> 3));
-    let access = MemoryAccess { at, bytes: info.bytes(), code, mode: Mode::from_mmu_index(info.mmu_index()), memory };
-    if hart.access(&access, &meter.shared) == Seen::Before {
-        return;
+    if hart.access(access(info, at, data), &meter.shared) == Seen::Never {
+        on_new_access(vcpu, info, at, data);
     }
+}
+
+fn access(info: u32, at: u64, data: *mut c_void) -> MemoryAccess {
+    let (info, site) = (AccessInfo::new(info, at), AccessSite::unpack(data.addr() as u64));
+    MemoryAccess { at, shift: info.shift(), mmu_index: info.mmu_index(), site }
+}
+
+/// What is left to do of [`on_access`], which is kept short: it is called for every load and store.
+#[cold]
+#[inline(never)]
+fn on_new_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {
+    // SAFETY: in a callback of this vCPU, which does not use its state any more.
+    let (hart, board, meter) = unsafe { context(vcpu) };
+    let access = access(info, at, data);
+    let info = AccessInfo::new(info, at);
     if !IS_KNOWN.load(Ordering::Relaxed) {
         if !info.is_as_known() {
             give_up("this QEMU describes accesses in another way than QEMU 10");
@@ -231,9 +240,7 @@ extern "C" fn on_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {
         IS_KNOWN.store(true, Ordering::Relaxed);
     }
     let was_over = meter.shared.is_over();
-    // SAFETY: as above.
-    let board = unsafe { qemu::scoreboard(vcpu) };
-    hart.access_anew(&access, board, &meter.shared, &meter.now(Some(info)));
+    hart.access_anew(access, board, &meter.shared, &meter.now(Some(info)));
     // The machine was powered off: QEMU may be stopped by force before it calls `on_exit`.
     if !was_over && meter.shared.is_over() && HART_COUNT.load(Ordering::Acquire) == 1 {
         write_report(meter);

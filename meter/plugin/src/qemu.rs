@@ -313,15 +313,15 @@ impl AccessInfo {
         self.info & 0xf
     }
 
-    /// Its bytes.
-    pub fn bytes(self) -> u64 {
-        1 << (self.info >> 4 & 7)
+    /// log2 of its bytes.
+    pub fn shift(self) -> u32 {
+        self.info >> 4 & 7
     }
 
     /// Whether the number is composed as this plugin believes, judged by the part that QEMU tells.
     pub fn is_as_known(self) -> bool {
         // SAFETY: a function of a number.
-        self.info >> 4 & 7 == unsafe { qemu_plugin_mem_size_shift(self.info) }
+        self.shift() == unsafe { qemu_plugin_mem_size_shift(self.info) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Traps: which they are, and what the accesses behind them asked for.
 
-use super::{Filter, Hart, Here, Machine, Register, access_of, privilege, space_of};
+use super::{Hart, Here, Machine, Register, access_of, privilege, space_of};
 use crate::check::Event;
 use crate::mode::Mode;
 use crate::model::Use;
@@ -175,8 +175,7 @@ impl Hart {
         if refused.how != Use::Fetch {
             self.counts.refused[refused.mode.index()] += 1;
             self.settle();
-            // What was accessed last is no longer what a TLB was asked for last.
-            self.filter = Filter::default();
+            self.forget_recent();
         }
     }
 

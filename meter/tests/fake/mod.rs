@@ -4,7 +4,7 @@
 use meter::args::Args;
 use meter::block::Block;
 use meter::counts::{HartCounts, Misses};
-use meter::hart::{Hart, Machine, MemoryAccess, Register, Scoreboard, Seen};
+use meter::hart::{AccessSite, Hart, Machine, MemoryAccess, Register, Scoreboard, Seen};
 use meter::insn::{Csr, FenceKind, Memory, Special};
 use meter::mode::Mode;
 use meter::shared::Shared;
@@ -187,9 +187,11 @@ impl Rig {
     }
 
     pub fn access(&mut self, at: u64, mode: Mode, memory: Memory) {
-        let access = MemoryAccess { at, bytes: 8, code: mode, mode, memory };
-        if self.hart.access(&access, &self.shared) == Seen::Never {
-            self.hart.access_anew(&access, &mut self.board, &self.shared, &self.fake);
+        let site = AccessSite::new(memory, mode);
+        let shift = if memory == Memory::Block { 0 } else { 3 };
+        let access = MemoryAccess { at, shift, mmu_index: mode.mmu_index(), site };
+        if self.hart.access(access, &self.shared) == Seen::Never {
+            self.hart.access_anew(access, &mut self.board, &self.shared, &self.fake);
         }
     }
 
