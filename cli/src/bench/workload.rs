@@ -24,9 +24,6 @@ use std::time::{Duration, SystemTime};
 
 /// How long an initramfs is kept that nobody uses.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Words for the kernel's command line, the same on all subjects: tables of three levels (Sv39), as in the
-/// papers, where Linux would take as many as the hart can walk.
-pub const APPEND: &str = "quiet no4lvl";
 /// The figure that the script prints last.
 pub const DONE: &str = "done";
 
