@@ -47,7 +47,7 @@ pub fn build(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
         image.debian("binutils-riscv64-linux-gnu", Wanted::Program(&format!("usr/bin/riscv64-linux-gnu-{tool}")))?;
     }
     let quick = ["perlin", "rect_pack", "dxt", "ds"];
-    let full = ["sprintf", "image_write", "hexwave", "connected_components"];
+    let full = ["sprintf", "image_write", "hexwave", "herringbone_wang_tile"];
     let (optimize, libraries) = match scale {
         Scale::Quick => ("-O0", quick.to_vec()),
         Scale::Full => ("-O2", [quick, full].concat()),
