@@ -41,7 +41,8 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> 
     };
     let mut results = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
-        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| worker.join().map_err(|_| miette!("a benchmark panicked"));
+        let join =
+            |worker: std::thread::ScopedJoinHandle<'_, _>| worker.join().map_err(|_| miette!("a benchmark panicked"));
         workers.into_iter().map(join).collect::<miette::Result<Vec<Vec<_>>>>()
     })?
     .into_iter()

@@ -31,7 +31,10 @@ fn reports() -> Vec<Report> {
     let lines = names.iter().map(|name| ((*name).to_owned(), vec![(0.0, 0.0), (100.0, 2e5)])).collect();
     let kinds = [
         ChartKind::Bars { bars, reference: Some(1.0) },
-        ChartKind::Stacks { parts: ["load guest-page fault", "ecall", "others"].map(Into::into).to_vec(), bars: stacks },
+        ChartKind::Stacks {
+            parts: ["load guest-page fault", "ecall", "others"].map(Into::into).to_vec(),
+            bars: stacks,
+        },
         ChartKind::Lines { axes: ["per cent".into(), "traps".into()], lines },
     ];
     let charts = kinds.map(|kind| Block::Chart(Chart { title: "a plot".into(), kind }));
@@ -39,7 +42,11 @@ fn reports() -> Vec<Report> {
         name: "fig7",
         title: "programs".into(),
         lead: vec!["a-word-without-any-break-".repeat(12)],
-        blocks: [Block::Heading("cc1".into())].into_iter().chain(charts).chain([Block::Table("t".into(), table)]).collect(),
+        blocks: [Block::Heading("cc1".into())]
+            .into_iter()
+            .chain(charts)
+            .chain([Block::Table("t".into(), table)])
+            .collect(),
         misleads: "nothing".into(),
         json: serde_json::Value::Null,
         failures: vec![],
@@ -61,10 +68,13 @@ fn the_page_can_be_read_on_a_phone() {
         .arg(format!("--user-data-dir={}", dir.path().join("profile").display()))
         .arg(format!("file://{}", file.display()))
         .output()
-        .unwrap_or_else(|why| panic!("cannot run {BROWSER}: {why}; start the tests by ./gnomon test, which installs it"));
+        .unwrap_or_else(|why| {
+            panic!("cannot run {BROWSER}: {why}; start the tests by ./gnomon test, which installs it")
+        });
     let dom = String::from_utf8_lossy(&output.stdout);
     let seen = dom.split("<title>seen ").nth(1).and_then(|rest| rest.split(" end<").next());
-    let seen = seen.unwrap_or_else(|| panic!("the browser showed nothing: {}", String::from_utf8_lossy(&output.stderr)));
+    let seen =
+        seen.unwrap_or_else(|| panic!("the browser showed nothing: {}", String::from_utf8_lossy(&output.stderr)));
     let parts: Vec<&str> = seen.split(';').collect();
     let [errors, width, scrolls, plots] = parts[..] else { panic!("{seen}") };
     assert_eq!(errors, "0", "script errors");

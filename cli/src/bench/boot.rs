@@ -80,8 +80,10 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     initrd.write_all(&archive).into_diagnostic()?;
     let loads = Loads { stamp, kernel: kernel.file, initrd: initrd.path().to_owned() };
 
-    let jobs: Vec<_> =
-        VARIANTS.iter().flat_map(|variant| machines(choice).into_iter().map(move |machine| (variant, machine))).collect();
+    let jobs: Vec<_> = VARIANTS
+        .iter()
+        .flat_map(|variant| machines(choice).into_iter().map(move |machine| (variant, machine)))
+        .collect();
     let step = progress("boot", jobs.len());
     let rows = in_parallel(&jobs, |((variant, append), machine)| {
         let figures = loads.figures(lab, *machine, append).map_err(|why| why.to_string());
@@ -179,9 +181,7 @@ fn report(rows: &[Row], versions: &str) -> Report {
         let title = format!("{variant}: instructions, native = 1");
         blocks.push(Block::Chart(Chart { title, kind: ChartKind::Bars { bars, reference: Some(1.0) } }));
     }
-    let row = |(variant, machine, figures): &Row| {
-        json!({ "messages": variant, "machine": machine.name(), "figures": figures })
-    };
+    let row = |(variant, machine, figures): &Row| json!({ "messages": variant, "machine": machine.name(), "figures": figures });
     let failure = |(variant, machine, figures): &Row| {
         Some(format!("boot, {variant} on {}: {}", machine.name(), figures.as_ref().err()?))
     };
@@ -219,7 +219,9 @@ mod tests {
         ];
         let report = report(&rows, "v");
         let text = report.to_string();
-        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).map(|l| l.split_whitespace().collect::<Vec<_>>());
+        let row = |name: &str| {
+            text.lines().find(|line| line.starts_with(name)).map(|l| l.split_whitespace().collect::<Vec<_>>())
+        };
         assert_eq!(row("firmware/nested").expect(&text)[1..4], ["1020", "1.0200", "1.0625"]);
         assert_eq!(row("kvm").expect(&text)[1..], ["-", "-", "-"]);
         assert_eq!(report.failures, ["boot, quiet on kvm: no module"]);

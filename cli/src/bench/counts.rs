@@ -141,7 +141,8 @@ impl CoreCounts {
     #[must_use]
     pub fn guest_leaves(&self, subject: Subject) -> BTreeMap<&str, Leaf> {
         let mut leaves = BTreeMap::<_, Leaf>::new();
-        for (name, leaf) in self.walks_by_leaf.iter().filter(|(mode, _)| subject.is_guest(mode)).flat_map(|(_, of)| of) {
+        for (name, leaf) in self.walks_by_leaf.iter().filter(|(mode, _)| subject.is_guest(mode)).flat_map(|(_, of)| of)
+        {
             let sum = leaves.entry(name.as_str()).or_default();
             *sum = Leaf { walks: sum.walks + leaf.walks, refs: sum.refs + leaf.refs };
         }
@@ -152,7 +153,8 @@ impl CoreCounts {
     #[must_use]
     pub fn guest_walks_by_refs(&self, subject: Subject) -> BTreeMap<u64, u64> {
         let mut walks = BTreeMap::new();
-        for (refs, count) in self.walks_by_refs.iter().filter(|(mode, _)| subject.is_guest(mode)).flat_map(|(_, of)| of) {
+        for (refs, count) in self.walks_by_refs.iter().filter(|(mode, _)| subject.is_guest(mode)).flat_map(|(_, of)| of)
+        {
             *walks.entry(*refs).or_insert(0) += count;
         }
         walks

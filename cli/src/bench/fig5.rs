@@ -58,7 +58,8 @@ fn report(all: &[Series], versions: &str) -> Report {
             let mut table =
                 Table::new(std::iter::once("x".to_owned()).chain(group.headings()).chain(headings.map(Into::into)));
             for (at, percent) in percents().enumerate() {
-                let cells = group.series.iter().map(|series| cell(series.point(at), |point| say(series.subject, point)));
+                let cells =
+                    group.series.iter().map(|series| cell(series.point(at), |point| say(series.subject, point)));
                 let paper = paper(percent).map(|total| if headings[0].is_empty() { String::new() } else { total });
                 table.row(std::iter::once(format!("{percent} %")).chain(cells).chain(paper));
             }
@@ -72,7 +73,8 @@ fn report(all: &[Series], versions: &str) -> Report {
         let x: Vec<f64> = percents().map(|percent| percent as f64).collect();
         let x = ("per cent of operations that change an entry", x.as_slice());
         blocks.push(group.lines("traps", x, |subject, point| point.traps(subject) as f64));
-        let instructions = |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
+        let instructions =
+            |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
         blocks.push(group.lines("instructions", x, instructions));
     }
     let paper = json!({ "traditional_at_100_percent": 2 * OPERATIONS, "lazy_at_100_percent": OPERATIONS });

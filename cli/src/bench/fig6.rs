@@ -71,7 +71,8 @@ fn report(all: &[Series], versions: &str) -> Report {
         let x: Vec<f64> = sizes().map(|size| size as f64).collect();
         let x = ("N: accesses in a window, in 1024", x.as_slice());
         blocks.push(group.lines("traps", x, |subject, point| point.traps(subject) as f64));
-        let instructions = |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
+        let instructions =
+            |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
         blocks.push(group.lines("instructions", x, instructions));
         let Some(shadow) = shadow(&group) else { continue };
         let share = |at, subject, point: &Point| {
@@ -107,9 +108,10 @@ fn report(all: &[Series], versions: &str) -> Report {
             versions.into(),
         ],
         blocks,
-        misleads: "who counts exits that set A and D again, as is done here, has more to save than who does not; the bare \
+        misleads:
+            "who counts exits that set A and D again, as is done here, has more to save than who does not; the bare \
                    machine sets the bits in hardware"
-            .into(),
+                .into(),
         json,
         failures: series::failures(all),
     }

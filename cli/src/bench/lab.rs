@@ -107,7 +107,11 @@ impl Lab {
     /// # Errors
     /// If something cannot be built, or there is no such core.
     pub fn open(cores: &[String], is_fresh: bool) -> miette::Result<Self> {
-        let found = cores.iter().map(|name| Core::find(name)).collect::<Result<Vec<_>, _>>().map_err(crate::meter::MeterError::from)?;
+        let found = cores
+            .iter()
+            .map(|name| Core::find(name))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(crate::meter::MeterError::from)?;
         Ok(Self {
             hypervisor: build::hypervisor()?,
             plugin: build::meter()?,
@@ -193,7 +197,8 @@ impl Lab {
         judge(&console, &outcome)?;
         let report = crate::meter::Report::read(out.path())?;
         let counters = outcome.stats.and_then(|stats| stats.vms.into_iter().next()).map(|vm| vm.counters);
-        let figures = console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
+        let figures =
+            console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
         let (command_line, inputs) = self.described(machine, load)?;
         let regions = report.sums().map(|(labels, total)| Region { labels, total: total.clone() }).collect();
         Ok(Run { command_line, inputs, figures, counters: counters.unwrap_or_default(), regions })
@@ -293,9 +298,11 @@ pub fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
     })?;
     let console = String::from_utf8_lossy(&console).into_owned();
     match (outcome.stopped, &outcome.failed) {
-        (Some(Stopped::Timeout), _) => {
-            Err(miette!("the machine did not power off within {} s; it ended with\n{}", PATIENCE.as_secs(), tail(&console)))
-        }
+        (Some(Stopped::Timeout), _) => Err(miette!(
+            "the machine did not power off within {} s; it ended with\n{}",
+            PATIENCE.as_secs(),
+            tail(&console)
+        )),
         (_, Some(why)) => Err(miette!("Gnomon failed: {why}")),
         _ if !outcome.status.is_some_and(|status| status.success()) && !outcome.has_halted => {
             Err(miette!("QEMU ended with an error: {}", outcome.stderr.trim()))
@@ -319,7 +326,11 @@ pub fn judge(console: &str, outcome: &Outcome) -> miette::Result<()> {
             return Err(miette!("the guest's commands ended with status {status}:\n{}", tail(console)));
         }
     }
-    if console.contains("Kernel panic") { Err(miette!("the guest's kernel panicked:\n{}", tail(console))) } else { Ok(()) }
+    if console.contains("Kernel panic") {
+        Err(miette!("the guest's kernel panicked:\n{}", tail(console)))
+    } else {
+        Ok(())
+    }
 }
 
 /// The end of a console's text.

@@ -69,7 +69,9 @@ fn report(all: &[Series], versions: &str) -> Report {
             versions.into(),
         ],
         blocks,
-        misleads: "an instruction of a trap handler costs more cycles than one of a loop: it finds caches and predictors cold".into(),
+        misleads:
+            "an instruction of a trap handler costs more cycles than one of a loop: it finds caches and predictors cold"
+                .into(),
         json,
         failures: series::failures(all),
     }

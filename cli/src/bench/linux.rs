@@ -77,7 +77,8 @@ impl Plan {
     pub fn run(&self, lab: &Lab, choice: &Choice) -> miette::Result<Results> {
         let kernel = Software::Kernel.provide()?;
         let subjects = choice.subjects(self.small);
-        let jobs: Vec<_> = self.cases.iter().flat_map(|case| subjects.iter().map(move |subject| (case, *subject))).collect();
+        let jobs: Vec<_> =
+            self.cases.iter().flat_map(|case| subjects.iter().map(move |subject| (case, *subject))).collect();
         let step = progress(self.name, jobs.len());
         let mut runs = in_parallel(&jobs, |(case, subject)| {
             let load = Load {
@@ -120,7 +121,8 @@ impl Plan {
             runs.iter().filter_map(failed).collect::<Vec<_>>()
         });
         let mut lead = self.lead.clone();
-        let packages: Vec<_> = results.cases.first().map(|(case, _)| case.workload.versions.clone()).unwrap_or_default();
+        let packages: Vec<_> =
+            results.cases.first().map(|(case, _)| case.workload.versions.clone()).unwrap_or_default();
         let kernel = Software::Kernel.provide()?;
         lead.push(format!(
             "{}; {} {}; 1 hart, 1 vCPU, -icount shift=0; size: {}; {}",
@@ -177,7 +179,9 @@ fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
 
 /// Who computed something else than the first subject did, has failed.
 fn agree(runs: &mut [(Subject, Result<Run, String>)]) {
-    let Some((first, figures)) = runs.iter().find_map(|(subject, run)| Some((*subject, run.as_ref().ok()?.figures.clone()))) else {
+    let Some((first, figures)) =
+        runs.iter().find_map(|(subject, run)| Some((*subject, run.as_ref().ok()?.figures.clone())))
+    else {
         return;
     };
     for (_, run) in runs {
@@ -252,7 +256,8 @@ impl Shown<'_> {
                 table.row([name, "-".into()]);
                 continue;
             };
-            let (all, host, exits) = (counts.instructions(), counts.host_instructions(*subject), counts.exits(*subject));
+            let (all, host, exits) =
+                (counts.instructions(), counts.host_instructions(*subject), counts.exits(*subject));
             let mut row = vec![
                 name,
                 all.to_string(),
@@ -290,7 +295,9 @@ impl Shown<'_> {
                 table.row([name, "-".into()]);
                 continue;
             };
-            let to = |what: fn(&CoreCounts) -> u64| number(native.as_ref().and_then(|native| ratio(what(of), what(native))), 3);
+            let to = |what: fn(&CoreCounts) -> u64| {
+                number(native.as_ref().and_then(|native| ratio(what(of), what(native))), 3)
+            };
             table.row([
                 name,
                 of.misses().to_string(),

@@ -54,13 +54,18 @@ fn walk_lengths(lab: &Lab, results: &Results) -> Vec<Block> {
             let counts: Vec<_> =
                 case.workload.regions.iter().filter_map(|region| results.counts(0, *subject, region)).collect();
             let cells = LEAVES.map(|leaf| {
-                let of = counts.iter().filter_map(|counts| counts.cores.get(core)?.guest_leaves(*subject).get(leaf).copied());
+                let of = counts
+                    .iter()
+                    .filter_map(|counts| counts.cores.get(core)?.guest_leaves(*subject).get(leaf).copied());
                 let (walks, refs) = of.fold((0, 0), |sum, of| (sum.0 + of.walks, sum.1 + of.refs));
                 number(ratio(refs, walks), 2)
             });
             table.row(std::iter::once(subject.to_string()).chain(cells));
         }
-        Block::Table(format!("References per walk by the leaves of guest/host, core {core}; without a slash: one stage"), table)
+        Block::Table(
+            format!("References per walk by the leaves of guest/host, core {core}; without a slash: one stage"),
+            table,
+        )
     };
     lab.cores().map(table).collect()
 }

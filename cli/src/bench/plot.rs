@@ -54,7 +54,9 @@ pub fn svg(chart: &Chart) -> miette::Result<String> {
             ChartKind::Stacks { parts, bars } => draw_stacks(&area, parts, bars),
             ChartKind::Lines { axes, lines } => draw_lines(&area, axes, lines),
         };
-        drawn.and_then(|()| Ok(area.present()?)).map_err(|why| miette::miette!("cannot plot `{}`: {why}", chart.title))?;
+        drawn
+            .and_then(|()| Ok(area.present()?))
+            .map_err(|why| miette::miette!("cannot plot `{}`: {why}", chart.title))?;
     }
     Ok(text)
 }
@@ -210,7 +212,8 @@ mod tests {
     fn bars_are_as_long_as_their_values() {
         let bars = vec![("native".into(), Some(1.0)), ("firmware/lazy".into(), Some(2.0)), ("kvm".into(), None)];
         let text = drawn(ChartKind::Bars { bars, reference: Some(1.0) });
-        let widths: Vec<&str> = text.lines().filter_map(|l| l.split("<rect").nth(1)?.split("width=\"").nth(1)?.split('"').next()).collect();
+        let widths: Vec<&str> =
+            text.lines().filter_map(|l| l.split("<rect").nth(1)?.split("width=\"").nth(1)?.split('"').next()).collect();
         let room = WIDTH as i32 - LABELS - NUMBERS;
         assert_eq!(widths, [(room / 2).to_string(), room.to_string()], "{text}");
         assert!(text.contains("firmware/lazy") && text.contains("2.000"), "{text}");
@@ -226,7 +229,8 @@ mod tests {
 
     #[test]
     fn lines_are_drawn() {
-        let lines = vec![("lazy".into(), vec![(0.0, 0.0), (100.0, 5.0)]), ("shadow".into(), vec![(0.0, 1.0), (100.0, 9.0)])];
+        let lines =
+            vec![("lazy".into(), vec![(0.0, 0.0), (100.0, 5.0)]), ("shadow".into(), vec![(0.0, 1.0), (100.0, 9.0)])];
         let text = drawn(ChartKind::Lines { axes: ["x".into(), "y".into()], lines });
         assert!(text.matches("<polyline").count() >= 2, "{text}");
     }

@@ -236,7 +236,8 @@ mod tests {
 
     #[test]
     fn words_and_modes_narrow() {
-        let words = |words: &[&str]| Choice { words: words.iter().map(|&word| word.into()).collect(), ..Choice::default() };
+        let words =
+            |words: &[&str]| Choice { words: words.iter().map(|&word| word.into()).collect(), ..Choice::default() };
         assert_eq!(names(&words(&["native", "kvm"]), Small::Nested), ["native", "kvm", "kvm-4k"]);
         assert_eq!(names(&words(&["firmware/nested-4k"]), Small::Nested), ["firmware/nested-4k"]);
         assert_eq!(names(&words(&["noh"]), Small::None).len(), 4);

@@ -114,11 +114,8 @@ impl BenchArgs {
             }
             return Ok(0);
         }
-        let choice = Choice {
-            words: self.subject.clone(),
-            modes: self.mmu.iter().map(|mmu| mmu.0).collect(),
-            no_h: self.no_h,
-        };
+        let choice =
+            Choice { words: self.subject.clone(), modes: self.mmu.iter().map(|mmu| mmu.0).collect(), no_h: self.no_h };
         choice.check()?;
         let scale = if self.quick { Scale::Quick } else { Scale::Full };
         let lab = Lab::open(&self.core, self.fresh)?;
@@ -150,7 +147,9 @@ impl BenchArgs {
         list("--subject", self.subject.clone());
         list("--mmu", self.mmu.iter().map(|mmu| mmu.0.name().to_owned()).collect());
         list("--core", self.core.clone());
-        words.extend([(self.quick, "--quick"), (self.no_h, "--no-h")].iter().filter(|it| it.0).map(|it| it.1.to_owned()));
+        words.extend(
+            [(self.quick, "--quick"), (self.no_h, "--no-h")].iter().filter(|it| it.0).map(|it| it.1.to_owned()),
+        );
         words.join(" ")
     }
 }
