@@ -231,3 +231,26 @@ fn what_cannot_be_metered() {
     scratch.refused(&["--core", "u74"], USAGE, &["--meter"]);
     scratch.refused(&["--meter", text(&out), "--meter-level", "all"], USAGE, &["counts", "tlb", "check"]);
 }
+
+#[test]
+fn what_cannot_be_benchmarked() {
+    let refused = |args: &[&str], status, says: &[&str]| {
+        let mut assert = Command::new(env!("CARGO_BIN_EXE_gnomon")).arg("bench").args(args).assert().code(status);
+        for words in says {
+            assert = assert.stderr(predicate::str::contains(*words));
+        }
+    };
+    refused(&["fig9"], USAGE, &["fig9", "fig7"]);
+    refused(&["fig7", "--mmu", "fast"], USAGE, &["fast", "nested"]);
+    refused(&["fig7", "--subject", "native,xen"], INPUT, &["`xen` means no subject", "remedy", "firmware/lazy-noh"]);
+    refused(&["fig7", "--subject", "kvm", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
+    refused(&["fig7", "--core", "z80"], INPUT, &["no core `z80`", "docs/meter.md"]);
+}
+
+#[test]
+fn experiments_are_listed() {
+    let assert = Command::new(env!("CARGO_BIN_EXE_gnomon")).arg("bench").assert().success();
+    ["lane", "fig5", "fig7", "gups", "build", "switching", "processes", "boot"].into_iter().fold(assert, |assert, name| {
+        assert.stdout(predicate::str::contains(format!("\n{name}")))
+    });
+}

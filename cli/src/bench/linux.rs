@@ -108,10 +108,11 @@ impl Plan {
     /// If the meter's report is not understood.
     pub fn report(&self, lab: &Lab, results: &Results, summary: Vec<Block>) -> miette::Result<Report> {
         let mut blocks = summary;
+        let cores: Vec<_> = lab.cores().collect();
         for (at, (case, runs)) in results.cases.iter().enumerate() {
             for region in &case.workload.regions {
                 let counts = runs.iter().map(|(subject, _)| (*subject, results.counts(at, *subject, region)));
-                blocks.extend(Shown { case, region, counts: counts.collect() }.blocks(lab));
+                blocks.extend(Shown { case, region, counts: counts.collect() }.blocks(&cores));
             }
         }
         let failures = results.cases.iter().flat_map(|(case, runs)| {
@@ -215,13 +216,13 @@ impl Shown<'_> {
         format!("{}{}", self.region.name, self.case.suffix())
     }
 
-    fn blocks(&self, lab: &Lab) -> Vec<Block> {
+    fn blocks(&self, cores: &[&str]) -> Vec<Block> {
         let title = self.title();
         let mut charts = Vec::new();
-        for core in lab.cores().take(1) {
-            let cycles = |_: Subject, counts: &Counts| counts.cores.get(core).map(|core| core.cycles_estimated.model);
+        for core in cores.iter().take(1) {
+            let cycles = |_: Subject, counts: &Counts| counts.cores.get(*core).map(|core| core.cycles_estimated.model);
             charts.push(self.bars(format!("{title}: modelled cycles, native = 1 ({core})"), cycles));
-            let refs = |_: Subject, counts: &Counts| counts.cores.get(core).map(CoreCounts::refs);
+            let refs = |_: Subject, counts: &Counts| counts.cores.get(*core).map(CoreCounts::refs);
             charts.push(self.bars(format!("{title}: references of page walks, native = 1 ({core})"), refs));
             charts.push(self.histogram(core));
         }
@@ -230,7 +231,7 @@ impl Shown<'_> {
         let mut blocks = vec![Block::Heading(title.clone())];
         blocks.extend(charts.into_iter().map(Block::Chart));
         blocks.push(self.events());
-        blocks.extend(lab.cores().map(|core| self.walks(core)));
+        blocks.extend(cores.iter().map(|core| self.walks(core)));
         blocks
     }
 
@@ -418,4 +419,80 @@ pub fn beside_kvm(results: &Results) -> Vec<Block> {
         ]);
     }
     vec![Block::Table("Gnomon's nested beside KVM, all regions together".into(), table)]
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::bench::counts::tests::{counts, subject};
+    use crate::bench::lab;
+    use crate::size::Size;
+
+    /// A case of one region, and what subjects came to in it.
+    pub fn results(runs: &[(&str, Value)]) -> Results {
+        let region = Region { label: 3, name: "cc1", operations: 10, unit: "call" };
+        let (initrd, memory) = ("i".into(), Size(1 << 20));
+        let workload = Workload { name: "test", regions: vec![region], initrd, memory, versions: vec![] };
+        let run = |(name, total): &(&str, Value)| {
+            let regions = vec![lab::Region { labels: (3, Some(3)), total: total.clone() }];
+            (subject(name), Ok(Run { regions, ..Run::default() }))
+        };
+        let case = Case { name: String::new(), workload, svadu: false };
+        Results { cases: vec![(case, runs.iter().map(run).collect())] }
+    }
+
+    fn rows(blocks: &[Block], title: &str) -> Vec<Vec<String>> {
+        let found = blocks.iter().find_map(|block| match block {
+            Block::Table(name, table) if name.contains(title) => Some(table.parts().1.to_vec()),
+            _ => None,
+        });
+        found.expect(title)
+    }
+
+    #[test]
+    fn subjects_stand_beside_the_bare_machine() {
+        let mut native = counts(0, 0, 0, 4, 12);
+        native["instructions_retired"] = json!({ "U": 1000 });
+        native["cores"]["plain"]["cycles_estimated"]["model"] = json!(1000);
+        let results = results(&[("native", native), ("firmware/nested", counts(1000, 200, 5, 8, 120))]);
+        let (case, runs) = &results.cases[0];
+        let region = &case.workload.regions[0];
+        let of = runs.iter().map(|(subject, _)| (*subject, results.counts(0, *subject, region))).collect();
+        let blocks = Shown { case, region, counts: of }.blocks(&["plain"]);
+        let events = rows(&blocks, "instructions and exits");
+        assert_eq!(events[1], ["firmware/nested", "1200", "1.200", "16.67 %", "5", "40", "120.0", "0.5000"]);
+        let walks = rows(&blocks, "core plain");
+        assert_eq!(walks[1][..8], ["firmware/nested", "8", "2.000", "8", "15.00", "15.00", "10.000", "1.200"]);
+        let charts = blocks.iter().filter(|block| matches!(block, Block::Chart(chart) if !chart.is_empty()));
+        assert_eq!(charts.count(), 5);
+    }
+
+    #[test]
+    fn kvm_stands_beside_nested() {
+        let results = results(&[("firmware/nested", counts(9, 40, 10, 1, 1)), ("kvm-4k", counts(9, 1000, 50, 1, 1))]);
+        let rows = rows(&beside_kvm(&results), "KVM");
+        assert_eq!(rows[0], ["firmware/nested", "10", "1.00", "40", "4"]);
+        assert_eq!(rows[1], ["kvm-4k", "50", "5.00", "1000", "20"]);
+        assert!(beside_kvm(&self::results(&[("firmware/nested", counts(9, 40, 10, 1, 1))])).is_empty());
+    }
+
+    #[test]
+    fn who_computes_something_else_has_failed() {
+        let run = |value| Ok(Run { figures: BTreeMap::from([("cc1".into(), value)]), ..Run::default() });
+        let [native, nested, kvm] = ["native", "firmware/nested", "kvm"].map(subject);
+        let mut runs = [(native, run(1)), (nested, run(2)), (kvm, run(1))];
+        agree(&mut runs);
+        assert!(runs[1].1.as_ref().unwrap_err().contains("where native computed"), "{runs:?}");
+        assert!(runs[0].1.is_ok() && runs[2].1.is_ok());
+    }
+
+    #[test]
+    fn parts_beyond_the_largest_are_one() {
+        let many: BTreeMap<u64, u64> = (1..=10).map(|key| (key, 100 - key)).collect();
+        let (parts, bars) = stacks(&[("a".into(), many)], ToString::to_string);
+        assert_eq!((parts.len(), parts[0].as_str(), parts[8].as_str()), (9, "1", "others"));
+        assert_eq!((bars[0].1[0], bars[0].1[8]), (99.0, 91.0 + 90.0));
+        let (parts, bars) = stacks(&[("a".into(), BTreeMap::from([(3, 4)]))], ToString::to_string);
+        assert_eq!((parts, bars[0].1.clone()), (vec!["3".to_owned()], vec![4.0]));
+    }
 }

@@ -40,12 +40,12 @@ pub fn fig7(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
         scale,
     };
     let results = plan.run(lab, choice)?;
-    let summary = [walk_lengths(lab, &results), linux::beside_kvm(&results)].concat();
+    let summary = [walk_lengths(lab.cores(), &results), linux::beside_kvm(&results)].concat();
     plan.report(lab, &results, summary)
 }
 
 /// References of the guest's walks by the leaves that they end at, all regions together.
-fn walk_lengths(lab: &Lab, results: &Results) -> Vec<Block> {
+fn walk_lengths<'a>(cores: impl Iterator<Item = &'a str>, results: &Results) -> Vec<Block> {
     const LEAVES: [&str; 6] = ["4K", "2M", "4K/4K", "4K/2M", "2M/4K", "2M/2M"];
     let Some((case, runs)) = results.cases.first() else { return Vec::new() };
     let table = |core: &str| {
@@ -67,7 +67,7 @@ fn walk_lengths(lab: &Lab, results: &Results) -> Vec<Block> {
             table,
         )
     };
-    lab.cores().map(table).collect()
+    cores.map(table).collect()
 }
 
 /// Table 3 of *Nested Paging in bhyve*.
@@ -205,4 +205,37 @@ pub fn processes(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
     };
     let results = plan.run(lab, choice)?;
     plan.report(lab, &results, linux::beside_kvm(&results))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::counts::tests::{counts, subject};
+    use crate::bench::linux::tests::results;
+
+    fn rows(block: &Block) -> Vec<Vec<String>> {
+        match block {
+            Block::Table(_, table) => table.parts().1.to_vec(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn walks_are_told_by_their_leaves() {
+        let results = results(&[("firmware/nested-4k", counts(9, 9, 9, 4, 60))]);
+        let blocks = walk_lengths(["plain"].into_iter(), &results);
+        assert_eq!(rows(&blocks[0])[0], ["firmware/nested-4k", "-", "-", "15.00", "-", "-", "-"]);
+    }
+
+    #[test]
+    fn superpages_are_shares_of_none() {
+        // Cycles are the sum of the first two.
+        let small = results(&[("firmware/nested", counts(300, 0, 0, 1, 1)), ("firmware/nested-4k", counts(600, 0, 0, 1, 1))]);
+        let large = results(&[("firmware/nested", counts(150, 0, 0, 1, 1)), ("firmware/nested-4k", counts(360, 0, 0, 1, 1))]);
+        let both = Results { cases: small.cases.into_iter().chain(large.cases).collect() };
+        let subjects = ["native", "firmware/nested", "firmware/nested-4k"].map(subject);
+        let rows = rows(&superpages("plain", &both, &subjects));
+        assert_eq!(rows[2], ["firmware/nested", "1.000", "0.500", "0.600", "0.250"]);
+        assert_eq!(rows.len(), 3, "{rows:?}");
+    }
 }
