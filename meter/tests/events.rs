@@ -438,3 +438,27 @@ fn what_was_executed_long_ago_has_happened() {
     rig.hart.before(mark, Mode::S, CODE + 8, &mut rig.board, &rig.shared, &rig.fake);
     assert_eq!(rig.counts().fences[FenceKind::Sfence as usize][0][Mode::S.index()], 2);
 }
+
+#[test]
+fn a_page_that_becomes_a_table_is_watched() {
+    // Stores to it had been of no concern.
+    let mut rig = Rig::new(&["core=plain"]);
+    let (table, future) = (rig.fake.frames(1), rig.fake.frames(1));
+    rig.fake.map(&SV39, table, VA, 0, leaf(future, LEAF));
+    rig.set_csr(Csr::Satp, Register::Satp, root(&SV39, table, 1));
+    let store = |rig: &mut Rig| {
+        *rig.fake.physical.borrow_mut() = Some(future);
+        rig.access(VA, Mode::S, Memory::Store);
+    };
+    store(&mut rig);
+    // Its first entry maps a page without A and D; the level above comes to know it by a fetch.
+    rig.fake.poke(future, leaf(BASE, LEAF & !0xc0));
+    rig.fake.map(&SV39, table, PAGES_AT, 1, future >> 12 << 10 | 1);
+    rig.enter(PAGES_AT, Mode::S);
+    // Software sets them: that is no update by hardware.
+    rig.fake.poke(future, leaf(BASE, LEAF));
+    store(&mut rig);
+    rig.fence(FenceKind::Sfence, Mode::S, None);
+    rig.access(PAGES_AT, Mode::S, Memory::Load);
+    assert_eq!(rig.counts().ad_updates[Mode::S.index()], 0);
+}

@@ -3,6 +3,8 @@
 mod fake;
 
 use fake::{BASE, FIRST, Fake, G, LEAF, PAGES_AT, Rig, USER_LEAF, VA, guest, leaf, root, tables};
+use meter::args::Args;
+use meter::core::Core;
 use meter::insn::{FenceKind, Memory};
 use meter::mode::Mode;
 use meter::walk::{Roots, Space, Trace, permissive};
@@ -153,6 +155,27 @@ fn the_l2_tlb_has_what_the_l1_dropped() {
     // 32 do fit.
     let mut rig = guest(&["core=plain"], 0);
     assert_eq!((sweep(&mut rig, 0..32).0, sweep(&mut rig, 0..32).0), (32, 0));
+}
+
+#[test]
+fn pages_that_drive_each_other_out_are_all_missed() {
+    // One way: going back and forth between two pages of a set misses each time; of two sets, never again.
+    let text = include_str!("../cores/plain.toml").replacen("ways = 32", "sets = 2\nways = 1", 2);
+    let core = Core::parse("direct", &text).expect("valid");
+    let mut rig = Rig::with(&Args { cores: vec![core], ..Args::default() });
+    let roots = tables(&rig.fake, Some(&SV39), Some(&SV39X4), 0);
+    let table = (roots.vsatp & ((1 << 44) - 1)) << 12;
+    (0..3).for_each(|page| rig.fake.map(&SV39, table, PAGES_AT + (page << 12), 0, leaf(BASE, LEAF)));
+    rig.set_roots(roots);
+    for _ in 0..4 {
+        sweep(&mut rig, 0..1);
+        sweep(&mut rig, 2..3);
+    }
+    assert_eq!(rig.misses(Mode::VS).data, 8);
+    for _ in 0..4 {
+        sweep(&mut rig, 0..2);
+    }
+    assert_eq!(rig.misses(Mode::VS).data, 10);
 }
 
 #[test]

@@ -127,7 +127,11 @@ pub const HANDLER: u64 = BASE + 0x20_0000;
 
 impl Rig {
     pub fn new(args: &[&str]) -> Self {
-        let shared = Shared::new(&Args::parse(args.iter().copied()).expect("valid"));
+        Self::with(&Args::parse(args.iter().copied()).expect("valid"))
+    }
+
+    pub fn with(args: &Args) -> Self {
+        let shared = Shared::new(args);
         shared.set_ram(BASE, BYTES);
         let hart = Hart::new(&shared);
         Self { fake: Fake::default(), shared, hart, board: Scoreboard::default() }
