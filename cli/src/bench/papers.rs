@@ -230,8 +230,10 @@ mod tests {
     #[test]
     fn superpages_are_shares_of_none() {
         // Cycles are the sum of the first two.
-        let small = results(&[("firmware/nested", counts(300, 0, 0, 1, 1)), ("firmware/nested-4k", counts(600, 0, 0, 1, 1))]);
-        let large = results(&[("firmware/nested", counts(150, 0, 0, 1, 1)), ("firmware/nested-4k", counts(360, 0, 0, 1, 1))]);
+        let small =
+            results(&[("firmware/nested", counts(300, 0, 0, 1, 1)), ("firmware/nested-4k", counts(600, 0, 0, 1, 1))]);
+        let large =
+            results(&[("firmware/nested", counts(150, 0, 0, 1, 1)), ("firmware/nested-4k", counts(360, 0, 0, 1, 1))]);
         let both = Results { cases: small.cases.into_iter().chain(large.cases).collect() };
         let subjects = ["native", "firmware/nested", "firmware/nested-4k"].map(subject);
         let rows = rows(&superpages("plain", &both, &subjects));
