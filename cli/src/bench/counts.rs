@@ -169,7 +169,7 @@ impl CoreCounts {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::bench::subject::{Choice, Small};
     use serde_json::json;

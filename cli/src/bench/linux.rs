@@ -52,11 +52,14 @@ pub struct Case {
     pub svadu: bool,
 }
 
+/// A subject, and what it came to, or why to nothing.
+pub type Outcome = (Subject, Result<Run, String>);
+
 /// What an experiment came to.
 #[derive(Debug)]
 pub struct Results {
     /// For each case in the plan's order, each subject and its run, or why there is none.
-    pub cases: Vec<(Case, Vec<(Subject, Result<Run, String>)>)>,
+    pub cases: Vec<(Case, Vec<Outcome>)>,
 }
 
 impl Results {
@@ -116,7 +119,7 @@ impl Plan {
             }
         }
         let failures = results.cases.iter().flat_map(|(case, runs)| {
-            let failed = |(subject, run): &(Subject, Result<Run, String>)| {
+            let failed = |(subject, run): &Outcome| {
                 Some(format!("{}{} on {subject}: {}", self.name, case.suffix(), run.as_ref().err()?))
             };
             runs.iter().filter_map(failed).collect::<Vec<_>>()
@@ -145,7 +148,7 @@ impl Plan {
     }
 
     fn json(&self, lab: &Lab, results: &Results) -> miette::Result<Value> {
-        let case = |(case, runs): &(Case, Vec<(Subject, Result<Run, String>)>)| {
+        let case = |(case, runs): &(Case, Vec<Outcome>)| {
             json!({
                 "name": case.name,
                 "append": APPEND,
@@ -179,7 +182,7 @@ fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
 }
 
 /// Who computed something else than the first subject did, has failed.
-fn agree(runs: &mut [(Subject, Result<Run, String>)]) {
+fn agree(runs: &mut [Outcome]) {
     let Some((first, figures)) =
         runs.iter().find_map(|(subject, run)| Some((*subject, run.as_ref().ok()?.figures.clone())))
     else {
@@ -422,7 +425,7 @@ pub fn beside_kvm(results: &Results) -> Vec<Block> {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::bench::counts::tests::{counts, subject};
     use crate::bench::lab;

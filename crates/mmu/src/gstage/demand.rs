@@ -161,12 +161,12 @@ impl AddressSpace {
         frames: &mut Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, ResolveError> {
-        let Some((level, Supplies { tables, data })) = self.supplies_for_copy(gpa, region, slot, frames) else {
-            let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
-            return Ok(self.copy_below(gpa, region, image, slot, Level::PAGE, supplies, mem));
+        let supplies = match self.supplies_for_copy(gpa, region, slot, frames) {
+            Some(mega) => mega,
+            None => (Level::PAGE, Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?),
         };
-        let first = Pfn::new(image.raw() - (gpa.pfn().raw() & (level.pages() - 1)));
-        Ok(self.copy_below(gpa, region, first, slot, level, Supplies { tables, data }, mem))
+        let first = Pfn::new(image.raw() - (gpa.pfn().raw() & (supplies.0.pages() - 1)));
+        Ok(self.copy_below(gpa, region, first, slot, supplies, mem))
     }
 
     /// What a copy of 2 MiB takes, if there may be one.
@@ -191,8 +191,7 @@ impl AddressSpace {
         region: &Region,
         image: Pfn<Hpa>,
         slot: &Slot<Hpa>,
-        level: Level,
-        Supplies { tables, data }: Supplies,
+        (level, Supplies { tables, data }): (Level, Supplies),
         mem: &mut impl PhysMem,
     ) -> Resolved {
         let copy = data.expect("taken with the tables").into_entry();
@@ -236,9 +235,9 @@ impl AddressSpace {
         assert!(!leaf.flags.contains(OWNED), "{gpa}: the VM's own page is read-only in a writable region");
         let image = arrival(leaf, slot.level, gpa).pfn();
         let split = slot.level == Level::MEGA;
-        if split && let Some((level, supplies)) = self.supplies_for_copy(gpa, region, slot, frames) {
+        if split && let Some(supplies) = self.supplies_for_copy(gpa, region, slot, frames) {
             mem.write_u64(slot.at, Pte::INVALID.0);
-            return Ok(self.copy_below(gpa, region, image.align_down(level.pages()), slot, level, supplies, mem));
+            return Ok(self.copy_below(gpa, region, image.align_down(supplies.0.pages()), slot, supplies, mem));
         }
         let Supplies { mut tables, data } = Supplies::take(frames, self.owner, u8::from(split), Some(0))?;
         let copy = data.expect("taken with the tables").into_entry();
