@@ -82,7 +82,7 @@ fn install(id: Id, args: &[String]) -> Result<(), String> {
     }
     let meter = Meter { shared, args, ram: OnceLock::new(), sites: Mutex::default(), threads: Mutex::default() };
     if METER.set(meter).is_err() {
-        return Err("it is loaded twice: give -plugin once, with core= for each core".into());
+        return Err("QEMU has installed it before".into());
     }
     qemu::register(id, on_init, on_translation, on_exit);
     Ok(())
