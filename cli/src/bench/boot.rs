@@ -205,7 +205,7 @@ fn report(rows: &[Row], versions: &str) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::linux::NESTED;
+    use crate::bench::counts::tests::subject;
 
     #[test]
     fn the_table_shows_ratios() {
@@ -214,7 +214,7 @@ mod tests {
         let rows = [
             ("quiet", of(Subject::Native, false), Ok(figures(1000))),
             ("quiet", of(Subject::Native, true), Ok(figures(960))),
-            ("quiet", of(NESTED, false), Ok(figures(1020))),
+            ("quiet", of(subject("firmware/nested"), false), Ok(figures(1020))),
             ("quiet", of(Subject::Kvm { superpages: true }, false), Err("no module".into())),
         ];
         let report = report(&rows, "v");

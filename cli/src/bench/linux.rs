@@ -9,6 +9,7 @@ use super::table::Table;
 use super::workload::{Region, Scale, Workload};
 use super::{in_parallel, progress};
 use crate::debian::Software;
+use crate::qemu::{HExtension, Seat};
 use crate::variant::Variant;
 use abi::bundle::MmuMode;
 use serde_json::{Value, json};
@@ -384,44 +385,59 @@ fn stacks<K: Ord + Clone>(
     (parts, bars)
 }
 
-/// Gnomon's `nested` in the firmware seat.
-pub const NESTED: Subject = Subject::Gnomon(Gnomon {
-    seat: crate::qemu::Seat::Firmware,
-    variant: Variant { mmu: Some(MmuMode::Nested), h: crate::qemu::HExtension::Present, lane: true },
-    superpages: true,
-});
+/// Gnomon's `nested` in the firmware seat, with superpages or without.
+const fn nested(superpages: bool) -> Subject {
+    let variant = Variant { mmu: Some(MmuMode::Nested), h: HExtension::Present, lane: true };
+    Subject::Gnomon(Gnomon { seat: Seat::Firmware, variant, superpages })
+}
 
 /// Gnomon's `nested` beside KVM: exits of all regions together, and what one costs.
 pub fn beside_kvm(results: &Results) -> Vec<Block> {
-    let mut table = Table::new(["", "exits", "/ nested", "host instructions", "per exit"]);
-    let subjects = [NESTED, Subject::Kvm { superpages: true }, Subject::Kvm { superpages: false }];
-    let sums = subjects.map(|subject| {
-        let mut sums = Some((0, 0));
-        for (at, (case, _)) in results.cases.iter().enumerate() {
-            for region in &case.workload.regions {
-                let counts = results.counts(at, subject, region);
-                sums = sums.zip(counts).map(|((exits, host), counts)| {
-                    (exits + counts.exits(subject), host + counts.host_instructions(subject))
-                });
-            }
-        }
-        (subject, sums)
-    });
-    let Some((_, Some((nested, _)))) = sums.first() else { return Vec::new() };
-    if sums[1..].iter().all(|(_, sums)| sums.is_none()) {
+    let kvm = |superpages| Subject::Kvm { superpages };
+    let sums = [nested(true), kvm(true), nested(false), kvm(false)].map(|subject| (subject, sums(results, subject)));
+    let is_there =
+        |subjects: [Subject; 2]| sums.iter().any(|(subject, sums)| subjects.contains(subject) && sums.is_some());
+    if !is_there([nested(true), nested(false)]) || !is_there([kvm(true), kvm(false)]) {
         return Vec::new();
     }
+    let mut table = Table::new(["", "exits", "/ nested", "of those timers'", "host instructions", "per exit"]);
+    let base = sums[0].1;
     for (subject, sums) in &sums {
-        let Some((exits, host)) = sums else { continue };
+        let Some(Sums { exits, timers, host }) = sums else { continue };
         table.row([
             subject.to_string(),
             exits.to_string(),
-            number(ratio(*exits, *nested), 2),
+            number(base.and_then(|base| ratio(*exits, base.exits)), 2),
+            timers.to_string(),
             host.to_string(),
             number(ratio(*host, *exits), 0),
         ]);
     }
     vec![Block::Table("Gnomon's nested beside KVM, all regions together".into(), table)]
+}
+
+/// What all regions of all cases come to.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    exits: u64,
+    timers: u64,
+    host: u64,
+}
+
+/// The sums of a subject, if it has run everything.
+fn sums(results: &Results, subject: Subject) -> Option<Sums> {
+    let mut sums = Sums::default();
+    for (at, (case, _)) in results.cases.iter().enumerate() {
+        for region in &case.workload.regions {
+            let counts = results.counts(at, subject, region)?;
+            let causes = counts.exits_by_cause(subject);
+            sums.exits += counts.exits(subject);
+            sums.timers +=
+                causes.iter().filter(|(cause, _)| cause.contains("timer")).map(|(_, count)| count).sum::<u64>();
+            sums.host += counts.host_instructions(subject);
+        }
+    }
+    Some(sums)
 }
 
 #[cfg(test)]
@@ -474,8 +490,8 @@ pub(super) mod tests {
     fn kvm_stands_beside_nested() {
         let results = results(&[("firmware/nested", counts(9, 40, 10, 1, 1)), ("kvm-4k", counts(9, 1000, 50, 1, 1))]);
         let rows = rows(&beside_kvm(&results), "KVM");
-        assert_eq!(rows[0], ["firmware/nested", "10", "1.00", "40", "4"]);
-        assert_eq!(rows[1], ["kvm-4k", "50", "5.00", "1000", "20"]);
+        assert_eq!(rows[0], ["firmware/nested", "10", "1.00", "0", "40", "4"]);
+        assert_eq!(rows[1], ["kvm-4k", "50", "5.00", "0", "1000", "20"]);
         assert!(beside_kvm(&self::results(&[("firmware/nested", counts(9, 40, 10, 1, 1))])).is_empty());
     }
 
