@@ -23,7 +23,7 @@ const STEP: usize = 10;
 /// If something is missing.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let points = percents().map(|percent| format!("{percent} {OPERATIONS}")).collect();
-    let plan = Plan { name: "fig5", guest: "fig5", points, baseline: Some("0 0".into()), svadu: false };
+    let plan = Plan { name: "fig5", guest: "fig5", points, baseline: Some("0 0".into()), svadu: false, has_kvm: true };
     let all = series::measure(&plan, lab, choice)?;
     let mut report = report(&all, &series::versions(lab));
     report.blocks.extend(series::metered(&all, lab, percents().count() - 1, "At 100 %"));

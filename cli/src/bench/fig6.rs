@@ -29,7 +29,14 @@ const PAPER_SAVING: u64 = 32;
 /// If something is missing.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let points = sizes().map(|size| format!("{WINDOWS} {size} {STORES}")).collect();
-    let plan = Plan { name: "fig6", guest: "fig6", points, baseline: Some(format!("0 0 {STORES}")), svadu: true };
+    let plan = Plan {
+        name: "fig6",
+        guest: "fig6",
+        points,
+        baseline: Some(format!("0 0 {STORES}")),
+        svadu: true,
+        has_kvm: true,
+    };
     let all = series::measure(&plan, lab, choice)?;
     let mut report = report(&all, &series::versions(lab));
     report.blocks.extend(series::metered(&all, lab, 0, "At N = 1"));

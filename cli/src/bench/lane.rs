@@ -29,7 +29,8 @@ const KINDS: [(&str, &str); 6] = [
 /// # Errors
 /// If something is missing.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
-    let plan = Plan { name: "lane", guest: "lane", points: vec![String::new()], baseline: None, svadu: false };
+    let plan =
+        Plan { name: "lane", guest: "lane", points: vec![String::new()], baseline: None, svadu: false, has_kvm: false };
     Ok(report(&series::measure(&plan, lab, choice)?, &series::versions(lab)))
 }
 

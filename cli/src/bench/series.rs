@@ -30,6 +30,8 @@ pub struct Plan {
     pub baseline: Option<String>,
     /// Whether hardware updates of A and D bits are promised.
     pub svadu: bool,
+    /// Whether KVM can take part: the guest times nothing that a tick of the host's would fall into.
+    pub has_kvm: bool,
 }
 
 /// What one run came to.
@@ -114,7 +116,8 @@ impl Series {
 pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Series>> {
     let guests = build::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;
-    let subjects = choice.subjects(Small::None);
+    let can = |subject: &Subject| plan.has_kvm || !matches!(subject, Subject::Kvm { .. });
+    let subjects: Vec<_> = choice.subjects(Small::None).into_iter().filter(can).collect();
     let step = progress(plan.name, subjects.len());
     in_parallel(&subjects, |&subject| {
         let points = points(plan, lab, guest, subject).map_err(|why| why.to_string());
