@@ -9,7 +9,7 @@ use crate::build;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
-use crate::place::{IoError, cache, write_whole};
+use crate::place::{IoError, cache, prune, write_whole};
 use crate::qemu::{self, Boot, Clock, MachineSpec};
 use crate::run::{self, RunSpec};
 use crate::size::Size;
@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// No run takes longer.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
+/// How long results are kept.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Lines of the console that an error shows.
 const LINES_SHOWN: usize = 20;
 
@@ -96,6 +98,8 @@ pub struct Lab {
     cores: Vec<Core>,
     core_names: Vec<String>,
     qemu: String,
+    /// This program: it makes the machines.
+    command: PathBuf,
     is_fresh: bool,
     kvm: Mutex<Option<KvmHost>>,
     digests: Mutex<BTreeMap<PathBuf, String>>,
@@ -118,6 +122,7 @@ impl Lab {
             cores: found,
             core_names: cores.to_vec(),
             qemu: qemu::version()?,
+            command: std::env::current_exe().into_diagnostic()?,
             is_fresh,
             kvm: Mutex::default(),
             digests: Mutex::default(),
@@ -141,7 +146,9 @@ impl Lab {
     /// If the guest does not come to its end, or says that something went wrong.
     pub fn run(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
         let key = self.key(subject, load)?;
-        let path = cache("bench")?.join(format!("{key}.json"));
+        let dir = cache("bench")?;
+        prune(&dir, KEPT);
+        let path = dir.join(format!("{key}.json"));
         if !self.is_fresh
             && let Ok(text) = std::fs::read(&path)
             && let Ok(run) = serde_json::from_slice(&text)
@@ -164,7 +171,7 @@ impl Lab {
         let all = json!({
             "subject": subject, "append": append, "memory": memory.0, "svadu": svadu, "few": has_few_devices, "initrd": initrd, "kvm": kvm,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
-            "qemu": self.qemu, "cores": format!("{:?}", self.cores), "format": env!("CARGO_PKG_VERSION"),
+            "qemu": self.qemu, "cores": format!("{:?}", self.cores), "command": self.digest(&self.command)?,
         });
         Ok(hexadecimal(&Sha256::digest(all.to_string())))
     }
