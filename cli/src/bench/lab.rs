@@ -134,10 +134,12 @@ impl Lab {
         self.cores.iter().map(|core| core.name.as_str())
     }
 
-    /// The software measured.
+    /// The software measured; KVM's, once it was.
     #[must_use]
     pub fn versions(&self) -> String {
-        format!("gnomon {}, QEMU {}", env!("CARGO_PKG_VERSION"), self.qemu)
+        let host = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
+        let kvm = host.as_ref().map(|host| format!("; KVM: {}", host.versions().join(", "))).unwrap_or_default();
+        format!("gnomon {}, QEMU {}{kvm}", env!("CARGO_PKG_VERSION"), self.qemu)
     }
 
     /// Runs a guest on a subject, or looks up what that came to before.
