@@ -119,11 +119,11 @@ fn superpages(core: &str, results: &Results, subjects: &[Subject]) -> Block {
             continue;
         }
         let base = cycles(0, small);
-        let all = [(0, small), (0, *subject), (1, small), (1, *subject)];
-        let cells = all.map(|(guest, of)| {
-            // The bare machine has no host.
-            let is_there = *subject != Subject::Native || of == small;
-            number(cycles(guest, of).filter(|_| is_there).zip(base).and_then(|(of, base)| ratio(of, base)), 3)
+        // The bare machine has no host.
+        let host = Some(*subject).filter(|subject| *subject != Subject::Native);
+        let cells = [(0, Some(small)), (0, host), (1, Some(small)), (1, host)].map(|(guest, of)| {
+            let cycles = of.and_then(|of| cycles(guest, of));
+            number(cycles.zip(base).and_then(|(of, base)| ratio(of, base)), 3)
         });
         table.row(std::iter::once(subject.to_string()).chain(cells));
     }
@@ -237,6 +237,7 @@ mod tests {
         let both = Results { cases: small.cases.into_iter().chain(large.cases).collect() };
         let subjects = ["native", "firmware/nested", "firmware/nested-4k"].map(subject);
         let rows = rows(&superpages("plain", &both, &subjects));
+        assert_eq!(rows[1], ["native", "-", "-", "-", "-"]);
         assert_eq!(rows[2], ["firmware/nested", "1.000", "0.500", "0.600", "0.250"]);
         assert_eq!(rows.len(), 3, "{rows:?}");
     }
