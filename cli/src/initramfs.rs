@@ -132,7 +132,7 @@ fn applets(busybox: &[u8]) -> Result<Vec<&str>, InitramfsError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const BUSYBOX: &[u8] = b"\x7fELF...\0x\0[\0[[\0busybox\0cttyhack\0mount\0poweroff\0setsid\0sh\0\0\x01other";
@@ -145,7 +145,7 @@ mod tests {
     }
 
     /// Name, mode and content of what is in an archive.
-    fn entries(archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+    pub fn entries(archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let (mut rest, mut files) = (archive, Vec::new());
         loop {
             let mut reader = cpio::newc::Reader::new(rest).expect("an entry");

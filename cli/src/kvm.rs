@@ -182,6 +182,7 @@ fn memory(guest: Size, archive_bytes: u64) -> Size {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::initramfs::tests::entries;
 
     /// A host and a guest of files that hold their own names.
     fn fakes(dir: &Path) -> (KvmHost, KvmGuest) {
@@ -201,27 +202,12 @@ mod tests {
         (KvmHost { kernel, vmm, busybox }, guest)
     }
 
-    fn contents(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
-        let mut rest = archive;
-        let mut files = Vec::new();
-        loop {
-            let mut reader = cpio::newc::Reader::new(rest).expect("an entry");
-            if reader.entry().is_trailer() {
-                return files;
-            }
-            let mut data = Vec::new();
-            std::io::Read::read_to_end(&mut reader, &mut data).expect("data");
-            files.push((reader.entry().name().to_owned(), data));
-            rest = reader.finish().expect("next");
-        }
-    }
-
     #[test]
     fn the_initramfs_holds_what_its_script_names() {
         let dir = tempfile::tempdir().expect("a directory");
         let (host, guest) = fakes(dir.path());
-        let files = contents(&host.archive(&guest, Thp::Never).expect("an archive"));
-        let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.1.as_slice());
+        let files = entries(&host.archive(&guest, Thp::Never).expect("an archive"));
+        let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.2.as_slice());
         let words = INIT.split(|c: char| !c.is_ascii_alphanumeric() && !"/._".contains(c));
         for path in words.filter(|word| word.starts_with("/kvm/") || word.starts_with("/lib/")) {
             assert!(find(&path[1..]).is_some(), "{path}");
@@ -232,8 +218,8 @@ mod tests {
         assert_eq!(find("kvm/memory"), Some(&b"262144K"[..]));
         assert_eq!(find("lib/libc.so.6"), Some(&b"libc"[..]));
         let without = KvmGuest { initrd: None, ..guest };
-        let files = contents(&host.archive(&without, Thp::Always).expect("an archive"));
-        assert!(files.iter().all(|(path, _)| path != "kvm/initrd"));
+        let files = entries(&host.archive(&without, Thp::Always).expect("an archive"));
+        assert!(files.iter().all(|(path, ..)| path != "kvm/initrd"));
     }
 
     #[test]

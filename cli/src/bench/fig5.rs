@@ -72,10 +72,7 @@ fn report(all: &[Series], versions: &str) -> Report {
         blocks.push(Block::Table(title, rows(["paper, trad.", "paper, lazy"], total)));
         let x: Vec<f64> = percents().map(|percent| percent as f64).collect();
         let x = ("per cent of operations that change an entry", x.as_slice());
-        blocks.push(group.lines("traps", x, |subject, point| point.traps(subject) as f64));
-        let instructions =
-            |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
-        blocks.push(group.lines("instructions", x, instructions));
+        blocks.extend(group.plots(x));
     }
     let paper = json!({ "traditional_at_100_percent": 2 * OPERATIONS, "lazy_at_100_percent": OPERATIONS });
     let json = json!({

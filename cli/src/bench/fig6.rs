@@ -77,10 +77,7 @@ fn report(all: &[Series], versions: &str) -> Report {
         blocks.push(Block::Table(title, table(Some(PAPER_TRADITIONAL.to_string()), &counts)));
         let x: Vec<f64> = sizes().map(|size| size as f64).collect();
         let x = ("N: accesses in a window, in 1024", x.as_slice());
-        blocks.push(group.lines("traps", x, |subject, point| point.traps(subject) as f64));
-        let instructions =
-            |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
-        blocks.push(group.lines("instructions", x, instructions));
+        blocks.extend(group.plots(x));
         let Some(shadow) = shadow(&group) else { continue };
         let share = |at, subject, point: &Point| {
             let of = shadow.point(at).map(|point| point.traps(shadow.subject));

@@ -116,6 +116,7 @@ impl Lab {
             .map(|name| Core::find(name))
             .collect::<Result<Vec<_>, _>>()
             .map_err(crate::meter::MeterError::from)?;
+        prune(&cache("bench")?, KEPT);
         Ok(Self {
             hypervisor: build::hypervisor()?,
             plugin: build::meter()?,
@@ -148,9 +149,7 @@ impl Lab {
     /// If the guest does not come to its end, or says that something went wrong.
     pub fn run(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
         let key = self.key(subject, load)?;
-        let dir = cache("bench")?;
-        prune(&dir, KEPT);
-        let path = dir.join(format!("{key}.json"));
+        let path = cache("bench")?.join(format!("{key}.json"));
         if !self.is_fresh
             && let Ok(text) = std::fs::read(&path)
             && let Ok(run) = serde_json::from_slice(&text)
@@ -279,7 +278,7 @@ impl Lab {
 }
 
 /// A run of one VM on one hart.
-pub fn run_spec(gnomon: Gnomon, vm: VmFile) -> RunSpec {
+fn run_spec(gnomon: Gnomon, vm: VmFile) -> RunSpec {
     let vm = VmFile { superpages: Some(gnomon.superpages), ..vm };
     RunSpec {
         files: vec![gnomon.variant.applied_to(vm)],
@@ -296,7 +295,7 @@ pub fn run_spec(gnomon: Gnomon, vm: VmFile) -> RunSpec {
 }
 
 /// Runs a machine to its end; returns what it printed, and how it ended.
-pub fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
+fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
     let (machine, _) = Machine::start(spec)?;
     let mut console = Vec::new();
     let outcome = machine.run(Some(Instant::now() + PATIENCE), |piece| {
@@ -321,7 +320,7 @@ pub fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
 }
 
 /// What went wrong in the guest.
-pub fn judge(console: &str, outcome: &Outcome) -> miette::Result<()> {
+fn judge(console: &str, outcome: &Outcome) -> miette::Result<()> {
     match outcome.ends.first().map(|end| &end.reason) {
         Some(EndReason::NotStarted { message } | EndReason::Killed { message }) => return Err(miette!("{message}")),
         Some(EndReason::Poweroff) | None => {}

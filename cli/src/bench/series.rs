@@ -157,8 +157,18 @@ impl Group<'_> {
         self.series.iter().map(|series| series.subject.short())
     }
 
+    /// Plots of traps and of instructions against the points.
+    pub fn plots(&self, x: (&str, &[f64])) -> [Block; 2] {
+        let instructions =
+            |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
+        [
+            self.lines("traps", x, |subject, point| point.traps(subject) as f64),
+            self.lines("instructions", x, instructions),
+        ]
+    }
+
     /// A plot of something against the points.
-    pub fn lines(&self, what: &str, x: (&str, &[f64]), say: impl Fn(Subject, &Point) -> f64) -> Block {
+    fn lines(&self, what: &str, x: (&str, &[f64]), say: impl Fn(Subject, &Point) -> f64) -> Block {
         let line = |series: &&Series| {
             let points = series.points.as_deref().unwrap_or_default();
             let points = x.1.iter().zip(points).map(|(x, point)| (*x, say(series.subject, point)));
