@@ -194,13 +194,65 @@ impl CoreCounts {
     }
 }
 
+counters! {
+    /// Traps of one kind.
+    Trapped {
+        /// How many.
+        count: u64,
+        /// Instructions that retired, in whatever mode, before the software that was left ran again: see
+        /// [`HartCounts::traps`].
+        handling: u64,
+    }
+}
+
 /// Traps, by cause, the mode they came from, and the mode that took them: M, S or VS.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Traps(Vec<u64>);
+pub struct Traps(Vec<Trapped>);
+
+/// Which of [`Traps`] one is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TrapKind {
+    /// The mode it came from.
+    pub from: Mode,
+    /// The mode that took it.
+    pub to: Mode,
+    /// The code of the cause register; what is greater than 31 is 31.
+    pub code: usize,
+    /// Whether it is an interrupt.
+    pub is_interrupt: bool,
+}
+
+impl TrapKind {
+    /// Of a trap with this cause register.
+    #[must_use]
+    pub fn new(from: Mode, to: Mode, cause: u64) -> Self {
+        let code = (cause & (u64::MAX >> 1)).min(31) as usize;
+        Self { from, to, code, is_interrupt: cause >> 63 != 0 }
+    }
+
+    /// Whether it left a guest (V=1), or software for the firmware (M): then it is of interest how long that
+    /// took to be back.
+    #[must_use]
+    pub const fn is_exit(self) -> bool {
+        (self.from.is_virtual() && !self.to.is_virtual())
+            || (matches!(self.to, Mode::M) && !matches!(self.from, Mode::M))
+    }
+
+    const fn place(self) -> usize {
+        let code = if self.is_interrupt { self.code + 32 } else { self.code };
+        (self.from.index() * Mode::ALL.len() + self.to.index()) * CAUSES + code
+    }
+
+    const fn at(place: usize) -> Self {
+        let (modes, code) = (place / CAUSES, place % CAUSES);
+        let (from, to) = (modes / Mode::ALL.len(), modes % Mode::ALL.len());
+        Self { from: Mode::from_index(from), to: Mode::from_index(to), code: code % 32, is_interrupt: code >= 32 }
+    }
+}
 
 impl Default for Traps {
     fn default() -> Self {
-        Self(vec![0; Mode::ALL.len() * Mode::ALL.len() * CAUSES])
+        Self(vec![Trapped::default(); Mode::ALL.len() * Mode::ALL.len() * CAUSES])
     }
 }
 
@@ -214,26 +266,21 @@ impl Difference for Traps {
 }
 
 impl Traps {
-    /// Counts one; `cause` is that of the cause register.
-    pub fn count(&mut self, from: Mode, to: Mode, cause: u64) {
-        let code = (cause & (u64::MAX >> 1)).min(31) as usize;
-        let code = if cause >> 63 != 0 { code + 32 } else { code };
-        self.0[(from.index() * Mode::ALL.len() + to.index()) * CAUSES + code] += 1;
+    /// Those of a kind.
+    pub fn of(&mut self, kind: TrapKind) -> &mut Trapped {
+        &mut self.0[kind.place()]
     }
 
-    /// All that occurred: from, to, the code, whether it is an interrupt, how often.
-    pub fn iter(&self) -> impl Iterator<Item = (Mode, Mode, usize, bool, u64)> {
-        self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(|(place, count)| {
-            let (modes, code) = (place / CAUSES, place % CAUSES);
-            let mode = Mode::from_index;
-            (mode(modes / Mode::ALL.len()), mode(modes % Mode::ALL.len()), code % 32, code >= 32, *count)
-        })
+    /// All that occurred, or were handled.
+    pub fn iter(&self) -> impl Iterator<Item = (TrapKind, &Trapped)> {
+        let all = self.0.iter().enumerate().filter(|(_, one)| one.count > 0 || one.handling > 0);
+        all.map(|(place, one)| (TrapKind::at(place), one))
     }
 
     /// How many.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.0.iter().sum()
+        self.0.iter().map(|one| one.count).sum()
     }
 }
 
@@ -272,7 +319,9 @@ counters! {
         crossings: PerMode<u64>,
         /// Loads and stores that ended in a page fault or an access fault, by the mode whose translation was used.
         refused: PerMode<u64>,
-        /// Traps.
+        /// Traps. Those that leave a guest (V=1) are handled until V=1 again, whoever handles them; others to M
+        /// until a return to a lower mode with V=0, so that one may be handled within the other. What is
+        /// not over at a mark counts when it is.
         traps: Traps,
         /// Fences by kind (in the order of [`FenceKind::ALL`]), form, and mode.
         fences: [[PerMode<u64>; FENCE_FORMS]; FenceKind::ALL.len()],
@@ -366,16 +415,19 @@ mod tests {
     #[test]
     fn traps_are_told_apart() {
         let mut traps = Traps::default();
-        traps.count(Mode::U, Mode::S, 8);
-        traps.count(Mode::U, Mode::S, 1 << 63 | 5);
-        traps.count(Mode::VS, Mode::M, 1000);
-        let all: Vec<_> = traps.iter().collect();
-        let us = [(Mode::U, Mode::S, 8, false, 1), (Mode::U, Mode::S, 5, true, 1)];
-        assert_eq!(all, [us[0], us[1], (Mode::VS, Mode::M, 31, false, 1)]);
+        let kinds = [
+            TrapKind::new(Mode::U, Mode::S, 8),
+            TrapKind::new(Mode::U, Mode::S, 1 << 63 | 5),
+            TrapKind::new(Mode::VS, Mode::M, 1000),
+        ];
+        kinds.iter().for_each(|kind| traps.of(*kind).count += 1);
+        assert_eq!(traps.iter().map(|(kind, _)| kind).collect::<Vec<_>>(), kinds);
+        let found = |kind: TrapKind| (kind.code, kind.is_interrupt, kind.is_exit());
+        assert_eq!(kinds.map(found), [(8, false, false), (5, true, false), (31, false, true)]);
         let mut later = traps.clone();
-        later.count(Mode::U, Mode::S, 8);
+        *later.of(kinds[0]) = Trapped { count: 2, handling: 70 };
         later.minus(&traps);
-        assert_eq!(later.iter().collect::<Vec<_>>(), [us[0]]);
+        assert_eq!(later.iter().collect::<Vec<_>>(), [(kinds[0], &Trapped { count: 1, handling: 70 })]);
     }
 
     #[test]
@@ -384,7 +436,7 @@ mod tests {
         let cost = Cost { instruction: 1.0, trap: 10.0, memory: 100.0, l2_hit: 0.0, ..core.cost };
         let mut counts = HartCounts::new(1);
         counts.insns[1] = 1000;
-        counts.traps.count(Mode::U, Mode::S, 8);
+        counts.traps.of(TrapKind::new(Mode::U, Mode::S, 8)).count = 1;
         let near = cost.cache[0].cycles;
         counts.cores[0].refs_by_cache[0] = 3;
         counts.cores[0].refs_by_cache[cost.cache.len()] = 2;

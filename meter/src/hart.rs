@@ -1,10 +1,12 @@
 //! A hart: follows what its software does, and drives the models.
 
 mod access;
+mod exit;
 mod trap;
 
 pub use access::{AccessSite, MemoryAccess, Seen};
 use access::{Filter, Made};
+use exit::Exits;
 
 use crate::args::Level;
 use crate::array::{Invalidation, Regime};
@@ -124,6 +126,7 @@ pub struct Hart {
     pending: Option<Pending>,
     /// Where the return from a trap leads that was about to be executed.
     returning: Option<u64>,
+    exits: Exits,
     made: Made,
     filter: Filter,
     /// The filter may keep two pages: no TLB drops the last page but one for a new one.
@@ -148,6 +151,7 @@ impl Hart {
             vectors: [0; 3],
             pending: None,
             returning: None,
+            exits: Exits::default(),
             made: Made::default(),
             filter: Filter::default(),
             keeps_two: shared.cores.iter().all(|core| core.l1d.iter().all(ArraySpec::keeps_recent)),
@@ -210,6 +214,7 @@ impl Hart {
         }
         for trap in traps.iter().flatten() {
             self.take(trap, here.mode, shared, machine);
+            self.left(trap, board);
         }
         if shared.level == Level::Counts {
             return;
@@ -282,6 +287,7 @@ impl Hart {
             Special::Return { from_m } => {
                 let register = if from_m { Register::Mepc } else { Register::Sepc };
                 self.returning = Some(machine.register(register));
+                self.returns(mode, board, machine);
             }
             Special::Marker { label, code } => {
                 let label = operand(label).unwrap_or(0);

@@ -206,11 +206,15 @@ fn hart_value(counts: &HartCounts, shared: &Shared) -> Value {
     let traps: Vec<Value> = counts
         .traps
         .iter()
-        .map(|(from, to, code, is_interrupt, count)| {
-            json!({
-                "from": from.name(), "to": to.name(), "cause": cause_name(code, is_interrupt),
-                "code": code, "interrupt": is_interrupt, "count": count,
-            })
+        .map(|(kind, one)| {
+            let mut value = json!({
+                "from": kind.from.name(), "to": kind.to.name(), "cause": cause_name(kind.code, kind.is_interrupt),
+                "code": kind.code, "interrupt": kind.is_interrupt, "count": one.count,
+            });
+            if kind.is_exit() {
+                value["handling_instructions"] = json!(one.handling);
+            }
+            value
         })
         .collect();
     let mut fences = Map::new();

@@ -40,7 +40,7 @@ fn fences_forget_what_they_name_if_they_are_executed() {
     rig.enter(BASE + 0x800, Mode::M);
     assert_eq!(walks(&mut rig), 4);
     let counts = rig.counts();
-    assert_eq!(counts.traps.iter().collect::<Vec<_>>(), [(Mode::VS, Mode::M, 22, false, 1)]);
+    assert_eq!(rig.traps(), [(Mode::VS, Mode::M, 22, false, 1)]);
     assert_eq!(counts.fences[FenceKind::Sfence as usize][1][Mode::VS.index()], 1);
     assert_eq!(counts.not_retired[Mode::VS.index()], 1);
 }
@@ -55,7 +55,7 @@ fn a_return_to_a_vector_is_no_trap() {
     assert_eq!(rig.counts().traps.total(), 0);
     rig.fake.set(Register::Scause, 1 << 63 | 5);
     rig.enter(CODE, Mode::S);
-    assert_eq!(rig.counts().traps.iter().collect::<Vec<_>>(), [(Mode::U, Mode::S, 5, true, 1)]);
+    assert_eq!(rig.traps(), [(Mode::U, Mode::S, 5, true, 1)]);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_write_that_traps_changes_nothing() {
     rig.enter(CODE + 0x800, Mode::S);
     let counts = rig.counts();
     assert_eq!(counts.root_switches[1], 1);
-    assert_eq!(counts.traps.iter().collect::<Vec<_>>(), [(Mode::VS, Mode::S, 22, false, 1)]);
+    assert_eq!(rig.traps(), [(Mode::VS, Mode::S, 22, false, 1)]);
     rig.access(PAGES_AT, Mode::VS, Memory::Load);
     assert_eq!(rig.misses(Mode::VS).walks, 1);
 }
@@ -394,7 +394,7 @@ fn a_trap_whose_vector_cannot_be_fetched_is_two() {
     let mut rig = guest(&["core=plain"], 0);
     arrive(&mut rig);
     let both = [(Mode::VS, Mode::M, 12, false, 1), (Mode::VU, Mode::VS, 5, true, 1)];
-    assert_eq!(rig.counts().traps.iter().collect::<Vec<_>>(), both);
+    assert_eq!(rig.traps(), both);
     // Firmware returns to the vector: the trap was taken already.
     let mret = Special::Return { from_m: true };
     rig.hart.before(mret, Mode::M, CODE + 0x40, &mut rig.board, &rig.shared, &rig.fake);
@@ -403,7 +403,7 @@ fn a_trap_whose_vector_cannot_be_fetched_is_two() {
     // It still cannot be fetched: one more trap to M, and no interrupt.
     rig.hart.before(mret, Mode::M, CODE + 0x40, &mut rig.board, &rig.shared, &rig.fake);
     rig.enter(CODE, Mode::M);
-    assert_eq!(rig.counts().traps.iter().map(|(.., count)| count).collect::<Vec<_>>(), [2, 1]);
+    assert_eq!(rig.traps().into_iter().map(|(.., count)| count).collect::<Vec<_>>(), [2, 1]);
 }
 
 #[test]
@@ -461,4 +461,51 @@ fn a_page_that_becomes_a_table_is_watched() {
     rig.fence(FenceKind::Sfence, Mode::S, None);
     rig.access(PAGES_AT, Mode::S, Memory::Load);
     assert_eq!(rig.counts().ad_updates[Mode::S.index()], 0);
+}
+
+#[test]
+fn exits_last_until_the_guest_runs_again() {
+    const MPV: u64 = 1 << 39;
+    const MPP_S: u64 = 1 << 11;
+    const SPV: u64 = 1 << 7;
+    const TIMER: u64 = 1 << 63 | 7;
+    let mut rig = Rig::new(&["level=counts"]);
+    rig.board.insns[Mode::VS.index()] = 1000;
+    rig.set_csr(Csr::Mtvec, Register::Mtvec, CODE);
+    rig.set_csr(Csr::Stvec, Register::Stvec, CODE + 0x800);
+    let arrive = |rig: &mut Rig, to: Mode, cause: u64, insns: u64| {
+        let (register, at) = if to == Mode::M { (Register::Mcause, CODE) } else { (Register::Scause, CODE + 0x800) };
+        rig.fake.set(register, cause);
+        rig.enter(at, to);
+        rig.board.insns[to.index()] += insns;
+    };
+    let back = |rig: &mut Rig, from: Mode| {
+        let special = Special::Return { from_m: from == Mode::M };
+        rig.hart.before(special, from, CODE + 0x40, &mut rig.board, &rig.shared, &rig.fake);
+    };
+    // A host in HS that calls the firmware while it handles a fault of its guest's.
+    rig.fake.set(Register::Hstatus, SPV);
+    rig.fake.set(Register::Sstatus, 1 << 8);
+    arrive(&mut rig, Mode::S, 21, 100);
+    rig.fake.set(Register::Mstatus, MPP_S);
+    arrive(&mut rig, Mode::M, 9, 7);
+    back(&mut rig, Mode::M);
+    rig.board.insns[Mode::S.index()] += 20;
+    let exits = |rig: &Rig| rig.counts().traps.iter().map(|(kind, one)| (kind.code, one.handling)).collect::<Vec<_>>();
+    assert_eq!(exits(&rig), [(9, 7), (21, 0)]);
+    back(&mut rig, Mode::S);
+    // The ecall itself was one of the host's that did not retire.
+    assert_eq!(exits(&rig), [(9, 7), (21, 126)]);
+    rig.board.insns[Mode::VS.index()] += 50;
+    // The firmware hands an interrupt on, and its own return in M ends nothing.
+    rig.fake.set(Register::Mstatus, MPV | MPP_S);
+    arrive(&mut rig, Mode::M, TIMER, 5);
+    rig.fake.set(Register::Mstatus, 3 << 11);
+    back(&mut rig, Mode::M);
+    rig.fake.set(Register::Mstatus, MPP_S);
+    back(&mut rig, Mode::M);
+    rig.board.insns[Mode::S.index()] += 10;
+    back(&mut rig, Mode::S);
+    back(&mut rig, Mode::S);
+    assert_eq!(exits(&rig), [(9, 7), (7, 15), (21, 126)]);
 }

@@ -31,6 +31,26 @@ pub struct Trap {
     pub cause: String,
     /// How many.
     pub count: u64,
+    /// Instructions until the software that was left ran again, where that is of interest.
+    #[serde(default)]
+    pub handling_instructions: u64,
+}
+
+/// Traps out of a guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Exits {
+    /// How many.
+    pub count: u64,
+    /// Instructions that the host executed for them before the guest ran again.
+    pub instructions: u64,
+}
+
+impl Exits {
+    /// Adds others.
+    pub const fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.instructions += other.instructions;
+    }
 }
 
 /// What a core would have done.
@@ -103,10 +123,11 @@ impl Counts {
 
     /// Traps out of the guest, by cause. On the bare machine: out of S and U mode to the firmware.
     #[must_use]
-    pub fn exits_by_cause(&self, subject: Subject) -> BTreeMap<&str, u64> {
-        let mut causes = BTreeMap::new();
+    pub fn exits_by_cause(&self, subject: Subject) -> BTreeMap<&str, Exits> {
+        let mut causes = BTreeMap::<_, Exits>::new();
         for trap in self.traps.iter().filter(|trap| subject.is_guest(&trap.from) && !subject.is_guest(&trap.to)) {
-            *causes.entry(trap.cause.as_str()).or_insert(0) += trap.count;
+            let exits = Exits { count: trap.count, instructions: trap.handling_instructions };
+            causes.entry(trap.cause.as_str()).or_default().add(exits);
         }
         causes
     }
@@ -114,7 +135,13 @@ impl Counts {
     /// Traps out of the guest.
     #[must_use]
     pub fn exits(&self, subject: Subject) -> u64 {
-        self.exits_by_cause(subject).values().sum()
+        self.exits_by_cause(subject).values().map(|exits| exits.count).sum()
+    }
+
+    /// Instructions that were executed for them.
+    #[must_use]
+    pub fn handling_instructions(&self, subject: Subject) -> u64 {
+        self.exits_by_cause(subject).values().map(|exits| exits.instructions).sum()
     }
 }
 
@@ -184,7 +211,8 @@ pub(super) mod tests {
         json!({
             "instructions_retired": { "VU": guest, "M": host },
             "traps": [
-                { "from": "VU", "to": "M", "code": 21, "cause": "load guest-page fault", "interrupt": false, "count": exits },
+                { "from": "VU", "to": "M", "code": 21, "cause": "load guest-page fault", "interrupt": false, "count": exits,
+                  "handling_instructions": host },
                 { "from": "VU", "to": "VS", "code": 8, "cause": "ecall from U or VU", "interrupt": false, "count": 7 },
             ],
             "cores": { "plain": {

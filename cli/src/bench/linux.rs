@@ -1,7 +1,7 @@
 //! Workloads under Linux: the same kernel, initramfs and command line on every subject, and for each marked
 //! region what the meter counted there.
 
-use super::counts::{CoreCounts, Counts};
+use super::counts::{CoreCounts, Counts, Exits};
 use super::lab::{Lab, Load, Run};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, Gnomon, Small, Subject};
@@ -13,7 +13,7 @@ use crate::qemu::{HExtension, Seat};
 use crate::variant::Variant;
 use abi::bundle::MmuMode;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The guest's command line. Sv39, so that walks have the papers' lengths; and without the kernel's tests
 /// and probes of itself, which are half of a boot and belong to no region.
@@ -93,7 +93,7 @@ impl Plan {
                 svadu: case.svadu,
                 has_few_devices: false,
             };
-            let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
+            let run = lab.run(*subject, &load).and_then(|run| complete(run, *subject, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
             run.map_err(|why| why.to_string())
         })?
@@ -176,9 +176,19 @@ impl Case {
     }
 }
 
-/// Checks that each region was marked.
-fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
-    workload.regions.iter().try_for_each(|region| run.counts(region.label).map(drop))?;
+/// Checks that each region was marked, and that the meter knows for which exit each instruction of the host's
+/// was executed: regions begin and end in the guest.
+fn complete(run: Run, subject: Subject, workload: &Workload) -> miette::Result<Run> {
+    for region in &workload.regions {
+        let counts = run.counts(region.label)?;
+        let (host, handling) = (counts.host_instructions(subject), counts.handling_instructions(subject));
+        if host != handling {
+            miette::bail!(
+                "in region `{}` the host executed {host} instructions, {handling} of them to handle exits; the meter is in error",
+                region.name
+            );
+        }
+    }
     Ok(run)
 }
 
@@ -348,7 +358,7 @@ impl Shown<'_> {
     fn causes(&self) -> Chart {
         let causes = |(subject, counts): &(Subject, Option<Counts>)| {
             let causes = counts.as_ref().map(|counts| counts.exits_by_cause(*subject)).unwrap_or_default();
-            (subject.to_string(), causes.into_iter().map(|(cause, count)| (cause.to_owned(), count)).collect())
+            (subject.to_string(), causes.into_iter().map(|(cause, exits)| (cause.to_owned(), exits.count)).collect())
         };
         let rows: Vec<(String, BTreeMap<String, u64>)> = self.counts.iter().map(causes).collect();
         let (parts, bars) = stacks(&rows, ToString::to_string);
@@ -391,53 +401,76 @@ const fn nested(superpages: bool) -> Subject {
     Subject::Gnomon(Gnomon { seat: Seat::Firmware, variant, superpages })
 }
 
-/// Gnomon's `nested` beside KVM: exits of all regions together, and what one costs.
+/// Gnomon's `nested` beside KVM, all regions together: exits, and what those of each cause cost the host.
 pub fn beside_kvm(results: &Results) -> Vec<Block> {
     let kvm = |superpages| Subject::Kvm { superpages };
-    let sums = [nested(true), kvm(true), nested(false), kvm(false)].map(|subject| (subject, sums(results, subject)));
-    let is_there =
-        |subjects: [Subject; 2]| sums.iter().any(|(subject, sums)| subjects.contains(subject) && sums.is_some());
-    if !is_there([nested(true), nested(false)]) || !is_there([kvm(true), kvm(false)]) {
+    let subjects = [nested(true), kvm(true), nested(false), kvm(false)];
+    let sums: Vec<_> = subjects.into_iter().filter_map(|subject| Some((subject, sums(results, subject)?))).collect();
+    let is_there = |is_kvm| sums.iter().any(|(subject, _)| matches!(subject, Subject::Kvm { .. }) == is_kvm);
+    if !is_there(true) || !is_there(false) {
         return Vec::new();
     }
-    let mut table = Table::new(["", "exits", "/ nested", "of those timers'", "host instructions", "per exit"]);
-    let base = sums[0].1;
+    let mut all = Table::new(["", "exits", "/ nested", "host instructions", "per exit"]);
+    let base = sums.iter().find(|(subject, _)| *subject == nested(true)).map(|(_, sums)| sums.total().count);
     for (subject, sums) in &sums {
-        let Some(Sums { exits, timers, host }) = sums else { continue };
-        table.row([
+        let Exits { count, instructions } = sums.total();
+        all.row([
             subject.to_string(),
-            exits.to_string(),
-            number(base.and_then(|base| ratio(*exits, base.exits)), 2),
-            timers.to_string(),
-            host.to_string(),
-            number(ratio(*host, *exits), 0),
+            count.to_string(),
+            number(base.and_then(|base| ratio(count, base)), 2),
+            instructions.to_string(),
+            number(ratio(instructions, count), 0),
         ]);
     }
-    vec![Block::Table("Gnomon's nested beside KVM, all regions together".into(), table)]
+    let causes: BTreeSet<_> = sums.iter().flat_map(|(_, sums)| sums.0.keys()).collect();
+    let mut headings = vec![String::new()];
+    headings.extend(sums.iter().flat_map(|(subject, _)| [format!("{subject}: exits"), "host instr./exit".into()]));
+    let mut by_cause = Table::new(headings);
+    for cause in causes {
+        let cells = sums.iter().flat_map(|(_, sums)| {
+            let exits = sums.0.get(cause).copied().unwrap_or_default();
+            [exits.count.to_string(), number(ratio(exits.instructions, exits.count), 0)]
+        });
+        by_cause.row(std::iter::once(cause.clone()).chain(cells));
+    }
+    vec![
+        Block::Table("Gnomon's nested beside KVM, all regions together".into(), all),
+        Block::Table("The same by cause".into(), by_cause),
+    ]
 }
 
-/// What all regions of all cases come to.
-#[derive(Clone, Copy, Default)]
-struct Sums {
-    exits: u64,
-    timers: u64,
-    host: u64,
+/// Exits by cause, of all regions of all cases.
+struct Sums(BTreeMap<String, Exits>);
+
+impl Sums {
+    fn total(&self) -> Exits {
+        let mut total = Exits::default();
+        self.0.values().for_each(|exits| total.add(*exits));
+        total
+    }
 }
 
 /// The sums of a subject, if it has run everything.
 fn sums(results: &Results, subject: Subject) -> Option<Sums> {
-    let mut sums = Sums::default();
+    let mut sums = BTreeMap::<_, Exits>::new();
     for (at, (case, _)) in results.cases.iter().enumerate() {
         for region in &case.workload.regions {
             let counts = results.counts(at, subject, region)?;
-            let causes = counts.exits_by_cause(subject);
-            sums.exits += counts.exits(subject);
-            sums.timers +=
-                causes.iter().filter(|(cause, _)| cause.contains("timer")).map(|(_, count)| count).sum::<u64>();
-            sums.host += counts.host_instructions(subject);
+            for (cause, exits) in counts.exits_by_cause(subject) {
+                sums.entry(group_of(cause).to_owned()).or_default().add(exits);
+            }
         }
     }
-    Some(sums)
+    Some(Sums(sums))
+}
+
+/// What a cause of an exit is about: which access has faulted, or who has set a timer, makes no difference.
+fn group_of(cause: &str) -> &str {
+    match cause {
+        _ if cause.ends_with("guest-page fault") => "guest-page fault",
+        _ if cause.ends_with("timer interrupt") => "timer interrupt",
+        _ => cause,
+    }
 }
 
 #[cfg(test)]
@@ -489,9 +522,10 @@ pub(super) mod tests {
     #[test]
     fn kvm_stands_beside_nested() {
         let results = results(&[("firmware/nested", counts(9, 40, 10, 1, 1)), ("kvm-4k", counts(9, 1000, 50, 1, 1))]);
-        let rows = rows(&beside_kvm(&results), "KVM");
-        assert_eq!(rows[0], ["firmware/nested", "10", "1.00", "0", "40", "4"]);
-        assert_eq!(rows[1], ["kvm-4k", "50", "5.00", "0", "1000", "20"]);
+        let blocks = beside_kvm(&results);
+        let all = rows(&blocks, "KVM");
+        assert_eq!(all, [["firmware/nested", "10", "1.00", "40", "4"], ["kvm-4k", "50", "5.00", "1000", "20"]]);
+        assert_eq!(rows(&blocks, "by cause"), [["guest-page fault", "10", "4", "50", "20"]]);
         assert!(beside_kvm(&self::results(&[("firmware/nested", counts(9, 40, 10, 1, 1))])).is_empty());
     }
 

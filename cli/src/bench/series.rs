@@ -58,7 +58,7 @@ impl Point {
             Subject::Gnomon(_) => self.counter("exits.total").saturating_sub(self.counter("exits.timer")),
             Subject::Native | Subject::Kvm { .. } => self.counts().map_or(0, |counts| {
                 let exits = counts.exits_by_cause(subject);
-                exits.iter().filter(|(cause, _)| !cause.contains("timer")).map(|(_, count)| count).sum()
+                exits.iter().filter(|(cause, _)| !cause.contains("timer")).map(|(_, exits)| exits.count).sum()
             }),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Hart, Here, Machine, Register, access_of, privilege, space_of};
 use crate::check::Event;
+use crate::counts::TrapKind;
 use crate::mode::Mode;
 use crate::model::Use;
 use crate::shared::{Shared, Trap};
@@ -90,7 +91,7 @@ impl Hart {
     /// A trap was taken; `now` is the mode in which registers are read.
     pub(super) fn take(&mut self, trap: &Trap, now: Mode, shared: &Shared, machine: &impl Machine) {
         let Trap { from, to, cause, tval, .. } = *trap;
-        self.counts.traps.count(from, to, cause);
+        self.counts.traps.of(TrapKind::new(from, to, cause)).count += 1;
         shared.log_trap(trap);
         if trap.is_interrupt() {
             return;

@@ -199,6 +199,12 @@ impl Rig {
         }
     }
 
+    /// Traps: from, to, code, whether it is an interrupt, how many.
+    pub fn traps(&self) -> Vec<(Mode, Mode, usize, bool, u64)> {
+        let counts = self.counts();
+        counts.traps.iter().map(|(kind, one)| (kind.from, kind.to, kind.code, kind.is_interrupt, one.count)).collect()
+    }
+
     pub fn counts(&self) -> HartCounts {
         self.hart.counts(&self.board).1
     }

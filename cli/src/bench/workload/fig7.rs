@@ -20,7 +20,7 @@ pub fn fig7(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     compiler::add(&mut image)?;
     let library = match scale {
         Scale::Quick => "rect_pack",
-        Scale::Full => "truetype",
+        Scale::Full => "image_write",
     };
     image.file("root/cc1.c", compiler::source(library));
     image.marked("cc1", 1, "run", &compiler::cc1("-O2", "cc1"));
@@ -29,21 +29,21 @@ pub fn fig7(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     image.own(&["simplex", "lattice", "astar"])?;
     let (nodes, arcs, steps) = match scale {
         Scale::Quick => (131_072, 524_288, 8_000),
-        Scale::Full => (262_144, 1_048_576, 300_000),
+        Scale::Full => (262_144, 1_048_576, 40_000),
     };
     let label = image.prepared(["simplex, preparing", "simplex"], 1, "run");
     image.line(&format!("simplex {nodes} {arcs} {steps} {label}"));
 
     let (time, hops) = match scale {
         Scale::Quick => (8, 5),
-        Scale::Full => (32, 50),
+        Scale::Full => (32, 6),
     };
     let label = image.prepared(["lattice, preparing", "lattice"], 1, "run");
     image.line(&format!("lattice 16 {time} {hops} {label}"));
 
     let (width, searches) = match scale {
         Scale::Quick => (1536, 1),
-        Scale::Full => (4096, 3),
+        Scale::Full => (2560, 1),
     };
     let label = image.prepared(["astar, preparing", "astar"], 1, "run");
     image.line(&format!("astar {width} {searches} {label}"));

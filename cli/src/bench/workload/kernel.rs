@@ -4,14 +4,14 @@ use super::{HugePages, Image, Scale, Wanted, Workload};
 use crate::size::{MIB, Size};
 
 /// Random updates of a table (Table 3 of *Nested Paging in bhyve*). The quick table is 128 MiB, the full one
-/// 1 GiB.
+/// 512 MiB.
 ///
 /// # Errors
 /// If a package or a program cannot be had.
 pub fn gups(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     let (table, updates, memory) = match scale {
         Scale::Quick => (128 * MIB, 4_000_000, 256 * MIB),
-        Scale::Full => (1024 * MIB, 16_000_000, 2048 * MIB),
+        Scale::Full => (512 * MIB, 8_000_000, 1024 * MIB),
     };
     let mut image = Image::new("gups", pages)?;
     image.own(&["gups"])?;
@@ -27,7 +27,7 @@ pub fn gups(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
 pub fn processes(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     let many = match scale {
         Scale::Quick => 1,
-        Scale::Full => 8,
+        Scale::Full => 4,
     };
     let mut image = Image::new("processes", pages)?;
     image.own(&["micro", "nothing"])?;
@@ -53,7 +53,7 @@ pub fn processes(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
 pub fn switching(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     let (trips, loops) = match scale {
         Scale::Quick => (5_000, 2),
-        Scale::Full => (100_000, 20),
+        Scale::Full => (50_000, 10),
     };
     let mut image = Image::new("switching", pages)?;
     image.own(&["micro"])?;
