@@ -174,7 +174,7 @@ impl Lab {
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "cores": format!("{:?}", self.cores), "command": self.digest(&self.command)?,
         });
-        Ok(hexadecimal(&Sha256::digest(all.to_string())))
+        Ok(digest(all.to_string().as_bytes()))
     }
 
     fn digest(&self, file: &Path) -> Result<String, IoError> {
@@ -182,7 +182,7 @@ impl Lab {
         if let Some(known) = digests.get(file) {
             return Ok(known.clone());
         }
-        let digest = hexadecimal(&Sha256::digest(std::fs::read(file).map_err(IoError::at("read", file))?));
+        let digest = digest(&std::fs::read(file).map_err(IoError::at("read", file))?);
         digests.insert(file.to_owned(), digest.clone());
         Ok(digest)
     }
@@ -347,6 +347,7 @@ fn tail(console: &str) -> String {
     lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n")
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// SHA-256, in 64 hexadecimal digits.
+pub fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

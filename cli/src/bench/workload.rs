@@ -11,12 +11,12 @@ mod compiler;
 mod fig7;
 mod kernel;
 
+use super::lab::digest;
 use crate::debian::{Files, Software, Suite, Wanted};
 use crate::place::{IoError, cache, prune, write_whole};
 use crate::size::Size;
 use crate::{build, initramfs};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -229,11 +229,7 @@ fn read(path: &Path) -> Result<Vec<u8>, IoError> {
 /// Keeps an initramfs in the cache, under a name that says what is in it, and lets go of old ones.
 fn kept(name: &str, archive: &[u8]) -> Result<PathBuf, IoError> {
     let dir = cache("workloads")?;
-    let digest = Sha256::digest(archive).iter().take(8).fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    });
-    let path = dir.join(format!("{name}-{digest}.cpio"));
+    let path = dir.join(format!("{name}-{}.cpio", &digest(archive)[..16]));
     let is_there = fs::metadata(&path).is_ok_and(|file| file.len() == archive.len() as u64);
     if is_there {
         let touch = || File::options().append(true).open(&path)?.set_modified(SystemTime::now());

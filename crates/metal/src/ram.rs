@@ -63,7 +63,7 @@ impl PhysMem for Ram {
         }
         let stride = self.zero_block;
         // SAFETY: as above; `cbo.zero` clears the block that holds its address, blocks divide the
-        // page. Eight to a turn: a 2 MiB frame run is 32,768 blocks of 64 bytes, and this is on
+        // page. Four to a turn: a 2 MiB frame run is 32,768 blocks of 64 bytes, and this is on
         // the guest's fault path.
         unsafe {
             asm!(

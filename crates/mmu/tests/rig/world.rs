@@ -1,0 +1,154 @@
+//! Memory and fences as the engine sees them: all is passed on, or one thing is broken on purpose. A check that
+//! no mutant can trip checks nothing.
+
+use oracle::FenceModel;
+use rv::{Addr, Elide, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
+
+/// What is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// Nothing.
+    None,
+    /// Fences do nothing.
+    DropsFences,
+    /// Only hart 0 fences.
+    FencesOneHart,
+    /// Only the first page of a range is fenced.
+    FencesOnePage,
+    /// Fences of everything become fences of all addresses.
+    FencesLeavesOnly,
+    /// Frames are freed, then the fence happens.
+    FreesBeforeTheFence,
+    /// Fences by address are elided: "was never valid".
+    ElidesAsNeverValid,
+    /// Fences by address are elided: "permissions only grew".
+    ElidesAsGrown,
+    /// Retired frames are never given back.
+    Leaks,
+    /// Image leaves are writable.
+    GrantsWrite,
+    /// Leaves are not user pages.
+    ForgetsUser,
+    /// Leaves have A=0: the guest faults for ever.
+    ForgetsAccessed,
+    /// A table made by a split lacks an entry.
+    ForgetsOneOfASplit,
+    /// Pages are not cleared.
+    ForgetsToZero,
+    /// Image pages are not copied.
+    ForgetsToCopy,
+    /// Tables are linked before they are complete.
+    LinksTooEarly,
+    /// Entries of removed leaves stay.
+    ForgetsToClear,
+}
+
+/// Memory and fences as the engine sees them.
+pub struct World {
+    pub model: FenceModel,
+    pub mutant: Mutant,
+    /// Writes held back by [`Mutant::LinksTooEarly`].
+    held: Vec<Held>,
+    writes: u64,
+}
+
+enum Held {
+    Word(Addr<Hpa>, u64),
+    Zero(Pfn<Hpa>, u64),
+}
+
+impl World {
+    pub fn new(model: FenceModel, mutant: Mutant) -> Self {
+        Self { model, mutant, held: vec![], writes: 0 }
+    }
+
+    /// What was held back becomes visible.
+    pub fn let_go(&mut self) {
+        for held in std::mem::take(&mut self.held) {
+            match held {
+                Held::Word(at, value) => self.model.write_u64(at, value),
+                Held::Zero(first, pages) => self.model.zero_frames(first, pages),
+            }
+        }
+    }
+}
+
+const LEAF: u64 = 0b1011;
+const OWNED: u64 = 1 << 8;
+
+impl PhysMem for World {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        self.model.read_u64(at)
+    }
+
+    fn write_u64(&mut self, at: Addr<Hpa>, mut value: u64) {
+        let is_leaf = value & 1 == 1 && value & LEAF != 1;
+        self.writes += 1;
+        match self.mutant {
+            Mutant::GrantsWrite if is_leaf && value & OWNED == 0 => value |= 0x84,
+            Mutant::ForgetsUser if is_leaf => value &= !0x10,
+            Mutant::ForgetsAccessed if is_leaf => value &= !0x40,
+            Mutant::ForgetsOneOfASplit if self.writes % 512 == 300 => return,
+            Mutant::ForgetsToClear if value == 0 => return,
+            Mutant::LinksTooEarly if self.model.is_linked(at.pfn()) => {
+                self.model.write_u64(at, value);
+                return self.let_go();
+            }
+            Mutant::LinksTooEarly => return self.held.push(Held::Word(at, value)),
+            _ => {}
+        }
+        self.model.write_u64(at, value);
+    }
+
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        self.model.compare_exchange_u64(at, old, new)
+    }
+
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        match self.mutant {
+            Mutant::ForgetsToZero => {}
+            Mutant::LinksTooEarly => self.held.push(Held::Zero(first, pages)),
+            _ => self.model.zero_frames(first, pages),
+        }
+    }
+
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        if self.mutant != Mutant::ForgetsToCopy {
+            self.model.copy_frames(from, to, pages);
+        }
+    }
+
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        self.model.read_bytes(at, into);
+    }
+
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        self.model.write_bytes(at, from);
+    }
+}
+
+impl Fence<Gpa> for World {
+    fn fence(&mut self, scope: FenceScope<Gpa>) {
+        match (self.mutant, scope) {
+            (Mutant::DropsFences, _) => {}
+            (Mutant::FencesOneHart, _) => self.model.fence_hart(0, scope),
+            (Mutant::FencesOnePage, FenceScope::Range { start, .. }) => {
+                self.model.fence(FenceScope::Range { start, bytes: 4096 });
+            }
+            (Mutant::FencesLeavesOnly, FenceScope::Everything) => {
+                self.model.fence(FenceScope::Range { start: Addr::new(0), bytes: 1 << 59 });
+            }
+            (Mutant::ElidesAsNeverValid, FenceScope::Range { .. }) => {
+                self.model.note_elided(scope, Elide::EntryWasNeverValid)
+            }
+            (Mutant::ElidesAsGrown, FenceScope::Range { .. }) => {
+                self.model.note_elided(scope, Elide::OnlyGrewPermissions)
+            }
+            _ => self.model.fence(scope),
+        }
+    }
+
+    fn note_elided(&mut self, scope: FenceScope<Gpa>, why: Elide) {
+        self.model.note_elided(scope, why);
+    }
+}
