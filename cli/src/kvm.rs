@@ -118,6 +118,12 @@ impl KvmHost {
         all.map(|(name, version)| format!("{name} {version}")).to_vec()
     }
 
+    /// All files that the host consists of.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let single = [&self.kernel.image, &self.kernel.module, &self.busybox.file];
+        single.into_iter().chain(self.vmm.files.iter().map(|(_, file)| file)).map(PathBuf::as_path)
+    }
+
     /// The machine with a guest on it: one hart, counted time, no meter. The file is its initramfs, and has to
     /// live as long as the machine.
     ///

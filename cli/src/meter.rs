@@ -70,9 +70,7 @@ impl MeterSpec {
     /// # Errors
     /// [`MeterError`].
     pub fn check(&self, harts: u32, clock: Clock) -> Result<(), MeterError> {
-        for core in &self.cores {
-            Core::find(core)?;
-        }
+        Core::find_all(self.cores.iter().map(String::as_str))?;
         File::create(&self.out).map_err(|why| MeterError::Unwritable { path: self.out.clone(), why })?;
         if harts > 1 && clock == Clock::Instructions { Err(MeterError::SeveralHarts(harts)) } else { Ok(()) }
     }
@@ -161,6 +159,18 @@ impl Report {
             remarks.push(format!("check mode found {} uses of stale translations", findings.len()));
         }
         remarks
+    }
+
+    /// Why its counts may be wrong or incomplete, if they may.
+    #[must_use]
+    pub fn doubts(&self) -> Option<String> {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let (late, lost) = (number(&self.0["late_vectors"]), number(&self.0["markers"]["lost"]));
+        match (late, lost) {
+            (1.., _) => Some(format!("{late} trap vectors were code before")),
+            (0, 1..) => Some(format!("{lost} markers were too many")),
+            (0, 0) => None,
+        }
     }
 
     /// The numbers of the whole run by names such as `cores.plain.walks.VS`,

@@ -13,6 +13,8 @@ use std::process::{Command, Stdio};
 pub const QEMU: &str = "qemu-system-riscv64";
 /// The oldest major version that will do.
 const LEAST_MAJOR: u32 = 10;
+/// The firmware that QEMU takes by itself, in its own directories.
+const FIRMWARE: &str = "opensbi-riscv64-generic-fw_dynamic.bin";
 /// RAM of the machine beside that of the VMs and the bundle: Gnomon, its tables, the firmware.
 const GNOMON_RAM: u64 = 96 * MIB;
 /// What the boot loader needs beside the bundle in the upper half of RAM: the device tree, rounding.
@@ -116,6 +118,10 @@ pub enum QemuError {
         /// What it says of itself.
         version: String,
     },
+    /// QEMU has no firmware.
+    #[error("{QEMU} finds no {FIRMWARE}, which the bare machine starts with")]
+    #[diagnostic(help("install QEMU's firmware for riscv64 (Debian's package `opensbi`)"))]
+    NoFirmware,
     /// The VMs want more RAM than the host has.
     #[error("the machine would need {need} of memory, this host has {have} available")]
     #[diagnostic(help(
@@ -143,6 +149,17 @@ pub fn version() -> Result<String, QemuError> {
         Some(major) if major >= LEAST_MAJOR => Ok(version.to_owned()),
         _ => Err(QemuError::TooOld { version: version.to_owned() }),
     }
+}
+
+/// The firmware that QEMU loads for `-bios default`: OpenSBI. It has a package and versions of its own.
+///
+/// # Errors
+/// [`QemuError::Missing`], [`QemuError::NoFirmware`].
+pub fn firmware() -> Result<PathBuf, QemuError> {
+    let output = Command::new(QEMU).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let files = text.lines().map(|dir| Path::new(dir.trim()).join(FIRMWARE));
+    files.into_iter().find(|file| file.is_file()).ok_or(QemuError::NoFirmware)
 }
 
 /// The machine's RAM for VMs with so much RAM together, and a bundle.

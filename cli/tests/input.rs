@@ -244,6 +244,9 @@ fn what_cannot_be_benchmarked() {
     refused(&["fig7", "--mmu", "fast"], USAGE, &["fast", "nested"]);
     refused(&["fig7", "--subject", "native,xen"], INPUT, &["`xen` means no subject", "remedy", "firmware/lazy-noh"]);
     refused(&["fig7", "--subject", "kvm", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
+    refused(&["fig7", "--mmu", "nested", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
+    refused(&["fig7", "--json", "/nowhere/at/all.json"], INPUT, &["/nowhere/at/all.json"]);
+    refused(&["fig7", "--core", "plain,plain"], INPUT, &["two cores are called `plain`"]);
     refused(&["fig7", "--core", "z80"], INPUT, &["no core `z80`", "docs/meter.md"]);
 }
 

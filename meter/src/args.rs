@@ -132,6 +132,7 @@ impl Args {
     /// [`ArgError`].
     pub fn parse<'a>(args: impl IntoIterator<Item = &'a str>) -> Result<Self, ArgError> {
         let mut parsed = Self::default();
+        let mut cores = Vec::new();
         for arg in args {
             let unknown = || ArgError::Unknown(arg.into());
             let (key, value) = arg.split_once('=').ok_or_else(unknown)?;
@@ -141,7 +142,7 @@ impl Args {
                     let found = Level::NAMES.iter().find(|(name, _)| *name == value);
                     parsed.level = found.ok_or_else(|| ArgError::Value(arg.into(), "a level: counts, tlb or check"))?.1;
                 }
-                "core" => parsed.cores.push(Core::find(value)?),
+                "core" => cores.push(value),
                 "traps" => parsed.traps = Some(value.into()),
                 "ram" => parsed.ram = value.into(),
                 "ram-base" => {
@@ -152,10 +153,9 @@ impl Args {
                 _ => return Err(unknown()),
             }
         }
-        match parsed.level {
-            Level::Counts => parsed.cores.clear(),
-            _ if parsed.cores.is_empty() => parsed.cores.push(Core::find(DEFAULT)?),
-            _ => {}
+        let cores = Core::find_all(if cores.is_empty() { vec![DEFAULT] } else { cores })?;
+        if parsed.level != Level::Counts {
+            parsed.cores = cores;
         }
         Ok(parsed)
     }

@@ -2,6 +2,7 @@
 //!
 //! Those of `meter/cores/` are built in. See docs/meter.md for the keys.
 
+use crate::counts::MOST_CACHES;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -47,6 +48,9 @@ pub enum CoreError {
         /// What is wrong, and where.
         why: String,
     },
+    /// Reports tell cores apart by their names.
+    #[error("two cores are called `{0}`; give each another `name` in its core file, and name none twice")]
+    Twice(String),
 }
 
 /// A core, as far as translation and its costs are concerned.
@@ -127,6 +131,7 @@ pub struct ArraySpec {
 
 /// A cache of a walker's.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WalkCacheSpec {
     /// What it holds.
     pub holds: Holds,
@@ -297,6 +302,22 @@ impl Core {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
+    /// Finds several, in the same order.
+    ///
+    /// # Errors
+    /// [`CoreError`].
+    pub fn find_all<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, CoreError> {
+        let mut cores: Vec<Self> = Vec::new();
+        for name in names {
+            let core = Self::find(name)?;
+            if cores.iter().any(|other| other.name == core.name) {
+                return Err(CoreError::Twice(core.name));
+            }
+            cores.push(core);
+        }
+        Ok(cores)
+    }
+
     /// Reads a core file.
     ///
     /// # Errors
@@ -333,6 +354,9 @@ impl Core {
                     return Err(format!("`{what}`: no pointer leads to a single page of 4K"));
                 }
             }
+        }
+        if self.cost.cache.len() > MOST_CACHES {
+            return Err(format!("`cost.cache`: there are {}, and at most {MOST_CACHES} can be", self.cost.cache.len()));
         }
         for cache in &self.cost.cache {
             if !(cache.share > 0.0 && cache.share <= 1.0 && cache.kib > 0 && cache.ways > 0) {
@@ -427,6 +451,13 @@ mod tests {
         let all = "pages = [\"4K\", \"64K\", \"2M\", \"1G\", \"512G\", \"256T\"]";
         assert!(broken(all, whole).contains("no array holds pages of 64K"));
         assert!(broken("share = 0.25", "share = 2").contains("share"));
+        let caches = "[[cost.cache]]\nname = \"L\"\nkib = 1\nways = 1\ncycles = 1\nshare = 1\n".repeat(4);
+        assert!(Core::parse("x", &format!("{good}\n{caches}")).expect_err("many").to_string().contains("at most 4"));
+        let walker = "[[walk_g]]\nholds = \"leaves\"\npages = [\"4K\"]\nways = 4\nsource = \"s\"\n";
+        assert!(Core::parse("x", &format!("{good}\n{walker}")).is_ok());
+        let unknown = Core::parse("x", &format!("{good}\n{walker}set = 4\n")).expect_err("no such key").to_string();
+        assert!(unknown.contains("`set`"), "{unknown}");
+        assert!(Core::find_all(["plain", "u74", "plain"]).expect_err("twice").to_string().contains("`plain`"));
     }
 
     #[test]

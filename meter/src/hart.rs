@@ -188,11 +188,14 @@ impl Hart {
         }
     }
 
-    fn mark(&mut self, mark: Mark, board: &Scoreboard, shared: &Shared) {
+    /// Sets a mark; whether it is kept.
+    fn mark(&mut self, mark: Mark, board: &Scoreboard, shared: &Shared) -> bool {
         self.catch_up(board, shared);
-        if shared.mark(mark) {
+        let is_kept = shared.mark(mark);
+        if is_kept {
             self.catch_up(board, shared);
         }
+        is_kept
     }
 
     /// A block is about to run, which is in another place than the one before, or is watched, or
@@ -287,16 +290,19 @@ impl Hart {
             Special::Return { from_m } => {
                 let register = if from_m { Register::Mepc } else { Register::Sepc };
                 self.returning = Some(machine.register(register));
-                self.returns(mode, board, machine);
+                self.returns(from_m, mode, board, machine);
             }
             Special::Marker { label, code } => {
                 let label = operand(label).unwrap_or(0);
                 match code {
-                    MARK_BEGIN => self.mark(Mark::Begin(label), board, shared),
+                    MARK_BEGIN => {
+                        self.mark(Mark::Begin(label), board, shared);
+                    }
                     MARK_END => {
-                        self.mark(Mark::End(label), board, shared);
                         // The marker itself is not of the region.
-                        if let Some(last) = self.snapshots.last_mut() {
+                        if self.mark(Mark::End(label), board, shared)
+                            && let Some(last) = self.snapshots.last_mut()
+                        {
                             last.insns[mode.index()] -= 1;
                         }
                     }

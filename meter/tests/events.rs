@@ -508,4 +508,10 @@ fn exits_last_until_the_guest_runs_again() {
     back(&mut rig, Mode::S);
     back(&mut rig, Mode::S);
     assert_eq!(exits(&rig), [(9, 7), (7, 15), (21, 126)]);
+    // It is `hstatus` that says where an `sret` leads, in M mode too.
+    rig.fake.set(Register::Mstatus, MPV | MPP_S);
+    arrive(&mut rig, Mode::M, 22, 30);
+    rig.fake.set(Register::Mstatus, 0);
+    rig.hart.before(Special::Return { from_m: false }, Mode::M, CODE, &mut rig.board, &rig.shared, &rig.fake);
+    assert!(exits(&rig).contains(&(22, 30)));
 }

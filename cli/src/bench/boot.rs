@@ -16,7 +16,7 @@
 use super::lab::{Lab, Load};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
-use super::subject::{Choice, Gnomon, Small, Subject};
+use super::subject::{Choice, ChoiceError, Gnomon, Small, Subject};
 use super::table::Table;
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
 use crate::debian::Software;
@@ -56,7 +56,7 @@ struct Figures {
     instructions: u64,
     /// The least and the most.
     range: (u64, u64),
-    /// Seconds that the kernel counts as idle.
+    /// Seconds that the kernel counts as idle, in the boot that is the median.
     idle: f64,
 }
 
@@ -68,6 +68,7 @@ type Row = (&'static str, Machine, Result<Figures, String>);
 /// # Errors
 /// If something is missing. What goes wrong with a machine stands in the report.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
+    let machines = machines(choice)?;
     let guests = build::guests()?;
     let program = |name: &str| guests.get(name).cloned().ok_or_else(|| miette!("there is no program `{name}`"));
     let (stamp, clock) = (program("stamp")?, build::program("clock")?);
@@ -78,12 +79,16 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let archive = initramfs::build_with(&applets, Some(SCRIPT), &[("bin/clock", &clock)])?;
     let mut initrd = tempfile::NamedTempFile::new().into_diagnostic()?;
     initrd.write_all(&archive).into_diagnostic()?;
-    let loads = Loads { stamp, kernel: kernel.file, initrd: initrd.path().to_owned() };
+    // A VMM under KVM reads what it loads while the guest's clock already runs. So what is loaded with `stamp`
+    // is as large as what is loaded with the kernel.
+    let filler = tempfile::NamedTempFile::new().into_diagnostic()?;
+    let image_bytes = std::fs::metadata(&kernel.file).map_err(IoError::at("read", &kernel.file))?.len();
+    filler.as_file().set_len(image_bytes + archive.len() as u64).into_diagnostic()?;
+    let (initrd, filler) = (initrd.into_temp_path(), filler.into_temp_path());
+    let loads = Loads { stamp, filler: filler.to_owned(), kernel: kernel.file, initrd: initrd.to_owned() };
 
-    let jobs: Vec<_> = VARIANTS
-        .iter()
-        .flat_map(|variant| machines(choice).into_iter().map(move |machine| (variant, machine)))
-        .collect();
+    let jobs: Vec<_> =
+        VARIANTS.iter().flat_map(|variant| machines.iter().map(move |machine| (variant, *machine))).collect();
     let step = progress("boot", jobs.len());
     let rows = in_parallel(&jobs, |((variant, append), machine)| {
         let figures = loads.figures(lab, *machine, append).map_err(|why| why.to_string());
@@ -101,15 +106,15 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     Ok(report(&rows, &versions))
 }
 
-fn machines(choice: &Choice) -> Vec<Machine> {
+fn machines(choice: &Choice) -> Result<Vec<Machine>, ChoiceError> {
     // A boot has few fences of which the lane would be the difference.
     let has_lane = |subject: &Subject| !matches!(subject, Subject::Gnomon(Gnomon { variant, .. }) if !variant.lane);
-    let subjects = choice.subjects(Small::None).into_iter().filter(has_lane);
+    let subjects = choice.subjects("boot", Small::None, has_lane)?.into_iter();
     let machines = subjects.flat_map(|subject| {
         let few: &[bool] = if subject == Subject::Native { &[false, true] } else { &[false] };
         few.iter().map(move |&has_few_devices| Machine { subject, has_few_devices })
     });
-    machines.collect()
+    Ok(machines.collect())
 }
 
 impl Machine {
@@ -121,6 +126,7 @@ impl Machine {
 /// What is booted.
 struct Loads {
     stamp: PathBuf,
+    filler: PathBuf,
     kernel: PathBuf,
     initrd: PathBuf,
 }
@@ -141,18 +147,17 @@ impl Loads {
             let value = run.figures.get(name).copied();
             value.map(|value| (value, run)).ok_or_else(|| miette!("the guest did not print `{name}`"))
         };
-        let (entry, _) = figure(&load(&self.stamp, None, append), "entry")?;
-        let mut counts = Vec::new();
-        let mut idle = 0;
+        let (entry, _) = figure(&load(&self.stamp, Some(self.filler.clone()), append), "entry")?;
+        let mut boots = Vec::new();
         for length in 1..=BOOTS {
             let append = format!("{append} phase={}", "x".repeat(length));
             let (shell, run) = figure(&load(&self.kernel, Some(self.initrd.clone()), &append), "shell")?;
-            counts.push(shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK);
-            idle = run.figures.get("idle").copied().unwrap_or(0);
+            let idle = run.figures.get("idle").copied().ok_or_else(|| miette!("the guest did not print `idle`"))?;
+            boots.push((shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK, idle));
         }
-        counts.sort_unstable();
-        let range = (counts[0], counts[BOOTS - 1]);
-        Ok(Figures { instructions: counts[BOOTS / 2], range, idle: idle as f64 / 100.0 })
+        boots.sort_unstable();
+        let ((instructions, idle), range) = (boots[BOOTS / 2], (boots[0].0, boots[BOOTS - 1].0));
+        Ok(Figures { instructions, range, idle: idle as f64 / 100.0 })
     }
 }
 

@@ -60,10 +60,18 @@ pub struct CoreCounts {
     pub l1i_misses: ByMode,
     /// Loads and stores that the first TLB did not know.
     pub l1d_misses: ByMode,
-    /// Page walks.
+    /// Page walks that found a translation.
     pub walks: ByMode,
     /// Their memory references.
     pub refs: ByMode,
+    /// Page walks that ended in a page fault.
+    pub failed_walks: ByMode,
+    /// Their memory references.
+    pub failed_refs: ByMode,
+    /// Page walks by stores to pages that the TLB knew as clean.
+    pub dirty_walks: ByMode,
+    /// Their memory references.
+    pub dirty_refs: ByMode,
     /// Walks by mode and by the number of their references.
     pub walks_by_refs: BTreeMap<String, BTreeMap<u64, u64>>,
     /// Walks by mode and by the leaves that they ended at: first stage/G-stage.
@@ -152,16 +160,16 @@ impl CoreCounts {
         self.l1i_misses.values().chain(self.l1d_misses.values()).sum()
     }
 
-    /// All walks, of guest and host.
+    /// All walks, of guest and host, whatever came of them.
     #[must_use]
     pub fn walks(&self) -> u64 {
-        self.walks.values().sum()
+        [&self.walks, &self.failed_walks, &self.dirty_walks].into_iter().flat_map(BTreeMap::values).sum()
     }
 
     /// References of all walks.
     #[must_use]
     pub fn refs(&self) -> u64 {
-        self.refs.values().sum()
+        [&self.refs, &self.failed_refs, &self.dirty_refs].into_iter().flat_map(BTreeMap::values).sum()
     }
 
     /// The guest's walks by the leaves that they ended at.
@@ -217,6 +225,7 @@ pub(super) mod tests {
             ],
             "cores": { "plain": {
                 "l1i_misses": {}, "l1d_misses": { "VU": walks }, "walks": { "VU": walks }, "refs": { "VU": refs },
+                "failed_walks": {}, "failed_refs": {}, "dirty_walks": {}, "dirty_refs": {},
                 "walks_by_refs": { "VU": { (refs / walks.max(1)).to_string(): walks }, "M": { "3": 9 } },
                 "walks_by_leaf": { "VU": { "4K/4K": { "walks": walks, "refs": refs } } },
                 "cycles_estimated": { "model": guest + host, "if_refs_hit": guest, "if_refs_miss": guest + host + 1 },
@@ -230,6 +239,13 @@ pub(super) mod tests {
         assert_eq!((counts.instructions(), counts.host_instructions(nested), counts.exits(nested)), (130, 30, 5));
         let core = &counts.cores["plain"];
         assert_eq!((core.misses(), core.walks(), core.refs()), (4, 4, 60));
+        let more = |key: &str, count| (key.to_owned(), count);
+        let mut with_faults = core.clone();
+        with_faults.failed_walks.extend([more("VS", 2)]);
+        with_faults.failed_refs.extend([more("VS", 5)]);
+        with_faults.dirty_walks.extend([more("S", 1)]);
+        with_faults.dirty_refs.extend([more("S", 3)]);
+        assert_eq!((with_faults.walks(), with_faults.refs()), (7, 68));
         assert_eq!(core.refs_per_4k_walk(nested), Some(15.0));
         assert_eq!(core.guest_walks_by_refs(nested), BTreeMap::from([(15, 4)]));
         // In U mode nothing was done, so for a machine without H all is the host's.

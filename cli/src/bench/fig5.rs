@@ -94,7 +94,7 @@ fn report(all: &[Series], versions: &str) -> Report {
             versions.into(),
         ],
         blocks,
-        misleads: "a lane trap costs a tenth of a full exit, so sums of traps say less than instructions do; native's \
+        misleads: "a lane trap costs a twentieth of the same fence as a full exit (see lane), so sums of traps say less than instructions do; native's \
                    and KVM's traps are those that the meter saw, without timer interrupts"
             .into(),
         json,

@@ -10,7 +10,7 @@ use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
 use crate::place::{IoError, cache, prune, write_whole};
-use crate::qemu::{self, Boot, Clock, MachineSpec};
+use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::size::Size;
 use crate::stream::Piece;
@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tempfile::{NamedTempFile, TempDir};
 
 /// No run takes longer.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
@@ -77,6 +78,23 @@ pub struct Region {
     pub total: Value,
 }
 
+impl Region {
+    /// Checks that the meter knows for which exit each instruction of the host's was executed: guests set markers,
+    /// so regions begin and end in one.
+    fn checked(self, subject: Subject) -> miette::Result<Self> {
+        let counts = Counts::read(&self.total).into_diagnostic()?;
+        let (host, handling) = (counts.host_instructions(subject), counts.handling_instructions(subject));
+        let (begin, end) = self.labels;
+        match end {
+            Some(_) if host != handling => Err(miette!(
+                "in region {begin} the host executed {host} instructions, {handling} of them to handle exits: the meter is in error"
+            )),
+            Some(_) => Ok(self),
+            None => Err(miette!("region {begin} lasted until the machine ended")),
+        }
+    }
+}
+
 impl Run {
     /// The counts of the region, or the regions together, that began and ended with a label.
     ///
@@ -95,14 +113,38 @@ impl Run {
 pub struct Lab {
     hypervisor: PathBuf,
     plugin: PathBuf,
+    firmware: PathBuf,
     cores: Vec<Core>,
     core_names: Vec<String>,
     qemu: String,
-    /// This program: it makes the machines.
-    command: PathBuf,
+    /// SHA-256 of this program: it makes the machines.
+    command: String,
     is_fresh: bool,
     kvm: Mutex<Option<KvmHost>>,
     digests: Mutex<BTreeMap<PathBuf, String>>,
+    copies: Copies,
+}
+
+/// Copies of what is measured: whoever builds another while a benchmark runs, does not change it.
+#[derive(Debug)]
+struct Copies {
+    dir: TempDir,
+    known: Mutex<BTreeMap<PathBuf, PathBuf>>,
+}
+
+impl Copies {
+    /// The copy of a file, as that was when it was first asked for.
+    fn of(&self, file: &Path) -> Result<PathBuf, IoError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copy) = known.get(file) {
+            return Ok(copy.clone());
+        }
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let copy = self.dir.path().join(format!("{}-{name}", known.len()));
+        std::fs::copy(file, &copy).map_err(IoError::at("copy", file))?;
+        known.insert(file.to_owned(), copy.clone());
+        Ok(copy)
+    }
 }
 
 impl Lab {
@@ -111,22 +153,27 @@ impl Lab {
     /// # Errors
     /// If something cannot be built, or there is no such core.
     pub fn open(cores: &[String], is_fresh: bool) -> miette::Result<Self> {
-        let found = cores
-            .iter()
-            .map(|name| Core::find(name))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(crate::meter::MeterError::from)?;
+        let found = Core::find_all(cores.iter().map(String::as_str)).map_err(crate::meter::MeterError::from)?;
         prune(&cache("bench")?, KEPT);
+        let copies = Copies { dir: tempfile::tempdir().into_diagnostic()?, known: Mutex::default() };
+        let core_name = |name: &String| match Core::names().find(|known| known == name) {
+            Some(built_in) => Ok(built_in.to_owned()),
+            None => Ok(copies.of(Path::new(name))?.to_string_lossy().into_owned()),
+        };
+        // By whatever name it was started, and if it was replaced since.
+        let command = Path::new("/proc/self/exe");
         Ok(Self {
-            hypervisor: build::hypervisor()?,
-            plugin: build::meter()?,
+            hypervisor: copies.of(&build::hypervisor()?)?,
+            plugin: copies.of(&build::meter()?)?,
+            firmware: qemu::firmware()?,
             cores: found,
-            core_names: cores.to_vec(),
+            core_names: cores.iter().map(core_name).collect::<Result<_, IoError>>()?,
             qemu: qemu::version()?,
-            command: std::env::current_exe().into_diagnostic()?,
+            command: digest(&std::fs::read(command).map_err(IoError::at("read", command))?),
             is_fresh,
             kvm: Mutex::default(),
             digests: Mutex::default(),
+            copies,
         })
     }
 
@@ -148,6 +195,7 @@ impl Lab {
     /// # Errors
     /// If the guest does not come to its end, or says that something went wrong.
     pub fn run(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
+        let load = &Load { kernel: self.copies.of(&load.kernel)?, ..load.clone() };
         let key = self.key(subject, load)?;
         let path = cache("bench")?.join(format!("{key}.json"));
         if !self.is_fresh
@@ -164,15 +212,21 @@ impl Lab {
     /// What a run depends on.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
         let Load { kernel, initrd, append, memory, svadu, has_few_devices } = load;
+        let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
-            Subject::Kvm { .. } => self.with_kvm(|host| Ok(host.versions()))?,
-            _ => Vec::new(),
+            Subject::Kvm { .. } => self.with_kvm(|host| {
+                let files = host.files().map(|file| self.digest(file)).collect::<Result<Vec<_>, _>>()?;
+                Ok((host.versions(), files))
+            })?,
+            _ => Default::default(),
         };
         let initrd = initrd.as_deref().map(|file| self.digest(file)).transpose()?;
         let all = json!({
-            "subject": subject, "append": append, "memory": memory.0, "svadu": svadu, "few": has_few_devices, "initrd": initrd, "kvm": kvm,
+            "subject": subject, "append": append, "memory": memory.0, "initrd": initrd, "kvm": kvm,
+            "svadu": *svadu && is_gnomon, "few": *has_few_devices && is_native,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
-            "qemu": self.qemu, "cores": format!("{:?}", self.cores), "command": self.digest(&self.command)?,
+            "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
+            "command": self.command,
         });
         Ok(digest(all.to_string().as_bytes()))
     }
@@ -197,23 +251,27 @@ impl Lab {
 
     fn run_now(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
         let (mut machine, _kept) = self.machine(subject, load)?;
-        let out = tempfile::NamedTempFile::new().into_diagnostic()?;
+        let out = NamedTempFile::new().into_diagnostic()?;
         let (out_path, cores) = (out.path().to_owned(), self.core_names.clone());
         let spec = MeterSpec { out: out_path, level: Level::Tlb, cores, traps: None };
         machine.meter = Some(Metered { plugin: self.plugin.clone(), spec });
         let (console, outcome) = watch(&machine)?;
-        judge(&console, &outcome)?;
+        judge(subject, &console, &outcome)?;
         let report = crate::meter::Report::read(out.path())?;
+        if let Some(why) = report.doubts() {
+            return Err(miette!("the meter is in doubt: {why}"));
+        }
         let counters = outcome.stats.and_then(|stats| stats.vms.into_iter().next()).map(|vm| vm.counters);
         let figures =
             console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
         let (command_line, inputs) = self.described(machine, load)?;
-        let regions = report.sums().map(|(labels, total)| Region { labels, total: total.clone() }).collect();
+        let regions = report.sums().map(|(labels, total)| Region { labels, total: total.clone() });
+        let regions = regions.map(|region| region.checked(subject)).collect::<miette::Result<Vec<_>>>()?;
         Ok(Run { command_line, inputs, figures, counters: counters.unwrap_or_default(), regions })
     }
 
     /// The machine, with what must live as long as it.
-    fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<tempfile::NamedTempFile>)> {
+    fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<NamedTempFile>)> {
         let Load { kernel, initrd, append, memory, svadu, has_few_devices } = load.clone();
         match subject {
             Subject::Native => {
@@ -259,12 +317,16 @@ impl Lab {
         name(&mut load.kernel.clone(), "guest-kernel")?;
         load.initrd.clone().map_or(Ok(()), |mut initrd| name(&mut initrd, "guest-initrd"))?;
         match &mut machine.boot {
-            Boot::Gnomon { hypervisor, bundle, .. } => {
+            Boot::Gnomon { seat, hypervisor, bundle } => {
                 name(hypervisor, "gnomon")?;
+                if *seat == Seat::Payload {
+                    name(&mut self.firmware.clone(), "firmware")?;
+                }
                 // It holds the guest's files, named above.
                 *bundle = "bundle".into();
             }
             Boot::Bare { kernel, initrd, .. } => {
+                name(&mut self.firmware.clone(), "firmware")?;
                 name(kernel, "kernel")?;
                 initrd.as_mut().map_or(Ok(()), |initrd| name(initrd, "initrd"))?;
             }
@@ -272,6 +334,9 @@ impl Lab {
         if let Some(meter) = &mut machine.meter {
             name(&mut meter.plugin, "meter")?;
             meter.spec.out = "report".into();
+            for (core, path) in self.cores.iter().zip(&mut meter.spec.cores) {
+                path.clone_from(&core.name);
+            }
         }
         Ok((machine.command_line(), inputs))
     }
@@ -319,25 +384,43 @@ fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
     }
 }
 
-/// What went wrong in the guest.
-fn judge(console: &str, outcome: &Outcome) -> miette::Result<()> {
+/// What says that a host of KVM's gave up, before why.
+const KVM_GAVE_UP: &str = "gnomon-kvm: ";
+
+/// What went wrong: with what carries the guest, or in it. A guest that came to its end has said so.
+fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<()> {
+    if matches!(subject, Subject::Gnomon(_))
+        && !(outcome.has_halted && outcome.ends.len() == 1 && outcome.stats.is_some())
+    {
+        return Err(miette!("QEMU ended before Gnomon was done:\n{}", tail(console)));
+    }
     match outcome.ends.first().map(|end| &end.reason) {
         Some(EndReason::NotStarted { message } | EndReason::Killed { message }) => return Err(miette!("{message}")),
         Some(EndReason::Poweroff) | None => {}
         other => return Err(miette!("the guest did not come to its end: {other:?}")),
     }
-    for line in console.lines() {
-        if let Some(Line::Fail(why)) = Line::parse(line) {
-            return Err(miette!("the guest found a fault: {why}"));
+    let mut is_done = false;
+    for line in console.lines().map(str::trim_end) {
+        match Line::parse(line) {
+            Some(Line::Fail(why)) => return Err(miette!("the guest found a fault: {why}")),
+            Some(Line::Done(_)) => is_done = true,
+            Some(Line::Pass(_)) | None => {}
         }
-        if let Some(status) = line.trim_end().strip_prefix("gnomon-exec: end ").filter(|status| *status != "0") {
-            return Err(miette!("the guest's commands ended with status {status}:\n{}", tail(console)));
+        match line.strip_prefix("gnomon-exec: end ") {
+            Some("0") => is_done = true,
+            Some(status) => {
+                return Err(miette!("the guest's commands ended with status {status}:\n{}", tail(console)));
+            }
+            None => {}
+        }
+        if let Some((_, why)) = line.split_once(KVM_GAVE_UP) {
+            return Err(miette!("the host under KVM gave up: {why}\n{}", tail(console)));
         }
     }
-    if console.contains("Kernel panic") {
-        Err(miette!("the guest's kernel panicked:\n{}", tail(console)))
-    } else {
-        Ok(())
+    match is_done {
+        _ if console.contains("Kernel panic") => Err(miette!("the guest's kernel panicked:\n{}", tail(console))),
+        false => Err(miette!("the guest did not say that it had come to its end:\n{}", tail(console))),
+        true => Ok(()),
     }
 }
 

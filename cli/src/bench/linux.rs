@@ -64,6 +64,12 @@ pub struct Results {
 }
 
 impl Results {
+    /// Those that took part.
+    #[must_use]
+    pub fn subjects(&self) -> Vec<Subject> {
+        self.cases.first().map(|(_, runs)| runs.iter().map(|(subject, _)| *subject).collect()).unwrap_or_default()
+    }
+
     /// The counts of a region.
     #[must_use]
     pub fn counts(&self, case: usize, subject: Subject, region: &Region) -> Option<Counts> {
@@ -79,8 +85,8 @@ impl Plan {
     /// # Errors
     /// If something is missing. What goes wrong with a subject stands in its results.
     pub fn run(&self, lab: &Lab, choice: &Choice) -> miette::Result<Results> {
+        let subjects = choice.subjects(self.name, self.small, |_| true)?;
         let kernel = Software::Kernel.provide()?;
-        let subjects = choice.subjects(self.small);
         let jobs: Vec<_> =
             self.cases.iter().flat_map(|case| subjects.iter().map(move |subject| (case, *subject))).collect();
         let step = progress(self.name, jobs.len());
@@ -93,7 +99,7 @@ impl Plan {
                 svadu: case.svadu,
                 has_few_devices: false,
             };
-            let run = lab.run(*subject, &load).and_then(|run| complete(run, *subject, &case.workload));
+            let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
             run.map_err(|why| why.to_string())
         })?
@@ -176,19 +182,9 @@ impl Case {
     }
 }
 
-/// Checks that each region was marked, and that the meter knows for which exit each instruction of the host's
-/// was executed: regions begin and end in the guest.
-fn complete(run: Run, subject: Subject, workload: &Workload) -> miette::Result<Run> {
-    for region in &workload.regions {
-        let counts = run.counts(region.label)?;
-        let (host, handling) = (counts.host_instructions(subject), counts.handling_instructions(subject));
-        if host != handling {
-            miette::bail!(
-                "in region `{}` the host executed {host} instructions, {handling} of them to handle exits; the meter is in error",
-                region.name
-            );
-        }
-    }
+/// Checks that each region was marked.
+fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
+    workload.regions.iter().try_for_each(|region| run.counts(region.label).map(drop))?;
     Ok(run)
 }
 

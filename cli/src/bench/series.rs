@@ -114,10 +114,10 @@ impl Series {
 /// # Errors
 /// If the guests cannot be built. What goes wrong with a subject stands in its series.
 pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Series>> {
+    let can = |subject: &Subject| plan.has_kvm || !matches!(subject, Subject::Kvm { .. });
+    let subjects = choice.subjects(plan.name, Small::None, can)?;
     let guests = build::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;
-    let can = |subject: &Subject| plan.has_kvm || !matches!(subject, Subject::Kvm { .. });
-    let subjects: Vec<_> = choice.subjects(Small::None).into_iter().filter(can).collect();
     let step = progress(plan.name, subjects.len());
     in_parallel(&subjects, |&subject| {
         let points = points(plan, lab, guest, subject).map_err(|why| why.to_string());

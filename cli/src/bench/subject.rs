@@ -154,6 +154,12 @@ pub enum ChoiceError {
         "mode `nested` and KVM need the H extension: leave out --no-h; or choose other modes or subjects"
     ))]
     Nothing,
+    /// An experiment has none of those that are chosen.
+    #[error("there is nothing to measure: no subject that is chosen takes part in `{0}`")]
+    #[diagnostic(help(
+        "`lane` has no KVM; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k)"
+    ))]
+    NotHere(&'static str),
 }
 
 impl Choice {
@@ -190,7 +196,13 @@ impl Choice {
         if let Some(word) = self.words.iter().find(|word| !all.iter().any(|subject| subject.is_meant_by(word))) {
             return Err(ChoiceError::Unknown(word.clone()));
         }
-        if all.iter().any(|subject| self.takes(*subject)) { Ok(()) } else { Err(ChoiceError::Nothing) }
+        // Who asks for modes wants more than what they are compared with.
+        let is_wanted = |subject: &Subject| self.modes.is_empty() || matches!(subject, Subject::Gnomon(_));
+        if all.iter().any(|subject| is_wanted(subject) && self.takes(*subject)) {
+            Ok(())
+        } else {
+            Err(ChoiceError::Nothing)
+        }
     }
 
     /// Whether it is chosen.
@@ -207,10 +219,18 @@ impl Choice {
         is_meant && has_mode && (!self.no_h || subject.h() == HExtension::Absent)
     }
 
-    /// The subjects, in the order of tables.
-    #[must_use]
-    pub fn subjects(&self, small: Small) -> Vec<Subject> {
-        Self::all(small).into_iter().filter(|subject| self.takes(*subject)).collect()
+    /// The chosen ones of those that can take part in an experiment, in the order of tables.
+    ///
+    /// # Errors
+    /// [`ChoiceError::NotHere`] if that is none.
+    pub fn subjects(
+        &self,
+        experiment: &'static str,
+        small: Small,
+        can: impl Fn(&Subject) -> bool,
+    ) -> Result<Vec<Subject>, ChoiceError> {
+        let subjects: Vec<_> = Self::all(small).into_iter().filter(|it| can(it) && self.takes(*it)).collect();
+        if subjects.is_empty() { Err(ChoiceError::NotHere(experiment)) } else { Ok(subjects) }
     }
 }
 
@@ -219,7 +239,7 @@ mod tests {
     use super::*;
 
     fn names(choice: &Choice, small: Small) -> Vec<String> {
-        choice.subjects(small).iter().map(ToString::to_string).collect()
+        choice.subjects("test", small, |_| true).expect("some").iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -246,6 +266,11 @@ mod tests {
         assert!(matches!(words(&["xen"]).check(), Err(ChoiceError::Unknown(word)) if word == "xen"));
         let none = Choice { no_h: true, ..words(&["kvm"]) };
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
+        // The bare machine would be left.
+        let none = Choice { modes: vec![MmuMode::Nested], no_h: true, ..Choice::default() };
+        assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
+        let here = words(&["kvm"]).subjects("lane", Small::None, |subject| !matches!(subject, Subject::Kvm { .. }));
+        assert!(matches!(here, Err(ChoiceError::NotHere("lane"))));
         assert!(lazy.check().is_ok());
     }
 

@@ -3,12 +3,13 @@
 use super::run::Mmu;
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
-use crate::bench::subject::Choice;
+use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::workload::Scale;
 use crate::bench::{boot, fig5, fig6, lane, page, papers};
 use crate::place::{IoError, write_whole};
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The cores that are modelled if none are named: one like a board's, and one without walk caches.
@@ -117,13 +118,27 @@ impl BenchArgs {
         let choice =
             Choice { words: self.subject.clone(), modes: self.mmu.iter().map(|mmu| mmu.0).collect(), no_h: self.no_h };
         choice.check()?;
+        for path in self.json.iter().chain(&self.html) {
+            writable(path)?;
+        }
         let scale = if self.quick { Scale::Quick } else { Scale::Full };
         let lab = Lab::open(&self.core, self.fresh)?;
-        let names = if self.names.contains(&Name::All) { &Name::value_variants()[1..] } else { &self.names };
+        let is_all = self.names.contains(&Name::All);
+        let names = if is_all { &Name::value_variants()[1..] } else { &self.names };
         let mut reports = Vec::new();
-        for (at, name) in names.iter().enumerate() {
-            let report = name.measure(&lab, &choice, scale)?;
-            print!("{}{report}", if at == 0 { "" } else { "\n" });
+        let mut has_failed = false;
+        for name in names {
+            let report = match name.measure(&lab, &choice, scale) {
+                Ok(report) => report,
+                Err(why) if is_all && matches!(why.downcast_ref(), Some(ChoiceError::NotHere(_))) => continue,
+                // One that cannot be made keeps none of the others from being made.
+                Err(why) => {
+                    has_failed = true;
+                    eprintln!("gnomon: could not measure {}: {why:?}", name.about().0);
+                    continue;
+                }
+            };
+            print!("{}{report}", if reports.is_empty() { "" } else { "\n" });
             report.failures.iter().for_each(|why| eprintln!("gnomon: could not measure {why}"));
             reports.push(report);
             // Each time: a benchmark that is stopped has written what it had.
@@ -132,7 +147,7 @@ impl BenchArgs {
                 write_whole(path, page::page(&reports, &self.command(), &lab.versions())?.as_bytes())?;
             }
         }
-        Ok(u8::from(reports.iter().any(|report| !report.failures.is_empty())))
+        Ok(u8::from(has_failed || reports.iter().any(|report| !report.failures.is_empty())))
     }
 
     /// The command that measures the same.
@@ -152,6 +167,11 @@ impl BenchArgs {
         );
         words.join(" ")
     }
+}
+
+/// Finds out before a long benchmark whether a file can be written. What is in it stays until then.
+fn writable(path: &Path) -> Result<(), IoError> {
+    File::options().append(true).create(true).open(path).map(drop).map_err(IoError::at("write", path))
 }
 
 fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), IoError> {

@@ -25,7 +25,7 @@ extern "C" fn main(stamp: u64) -> ! {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    "gnomon-figure: entry ".bytes().chain(digits).chain("\r\n".bytes()).for_each(put);
+    "gnomon-figure: entry ".bytes().chain(digits).chain("\r\ngnomon-test: DONE 0\r\n".bytes()).for_each(put);
     // SAFETY: writes no memory.
     let _ = unsafe { metal::sbi::call(srst::EID_SRST, srst::SYSTEM_RESET, [0, 0, 0]) };
     loop {

@@ -33,12 +33,12 @@ impl Hart {
         }
     }
 
-    /// A return from a trap is about to be executed in a mode; it is among what has retired.
-    pub(super) fn returns(&mut self, mode: Mode, board: &Scoreboard, machine: &impl Machine) {
+    /// A return from a trap (`mret`, or else `sret`) is about to be executed in a mode; it is among what has retired.
+    pub(super) fn returns(&mut self, is_mret: bool, mode: Mode, board: &Scoreboard, machine: &impl Machine) {
         if self.exits == Exits::default() || mode.is_virtual() {
             return;
         }
-        let to = if mode == Mode::M {
+        let to = if is_mret {
             let status = machine.register(Register::Mstatus);
             Mode::new((status & status::MPP) >> 11, status & status::MPV != 0)
         } else {

@@ -3,7 +3,7 @@
 //!
 //! | SPEC | here |
 //! |---|---|
-//! | 403.gcc | `cc1 -O2` of Debian's GCC 14 on single-file C libraries (stb) |
+//! | 403.gcc | `cc1 -O2` of Debian's GCC 14 on a C library in one file (of stb) |
 //! | 429.mcf | the network simplex algorithm, `programs/src/simplex.rs` |
 //! | 433.milc | `programs/src/lattice.rs`, in integers |
 //! | 473.astar | `programs/src/grid.rs` |
