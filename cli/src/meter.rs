@@ -161,16 +161,10 @@ impl Report {
         remarks
     }
 
-    /// Why its counts may be wrong or incomplete, if they may.
+    /// Markers that were too many to be kept.
     #[must_use]
-    pub fn doubts(&self) -> Option<String> {
-        let number = |value: &Value| value.as_u64().unwrap_or(0);
-        let (late, lost) = (number(&self.0["late_vectors"]), number(&self.0["markers"]["lost"]));
-        match (late, lost) {
-            (1.., _) => Some(format!("{late} trap vectors were code before")),
-            (0, 1..) => Some(format!("{lost} markers were too many")),
-            (0, 0) => None,
-        }
+    pub fn lost_markers(&self) -> u64 {
+        self.0["markers"]["lost"].as_u64().unwrap_or(0)
     }
 
     /// The numbers of the whole run by names such as `cores.plain.walks.VS`,

@@ -407,7 +407,7 @@ impl Hart {
 
     fn set_vector(&mut self, whose: usize, vector: u64, shared: &Shared) {
         self.vectors[whose] = vector;
-        shared.add_vector(vector);
+        shared.add_vector(vector, [Mode::M, Mode::S, Mode::VS][whose]);
     }
 }
 

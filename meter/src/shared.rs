@@ -86,10 +86,10 @@ struct Vectors {
     known: HashSet<u64>,
     /// Other addresses at which blocks are to be looked at.
     wanted: HashSet<u64>,
-    /// Where blocks start that are not looked at each time they run.
-    unwatched: HashSet<u64>,
-    /// Vectors at which such a block had been translated before.
-    late: u64,
+    /// Where blocks of a mode start that are not looked at each time they run.
+    unwatched: HashSet<(u64, Mode)>,
+    /// Vectors of a mode at which such a block of that mode had been translated before.
+    late: HashSet<(u64, Mode)>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -192,14 +192,14 @@ impl Shared {
         self.trap_log.get().map_or(Ok(()), |TrapLog(log)| lock(log).flush())
     }
 
-    /// A block is translated that starts at an address. Says whether it has to be looked at each time
+    /// A block of a mode is translated that starts at an address. Says whether it has to be looked at each time
     /// it runs: traps arrive there, or it begins as trap handlers do.
-    pub fn watches(&self, start: u64, looks_like_handler: bool) -> bool {
+    pub fn watches(&self, start: u64, mode: Mode, looks_like_handler: bool) -> bool {
         let mut vectors = lock(&self.vectors);
         if looks_like_handler || vectors.known.contains(&start) || vectors.wanted.contains(&start) {
             return true;
         }
-        vectors.unwatched.insert(start);
+        vectors.unwatched.insert((start, mode));
         false
     }
 
@@ -209,12 +209,13 @@ impl Shared {
         lock(&self.vectors).wanted.insert(start);
     }
 
-    /// A hart has a new trap vector.
-    pub fn add_vector(&self, vector: u64) {
+    /// A hart has a new trap vector, of a mode.
+    pub fn add_vector(&self, vector: u64, mode: Mode) {
         let mut vectors = lock(&self.vectors);
         let base = vector & !3;
-        if vectors.known.insert(base) {
-            vectors.late += u64::from(vectors.unwatched.contains(&base));
+        vectors.known.insert(base);
+        if vectors.unwatched.contains(&(base, mode)) {
+            vectors.late.insert((base, mode));
         }
         if vector & 1 != 0 {
             // Vectored: interrupts arrive at four bytes for each cause.
@@ -226,7 +227,7 @@ impl Shared {
     /// page and mode, may have been overlooked.
     #[must_use]
     pub fn late_vectors(&self) -> u64 {
-        lock(&self.vectors).late
+        lock(&self.vectors).late.len() as u64
     }
 }
 
@@ -237,15 +238,19 @@ mod tests {
     #[test]
     fn vectors_are_watched() {
         let shared = Shared::new(&Args::default());
-        assert!(!shared.watches(0x1000, false) && shared.watches(0x2000, true));
-        shared.add_vector(0x2000);
+        let watches = |start| shared.watches(start, Mode::S, false);
+        assert!(!watches(0x1000) && shared.watches(0x2000, Mode::S, true));
+        shared.add_vector(0x2000, Mode::S);
         assert_eq!(shared.late_vectors(), 0);
-        shared.add_vector(0x3001);
-        assert!(shared.watches(0x3000, false) && shared.watches(0x3014, false) && !shared.watches(0x3100, false));
+        shared.add_vector(0x3001, Mode::M);
+        assert!(watches(0x3000) && watches(0x3014) && !watches(0x3100));
         shared.watch(0x5000);
-        assert!(shared.watches(0x5000, false) && !shared.watches(0x5004, false));
-        shared.add_vector(0x1000);
-        shared.add_vector(0x1000);
+        assert!(watches(0x5000) && !watches(0x5004));
+        // What ran there was of another mode, and in another address space.
+        shared.add_vector(0x1000, Mode::VS);
+        assert_eq!(shared.late_vectors(), 0);
+        shared.add_vector(0x1000, Mode::S);
+        shared.add_vector(0x1000, Mode::S);
         assert_eq!(shared.late_vectors(), 1);
     }
 

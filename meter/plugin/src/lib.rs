@@ -171,7 +171,7 @@ extern "C" fn on_translation(_: Id, tb: *mut Tb) {
     let at = tb.start();
     let crosses = (last.end() - 1) >> rv::PAGE_SHIFT != at >> rv::PAGE_SHIFT;
     let block = Block { page: tb.host_page(), mode, crosses };
-    let is_watched = meter.shared.watches(at, first.uses_scratch);
+    let is_watched = meter.shared.watches(at, mode, first.uses_scratch);
     let counts_only = meter.shared.level == Level::Counts;
     if is_watched || (crosses && !counts_only) {
         tb.call(on_block, block.pack());
