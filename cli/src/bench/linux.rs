@@ -419,15 +419,15 @@ pub fn beside_kvm(results: &Results) -> Vec<Block> {
         ]);
     }
     let causes: BTreeSet<_> = sums.iter().flat_map(|(_, sums)| sums.0.keys()).collect();
-    let mut headings = vec![String::new()];
-    headings.extend(sums.iter().flat_map(|(subject, _)| [format!("{subject}: exits"), "host instr./exit".into()]));
-    let mut by_cause = Table::new(headings);
-    for cause in causes {
-        let cells = sums.iter().flat_map(|(_, sums)| {
-            let exits = sums.0.get(cause).copied().unwrap_or_default();
-            [exits.count.to_string(), number(ratio(exits.instructions, exits.count), 0)]
-        });
-        by_cause.row(std::iter::once(cause.clone()).chain(cells));
+    let mut by_cause = Table::new(["", "exits", "host instructions", "per exit"]);
+    for (cause, (subject, sums)) in causes.iter().flat_map(|cause| sums.iter().map(move |of| (cause, of))) {
+        let Exits { count, instructions } = sums.0.get(*cause).copied().unwrap_or_default();
+        by_cause.row([
+            format!("{cause}, {subject}"),
+            count.to_string(),
+            instructions.to_string(),
+            number(ratio(instructions, count), 0),
+        ]);
     }
     vec![
         Block::Table("Gnomon's nested beside KVM, all regions together".into(), all),
@@ -521,7 +521,9 @@ pub(super) mod tests {
         let blocks = beside_kvm(&results);
         let all = rows(&blocks, "KVM");
         assert_eq!(all, [["firmware/nested", "10", "1.00", "40", "4"], ["kvm-4k", "50", "5.00", "1000", "20"]]);
-        assert_eq!(rows(&blocks, "by cause"), [["guest-page fault", "10", "4", "50", "20"]]);
+        let by_cause =
+            [["guest-page fault, firmware/nested", "10", "40", "4"], ["guest-page fault, kvm-4k", "50", "1000", "20"]];
+        assert_eq!(rows(&blocks, "by cause"), by_cause);
         assert!(beside_kvm(&self::results(&[("firmware/nested", counts(9, 40, 10, 1, 1))])).is_empty());
     }
 
