@@ -240,7 +240,19 @@ impl Hart {
     }
 
     /// An access to the page of `at`, which QEMU has allowed.
+    #[inline]
     fn translate(&mut self, at: u64, mode: Mode, how: Use, shared: &Shared, machine: &impl Machine) {
+        let Some(space) = space_of(&self.spaces, mode) else { return };
+        let page = at >> rv::PAGE_SHIFT;
+        // Most need no walk, nor all that goes with it.
+        if self.check.is_some() || !self.models.iter_mut().all(|model| model.hits(how, page, space.ids)) {
+            self.look_closely(at, mode, how, shared, machine);
+        }
+    }
+
+    /// An access that some L1 TLB does not have, or that is to be checked.
+    #[inline(never)]
+    fn look_closely(&mut self, at: u64, mode: Mode, how: Use, shared: &Shared, machine: &impl Machine) {
         let Some(space) = space_of(&self.spaces, mode) else { return };
         let request = permissive(access_of(how), privilege(mode));
         let mut walker = Walker::new(&mut self.trace, space, at, request, machine);

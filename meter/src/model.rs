@@ -141,6 +141,14 @@ impl Model {
         }
     }
 
+    /// Whether the L1 TLB has all that an access needs. To ask again, as [`Model::access`] does, changes nothing more.
+    #[inline]
+    pub fn hits(&mut self, how: Use, page: u64, ids: Ids) -> bool {
+        let ids = self.tags(ids);
+        let l1 = if how == Use::Fetch { &mut self.l1i } else { &mut self.l1d };
+        l1.look_up(page, ids).is_some_and(|hit| hit.is_dirty || how != Use::Store)
+    }
+
     /// A load or store of a page that the L1 TLB is known to have.
     pub fn touch(&mut self, page: u64, ids: Ids) {
         self.l1d.look_up(page, self.tags(ids));
