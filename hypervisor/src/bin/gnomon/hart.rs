@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use hypervisor::console::Command;
 use hypervisor::env::Env;
-use hypervisor::exit::{self, Outcome};
+use hypervisor::exit::{self, Outcome, watch};
 use hypervisor::gnomon::{Gnomon, GuestTimer};
 use hypervisor::lifecycle;
 use hypervisor::shadow;
@@ -81,8 +81,6 @@ pub struct Hart {
     traps_wfi: bool,
     /// Host time at which the running vCPU's slice ends.
     slice_end: u64,
-    /// Host time at which the running vCPU is looked at even if it makes no exit.
-    watch: u64,
     /// The earliest time that a vCPU which waits needs this hart.
     waiters: u64,
     /// What Gnomon's timer is set to.
@@ -97,12 +95,15 @@ pub struct Hart {
 struct Ticks {
     slice: u64,
     watch: u64,
+    least_run: u64,
 }
 
 /// How much of VM time a vCPU gets before another one, in milliseconds.
 const SLICE_MS: u64 = 10;
 /// How long a vCPU may run without any exit before it is looked at, in milliseconds.
 const WATCH_MS: u64 = 1000;
+/// How long it runs at least between two looks, in milliseconds: less than a slice.
+const LEAST_RUN_MS: u64 = 2;
 /// A fence over more pages than this becomes one for the whole address space.
 const FENCE_PAGES: u64 = 64;
 
@@ -152,10 +153,9 @@ impl Hart {
             registers_of: None,
             traps_wfi: false,
             slice_end: u64::MAX,
-            watch: u64::MAX,
             waiters: u64::MAX,
             armed: u64::MAX,
-            ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms },
+            ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms, least_run: LEAST_RUN_MS * per_ms },
             is_proven: false,
             g: start.g,
         }
@@ -261,7 +261,7 @@ impl Hart {
         run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
         run.shared.hart.store(self.index, Ordering::SeqCst);
         self.slice_end = now + self.ticks.slice;
-        self.watch = now + self.ticks.watch;
+        run.watch.load(now, self.ticks.watch, self.ticks.least_run);
         if is_shadow && let Err(outcome) = shadow::load(self.g, run, self) {
             // Without a root it must not enter its guest: it is asked to park, and finds that when it is about to.
             let Outcome::Depart(departure) = outcome else { unreachable!("a missing root ends the VM") };
@@ -360,7 +360,7 @@ impl Hart {
         }
         self.set_policy();
         let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
-        self.arm(slice_end.min(self.watch).min(self.waiters).min(run.deadline));
+        self.arm(slice_end.min(run.watch.due()).min(self.waiters).min(run.deadline));
         // OWNERSHIP: without a G-stage the root is all that stands between the guest and memory.
         assert!(run.root.is_some() || self.guest.is_two_stage(), "a guest without a root");
         let run = self.current.insert(run);
@@ -472,13 +472,12 @@ impl Hart {
             run.shared.counters.inject_timer.bump();
             self.set_timer_interrupt(true);
         }
-        if self.watch <= now {
-            self.watch = now + self.ticks.watch;
-            if let Some(message) = exit::is_trapped_for_ever(&run, self) {
-                let Outcome::Depart(departure) = Outcome::kill(message) else { return Some(run) };
-                lifecycle::depart(self.g, &Arc::clone(&run.vm), departure, self);
-                return Some(run);
-            }
+        if run.watch.due() <= now
+            && let Some(message) = watch::look(&mut run, (now, self.ticks.watch), self)
+        {
+            let end = Departure::End(abi::record::EndReason::Killed { message });
+            lifecycle::depart(self.g, &Arc::clone(&run.vm), end, self);
+            return Some(run);
         }
         if self.waiters <= now {
             self.expire(now);
