@@ -55,9 +55,9 @@ impl Vm {
         let mut guard = self.memory.lock();
         let (space, shadow) = self.engine(&mut guard);
         let mut mem = env.mem();
-        let mut frames = g.frames.lock();
+        let frames = &g.harts[env.hart()].frames;
         let mut hw = VmFence { g, vm: self, env };
-        then(shadow, &mut Host { space, frames: Some(&mut frames), mem: &mut mem, hw: &mut hw })
+        then(shadow, &mut Host { space, frames: Some(frames), mem: &mut mem, hw: &mut hw })
     }
 
     /// The same for what takes no frames and gives none back: other VMs' faults need not wait for it.

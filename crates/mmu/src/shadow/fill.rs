@@ -196,7 +196,7 @@ impl Shadow {
         {
             return Ok(known);
         }
-        match host.space.resolve(gpa, access, lent(&mut host.frames), host.mem) {
+        match host.space.resolve(gpa, access, lent(&host.frames), host.mem) {
             Ok(Resolved::Mapped { how, stale, publish, .. }) => {
                 self.settle(gpa.pfn(), (how, stale), publish, host);
                 Ok(host.space.translate(gpa, host.mem).expect("mapped a moment ago"))

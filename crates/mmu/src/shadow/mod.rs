@@ -149,7 +149,7 @@ pub struct Host<'a, M, H> {
     /// The VM's guest physical memory.
     pub space: &'a mut AddressSpace,
     /// Host frames. Fences need none.
-    pub frames: Option<&'a mut Frames>,
+    pub frames: Option<&'a Frames>,
     /// Host RAM.
     pub mem: &'a mut M,
     /// Makes all harts forget translations of the VM, whatever the scope says: shadow translations go by GVA.
@@ -204,7 +204,7 @@ impl Shadow {
         config: Config,
         owner: Owner,
         (first, pages): (Pfn<Gpa>, u64),
-        frames: &mut Frames,
+        frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Self, AllocError> {
         assert!(config.pages >= Config::least_pages(0) && config.pages as usize <= pages::MOST_PAGES);
@@ -296,12 +296,12 @@ impl Shadow {
 }
 
 /// The frames that an operation takes from, or gives back to.
-fn lent<'a>(frames: &'a mut Option<&mut Frames>) -> &'a mut Frames {
-    frames.as_deref_mut().expect("lent for all but fences")
+fn lent<'a>(frames: &Option<&'a Frames>) -> &'a Frames {
+    frames.expect("lent for all but fences")
 }
 
 /// Frees a body's frames.
-fn free(body: Body, frames: &mut Frames) {
+fn free(body: Body, frames: &Frames) {
     let runs: [Run; 3] = body.runs();
     runs.into_iter().for_each(|run| frames.free(run));
 }

@@ -237,7 +237,7 @@ impl Heads {
         &mut self.protected[chunk]
     }
 
-    pub fn release(&mut self, frames: &mut Frames) {
+    pub fn release(&mut self, frames: &Frames) {
         self.chunks.drain(..).for_each(|chunk| frames.free(chunk));
     }
 }

@@ -19,7 +19,7 @@ impl Shadow {
     /// If the host has no frames and no page can be taken back. Nothing is lost.
     pub(super) fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<(), AllocError> {
         while self.spare.len() <= DEEPEST as usize {
-            let more = if self.bodies < self.config.pages { self.take_body(lent(&mut host.frames)) } else { Ok(None) };
+            let more = if self.bodies < self.config.pages { self.take_body(lent(&host.frames)) } else { Ok(None) };
             match more {
                 Ok(Some(body)) => self.spare.push(body),
                 Ok(None) => self.recycle(host),
@@ -40,8 +40,8 @@ impl Shadow {
         self.arena.len() - self.free.len()
     }
 
-    fn take_body(&mut self, frames: &mut Frames) -> Result<Option<Body>, AllocError> {
-        let mut take = || frames.alloc(self.owner, Use::Table, 0);
+    fn take_body(&mut self, frames: &Frames) -> Result<Option<Body>, AllocError> {
+        let take = || frames.alloc(self.owner, Use::Table, 0);
         let table = take()?;
         let mirror = take();
         let links = take();
@@ -180,10 +180,10 @@ impl Shadow {
                 _ => 1,
             };
             (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host.mem));
-            stale.fence(host.hw).release(lent(&mut host.frames));
+            stale.fence(host.hw).release(lent(&host.frames));
             self.flushed();
         } else {
-            stale.fence(host.hw).release(lent(&mut host.frames));
+            stale.fence(host.hw).release(lent(&host.frames));
         }
         if let Some(publish) = publish {
             publish.publish(host.mem);
@@ -201,18 +201,18 @@ impl Shadow {
         pages: u64,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), AllocError> {
-        let stale = host.space.unmap(start, pages, lent(&mut host.frames), host.mem)?;
+        let stale = host.space.unmap(start, pages, lent(&host.frames), host.mem)?;
         (0..pages).for_each(|n| self.forget(start.add(n), host.mem));
         if !stale.is_none() {
             let retired = stale.fence(host.hw);
             self.flushed();
-            retired.release(lent(&mut host.frames));
+            retired.release(lent(&host.frames));
         }
         Ok(())
     }
 
     /// Ends the engine. No hart may have a root of it any more, and all must have forgotten its translations.
-    pub fn destroy(mut self, frames: &mut Frames) {
+    pub fn destroy(mut self, frames: &Frames) {
         self.heads.release(frames);
         let pages = self.arena.into_iter().flatten().map(|page| page.body);
         pages.chain(self.spare).chain(self.retired).for_each(|body| free(body, frames));
