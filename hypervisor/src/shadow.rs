@@ -197,6 +197,7 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
 
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
+    run.count_lane();
     let (_, asid) = decode(run.csrs.vsatp, &g.offer);
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
