@@ -13,11 +13,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use mmu::frames::AllocError;
+use mmu::frames::{AllocError, Frames};
 use mmu::gstage::{AddressSpace, How, ResolveError, Resolved};
-use mmu::shadow::{Host, Shadow};
+use mmu::shadow::{Host, Machine, Shadow};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
-use spin::Mutex;
+use spin::{Mutex, MutexGuard};
 
 /// Where a VM is in its life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -173,10 +173,8 @@ impl Vm {
         let mut guard = self.memory.lock();
         let Memory { space, shadow } = guard.as_mut().ok_or(Unreachable::Gone)?;
         if let Some(shadow) = shadow {
-            let mut frames = g.frames.lock();
-            let mut host =
-                Host { space, frames: Some(&mut frames), mem: &mut mem, hw: &mut VmFence { g, vm: self, env } };
-            let resolved = shadow.resolve(gpa, access, &mut host);
+            let mut hw = VmFence { g, vm: self, env };
+            let resolved = shadow.resolve(gpa, access, &mut Host::new(space, &mut mem, &mut hw));
             return match resolved {
                 Ok(Some(hpa)) => Ok(hpa),
                 Ok(None) => Err(Unreachable::Hole),
@@ -292,4 +290,15 @@ impl<E: Env> Fence<Gpa> for VmFence<'_, E> {
     }
 
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+impl<E: Env> Machine for VmFence<'_, E> {
+    type Frames<'a>
+        = MutexGuard<'a, Frames>
+    where
+        Self: 'a;
+
+    fn frames(&mut self) -> MutexGuard<'_, Frames> {
+        self.g.frames.lock()
+    }
 }
