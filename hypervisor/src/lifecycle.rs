@@ -148,8 +148,8 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, Stri
     // The bundle's promises are checked here, where they are used.
     let mode = g.mode(config);
     check_memory(g, config, mode)?;
-    let shadowing = match shadow::shadowing(mode) {
-        Some(shadowing) => Some((shadowing, shadow_pages(config)?)),
+    let shadowing = match shadow::upkeep(mode) {
+        Some(upkeep) => Some((upkeep, shadow_pages(config)?)),
         None => None,
     };
     let owner = Owner::Vm(vm.index as u16);
@@ -164,11 +164,11 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, Stri
     let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
     let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
     let built = add_regions(&mut space, g, config).and_then(|()| {
-        let Some((mode, pages)) = shadowing else { return Ok(None) };
+        let Some((upkeep, pages)) = shadowing else { return Ok(None) };
         let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
         let first_serial = vm.past.lock().serials;
         let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
-        Shadow::new(Shadowing { mode, ad, pages, first_serial }, owner, ram, frames, &mut mem)
+        Shadow::new(Shadowing { upkeep, ad, pages, first_serial }, owner, ram, frames, &mut mem)
             .map(Some)
             .map_err(|e| format!("no memory for its shadow tables: {e}"))
     });

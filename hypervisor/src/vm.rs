@@ -13,9 +13,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use mmu::frames::AllocError;
+use mmu::frames::{AllocError, Frames};
 use mmu::gstage::{AddressSpace, Content, How, Ready, ResolveError, Resolved, Unresolved};
-use mmu::shadow::{Host, Shadow};
+use mmu::shadow::{Host, Machine, Shadow};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 use spin::Mutex;
 
@@ -224,8 +224,9 @@ impl Vm {
         let mut guard = self.memory.lock();
         let Memory { space, shadow } = guard.as_mut().ok_or(Unreachable::Gone)?;
         if let Some(shadow) = shadow {
-            let mut host = Host { space, frames: Some(frames), mem: &mut mem, hw: &mut VmFence { g, vm: self, env } };
-            return Ok(shadow.resolve(gpa, access, &mut host)?.ok_or(Unreachable::Hole)?);
+            let mut hw = VmFence { g, vm: self, env };
+            let resolved = shadow.resolve(gpa, access, &mut Host::new(space, &mut mem, &mut hw))?;
+            return Ok(resolved.ok_or(Unreachable::Hole)?);
         }
         let Resolved::Mapped { hpa, how, stale, publish } = space.resolve_with(gpa, access, ready, frames, &mut mem)?
         else {
@@ -333,4 +334,10 @@ impl<E: Env> Fence<Gpa> for VmFence<'_, E> {
     }
 
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+impl<E: Env> Machine for VmFence<'_, E> {
+    fn frames(&self) -> &Frames {
+        &self.g.harts[self.env.hart()].frames
+    }
 }

@@ -12,12 +12,15 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+#[cfg(feature = "sabotage")]
+extern crate std;
 
 pub mod frames;
 pub mod gstage;
 pub mod ids;
 pub mod shadow;
 pub mod stale;
+pub mod table;
 pub mod two_stage;
 pub mod walk;
 

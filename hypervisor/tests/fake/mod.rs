@@ -37,6 +37,9 @@ impl PhysMem for Mem {
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
         self.0.borrow_mut().write_u64(at, value);
     }
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        self.0.borrow_mut().exchange_u64(at, value)
+    }
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         self.0.borrow_mut().compare_exchange_u64(at, old, new)
     }
