@@ -2,6 +2,7 @@
 
 use crate::testing::Suite;
 use clap::Args;
+use std::time::Instant;
 
 /// Run the tests: those on the host, and boot tests in QEMU.
 ///
@@ -30,7 +31,9 @@ impl TestArgs {
             suite.names().for_each(|name| println!("{name}"));
             return Ok(0);
         }
+        let started = Instant::now();
         let tally = suite.run(self.jobs.into());
+        tally.times(started.elapsed()).iter().for_each(|line| println!("{line}"));
         tally.failures().for_each(|line| println!("{line}"));
         println!("{}", tally.summary());
         Ok(u8::from(!tally.is_good()))

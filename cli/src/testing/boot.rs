@@ -4,6 +4,7 @@ use super::dialog::Dialog;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
 use super::plan::{BootTest, Case, End, Site};
+use super::tally::Spent;
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::bench::workload::{HugePages, Scale};
@@ -30,18 +31,18 @@ use tempfile::NamedTempFile;
 /// How long a panicked kernel may go on talking.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Runs a case and judges it: one verdict, or one for each check of a test guest.
-pub fn run(case: &Case, programs: &Programs) -> Vec<Verdict> {
+/// Runs a case and judges it: one verdict, or one for each check of a test guest; and what it took.
+pub fn run(case: &Case, programs: &Programs) -> (Vec<Verdict>, Spent) {
     let result = match case.site {
         Site::Gnomon(seat) => over_baseline(case, seat, programs),
         Site::Bare => on_bare(case, programs),
         Site::Kvm(thp) => on_kvm(case, thp, programs),
     };
     match result {
-        Ok(transcript) => judge::judge(case, &transcript),
+        Ok(transcript) => (judge::judge(case, &transcript), transcript.spent),
         Err(report) => {
             let help = report.help().map_or_else(String::new, |help| format!(" ({help})"));
-            vec![Verdict::failed(case.name(), format!("{report}{help}"))]
+            (vec![Verdict::failed(case.name(), format!("{report}{help}"))], Spent::default())
         }
     }
 }
@@ -58,18 +59,17 @@ fn guest(name: &str, programs: &Programs) -> miette::Result<PathBuf> {
 
 /// The case, after its baseline if it has one.
 fn over_baseline(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
-    let baseline = match case.baseline() {
-        Some(before) => {
-            let transcript = on_gnomon(&before, seat, programs)?;
-            let verdicts = judge::judge(&before, &transcript);
-            if let Some(why) = verdicts.into_iter().find_map(|verdict| verdict.result.err()) {
-                return Err(miette!("in the baseline's run: {why}"));
-            }
-            Some(transcript.outcome.stats.ok_or_else(|| miette!("the baseline's run ended without counters"))?)
-        }
-        None => None,
-    };
-    Ok(Transcript { baseline, ..on_gnomon(case, seat, programs)? })
+    let Some(before) = case.baseline() else { return on_gnomon(case, seat, programs) };
+    let baseline = on_gnomon(&before, seat, programs)?;
+    let verdicts = judge::judge(&before, &baseline);
+    if let Some(why) = verdicts.into_iter().find_map(|verdict| verdict.result.err()) {
+        return Err(miette!("in the baseline's run: {why}"));
+    }
+    let stats = baseline.outcome.stats.ok_or_else(|| miette!("the baseline's run ended without counters"))?;
+    let mut transcript = on_gnomon(case, seat, programs)?;
+    transcript.baseline = Some(stats);
+    transcript.spent += baseline.spent;
+    Ok(transcript)
 }
 
 /// An initramfs that Gnomon would not make by itself.
@@ -274,7 +274,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
     })?;
     transcript.statuses = demux.iter().flat_map(ExecDemux::statuses).map(|(vm, status)| (vm.into(), status)).collect();
     transcript.unanswered = dialog.waits_for().map(str::to_owned);
-    transcript.took = started.elapsed();
+    transcript.spent = Spent { wall: started.elapsed(), cpu: outcome.cpu, machines: 1 };
     transcript.outcome = outcome;
     Ok(transcript)
 }

@@ -1,13 +1,13 @@
 //! Judges what a boot test's run has come to.
 
 use super::plan::{Case, End, Site};
+use super::tally::Spent;
 use super::{Verdict, metered};
 use crate::machine::{Outcome, Stopped};
 use crate::meter::Report;
 use crate::stream::Lines;
 use abi::record::{EndReason, Stats, VmEnd};
 use abi::report::Line;
-use std::time::Duration;
 
 /// Lines of the console shown for a failure.
 const SHOWN_LINES: usize = 30;
@@ -27,8 +27,8 @@ pub struct Transcript {
     pub unanswered: Option<String>,
     /// Whether the machine was stopped because everything had happened that the test waits for.
     pub has_seen_enough: bool,
-    /// How long it took.
-    pub took: Duration,
+    /// What it took, with the runs that belong to it.
+    pub spent: Spent,
     /// How it ended.
     pub outcome: Outcome,
     /// The meter's report, if there is one.
@@ -76,9 +76,6 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
     if let Some(last) = verdicts.iter_mut().rfind(|verdict| verdict.result.is_err()) {
         last.output = tail.to_vec();
         last.output.extend(transcript.outcome.stderr.lines().map(|line| format!("QEMU: {line}")));
-    }
-    if let Some(last) = verdicts.last_mut() {
-        last.took = Some(transcript.took);
     }
     verdicts
 }

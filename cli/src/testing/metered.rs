@@ -60,7 +60,7 @@ pub fn follow(
     }
     if let Some(report) = transcript.meter.as_ref().filter(|_| test.expect.repeats) {
         let first = std::fs::read(&spec.out).into_diagnostic()?;
-        follow(&machine)?;
+        transcript.spent += follow(&machine)?.spent;
         if std::fs::read(&spec.out).into_diagnostic()? != first {
             transcript.meter_complaint = Some(other_counts(report, &Report::read(&spec.out)?));
         }

@@ -20,7 +20,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 pub use tally::{Tally, Verdict};
 
 /// What boot tests run: built once, before the first.
@@ -88,9 +87,9 @@ impl Suite {
                 scope.spawn(|| {
                     while let Some(case) = self.boot.get(next.fetch_add(1, Ordering::Relaxed)) {
                         step.note(case.name());
-                        let verdicts = boot::run(case, &programs);
+                        let (verdicts, spent) = boot::run(case, &programs);
                         let mut tally = tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                        step.suspend(|| verdicts.into_iter().for_each(|verdict| tally.add(verdict)));
+                        step.suspend(|| tally.add_run(case.name(), verdicts, spent));
                     }
                 });
             }
@@ -98,9 +97,4 @@ impl Suite {
         drop(step);
         tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
-}
-
-/// Seconds with one decimal, for people.
-fn seconds(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
 }
