@@ -1,11 +1,10 @@
 //! Runs QEMU: its console goes through pipes, its records are gathered.
 
+use crate::processors;
 use crate::qemu::{MachineSpec, QEMU};
 use crate::stream::{Piece, RecordFilter};
 use abi::record::{Boot, Record, Stats, VmEnd};
 use miette::Diagnostic;
-use rustix::param::clock_ticks_per_second;
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -202,28 +201,15 @@ impl Machine {
         if outcome.stopped.is_some() || outcome.has_halted || outcome.failed.is_some() {
             self.wait_or_kill(if outcome.stopped.is_some() { Duration::ZERO } else { GRACE })?;
         }
-        outcome.cpu = self.wait_for_cpu_time()?;
+        outcome.cpu = processors::wait(&self.child)?;
         outcome.status = Some(self.child.wait()?);
         outcome.stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         Ok(outcome)
     }
 
-    /// Whether QEMU has ended; it stays to be waited for.
-    fn has_ended(&self, how: WaitIdOptions) -> std::io::Result<bool> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | how;
-        Ok(waitid(WaitId::Pid(Pid::from_child(&self.child)), options)?.is_some())
-    }
-
-    /// Waits for QEMU's end; returns the processor time that it took. Once its status is taken, nobody can tell any more.
-    fn wait_for_cpu_time(&self) -> std::io::Result<Duration> {
-        self.has_ended(WaitIdOptions::empty())?;
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        Ok(cpu_time(&stat, clock_ticks_per_second()).unwrap_or_default())
-    }
-
     fn wait_or_kill(&mut self, grace: Duration) -> std::io::Result<()> {
         let end = Instant::now() + grace;
-        while !self.has_ended(WaitIdOptions::NOHANG)? {
+        while !processors::has_ended(&self.child)? {
             if Instant::now() >= end {
                 return self.child.kill();
             }
@@ -253,15 +239,6 @@ impl Outcome {
     }
 }
 
-/// User and system time in a process's `stat` (proc_pid_stat(5)). The program's name before may hold anything.
-fn cpu_time(stat: &str, ticks_per_second: u64) -> Option<Duration> {
-    /// The user time's place behind the name.
-    const UTIME: usize = 11;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(UTIME);
-    let mut ticks = || fields.next()?.parse::<u64>().ok();
-    Some(Duration::from_millis((ticks()? + ticks()?) * 1000 / ticks_per_second))
-}
-
 fn read_console(mut pipe: impl Read, events: &Sender<Event>) {
     let mut filter = RecordFilter::default();
     let mut buffer = vec![0; 64 << 10];
@@ -289,18 +266,4 @@ fn read_all(mut pipe: impl Read) -> String {
     // What could not be read is not shown; the exit status still tells.
     let _ = pipe.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).trim().to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn processor_time_is_read() {
-        let stat = "7 (a) b) Z 1 7 7 0 -1 4 0 0 0 0 250 50 9 9 20 0 1 0 5 0 0";
-        assert_eq!(cpu_time(stat, 100), Some(Duration::from_secs(3)));
-        assert_eq!(cpu_time("", 100), None);
-        let own = std::fs::read_to_string("/proc/self/stat").expect("proc");
-        assert!(cpu_time(&own, clock_ticks_per_second()).is_some());
-    }
 }

@@ -1,9 +1,10 @@
 //! Runs a boot test.
 
+use super::cases::{Case, Site};
 use super::dialog::Dialog;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
-use super::plan::{BootTest, Case, End, Site};
+use super::plan::{BootTest, End};
 use super::tally::Spent;
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;

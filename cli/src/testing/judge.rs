@@ -1,6 +1,7 @@
 //! Judges what a boot test's run has come to.
 
-use super::plan::{Case, End, Site};
+use super::cases::{Case, Site};
+use super::plan::End;
 use super::tally::Spent;
 use super::{Verdict, metered};
 use crate::machine::{Outcome, Stopped};
@@ -216,7 +217,14 @@ mod tests {
 
     fn case(text: &str) -> Case {
         let test: BootTest = toml::from_str(text).expect("a test");
-        Case { test_name: "t".into(), test, site: Site::Gnomon(Seat::Firmware), harts: 1, variant: Variant::DEFAULT }
+        Case {
+            test_name: "t".into(),
+            test,
+            site: Site::Gnomon(Seat::Firmware),
+            harts: 1,
+            variant: Variant::DEFAULT,
+            by_default: true,
+        }
     }
 
     fn ended(console: &str, reason: EndReason) -> Transcript {

@@ -1,7 +1,8 @@
 //! Boot tests under the meter: what it has to be told, and what must come of it.
 
+use super::cases::Case;
 use super::judge::Transcript;
-use super::plan::{BootTest, Case};
+use super::plan::BootTest;
 use crate::meter::{MeterSpec, Report};
 use crate::qemu::MachineSpec;
 use abi::report;
