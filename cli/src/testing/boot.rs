@@ -146,13 +146,18 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let modes = (0..test.vms).map(|number| test.vm_mmu.get(number).copied().or(case.variant.mmu));
     let own = |mmu| vm(kernel.clone(), &test.append, Variant { mmu, ..case.variant });
     let mut files: Vec<_> = modes.map(own).collect();
-    for beside in &test.beside {
-        let kernel = Kernel::File(guest(&beside.guest, programs)?);
-        let variant = Variant { mmu: beside.mmu.or(case.variant.mmu), ..case.variant };
-        files.push(vm(Some(kernel), &beside.append, variant));
+    for companion in test.beside.iter().chain(&test.then) {
+        let kernel = Kernel::File(guest(&companion.guest, programs)?);
+        let variant = Variant { mmu: companion.mmu.or(case.variant.mmu), ..case.variant };
+        files.push(vm(Some(kernel), &companion.append, variant));
     }
     for (file, name) in files.iter_mut().zip(case.vms()) {
         file.name = Some(name);
+    }
+    // Each after the one before; the first of them after the VM that the test is about.
+    let at_once = test.vms + test.beside.len();
+    for place in at_once..files.len() {
+        files[place].after = files[if place == at_once { 0 } else { place - 1 }].name.clone();
     }
     let metering = Metering::of(test)?;
     let spec = RunSpec {

@@ -124,12 +124,13 @@ impl Case {
         self.test.exec.is_some() || self.test.workload.is_some()
     }
 
-    /// The names of its VMs: those it is about, then those beside.
+    /// The names of its VMs: those it is about, then those beside, then those after.
     #[must_use]
     pub fn vms(&self) -> Vec<String> {
         let own = |number: usize| if self.test.vms == 1 { "vm".to_owned() } else { format!("vm{number}") };
         let beside = (1..=self.test.beside.len()).map(|number| format!("beside{number}"));
-        (1..=self.test.vms).map(own).chain(beside).collect()
+        let then = (1..=self.test.then.len()).map(|number| format!("then{number}"));
+        (1..=self.test.vms).map(own).chain(beside).chain(then).collect()
     }
 
     /// Whether the test guest has to report.

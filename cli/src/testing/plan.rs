@@ -66,7 +66,10 @@ pub struct BootTest {
     pub vm_mmu: Vec<MmuMode>,
     /// Test guests that run beside it, each in a VM of its own, and have to pass.
     #[serde(default)]
-    pub beside: Vec<Beside>,
+    pub beside: Vec<Companion>,
+    /// Test guests that run after it, each in a VM of its own that starts when the one before has ended, and have to pass.
+    #[serde(default)]
+    pub then: Vec<Companion>,
     /// RAM of each VM.
     #[serde(default = "memory")]
     pub memory: Size,
@@ -164,10 +167,10 @@ impl Default for Expect {
     }
 }
 
-/// A test guest that runs beside the VM that the test is about.
+/// A test guest that runs beside the VM that the test is about, or after it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Beside {
+pub struct Companion {
     /// The test guest.
     pub guest: String,
     /// Its command line.
@@ -288,8 +291,11 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if (test.exec.is_some() || test.workload.is_some()) && !test.beside.is_empty() => {
             Err("`exec` runs in every VM: nothing can be beside")
         }
+        () if !test.then.is_empty() && (test.vms > 1 || test.guest.is_none() || test.expect.end == End::Never) => {
+            Err("`then` is for one test guest that ends")
+        }
         () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
-        () if is_elsewhere && (!test.beside.is_empty() || test.vms > 1) => {
+        () if is_elsewhere && (!test.beside.is_empty() || !test.then.is_empty() || test.vms > 1) => {
             Err("the bare machine has no VMs, and KVM one only")
         }
         () if is_elsewhere && has_counters => Err("counters are Gnomon's alone"),
@@ -375,6 +381,8 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nkernel = 'debian'\n", "either"),
             ("[a]\nabout = ''\nguest = 'x'\nexec = 'x'\n", "shell"),
             ("[a]\nabout = ''\nguest = 'x'\nvms = 2\n", "exec"),
+            ("[a]\nabout = ''\nguest = 'x'\nthen = [{ guest = 'y' }]\nexpect.end = 'never'\n", "`then`"),
+            ("[a]\nabout = ''\nguest = 'x'\nthen = [{ guest = 'y' }]\non = ['bare']\n", "no VMs"),
             ("[a]\nabout = ''\nguest = 'x'\nworkload = 'gups'\n", "commands"),
             ("[a]\nabout = ''\nkernel = 'debian'\nworkload = 'gap'\n", "gap"),
             ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),
