@@ -282,7 +282,7 @@ mod tests {
         for (first, case) in cases.iter().map(|case| (case.circumstances(), case.name())) {
             for pair in first.iter().flat_map(|one| first.iter().map(move |other| [one, other])) {
                 let meets = |case: &&Case| pair.iter().all(|one| case.circumstances().contains(one));
-                assert!(by_default.iter().any(|case| meets(case)), "{pair:?} of {case}");
+                assert!(by_default.iter().any(meets), "{pair:?} of {case}");
             }
         }
         let all = plan(&format!("{text}variants = 'full'\n")).expect("a plan");

@@ -66,10 +66,10 @@ pub struct Suite {
 }
 
 /// Something that is run by itself.
-enum Work {
+enum Work<'a> {
     /// Cargo's: one at a time, since they would wait for each other anyway.
-    Host(Vec<host::Group>),
-    Boot(Case),
+    Host(&'a [host::Group]),
+    Boot(&'a Case),
 }
 
 impl Suite {
@@ -106,13 +106,13 @@ impl Suite {
 
     /// Runs it, on so many processors.
     #[must_use]
-    pub fn run(self, processors: usize) -> Tally {
+    pub fn run(&self, processors: usize) -> Tally {
         let has_boot = !self.boot.is_empty();
         let programs = LazyLock::new(|| Programs { hypervisor: build::hypervisor(), guests: build::guests() });
-        let mut jobs: Vec<_> = self.boot.into_iter().map(Case::into_job).collect();
+        let mut jobs: Vec<_> = self.boot.iter().map(job).collect();
         let for_host = if has_boot { 1 } else { processors };
         if !self.host.is_empty() {
-            jobs.push(Job { slots: for_host, estimate: Duration::MAX, work: Work::Host(self.host) });
+            jobs.push(Job { slots: for_host, estimate: Duration::MAX, work: Work::Host(&self.host) });
         }
         let tally = Mutex::new(Tally::default());
         let step = Step::spinner("running tests");
@@ -128,7 +128,7 @@ impl Suite {
             }
             Work::Boot(case) => {
                 step.note(case.name());
-                let (verdicts, spent) = boot::run(&case, &programs);
+                let (verdicts, spent) = boot::run(case, &programs);
                 step.suspend(|| lock(&tally).add_run(case.name(), verdicts, spent));
             }
         });
@@ -137,12 +137,11 @@ impl Suite {
     }
 }
 
-impl Case {
-    fn into_job(self) -> Job<Work> {
-        // Under icount QEMU emulates all harts in one thread.
-        let slots = if self.test.icount { 1 } else { self.harts as usize };
-        Job { slots, estimate: self.timeout(), work: Work::Boot(self) }
-    }
+fn job(case: &Case) -> Job<Work<'_>> {
+    // QEMU has a thread for each hart, but with `icount`. Two harts seldom have work at the same time all along: they
+    // keep one processor busy and a half.
+    let threads = if case.test.icount { 1 } else { case.harts };
+    Job { slots: threads.div_ceil(2) as usize, estimate: case.timeout(), work: Work::Boot(case) }
 }
 
 fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
@@ -169,7 +168,7 @@ mod tests {
         assert!(by_default.len() < all.len() && by_default.iter().all(|name| all.contains(name)));
         assert_eq!(some(&["b/"], Extent::Default), some(&["b/"], Extent::Full));
         let hidden = all.iter().find(|name| !by_default.contains(name)).expect("one that only the full run has");
-        assert_eq!(some(&[hidden], Extent::Default), [hidden.clone()]);
+        assert_eq!(some(&[hidden], Extent::Default), std::slice::from_ref(hidden));
         let part = &hidden[..hidden.len() - 1];
         assert!(matches!(select(&[part], Extent::Default), Err(NoMatch::InFull(_))), "{part}");
         assert!(matches!(select(&["nothing"], Extent::Full), Err(NoMatch::Nowhere(_))));
