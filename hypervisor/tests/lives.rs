@@ -153,12 +153,12 @@ fn vms_run_one_after_another_in_the_same_memory() {
     let after = |name: &str, after| VmConfig { after, ..vm_config(name, 1) };
     let vms = vec![after("a", None), after("b", Some(0)), after("c", Some(1)), after("beside", Some(1))];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
-    let free = g.frames.lock().free_count();
+    let free = g.frames().free_count();
     lifecycle::start_all(&g, &mut hart);
     assert_eq!(g.sched.lock().started_count(), 1);
-    let used = g.frames.lock().usage(Owner::Vm(0)).total();
+    let used = g.frames().usage(Owner::Vm(0)).total();
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
-    let usage = |vm| g.frames.lock().usage(Owner::Vm(vm)).total();
+    let usage = |vm| g.frames().usage(Owner::Vm(vm)).total();
     assert_eq!((usage(0), usage(1), usage(2)), (0, used, 0), "one is gone before the next has anything");
     // However one ends, it is the next one's turn; here of two.
     assert_eq!(end_next(&g, &mut hart, EndReason::Killed { message: "x".into() }), "b");
@@ -166,7 +166,7 @@ fn vms_run_one_after_another_in_the_same_memory() {
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "c");
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "beside");
     assert!(g.is_over());
-    assert_eq!(g.frames.lock().free_count(), free);
+    assert_eq!(g.frames().free_count(), free);
     assert_eq!(ended(), ["a", "b", "c", "beside"]);
 }
 
