@@ -5,6 +5,7 @@ use super::heads::Heads;
 use super::index::Index;
 use super::page::{Body, Id, Key, Page};
 use super::sabotage::Sabotage;
+use super::walks::Walks;
 use crate::frames::{AllocError, Frames, Owner, Use};
 use alloc::vec::Vec;
 use rv::{Gpa, Hpa, Pfn, PhysMem};
@@ -17,6 +18,7 @@ pub struct Shadow {
     pub(super) config: Config,
     pub(super) owner: Owner,
     pub(super) index: Index,
+    pub(super) walks: Walks,
     /// Bodies ready for use.
     pub(super) spare: Vec<Body>,
     /// Bodies that TLBs may still walk.
@@ -73,6 +75,7 @@ impl Shadow {
             config,
             owner,
             index: Index::new(arena, Heads::new(first, pages, words, mem)),
+            walks: Walks::new(),
             spare: Vec::new(),
             retired: Vec::new(),
             bodies: 0,

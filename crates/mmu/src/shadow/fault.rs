@@ -131,20 +131,27 @@ impl Shadow {
 
     /// Goes down the shadow's pointers as far as they lead from one shadow of a guest's table to another, and says where
     /// it arrives: the entry that decides about `gva`, or the last above it.
-    pub(super) fn descend(&self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+    #[inline]
+    pub(super) fn descend(&mut self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+        match self.walks.find(root.serial, gva) {
+            Some(id) => (id, root.format.index(gva, Level::PAGE)),
+            None => self.descend_from_root(root, gva, mem),
+        }
+    }
+
+    fn descend_from_root(&mut self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
         let (mut id, format) = (root.id, root.format);
         loop {
             let page = self.index.page(id);
             let (key, index) = (page.key, format.index(gva, page.key.level));
-            let leads_on = key.level > Level::PAGE && key.role == Role::Table && page.is_live(index);
-            let mirror = if leads_on { Pte(mem.read_u64(page.mirror_at(index))) } else { NO_PTE };
-            match key.level.down() {
-                Some(level) if leads_on && mirror.is_pointer() => {
-                    let child = self.index.find(Key { gfn: mirror.pfn(), level, role: Role::Table }, mem);
-                    id = child.expect("a live pointer's shadow page exists");
-                }
-                _ => return (id, index),
-            }
+            let Some(level) = key.level.down() else {
+                self.walks.remember(root.serial, gva, id);
+                return (id, index);
+            };
+            let pointer = page.mirror(index, mem).filter(|mirror| key.role == Role::Table && mirror.is_pointer());
+            let Some(pointer) = pointer else { return (id, index) };
+            let child = self.index.find(Key { gfn: pointer.pfn(), level, role: Role::Table }, mem);
+            id = child.expect("a live pointer's shadow page exists");
         }
     }
 
@@ -367,6 +374,7 @@ impl Shadow {
     }
 
     /// Sets the leaf that the fault is about.
+    #[inline]
     fn set<M: PhysMem, H: Machine>(
         &mut self,
         at: At,

@@ -82,26 +82,25 @@ impl Shadow {
         if let Some(old) = old {
             self.detach(old, views, log);
         }
-        let known = views.find(paging);
-        let of_view = known.map(|at| views.view(at)).filter(|view| self.is_there(&view.root));
-        let (root, seen) = match of_view {
-            Some(view) if view.root.asid == asid => (Ok(view.root), view.seen),
-            Some(view) => (Ok(Root { asid, ..view.root }), Seen::Never),
-            None => (self.root(paging, asid, host), Seen::Never),
-        };
-        let loaded = root.map(|root| {
-            let page = self.index.page_mut(root.id);
-            page.users += 1;
-            page.is_recent = true;
-            if paging == Paging::Bare {
-                return Loaded { root, fence: false };
+        let (root, seen) = match views.find(paging) {
+            Some((at, root)) if self.is_there(root) => views.resume(at, asid, log.head()),
+            other => {
+                let at = other.map(|(at, _)| at);
+                let root = self.root(paging, asid, host);
+                self.conclude(host);
+                let root = root?;
+                if paging != Paging::Bare {
+                    views.begin(at, root, log.head());
+                }
+                (root, Seen::Never)
             }
-            let fence = self.catch_up(root, seen, log, host);
-            views.begin(known, root, log.head());
-            Loaded { root, fence }
-        });
+        };
+        let page = self.index.page_mut(root.id);
+        page.users += 1;
+        page.is_recent = true;
+        let fence = paging != Paging::Bare && self.catch_up(root, seen, log, host);
         self.conclude(host);
-        loaded
+        Ok(Loaded { root, fence })
     }
 
     /// Takes the root from a vCPU that ends.
