@@ -42,8 +42,7 @@ fn decode(satp: u64, offer: &Offer) -> (Paging, Asid) {
 }
 
 impl Vm {
-    /// Lends the VM's engine, and what it needs. The host's frames are locked only while the engine takes some, or gives
-    /// some back.
+    /// Lends the VM's engine, and what it needs.
     ///
     /// # Panics
     /// If it has none: it is not shadowed, or has lost its memory while one of its vCPUs was on a hart.
@@ -58,8 +57,9 @@ impl Vm {
             unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name)
         };
         let mut mem = env.mem();
+        let frames = &g.harts[env.hart()].frames;
         let mut hw = VmFence { g, vm: self, env };
-        then(shadow, &mut Host::new(space, &mut mem, &mut hw))
+        then(shadow, &mut Host::new(space, frames, &mut mem, &mut hw))
     }
 }
 
@@ -179,6 +179,7 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
 
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
+    run.count_lane();
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);

@@ -217,7 +217,8 @@ impl VcpuRun {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Counts what the lane has done since the last exit.
+    /// Counts what the lane has done since the last time: before Gnomon itself writes to the lane's log, from the
+    /// timer, and when the vCPU leaves its hart.
     pub fn count_lane(&mut self) {
         let counters = &self.shared.counters;
         counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());

@@ -329,7 +329,7 @@ fn what_is_not_known_ends_the_vm_with_its_cause() {
 #[test]
 fn a_greedy_vm_meets_its_limit() {
     let mut w = nested();
-    w.g.frames.lock().set_limit(mmu::frames::Owner::Vm(0), 0);
+    w.g.frames().set_limit(mmu::frames::Owner::Vm(0), 0);
     let message = killed(w.exit(STORE, GUEST_RAM_BASE, GUEST_RAM_BASE, 0));
     assert!(message.contains("limit"), "{message}");
 }

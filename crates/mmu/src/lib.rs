@@ -26,8 +26,8 @@ pub mod walk;
 
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
 pub use gstage::{
-    AddressSpace, Counters, How, Images, Object, Policy, Prot, Region, RegionError, ResolveError, Resolved, Superpages,
-    Translation,
+    AddressSpace, Content, Counters, How, Images, Object, Policy, Prot, Ready, Region, RegionError, ResolveError,
+    Resolved, Superpages, Translation, Unresolved,
 };
 pub use ids::{Acquired, IdSlot, Ids};
 pub use stale::{Retired, Stale};

@@ -2,7 +2,7 @@
 //! shadow tables comes to what the oracle says of the guest's tables, and what the shadow then allows is what hardware
 //! would, by the same oracle. Nothing is sampled.
 
-use mmu::shadow::{Answer, Config, Host, Machine, Paging, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::shadow::{Answer, Config, Host, Paging, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{
     AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, ResolveError, Resolved, Superpages,
 };
@@ -25,21 +25,11 @@ const IMAGE_PAGE: u64 = 512;
 const ROM: u64 = 1024;
 
 /// No hart but the one that asks, which remembers nothing.
-struct Hardware<'a>(&'a mut Frames);
+struct Hardware;
 
-impl Fence<Gpa> for Hardware<'_> {
+impl Fence<Gpa> for Hardware {
     fn fence(&mut self, _: FenceScope<Gpa>) {}
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
-}
-
-impl Machine for Hardware<'_> {
-    type Frames<'a>
-        = &'a mut Frames
-    where
-        Self: 'a;
-    fn frames(&mut self) -> &mut Frames {
-        self.0
-    }
 }
 
 /// The guest's memory as words, for the oracle.
@@ -83,7 +73,7 @@ impl World {
         let mut frames = Frames::new();
         frames.add(HOST, 2048);
         let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
-        let mut space = AddressSpace::new(&SV39X4, VM, policy, &mut frames, &mut mem).expect("frames");
+        let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
         for (start, prot, object) in [
             (0, Prot::RWX, Object::Anonymous),
             (IMAGE_PAGE, Prot::RWX, Object::Image { first: IMAGE }),
@@ -92,15 +82,20 @@ impl World {
             space.add_region(Region { start: RAM.add(start), pages: 512, prot, object }).expect("disjoint");
         }
         let config = Config { upkeep, ad, pages: 64, first_serial: 1 };
-        let mut shadow = Shadow::new(config, VM, (RAM, 1536), &mut frames, &mut mem).expect("frames");
+        let mut shadow = Shadow::new(config, VM, (RAM, 1536), &frames, &mut mem).expect("frames");
         let (mut views, log) = (Views::new(), FenceLog::new(0));
         for (table, next) in TABLES.into_iter().zip(TABLES.into_iter().skip(1)) {
-            poke(&mut space, &mut frames, &mut mem, table, (RAM.raw() + next) << 10 | 1);
+            poke(&mut space, &frames, &mut mem, table, (RAM.raw() + next) << 10 | 1);
         }
         let paging = Paging::Tables { format: &SV39, root: RAM.add(TABLES[0]) };
-        let mut hw = Hardware(&mut frames);
-        let loaded =
-            shadow.attach(None, (paging, Asid(0)), &mut views, &log, &mut Host::new(&mut space, &mut mem, &mut hw));
+        let mut hw = Hardware;
+        let loaded = shadow.attach(
+            None,
+            (paging, Asid(0)),
+            &mut views,
+            &log,
+            &mut Host::new(&mut space, &frames, &mut mem, &mut hw),
+        );
         let root = loaded.expect("frames").root;
         Self { mem, frames, space, shadow, views, log, root }
     }
@@ -132,17 +127,17 @@ impl World {
     }
 
     fn fault(&mut self, request: &Request) -> Answer {
-        let mut hw = Hardware(&mut self.frames);
-        let mut host = Host::new(&mut self.space, &mut self.mem, &mut hw);
+        let mut hw = Hardware;
+        let mut host = Host::new(&mut self.space, &self.frames, &mut self.mem, &mut hw);
         self.shadow.fault(self.root, GVA, request, &mut host).expect("frames")
     }
 
     /// The guest's leaf becomes `leaf`, by a store as the guest makes it and a fence.
     fn set_leaf(&mut self, leaf: u64) {
-        poke(&mut self.space, &mut self.frames, &mut self.mem, TABLES[2], leaf);
+        poke(&mut self.space, &self.frames, &mut self.mem, TABLES[2], leaf);
         self.shadow.host_wrote(RAM.add(TABLES[2]), &self.mem);
-        let mut hw = Hardware(&mut self.frames);
-        let mut host = Host::new(&mut self.space, &mut self.mem, &mut hw);
+        let mut hw = Hardware;
+        let mut host = Host::new(&mut self.space, &self.frames, &mut self.mem, &mut hw);
         let fence = mmu::shadow::GuestFence { range: Some((GVA, 1)), asid: Some(Asid(0)) };
         self.shadow.fence(&fence, self.root, &mut self.views, &mut self.log, &mut host);
     }
@@ -176,11 +171,11 @@ fn context(request: &Request, root: u64, ad: Ad) -> Context {
 }
 
 /// Writes the first word of a guest page, as the host.
-fn poke(space: &mut AddressSpace, frames: &mut Frames, mem: &mut Memory, page: u64, value: u64) {
+fn poke(space: &mut AddressSpace, frames: &Frames, mem: &mut Memory, page: u64, value: u64) {
     let resolved: Result<Resolved, ResolveError> = space.resolve(RAM.add(page).base(), Access::Store, frames, mem);
     let Ok(Resolved::Mapped { hpa, stale, .. }) = resolved else { panic!("anonymous memory") };
     assert!(stale.is_none());
-    stale.elide(&mut Hardware(frames), Elide::EntryWasNeverValid);
+    stale.elide(&mut Hardware, Elide::EntryWasNeverValid);
     mem.write_u64(hpa, value);
 }
 
@@ -239,11 +234,11 @@ fn matrix(upkeep: Upkeep, ad: AdPolicy, sabotage: Option<Sabotage>) -> u64 {
         // Each kind was used; the image's page was read first, and is a copy since the first store.
         assert!(world.space.translate(RAM.add(page).base(), &world.mem).is_some(), "page {page}");
     }
-    let World { mem, mut frames, space, mut shadow, mut views, log, root, .. } = world;
+    let World { mem, frames, space, mut shadow, mut views, log, root, .. } = world;
     shadow.detach(root, &mut views, &log);
-    shadow.destroy(&mut frames);
+    shadow.destroy(&frames);
     let stale = space.destroy(&mem);
-    stale.abandon(&mut Hardware(&mut Frames::new())).release(&mut frames);
+    stale.abandon(&mut Hardware).release(&frames);
     assert_eq!(frames.usage(VM).total() * PAGE_BYTES, 0);
     count
 }

@@ -56,11 +56,15 @@ impl Outcome {
 
 /// Handles an exit of the vCPU loaded on this hart.
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
-    let exit = run.context.exit;
+    let exit = &run.context.exit;
     let counters = &run.shared.counters;
     counters.exits.bump();
-    run.count_lane();
-    let counters = &run.shared.counters;
+    // Before all else: what an SBI call costs is mostly its way here.
+    if exit.cause == sbi_call(g.offer.guest).code() {
+        counters.exits_ecall.bump();
+        run.context.skip(4);
+        return sbi::call(g, run, env);
+    }
     match Cause::from_register(exit.cause) {
         Cause::Exception(Exception::StoreGuestPage) => {
             counters.exits_store.bump();
@@ -73,11 +77,6 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         Cause::Exception(Exception::FetchGuestPage) => {
             counters.exits_fetch.bump();
             guest_page_fault(g, run, Access::Fetch, env)
-        }
-        Cause::Exception(e) if e == sbi_call(g.offer.guest) => {
-            counters.exits_ecall.bump();
-            run.context.skip(4);
-            sbi::call(g, run, env)
         }
         Cause::Exception(Exception::VirtualInstruction) => {
             counters.exits_virtual.bump();
@@ -115,7 +114,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         // (an AMO or LR/SC where the platform allows none): the guest's own, as on bare metal.
         Cause::Exception(e @ (Exception::FetchAccess | Exception::LoadAccess | Exception::StoreAccess)) => {
             counters.exits_other.bump();
-            inject(run, &Trap::new(e, exit.tval), env)
+            let trap = Trap::new(e, exit.tval);
+            inject(run, &trap, env)
         }
         // The guest's own as well, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
         Cause::Exception(
@@ -132,7 +132,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             | Exception::HardwareError),
         ) => {
             counters.exits_other.bump();
-            inject(run, &Trap::new(e, exit.tval), env)
+            let trap = Trap::new(e, exit.tval);
+            inject(run, &trap, env)
         }
         cause @ (Cause::Exception(_) | Cause::Interrupt(_) | Cause::Unknown(_)) => {
             counters.exits_other.bump();

@@ -6,8 +6,7 @@ use crate::frames::Frames;
 use crate::gstage::AddressSpace;
 use crate::table::Debt;
 use crate::walk::AdPolicy;
-use core::ops::DerefMut;
-use rv::{Fence, Gpa, PAGE_BYTES};
+use rv::PAGE_BYTES;
 
 /// How shadow tables are kept in step with the guest's. Each has a file in `upkeep`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -56,26 +55,15 @@ impl Config {
 /// The longest walk: Sv57.
 pub(super) const DEEPEST: u32 = 5;
 
-/// The machine, as far as an engine needs it: the fence makes all harts forget translations of the VM, whatever the scope
-/// says, because shadow translations go by GVA.
-pub trait Machine: Fence<Gpa> {
-    /// Access to the host's frames for a while, such as a lock's guard.
-    type Frames<'a>: DerefMut<Target = Frames>
-    where
-        Self: 'a;
-
-    /// The host's frames. They are everybody's: they are asked for when they are needed and not before, and given
-    /// back before the next fence.
-    fn frames(&mut self) -> Self::Frames<'_>;
-}
-
-/// What every operation is lent: the VM's memory, the host's, and the machine.
+/// What every operation is lent: the VM's memory, the host's, and the fence that reaches the VM's harts.
 pub struct Host<'a, M, H> {
     /// The VM's guest physical memory.
     pub space: &'a mut AddressSpace,
+    /// Host frames.
+    pub frames: &'a Frames,
     /// Host RAM.
     pub mem: &'a mut M,
-    /// Frames and fences.
+    /// Makes all harts forget translations of the VM, whatever the scope says: shadow translations go by GVA.
     pub hw: &'a mut H,
     /// What the operation owes so far.
     pub(super) debt: Debt,
@@ -83,8 +71,8 @@ pub struct Host<'a, M, H> {
 
 impl<'a, M, H> Host<'a, M, H> {
     /// What one or more operations are lent.
-    pub const fn new(space: &'a mut AddressSpace, mem: &'a mut M, hw: &'a mut H) -> Self {
-        Self { space, mem, hw, debt: Debt::none() }
+    pub const fn new(space: &'a mut AddressSpace, frames: &'a Frames, mem: &'a mut M, hw: &'a mut H) -> Self {
+        Self { space, frames, mem, hw, debt: Debt::none() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The engine: the shadow tables of one VM, and how their pages begin.
 
-use super::config::{Config, Counters, Host, Machine};
+use super::config::{Config, Counters, Host};
 use super::heads::Heads;
 use super::index::Index;
 use super::page::{Body, Id, Key, Page};
@@ -8,7 +8,7 @@ use super::sabotage::Sabotage;
 use super::walks::Walks;
 use crate::frames::{AllocError, Frames, Owner, Use};
 use alloc::vec::Vec;
-use rv::{Gpa, Hpa, Pfn, PhysMem};
+use rv::{Fence, Gpa, Hpa, Pfn, PhysMem};
 
 /// The shadow tables of one VM.
 ///
@@ -54,7 +54,7 @@ impl Shadow {
         config: Config,
         owner: Owner,
         (first, pages): (Pfn<Gpa>, u64),
-        frames: &mut Frames,
+        frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Self, AllocError> {
         assert!(config.pages >= Config::least_pages(0) && config.pages <= Config::MOST_PAGES);
@@ -105,7 +105,7 @@ impl Shadow {
 
     /// A new shadow page, found by its key from now on. Takes from what [`Shadow::prepare`] has set aside.
     /// In upkeeps that protect, the guest's table is write-protected when this returns.
-    pub(super) fn make<M: PhysMem, H: Machine>(
+    pub(super) fn make<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         key: Key,
         guest: Option<Pfn<Hpa>>,
@@ -127,7 +127,7 @@ impl Shadow {
     }
 
     /// Ends the engine. No hart may have a root of it any more, and all must have forgotten its translations.
-    pub fn destroy(mut self, frames: &mut Frames) {
+    pub fn destroy(mut self, frames: &Frames) {
         self.index.heads.release(frames);
         let bodies = self.index.into_bodies().chain(self.spare).chain(self.retired);
         bodies.flat_map(Body::runs).for_each(|run| frames.free(run));

@@ -5,7 +5,7 @@
 //! fence. Where that leads to anything but a leaf that lets the access through, the guest's own tables are walked from
 //! their root, and only what they say now is a fault of the guest's.
 
-use super::config::{Host, Machine};
+use super::config::Host;
 use super::engine::Shadow;
 use super::entries::Both;
 use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
@@ -14,7 +14,7 @@ use super::sabotage::Sabotage;
 use crate::gstage::{ResolveError, Resolved, Translation};
 use crate::two_stage::{access_fault, page_fault};
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
-use rv::{Access, Addr, Entry, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
+use rv::{Access, Addr, Entry, Fence, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
 
 /// What a fault comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ struct GuestTables<'a, 'h, M, H> {
     deepest: Id,
 }
 
-impl<M: PhysMem, H: Machine> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
+impl<M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
     type Error = Missing;
     fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Missing> {
         let Some((id, frame)) = self.next.take().and_then(|id| Some((id, self.shadow.index.page(id).guest?))) else {
@@ -83,7 +83,7 @@ impl<M: PhysMem, H: Machine> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
     }
 }
 
-impl<M: PhysMem, H: Machine> UpdatePte<Gpa> for GuestTables<'_, '_, M, H> {
+impl<M: PhysMem, H: Fence<Gpa>> UpdatePte<Gpa> for GuestTables<'_, '_, M, H> {
     fn update(&mut self, at: Addr<Gpa>, old: Pte, new: Pte) -> Result<bool, Missing> {
         let there = self.shadow.reach(at, Access::Store, self.host)?;
         Ok(self.host.mem.compare_exchange_u64(there.hpa, old.0, new.0).is_ok())
@@ -114,7 +114,7 @@ impl Shadow {
     ///
     /// # Errors
     /// If there is no frame for guest memory or for shadow pages. The guest can try again later.
-    pub fn fault<M: PhysMem, H: Machine>(
+    pub fn fault<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -156,7 +156,7 @@ impl Shadow {
     }
 
     /// A fault whose tables are all shadowed and whose memory is there. `None`: it is none, or the guest may be to blame.
-    fn fault_in_known_tables<M: PhysMem, H: Machine>(
+    fn fault_in_known_tables<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -195,7 +195,7 @@ impl Shadow {
     }
 
     /// Any other fault.
-    fn fault_from_root<M: PhysMem, H: Machine>(
+    fn fault_from_root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -233,7 +233,7 @@ impl Shadow {
     }
 
     /// The walk of the guest's tables, which sets A and D as promised; and the last shadow page on its way.
-    fn find_leaf<M: PhysMem, H: Machine>(
+    fn find_leaf<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -258,7 +258,7 @@ impl Shadow {
     }
 
     /// Makes guest memory ready for an access and says where it is, with what the G-stage allows.
-    fn reach<M: PhysMem, H: Machine>(
+    fn reach<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
@@ -268,7 +268,7 @@ impl Shadow {
         if let Some(known) = known.filter(|known| known.flags.contains(needed(access))) {
             return Ok(known);
         }
-        let resolved = host.space.resolve(gpa, access, &mut host.hw.frames(), host.mem);
+        let resolved = host.space.resolve(gpa, access, host.frames, host.mem);
         match resolved {
             Ok(Resolved::Mapped { how, stale, publish, .. }) => {
                 self.settle(gpa.pfn(), (how, stale), publish, host);
@@ -283,7 +283,7 @@ impl Shadow {
     ///
     /// # Errors
     /// As for [`crate::AddressSpace::resolve`].
-    pub fn resolve<M: PhysMem, H: Machine>(
+    pub fn resolve<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
@@ -300,7 +300,7 @@ impl Shadow {
     }
 
     /// Goes down from a shadow page, linking what is missing, and sets the leaf.
-    fn fill<M: PhysMem, H: Machine>(
+    fn fill<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         from: Id,
@@ -339,7 +339,7 @@ impl Shadow {
     }
 
     /// The shadow page that the entry leads to, linked anew if it does not lead there yet.
-    fn pointer<M: PhysMem, H: Machine>(
+    fn pointer<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (id, index): At,
         old: Pte,
@@ -358,7 +358,7 @@ impl Shadow {
     }
 
     /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
-    fn child<M: PhysMem, H: Machine>(&mut self, key: Key, host: &mut Host<'_, M, H>) -> Option<Id> {
+    fn child<M: PhysMem, H: Fence<Gpa>>(&mut self, key: Key, host: &mut Host<'_, M, H>) -> Option<Id> {
         if let Some(id) = self.index.find(key, host.mem) {
             self.counters.shared += 1;
             if !self.is_sabotaged(Sabotage::LinksStale) {
@@ -375,7 +375,7 @@ impl Shadow {
 
     /// Sets the leaf that the fault is about.
     #[inline]
-    fn set<M: PhysMem, H: Machine>(
+    fn set<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         at: At,
         ours: Pte,

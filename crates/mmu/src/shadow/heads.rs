@@ -93,7 +93,7 @@ impl Heads {
         &mut self.chunk_mut(gfn).protected
     }
 
-    pub fn release(&mut self, frames: &mut Frames) {
+    pub fn release(&mut self, frames: &Frames) {
         self.chunks.drain(..).for_each(|chunk| frames.free(chunk.words));
     }
 }

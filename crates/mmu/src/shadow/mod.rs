@@ -47,7 +47,7 @@ mod upkeep;
 mod views;
 mod walks;
 
-pub use config::{Config, Counters, Host, Machine, Upkeep};
+pub use config::{Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::Answer;
 pub use fences::GuestFence;

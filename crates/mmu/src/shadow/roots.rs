@@ -1,13 +1,13 @@
 //! Roots: what a vCPU's `satp` leads to.
 
-use super::config::{Host, Machine};
+use super::config::Host;
 use super::engine::Shadow;
 use super::page::{Id, Key, Role};
 use super::sabotage::Sabotage;
 use super::views::{Seen, Views};
 use crate::gstage::ResolveError;
 use rv::format::SV39;
-use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Access, Addr, Asid, Fence, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem};
 
 /// What the guest's `satp` says, but for the ASID.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,7 @@ impl Shadow {
     ///
     /// # Errors
     /// If there is no frame for it. The vCPU has no root then.
-    pub fn attach<M: PhysMem, H: Machine>(
+    pub fn attach<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         old: Option<Root>,
         (paging, asid): (Paging, Asid),
@@ -115,7 +115,7 @@ impl Shadow {
     }
 
     /// Brings a root up to date for a vCPU. Says whether fences have passed over it since the vCPU left it.
-    fn catch_up<M: PhysMem, H: Machine>(
+    fn catch_up<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         seen: Seen,
@@ -134,7 +134,7 @@ impl Shadow {
     }
 
     /// A root that the vCPU does not know, or knows no more.
-    fn root<M: PhysMem, H: Machine>(
+    fn root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         paging: Paging,
         asid: Asid,

@@ -2,8 +2,7 @@
 //! fence, by the lane, in the middle of whatever the engine does: that is what [`Bus::tick`] is for.
 
 use super::history::History;
-use mmu::Frames;
-use mmu::shadow::{MARK, Machine as ShadowMachine};
+use mmu::shadow::MARK;
 use mmu::table::{State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
@@ -95,7 +94,7 @@ pub struct Hardware {
 pub struct Bus(pub RefCell<Hardware>);
 
 pub struct Mem<'a>(pub &'a Bus);
-pub struct AllHarts<'a>(pub &'a Bus, pub Option<&'a mut Frames>);
+pub struct AllHarts<'a>(pub &'a Bus);
 
 pub fn rng(seed: u64) -> TestRng {
     let mut bytes = [0; 32];
@@ -294,14 +293,4 @@ impl Fence<Gpa> for AllHarts<'_> {
         }
     }
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: rv::Elide) {}
-}
-
-impl ShadowMachine for AllHarts<'_> {
-    type Frames<'a>
-        = &'a mut Frames
-    where
-        Self: 'a;
-    fn frames(&mut self) -> &mut Frames {
-        self.1.as_mut().expect("lent for all but fences")
-    }
 }
