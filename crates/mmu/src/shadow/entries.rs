@@ -48,7 +48,7 @@ impl Shadow {
     }
 
     /// Writes an entry, unless it is no longer `old`. Says whether it did; what that owes is added to the operation's.
-    #[inline]
+    #[inline(always)]
     fn write<M: PhysMem, H>(&mut self, (id, index): At, old: Pte, new: Pte, host: &mut Host<'_, M, H>) -> bool {
         let page = self.index.page(id);
         debug_assert!(State::of(new).may_be_made_by(Writer::Engine, page.key.level));
@@ -129,7 +129,8 @@ impl Shadow {
 
     /// Makes an entry the leaf `new`, made from `mirror`, unless it is no longer `old`: then the lane has
     /// passed over it meanwhile, and what `mirror` was read from may have changed. Says whether it did.
-    #[inline]
+    // Each call in the way of a fault costs it some thirty instructions, to save and restore registers.
+    #[inline(always)]
     pub(super) fn set_leaf<M: PhysMem, H>(
         &mut self,
         at: At,
@@ -159,7 +160,7 @@ impl Shadow {
     }
 
     /// Whether a leaf of `level` may map `gfn`, which the G-stage maps with a leaf of level `there`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn leaf_fits(&mut self, gfn: Pfn<Gpa>, level: Level, there: Level) -> bool {
         let is_ram = self.index.heads.contains(gfn);
         is_ram && level <= there && level <= Level::MEGA && (level == Level::PAGE || self.may_be_mega(gfn))
@@ -167,7 +168,7 @@ impl Shadow {
 
     /// The entry of `level` for what is around `gfn`, which the G-stage translates as `there` says, at that level or
     /// a higher one. `None` if it would allow nothing.
-    #[inline]
+    #[inline(always)]
     pub(super) fn leaf(
         &self,
         gfn: Pfn<Gpa>,

@@ -131,7 +131,7 @@ impl Shadow {
 
     /// Goes down the shadow's pointers as far as they lead from one shadow of a guest's table to another, and says where
     /// it arrives: the entry that decides about `gva`, or the last above it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn descend(&mut self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
         match self.walks.find(root.serial, gva) {
             Some(id) => (id, root.format.index(gva, Level::PAGE)),
@@ -374,7 +374,7 @@ impl Shadow {
     }
 
     /// Sets the leaf that the fault is about.
-    #[inline]
+    #[inline(always)]
     fn set<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         at: At,

@@ -165,7 +165,7 @@ impl Index {
     }
 
     /// Makes `head` the first of the list, and returns the old one.
-    #[inline]
+    #[inline(always)]
     fn swap_head(&mut self, list: List, head: Ref, mem: &mut impl PhysMem) -> Ref {
         match list {
             List::Frame(gfn) => self.heads.swap_leaves(gfn, head, mem),
@@ -175,7 +175,7 @@ impl Index {
     }
 
     /// Puts the entry at the front of `list`: it is live from now on.
-    #[inline]
+    #[inline(always)]
     pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
         let next = self.swap_head(list, Ref::new(at), mem);
         if let Some((id, index)) = next.entry() {
