@@ -58,6 +58,7 @@ impl Heads {
     }
 
     /// Makes `head` that head, and returns the old one.
+    #[inline(always)]
     pub fn swap_leaves(&self, gfn: Pfn<Gpa>, head: Ref, mem: &mut impl PhysMem) -> Ref {
         let at = self.at(gfn);
         let word = mem.read_u64(at);

@@ -33,10 +33,12 @@ impl Index {
         Self { arena, free: Vec::new(), direct: BTreeMap::new(), heads }
     }
 
+    #[inline(always)]
     pub fn page(&self, id: Id) -> &Page {
         self.arena[id as usize].as_ref().expect("the number of a shadow page")
     }
 
+    #[inline(always)]
     pub fn page_mut(&mut self, id: Id) -> &mut Page {
         self.arena[id as usize].as_mut().expect("the number of a shadow page")
     }

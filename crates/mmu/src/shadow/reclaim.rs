@@ -102,10 +102,14 @@ impl Shadow {
 
     /// At the end of an operation: what it owes is spent. No hart may walk by a pointer that is gone. That TLBs have more
     /// leaves than the tables is the guest's own affair, until a table is to be protected.
+    #[inline(always)]
     pub(super) fn conclude<M, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+        if !host.debt.owes(Owed::all()) {
+            return;
+        }
         if host.debt.owes(Owed::POINTERS) && !self.is_sabotaged(Sabotage::KeepsPointers) {
             self.flush(host);
-        } else if host.debt.owes(Owed::all()) {
+        } else {
             self.stores_may_pass |= host.debt.take().waive().contains(Owed::STORES);
         }
     }
