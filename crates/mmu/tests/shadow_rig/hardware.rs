@@ -7,6 +7,7 @@ use mmu::table::{State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
+use rv::context::token;
 use rv::{
     Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Gva, Hpa, Leaf, Level, Mode, Pfn, PhysMem,
     Pte, PteFlags, Request,
@@ -188,12 +189,12 @@ impl Hardware {
             let at = table.at(8 * format.index(gva, level) as u64);
             if level == Level::PAGE {
                 let token = if by_asid {
-                    self.harts[hart].token += 8;
+                    self.harts[hart].token += token::STEP;
                     self.harts[hart].token
                 } else {
                     let mut log = self.harts[hart].log.borrow_mut();
                     log.push(gva);
-                    1 << 62 | (hart as u64) << 48 | ((log.head() * 8) & 0xffff_ffff)
+                    log.token()
                 };
                 assert!(State::of(Pte(token)).may_be_made_by(Writer::Lane, level));
                 self.machine.write_u64(at, token);

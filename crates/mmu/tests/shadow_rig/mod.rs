@@ -116,7 +116,7 @@ impl Rig {
         }
         let harts = (0..vcpus).map(|n| Hart {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
-            token: (n as u64) << 48,
+            token: rv::context::token::start(n as u32),
             tlb: Vec::new(),
             pointers: Vec::new(),
             root: None,
