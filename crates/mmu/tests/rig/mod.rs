@@ -446,7 +446,7 @@ impl Rig {
         }
         self.step(&Op::Relax);
         (0..usize::from(self.setup.harts)).for_each(|hart| self.world.model.detach(hart));
-        let Rig { mut frames, mut world, space, image_run, .. } = self;
+        let Rig { frames, mut world, space, image_run, .. } = self;
         let counters = *space.counters();
         let stale = space.destroy(&world);
         let retired = stale.fence(&mut world);
