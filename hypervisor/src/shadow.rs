@@ -42,8 +42,7 @@ fn decode(satp: u64, offer: &Offer) -> (Paging, Asid) {
 }
 
 impl Vm {
-    /// Lends the VM's engine, and what it needs. The host's frames are locked only while the engine takes some, or gives
-    /// some back.
+    /// Lends the VM's engine, and what it needs.
     ///
     /// # Panics
     /// If it has none: it is not shadowed, or has lost its memory while one of its vCPUs was on a hart.
@@ -58,8 +57,9 @@ impl Vm {
             unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name)
         };
         let mut mem = env.mem();
+        let frames = &g.harts[env.hart()].frames;
         let mut hw = VmFence { g, vm: self, env };
-        then(shadow, &mut Host::new(space, &mut mem, &mut hw))
+        then(shadow, &mut Host::new(space, frames, &mut mem, &mut hw))
     }
 }
 

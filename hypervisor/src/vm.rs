@@ -13,9 +13,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use mmu::frames::{AllocError, Frames};
+use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, Content, How, Ready, ResolveError, Resolved, Unresolved};
-use mmu::shadow::{Host, Machine, Shadow};
+use mmu::shadow::{Host, Shadow};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 use spin::Mutex;
 
@@ -225,8 +225,8 @@ impl Vm {
         let Memory { space, shadow } = guard.as_mut().ok_or(Unreachable::Gone)?;
         if let Some(shadow) = shadow {
             let mut hw = VmFence { g, vm: self, env };
-            let resolved = shadow.resolve(gpa, access, &mut Host::new(space, &mut mem, &mut hw))?;
-            return Ok(resolved.ok_or(Unreachable::Hole)?);
+            let mut host = Host::new(space, frames, &mut mem, &mut hw);
+            return Ok(shadow.resolve(gpa, access, &mut host)?.ok_or(Unreachable::Hole)?);
         }
         let Resolved::Mapped { hpa, how, stale, publish } = space.resolve_with(gpa, access, ready, frames, &mut mem)?
         else {
@@ -334,10 +334,4 @@ impl<E: Env> Fence<Gpa> for VmFence<'_, E> {
     }
 
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
-}
-
-impl<E: Env> Machine for VmFence<'_, E> {
-    fn frames(&self) -> &Frames {
-        &self.g.harts[self.env.hart()].frames
-    }
 }

@@ -16,6 +16,7 @@
 
 use core::arch::global_asm;
 use core::mem::offset_of;
+use rv::context::token;
 use rv::{Context, Format, Lane};
 
 /// What stands at the front of a guest vector, after the exchange of a0 and the scratch register, up to the
@@ -140,7 +141,7 @@ global_asm!(
     "lane_own_\\tag:",
     "lane_walk \\levels, \\tag, \\zba",
     "ld t6, {token}(a0)",
-    "addi t6, t6, 8",
+    "addi t6, t6, {step}",
     "sd t6, {token}(a0)",
     "fence rw, w", // whoever sees the entry gone sees what the guest wrote before its fence
     "sd t6, -{flags}(t4)",
@@ -149,7 +150,7 @@ global_asm!(
     "lane_all_\\tag:",
     "lane_walk \\levels, \\tag, \\zba",
     "ld t6, {head}(a0)",
-    "addi t6, t6, 8",
+    "addi t6, t6, {step}",
     "fence rw, w",
     "sd t6, -{flags}(t4)",
     "sd t6, {head}(a0)",
@@ -181,6 +182,7 @@ global_asm!(
     head = const offset_of!(Context, lane) + Lane::LOG_HEAD_AT,
     ring = const offset_of!(Context, lane) + Lane::LOG_RING_AT,
     ring_mask = const Lane::LOG_RING_MASK,
+    step = const token::STEP,
     flags = const Lane::POINTER_FLAGS,
 );
 

@@ -41,10 +41,12 @@ impl Ram {
 }
 
 impl PhysMem for Ram {
+    #[inline(always)]
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
         Self::atomic(at).load(Ordering::Acquire)
     }
 
+    #[inline(always)]
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
         // Release: a table's contents are visible before the entry that points to it.
         Self::atomic(at).store(value, Ordering::Release);
@@ -54,6 +56,7 @@ impl PhysMem for Ram {
         Self::atomic(at).swap(value, Ordering::AcqRel)
     }
 
+    #[inline(always)]
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         Self::atomic(at).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }

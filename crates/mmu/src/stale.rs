@@ -5,6 +5,7 @@
 //! why none is needed, and only then do the frames return to the allocator (OWNERSHIP).
 
 use crate::frames::{Frames, Run};
+use crate::table::{Debt, Owed};
 use alloc::vec::Vec;
 use rv::{Elide, Fence, FenceScope, Space};
 
@@ -28,8 +29,20 @@ impl<S: Space> Stale<S> {
     }
 
     /// Translations in `scope` are stale, too.
-    pub(crate) fn widen(&mut self, scope: FenceScope<S>) {
+    fn widen(&mut self, scope: FenceScope<S>) {
         self.scope = Some(self.scope.map_or(scope, |known| known.join(scope)));
+    }
+
+    /// What an edit of an entry that translates `scope` owes is stale, too.
+    pub(crate) fn owe(&mut self, debt: Debt, scope: FenceScope<S>) {
+        let owed = debt.paid();
+        if owed.contains(Owed::POINTERS) {
+            // A fence by address orders leaf entries only (norm:hfence-gvma_op, and SFENCE.VMA's rules, which it
+            // shares).
+            self.widen(FenceScope::Everything);
+        } else if !owed.is_empty() {
+            self.widen(scope);
+        }
     }
 
     /// Adds frames that only stale translations lead to.

@@ -138,6 +138,7 @@ pub fn exchange(at: Addr<Hpa>, new: Pte, mem: &mut impl PhysMem) -> (Pte, Debt) 
 }
 
 /// Replaces the entry at `at` if it is `old`. `None` if it is not: somebody else was there.
+#[inline(always)]
 pub fn compare_exchange(at: Addr<Hpa>, old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
     mem.compare_exchange_u64(at, old.0, new.0).ok().map(|()| Debt::of(old, new))
 }

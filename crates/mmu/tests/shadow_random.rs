@@ -49,7 +49,7 @@ fn shadow() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 25] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 26] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS"]),
@@ -78,6 +78,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 25] = [
     (Mutant::Engine(Sabotage::ReusesEarly), Upkeep::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET"]),
     (Mutant::Engine(Sabotage::ForgetsDebt), Upkeep::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET", "PROGRESS"]),
     (Mutant::Engine(Sabotage::ForgetsDebt), Upkeep::Shadow, &["TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::RemembersWalks), Upkeep::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET", "a shadow page"]),
     (Mutant::Engine(Sabotage::BlamesEarly), Upkeep::Lazy, &["not Ok"]),
 ];
 

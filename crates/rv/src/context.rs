@@ -18,14 +18,42 @@ pub struct Exit {
     pub tinst: u64,
 }
 
+/// Tokens: what the lane leaves in entries that it invalidates. Each is there once: it has the number of the vCPU, and a
+/// count; those of fences that go to the log have a bit of their own.
+///
+/// All have V clear: Gnomon gets the page faults that they make. What else they could be, and what that would take, is in
+/// `docs/lane.md`.
+pub mod token {
+    /// From one token to the next; also the size of a slot of the log, so that a token is its slot's offset.
+    pub const STEP: u64 = 8;
+    const VCPU_SHIFT: u32 = 48;
+    const OF_LOG: u64 = 1 << 62;
+
+    /// What comes before the first token of vCPU number `vcpu`, below 2^13.
+    #[must_use]
+    pub const fn start(vcpu: u32) -> u64 {
+        (vcpu as u64) << VCPU_SHIFT
+    }
+
+    /// The same for its fences that go to the log.
+    #[must_use]
+    pub const fn start_of_log(vcpu: u32) -> u64 {
+        OF_LOG | start(vcpu)
+    }
+
+    /// Tokens of the vCPU up to this one.
+    #[must_use]
+    pub const fn count(token: u64) -> u64 {
+        (token & ((1 << VCPU_SHIFT) - 1)) / STEP
+    }
+}
+
 /// The guest's fences by address of all address spaces, so that roots which are not loaded can catch up with
 /// them later. A ring: what is overwritten counts as a fence of everything.
 #[repr(C)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceLog {
-    /// Grows by 8 with each fence, so that it is the offset of the last slot, modulo the ring's size. The lane
-    /// also writes it into the entries that it invalidates: it never writes the same value twice, and no other
-    /// vCPU does.
+    /// The last fence's token: the offset of its slot, modulo the ring's size.
     head: u64,
     ring: [u64; Self::LENGTH as usize],
 }
@@ -37,25 +65,31 @@ impl FenceLog {
     /// An empty log for vCPU number `vcpu`, below 2^13.
     #[must_use]
     pub const fn new(vcpu: u32) -> Self {
-        Self { head: 1 << 62 | (vcpu as u64) << Lane::VCPU_SHIFT, ring: [0; Self::LENGTH as usize] }
+        Self { head: token::start_of_log(vcpu), ring: [0; Self::LENGTH as usize] }
     }
 
     /// How many fences it has seen, beyond some constant.
     #[must_use]
     pub const fn head(&self) -> u64 {
-        self.head / 8
+        self.head / token::STEP
     }
 
     /// Adds a fence of the page at `gva`.
     pub const fn push(&mut self, gva: Addr<Gva>) {
-        self.head += 8;
+        self.head += token::STEP;
         self.ring[(self.head() % Self::LENGTH) as usize] = gva.raw();
+    }
+
+    /// The token of the last fence.
+    #[must_use]
+    pub const fn token(&self) -> u64 {
+        self.head
     }
 
     /// The fences added since the log was made.
     #[must_use]
     pub const fn count(&self) -> u64 {
-        (self.head & ((1 << Lane::VCPU_SHIFT) - 1)) / 8
+        token::count(self.head)
     }
 
     /// The fences since the head was `head`, [`FenceLog::LENGTH`] at most.
@@ -77,7 +111,7 @@ pub struct Lane {
     root: u64,
     /// The ASID that fences may name; more than 16 bits if none.
     asid: u64,
-    /// What the lane last wrote into an entry: grows by 8 with each fence that names an ASID.
+    /// The token of the last fence that names an ASID.
     token: u64,
     /// The jump table for the present root's format.
     table: u64,
@@ -86,7 +120,6 @@ pub struct Lane {
 }
 
 impl Lane {
-    const VCPU_SHIFT: u32 = 48;
     /// Offset of the mask, in bytes.
     pub const MASK_AT: usize = offset_of!(Self, mask);
     /// Offset of what the masked instruction is compared with.
@@ -104,7 +137,7 @@ impl Lane {
     /// Offset of the log's ring.
     pub const LOG_RING_AT: usize = offset_of!(Self, log) + offset_of!(FenceLog, ring);
     /// What makes the head the offset of a slot in the ring.
-    pub const LOG_RING_MASK: u64 = 8 * (FenceLog::LENGTH - 1);
+    pub const LOG_RING_MASK: u64 = token::STEP * (FenceLog::LENGTH - 1);
     /// V and the mark of a pointer between shadows of tables, as they come to stand when the entry is shifted left by 2
     /// to make its frame number an address.
     pub const POINTER_FLAGS: u64 = 0x101 << 2;
@@ -122,7 +155,7 @@ impl Lane {
             matches: Self::NEVER,
             root: 0,
             asid: Self::NEVER,
-            token: (vcpu as u64) << Self::VCPU_SHIFT,
+            token: token::start(vcpu),
             table: 0,
             log: FenceLog::new(vcpu),
         }
@@ -145,7 +178,7 @@ impl Lane {
     /// Fences with an ASID that the lane has done.
     #[must_use]
     pub const fn count_by_asid(&self) -> u64 {
-        (self.token & ((1 << Self::VCPU_SHIFT) - 1)) / 8
+        token::count(self.token)
     }
 }
 

@@ -172,6 +172,7 @@ impl Pte {
 impl<S: Space> Entry<S> {
     /// The entry in memory. A reserved entry encodes as invalid: nobody writes one on purpose.
     #[must_use]
+    #[inline(always)]
     pub fn encode(self) -> Pte {
         match self {
             Entry::Invalid | Entry::Reserved(_) => Pte::INVALID,

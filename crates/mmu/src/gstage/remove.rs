@@ -3,6 +3,7 @@
 use super::{AddressSpace, OWNED};
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
+use crate::table;
 use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Caps, Entry, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
@@ -104,7 +105,6 @@ impl AddressSpace {
             match entry {
                 Entry::Invalid => {}
                 Entry::Leaf(leaf) => {
-                    stale.widen(scope);
                     let whole_or_split = if is_whole {
                         Pte::INVALID
                     } else {
@@ -113,7 +113,8 @@ impl AddressSpace {
                         Self::write_split(&split, &leaf, mem, is_cleared);
                         Entry::Table(split.into_entry()).encode()
                     };
-                    mem.write_u64(at, whole_or_split.0);
+                    let (_, debt) = table::exchange(at, whole_or_split, mem);
+                    stale.owe(debt, scope);
                     match leaf.flags.contains(OWNED) {
                         true if is_whole => stale.retire(Run::from_entry(leaf.pfn, order(level))),
                         true => part.for_each(|page| stale.retire(Run::from_entry(leaf.pfn.add(page - from), 0))),
@@ -121,10 +122,8 @@ impl AddressSpace {
                     }
                 }
                 Entry::Table(next) if is_whole && level == Level::MEGA => {
-                    // A fence by address orders leaf entries only (norm:hfence-gvma_op, and SFENCE.VMA's
-                    // rules, which it shares); here a pointer goes.
-                    stale.widen(FenceScope::Everything);
-                    mem.write_u64(at, Pte::INVALID.0);
+                    let (_, debt) = table::exchange(at, Pte::INVALID, mem);
+                    stale.owe(debt, scope);
                     self.retire_below(next, Level::PAGE, stale, mem);
                     stale.retire(Run::from_entry(next, 0));
                 }

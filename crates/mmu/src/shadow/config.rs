@@ -6,7 +6,7 @@ use crate::frames::Frames;
 use crate::gstage::AddressSpace;
 use crate::table::Debt;
 use crate::walk::AdPolicy;
-use rv::{Fence, Gpa, PAGE_BYTES};
+use rv::PAGE_BYTES;
 
 /// How shadow tables are kept in step with the guest's. Each has a file in `upkeep`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -55,20 +55,15 @@ impl Config {
 /// The longest walk: Sv57.
 pub(super) const DEEPEST: u32 = 5;
 
-/// The machine, as far as an engine needs it: the fence makes all harts forget translations of the VM, whatever the scope
-/// says, because shadow translations go by GVA.
-pub trait Machine: Fence<Gpa> {
-    /// The host's frames, for the hart that works here.
-    fn frames(&self) -> &Frames;
-}
-
-/// What every operation is lent: the VM's memory, the host's, and the machine.
+/// What every operation is lent: the VM's memory, the host's, and the fence that reaches the VM's harts.
 pub struct Host<'a, M, H> {
     /// The VM's guest physical memory.
     pub space: &'a mut AddressSpace,
+    /// Host frames.
+    pub frames: &'a Frames,
     /// Host RAM.
     pub mem: &'a mut M,
-    /// Frames and fences.
+    /// Makes all harts forget translations of the VM, whatever the scope says: shadow translations go by GVA.
     pub hw: &'a mut H,
     /// What the operation owes so far.
     pub(super) debt: Debt,
@@ -76,8 +71,8 @@ pub struct Host<'a, M, H> {
 
 impl<'a, M, H> Host<'a, M, H> {
     /// What one or more operations are lent.
-    pub const fn new(space: &'a mut AddressSpace, mem: &'a mut M, hw: &'a mut H) -> Self {
-        Self { space, mem, hw, debt: Debt::none() }
+    pub const fn new(space: &'a mut AddressSpace, frames: &'a Frames, mem: &'a mut M, hw: &'a mut H) -> Self {
+        Self { space, frames, mem, hw, debt: Debt::none() }
     }
 }
 

@@ -1,13 +1,14 @@
 //! The engine: the shadow tables of one VM, and how their pages begin.
 
-use super::config::{Config, Counters, Host, Machine};
+use super::config::{Config, Counters, Host};
 use super::heads::Heads;
 use super::index::Index;
 use super::page::{Body, Id, Key, Page};
 use super::sabotage::Sabotage;
+use super::walks::Walks;
 use crate::frames::{AllocError, Frames, Owner, Use};
 use alloc::vec::Vec;
-use rv::{Gpa, Hpa, Pfn, PhysMem};
+use rv::{Fence, Gpa, Hpa, Pfn, PhysMem};
 
 /// The shadow tables of one VM.
 ///
@@ -17,6 +18,7 @@ pub struct Shadow {
     pub(super) config: Config,
     pub(super) owner: Owner,
     pub(super) index: Index,
+    pub(super) walks: Walks,
     /// Bodies ready for use.
     pub(super) spare: Vec<Body>,
     /// Bodies that TLBs may still walk.
@@ -73,6 +75,7 @@ impl Shadow {
             config,
             owner,
             index: Index::new(arena, Heads::new(first, pages, words, mem)),
+            walks: Walks::new(),
             spare: Vec::new(),
             retired: Vec::new(),
             bodies: 0,
@@ -102,7 +105,7 @@ impl Shadow {
 
     /// A new shadow page, found by its key from now on. Takes from what [`Shadow::prepare`] has set aside.
     /// In upkeeps that protect, the guest's table is write-protected when this returns.
-    pub(super) fn make<M: PhysMem, H: Machine>(
+    pub(super) fn make<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         key: Key,
         guest: Option<Pfn<Hpa>>,

@@ -11,7 +11,7 @@ use super::index::{Index, List};
 use super::page::{At, CAPS, Id, MARK, NO_PTE, Role, permissions};
 use super::sabotage::Sabotage;
 use crate::gstage::Translation;
-use crate::table::{self, Debt, State, Writer};
+use crate::table::{self, Debt, Owed, State, Writer};
 use core::sync::atomic::{Ordering, fence};
 use rv::{Entry, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
@@ -26,6 +26,7 @@ pub(super) struct Both {
 
 impl Shadow {
     /// Reads an entry and the guest's behind it, in the order that a fill needs.
+    #[inline]
     pub(super) fn look<M: PhysMem, H>(&mut self, (id, index): At, host: &Host<'_, M, H>) -> Both {
         let page = self.index.page(id);
         let ours = Pte(host.mem.read_u64(page.entry_at(index)));
@@ -47,6 +48,7 @@ impl Shadow {
     }
 
     /// Writes an entry, unless it is no longer `old`. Says whether it did; what that owes is added to the operation's.
+    #[inline(always)]
     fn write<M: PhysMem, H>(&mut self, (id, index): At, old: Pte, new: Pte, host: &mut Host<'_, M, H>) -> bool {
         let page = self.index.page(id);
         debug_assert!(State::of(new).may_be_made_by(Writer::Engine, page.key.level));
@@ -67,7 +69,11 @@ impl Shadow {
     }
 
     /// Adds to what the operation owes.
-    fn owe<M, H>(&self, debt: Debt, host: &mut Host<'_, M, H>) {
+    #[inline]
+    fn owe<M, H>(&mut self, debt: Debt, host: &mut Host<'_, M, H>) {
+        if debt.owes(Owed::POINTERS) && !self.is_sabotaged(Sabotage::RemembersWalks) {
+            self.walks.forget_all();
+        }
         if self.is_sabotaged(Sabotage::ForgetsDebt) {
             let _ = debt.waive();
         } else {
@@ -123,6 +129,8 @@ impl Shadow {
 
     /// Makes an entry the leaf `new`, made from `mirror`, unless it is no longer `old`: then the lane has
     /// passed over it meanwhile, and what `mirror` was read from may have changed. Says whether it did.
+    // Each call in the way of a fault costs it some thirty instructions, to save and restore registers.
+    #[inline(always)]
     pub(super) fn set_leaf<M: PhysMem, H>(
         &mut self,
         at: At,
@@ -152,6 +160,7 @@ impl Shadow {
     }
 
     /// Whether a leaf of `level` may map `gfn`, which the G-stage maps with a leaf of level `there`.
+    #[inline(always)]
     pub(super) fn leaf_fits(&mut self, gfn: Pfn<Gpa>, level: Level, there: Level) -> bool {
         let is_ram = self.index.heads.contains(gfn);
         is_ram && level <= there && level <= Level::MEGA && (level == Level::PAGE || self.may_be_mega(gfn))
@@ -159,6 +168,7 @@ impl Shadow {
 
     /// The entry of `level` for what is around `gfn`, which the G-stage translates as `there` says, at that level or
     /// a higher one. `None` if it would allow nothing.
+    #[inline(always)]
     pub(super) fn leaf(
         &self,
         gfn: Pfn<Gpa>,

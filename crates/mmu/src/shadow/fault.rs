@@ -5,7 +5,7 @@
 //! fence. Where that leads to anything but a leaf that lets the access through, the guest's own tables are walked from
 //! their root, and only what they say now is a fault of the guest's.
 
-use super::config::{Host, Machine};
+use super::config::Host;
 use super::engine::Shadow;
 use super::entries::Both;
 use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
@@ -14,7 +14,7 @@ use super::sabotage::Sabotage;
 use crate::gstage::{ResolveError, Resolved, Translation};
 use crate::two_stage::{access_fault, page_fault};
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
-use rv::{Access, Addr, Entry, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
+use rv::{Access, Addr, Entry, Fence, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
 
 /// What a fault comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ struct GuestTables<'a, 'h, M, H> {
     deepest: Id,
 }
 
-impl<M: PhysMem, H: Machine> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
+impl<M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
     type Error = Missing;
     fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Missing> {
         let Some((id, frame)) = self.next.take().and_then(|id| Some((id, self.shadow.index.page(id).guest?))) else {
@@ -83,7 +83,7 @@ impl<M: PhysMem, H: Machine> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
     }
 }
 
-impl<M: PhysMem, H: Machine> UpdatePte<Gpa> for GuestTables<'_, '_, M, H> {
+impl<M: PhysMem, H: Fence<Gpa>> UpdatePte<Gpa> for GuestTables<'_, '_, M, H> {
     fn update(&mut self, at: Addr<Gpa>, old: Pte, new: Pte) -> Result<bool, Missing> {
         let there = self.shadow.reach(at, Access::Store, self.host)?;
         Ok(self.host.mem.compare_exchange_u64(there.hpa, old.0, new.0).is_ok())
@@ -114,7 +114,7 @@ impl Shadow {
     ///
     /// # Errors
     /// If there is no frame for guest memory or for shadow pages. The guest can try again later.
-    pub fn fault<M: PhysMem, H: Machine>(
+    pub fn fault<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -131,25 +131,32 @@ impl Shadow {
 
     /// Goes down the shadow's pointers as far as they lead from one shadow of a guest's table to another, and says where
     /// it arrives: the entry that decides about `gva`, or the last above it.
-    pub(super) fn descend(&self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+    #[inline(always)]
+    pub(super) fn descend(&mut self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+        match self.walks.find(root.serial, gva) {
+            Some(id) => (id, root.format.index(gva, Level::PAGE)),
+            None => self.descend_from_root(root, gva, mem),
+        }
+    }
+
+    fn descend_from_root(&mut self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
         let (mut id, format) = (root.id, root.format);
         loop {
             let page = self.index.page(id);
             let (key, index) = (page.key, format.index(gva, page.key.level));
-            let leads_on = key.level > Level::PAGE && key.role == Role::Table && page.is_live(index);
-            let mirror = if leads_on { Pte(mem.read_u64(page.mirror_at(index))) } else { NO_PTE };
-            match key.level.down() {
-                Some(level) if leads_on && mirror.is_pointer() => {
-                    let child = self.index.find(Key { gfn: mirror.pfn(), level, role: Role::Table }, mem);
-                    id = child.expect("a live pointer's shadow page exists");
-                }
-                _ => return (id, index),
-            }
+            let Some(level) = key.level.down() else {
+                self.walks.remember(root.serial, gva, id);
+                return (id, index);
+            };
+            let pointer = page.mirror(index, mem).filter(|mirror| key.role == Role::Table && mirror.is_pointer());
+            let Some(pointer) = pointer else { return (id, index) };
+            let child = self.index.find(Key { gfn: pointer.pfn(), level, role: Role::Table }, mem);
+            id = child.expect("a live pointer's shadow page exists");
         }
     }
 
     /// A fault whose tables are all shadowed and whose memory is there. `None`: it is none, or the guest may be to blame.
-    fn fault_in_known_tables<M: PhysMem, H: Machine>(
+    fn fault_in_known_tables<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -188,7 +195,7 @@ impl Shadow {
     }
 
     /// Any other fault.
-    fn fault_from_root<M: PhysMem, H: Machine>(
+    fn fault_from_root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -226,7 +233,7 @@ impl Shadow {
     }
 
     /// The walk of the guest's tables, which sets A and D as promised; and the last shadow page on its way.
-    fn find_leaf<M: PhysMem, H: Machine>(
+    fn find_leaf<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
@@ -251,7 +258,7 @@ impl Shadow {
     }
 
     /// Makes guest memory ready for an access and says where it is, with what the G-stage allows.
-    fn reach<M: PhysMem, H: Machine>(
+    fn reach<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
@@ -261,7 +268,7 @@ impl Shadow {
         if let Some(known) = known.filter(|known| known.flags.contains(needed(access))) {
             return Ok(known);
         }
-        let resolved = host.space.resolve(gpa, access, host.hw.frames(), host.mem);
+        let resolved = host.space.resolve(gpa, access, host.frames, host.mem);
         match resolved {
             Ok(Resolved::Mapped { how, stale, publish, .. }) => {
                 self.settle(gpa.pfn(), (how, stale), publish, host);
@@ -276,7 +283,7 @@ impl Shadow {
     ///
     /// # Errors
     /// As for [`crate::AddressSpace::resolve`].
-    pub fn resolve<M: PhysMem, H: Machine>(
+    pub fn resolve<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
@@ -293,7 +300,7 @@ impl Shadow {
     }
 
     /// Goes down from a shadow page, linking what is missing, and sets the leaf.
-    fn fill<M: PhysMem, H: Machine>(
+    fn fill<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         from: Id,
@@ -332,7 +339,7 @@ impl Shadow {
     }
 
     /// The shadow page that the entry leads to, linked anew if it does not lead there yet.
-    fn pointer<M: PhysMem, H: Machine>(
+    fn pointer<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (id, index): At,
         old: Pte,
@@ -351,7 +358,7 @@ impl Shadow {
     }
 
     /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
-    fn child<M: PhysMem, H: Machine>(&mut self, key: Key, host: &mut Host<'_, M, H>) -> Option<Id> {
+    fn child<M: PhysMem, H: Fence<Gpa>>(&mut self, key: Key, host: &mut Host<'_, M, H>) -> Option<Id> {
         if let Some(id) = self.index.find(key, host.mem) {
             self.counters.shared += 1;
             if !self.is_sabotaged(Sabotage::LinksStale) {
@@ -367,7 +374,8 @@ impl Shadow {
     }
 
     /// Sets the leaf that the fault is about.
-    fn set<M: PhysMem, H: Machine>(
+    #[inline(always)]
+    fn set<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         at: At,
         ours: Pte,

@@ -1,12 +1,12 @@
 //! The guest's fences: what a vCPU may use is brought up to date, by what its tables say now.
 
-use super::config::{Host, Machine};
+use super::config::Host;
 use super::engine::Shadow;
 use super::page::{Id, Role};
 use super::roots::Root;
 use super::sabotage::Sabotage;
 use super::views::Views;
-use rv::{Addr, Asid, FenceLog, Gva, Level, PAGE_BYTES, PhysMem, Pte};
+use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Level, PAGE_BYTES, PhysMem, Pte};
 
 /// A fence of the guest's (`sfence.vma` and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +32,7 @@ impl GuestFence {
 
 impl Shadow {
     /// A fence of the guest's, on the vCPU whose root this is. TLBs of its hart are the caller's.
-    pub fn fence<M: PhysMem, H: Machine>(
+    pub fn fence<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         fence: &GuestFence,
         root: Root,
@@ -68,7 +68,12 @@ impl Shadow {
     }
 
     /// A fence by address on one root: what its tables say of `gva` may be out of date.
-    pub(super) fn fence_page<M: PhysMem, H: Machine>(&mut self, root: Root, gva: Addr<Gva>, host: &mut Host<'_, M, H>) {
+    pub(super) fn fence_page<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: Root,
+        gva: Addr<Gva>,
+        host: &mut Host<'_, M, H>,
+    ) {
         let at = self.descend(root, gva, host.mem);
         let page = self.index.page(at.0);
         // The identity does not change, and what is not live says nothing.
@@ -78,14 +83,14 @@ impl Shadow {
     }
 
     /// Brings the page, and all that can be reached from it, in step with the guest's tables.
-    pub(super) fn sync_below<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         if self.may_any_lag() {
             self.stamp += 1;
             self.sync_tree(id, host);
         }
     }
 
-    fn sync_tree<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         let stamp = self.stamp;
         let page = self.index.page_mut(id);
         let key = page.key;
@@ -113,7 +118,7 @@ impl Shadow {
     }
 
     /// Compares all live entries of the shadow of a table with the guest's.
-    pub(super) fn sync_entries<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    pub(super) fn sync_entries<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         self.counters.synced_pages += 1;
         let mut at = 0;
         while let Some(index) = self.index.page(id).next_live(at) {

@@ -57,9 +57,13 @@ impl Heads {
         Ref(mem.read_u64(self.at(gfn)) as u32)
     }
 
-    pub fn set_leaves(&self, gfn: Pfn<Gpa>, head: Ref, mem: &mut impl PhysMem) {
+    /// Makes `head` that head, and returns the old one.
+    #[inline(always)]
+    pub fn swap_leaves(&self, gfn: Pfn<Gpa>, head: Ref, mem: &mut impl PhysMem) -> Ref {
         let at = self.at(gfn);
-        mem.write_u64(at, mem.read_u64(at) >> 32 << 32 | u64::from(head.0));
+        let word = mem.read_u64(at);
+        mem.write_u64(at, word >> 32 << 32 | u64::from(head.0));
+        Ref(word as u32)
     }
 
     /// The head of the list of 2 MiB leaves that lead to the frame and those around it.
@@ -67,8 +71,8 @@ impl Heads {
         self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].mega
     }
 
-    pub fn set_megas(&mut self, gfn: Pfn<Gpa>, head: Ref) {
-        self.chunk_mut(gfn).mega = head;
+    pub fn swap_megas(&mut self, gfn: Pfn<Gpa>, head: Ref) -> Ref {
+        core::mem::replace(&mut self.chunk_mut(gfn).mega, head)
     }
 
     /// The first shadow of the frame as a table, if it is in RAM.

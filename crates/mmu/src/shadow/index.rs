@@ -33,10 +33,12 @@ impl Index {
         Self { arena, free: Vec::new(), direct: BTreeMap::new(), heads }
     }
 
+    #[inline(always)]
     pub fn page(&self, id: Id) -> &Page {
         self.arena[id as usize].as_ref().expect("the number of a shadow page")
     }
 
+    #[inline(always)]
     pub fn page_mut(&mut self, id: Id) -> &mut Page {
         self.arena[id as usize].as_mut().expect("the number of a shadow page")
     }
@@ -164,22 +166,24 @@ impl Index {
         }
     }
 
-    fn set_head(&mut self, list: List, head: Ref, mem: &mut impl PhysMem) {
+    /// Makes `head` the first of the list, and returns the old one.
+    #[inline(always)]
+    fn swap_head(&mut self, list: List, head: Ref, mem: &mut impl PhysMem) -> Ref {
         match list {
-            List::Frame(gfn) => self.heads.set_leaves(gfn, head, mem),
-            List::Mega(gfn) => self.heads.set_megas(gfn, head),
-            List::Parents(id) => self.page_mut(id).parents = head,
+            List::Frame(gfn) => self.heads.swap_leaves(gfn, head, mem),
+            List::Mega(gfn) => self.heads.swap_megas(gfn, head),
+            List::Parents(id) => core::mem::replace(&mut self.page_mut(id).parents, head),
         }
     }
 
     /// Puts the entry at the front of `list`: it is live from now on.
+    #[inline(always)]
     pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
-        let next = self.head(list, mem);
+        let next = self.swap_head(list, Ref::new(at), mem);
         if let Some((id, index)) = next.entry() {
             let links = self.page(id).links_at(index);
             mem.write_u64(links, mem.read_u64(links) & 0xffff_ffff | u64::from(Ref::new(at).0) << 32);
         }
-        self.set_head(list, Ref::new(at), mem);
         let (id, index) = at;
         let page = self.page_mut(id);
         debug_assert!(!page.is_live(index) && mirror.0 != 0);
@@ -199,7 +203,7 @@ impl Index {
                 let at = self.page(id).links_at(index);
                 mem.write_u64(at, mem.read_u64(at) >> 32 << 32 | u64::from(next.0));
             }
-            None => self.set_head(list, next, mem),
+            None => _ = self.swap_head(list, next, mem),
         }
         if let Some((id, index)) = next.entry() {
             let at = self.page(id).links_at(index);

@@ -7,6 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | `page` | a shadow page, and what a live entry is |
+//! | `walks` | where walks down the shadow ended lately |
 //! | `heads`, `index` | pages and entries by what they lead to; knows nothing of what entries may say |
 //! | `entries` | the one place where entries change |
 //! | `fault` | faults: the guest's walk, and the fill |
@@ -44,8 +45,9 @@ mod roots;
 mod sabotage;
 mod upkeep;
 mod views;
+mod walks;
 
-pub use config::{Config, Counters, Host, Machine, Upkeep};
+pub use config::{Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::Answer;
 pub use fences::GuestFence;

@@ -179,6 +179,7 @@ impl Page {
     }
 
     /// The guest's entry that a live entry was made from.
+    #[inline(always)]
     pub fn mirror(&self, index: usize, mem: &impl PhysMem) -> Option<Pte> {
         self.is_live(index).then(|| Pte(mem.read_u64(self.mirror_at(index))))
     }

@@ -4,13 +4,13 @@
 //! exit, [`Shadow::table_write`] performs it, and the shadow is in step at all times. A table that is not is
 //! *unsync*, and is treated as in `lazy` until a wide fence protects it again.
 
-use super::config::{Host, Machine};
+use super::config::Host;
 use super::engine::Shadow;
 use super::index::List;
 use super::page::{At, CAPS, Id};
 use super::sabotage::Sabotage;
 use crate::table::Owed;
-use rv::{Addr, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
+use rv::{Addr, Entry, Fence, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
 
 /// Writes in a row that no table would see, after which a frame is believed to have another use.
 const FLOOD: u8 = 3;
@@ -39,7 +39,7 @@ impl Shadow {
     }
 
     /// Enlists the shadow of a guest table in RAM, and protects the table where the upkeep does.
-    pub(super) fn begin_table<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    pub(super) fn begin_table<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         let gfn = self.index.page(id).key.gfn;
         let first = self.index.tables_of(gfn, host.mem).next();
         // All shadows of a frame are protected, or none is.
@@ -72,7 +72,7 @@ impl Shadow {
     }
 
     /// Makes all leaves to the frame read-only. TLBs may know better.
-    fn withdraw_writes<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+    fn withdraw_writes<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
         while let Some(at) = self.index.first(List::Mega(gfn), host.mem) {
             self.drop_entry(at, host);
         }
@@ -84,7 +84,7 @@ impl Shadow {
     }
 
     /// Makes sure that no TLB lets stores through that the tables no longer allow.
-    fn stop_stores<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+    fn stop_stores<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         let may_pass = self.stores_may_pass || host.debt.owes(Owed::STORES);
         if may_pass && !self.is_sabotaged(Sabotage::ProtectsWithoutFlush) {
             self.flush(host);
@@ -112,7 +112,7 @@ impl Shadow {
     }
 
     /// Protects again what is unsync, with one flush for all, and compares its entries.
-    pub(super) fn catch_up_all<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+    pub(super) fn catch_up_all<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         if self.unsync.is_empty() {
             return;
         }
@@ -134,7 +134,7 @@ impl Shadow {
     }
 
     /// Compares an entry with the guest's, if its table is unsync.
-    pub(super) fn catch_up_entry<M: PhysMem, H: Machine>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+    pub(super) fn catch_up_entry<M: PhysMem, H: Fence<Gpa>>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         if self.index.page(at.0).may_lag() {
             self.derive(at, host);
         }
@@ -142,7 +142,7 @@ impl Shadow {
 
     /// A store of the guest's to a protected table at `gpa`, which is at `hpa`. `store` is told what the 8 bytes
     /// around it hold and says what they shall hold; `None` if the instruction is none that is emulated.
-    pub fn table_write<M: PhysMem, H: Machine>(
+    pub fn table_write<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (gpa, hpa): (Addr<Gpa>, Addr<Hpa>),
         store: Option<&dyn Fn(u64) -> u64>,
@@ -180,7 +180,13 @@ impl Shadow {
     }
 
     /// The guest has changed an entry of a protected table. Says whether it looks as if it were none any more.
-    fn written<M: PhysMem, H: Machine>(&mut self, id: Id, index: usize, new: Pte, host: &mut Host<'_, M, H>) -> bool {
+    fn written<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        index: usize,
+        new: Pte,
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
         let (is_live, level) = (self.index.page(id).is_live(index), self.index.page(id).key.level);
         let is_entry = match new.decode::<Gpa>(level, CAPS) {
             Entry::Leaf(leaf) => self.index.heads.contains(leaf.pfn),
@@ -196,7 +202,7 @@ impl Shadow {
     }
 
     /// The frame seems to be no table any more: its shadows go, but for those in use.
-    fn give_up_table<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+    fn give_up_table<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
         let mut next = self.first_table(gfn, host.mem);
         while let Some(id) = next {
             next = self.index.page(id).next;

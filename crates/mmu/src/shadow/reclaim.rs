@@ -1,7 +1,7 @@
 //! Within a bound: shadow pages are prepared for, recycled, and given back; and what the host takes from
 //! the guest leaves no trace in them.
 
-use super::config::{DEEPEST, Host, Machine};
+use super::config::{DEEPEST, Host};
 use super::engine::Shadow;
 use super::index::List;
 use super::page::{Body, Id, Role};
@@ -10,7 +10,7 @@ use crate::frames::{AllocError, Frames, Use};
 use crate::gstage::{How, Publish};
 use crate::stale::Stale;
 use crate::table::Owed;
-use rv::{FenceScope, Gpa, Pfn, PhysMem};
+use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
@@ -21,9 +21,9 @@ impl Shadow {
     ///
     /// # Errors
     /// If the host has no frames and no page can be taken back. Nothing is lost.
-    pub(super) fn prepare<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) -> Result<(), AllocError> {
+    pub(super) fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<(), AllocError> {
         while self.spare.len() <= DEEPEST as usize {
-            let more = if self.bodies < self.config.pages { self.take_body(host.hw.frames()) } else { Ok(None) };
+            let more = if self.bodies < self.config.pages { self.take_body(host.frames) } else { Ok(None) };
             match more {
                 Ok(Some(body)) => self.spare.push(body),
                 Ok(None) => self.recycle(host),
@@ -60,7 +60,7 @@ impl Shadow {
 
     /// Takes back an eighth of all pages, 64 at most, those that no fault has used for longest first, and makes all harts
     /// forget them. The roots of vCPUs stay.
-    fn recycle<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+    fn recycle<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         let wanted = (self.config.pages / 8).clamp(DEEPEST + 1, MOST_AT_ONCE);
         let mut taken = 0;
         // The clock: one round to clear what is recent, one to take.
@@ -87,7 +87,7 @@ impl Shadow {
     }
 
     /// Makes all harts forget all translations of the VM.
-    pub(super) fn flush<M, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+    pub(super) fn flush<M, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         self.counters.flushes += 1;
         host.hw.fence(FenceScope::Everything);
         self.flushed(host);
@@ -102,16 +102,20 @@ impl Shadow {
 
     /// At the end of an operation: what it owes is spent. No hart may walk by a pointer that is gone. That TLBs have more
     /// leaves than the tables is the guest's own affair, until a table is to be protected.
-    pub(super) fn conclude<M, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+    #[inline(always)]
+    pub(super) fn conclude<M, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+        if !host.debt.owes(Owed::all()) {
+            return;
+        }
         if host.debt.owes(Owed::POINTERS) && !self.is_sabotaged(Sabotage::KeepsPointers) {
             self.flush(host);
-        } else if host.debt.owes(Owed::all()) {
+        } else {
             self.stores_may_pass |= host.debt.take().waive().contains(Owed::STORES);
         }
     }
 
     /// Ends a shadow page: nothing leads to it, and it leads nowhere. TLBs may still walk it.
-    pub(super) fn zap<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    pub(super) fn zap<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         debug_assert!(self.index.page(id).users == 0);
         self.empty(id, host);
         while let Some(parent) = self.index.first(List::Parents(id), host.mem) {
@@ -129,7 +133,7 @@ impl Shadow {
     }
 
     /// Drops all entries of a page.
-    fn empty<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    fn empty<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         self.gone += 1;
         let mut at = 0;
         while let Some(index) = self.index.page(id).next_live(at) {
@@ -139,7 +143,7 @@ impl Shadow {
     }
 
     /// Drops all leaves that lead to the guest frame.
-    fn drop_leaves<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+    fn drop_leaves<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
         for list in [List::Frame(gfn), List::Mega(gfn)] {
             while let Some(at) = self.index.first(list, host.mem) {
                 self.drop_entry(at, host);
@@ -152,7 +156,7 @@ impl Shadow {
 
     /// Forgets where the frame is, because the G-stage is about to lead elsewhere, or nowhere. All harts must
     /// forget all of the VM's translations before the frame has another use.
-    fn forget<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+    fn forget<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
         if !self.index.heads.contains(gfn) {
             return;
         }
@@ -168,20 +172,20 @@ impl Shadow {
     }
 
     /// Spends what an edit of the G-stage owes: all harts forget all that they know of the VM, then its frames are free.
-    fn spend<M: PhysMem, H: Machine>(&mut self, stale: Stale<Gpa>, host: &mut Host<'_, M, H>) {
+    fn spend<M: PhysMem, H: Fence<Gpa>>(&mut self, stale: Stale<Gpa>, host: &mut Host<'_, M, H>) {
         let is_fenced = !stale.is_none();
         let retired = stale.fence(host.hw);
         if is_fenced {
             self.flushed(host);
         }
         if !retired.runs().is_empty() {
-            retired.release(host.hw.frames());
+            retired.release(host.frames);
         }
     }
 
     /// What a host-side edit of the G-stage leaves to be done, where its answer says that a page was copied:
     /// forget the old frame, fence, publish the new one.
-    pub(super) fn settle<M: PhysMem, H: Machine>(
+    pub(super) fn settle<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gfn: Pfn<Gpa>,
         (how, stale): (How, Stale<Gpa>),
@@ -206,13 +210,13 @@ impl Shadow {
     ///
     /// # Errors
     /// As for `unmap`. Nothing has changed for the guest then.
-    pub fn unmap<M: PhysMem, H: Machine>(
+    pub fn unmap<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         start: Pfn<Gpa>,
         pages: u64,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), AllocError> {
-        let stale = host.space.unmap(start, pages, host.hw.frames(), host.mem)?;
+        let stale = host.space.unmap(start, pages, host.frames, host.mem)?;
         (0..pages).for_each(|n| self.forget(start.add(n), host));
         self.spend(stale, host);
         self.conclude(host);

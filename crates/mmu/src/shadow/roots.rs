@@ -1,13 +1,13 @@
 //! Roots: what a vCPU's `satp` leads to.
 
-use super::config::{Host, Machine};
+use super::config::Host;
 use super::engine::Shadow;
 use super::page::{Id, Key, Role};
 use super::sabotage::Sabotage;
 use super::views::{Seen, Views};
 use crate::gstage::ResolveError;
 use rv::format::SV39;
-use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Access, Addr, Asid, Fence, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem};
 
 /// What the guest's `satp` says, but for the ASID.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,7 @@ impl Shadow {
     ///
     /// # Errors
     /// If there is no frame for it. The vCPU has no root then.
-    pub fn attach<M: PhysMem, H: Machine>(
+    pub fn attach<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         old: Option<Root>,
         (paging, asid): (Paging, Asid),
@@ -82,26 +82,25 @@ impl Shadow {
         if let Some(old) = old {
             self.detach(old, views, log);
         }
-        let known = views.find(paging);
-        let of_view = known.map(|at| views.view(at)).filter(|view| self.is_there(&view.root));
-        let (root, seen) = match of_view {
-            Some(view) if view.root.asid == asid => (Ok(view.root), view.seen),
-            Some(view) => (Ok(Root { asid, ..view.root }), Seen::Never),
-            None => (self.root(paging, asid, host), Seen::Never),
-        };
-        let loaded = root.map(|root| {
-            let page = self.index.page_mut(root.id);
-            page.users += 1;
-            page.is_recent = true;
-            if paging == Paging::Bare {
-                return Loaded { root, fence: false };
+        let (root, seen) = match views.find(paging) {
+            Some((at, root)) if self.is_there(root) => views.resume(at, asid, log.head()),
+            other => {
+                let at = other.map(|(at, _)| at);
+                let root = self.root(paging, asid, host);
+                self.conclude(host);
+                let root = root?;
+                if paging != Paging::Bare {
+                    views.begin(at, root, log.head());
+                }
+                (root, Seen::Never)
             }
-            let fence = self.catch_up(root, seen, log, host);
-            views.begin(known, root, log.head());
-            Loaded { root, fence }
-        });
+        };
+        let page = self.index.page_mut(root.id);
+        page.users += 1;
+        page.is_recent = true;
+        let fence = paging != Paging::Bare && self.catch_up(root, seen, log, host);
         self.conclude(host);
-        loaded
+        Ok(Loaded { root, fence })
     }
 
     /// Takes the root from a vCPU that ends.
@@ -116,7 +115,7 @@ impl Shadow {
     }
 
     /// Brings a root up to date for a vCPU. Says whether fences have passed over it since the vCPU left it.
-    fn catch_up<M: PhysMem, H: Machine>(
+    fn catch_up<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         seen: Seen,
@@ -135,7 +134,7 @@ impl Shadow {
     }
 
     /// A root that the vCPU does not know, or knows no more.
-    fn root<M: PhysMem, H: Machine>(
+    fn root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         paging: Paging,
         asid: Asid,

@@ -40,6 +40,8 @@ pub enum Sabotage {
     ReusesEarly,
     /// No write of an entry owes anything.
     ForgetsDebt,
+    /// Pointers that are gone are still gone down.
+    RemembersWalks,
     /// What the known tables refuse is a fault of the guest's, whatever its tables say now.
     BlamesEarly,
 }

@@ -62,16 +62,25 @@ impl Views {
         }
     }
 
-    /// The view of the root that the guest's `satp` leads to, if there is one.
-    pub(super) fn find(&self, paging: Paging) -> Option<usize> {
-        self.views.iter().position(|view| view.root.paging == paging)
+    /// The view of the root that the guest's `satp` leads to, if there is one, and the root as it was.
+    pub(super) fn find(&self, paging: Paging) -> Option<(usize, &Root)> {
+        let at = self.views.iter().position(|view| view.root.paging == paging)?;
+        Some((at, &self.views[at].root))
     }
 
-    pub(super) fn view(&self, at: usize) -> &View {
-        &self.views[at]
+    /// A known root becomes the present one again, under this ASID. Returns it, and since when it may be out of date; from
+    /// now on it is not, at `head` of the log.
+    pub(super) fn resume(&mut self, at: usize, asid: Asid, head: u64) -> (Root, Seen) {
+        self.stamp += 1;
+        self.present = Some(at);
+        let view = &mut self.views[at];
+        view.stamp = self.stamp;
+        let seen = core::mem::replace(&mut view.seen, Seen::At(head));
+        let is_same = core::mem::replace(&mut view.root.asid, asid) == asid;
+        (view.root, if is_same { seen } else { Seen::Never })
     }
 
-    /// The root is the present one, up to date at `head` of the log. `at` is where its view was found.
+    /// A new root is the present one, up to date at `head` of the log. `at` is the place of a view that it replaces.
     pub(super) fn begin(&mut self, at: Option<usize>, root: Root, head: u64) {
         self.stamp += 1;
         let view = View { root, seen: Seen::At(head), stamp: self.stamp };

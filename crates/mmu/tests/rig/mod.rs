@@ -138,8 +138,7 @@ impl Rig {
         let model = FenceModel::new(machine, usize::from(setup.harts));
         let mut world = World::new(model, mutant);
         let policy = Policy { superpages: setup.superpages, images: Images::Shared };
-        let mut space =
-            AddressSpace::new(setup.format, VM, policy, &mut frames, &mut world).expect("room for the root");
+        let mut space = AddressSpace::new(setup.format, VM, policy, &frames, &mut world).expect("room for the root");
         world.let_go();
         world.model.watch(setup.format, space.root());
         // Where the root's index has its extra bits set: the upper half of what the format translates.
@@ -253,7 +252,7 @@ impl Rig {
         let (before, owned) = (self.map(), self.owned());
         let usage = self.frames.usage(VM);
         let budget = (self.frames.limit(VM).saturating_sub(usage.total())).min(self.frames.free_count());
-        let mut resolved = self.space.resolve(gpa, access, &mut self.frames, &mut self.world);
+        let mut resolved = self.space.resolve(gpa, access, &self.frames, &mut self.world);
         if let Ok(Resolved::Mapped { how: How::Copied, stale, publish, .. }) = &mut resolved {
             // Nobody sees the copy while somebody may still see the image.
             assert!(!self.map().contains_key(&page), "published before the fence");
@@ -392,7 +391,7 @@ impl Rig {
 
     fn unmap(&mut self, start: u64, pages: u64) {
         let (mut before, owned, usage) = (self.map(), self.owned(), self.frames.usage(VM));
-        let unmapped = self.space.unmap(Pfn::new(start), pages, &mut self.frames, &mut self.world);
+        let unmapped = self.space.unmap(Pfn::new(start), pages, &self.frames, &mut self.world);
         self.world.let_go();
         let after = self.map();
         assert!(owned.is_subset(&self.owned()), "unmapping frees nothing before the fence");
@@ -434,7 +433,7 @@ impl Rig {
         let retired = owed.fence(&mut self.world);
         free(&mut self.world.model, retired.runs());
         if self.world.mutant != Mutant::Leaks {
-            retired.release(&mut self.frames);
+            retired.release(&self.frames);
         }
     }
 
@@ -446,14 +445,14 @@ impl Rig {
         }
         self.step(&Op::Relax);
         (0..usize::from(self.setup.harts)).for_each(|hart| self.world.model.detach(hart));
-        let Rig { mut frames, mut world, space, image_run, .. } = self;
+        let Rig { frames, mut world, space, image_run, .. } = self;
         let counters = *space.counters();
         let stale = space.destroy(&world);
         let retired = stale.fence(&mut world);
         for run in retired.runs() {
             (0..run.pages()).for_each(|i| world.model.free(run.first().add(i)));
         }
-        retired.release(&mut frames);
+        retired.release(&frames);
         world.model.verdict().expect("no fence rule is broken at the end");
         assert_eq!(frames.usage(VM).total(), 0);
         frames.free(image_run);

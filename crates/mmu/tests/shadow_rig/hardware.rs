@@ -2,12 +2,12 @@
 //! fence, by the lane, in the middle of whatever the engine does: that is what [`Bus::tick`] is for.
 
 use super::history::History;
-use mmu::Frames;
-use mmu::shadow::{MARK, Machine as ShadowMachine};
+use mmu::shadow::MARK;
 use mmu::table::{State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
+use rv::context::token;
 use rv::{
     Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Gva, Hpa, Leaf, Level, Mode, Pfn, PhysMem,
     Pte, PteFlags, Request,
@@ -95,7 +95,7 @@ pub struct Hardware {
 pub struct Bus(pub RefCell<Hardware>);
 
 pub struct Mem<'a>(pub &'a Bus);
-pub struct AllHarts<'a>(pub &'a Bus, pub Option<&'a Frames>);
+pub struct AllHarts<'a>(pub &'a Bus);
 
 pub fn rng(seed: u64) -> TestRng {
     let mut bytes = [0; 32];
@@ -189,12 +189,12 @@ impl Hardware {
             let at = table.at(8 * format.index(gva, level) as u64);
             if level == Level::PAGE {
                 let token = if by_asid {
-                    self.harts[hart].token += 8;
+                    self.harts[hart].token += token::STEP;
                     self.harts[hart].token
                 } else {
                     let mut log = self.harts[hart].log.borrow_mut();
                     log.push(gva);
-                    1 << 62 | (hart as u64) << 48 | ((log.head() * 8) & 0xffff_ffff)
+                    log.token()
                 };
                 assert!(State::of(Pte(token)).may_be_made_by(Writer::Lane, level));
                 self.machine.write_u64(at, token);
@@ -294,10 +294,4 @@ impl Fence<Gpa> for AllHarts<'_> {
         }
     }
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: rv::Elide) {}
-}
-
-impl ShadowMachine for AllHarts<'_> {
-    fn frames(&self) -> &Frames {
-        self.1.expect("lent for all but fences")
-    }
 }

@@ -82,7 +82,7 @@ pub struct Rig {
 
 macro_rules! host {
     ($rig:ident, $mem:ident, $hw:ident) => {
-        Host::new(&mut $rig.space, &mut $mem, &mut $hw)
+        Host::new(&mut $rig.space, &$rig.frames, &mut $mem, &mut $hw)
     };
 }
 
@@ -101,7 +101,7 @@ impl Rig {
         let mut frames = Frames::new();
         frames.add(HOST, 4096);
         let mut space =
-            AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &mut frames, &mut machine)
+            AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &frames, &mut machine)
                 .expect("frames");
         for (n, object) in
             [Object::Anonymous, Object::Image { first: IMAGE }, Object::Anonymous].into_iter().enumerate()
@@ -110,13 +110,13 @@ impl Rig {
             space.add_region(region).expect("disjoint");
         }
         let config = Config { upkeep: setup.upkeep, ad, pages, first_serial: 1 };
-        let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &mut frames, &mut machine).expect("frames");
+        let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &frames, &mut machine).expect("frames");
         if let Mutant::Engine(sabotage) = setup.mutant {
             shadow.sabotage(sabotage);
         }
         let harts = (0..vcpus).map(|n| Hart {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
-            token: (n as u64) << 48,
+            token: rv::context::token::start(n as u32),
             tlb: Vec::new(),
             pointers: Vec::new(),
             root: None,
@@ -162,7 +162,7 @@ impl Rig {
 
     /// Guest memory as firmware would find it.
     fn poke(&mut self, gpa: Addr<Gpa>, value: u64) {
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
         let hpa = shadow.resolve(gpa, Access::Store, &mut host!(self, mem, hw)).expect("frames").expect("RAM");
         mem.write_u64(hpa, value);
@@ -231,7 +231,7 @@ impl Rig {
     }
 
     fn load(&mut self, n: usize, old: Option<Root>, paging: Paging, asid: Asid, views: &mut Views) -> Root {
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let shadow = self.shadow.as_mut().expect("until the end");
         let loaded =
@@ -290,7 +290,7 @@ impl Rig {
         }
         let time = self.bus.0.borrow_mut().history.fence();
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, None));
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let vcpu = &mut self.vcpus[n];
         let shadow = self.shadow.as_mut().expect("until the end");
         let fence = GuestFence { range, asid };
@@ -329,7 +329,7 @@ impl Rig {
                 self.tally[0] += 1;
                 return true;
             }
-            let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
+            let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
             let root = self.vcpus[n].root;
             let meddled = self.bus.0.borrow().meddling.is_some();
             let shadow = self.shadow.as_mut().expect("until the end");
@@ -363,7 +363,7 @@ impl Rig {
                     let write = |old| store.unwrap_or(old);
                     // Some instructions are not emulated.
                     let store = if self.pick(8) == 0 { None } else { Some(&write as &dyn Fn(u64) -> u64) };
-                    let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
+                    let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
                     let shadow = self.shadow.as_mut().expect("until the end");
                     let wrote = shadow.table_write((gpa, hpa), store, &mut host!(self, mem, hw));
                     self.learn();
@@ -429,7 +429,7 @@ impl Rig {
         if ROOTS.contains(&start) || end <= start {
             return;
         }
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
         shadow.unmap(RAM.add(start), end - start, &mut host!(self, mem, hw)).expect("frames");
         self.learn();
@@ -478,10 +478,10 @@ impl Rig {
     pub fn finish(mut self) -> Counters {
         let shadow = self.shadow.take().expect("until the end");
         let counters = *shadow.counters();
-        shadow.destroy(&mut self.frames);
+        shadow.destroy(&self.frames);
         let machine = &self.bus.0.borrow().machine;
         let stale = self.space.destroy(machine);
-        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty())), None), &mut self.frames);
+        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty()))), &self.frames);
         assert_eq!((self.frames.usage(VM).total(), self.frames.free_count()), (0, 4096), "ACCOUNTED");
         counters
     }

@@ -46,6 +46,8 @@ struct RootAsid {
     vm: usize,
     serial: u64,
     slot: IdSlot,
+    /// When it was last loaded.
+    stamp: u64,
 }
 
 /// Roots whose ASIDs a hart remembers; others get new ones.
@@ -76,8 +78,11 @@ pub struct Hart {
     vmids: Ids,
     views: Vec<View>,
     asids: Ids,
-    /// The ASIDs of shadow roots, the last one loaded at the end.
+    /// The ASIDs of shadow roots.
     roots: Vec<RootAsid>,
+    /// Which of them was loaded last, and how many loads there were.
+    loaded_root: usize,
+    root_loads: u64,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(usize, u32)>,
     /// Whether WFI traps now.
@@ -153,6 +158,8 @@ impl Hart {
             vmids: Ids::new(1, start.vmid_bits),
             asids: Ids::new(1, start.asid_bits),
             roots: Vec::new(),
+            loaded_root: 0,
+            root_loads: 0,
             views: alloc::vec![view; start.g.vms.len()],
             registers_of: None,
             traps_wfi: false,

@@ -1,10 +1,10 @@
 //! `lazy`: no table is protected. A fence by address invalidates an entry, which the next access fills from what the
 //! guest's table says then; a wide fence compares all that the root leads to, at once.
 
-use super::super::config::{Host, Machine};
+use super::super::config::Host;
 use super::super::engine::Shadow;
 use super::super::page::{At, Id};
-use rv::PhysMem;
+use rv::{Fence, Gpa, PhysMem};
 
 pub(super) struct Rules;
 
@@ -16,11 +16,11 @@ impl super::Rules for Rules {
         true
     }
 
-    fn fence_entry<M: PhysMem, H: Machine>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
+    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
         shadow.invalidate(at, host);
     }
 
-    fn fence_root<M: PhysMem, H: Machine>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>) {
+    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>) {
         shadow.sync_below(root, host);
     }
 }

@@ -4,11 +4,11 @@ mod lazy;
 mod shadow;
 mod unsync;
 
-use super::config::{Host, Machine, Upkeep};
+use super::config::{Host, Upkeep};
 use super::engine::Shadow;
 use super::page::{At, Id};
 use super::sabotage::Sabotage;
-use rv::PhysMem;
+use rv::{Fence, Gpa, PhysMem};
 
 /// An upkeep.
 trait Rules {
@@ -20,9 +20,9 @@ trait Rules {
     /// leaves wherever it is used.
     fn lets_go(are_leaves: bool) -> bool;
     /// A fence by address arrives at a live entry that is no pointer to a table.
-    fn fence_entry<M: PhysMem, H: Machine>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>);
+    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>);
     /// A fence of everything that a root leads to.
-    fn fence_root<M: PhysMem, H: Machine>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>);
+    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>);
 }
 
 macro_rules! ask {
@@ -66,12 +66,12 @@ impl Shadow {
     }
 
     /// A fence by address arrives at a live entry that is no pointer to a table.
-    pub(super) fn fence_entry<M: PhysMem, H: Machine>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+    pub(super) fn fence_entry<M: PhysMem, H: Fence<Gpa>>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         ask!(self, R => R::fence_entry(self, at, host));
     }
 
     /// A fence of everything that `root` leads to, or a root that a vCPU has not used for long enough.
-    pub(super) fn fence_root<M: PhysMem, H: Machine>(&mut self, root: Id, host: &mut Host<'_, M, H>) {
+    pub(super) fn fence_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: Id, host: &mut Host<'_, M, H>) {
         if !self.is_sabotaged(Sabotage::ForgetsWideFence) {
             ask!(self, R => R::fence_root(self, root, host));
         }

@@ -1,10 +1,10 @@
 //! `shadow`: each store to a guest table is an exit, which performs and mirrors it. What cannot be emulated lets the
 //! table go until the next wide fence.
 
-use super::super::config::{Host, Machine};
+use super::super::config::Host;
 use super::super::engine::Shadow;
 use super::super::page::{At, Id};
-use rv::PhysMem;
+use rv::{Fence, Gpa, PhysMem};
 
 pub(super) struct Rules;
 
@@ -16,11 +16,11 @@ impl super::Rules for Rules {
         false
     }
 
-    fn fence_entry<M: PhysMem, H: Machine>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
+    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
         shadow.catch_up_entry(at, host);
     }
 
-    fn fence_root<M: PhysMem, H: Machine>(shadow: &mut Shadow, _: Id, host: &mut Host<'_, M, H>) {
+    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, _: Id, host: &mut Host<'_, M, H>) {
         shadow.catch_up_all(host);
     }
 }

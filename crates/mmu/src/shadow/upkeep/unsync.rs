@@ -1,9 +1,9 @@
 //! `unsync`: as `shadow`, but a table of leaves is let go at its first store: many follow until the guest fences.
 
-use super::super::config::{Host, Machine};
+use super::super::config::Host;
 use super::super::engine::Shadow;
 use super::super::page::{At, Id};
-use rv::PhysMem;
+use rv::{Fence, Gpa, PhysMem};
 
 pub(super) struct Rules;
 
@@ -15,11 +15,11 @@ impl super::Rules for Rules {
         are_leaves
     }
 
-    fn fence_entry<M: PhysMem, H: Machine>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
+    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
         shadow.catch_up_entry(at, host);
     }
 
-    fn fence_root<M: PhysMem, H: Machine>(shadow: &mut Shadow, _: Id, host: &mut Host<'_, M, H>) {
+    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, _: Id, host: &mut Host<'_, M, H>) {
         shadow.catch_up_all(host);
     }
 }

@@ -80,16 +80,22 @@ impl Env for Hart {
     }
 
     fn load_root(&mut self, vm: usize, root: &Root, forget: bool) {
-        let known = self.roots.iter().position(|known| (known.vm, known.serial) == (vm, root.serial));
-        let mut entry = match known {
-            Some(at) => self.roots.remove(at),
-            None => RootAsid { vm, serial: root.serial, slot: IdSlot::new() },
-        };
+        let known = self.roots.iter().position(|known| known.serial == root.serial && known.vm == vm);
+        let at = known.unwrap_or_else(|| {
+            let entry = RootAsid { vm, serial: root.serial, slot: IdSlot::new(), stamp: 0 };
+            if self.roots.len() < MOST_ROOTS {
+                self.roots.push(entry);
+                return self.roots.len() - 1;
+            }
+            let oldest = (0..MOST_ROOTS).min_by_key(|at| self.roots[*at].stamp).unwrap_or(0);
+            self.roots[oldest] = entry;
+            oldest
+        });
+        self.root_loads += 1;
+        self.loaded_root = at;
+        let entry = &mut self.roots[at];
+        entry.stamp = self.root_loads;
         let acquired = self.asids.acquire(&mut entry.slot);
-        if self.roots.len() == MOST_ROOTS {
-            self.roots.remove(0);
-        }
-        self.roots.push(entry);
         let asid = Asid(entry.slot.id());
         match acquired {
             Acquired::RolledOver => self.guest.fence(None, None),
@@ -106,7 +112,7 @@ impl Env for Hart {
     }
 
     fn fence_guest_root(&mut self) {
-        let asid = self.roots.last().map(|root| Asid(root.slot.id()));
+        let asid = self.roots.get(self.loaded_root).map(|root| Asid(root.slot.id()));
         self.guest.fence(None, asid);
     }
 
