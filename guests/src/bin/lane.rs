@@ -17,6 +17,8 @@ use sbi_spec::base;
 
 guests::entry_point!(main);
 
+/// Ticks that exits which come with time may take.
+const TIMER: u64 = 100;
 /// How often all pages are gone through.
 const ROUNDS: u64 = 16;
 
@@ -124,7 +126,8 @@ fn faults(window: &Window) -> Check {
             *sum += metal::time() - start;
         }
     }
-    ensure!(first >= second, "first accesses took {first} ticks, second ones {second}");
-    console::figure("fault", first - second);
+    // A timer of the hypervisor's may fall into either.
+    ensure!(first + TIMER >= second, "first accesses took {first} ticks, second ones {second}");
+    console::figure("fault", first.saturating_sub(second));
     Ok(())
 }
