@@ -23,6 +23,7 @@ pub mod meter;
 pub mod pack;
 pub mod payload;
 pub mod place;
+pub mod processors;
 pub mod progress;
 pub mod qemu;
 pub mod run;

@@ -1,5 +1,6 @@
 //! Runs QEMU: its console goes through pipes, its records are gathered.
 
+use crate::processors;
 use crate::qemu::{MachineSpec, QEMU};
 use crate::stream::{Piece, RecordFilter};
 use abi::record::{Boot, Record, Stats, VmEnd};
@@ -91,6 +92,8 @@ pub struct Outcome {
     pub status: Option<ExitStatus>,
     /// What QEMU said on its standard error.
     pub stderr: String,
+    /// Processor time that QEMU took, of all its threads.
+    pub cpu: Duration,
 }
 
 impl Input {
@@ -198,6 +201,7 @@ impl Machine {
         if outcome.stopped.is_some() || outcome.has_halted || outcome.failed.is_some() {
             self.wait_or_kill(if outcome.stopped.is_some() { Duration::ZERO } else { GRACE })?;
         }
+        outcome.cpu = processors::wait(&self.child)?;
         outcome.status = Some(self.child.wait()?);
         outcome.stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         Ok(outcome)
@@ -205,7 +209,7 @@ impl Machine {
 
     fn wait_or_kill(&mut self, grace: Duration) -> std::io::Result<()> {
         let end = Instant::now() + grace;
-        while self.child.try_wait()?.is_none() {
+        while !processors::has_ended(&self.child)? {
             if Instant::now() >= end {
                 return self.child.kill();
             }

@@ -110,6 +110,7 @@ mod tests {
     fn vm(name: &str) -> VmConfig {
         VmConfig {
             name: name.into(),
+            after: None,
             memory_bytes: 1 << 28,
             vcpus: 1,
             mmu: None,

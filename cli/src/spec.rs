@@ -16,6 +16,8 @@ pub const LEAST_MEMORY: Size = Size(8 * MIB);
 pub struct VmSpec {
     /// Its name, unique among the VMs of a run.
     pub name: String,
+    /// The VM that has to end before this one starts: its place in the list.
+    pub after: Option<u32>,
     /// RAM.
     pub memory: Size,
     /// Number of vCPUs.
@@ -53,6 +55,15 @@ pub enum SpecError {
     #[error("two VMs are called `{0}`")]
     #[diagnostic(help("give each VM file its own `name`"))]
     Duplicate(String),
+    /// It waits for a VM that does not come before it.
+    #[error("VM `{vm}` is to start after `{after}`, and no VM before it has that name")]
+    #[diagnostic(help("give the VM files in the order in which they start, and see the `name` in each"))]
+    After {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        after: String,
+    },
     /// One name was given for several VMs.
     #[error("--name was given with {0} VM files")]
     #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
@@ -129,14 +140,19 @@ impl VmSpec {
         if files.len() > MAX_VMS {
             return Err(SpecError::TooMany(files.len()));
         }
-        let vms = files
-            .into_iter()
-            .map(|file| Self::complete(file.overridden_by(options), has_exec))
-            .collect::<Result<Vec<_>, _>>()?;
-        for (at, vm) in vms.iter().enumerate() {
-            if vms[..at].iter().any(|other| other.name == vm.name) {
-                return Err(SpecError::Duplicate(vm.name.clone()));
+        let mut vms: Vec<Self> = Vec::new();
+        for file in files.into_iter().map(|file| file.overridden_by(options)) {
+            let after = file.after.clone();
+            let mut vm = Self::complete(file, has_exec)?;
+            let place = |name: &str| vms.iter().position(|other| other.name == name);
+            if place(&vm.name).is_some() {
+                return Err(SpecError::Duplicate(vm.name));
             }
+            if let Some(after) = after {
+                let Some(before) = place(&after) else { return Err(SpecError::After { vm: vm.name, after }) };
+                vm.after = Some(before as u32);
+            }
+            vms.push(vm);
         }
         Ok(vms)
     }
@@ -144,6 +160,8 @@ impl VmSpec {
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
         let spec = Self {
             name: vm.name.unwrap_or_else(|| "linux".into()),
+            // Known only among the others.
+            after: None,
             memory: vm.memory.unwrap_or(DEFAULT_MEMORY),
             vcpus: vm.vcpus.unwrap_or(1),
             kernel: vm.kernel.unwrap_or(Kernel::Debian),
@@ -188,6 +206,22 @@ impl VmSpec {
         let is_nested = self.mmu.map_or(h == HExtension::Present, |mode| mode == MmuMode::Nested);
         if is_nested { Size(0) } else { self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))) }
     }
+}
+
+/// The most memory that these VMs need at once, with that of their shadow tables: those that start after another need
+/// theirs when that has given its own back.
+#[must_use]
+pub fn most_memory(vms: &[VmSpec], h: HExtension) -> Size {
+    let mut most = vec![0u64; vms.len()];
+    let mut total = 0u64;
+    // Whatever waits for a VM comes behind it in the list.
+    for (place, vm) in vms.iter().enumerate().rev() {
+        let followers = std::mem::take(&mut most[place]);
+        let need = followers.max(vm.memory.0.saturating_add(vm.shadow_need(h).0));
+        let sum = vm.after.map_or(&mut total, |before| &mut most[before as usize]);
+        *sum = sum.saturating_add(need);
+    }
+    Size(total)
 }
 
 /// Checks that a machine can run these VMs.
@@ -258,6 +292,31 @@ mod tests {
         assert_eq!(need(Some(MmuMode::Nested), Some(Size(MIB)), HExtension::Present), Size(0));
         assert_eq!(need(None, None, HExtension::Absent), Size(32 * MIB));
         assert_eq!(need(Some(MmuMode::Lazy), Some(Size(MIB)), HExtension::Present), Size(MIB));
+    }
+
+    #[test]
+    fn vms_may_follow_each_other() {
+        let vm = |name: &str, after: Option<&str>, mib: u64| VmFile {
+            name: Some(name.into()),
+            after: after.map(str::to_owned),
+            memory: Some(Size(mib * MIB)),
+            mmu: Some(MmuMode::Nested),
+            ..VmFile::default()
+        };
+        let settle = |files: Vec<VmFile>| VmSpec::settle(files, &VmFile::default(), false);
+        let most = |files| most_memory(&settle(files).expect("valid"), HExtension::Present);
+        let chain = || vec![vm("a", None, 64), vm("b", Some("a"), 96), vm("c", Some("b"), 32)];
+        assert_eq!(
+            settle(chain()).expect("valid").iter().map(|vm| vm.after).collect::<Vec<_>>(),
+            [None, Some(0), Some(1)]
+        );
+        assert_eq!(most(chain()), Size(96 * MIB));
+        // Two at once behind `a`, and one beside them all.
+        assert_eq!(most([chain(), vec![vm("d", Some("a"), 16), vm("e", None, 8)]].concat()), Size(120 * MIB));
+        let error = |after: &str| settle(vec![vm("a", Some(after), 64), vm("b", None, 64)]);
+        for after in ["a", "b", "c"] {
+            assert_eq!(error(after), Err(SpecError::After { vm: "a".into(), after: after.into() }));
+        }
     }
 
     #[test]

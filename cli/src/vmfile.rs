@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 pub struct VmFile {
     /// The VM's name.
     pub name: Option<String>,
+    /// The VM that has to end before this one starts.
+    pub after: Option<String>,
     /// RAM.
     pub memory: Option<Size>,
     /// Number of vCPUs.
@@ -153,6 +155,7 @@ impl VmFile {
         let over = over.clone();
         Self {
             name: over.name.or(self.name),
+            after: over.after.or(self.after),
             memory: over.memory.or(self.memory),
             vcpus: over.vcpus.or(self.vcpus),
             kernel: over.kernel.or(self.kernel),
@@ -183,12 +186,12 @@ mod tests {
     #[test]
     fn a_whole_file() {
         let vm = read(
-            "name = 'a'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nappend = 'x'\n\
+            "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nappend = 'x'\n\
              console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
              superpages = false\n",
         )
         .expect("valid");
-        assert_eq!(vm.name.as_deref(), Some("a"));
+        assert_eq!((vm.name.as_deref(), vm.after.as_deref()), (Some("a"), Some("b")));
         assert_eq!(vm.memory, Some(Size(1 << 30)));
         assert_eq!(vm.kernel, Some(Kernel::File("/k".into())));
         assert!(matches!(vm.initrd, Some(Initrd::File(path)) if path.ends_with("sub/i") && path.is_absolute()));

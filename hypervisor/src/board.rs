@@ -213,6 +213,7 @@ mod tests {
     fn config(vcpus: u32) -> VmConfig {
         VmConfig {
             name: "t".into(),
+            after: None,
             memory_bytes: 64 << 20,
             vcpus,
             mmu: None,

@@ -1,4 +1,4 @@
-//! How VMs start, start over, and end.
+//! How VMs start, start over, and end. A VM may wait for another's end, and have its memory then.
 //!
 //! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the
 //! harts notice [`request::PARK`]. Whoever parks the last one does what remains.
@@ -12,6 +12,7 @@ use crate::vm::{Departure, Devices, Memory, Phase, Unreachable, Vm, VmFence};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, MmuMode, Segment, VmConfig, default_shadow_bytes};
 use abi::record::{EndReason, Record, VmEnd};
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -22,8 +23,7 @@ use mmu::shadow::{Config as Shadowing, Shadow};
 use mmu::walk::AdPolicy;
 use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 
-/// Creates the parked vCPUs of every VM and starts the VMs. One that cannot be started ends with a
-/// message; the others run.
+/// Creates the parked vCPUs of every VM and starts those VMs that wait for no other.
 pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
     for vm in &g.vms {
         let mut parked = vm.parked.lock();
@@ -31,26 +31,45 @@ pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
             parked.push(VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
         }
     }
-    for vm in &g.vms {
-        boot_or_end(g, vm, env);
+    start(g, g.vms.iter().filter(|vm| turn(vm) == Turn::AtOnce).cloned().collect(), env);
+}
+
+/// When a VM starts.
+#[derive(PartialEq, Eq)]
+enum Turn {
+    AtOnce,
+    /// When the VM of that number has ended.
+    After(usize),
+}
+
+fn turn(vm: &Vm) -> Turn {
+    match vm.config.after {
+        // What does not come before it would wait for itself: that is a complaint, and not to be waited for.
+        Some(other) if (other as usize) < vm.index => Turn::After(other as usize),
+        _ => Turn::AtOnce,
     }
 }
 
-/// Starts a VM whose vCPUs are all parked, or ends it, if that cannot be done or if its end was asked
-/// for meanwhile.
-fn boot_or_end<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
-    let ended = match build(g, vm, env) {
-        Ok(()) => launch(g, vm, env).err(),
-        Err(message) => Some(EndReason::NotStarted { message }),
-    };
-    if let Some(reason) = ended {
-        tear_down(g, vm, env);
-        over(g, vm, reason);
+/// Starts VMs whose vCPUs are all parked. One that cannot be started, or whose end was asked for meanwhile, ends with a
+/// message, and those that waited for it have their turn.
+pub fn start<E: Env>(g: &Gnomon, mut vms: VecDeque<Arc<Vm>>, env: &mut E) {
+    while let Some(vm) = vms.pop_front() {
+        let ended = match build(g, &vm, env) {
+            Ok(()) => launch(g, &vm, env).err(),
+            Err(message) => Some(EndReason::NotStarted { message }),
+        };
+        if let Some(reason) = ended {
+            tear_down(g, &vm, env);
+            vms.extend(over(g, &vm, reason));
+        }
     }
 }
 
 /// Builds a VM's memory, devices and device tree.
 fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
+    if vm.config.after.is_some() && turn(vm) == Turn::AtOnce {
+        return Err("it is to start after a VM that does not come before it".into());
+    }
     let memory = build_memory(g, vm, env)?;
     *vm.memory.lock() = Some(memory);
     announce(g, vm);
@@ -292,10 +311,10 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     };
     tear_down(g, &vm, env);
     match departure {
-        Departure::End(reason) => over(g, &vm, reason),
+        Departure::End(reason) => start(g, over(g, &vm, reason), env),
         Departure::Reboot => {
             g.console.lock().say(&format!("{} starts over", vm.config.name));
-            boot_or_end(g, &vm, env);
+            start(g, VecDeque::from([vm]), env);
         }
     }
 }
@@ -321,8 +340,9 @@ fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     }
 }
 
-/// Says that a VM is over.
-fn over(g: &Gnomon, vm: &Vm, reason: EndReason) {
+/// Says that a VM is over, its memory given back; returns those whose turn it is now.
+#[must_use]
+fn over(g: &Gnomon, vm: &Vm, reason: EndReason) -> VecDeque<Arc<Vm>> {
     *vm.phase.lock() = Phase::Ended;
     let mut console = g.console.lock();
     console.guest_ended(vm.index);
@@ -336,4 +356,5 @@ fn over(g: &Gnomon, vm: &Vm, reason: EndReason) {
     console.record(&Record::VmEnd(VmEnd { vm: name.into(), reason }));
     drop(console);
     g.ended.fetch_add(1, Ordering::SeqCst);
+    g.vms.iter().filter(|other| turn(other) == Turn::After(vm.index)).cloned().collect()
 }

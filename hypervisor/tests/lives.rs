@@ -7,7 +7,7 @@ use abi::record::{EndReason, Record};
 use fake::{Event, MEMORY, machine, printed, vm_config, world};
 use hypervisor::board;
 use hypervisor::exit::Outcome;
-use hypervisor::gnomon::{GuestMode, GuestTimer};
+use hypervisor::gnomon::{Gnomon, GuestMode, GuestTimer};
 use hypervisor::lifecycle::{self, depart, park};
 use hypervisor::vcpu::{hsm, request};
 use hypervisor::vm::{Departure, Phase};
@@ -131,6 +131,74 @@ fn an_end_overrides_a_restart_that_is_not_done() {
     // And nothing starts it again.
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
     assert_eq!(*vm.phase.lock(), Phase::Ended);
+}
+
+/// Ends the VM that is next to run, and says which it was.
+fn end_next(g: &Gnomon, hart: &mut fake::Hart, reason: EndReason) -> String {
+    let run = g.sched.lock().take().expect("a VM runs");
+    let vm = run.vm.clone();
+    depart(g, &vm, Departure::End(reason), hart);
+    g.stopped();
+    park(g, run, hart);
+    vm.config.name.clone()
+}
+
+fn ended() -> Vec<String> {
+    let name = |record| if let Record::VmEnd(end) = record { Some(end.vm) } else { None };
+    records().into_iter().filter_map(name).collect()
+}
+
+#[test]
+fn vms_run_one_after_another_in_the_same_memory() {
+    let after = |name: &str, after| VmConfig { after, ..vm_config(name, 1) };
+    let vms = vec![after("a", None), after("b", Some(0)), after("c", Some(1)), after("beside", Some(1))];
+    let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
+    let free = g.frames().free_count();
+    lifecycle::start_all(&g, &mut hart);
+    assert_eq!(g.sched.lock().started_count(), 1);
+    let used = g.frames().usage(Owner::Vm(0)).total();
+    assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
+    let usage = |vm| g.frames().usage(Owner::Vm(vm)).total();
+    assert_eq!((usage(0), usage(1), usage(2)), (0, used, 0), "one is gone before the next has anything");
+    // However one ends, it is the next one's turn; here of two.
+    assert_eq!(end_next(&g, &mut hart, EndReason::Killed { message: "x".into() }), "b");
+    assert_eq!((g.sched.lock().started_count(), g.is_over()), (2, false));
+    assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "c");
+    assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "beside");
+    assert!(g.is_over());
+    assert_eq!(g.frames().free_count(), free);
+    assert_eq!(ended(), ["a", "b", "c", "beside"]);
+}
+
+#[test]
+fn those_that_wait_for_a_vm_that_cannot_start_have_their_turn() {
+    let after = |name: &str, after| VmConfig { after, ..vm_config(name, 1) };
+    let bad = |config| VmConfig { memory_bytes: 4096, ..config };
+    let vms = vec![
+        bad(after("a", None)),
+        bad(after("b", Some(0))),
+        after("c", Some(1)),
+        after("itself", Some(3)),
+        after("later", Some(9)),
+    ];
+    let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
+    lifecycle::start_all(&g, &mut hart);
+    assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "c");
+    assert!(g.is_over());
+    let all = printed();
+    assert_eq!(all.matches("could not be started: it is to start after a VM").count(), 2, "{all}");
+}
+
+#[test]
+fn a_vm_that_waits_can_be_ended() {
+    let vms = vec![vm_config("a", 1), VmConfig { after: Some(0), ..vm_config("b", 1) }];
+    let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
+    lifecycle::start_all(&g, &mut hart);
+    depart(&g, &g.vms[1], Departure::End(EndReason::Poweroff), &mut hart);
+    assert!(!g.is_over(), "it is over when its turn comes");
+    assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
+    assert!(g.is_over() && !g.sched.lock().has_ready());
+    assert_eq!(ended(), ["a", "b"]);
 }
 
 #[test]

@@ -154,6 +154,7 @@ impl RunArgs {
         let files = self.files.iter().map(|path| VmFile::read(path)).collect::<Result<_, _>>()?;
         let options = VmFile {
             name: self.name,
+            after: None,
             memory: self.memory,
             vcpus: self.vcpus,
             kernel: self.kernel.map(Kernel::from),

@@ -1,7 +1,8 @@
 //! `gnomon test`.
 
-use crate::testing::Suite;
+use crate::testing::{Extent, Suite};
 use clap::Args;
+use std::time::Instant;
 
 /// Run the tests: those on the host, and boot tests in QEMU.
 ///
@@ -14,7 +15,10 @@ pub struct TestArgs {
     /// Only show the tests' names
     #[arg(long)]
     list: bool,
-    /// How many boot tests run at a time
+    /// Run every combination of seats, harts and variants; without it, so many that each two of those meet
+    #[arg(long)]
+    full: bool,
+    /// How many processors to keep busy
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
 }
@@ -25,12 +29,15 @@ impl TestArgs {
     /// # Errors
     /// If there is nothing to run.
     pub fn run(self) -> miette::Result<u8> {
-        let suite = Suite::select(&self.filters)?;
+        let extent = if self.full { Extent::Full } else { Extent::Default };
+        let suite = Suite::select(&self.filters, extent)?;
         if self.list {
             suite.names().for_each(|name| println!("{name}"));
             return Ok(0);
         }
+        let started = Instant::now();
         let tally = suite.run(self.jobs.into());
+        tally.times(started.elapsed()).iter().for_each(|line| println!("{line}"));
         tally.failures().for_each(|line| println!("{line}"));
         println!("{}", tally.summary());
         Ok(u8::from(!tally.is_good()))

@@ -9,7 +9,6 @@ use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, cache, prune};
 use crate::qemu::{self, Boot, Clock, MachineSpec};
-use crate::size::Size;
 use crate::spec::{self, SpecError, VmSpec};
 use crate::vmfile::{Console, Initrd, Kernel};
 use crate::{build, run::Seat};
@@ -95,9 +94,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     if let Some(meter) = &spec.meter {
         meter.check(spec.harts_for(most_vcpus), spec.clock)?;
     }
-    let total =
-        vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.memory.0).saturating_add(vm.shadow_need(spec.h).0));
-    qemu::check_memory(qemu::memory_for(Size(total), 0))?;
+    let total = spec::most_memory(&vms, spec.h);
+    qemu::check_memory(qemu::memory_for(total, 0))?;
     let mut versions =
         Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };
     let mut pack = Pack::default();
@@ -114,7 +112,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         tempfile::Builder::new().prefix("bundle-").tempfile_in(&dir).map_err(IoError::at("create", &dir))?;
     let bundle_bytes =
         pack.write(configs, spec.console, bundle.as_file_mut()).map_err(IoError::at("write", bundle.path()))?;
-    let memory = qemu::memory_for(Size(total), bundle_bytes);
+    let memory = qemu::memory_for(total, bundle_bytes);
     qemu::check_memory(memory)?;
     let hypervisor = match hypervisor {
         Some(built) => built.to_owned(),
@@ -199,6 +197,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
     }
     let config = VmConfig {
         name: vm.name.clone(),
+        after: vm.after,
         memory_bytes: vm.memory.0,
         vcpus: vm.vcpus,
         mmu: vm.mmu,

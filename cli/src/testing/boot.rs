@@ -1,9 +1,11 @@
 //! Runs a boot test.
 
+use super::cases::{Case, Site};
 use super::dialog::Dialog;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
-use super::plan::{BootTest, Case, End, Site};
+use super::plan::{BootTest, End};
+use super::tally::Spent;
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::bench::workload::{HugePages, Scale};
@@ -30,18 +32,18 @@ use tempfile::NamedTempFile;
 /// How long a panicked kernel may go on talking.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Runs a case and judges it: one verdict, or one for each check of a test guest.
-pub fn run(case: &Case, programs: &Programs) -> Vec<Verdict> {
+/// Runs a case and judges it: one verdict, or one for each check of a test guest; and what it took.
+pub fn run(case: &Case, programs: &Programs) -> (Vec<Verdict>, Spent) {
     let result = match case.site {
         Site::Gnomon(seat) => over_baseline(case, seat, programs),
         Site::Bare => on_bare(case, programs),
         Site::Kvm(thp) => on_kvm(case, thp, programs),
     };
     match result {
-        Ok(transcript) => judge::judge(case, &transcript),
+        Ok(transcript) => (judge::judge(case, &transcript), transcript.spent),
         Err(report) => {
             let help = report.help().map_or_else(String::new, |help| format!(" ({help})"));
-            vec![Verdict::failed(case.name(), format!("{report}{help}"))]
+            (vec![Verdict::failed(case.name(), format!("{report}{help}"))], Spent::default())
         }
     }
 }
@@ -58,18 +60,17 @@ fn guest(name: &str, programs: &Programs) -> miette::Result<PathBuf> {
 
 /// The case, after its baseline if it has one.
 fn over_baseline(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
-    let baseline = match case.baseline() {
-        Some(before) => {
-            let transcript = on_gnomon(&before, seat, programs)?;
-            let verdicts = judge::judge(&before, &transcript);
-            if let Some(why) = verdicts.into_iter().find_map(|verdict| verdict.result.err()) {
-                return Err(miette!("in the baseline's run: {why}"));
-            }
-            Some(transcript.outcome.stats.ok_or_else(|| miette!("the baseline's run ended without counters"))?)
-        }
-        None => None,
-    };
-    Ok(Transcript { baseline, ..on_gnomon(case, seat, programs)? })
+    let Some(before) = case.baseline() else { return on_gnomon(case, seat, programs) };
+    let baseline = on_gnomon(&before, seat, programs)?;
+    let verdicts = judge::judge(&before, &baseline);
+    if let Some(why) = verdicts.into_iter().find_map(|verdict| verdict.result.err()) {
+        return Err(miette!("in the baseline's run: {why}"));
+    }
+    let stats = baseline.outcome.stats.ok_or_else(|| miette!("the baseline's run ended without counters"))?;
+    let mut transcript = on_gnomon(case, seat, programs)?;
+    transcript.baseline = Some(stats);
+    transcript.spent += baseline.spent;
+    Ok(transcript)
 }
 
 /// An initramfs that Gnomon would not make by itself.
@@ -145,13 +146,18 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let modes = (0..test.vms).map(|number| test.vm_mmu.get(number).copied().or(case.variant.mmu));
     let own = |mmu| vm(kernel.clone(), &test.append, Variant { mmu, ..case.variant });
     let mut files: Vec<_> = modes.map(own).collect();
-    for beside in &test.beside {
-        let kernel = Kernel::File(guest(&beside.guest, programs)?);
-        let variant = Variant { mmu: beside.mmu.or(case.variant.mmu), ..case.variant };
-        files.push(vm(Some(kernel), &beside.append, variant));
+    for companion in test.beside.iter().chain(&test.then) {
+        let kernel = Kernel::File(guest(&companion.guest, programs)?);
+        let variant = Variant { mmu: companion.mmu.or(case.variant.mmu), ..case.variant };
+        files.push(vm(Some(kernel), &companion.append, variant));
     }
     for (file, name) in files.iter_mut().zip(case.vms()) {
         file.name = Some(name);
+    }
+    // Each after the one before; the first of them after the VM that the test is about.
+    let at_once = test.vms + test.beside.len();
+    for place in at_once..files.len() {
+        files[place].after = files[if place == at_once { 0 } else { place - 1 }].name.clone();
     }
     let metering = Metering::of(test)?;
     let spec = RunSpec {
@@ -274,7 +280,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
     })?;
     transcript.statuses = demux.iter().flat_map(ExecDemux::statuses).map(|(vm, status)| (vm.into(), status)).collect();
     transcript.unanswered = dialog.waits_for().map(str::to_owned);
-    transcript.took = started.elapsed();
+    transcript.spent = Spent { wall: started.elapsed(), cpu: outcome.cpu, machines: 1 };
     transcript.outcome = outcome;
     Ok(transcript)
 }

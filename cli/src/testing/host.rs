@@ -1,9 +1,11 @@
 //! Tests that run on the host: cargo's.
 
-use super::tally::{Tally, Verdict};
+use super::tally::{Spent, Tally, Verdict};
 use crate::build::{self, TARGET};
+use crate::processors;
 use std::io::{BufRead, BufReader};
 use std::process::ExitStatus;
+use std::time::Duration;
 
 /// Lines of output shown for a failure.
 const SHOWN_LINES: usize = 80;
@@ -54,44 +56,56 @@ pub const GROUPS: &[Group] = &[
     Group { name: "host/tests", args: &["test", "--no-fail-fast"], kind: Kind::EachTest },
 ];
 
+/// What a command has come to.
+pub struct Ran {
+    /// Both outputs in the order in which they came.
+    lines: Vec<String>,
+    status: ExitStatus,
+    cpu: Duration,
+}
+
 impl Group {
-    /// Runs it and counts.
-    pub fn run(&self, tally: &mut Tally) {
-        let (lines, status) = match self.output() {
-            Ok(output) => output,
+    /// Runs it, on so many processors.
+    pub fn run(&self, processors: usize) -> std::io::Result<Ran> {
+        let (reader, writer) = std::io::pipe()?;
+        let mut command = build::cargo();
+        command.args(self.args).env("CARGO_TERM_COLOR", "never").stdout(writer.try_clone()?).stderr(writer);
+        let processors = processors.to_string();
+        command.env("CARGO_BUILD_JOBS", &processors).env("RUST_TEST_THREADS", &processors);
+        let mut child = command.spawn()?;
+        // The command holds the writing ends; while it lives, the pipe does not end.
+        drop(command);
+        let lines = BufReader::new(reader).lines().map_while(Result::ok).collect();
+        let cpu = processors::wait(&child)?;
+        Ok(Ran { lines, status: child.wait()?, cpu })
+    }
+
+    /// Counts what has come of it in `wall` time.
+    pub fn count(&self, ran: std::io::Result<Ran>, wall: Duration, tally: &mut Tally) {
+        let (lines, status, cpu) = match ran {
+            Ok(Ran { lines, status, cpu }) => (lines, status, cpu),
             Err(why) => {
                 tally.add(Verdict::failed(self.name, format!("cannot run cargo: {why}")));
                 return;
             }
         };
+        let mut verdicts = Vec::new();
         if self.kind == Kind::EachTest {
             count_tests(&lines, tally);
+        } else if status.success() {
+            verdicts.push(Verdict::passed(self.name));
         }
-        let is_told = self.kind == Kind::EachTest && has_test_failures(&lines);
-        if self.kind == Kind::Whole && status.success() {
-            tally.add(Verdict::passed(self.name));
-        } else if !status.success() {
+        if !status.success() {
             let output = lines[lines.len().saturating_sub(SHOWN_LINES)..].to_vec();
-            if is_told {
+            if self.kind == Kind::EachTest && has_test_failures(&lines) {
                 // The failures are counted; what they printed is still to be shown.
                 output.iter().for_each(|line| println!("     | {line}"));
             } else {
                 let why = format!("cargo {} failed ({status})", self.args.join(" "));
-                tally.add(Verdict { output, ..Verdict::failed(self.name, why) });
+                verdicts.push(Verdict { output, ..Verdict::failed(self.name, why) });
             }
         }
-    }
-
-    /// Both outputs in the order in which they came.
-    fn output(&self) -> std::io::Result<(Vec<String>, ExitStatus)> {
-        let (reader, writer) = std::io::pipe()?;
-        let mut command = build::cargo();
-        command.args(self.args).env("CARGO_TERM_COLOR", "never").stdout(writer.try_clone()?).stderr(writer);
-        let mut child = command.spawn()?;
-        // The command holds the writing ends; while it lives, the pipe does not end.
-        drop(command);
-        let lines = BufReader::new(reader).lines().map_while(Result::ok).collect();
-        Ok((lines, child.wait()?))
+        tally.add_run(self.name.to_owned(), verdicts, Spent { wall, cpu, machines: 0 });
     }
 }
 

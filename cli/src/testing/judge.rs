@@ -1,13 +1,14 @@
 //! Judges what a boot test's run has come to.
 
-use super::plan::{Case, End, Site};
+use super::cases::{Case, Site};
+use super::plan::End;
+use super::tally::Spent;
 use super::{Verdict, metered};
 use crate::machine::{Outcome, Stopped};
 use crate::meter::Report;
 use crate::stream::Lines;
 use abi::record::{EndReason, Stats, VmEnd};
 use abi::report::Line;
-use std::time::Duration;
 
 /// Lines of the console shown for a failure.
 const SHOWN_LINES: usize = 30;
@@ -27,8 +28,8 @@ pub struct Transcript {
     pub unanswered: Option<String>,
     /// Whether the machine was stopped because everything had happened that the test waits for.
     pub has_seen_enough: bool,
-    /// How long it took.
-    pub took: Duration,
+    /// What it took, with the runs that belong to it.
+    pub spent: Spent,
     /// How it ended.
     pub outcome: Outcome,
     /// The meter's report, if there is one.
@@ -51,12 +52,12 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
         .map(|line| String::from_utf8_lossy(&line).into_owned())
         .collect();
     let vms = case.vms();
-    let (own, beside) = vms.split_at(case.test.vms);
+    let (own, others) = vms.split_at(case.test.vms);
     let mut verdicts = Vec::new();
     let mut reports = Ok(());
     let reporting = own.iter().filter(|_| case.has_report()).map(|vm| (vm, name.clone(), case.test.expect.boots));
-    let beside = beside.iter().map(|vm| (vm, format!("{name}/{vm}"), 1));
-    for (vm, name, boots) in reporting.chain(beside) {
+    let others = others.iter().map(|vm| (vm, format!("{name}/{vm}"), 1));
+    for (vm, name, boots) in reporting.chain(others) {
         let (checks, complete) = read_report(&name, said_by(vm, vms.len(), &console), boots);
         verdicts.extend(checks);
         reports = reports.and(complete.map_err(|why| format!("{vm}: {why}")));
@@ -76,9 +77,6 @@ pub fn judge(case: &Case, transcript: &Transcript) -> Vec<Verdict> {
     if let Some(last) = verdicts.iter_mut().rfind(|verdict| verdict.result.is_err()) {
         last.output = tail.to_vec();
         last.output.extend(transcript.outcome.stderr.lines().map(|line| format!("QEMU: {line}")));
-    }
-    if let Some(last) = verdicts.last_mut() {
-        last.took = Some(transcript.took);
     }
     verdicts
 }
@@ -219,7 +217,14 @@ mod tests {
 
     fn case(text: &str) -> Case {
         let test: BootTest = toml::from_str(text).expect("a test");
-        Case { test_name: "t".into(), test, site: Site::Gnomon(Seat::Firmware), harts: 1, variant: Variant::DEFAULT }
+        Case {
+            test_name: "t".into(),
+            test,
+            site: Site::Gnomon(Seat::Firmware),
+            harts: 1,
+            variant: Variant::DEFAULT,
+            by_default: true,
+        }
     }
 
     fn ended(console: &str, reason: EndReason) -> Transcript {
@@ -296,6 +301,23 @@ mod tests {
         run.console = said("PASS").into();
         run.outcome.ends[0].vm = "vm".into();
         assert_eq!(failures(&case, &run).len(), 1);
+    }
+
+    #[test]
+    fn those_that_follow_have_to_pass() {
+        let case = case("about = ''\nguest = 'g'\nthen = [{ guest = 'x' }, { guest = 'y' }]\n");
+        let said = |last: &str| {
+            let one = |vm: &str| format!("{vm}| gnomon-test: PASS a\n{vm}| gnomon-test: DONE 1\n");
+            [one("vm"), one("then1"), last.to_owned()].concat()
+        };
+        let mut run = ended(&said("then2| gnomon-test: PASS b\nthen2| gnomon-test: DONE 1\n"), EndReason::Poweroff);
+        assert!(failures(&case, &run)[0].1.contains("1 VMs, not 3"));
+        run.outcome.ends.extend(["then1", "then2"].map(|vm| VmEnd { vm: vm.into(), reason: EndReason::Poweroff }));
+        assert_eq!(failures(&case, &run), []);
+        run.console = said("then2| gnomon-test: FAIL b: x\nthen2| gnomon-test: DONE 1\n").into();
+        assert_eq!(failures(&case, &run)[0].0, "t/firmware/1/then2/b");
+        run.console = said("").into();
+        assert!(failures(&case, &run)[0].1.contains("then2"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Boot tests under the meter: what it has to be told, and what must come of it.
 
+use super::cases::Case;
 use super::judge::Transcript;
-use super::plan::{BootTest, Case};
+use super::plan::BootTest;
 use crate::meter::{MeterSpec, Report};
 use crate::qemu::MachineSpec;
 use abi::report;
@@ -60,7 +61,7 @@ pub fn follow(
     }
     if let Some(report) = transcript.meter.as_ref().filter(|_| test.expect.repeats) {
         let first = std::fs::read(&spec.out).into_diagnostic()?;
-        follow(&machine)?;
+        transcript.spent += follow(&machine)?.spent;
         if std::fs::read(&spec.out).into_diagnostic()? != first {
             transcript.meter_complaint = Some(other_counts(report, &Report::read(&spec.out)?));
         }

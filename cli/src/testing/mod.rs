@@ -1,29 +1,33 @@
 //! `gnomon test`: everything there is, in one run.
 //!
-//! Host tests are cargo's ([`host`]). Boot tests are data ([`plan`]): each is run ([`boot`]) in the
+//! Host tests are cargo's ([`host`]). Boot tests are data ([`plan`], [`cases`]): each is run ([`boot`]) in the
 //! way that `gnomon run` runs VMs, and judged ([`judge`]) by what it printed and how it ended.
 
 mod boot;
+mod cases;
 mod counters;
 mod dialog;
 mod host;
 mod judge;
 mod metered;
+mod pairs;
 mod plan;
+mod pool;
 mod tally;
 
 use crate::build::{self, BuildError};
 use crate::place;
 use crate::progress::Step;
-pub use plan::{Case, PlanError};
+pub use cases::Case;
+pub use plan::PlanError;
+use pool::Job;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 pub use tally::{Tally, Verdict};
 
-/// What boot tests run: built once, before the first.
+/// What boot tests run: built once, for the first.
 #[derive(Debug)]
 pub struct Programs {
     /// The hypervisor.
@@ -34,9 +38,25 @@ pub struct Programs {
 
 /// No test has such a name.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
-#[error("no test matches {0}")]
-#[diagnostic(help("gnomon test --list shows all names; a filter is a part of one"))]
-pub struct NoMatch(String);
+pub enum NoMatch {
+    /// At all.
+    #[error("no test matches {0}")]
+    #[diagnostic(help("gnomon test --list shows the names, with --full all of them; a filter is a part of one"))]
+    Nowhere(String),
+    /// But some that are not run by default.
+    #[error("no test that is run by default matches {0}")]
+    #[diagnostic(help("add --full, or give a whole name: gnomon test --full --list shows them"))]
+    InFull(String),
+}
+
+/// How much of all there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// Of each test the runs that are its default.
+    Default,
+    /// Everything.
+    Full,
+}
 
 /// Everything that a run of the tests comprises.
 #[derive(Debug)]
@@ -45,62 +65,113 @@ pub struct Suite {
     boot: Vec<Case>,
 }
 
+/// Something that is run by itself.
+enum Work<'a> {
+    /// Cargo's: one at a time, since they would wait for each other anyway.
+    Host(&'a [host::Group]),
+    Boot(&'a Case),
+}
+
 impl Suite {
-    /// All tests whose name contains one of the filters; all without a filter.
+    /// All tests whose name contains one of the filters; all without a filter. A whole name selects its test in any
+    /// extent.
     ///
     /// # Errors
     /// If the plan is broken, or nothing matches.
-    pub fn select(filters: &[String]) -> miette::Result<Self> {
-        let matches = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
-        let host = host::GROUPS.iter().filter(|group| matches(group.name)).cloned().collect();
-        let mut boot = plan::read(&place::root().join("tests.toml"))?;
-        boot.retain(|case| matches(&case.name()));
-        let suite = Self { host, boot };
-        if suite.names().next().is_none() {
-            Err(NoMatch(filters.join(", ")))?;
-        }
-        Ok(suite)
+    pub fn select(filters: &[String], extent: Extent) -> miette::Result<Self> {
+        let cases = plan::read(&place::root().join("tests.toml"))?;
+        Ok(Self::of(cases, filters, extent)?)
     }
 
-    /// The names of all tests, in the order in which they start.
+    fn of(cases: Vec<Case>, filters: &[String], extent: Extent) -> Result<Self, NoMatch> {
+        let matches = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
+        let is_named = |name: &str| filters.iter().any(|filter| filter == name);
+        let host: Vec<_> = host::GROUPS.iter().filter(|group| matches(group.name)).cloned().collect();
+        let (matching, all) =
+            (cases.into_iter().filter(|case| matches(&case.name())).collect::<Vec<_>>(), filters.join(", "));
+        let has_matches = !matching.is_empty();
+        let is_in = |case: &Case| extent == Extent::Full || case.by_default || is_named(&case.name());
+        let boot: Vec<_> = matching.into_iter().filter(is_in).collect();
+        match host.len() + boot.len() {
+            0 if has_matches => Err(NoMatch::InFull(all)),
+            0 => Err(NoMatch::Nowhere(all)),
+            _ => Ok(Self { host, boot }),
+        }
+    }
+
+    /// The names of all tests.
     pub fn names(&self) -> impl Iterator<Item = String> {
         self.host.iter().map(|group| group.name.to_owned()).chain(self.boot.iter().map(Case::name))
     }
 
-    /// Runs it, with so many boot tests at a time.
+    /// Runs it, on so many processors.
     #[must_use]
-    pub fn run(self, jobs: usize) -> Tally {
-        let mut tally = Tally::default();
-        for group in &self.host {
-            let _step = Step::spinner(&format!("running {}", group.name));
-            group.run(&mut tally);
+    pub fn run(&self, processors: usize) -> Tally {
+        let has_boot = !self.boot.is_empty();
+        let programs = LazyLock::new(|| Programs { hypervisor: build::hypervisor(), guests: build::guests() });
+        let mut jobs: Vec<_> = self.boot.iter().map(job).collect();
+        let for_host = if has_boot { 1 } else { processors };
+        if !self.host.is_empty() {
+            jobs.push(Job { slots: for_host, estimate: Duration::MAX, work: Work::Host(&self.host) });
         }
-        if self.boot.is_empty() {
-            return tally;
-        }
-        let programs = Programs { hypervisor: build::hypervisor(), guests: build::guests() };
-        let tally = Mutex::new(tally);
-        let next = AtomicUsize::new(0);
-        let step = Step::spinner("running boot tests");
+        let tally = Mutex::new(Tally::default());
+        let step = Step::spinner("running tests");
         // QEMU ends with the thread that started it (see `machine`), so each thread runs its own.
-        std::thread::scope(|scope| {
-            for _ in 0..jobs.max(1) {
-                scope.spawn(|| {
-                    while let Some(case) = self.boot.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        step.note(case.name());
-                        let verdicts = boot::run(case, &programs);
-                        let mut tally = tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                        step.suspend(|| verdicts.into_iter().for_each(|verdict| tally.add(verdict)));
-                    }
-                });
+        pool::run(jobs, processors, |work| match work {
+            Work::Host(groups) => {
+                for group in groups {
+                    step.note(group.name.to_owned());
+                    let started = Instant::now();
+                    let ran = group.run(for_host);
+                    step.suspend(|| group.count(ran, started.elapsed(), &mut lock(&tally)));
+                }
+            }
+            Work::Boot(case) => {
+                step.note(case.name());
+                let (verdicts, spent) = boot::run(case, &programs);
+                step.suspend(|| lock(&tally).add_run(case.name(), verdicts, spent));
             }
         });
         drop(step);
-        tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+        tally.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Seconds with one decimal, for people.
-fn seconds(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
+fn job(case: &Case) -> Job<Work<'_>> {
+    // QEMU has a thread for each hart, but with `icount`. Two harts seldom have work at the same time all along: they
+    // keep one processor busy and a half.
+    let threads = if case.test.icount { 1 } else { case.harts };
+    Job { slots: threads.div_ceil(2) as usize, estimate: case.timeout(), work: Work::Boot(case) }
+}
+
+fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_select() {
+        let text = "[a]\nabout = ''\nguest = 'x'\nmmu = ['nested', 'shadow', 'lazy']\nharts = [1, 2, 4]\n\
+                    [b]\nabout = ''\nguest = 'x'\nmmu = ['nested', 'lazy']\nvariants = 'full'\n";
+        let select = |filters: &[&str], extent| {
+            let filters: Vec<String> = filters.iter().map(ToString::to_string).collect();
+            let suite = Suite::of(plan::tests::plan(text).expect("a plan"), &filters, extent);
+            suite.map(|suite| suite.names().collect::<Vec<_>>())
+        };
+        let some = |filters: &[&str], extent| select(filters, extent).expect("some match");
+        let all = some(&[], Extent::Full);
+        let by_default = some(&[], Extent::Default);
+        assert_eq!(all.len(), host::GROUPS.len() + 18 + 4);
+        assert!(by_default.len() < all.len() && by_default.iter().all(|name| all.contains(name)));
+        assert_eq!(some(&["b/"], Extent::Default), some(&["b/"], Extent::Full));
+        let hidden = all.iter().find(|name| !by_default.contains(name)).expect("one that only the full run has");
+        assert_eq!(some(&[hidden], Extent::Default), std::slice::from_ref(hidden));
+        let part = &hidden[..hidden.len() - 1];
+        assert!(matches!(select(&[part], Extent::Default), Err(NoMatch::InFull(_))), "{part}");
+        assert!(matches!(select(&["nothing"], Extent::Full), Err(NoMatch::Nowhere(_))));
+        assert_eq!(some(&["host/"], Extent::Default).len(), host::GROUPS.len());
+    }
 }

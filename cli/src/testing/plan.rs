@@ -1,12 +1,12 @@
-//! The plan of boot tests: `tests.toml`, and what it expands to.
+//! The plan of boot tests: `tests.toml`. What it expands to is in [`super::cases`].
 
+use super::cases::{self, Case};
 use super::counters::Assertion;
 use super::dialog::Exchange;
 use crate::bench::workload::Kind;
-use crate::kvm::Thp;
-use crate::qemu::{HExtension, Seat};
+use crate::qemu::Seat;
 use crate::size::Size;
-use crate::variant::{Selector, Variant};
+use crate::variant::Selector;
 use crate::vmfile::{Console, Kernel};
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
@@ -15,7 +15,6 @@ use regex::Regex;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// A boot test, as it stands in the file. Its name is the key.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -48,6 +47,9 @@ pub struct BootTest {
     /// Whether the host of a guest under KVM uses transparent huge pages: either, or both in turn.
     #[serde(default = "only_yes")]
     pub thp: Vec<bool>,
+    /// Which of all these combinations are run without `--full`.
+    #[serde(default)]
+    pub variants: Choice,
     /// Whether Svvptc is advertised in the modes that shadow.
     pub svvptc: Option<bool>,
     /// Whether hardware updates of A and D bits are promised.
@@ -64,7 +66,10 @@ pub struct BootTest {
     pub vm_mmu: Vec<MmuMode>,
     /// Test guests that run beside it, each in a VM of its own, and have to pass.
     #[serde(default)]
-    pub beside: Vec<Beside>,
+    pub beside: Vec<Companion>,
+    /// Test guests that run after it, each in a VM of its own that starts when the one before has ended, and have to pass.
+    #[serde(default)]
+    pub then: Vec<Companion>,
     /// RAM of each VM.
     #[serde(default = "memory")]
     pub memory: Size,
@@ -162,10 +167,10 @@ impl Default for Expect {
     }
 }
 
-/// A test guest that runs beside the VM that the test is about.
+/// A test guest that runs beside the VM that the test is about, or after it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Beside {
+pub struct Companion {
     /// The test guest.
     pub guest: String,
     /// Its command line.
@@ -212,27 +217,15 @@ pub enum Platform {
     Kvm,
 }
 
-/// What a run is on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Site {
-    /// Gnomon, in a seat.
-    Gnomon(Seat),
-    /// OpenSBI and nothing else.
-    Bare,
-    /// Linux and its KVM, with huge pages or without.
-    Kvm(Thp),
-}
-
-impl Site {
-    /// The name, as part of a run's.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Gnomon(seat) => seat.name(),
-            Self::Bare => "bare",
-            Self::Kvm(_) => "kvm",
-        }
-    }
+/// Which combinations of seats, harts and variants are run by default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// So many that each two values come together: [`super::pairs`].
+    #[default]
+    Pairs,
+    /// All.
+    Full,
 }
 
 /// A regular expression; `^` and `$` match at line ends.
@@ -254,94 +247,6 @@ impl TryFrom<String> for Pattern {
     }
 }
 
-/// One run of a boot test.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Case {
-    /// The test's name.
-    pub test_name: String,
-    /// The test.
-    pub test: BootTest,
-    /// What it runs on.
-    pub site: Site,
-    /// Number of harts.
-    pub harts: u32,
-    /// How Gnomon virtualizes memory; of no meaning elsewhere.
-    pub variant: Variant,
-}
-
-impl Seat {
-    const BOTH: [Self; 2] = [Self::Firmware, Self::Payload];
-}
-
-impl Case {
-    /// Its name: test, seat, harts, and the variant if there is more than the default.
-    #[must_use]
-    pub fn name(&self) -> String {
-        let name = format!("{}/{}/{}", self.test_name, self.site.name(), self.harts);
-        match self.variant.label() {
-            _ if self.site == Site::Kvm(Thp::Never) => format!("{name}/nothp"),
-            label if label.is_empty() => name,
-            label => format!("{name}/{label}"),
-        }
-    }
-
-    /// What the counters must be.
-    pub fn counters(&self) -> impl Iterator<Item = &Assertion> {
-        let expect = &self.test.expect;
-        let some = expect.counters_for.iter().filter(|(selector, _)| selector.selects(self.variant));
-        expect.counters.iter().chain(some.flat_map(|(_, counters)| counters))
-    }
-
-    /// The run whose counters are subtracted, if there is one.
-    #[must_use]
-    pub fn baseline(&self) -> Option<Self> {
-        let other = self.test.expect.baseline.clone()?;
-        let mut test = self.test.clone();
-        if test.exec.is_some() {
-            test.exec = Some(other);
-        } else {
-            test.append = other;
-        }
-        // It has to end as the test does; all else is for the test itself.
-        let Expect { end, status, boots, .. } = test.expect;
-        test.expect = Expect { end, status, boots, ..Expect::default() };
-        Some(Self { test, ..self.clone() })
-    }
-
-    /// vCPUs of each VM.
-    #[must_use]
-    pub fn vcpus(&self) -> u32 {
-        self.test.vcpus.unwrap_or(self.harts)
-    }
-
-    /// Whether commands run in the guest's shell.
-    #[must_use]
-    pub fn has_commands(&self) -> bool {
-        self.test.exec.is_some() || self.test.workload.is_some()
-    }
-
-    /// The names of its VMs: those it is about, then those beside.
-    #[must_use]
-    pub fn vms(&self) -> Vec<String> {
-        let own = |number: usize| if self.test.vms == 1 { "vm".to_owned() } else { format!("vm{number}") };
-        let beside = (1..=self.test.beside.len()).map(|number| format!("beside{number}"));
-        (1..=self.test.vms).map(own).chain(beside).collect()
-    }
-
-    /// Whether the test guest has to report.
-    #[must_use]
-    pub fn has_report(&self) -> bool {
-        let expect = &self.test.expect;
-        self.test.guest.is_some() && expect.end == End::Poweroff && expect.until.is_none()
-    }
-
-    /// When it has failed.
-    #[must_use]
-    pub const fn timeout(&self) -> Duration {
-        Duration::from_secs(self.test.timeout)
-    }
-}
-
 /// A plan that cannot be followed.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{path}: {message}")]
@@ -360,51 +265,12 @@ pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
     let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
     let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
     let mut cases = Vec::new();
-    for (test_name, test) in tests {
-        check(&test).map_err(|why| error(format!("{test_name}: {why}")))?;
-        let case =
-            |site, harts, variant| Case { test_name: test_name.clone(), test: test.clone(), site, harts, variant };
-        let before = cases.len();
-        for seat in test.seats.iter().copied().filter(|_| test.on.contains(&Platform::Gnomon)) {
-            for harts in test.harts.iter().copied() {
-                cases.extend(variants(&test, seat).into_iter().map(|variant| case(Site::Gnomon(seat), harts, variant)));
-            }
-        }
-        if test.on.contains(&Platform::Bare) {
-            cases.extend(test.harts.iter().map(|harts| case(Site::Bare, *harts, Variant::DEFAULT)));
-        }
-        if test.on.contains(&Platform::Kvm) {
-            let thp = test.thp.iter().map(|thp| if *thp { Thp::Always } else { Thp::Never });
-            cases.extend(thp.map(|thp| case(Site::Kvm(thp), 1, Variant::DEFAULT)));
-        }
-        check_bounds(&test, &cases[before..]).map_err(|why| error(format!("{test_name}: {why}")))?;
+    for (name, test) in tests {
+        let error = |message: &str| error(format!("{name}: {message}"));
+        check(&test).map_err(error)?;
+        cases.extend(cases::expand(&name, &test).map_err(|why| error(&why))?);
     }
     Ok(cases)
-}
-
-/// The variants of a test in a seat. Those that cannot be are left out, so that one table serves for all.
-fn variants(test: &BootTest, seat: Seat) -> Vec<Variant> {
-    let modes = match test.mmu.as_slice() {
-        [] => vec![None],
-        modes => modes.iter().copied().map(Some).collect(),
-    };
-    let h = |has_h: &bool| if *has_h { HExtension::Present } else { HExtension::Absent };
-    let h: Vec<_> = test.h.iter().map(h).collect();
-    Variant::combine(seat, &modes, &h, &test.lane)
-}
-
-/// Looks for what would never be run or checked.
-fn check_bounds(test: &BootTest, cases: &[Case]) -> Result<(), String> {
-    if cases.is_empty() {
-        return Err("it would never run".into());
-    }
-    let chosen = |selector: &Selector| {
-        cases.iter().any(|case| matches!(case.site, Site::Gnomon(_)) && selector.selects(case.variant))
-    };
-    match test.expect.counters_for.keys().find(|selector| !chosen(selector)) {
-        Some(selector) => Err(format!("`counters_for` has bounds for {selector}, and no run is of that kind")),
-        None => Ok(()),
-    }
 }
 
 fn check(test: &BootTest) -> Result<(), &'static str> {
@@ -425,8 +291,11 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if (test.exec.is_some() || test.workload.is_some()) && !test.beside.is_empty() => {
             Err("`exec` runs in every VM: nothing can be beside")
         }
+        () if !test.then.is_empty() && (test.vms > 1 || test.guest.is_none() || test.expect.end == End::Never) => {
+            Err("`then` is for one test guest that ends")
+        }
         () if test.expect.end == End::Never && test.beside.is_empty() => Err("it would never end"),
-        () if is_elsewhere && (!test.beside.is_empty() || test.vms > 1) => {
+        () if is_elsewhere && (!test.beside.is_empty() || !test.then.is_empty() || test.vms > 1) => {
             Err("the bare machine has no VMs, and KVM one only")
         }
         () if is_elsewhere && has_counters => Err("counters are Gnomon's alone"),
@@ -467,7 +336,7 @@ fn on_gnomon() -> Vec<Platform> {
 }
 
 fn both_seats() -> Vec<Seat> {
-    Seat::BOTH.to_vec()
+    vec![Seat::Firmware, Seat::Payload]
 }
 
 fn only_yes() -> Vec<bool> {
@@ -495,72 +364,14 @@ const fn timeout() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    fn plan(text: &str) -> Result<Vec<Case>, PlanError> {
+    pub fn plan(text: &str) -> Result<Vec<Case>, PlanError> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("tests.toml");
         std::fs::write(&path, text).expect("a file");
         read(&path)
-    }
-
-    #[test]
-    fn tests_are_expanded() {
-        let cases = plan("[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nharts = [1, 4]\n").expect("a plan");
-        let names: Vec<_> = cases.iter().map(Case::name).collect();
-        assert_eq!(names, ["a/firmware/1", "a/firmware/4", "a/payload/1", "a/payload/4", "a/bare/1", "a/bare/4"]);
-        assert_eq!((cases[1].vcpus(), cases[0].timeout()), (4, Duration::from_secs(60)));
-    }
-
-    #[test]
-    fn tests_are_expanded_over_variants() {
-        let text = "[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nmmu = ['nested', 'lazy']\n\
-                    h = [true, false]\nlane = [true, false]\n";
-        let cases = plan(text).expect("a plan");
-        let names: Vec<_> = cases.iter().map(Case::name).collect();
-        let expected = [
-            "a/firmware/1/nested",
-            "a/firmware/1/lazy",
-            "a/firmware/1/lazy-nolane",
-            "a/firmware/1/lazy-noh",
-            "a/firmware/1/lazy-noh-nolane",
-            "a/payload/1/nested",
-            "a/payload/1/lazy",
-            "a/payload/1/lazy-nolane",
-            "a/bare/1",
-        ];
-        assert_eq!(names, expected);
-        let cases = plan("[a]\nabout = ''\nguest = 'x'\nh = [false]\n").expect("a plan");
-        assert_eq!(cases.iter().map(Case::name).collect::<Vec<_>>(), ["a/firmware/1/noh"]);
-    }
-
-    #[test]
-    fn tests_are_expanded_over_huge_pages() {
-        let cases = plan("[a]\nabout = ''\nkernel = 'debian'\non = ['bare', 'kvm']\nthp = [true, false]\n");
-        let names: Vec<_> = cases.expect("a plan").iter().map(Case::name).collect();
-        assert_eq!(names, ["a/bare/1", "a/kvm/1", "a/kvm/1/nothp"]);
-    }
-
-    #[test]
-    fn bounds_are_for_variants() {
-        let text = "[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nmmu = ['shadow', 'lazy']\nh = [true, false]\n\
-                    seats = ['firmware']\n[a.expect]\ncounters = ['a >= 1']\nbaseline = 'true'\n\
-                    counters_for = { lazy = ['b == 0'], lazy-noh = ['c == 1'], shadow = ['d <= 2'] }\n";
-        let cases = plan(text).expect("a plan");
-        let bounds = |case: &Case| case.counters().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let all: Vec<_> = cases.iter().map(|case| (case.variant.label(), bounds(case))).collect();
-        let all: Vec<_> = all.iter().map(|(label, bounds)| (label.as_str(), bounds.as_str())).collect();
-        let expected = [
-            ("shadow", "a >= 1, d <= 2"),
-            ("shadow-noh", "a >= 1, d <= 2"),
-            ("lazy", "a >= 1, b == 0"),
-            ("lazy-noh", "a >= 1, b == 0, c == 1"),
-        ];
-        assert_eq!(all, expected);
-        let baseline = cases[0].baseline().expect("a baseline");
-        assert_eq!((baseline.test.exec.as_deref(), baseline.counters().count()), (Some("true"), 0));
-        assert_eq!(baseline.baseline(), None);
     }
 
     #[test]
@@ -570,6 +381,8 @@ mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nkernel = 'debian'\n", "either"),
             ("[a]\nabout = ''\nguest = 'x'\nexec = 'x'\n", "shell"),
             ("[a]\nabout = ''\nguest = 'x'\nvms = 2\n", "exec"),
+            ("[a]\nabout = ''\nguest = 'x'\nthen = [{ guest = 'y' }]\nexpect.end = 'never'\n", "`then`"),
+            ("[a]\nabout = ''\nguest = 'x'\nthen = [{ guest = 'y' }]\non = ['bare']\n", "no VMs"),
             ("[a]\nabout = ''\nguest = 'x'\nworkload = 'gups'\n", "commands"),
             ("[a]\nabout = ''\nkernel = 'debian'\nworkload = 'gap'\n", "gap"),
             ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),

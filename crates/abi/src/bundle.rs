@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -41,7 +41,7 @@ pub const MAX_VMS: usize = 16;
 /// Everything that the hypervisor is told.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Config {
-    /// The VMs to start, in console order. At least one, at most [`MAX_VMS`].
+    /// The VMs, in console order. At least one, at most [`MAX_VMS`].
     pub vms: Vec<VmConfig>,
     /// How guests' consoles share the one UART.
     pub console: ConsoleMode,
@@ -52,6 +52,9 @@ pub struct Config {
 pub struct VmConfig {
     /// Its name in messages, unique, non-empty, of letters, digits, `-`, `_` and `.`.
     pub name: String,
+    /// The VM that has to end before this one starts: its place in [`Config::vms`], before this one's. `None`: it starts
+    /// at once. Only those that run at the same time need memory at the same time.
+    pub after: Option<u32>,
     /// RAM in bytes, from [`GUEST_RAM_BASE`]; a multiple of 4096.
     pub memory_bytes: u64,
     /// Number of vCPUs, 1..=[`MAX_VCPUS`].
@@ -275,6 +278,7 @@ mod tests {
             console: ConsoleMode::Lines,
             vms: vec![VmConfig {
                 name: "linux".into(),
+                after: Some(3),
                 memory_bytes: 1 << 28,
                 vcpus: 4,
                 mmu: Some(MmuMode::Lazy),

@@ -50,9 +50,14 @@ impl Watch {
 ///
 /// Returns what there is to say if it is proven that the guest will never again execute an instruction.
 pub fn look<E: Env>(run: &mut VcpuRun, (now, interval): (u64, u64), env: &mut E) -> Option<String> {
+    run.watch.due = now.saturating_add(interval);
     let found = stuck(run, env);
-    let last = core::mem::replace(&mut run.watch, Watch { due: now.saturating_add(interval), last: found }).last;
-    (found.is_some() && found == last).then(|| {
+    let is_proof = found.is_some() && found == run.watch.last;
+    // All but never is there anything to write down.
+    if found.is_some() || run.watch.last.is_some() {
+        run.watch.last = found;
+    }
+    is_proof.then(|| {
         format!(
             "vCPU {} cannot fetch its own trap handler at {:#x}, and faults for ever",
             run.shared.id, run.context.pc

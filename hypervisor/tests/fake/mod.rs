@@ -153,6 +153,7 @@ pub fn printed() -> String {
 pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
     VmConfig {
         name: name.into(),
+        after: None,
         memory_bytes: MEMORY,
         vcpus,
         mmu: None,

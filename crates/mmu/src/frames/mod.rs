@@ -256,7 +256,7 @@ impl Frames {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
         let pages = pages.ok_or(AllocError::OutOfMemory)?;
         ledger.charge(owner, for_, pages)?;
-        let first = if order == 0 { store.take_single(self.hand) } else { store.take_run(pages) };
+        let first = if order == 0 { store.take_single(self.hand) } else { self.take_run(pages) };
         let Some(first) = first else {
             ledger.discharge(owner, for_, pages);
             return Err(AllocError::OutOfMemory);
@@ -266,6 +266,12 @@ impl Frames {
         Ok(run)
     }
 
+    fn take_run(&self, pages: u64) -> Option<u64> {
+        let Shared { ledger, store } = &*self.shared;
+        let is_plenty = ledger.free_count() > ledger.total_count() / 4;
+        store.take_run(self.hand, pages, is_plenty)
+    }
+
     /// Takes frames that nobody is charged for yet, so that they can be made ready before it is known whether they are
     /// needed. They count as free.
     ///
@@ -273,7 +279,7 @@ impl Frames {
     #[must_use]
     pub fn take_ahead(&self, order: u8) -> Option<Ahead> {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS)?;
-        Some(Ahead { first: Pfn::new(self.shared.store.take_run(pages)?), order })
+        Some(Ahead { first: Pfn::new(self.take_run(pages)?), order })
     }
 
     /// Makes them `owner`'s.

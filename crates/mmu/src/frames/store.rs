@@ -1,8 +1,12 @@
-//! Where free frames are: in the buddy system, behind the one lock, and single ones at the hand of each hart.
+//! Where free frames are: in the buddy system, behind the one lock, and some at the hand of each hart.
 //!
-//! A hand has a lock, too, which its hart alone takes, until memory is out: then whoever needs frames collects what lies
-//! at all hands. A hand is filled when it runs low and nobody holds the buddy system; a hart waits for that only
-//! when its hand is empty.
+//! No hart waits while there is another way, because whoever holds a lock may be a hart that its host has suspended:
+//!
+//! 1. A hart takes from its own hand, and fills it when it runs low and nobody holds the buddy system.
+//! 2. If it is empty, or in somebody's hands, it takes from another's.
+//! 3. Only if there is nothing at any hand it waits for the buddy system, which then counts as one of [`Store::waits`].
+//!
+//! When memory is out, what lies at all hands is collected first.
 
 use alloc::vec::Vec;
 use buddy_system_allocator::FrameAllocator;
@@ -14,17 +18,34 @@ use spin::{Mutex, MutexGuard};
 /// Run orders are below this: the largest run is 2^23 frames, 32 GiB.
 pub(super) const ORDERS: usize = 24;
 /// Frames fetched for a hand at once.
-const FETCHED: usize = 16;
+const FETCHED: usize = 64;
 /// A hand with fewer frames is filled when that needs no waiting.
-const LOW: usize = 8;
+const LOW: usize = 32;
 /// Frames that lie at a hand at most.
-const MOST: usize = 64;
+const MOST: usize = 192;
+/// Frames that a full hand gives back at once. Each takes some hundred instructions with the lock held.
+const GIVEN: usize = 32;
+/// Frames of a run of 2 MiB.
+const MEGA: u64 = 512;
 
 type Buddy = FrameAllocator<ORDERS>;
 
+/// What lies at the hand of a hart: numbers of first frames.
+struct Hand {
+    singles: Vec<u64>,
+    /// A run of 2 MiB, if there is plenty.
+    mega: Option<u64>,
+}
+
+impl Hand {
+    fn new() -> Self {
+        Self { singles: Vec::with_capacity(MOST), mega: None }
+    }
+}
+
 pub(super) struct Store {
     buddy: Mutex<Buddy>,
-    hands: Vec<Mutex<Vec<u64>>>,
+    hands: Vec<Mutex<Hand>>,
     waits: AtomicU64,
 }
 
@@ -49,7 +70,7 @@ impl Store {
             self.collect();
         }
         self.hands.clear();
-        self.hands.resize_with(harts, || Mutex::new(Vec::with_capacity(MOST)));
+        self.hands.resize_with(harts, || Mutex::new(Hand::new()));
     }
 
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
@@ -67,37 +88,60 @@ impl Store {
         })
     }
 
+    /// All hands that nobody holds, from `hand` on.
+    fn free_hands(&self, hand: usize) -> impl Iterator<Item = MutexGuard<'_, Hand>> {
+        (hand..self.hands.len()).chain(0..hand).filter_map(|n| self.hands[n].try_lock())
+    }
+
     pub fn take_single(&self, hand: usize) -> Option<u64> {
-        let mut frames = self.hands[hand].lock();
-        if frames.is_empty() {
-            fetch(&mut frames, &mut self.buddy());
-        } else if frames.len() < LOW
-            && let Some(mut buddy) = self.buddy.try_lock()
-        {
-            fetch(&mut frames, &mut buddy);
+        if let Some(mut own) = self.hands[hand].try_lock() {
+            if own.singles.len() < LOW
+                && let Some(mut buddy) = self.buddy.try_lock()
+            {
+                fetch(&mut own.singles, &mut buddy);
+            }
+            if let Some(frame) = own.singles.pop() {
+                return Some(frame);
+            }
         }
-        let taken = frames.pop();
-        drop(frames);
-        taken.or_else(|| {
-            self.collect();
-            self.buddy().alloc(1).map(|first| first as u64)
-        })
+        self.free_hands(hand).find_map(|mut other| other.singles.pop()).or_else(|| self.take(1))
     }
 
     pub fn give_single(&self, hand: usize, frame: u64) {
-        let mut frames = self.hands[hand].lock();
-        if frames.len() == MOST {
-            let mut buddy = self.buddy();
-            frames.drain(..FETCHED).for_each(|frame| buddy.dealloc(frame as usize, 1));
+        if let Some(mut to) = self.free_hands(hand).find(|hand| hand.singles.len() < MOST) {
+            to.singles.push(frame);
+            return;
         }
-        frames.push(frame);
+        let mut buddy = self.buddy();
+        buddy.dealloc(frame as usize, 1);
+        if let Some(mut own) = self.hands[hand].try_lock() {
+            let given = own.singles.len().min(GIVEN);
+            own.singles.drain(..given).for_each(|frame| buddy.dealloc(frame as usize, 1));
+        }
     }
 
-    pub fn take_run(&self, pages: u64) -> Option<u64> {
+    /// Takes a run. `plenty`: there is so much free memory that 2 MiB more may be kept at hand.
+    pub fn take_run(&self, hand: usize, pages: u64, plenty: bool) -> Option<u64> {
+        if pages != MEGA {
+            return self.take(pages);
+        }
+        let taken = self.free_hands(hand).find_map(|mut hand| hand.mega.take());
+        let taken = taken.or_else(|| self.take(pages));
+        if plenty
+            && let Some(mut own) = self.hands[hand].try_lock()
+            && own.mega.is_none()
+            && let Some(mut buddy) = self.buddy.try_lock()
+        {
+            own.mega = buddy.alloc(MEGA as usize).map(|first| first as u64);
+        }
+        taken
+    }
+
+    fn take(&self, pages: u64) -> Option<u64> {
         // Two statements: the first lock is given back before `collect` takes it.
         let first = self.buddy().alloc(pages as usize);
         let first = first.or_else(|| {
-            // The single frames at hand may be what is missing.
+            // What lies at the hands may be what is missing.
             self.collect();
             self.buddy().alloc(pages as usize)
         });
@@ -111,9 +155,10 @@ impl Store {
     /// Gives what lies at all hands back to the buddy system.
     fn collect(&self) {
         for hand in &self.hands {
-            let frames = core::mem::replace(&mut *hand.lock(), Vec::with_capacity(MOST));
+            let Hand { singles, mega } = core::mem::replace(&mut *hand.lock(), Hand::new());
             let mut buddy = self.buddy();
-            frames.into_iter().for_each(|frame| buddy.dealloc(frame as usize, 1));
+            singles.into_iter().for_each(|frame| buddy.dealloc(frame as usize, 1));
+            mega.into_iter().for_each(|first| buddy.dealloc(first as usize, MEGA as usize));
         }
     }
 }

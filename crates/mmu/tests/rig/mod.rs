@@ -138,8 +138,7 @@ impl Rig {
         let model = FenceModel::new(machine, usize::from(setup.harts));
         let mut world = World::new(model, mutant);
         let policy = Policy { superpages: setup.superpages, images: Images::Shared };
-        let mut space =
-            AddressSpace::new(setup.format, VM, policy, &frames, &mut world).expect("room for the root");
+        let mut space = AddressSpace::new(setup.format, VM, policy, &frames, &mut world).expect("room for the root");
         world.let_go();
         world.model.watch(setup.format, space.root());
         // Where the root's index has its extra bits set: the upper half of what the format translates.

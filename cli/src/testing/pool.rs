@@ -1,0 +1,93 @@
+//! Runs jobs beside each other, as many as there are slots for.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Something to be done.
+#[derive(Debug)]
+pub struct Job<T> {
+    /// How many processors it keeps busy. More than there are slots is as good as all.
+    pub slots: usize,
+    /// How long it may take: only for the order.
+    pub estimate: Duration,
+    /// What it is.
+    pub work: T,
+}
+
+struct State<T> {
+    to_do: VecDeque<Job<T>>,
+    free: usize,
+}
+
+/// Does all jobs by `work`, each on a thread of the pool, and returns when all are done. The widest come first, so that
+/// slots are left idle for a wide one only once; among those as wide the longest come first, so that none is left alone
+/// at the end.
+pub fn run<T: Send>(mut jobs: Vec<Job<T>>, slots: usize, work: impl Fn(T) + Sync) {
+    jobs.sort_by_key(|job| std::cmp::Reverse((job.slots.min(slots), job.estimate)));
+    let state = Mutex::new(State { to_do: jobs.into(), free: slots });
+    let freed = Condvar::new();
+    let worker = || {
+        let mut now = lock(&state);
+        while let Some(wanted) = now.to_do.front().map(|job| job.slots.clamp(1, slots)) {
+            if wanted > now.free {
+                now = freed.wait(now).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let Some(job) = now.to_do.pop_front() else { break };
+            now.free -= wanted;
+            drop(now);
+            work(job.work);
+            now = lock(&state);
+            now.free += wanted;
+            freed.notify_all();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..slots {
+            scope.spawn(worker);
+        }
+    });
+}
+
+fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn job<T>(slots: usize, seconds: u64, work: T) -> Job<T> {
+        Job { slots, estimate: Duration::from_secs(seconds), work }
+    }
+
+    #[test]
+    fn the_widest_and_longest_come_first() {
+        let jobs = vec![job(1, 5, "e"), job(1, 9, "c"), job(2, 1, "b"), job(4, 3, "a"), job(1, 9, "d")];
+        let done = Mutex::new(vec![]);
+        run(jobs, 2, |work| done.lock().expect("whole").push(work));
+        // Two workers may pass each other where both slots are taken one by one.
+        let done = done.into_inner().expect("whole");
+        assert_eq!((done[..2].to_vec(), done.len()), (vec!["a", "b"], 5));
+        let jobs = vec![job(1, 5, "c"), job(1, 9, "a"), job(3, 9, "b")];
+        let done = Mutex::new(vec![]);
+        run(jobs, 1, |work| done.lock().expect("whole").push(work));
+        assert_eq!(done.into_inner().expect("whole"), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn no_more_slots_are_used_than_there_are() {
+        const SLOTS: usize = 3;
+        let (used, most, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let jobs = (0..60).map(|n| job(n % 5, n as u64 % 7, (n % 5).clamp(1, SLOTS))).collect();
+        run(jobs, SLOTS, |slots| {
+            most.fetch_max(used.fetch_add(slots, Ordering::SeqCst) + slots, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+            used.fetch_sub(slots, Ordering::SeqCst);
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!((most.into_inner(), done.into_inner()), (SLOTS, 60));
+    }
+}
