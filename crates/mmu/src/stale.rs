@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn joined_edits_are_fenced_once() {
         let mut hw = Recorder::default();
-        let mut frames = Frames::new();
+        let frames = Frames::new();
         let both = Stale::of(range(0, 4096)).join(Stale::none()).join(Stale::of(range(8192, 4096)));
         both.flush(&mut hw, &frames);
         Stale::none().flush(&mut hw, &frames);
