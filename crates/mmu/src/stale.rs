@@ -173,17 +173,17 @@ mod tests {
         let stale = one_retired(&mut frames);
         let retired = stale.fence(&mut hw);
         assert_eq!((frames.free_count(), hw.0.len(), retired.runs().len()), (0, 1, 1));
-        retired.release(&mut frames);
+        retired.release(&frames);
         assert_eq!(frames.free_count(), 1);
     }
 
     #[test]
     fn joined_edits_are_fenced_once() {
         let mut hw = Recorder::default();
-        let mut frames = Frames::new();
+        let frames = Frames::new();
         let both = Stale::of(range(0, 4096)).join(Stale::none()).join(Stale::of(range(8192, 4096)));
-        both.flush(&mut hw, &mut frames);
-        Stale::none().flush(&mut hw, &mut frames);
+        both.flush(&mut hw, &frames);
+        Stale::none().flush(&mut hw, &frames);
         Stale::none().elide(&mut hw, Elide::EntryWasNeverValid);
         assert_eq!((hw.0, hw.1.len()), (alloc::vec![range(0, 3 * 4096)], 0));
     }
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn an_abandoned_edit_tells_why_and_frees() {
         let (mut frames, mut hw) = (Frames::new(), Recorder::default());
-        one_retired(&mut frames).abandon(&mut hw).release(&mut frames);
+        one_retired(&mut frames).abandon(&mut hw).release(&frames);
         assert_eq!((frames.free_count(), hw.1), (1, alloc::vec![Elide::NobodyUsesTheTables]));
     }
 

@@ -34,7 +34,7 @@ fn vm(superpages: Superpages, regions: &[Region]) -> Vm {
     frames.add(Pfn::new(RAM), PAGES);
     let mut mem = Machine::with_ram(Pfn::new(RAM), PAGES);
     let mut space =
-        AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &mut frames, &mut mem).unwrap();
+        AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &frames, &mut mem).unwrap();
     regions.iter().for_each(|region| space.add_region(*region).unwrap());
     Vm { frames, mem, space }
 }
@@ -53,7 +53,7 @@ fn page_range(page: u64, pages: u64) -> FenceScope<Gpa> {
 
 impl Vm {
     fn resolve(&mut self, page: u64, access: Access) -> Result<Resolved, ResolveError> {
-        self.space.resolve(Pfn::new(page).at(8), access, &mut self.frames, &mut self.mem)
+        self.space.resolve(Pfn::new(page).at(8), access, &self.frames, &mut self.mem)
     }
 
     /// Touches a page that has something behind it.
@@ -72,7 +72,7 @@ impl Vm {
     }
 
     fn unmap(&mut self, page: u64, pages: u64) -> Result<Stale<Gpa>, AllocError> {
-        self.space.unmap(Pfn::new(page), pages, &mut self.frames, &mut self.mem)
+        self.space.unmap(Pfn::new(page), pages, &self.frames, &mut self.mem)
     }
 
     fn level(&self, page: u64) -> Option<Level> {
@@ -92,16 +92,16 @@ fn the_root_is_sixteen_kib_aligned_and_clear() {
 #[test]
 #[should_panic(expected = "not a G-stage format")]
 fn only_g_stage_formats_will_do() {
-    let (mut frames, mut mem) = (Frames::new(), Machine::new());
+    let (frames, mut mem) = (Frames::new(), Machine::new());
     let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
-    let _ = AddressSpace::new(&rv::format::SV39, VM, policy, &mut frames, &mut mem);
+    let _ = AddressSpace::new(&rv::format::SV39, VM, policy, &frames, &mut mem);
 }
 
 #[test]
 fn there_is_no_address_space_without_a_root() {
-    let (mut frames, mut mem) = (Frames::new(), Machine::new());
+    let (frames, mut mem) = (Frames::new(), Machine::new());
     let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
-    let space = AddressSpace::new(&SV48X4, VM, policy, &mut frames, &mut mem);
+    let space = AddressSpace::new(&SV48X4, VM, policy, &frames, &mut mem);
     assert_eq!(space.err(), Some(AllocError::OutOfMemory));
 }
 
@@ -304,7 +304,7 @@ fn unmapped_memory_is_untouched_again() {
     assert_eq!((stale.scope(), stale.retired().len(), vm.level(7)), (Some(page_range(7, 1)), 1, None));
     assert_eq!(vm.frames.usage(VM).guest, 1, "until the fence");
     let mut fences = Fences::default();
-    stale.flush(&mut fences, &mut vm.frames);
+    stale.flush(&mut fences, &vm.frames);
     assert_eq!((vm.frames.usage(VM).guest, fences.0), (0, vec![page_range(7, 1)]));
     let (hpa, ..) = vm.touch(7, Access::Load);
     assert_eq!(vm.mem.read_u64(hpa), 0);
@@ -330,7 +330,7 @@ fn unmapping_2_mib_gives_back_the_table_or_the_leaf_whole() {
     assert_eq!((leaf.scope(), leaf.retired()[0].order()), (Some(page_range(0, 512)), 9));
     let table = vm.unmap(512, 512).unwrap();
     assert_eq!((table.scope(), table.retired().len()), (Some(FenceScope::Everything), 2));
-    leaf.join(table).flush(&mut Fences::default(), &mut vm.frames);
+    leaf.join(table).flush(&mut Fences::default(), &vm.frames);
     assert_eq!((vm.frames.usage(VM).guest, vm.frames.usage(VM).table), (0, tables - 1));
 }
 
@@ -344,7 +344,7 @@ fn unmapping_the_middle_of_2_mib_splits_and_keeps_the_rest() {
     let stale = vm.unmap(10, 1024 + 490).unwrap();
     assert_eq!(stale.scope(), Some(page_range(10, 1514)));
     assert_eq!(vm.space.counters().splits, 2);
-    stale.flush(&mut Fences::default(), &mut vm.frames);
+    stale.flush(&mut Fences::default(), &vm.frames);
     assert_eq!(vm.frames.usage(VM).guest, 10 + 12);
     assert_eq!(
         (vm.level(9), vm.level(10), vm.level(700), vm.level(1523), vm.level(1524)),
@@ -377,7 +377,7 @@ fn the_end_gives_everything_back() {
         drop(vm.touch(page, Access::Store));
     }
     let mut fences = Fences::default();
-    vm.space.destroy(&vm.mem).flush(&mut fences, &mut vm.frames);
+    vm.space.destroy(&vm.mem).flush(&mut fences, &vm.frames);
     assert_eq!((vm.frames.usage(VM).total(), fences.0), (0, vec![FenceScope::Everything]));
     assert_eq!(vm.frames.free_count(), PAGES - 1024);
 }
