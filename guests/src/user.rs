@@ -51,8 +51,62 @@ global_asm!(
     pc = const offset_of!(User, pc),
 );
 
+global_asm!(
+    ".section .text.user_hammer, \"ax\"",
+    // a0: the address of `jr a1` in user mode; a1: when to end. Returns how often it trapped.
+    ".global guest_hammer_vector",
+    "guest_hammer_vector:",
+    "mv t0, a0",
+    "mv t3, a1",
+    "la a1, guest_hammered_vector",
+    "csrw stvec, a1",
+    "csrw sepc, t0",
+    "li a0, 0",
+    "sret",
+    // As few instructions as can be: so that timers come at the first of them as often as can be.
+    ".balign 4",
+    "guest_hammered_vector:",
+    "rdtime t1",
+    "addi a0, a0, 1",
+    "bgeu t1, t3, 1f",
+    "csrw sepc, t0",
+    "sret",
+    "1:",
+    "ret",
+);
+
 unsafe extern "C" {
     fn guest_enter_user(user: *mut User);
+    fn guest_user_vector();
+    fn guest_hammer_vector(code: u64, until: u64) -> u64;
+    fn guest_hammered_vector();
+}
+
+/// The trap vector while user mode runs.
+#[must_use]
+pub fn vector() -> u64 {
+    guest_user_vector as *const () as u64
+}
+
+/// The code for [`hammer_vector`]: `jr a1`.
+pub const JUMP_TO_A1: u32 = 0x0005_8067;
+
+/// Lets user mode at `code`, where [`JUMP_TO_A1`] stands, jump to its kernel's trap vector again and again until `time`
+/// is `until`. Returns how often it trapped, the last trap, which is to be a fetch fault at the vector, and the vector.
+pub fn hammer_vector(code: u64, until: u64) -> (u64, Trap, u64) {
+    // SAFETY: as for `User::run`; the assembly changes temporary registers only.
+    let rounds = unsafe {
+        csr::sstatus::clear(status::SPP);
+        guest_hammer_vector(code, until)
+    };
+    let found = last_trap();
+    // SAFETY: the runtime's own vector.
+    unsafe { csr::stvec::write(trap::vector()) };
+    (rounds, found, guest_hammered_vector as *const () as u64)
+}
+
+fn last_trap() -> Trap {
+    Trap { cause: csr::scause::read(), tval: csr::stval::read(), epc: csr::sepc::read(), status: csr::sstatus::read() }
 }
 
 impl User {
@@ -72,12 +126,7 @@ impl User {
             csr::sstatus::set(status::SPIE);
             guest_enter_user(self);
         }
-        let found = Trap {
-            cause: csr::scause::read(),
-            tval: csr::stval::read(),
-            epc: csr::sepc::read(),
-            status: csr::sstatus::read(),
-        };
+        let found = last_trap();
         // SAFETY: the runtime's own vector.
         unsafe { csr::stvec::write(trap::vector()) };
         self.pc = found.epc;

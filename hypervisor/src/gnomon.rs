@@ -65,8 +65,6 @@ pub struct Offer {
 pub struct Gnomon {
     /// What guests get.
     pub offer: Offer,
-    /// Host RAM.
-    pub frames: Mutex<Frames>,
     /// The VMs, in console order.
     pub vms: Vec<Arc<Vm>>,
     /// vCPUs that are on no hart.
@@ -93,6 +91,12 @@ impl Gnomon {
             GuestMode::Virtual => MmuMode::Nested,
             GuestMode::Supervisor => MmuMode::Lazy,
         })
+    }
+
+    /// Host RAM, for questions; to take from it, ask a hart's [`HartShared::frames`].
+    #[must_use]
+    pub fn frames(&self) -> &Frames {
+        &self.harts[0].frames
     }
 
     /// Posts requests to a vCPU and sees to it that it looks at them soon: a running one leaves its
@@ -210,9 +214,10 @@ impl Gnomon {
         for (name, count) in self.harts.iter().flat_map(|hart| hart.counters.each()) {
             *host.entry(name.to_string()).or_default() += count;
         }
-        let frames = self.frames.lock();
+        let frames = self.frames();
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
+        host.insert("frames.waits".into(), frames.waits());
         Stats { vms, host }
     }
 
@@ -230,7 +235,7 @@ impl Gnomon {
         if self.mode(&vm.config) != MmuMode::Nested {
             counters.extend(shadow.each().map(|(name, count)| (name.to_string(), count)));
         }
-        let usage = self.frames.lock().usage(Owner::Vm(vm.index as u16));
+        let usage = self.frames().usage(Owner::Vm(vm.index as u16));
         counters.insert("frames.guest".into(), usage.guest);
         counters.insert("frames.table".into(), usage.table);
         VmStats { vm: vm.config.name.clone(), counters }

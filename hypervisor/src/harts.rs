@@ -11,6 +11,7 @@
 use crate::counters::HartCounters;
 use crate::env::Env;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use mmu::frames::Frames;
 
 /// Most harts that Gnomon uses; the rest stay parked.
 pub const MAX_HARTS: usize = 32;
@@ -20,6 +21,8 @@ pub const MAX_HARTS: usize = 32;
 pub struct HartShared {
     sequence: AtomicU64,
     vm: AtomicUsize,
+    /// Host RAM, with some at its hand.
+    pub frames: Frames,
     /// Whether it waits for work.
     pub idle: AtomicBool,
     /// What it did.
@@ -34,6 +37,12 @@ pub struct InGuest {
 }
 
 impl HartShared {
+    /// A hart that takes its frames from there.
+    #[must_use]
+    pub fn new(frames: Frames) -> Self {
+        Self { frames, ..Self::default() }
+    }
+
     /// Says that this hart is about to enter a guest of VM `vm`. What must be known for that is
     /// looked at after this call.
     pub fn entering(&self, vm: usize) {

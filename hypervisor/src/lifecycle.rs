@@ -167,8 +167,8 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, Stri
     // The bundle's promises are checked here, where they are used.
     let mode = g.mode(config);
     check_memory(g, config, mode)?;
-    let shadowing = match shadow::shadowing(mode) {
-        Some(shadowing) => Some((shadowing, shadow_pages(config)?)),
+    let shadowing = match shadow::upkeep(mode) {
+        Some(upkeep) => Some((upkeep, shadow_pages(config)?)),
         None => None,
     };
     let owner = Owner::Vm(vm.index as u16);
@@ -178,16 +178,16 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, Stri
         images: if config.svadu && shadowing.is_none() { Images::Private } else { Images::Shared },
     };
     let mut mem = env.mem();
-    let mut frames = g.frames.lock();
+    let frames = &g.harts[env.hart()].frames;
     frames.set_limit(owner, frame_limit(config, shadowing.map(|(_, pages)| pages)));
-    let space = AddressSpace::new(g.offer.g_format, owner, policy, &mut frames, &mut mem);
+    let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
     let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
     let built = add_regions(&mut space, g, config).and_then(|()| {
-        let Some((mode, pages)) = shadowing else { return Ok(None) };
+        let Some((upkeep, pages)) = shadowing else { return Ok(None) };
         let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
         let first_serial = vm.past.lock().serials;
         let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
-        Shadow::new(Shadowing { mode, ad, pages, first_serial }, owner, ram, &mut frames, &mut mem)
+        Shadow::new(Shadowing { upkeep, ad, pages, first_serial }, owner, ram, frames, &mut mem)
             .map(Some)
             .map_err(|e| format!("no memory for its shadow tables: {e}"))
     });
@@ -196,7 +196,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, Stri
         Err(message) => {
             // No hart has seen these tables: their frames go straight back.
             let mut nobody = Unseen;
-            space.destroy(&mem).abandon(&mut nobody).release(&mut frames);
+            space.destroy(&mem).abandon(&mut nobody).release(frames);
             Err(message)
         }
     }
@@ -333,10 +333,10 @@ fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it
     // enters this VM again, and nobody else's VMID reaches them.
     let retired = stale.fence(&mut VmFence { g, vm, env });
-    let mut frames = g.frames.lock();
-    retired.release(&mut frames);
+    let frames = &g.harts[env.hart()].frames;
+    retired.release(frames);
     if let Some(shadow) = shadow {
-        shadow.destroy(&mut frames);
+        shadow.destroy(frames);
     }
 }
 

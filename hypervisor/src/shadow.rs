@@ -9,25 +9,25 @@ use crate::exit::{self, Outcome};
 use crate::fetch;
 use crate::gnomon::{Gnomon, Offer};
 use crate::vcpu::{NO_ASID, VcpuRun};
-use crate::vm::{Memory, Vm, VmFence};
+use crate::vm::{Vm, VmFence};
 use abi::bundle::MmuMode;
 use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::gstage::{AddressSpace, ResolveError};
-use mmu::shadow::{GuestFence, Host, Mode as Shadowing, Outcome as Answer, Paging, Shadow, Wrote};
+use mmu::gstage::ResolveError;
+use mmu::shadow::{Answer, GuestFence, Host, Paging, Shadow, Upkeep, Wrote};
 use rv::csr::{atp, status};
 use rv::insn::WordStore;
 use rv::{Access, Addr, Asid, Mode, PAGE_BYTES, Pfn, Request};
 
-/// How the engine works in each of the modes; `None` for two-stage tables.
+/// How shadow tables are kept in step in each of the modes; `None` for two-stage tables.
 #[must_use]
-pub const fn shadowing(mode: MmuMode) -> Option<Shadowing> {
+pub const fn upkeep(mode: MmuMode) -> Option<Upkeep> {
     match mode {
         MmuMode::Nested => None,
-        MmuMode::Shadow => Some(Shadowing::Traditional),
-        MmuMode::Unsync => Some(Shadowing::Unsync),
-        MmuMode::Lazy => Some(Shadowing::Lazy),
+        MmuMode::Shadow => Some(Upkeep::Shadow),
+        MmuMode::Unsync => Some(Upkeep::Unsync),
+        MmuMode::Lazy => Some(Upkeep::Lazy),
     }
 }
 
@@ -42,7 +42,8 @@ fn decode(satp: u64, offer: &Offer) -> (Paging, Asid) {
 }
 
 impl Vm {
-    /// Lends the VM's engine, and what it needs.
+    /// Lends the VM's engine, and what it needs. The host's frames are locked only while the engine takes some, or gives
+    /// some back.
     ///
     /// # Panics
     /// If it has none: it is not shadowed, or has lost its memory while one of its vCPUs was on a hart.
@@ -53,32 +54,12 @@ impl Vm {
         then: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, VmFence<'_, E>>) -> R,
     ) -> R {
         let mut guard = self.memory.lock();
-        let (space, shadow) = self.engine(&mut guard);
-        let mut mem = env.mem();
-        let mut frames = g.frames.lock();
-        let mut hw = VmFence { g, vm: self, env };
-        then(shadow, &mut Host { space, frames: Some(&mut frames), mem: &mut mem, hw: &mut hw })
-    }
-
-    /// The same for what takes no frames and gives none back: other VMs' faults need not wait for it.
-    fn with_shadow_alone<E: Env, R>(
-        &self,
-        g: &Gnomon,
-        env: &mut E,
-        then: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, VmFence<'_, E>>) -> R,
-    ) -> R {
-        let mut guard = self.memory.lock();
-        let (space, shadow) = self.engine(&mut guard);
+        let Some((space, shadow)) = guard.as_mut().and_then(|m| Some((&mut m.space, m.shadow.as_mut()?))) else {
+            unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name)
+        };
         let mut mem = env.mem();
         let mut hw = VmFence { g, vm: self, env };
-        then(shadow, &mut Host { space, frames: None, mem: &mut mem, hw: &mut hw })
-    }
-
-    fn engine<'a>(&self, memory: &'a mut Option<Memory>) -> (&'a mut AddressSpace, &'a mut Shadow) {
-        match memory.as_mut().and_then(|m| Some((&mut m.space, m.shadow.as_mut()?))) {
-            Some(both) => both,
-            None => unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name),
-        }
+        then(shadow, &mut Host::new(space, &mut mem, &mut hw))
     }
 }
 
@@ -101,17 +82,19 @@ pub fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Ou
             env.load_root(run.vm.index, &root, false);
             Ok(())
         }
-        None => enter(g, run, env),
+        None => attach(g, run, env),
     }
 }
 
-/// Gives the vCPU the root that its `satp` asks for.
-fn enter<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
+/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has.
+fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
     let (paging, asid) = decode(run.csrs.vsatp, &g.offer);
     let vm = Arc::clone(&run.vm);
+    let old = run.root.take();
+    run.context.lane.turn_off();
     let log = &run.context.lane.log;
     let loaded = vm
-        .with_shadow(g, env, |shadow, host| shadow.enter(paging, asid, &mut run.views, log, host))
+        .with_shadow(g, env, |shadow, host| shadow.attach(old, (paging, asid), &mut run.views, log, host))
         .map_err(no_memory)?;
     run.root = Some(loaded.root);
     // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
@@ -128,19 +111,19 @@ fn enter<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outco
 }
 
 /// Takes the vCPU's root from it.
-fn leave(run: &mut VcpuRun) {
+fn detach(run: &mut VcpuRun) {
     let Some(root) = run.root.take() else { return };
     run.context.lane.turn_off();
     let vm = Arc::clone(&run.vm);
     let mut memory = vm.memory.lock();
     if let Some(shadow) = memory.as_mut().and_then(|memory| memory.shadow.as_mut()) {
-        shadow.leave(root, &mut run.views, &run.context.lane.log);
+        shadow.detach(root, &mut run.views, &run.context.lane.log);
     }
 }
 
 /// The vCPU is about to be parked: nothing of its life remains.
 pub fn forget(run: &mut VcpuRun) {
-    leave(run);
+    detach(run);
     run.views = mmu::shadow::Views::new();
     run.shared.asid.store(NO_ASID, Ordering::SeqCst);
 }
@@ -151,13 +134,12 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
     let (status, mode) = (env.trap_regs().vsstatus, env.privilege());
     let has = |bit| status & bit != 0;
     let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false };
-    let (paging, _) = decode(run.csrs.vsatp, &g.offer);
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (satp, mem) = (run.csrs.vsatp, env.mem());
     let context = &mut run.context;
     let answer = vm.with_shadow(g, env, |shadow, host| {
-        let answer = shadow.fault(root, paging, gva, &request, host);
+        let answer = shadow.fault(root, gva, &request, host);
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
         let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
@@ -197,15 +179,15 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
 
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
-    let (_, asid) = decode(run.csrs.vsatp, &g.offer);
+    run.count_lane();
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
-    vm.with_shadow_alone(g, env, |shadow, host| shadow.fence(fence, (root, asid), views, log, host));
+    vm.with_shadow(g, env, |shadow, host| shadow.fence(fence, root, views, log, host));
     run.logged = run.context.lane.log.count();
     match (fence.pages(), fence.asid) {
         (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page))),
-        (None, Some(named)) if named == asid => env.fence_guest_root(),
+        (None, Some(named)) if named == root.asid => env.fence_guest_root(),
         (None, _) => env.fence_guest(None),
     }
 }
@@ -223,12 +205,12 @@ pub fn translation_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64,
     if run.root.is_none() || env.privilege() != Mode::Supervisor {
         return None;
     }
-    let has_svinval = g.offer.isa.has("svinval");
+    let has_svinval = || g.offer.isa.has("svinval");
     let outcome = match (insn, insn & FENCE_MASK) {
         (_, SFENCE_VMA) => own_fence(g, run, insn, env),
-        (_, SINVAL_VMA) if has_svinval => own_fence(g, run, insn, env),
+        (_, SINVAL_VMA) if has_svinval() => own_fence(g, run, insn, env),
         // Each SINVAL.VMA is a whole fence here.
-        (SFENCE_W_INVAL | SFENCE_INVAL_IR, _) if has_svinval => Outcome::Resume,
+        (SFENCE_W_INVAL | SFENCE_INVAL_IR, _) if has_svinval() => Outcome::Resume,
         _ if insn & 0x7f == SYSTEM && insn >> 20 == SATP => return access_satp(g, run, insn, env),
         _ => return None,
     };
@@ -274,7 +256,6 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
     if new == old || !is_supported {
         return Some(Outcome::Resume);
     }
-    leave(run);
     run.csrs.vsatp = new;
-    Some(enter(g, run, env).err().unwrap_or(Outcome::Resume))
+    Some(attach(g, run, env).err().unwrap_or(Outcome::Resume))
 }

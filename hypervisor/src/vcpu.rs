@@ -1,6 +1,7 @@
 //! vCPUs: what others see of one, and what the hart that runs it owns.
 
 use crate::counters::VcpuCounters;
+use crate::exit::watch::Watch;
 use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -176,6 +177,8 @@ pub struct VcpuRun {
     pub deadline: u64,
     /// The hart it last ran on, or [`NOWHERE`].
     pub last_hart: usize,
+    /// When it is looked at even if it makes no exit, and what the last look found.
+    pub watch: Watch,
     /// Its root, on shadow tables, from its first load until it is parked.
     pub root: Option<Root>,
     /// What it remembers of other roots.
@@ -202,6 +205,7 @@ impl VcpuRun {
             vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
             deadline: u64::MAX,
             last_hart: NOWHERE,
+            watch: Watch::default(),
             root: None,
             views: Views::new(),
             logged: 0,
@@ -213,7 +217,8 @@ impl VcpuRun {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Counts what the lane has done since the last exit.
+    /// Counts what the lane has done since the last time: before Gnomon itself writes to the lane's log, from the
+    /// timer, and when the vCPU leaves its hart.
     pub fn count_lane(&mut self) {
         let counters = &self.shared.counters;
         counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());
@@ -245,6 +250,7 @@ impl VcpuRun {
         self.deadline = u64::MAX;
         // No hart's registers are this life's.
         self.last_hart = NOWHERE;
+        self.watch = Watch::default();
         // Whatever was asked of an earlier life is moot; the external line is not of the vCPU.
         self.shared.posted.store(request::EXTERNAL | request::FENCE_I, Ordering::Release);
         let _ = self.shared.fences.lock().take();

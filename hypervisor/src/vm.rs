@@ -13,9 +13,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use mmu::frames::AllocError;
-use mmu::gstage::{AddressSpace, How, ResolveError, Resolved};
-use mmu::shadow::{Host, Shadow};
+use mmu::frames::{AllocError, Frames};
+use mmu::gstage::{AddressSpace, Content, How, Ready, ResolveError, Resolved, Unresolved};
+use mmu::shadow::{Host, Machine, Shadow};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 use spin::Mutex;
 
@@ -138,6 +138,29 @@ impl From<ResolveError> for Unreachable {
     }
 }
 
+/// Why an attempt to reach guest memory ended.
+enum Attempt {
+    /// There is no use in another.
+    Failed(Unreachable),
+    /// 2 MiB are to be made ready first.
+    Wants(Content),
+}
+
+impl<E: Into<Unreachable>> From<E> for Attempt {
+    fn from(error: E) -> Self {
+        Attempt::Failed(error.into())
+    }
+}
+
+impl From<Unresolved> for Attempt {
+    fn from(unresolved: Unresolved) -> Self {
+        match unresolved {
+            Unresolved::For(error) => Attempt::Failed(error.into()),
+            Unresolved::Wants(content) => Attempt::Wants(content),
+        }
+    }
+}
+
 impl Vm {
     /// A VM with all its vCPUs still to be parked.
     #[must_use]
@@ -169,46 +192,65 @@ impl Vm {
         access: Access,
         env: &mut E,
     ) -> Result<Addr<Hpa>, Unreachable> {
+        let frames = &g.harts[env.hart()].frames;
+        let mut ready = Ready::Nothing;
+        loop {
+            match self.try_reach(g, gpa, access, &mut ready, env) {
+                // Without any lock: this takes long.
+                Err(Attempt::Wants(content)) => ready = content.prepare(frames, &mut env.mem()),
+                Err(Attempt::Failed(unreachable)) => {
+                    ready.discard(frames);
+                    return Err(unreachable);
+                }
+                Ok(hpa) => {
+                    ready.discard(frames);
+                    return Ok(hpa);
+                }
+            }
+        }
+    }
+
+    /// One attempt, under the VM's lock.
+    fn try_reach<E: Env>(
+        &self,
+        g: &Gnomon,
+        gpa: Addr<Gpa>,
+        access: Access,
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<Addr<Hpa>, Attempt> {
         let mut mem = env.mem();
+        let frames = &g.harts[env.hart()].frames;
         let mut guard = self.memory.lock();
         let Memory { space, shadow } = guard.as_mut().ok_or(Unreachable::Gone)?;
         if let Some(shadow) = shadow {
-            let mut frames = g.frames.lock();
-            let mut host =
-                Host { space, frames: Some(&mut frames), mem: &mut mem, hw: &mut VmFence { g, vm: self, env } };
-            let resolved = shadow.resolve(gpa, access, &mut host);
-            return match resolved {
-                Ok(Some(hpa)) => Ok(hpa),
-                Ok(None) => Err(Unreachable::Hole),
-                Err(error) => Err(error.into()),
-            };
+            let mut hw = VmFence { g, vm: self, env };
+            let resolved = shadow.resolve(gpa, access, &mut Host::new(space, &mut mem, &mut hw))?;
+            return Ok(resolved.ok_or(Unreachable::Hole)?);
         }
-        let resolved = space.resolve(gpa, access, &mut g.frames.lock(), &mut mem);
-        match resolved {
-            Ok(Resolved::Mapped { hpa, how, stale, publish }) => {
-                let mut fence = VmFence { g, vm: self, env };
-                if how == How::Spurious {
-                    // The entry is right and this hart faulted all the same: another hart was
-                    // faster, or this TLB remembers the older entry. Forget it, here only.
-                    let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
-                    fence.here(page);
-                }
-                if how == How::Copied || access == Access::Fetch {
-                    // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
-                    fence.env.fence_instructions();
-                }
-                // The VM's own lock stays held: no hart may resolve this page meanwhile and have its
-                // translation overtaken by this fence, or see the copy before all others have left.
-                let retired = stale.fence(&mut fence);
-                if let Some(publish) = publish {
-                    publish.publish(&mut mem);
-                }
-                retired.release(&mut g.frames.lock());
-                Ok(hpa)
-            }
-            Ok(Resolved::Hole) => Err(Unreachable::Hole),
-            Err(error) => Err(error.into()),
+        let Resolved::Mapped { hpa, how, stale, publish } = space.resolve_with(gpa, access, ready, frames, &mut mem)?
+        else {
+            return Err(Unreachable::Hole.into());
+        };
+        let mut fence = VmFence { g, vm: self, env };
+        if how == How::Spurious {
+            // The entry is right and this hart faulted all the same: another hart was
+            // faster, or this TLB remembers the older entry. Forget it, here only.
+            let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
+            fence.here(page);
         }
+        if how == How::Copied || access == Access::Fetch {
+            // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
+            fence.env.fence_instructions();
+        }
+        // The VM's own lock stays held: no hart may resolve this page meanwhile and have its
+        // translation overtaken by this fence, or see the copy before all others have left.
+        let retired = stale.fence(&mut fence);
+        if let Some(publish) = publish {
+            publish.publish(&mut mem);
+        }
+        retired.release(frames);
+        Ok(hpa)
     }
 
     /// Copies bytes out of guest memory, faulting it in.
@@ -292,4 +334,10 @@ impl<E: Env> Fence<Gpa> for VmFence<'_, E> {
     }
 
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+impl<E: Env> Machine for VmFence<'_, E> {
+    fn frames(&self) -> &Frames {
+        &self.g.harts[self.env.hart()].frames
+    }
 }

@@ -6,7 +6,8 @@ use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
 use abi::record::EndReason;
 use fake::{Event, MEMORY, World, printed, world};
 use hypervisor::board::{PLIC, UART};
-use hypervisor::exit::{Outcome, is_trapped_for_ever};
+use hypervisor::env::VsTrapRegs;
+use hypervisor::exit::{Outcome, watch};
 use hypervisor::gnomon::{GuestMode, GuestTimer};
 use hypervisor::vm::Departure;
 use rv::csr::status;
@@ -101,28 +102,56 @@ fn guest_tables_in_a_hole_fault_with_the_original_access() {
     assert_eq!(w.run.shared.counters.mmio_uart.get(), 0);
 }
 
-#[test]
-fn an_unfetchable_trap_handler_ends_the_vm() {
+/// A guest at its handler at `HANDLER`, after a fetch fault there; without paging, and nothing is there.
+fn at_its_handler(from: Mode) -> World {
     let mut w = nested();
-    w.hart.regs.vstvec = 0x4000_0000;
-    w.run.context.pc = 0x4000_0000;
-    let message = killed(w.exit(FETCH, 0x4000_0000, 0x4000_0000, 0));
-    assert!(message.contains("trap handler at 0x40000000"), "{message}");
+    w.hart.regs.vstvec = HANDLER;
+    w.run.context.pc = HANDLER;
+    w.hart.mode = from;
+    let outcome = w.exit(FETCH, HANDLER, HANDLER, 0);
+    trapped(&w, outcome, Exception::FetchAccess, HANDLER, HANDLER);
+    w
+}
+
+const HANDLER: u64 = 0x4000_0000;
+
+fn look(w: &mut World) -> Option<String> {
+    watch::look(&mut w.run, (1000, 10), &mut w.hart)
 }
 
 #[test]
-fn a_loop_of_faults_inside_the_guest_is_seen_from_the_timer() {
-    let mut w = nested();
-    assert_eq!(is_trapped_for_ever(&w.run, &w.hart), None);
-    let handler = 0xffff_ffff_0000_0000;
-    w.hart.regs.vstvec = handler;
-    w.hart.regs.vsepc = handler;
-    w.hart.regs.vstval = handler;
-    w.hart.regs.vscause = Exception::FetchPage.code();
-    w.run.context.pc = handler;
-    assert!(is_trapped_for_ever(&w.run, &w.hart).is_some());
+fn a_handler_that_cannot_be_fetched_ends_the_vm_at_the_second_look() {
+    let mut w = at_its_handler(Mode::Supervisor);
+    assert_eq!(look(&mut w), None);
+    let message = look(&mut w).expect("proof");
+    assert!(message.contains("trap handler at 0x40000000"), "{message}");
+    assert_eq!(w.run.watch.due(), 1010);
+}
+
+#[test]
+fn no_jump_of_user_mode_to_the_handler_ends_the_vm() {
+    // Each is a fetch fault at the handler's address, and the guest's kernel is about to handle it.
+    let mut w = at_its_handler(Mode::User);
+    assert_eq!((look(&mut w), look(&mut w)), (None, None));
+}
+
+#[test]
+fn a_guest_that_gets_on_is_not_stuck() {
+    let mut w = at_its_handler(Mode::Supervisor);
+    assert_eq!(look(&mut w), None);
+    w.run.context.x[5] += 1;
+    assert_eq!(look(&mut w), None);
+    // Seen twice, but what it found between was another state.
     w.hart.regs.vscause = Exception::LoadPage.code();
-    assert_eq!(is_trapped_for_ever(&w.run, &w.hart), None);
+    assert_eq!(look(&mut w), None);
+    w.hart.regs.vscause = Exception::FetchPage.code();
+    assert_eq!(look(&mut w), None);
+    assert!(look(&mut w).is_some());
+    // Memory is there now, as another hart could bring it about.
+    w.hart.regs = VsTrapRegs { vstvec: GUEST_ENTRY, vsepc: GUEST_ENTRY, vstval: GUEST_ENTRY, ..w.hart.regs };
+    w.run.context.pc = GUEST_ENTRY;
+    assert_eq!(w.exit(FETCH, GUEST_ENTRY, GUEST_ENTRY, 0), Outcome::Resume);
+    assert_eq!((look(&mut w), look(&mut w)), (None, None));
 }
 
 #[test]
@@ -282,15 +311,25 @@ fn interrupts_are_the_harts() {
 }
 
 #[test]
+fn what_the_guest_alone_can_have_caused_comes_back_to_it() {
+    // Software check and hardware error, on harts that do not delegate them.
+    for exception in [Exception::SoftwareCheck, Exception::HardwareError] {
+        let mut w = nested();
+        let outcome = w.exit(exception.code(), 3, 0, 0);
+        trapped(&w, outcome, exception, 3, GUEST_ENTRY);
+    }
+}
+
+#[test]
 fn what_is_not_known_ends_the_vm_with_its_cause() {
     let mut w = nested();
-    assert!(killed(w.exit(19, 0, 0, 0)).contains("Unknown(19)"));
+    assert!(killed(w.exit(24, 0, 0, 0)).contains("Unknown(24)"));
 }
 
 #[test]
 fn a_greedy_vm_meets_its_limit() {
     let mut w = nested();
-    w.g.frames.lock().set_limit(mmu::frames::Owner::Vm(0), 0);
+    w.g.frames().set_limit(mmu::frames::Owner::Vm(0), 0);
     let message = killed(w.exit(STORE, GUEST_RAM_BASE, GUEST_RAM_BASE, 0));
     assert!(message.contains("limit"), "{message}");
 }

@@ -65,7 +65,7 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
         lifecycle::start_all(&g, &mut hart);
         let all = printed();
         assert!(all.contains("bad could not be started") && all.contains(complaint), "{segment:?}: {all}");
-        assert_eq!(g.frames.lock().usage(Owner::Vm(0)).total(), 0, "{segment:?}");
+        assert_eq!(g.frames().usage(Owner::Vm(0)).total(), 0, "{segment:?}");
         assert_eq!(g.sched.lock().take().map(|run| run.vm.config.name.clone()).as_deref(), Some("good"));
     }
     let mut small = vm_config("small", 1);
@@ -80,7 +80,7 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
 #[test]
 fn a_power_off_gives_every_frame_back() {
     let mut w = world(1, GuestTimer::Sstc);
-    let free = w.g.frames.lock().total_count();
+    let free = w.g.frames().total_count();
     w.run.vm.clone().write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 9000], &mut w.hart).unwrap();
     assert!(w.frames_used() > 0);
     let vm = w.run.vm.clone();
@@ -88,7 +88,7 @@ fn a_power_off_gives_every_frame_back() {
     assert_ne!(w.run.shared.posted.load(Ordering::SeqCst) & request::PARK, 0);
     w.g.stopped();
     park(&w.g, w.run, &mut w.hart);
-    assert_eq!(w.g.frames.lock().free_count(), free);
+    assert_eq!(w.g.frames().free_count(), free);
     assert_eq!(*vm.phase.lock(), Phase::Ended);
     assert!(w.g.is_over());
     assert!(matches!(&records()[..], [Record::VmEnd(end)] if end.reason == EndReason::Poweroff));
@@ -120,13 +120,13 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
 #[test]
 fn an_end_overrides_a_restart_that_is_not_done() {
     let mut w = world(1, GuestTimer::Sstc);
-    let (vm, free) = (w.run.vm.clone(), w.g.frames.lock().total_count());
+    let (vm, free) = (w.run.vm.clone(), w.g.frames().total_count());
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
     depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
     w.g.stopped();
     park(&w.g, w.run, &mut w.hart);
     assert!(w.g.is_over() && !w.g.sched.lock().has_ready());
-    assert_eq!(w.g.frames.lock().free_count(), free);
+    assert_eq!(w.g.frames().free_count(), free);
     assert!(matches!(&records()[..], [Record::VmEnd(end)] if end.reason == EndReason::Poweroff));
     // And nothing starts it again.
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
@@ -153,12 +153,12 @@ fn vms_run_one_after_another_in_the_same_memory() {
     let after = |name: &str, after| VmConfig { after, ..vm_config(name, 1) };
     let vms = vec![after("a", None), after("b", Some(0)), after("c", Some(1)), after("beside", Some(1))];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
-    let free = g.frames.lock().free_count();
+    let free = g.frames().free_count();
     lifecycle::start_all(&g, &mut hart);
     assert_eq!(g.sched.lock().started_count(), 1);
-    let used = g.frames.lock().usage(Owner::Vm(0)).total();
+    let used = g.frames().usage(Owner::Vm(0)).total();
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
-    let usage = |vm| g.frames.lock().usage(Owner::Vm(vm)).total();
+    let usage = |vm| g.frames().usage(Owner::Vm(vm)).total();
     assert_eq!((usage(0), usage(1), usage(2)), (0, used, 0), "one is gone before the next has anything");
     // However one ends, it is the next one's turn; here of two.
     assert_eq!(end_next(&g, &mut hart, EndReason::Killed { message: "x".into() }), "b");
@@ -166,7 +166,7 @@ fn vms_run_one_after_another_in_the_same_memory() {
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "c");
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "beside");
     assert!(g.is_over());
-    assert_eq!(g.frames.lock().free_count(), free);
+    assert_eq!(g.frames().free_count(), free);
     assert_eq!(ended(), ["a", "b", "c", "beside"]);
 }
 
@@ -368,7 +368,7 @@ fn what_shadow_tables_cannot_be_given_is_said() {
         lifecycle::start_all(&g, &mut hart);
         let all = printed();
         assert!(all.contains("could not be started") && all.contains(complaint), "{all}");
-        assert_eq!(g.frames.lock().usage(Owner::Vm(0)).total(), 0);
+        assert_eq!(g.frames().usage(Owner::Vm(0)).total(), 0);
     }
 }
 
@@ -385,7 +385,7 @@ fn a_shadowed_vm_gives_all_back_at_its_end_and_at_a_reboot() {
         depart(&w.g, &vm, departure.clone(), &mut w.hart);
         let serials = vm.past.lock().serials;
         park(&w.g, w.run, &mut w.hart);
-        let used = w.g.frames.lock().usage(Owner::Vm(0)).total();
+        let used = w.g.frames().usage(Owner::Vm(0)).total();
         match departure {
             Departure::Reboot => assert!(used < start, "{used} frames after a reboot"),
             Departure::End(_) => assert_eq!(used, 0),

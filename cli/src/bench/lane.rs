@@ -15,13 +15,15 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// The figures of the guest, and what they are.
-const KINDS: [(&str, &str); 6] = [
+const KINDS: [(&str, &str); 8] = [
     ("fence_page_asid", "sfence.vma va, asid"),
     ("fence_page_asid_again", "the same, again"),
     ("fence_page", "sfence.vma va, x0"),
     ("fence_page_again", "the same, again"),
     ("write_satp", "csrw satp, the same value"),
+    ("switch_satp", "csrw satp, a known root"),
     ("ecall", "SBI call (base)"),
+    ("fault", "load, new table, known memory"),
 ];
 
 /// Measures.

@@ -50,6 +50,10 @@ impl PhysMem for Ram {
         Self::atomic(at).store(value, Ordering::Release);
     }
 
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        Self::atomic(at).swap(value, Ordering::AcqRel)
+    }
+
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         Self::atomic(at).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }

@@ -8,7 +8,7 @@
 //! `mscratch` (`sscratch`) holds the context's address. While Gnomon runs, the trap vector is the
 //! host's, so that a trap of Gnomon's own is told apart; what is in the scratch register then means
 //! nothing. Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler
-//! returns the context to enter. So no register of Gnomon's survives a guest's run, and none need be
+//! ends with the context to enter ([`resume`]). So no register of Gnomon's survives a guest's run, and none need be
 //! saved.
 //!
 //! There are three guest vectors: from VS mode to M mode, from VS mode to HS mode, and, on harts
@@ -64,7 +64,9 @@ macro_rules! guest_vector {
             concat!("csrr t0, ", $tval), "sd t0, {cause} + 8(a0)",
             $tval2, "sd t0, {cause} + 16(a0)",
             $tinst, "sd t0, {cause} + 24(a0)",
-            "call gnomon_exit",
+            // In a1 where to go on; an exit does not return, and so saves no registers of a caller that is none.
+            concat!("la a1, ", $resume),
+            "tail gnomon_exit",
             // a0: the context to enter.
             concat!($resume, ":"),
             concat!("la t0, ", $entry), concat!("csrw ", $tvec, ", t0"),
@@ -197,7 +199,7 @@ pub fn supervisor_vector() -> u64 {
 }
 
 /// From M mode, enters a guest in VS or VU mode for the first time on this hart; later entries are
-/// returns from `gnomon_exit`. Comes back as a call of that on the context's stack.
+/// the ends of `gnomon_exit`. Comes back as that, on the context's stack.
 ///
 /// # Safety
 /// Firmware seat only, on a hart with the H extension. `context` is exclusively this hart's until the
@@ -226,6 +228,16 @@ pub unsafe fn enter_virtual_from_supervisor(context: *mut Context) -> ! {
 pub unsafe fn enter_supervisor(context: *mut Context) -> ! {
     // SAFETY: by the caller's promise.
     unsafe { gnomon_m_to_s(context) }
+}
+
+/// Goes on in a guest: the end of an exit.
+///
+/// # Safety
+/// `resume` is what `gnomon_exit` was given, and `context` is exclusively this hart's until the next exit; all else is
+/// as for [`enter_virtual_from_machine`].
+pub unsafe fn resume(context: *mut Context, resume: usize) -> ! {
+    // SAFETY: by the caller's promise.
+    unsafe { core::arch::asm!("jr {}", in(reg) resume, in("a0") context, options(noreturn)) }
 }
 
 /// Starts over on an empty stack: calls `then(argument)` with nothing above it.

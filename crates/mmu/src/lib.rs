@@ -12,19 +12,22 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+#[cfg(feature = "sabotage")]
+extern crate std;
 
 pub mod frames;
 pub mod gstage;
 pub mod ids;
 pub mod shadow;
 pub mod stale;
+pub mod table;
 pub mod two_stage;
 pub mod walk;
 
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
 pub use gstage::{
-    AddressSpace, Counters, How, Images, Object, Policy, Prot, Region, RegionError, ResolveError, Resolved, Superpages,
-    Translation,
+    AddressSpace, Content, Counters, How, Images, Object, Policy, Prot, Ready, Region, RegionError, ResolveError,
+    Resolved, Superpages, Translation, Unresolved,
 };
 pub use ids::{Acquired, IdSlot, Ids};
 pub use stale::{Retired, Stale};

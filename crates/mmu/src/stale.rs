@@ -68,9 +68,8 @@ impl<S: Space> Stale<S> {
         &self.retired
     }
 
-    /// Fences, and yields the frames that are now free to go. In two steps because a fence waits
-    /// for other harts, and one of them may be waiting for the lock that guards [`Frames`]: fence
-    /// without that lock, then [`Retired::release`] with it.
+    /// Fences, and yields the frames that are now free to go: to [`Retired::release`], which may be done
+    /// without the locks that the fence needed.
     pub fn fence(self, hw: &mut impl Fence<S>) -> Retired {
         if let Some(scope) = self.scope {
             hw.fence(scope);
@@ -79,7 +78,7 @@ impl<S: Space> Stale<S> {
     }
 
     /// Fences, then frees the retired frames.
-    pub fn flush(self, hw: &mut impl Fence<S>, frames: &mut Frames) {
+    pub fn flush(self, hw: &mut impl Fence<S>, frames: &Frames) {
         self.fence(hw).release(frames);
     }
 
@@ -119,7 +118,7 @@ impl Retired {
     }
 
     /// Gives them back.
-    pub fn release(self, frames: &mut Frames) {
+    pub fn release(self, frames: &Frames) {
         for run in self.runs {
             frames.free(run);
         }

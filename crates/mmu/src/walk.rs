@@ -89,8 +89,7 @@ impl<Out: Space> Walk<Out> {
     /// The A and D flags that `access` needs set and the leaf has clear.
     #[must_use]
     pub fn unset(&self, access: Access) -> PteFlags {
-        let needed = if access == Access::Store { PteFlags::A | PteFlags::D } else { PteFlags::A };
-        needed.difference(self.leaf.flags)
+        unset(&self.leaf, access)
     }
 }
 
@@ -153,19 +152,28 @@ pub fn walk<In: Space, Out: Space, M: ReadPte<Out>>(
     mem: &mut M,
 ) -> Result<Walk<Out>, Fault<M::Error>> {
     let Slot { level, at, pte, entry } = descend(fmt, root, va, caps, mem)?;
-    let reason = match entry {
-        Entry::Leaf(leaf) if allows(leaf.flags, req) => {
-            // A 64 KiB Svnapot range translates like a page of 64 KiB.
-            let bytes = if leaf.napot { 16 * level.bytes() } else { level.bytes() };
-            let out = leaf.pfn.at(va.raw() & (bytes - 1));
-            return Ok(Walk { leaf, level, pte_at: at, pte, out });
-        }
-        Entry::Leaf(_) => Reason::Denied,
-        Entry::Reserved(why) => Reason::Reserved(why),
-        // `decode` calls a pointer at level 0 reserved, so no pointer ends a descent.
-        Entry::Invalid | Entry::Table(_) => Reason::NotValid,
-    };
-    Err(Fault { level, reason })
+    let leaf = judge(entry, req).map_err(|reason| Fault { level, reason })?;
+    // A 64 KiB Svnapot range translates like a page of 64 KiB.
+    let bytes = if leaf.napot { 16 * level.bytes() } else { level.bytes() };
+    let out = leaf.pfn.at(va.raw() & (bytes - 1));
+    Ok(Walk { leaf, level, pte_at: at, pte, out })
+}
+
+/// What the entry that ends a walk comes to: a leaf that lets `req` through (A and D aside), or why not.
+pub(crate) fn judge<Out: Space, E>(entry: Entry<Out>, req: &Request) -> Result<Leaf<Out>, Reason<E>> {
+    match entry {
+        Entry::Leaf(leaf) if allows(leaf.flags, req) => Ok(leaf),
+        Entry::Leaf(_) => Err(Reason::Denied),
+        Entry::Reserved(why) => Err(Reason::Reserved(why)),
+        // `decode` calls a pointer at level 0 reserved, so no pointer ends a walk.
+        Entry::Invalid | Entry::Table(_) => Err(Reason::NotValid),
+    }
+}
+
+/// The A and D flags that `access` needs set and `leaf` has clear.
+pub(crate) fn unset<Out: Space>(leaf: &Leaf<Out>, access: Access) -> PteFlags {
+    let needed = if access == Access::Store { PteFlags::A | PteFlags::D } else { PteFlags::A };
+    needed.difference(leaf.flags)
 }
 
 /// Sets the A (and for stores D) flag of a walk's leaf by one compare-exchange, as Svadu hardware

@@ -326,6 +326,12 @@ impl PhysMem for FenceModel {
         self.write(at, value);
     }
 
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        let found = self.machine.read_u64(at);
+        self.write(at, value);
+        found
+    }
+
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         let found = self.machine.read_u64(at);
         if found != old {

@@ -94,6 +94,10 @@ impl PhysMem for Machine {
         self.frame_mut(at.pfn())[Self::word_of(at)] = value;
     }
 
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        core::mem::replace(&mut self.frame_mut(at.pfn())[Self::word_of(at)], value)
+    }
+
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         let word = &mut self.frame_mut(at.pfn())[Self::word_of(at)];
         if *word != old {

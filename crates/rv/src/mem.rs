@@ -12,6 +12,9 @@ pub trait PhysMem {
     /// Writes 8 bytes at an 8-aligned address, atomically: a concurrent hardware walk sees the old
     /// value or the new one, and whoever sees the new one sees all earlier writes (release).
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64);
+    /// Writes 8 bytes at an 8-aligned address, and returns what was there, both at once; otherwise as
+    /// [`PhysMem::write_u64`].
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64;
     /// Writes `new` if the value is `old`; otherwise returns the value found.
     ///
     /// # Errors

@@ -35,6 +35,10 @@ pub enum Exception {
     LoadPage = 13,
     /// Store/AMO page fault.
     StorePage = 15,
+    /// Software check.
+    SoftwareCheck = 18,
+    /// Hardware error.
+    HardwareError = 19,
     /// Instruction guest-page fault.
     FetchGuestPage = 20,
     /// Load guest-page fault.
@@ -47,7 +51,7 @@ pub enum Exception {
 
 impl Exception {
     /// All codes that are defined, ascending.
-    pub const ALL: [Exception; 19] = [
+    pub const ALL: [Exception; 21] = [
         Self::FetchMisaligned,
         Self::FetchAccess,
         Self::IllegalInstruction,
@@ -63,6 +67,8 @@ impl Exception {
         Self::FetchPage,
         Self::LoadPage,
         Self::StorePage,
+        Self::SoftwareCheck,
+        Self::HardwareError,
         Self::FetchGuestPage,
         Self::LoadGuestPage,
         Self::VirtualInstruction,
@@ -84,7 +90,16 @@ impl Exception {
     /// The exception with this code, if it is a defined one.
     #[must_use]
     pub fn from_code(code: u64) -> Option<Self> {
-        Self::ALL.into_iter().find(|e| e.code() == code)
+        // A table: every exit asks.
+        const BY_CODE: [Option<Exception>; 24] = {
+            let (mut table, mut at) = ([None; 24], 0);
+            while at < Exception::ALL.len() {
+                table[Exception::ALL[at] as usize] = Some(Exception::ALL[at]);
+                at += 1;
+            }
+            table
+        };
+        BY_CODE.get(code as usize).copied().flatten()
     }
 }
 

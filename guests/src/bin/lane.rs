@@ -7,10 +7,12 @@
 #![expect(unsafe_code, reason = "loops of known instructions")]
 
 use core::arch::asm;
+use guests::paging::{self, RW, Space};
 use guests::window::{ASID, PAGES, Window, address};
-use guests::{Check, console, ensure, paging, run};
-use metal::csr;
+use guests::{Check, access, console, ensure, run};
+use metal::{csr, fence};
 use rv::PAGE_BYTES;
+use rv::format::SV39;
 use sbi_spec::base;
 
 guests::entry_point!(main);
@@ -23,10 +25,10 @@ const ROUNDS: u64 = 16;
 macro_rules! for_each_page {
     ($(#[$about:meta])* $name:ident, $instruction:literal) => {
         $(#[$about])*
-        fn $name() -> u64 {
+        fn $name(flip: u64) -> u64 {
             let start = metal::time();
-            // SAFETY: fences and a call of SBI's base extension, which leave memory alone, and a write of
-            // `satp` as it is.
+            // SAFETY: fences and a call of SBI's base extension, which leave memory alone, and writes of
+            // `satp` that map this code, all it uses and the window as it is mapped now.
             unsafe {
                 asm!(
                     "2:",
@@ -34,12 +36,13 @@ macro_rules! for_each_page {
                     "add {at}, {at}, {step}",
                     "addi {left}, {left}, -1",
                     "bnez {left}, 2b",
-                    "// {asid} {satp}", // not all instructions name them
+                    "// {asid} {satp} {flip}", // not all instructions name them
                     at = inout(reg) address(0) => _,
                     step = in(reg) PAGE_BYTES,
                     left = inout(reg) PAGES => _,
                     asid = in(reg) ASID,
-                    satp = in(reg) csr::satp::read(),
+                    satp = inout(reg) csr::satp::read() => _,
+                    flip = in(reg) flip,
                     inout("a0") 0 => _,
                     inout("a1") 0 => _,
                     in("a6") base::GET_SBI_SPEC_VERSION,
@@ -57,6 +60,8 @@ for_each_page!(fence_page_asid, "sfence.vma {at}, {asid}");
 for_each_page!(fence_page, "sfence.vma {at}, x0");
 for_each_page!(write_satp, "csrw satp, {satp}");
 for_each_page!(ecall, "ecall");
+for_each_page!(flip, "xor {satp}, {satp}, {flip}");
+for_each_page!(switch_satp, "xor {satp}, {satp}, {flip}\n csrw satp, {satp}");
 
 fn main() {
     run("lane/measured", measure);
@@ -64,14 +69,15 @@ fn main() {
 
 fn measure() -> Check {
     let window = Window::enter(1);
+    let other = beside(&window, ASID + 1);
     // Each fence meets an entry that translates, because all pages are read before.
-    let measure = |name, ticks: fn() -> u64, again: &str| {
+    let measure = |name, ticks: fn(u64) -> u64, again: &str, floor_ticks: fn(u64) -> u64, by: u64| {
         let (mut first, mut second, mut floor) = (0, 0, 0);
         for _ in 0..ROUNDS {
             window.read_all();
-            floor += nothing();
-            first += ticks();
-            second += ticks();
+            floor += floor_ticks(by);
+            first += ticks(by);
+            second += ticks(by);
         }
         ensure!(first >= floor, "{name}: the loop took {first} ticks, and {floor} without it");
         console::figure(name, first - floor);
@@ -81,10 +87,44 @@ fn measure() -> Check {
         Ok(())
     };
     console::figure("count", ROUNDS * PAGES);
-    measure("fence_page_asid", fence_page_asid, "fence_page_asid_again")?;
-    measure("fence_page", fence_page, "fence_page_again")?;
-    measure("write_satp", write_satp, "")?;
-    measure("ecall", ecall, "")?;
+    measure("fence_page_asid", fence_page_asid, "fence_page_asid_again", nothing, 0)?;
+    measure("fence_page", fence_page, "fence_page_again", nothing, 0)?;
+    measure("write_satp", write_satp, "", nothing, 0)?;
+    measure("ecall", ecall, "", nothing, 0)?;
+    // An even number of switches: each round ends where it began. Both roots have been used before.
+    let by = csr::satp::read() ^ other.satp();
+    switch_satp(by);
+    measure("switch_satp", switch_satp, "", flip, by)?;
+    faults(&window)?;
     paging::leave();
+    Ok(())
+}
+
+/// Another address space with the window as it is mapped now.
+fn beside(window: &Window, asid: u64) -> Space {
+    let space = Space::new(&SV39, asid);
+    (0..PAGES).for_each(|page| space.map(address(page), window.frame(page, 0), RW));
+    space
+}
+
+/// First accesses by new tables to memory that has been used: behind a G-stage they fault nowhere, on shadow tables
+/// each does once.
+fn faults(window: &Window) -> Check {
+    let (mut first, mut second) = (0, 0);
+    for round in 0..ROUNDS {
+        beside(window, ASID + 2 + round).switch();
+        fence::sfence_all();
+        // Tables are not what is measured.
+        for page in (0..PAGES).step_by(512) {
+            core::hint::black_box(access::peek(address(page)));
+        }
+        for sum in [&mut first, &mut second] {
+            let start = metal::time();
+            window.read_all();
+            *sum += metal::time() - start;
+        }
+    }
+    ensure!(first >= second, "first accesses took {first} ticks, second ones {second}");
+    console::figure("fault", first - second);
     Ok(())
 }

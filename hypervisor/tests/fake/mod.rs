@@ -37,6 +37,9 @@ impl PhysMem for Mem {
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
         self.0.borrow_mut().write_u64(at, value);
     }
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        self.0.borrow_mut().exchange_u64(at, value)
+    }
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         self.0.borrow_mut().compare_exchange_u64(at, old, new)
     }
@@ -189,10 +192,9 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
             vlenb: 0,
             timebase: 10_000_000,
         },
-        frames: Mutex::new(frames),
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
         sched: Mutex::new(Sched::default()),
-        harts: (0..harts).map(|_| HartShared::default()).collect(),
+        harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
         console: Mutex::new(console),
         overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),
@@ -260,6 +262,6 @@ impl World {
     }
 
     pub fn frames_used(&self) -> u64 {
-        self.g.frames.lock().usage(Owner::Vm(0)).total()
+        self.g.frames().usage(Owner::Vm(0)).total()
     }
 }

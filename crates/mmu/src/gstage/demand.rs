@@ -2,11 +2,14 @@
 //!
 //! Each resolution first takes every frame that it will need ([`Supplies`]); if one is missing, all
 //! are given back and nothing has changed. From the first store on, nothing can fail.
+//!
+//! To clear or copy 2 MiB takes long. So a resolution that wants that says so ([`Unresolved::Wants`]) and has changed
+//! nothing; the caller makes them ready ([`Content::prepare`]) without any lock, and tries again with what is [`Ready`].
 
 use super::{
     AddressSpace, How, Images, OWNED, Object, Prot, Publish, Region, ResolveError, Resolved, Superpages, arrival,
 };
-use crate::frames::{AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
+use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
 use crate::walk::Slot;
 use alloc::vec::Vec;
@@ -20,7 +23,7 @@ struct Supplies {
 
 impl Supplies {
     /// Takes `tables` frames for tables and, if wanted, a run of 2^order frames of guest memory.
-    fn take(frames: &mut Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<Self, AllocError> {
+    fn take(frames: &Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<Self, AllocError> {
         let mut taken = Supplies { tables: Vec::new(), data: None };
         match taken.try_take(frames, owner, tables, order) {
             Ok(()) => Ok(taken),
@@ -31,7 +34,7 @@ impl Supplies {
         }
     }
 
-    fn try_take(&mut self, frames: &mut Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<(), AllocError> {
+    fn try_take(&mut self, frames: &Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<(), AllocError> {
         for _ in 0..tables {
             self.tables.push(frames.alloc(owner, Use::Table, 0)?);
         }
@@ -40,6 +43,93 @@ impl Supplies {
         }
         Ok(())
     }
+
+    /// Takes `tables` frames for tables, and `data` for guest memory.
+    fn with(frames: &Frames, owner: Owner, tables: u8, data: Ahead) -> Result<Self, AllocError> {
+        match Self::take(frames, owner, tables, None) {
+            Ok(taken) => match frames.claim(data, owner, Use::Guest) {
+                Ok(run) => Ok(Supplies { data: Some(run), ..taken }),
+                Err(error) => {
+                    taken.tables.into_iter().for_each(|run| frames.free(run));
+                    Err(error)
+                }
+            },
+            Err(error) => {
+                frames.put_back(data);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What 2 MiB of guest memory are to hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Zeroes.
+    Zero,
+    /// What the frames from this one on hold: a part of an image.
+    Copy(Pfn<Hpa>),
+}
+
+impl Content {
+    /// Takes 2 MiB and fills them: some 100,000 instructions, for which no lock should be held.
+    pub fn prepare(self, frames: &Frames, mem: &mut impl PhysMem) -> Ready {
+        let Some(run) = frames.take_ahead(MEGA_ORDER) else { return Ready::Denied };
+        match self {
+            Content::Zero => mem.zero_frames(run.first(), run.pages()),
+            Content::Copy(from) => mem.copy_frames(from, run.first(), run.pages()),
+        }
+        Ready::Mega { run, content: self }
+    }
+}
+
+/// What has been made ready for a resolution.
+#[must_use = "dropping it leaks its frames"]
+#[derive(PartialEq, Eq, Debug)]
+pub enum Ready {
+    /// Nothing yet.
+    Nothing,
+    /// 2 MiB.
+    Mega {
+        /// The frames.
+        run: Ahead,
+        /// What they hold.
+        content: Content,
+    },
+    /// Nothing, because there are no 2 MiB in one piece.
+    Denied,
+}
+
+impl Ready {
+    /// Gives back what was not needed after all.
+    pub fn discard(self, frames: &Frames) {
+        if let Ready::Mega { run, .. } = self {
+            frames.put_back(run);
+        }
+    }
+}
+
+/// Why nothing is resolved yet. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unresolved {
+    /// It cannot be.
+    For(ResolveError),
+    /// 2 MiB are to be made ready first.
+    Wants(Content),
+}
+
+impl<E: Into<ResolveError>> From<E> for Unresolved {
+    fn from(error: E) -> Self {
+        Unresolved::For(error.into())
+    }
+}
+
+/// What a resolution gets instead of 2 MiB.
+enum NoMega {
+    /// They are still to be made ready.
+    Wanted(Content),
+    /// There are none: 4 KiB will have to do.
+    Denied,
 }
 
 impl AddressSpace {
@@ -54,13 +144,42 @@ impl AddressSpace {
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
-        frames: &mut Frames,
+        frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, ResolveError> {
+        let mut ready = Ready::Nothing;
+        loop {
+            match self.resolve_with(gpa, access, &mut ready, frames, mem) {
+                Err(Unresolved::Wants(content)) => ready = content.prepare(frames, mem),
+                Err(Unresolved::For(error)) => {
+                    ready.discard(frames);
+                    return Err(error);
+                }
+                Ok(resolved) => {
+                    ready.discard(frames);
+                    return Ok(resolved);
+                }
+            }
+        }
+    }
+
+    /// The same for callers that make 2 MiB ready without their locks. What is left of `ready` in the end is to be
+    /// discarded.
+    ///
+    /// # Errors
+    /// As for [`AddressSpace::resolve`]; or that 2 MiB are to be made ready first.
+    pub fn resolve_with(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        ready: &mut Ready,
+        frames: &Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Resolved, Unresolved> {
         let Some(&region) = self.region_of(gpa.pfn()) else { return Ok(Resolved::Hole) };
         if !region.prot.allows(access) {
             self.counters.denied += 1;
-            return Err(ResolveError::Denied);
+            return Err(ResolveError::Denied.into());
         }
         // Regions fit the format, so there is a slot.
         let Some(slot) = self.slot(gpa, mem) else { return Ok(Resolved::Hole) };
@@ -71,12 +190,12 @@ impl AddressSpace {
                 Ok(filled(hpa, How::Spurious))
             }
             // The region allows stores and the leaf does not: an image page not yet copied.
-            (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, &slot, &leaf, frames, mem),
-            (_, Object::Anonymous) => self.fill_anonymous(gpa, &region, &slot, frames, mem),
+            (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
+            (_, Object::Anonymous) => self.fill_anonymous(gpa, &region, &slot, ready, frames, mem),
             (_, Object::Image { first }) => {
                 let image = first.add(gpa.pfn().raw() - region.start.raw());
                 if access == Access::Store || self.policy.images == Images::Private {
-                    self.copy_unmapped(gpa, &region, image, &slot, frames, mem)
+                    self.copy_unmapped(gpa, &region, (image, &slot), ready, frames, mem)
                 } else {
                     self.map_image(gpa, &region, image, &slot, frames, mem)
                 }
@@ -89,24 +208,53 @@ impl AddressSpace {
         gpa: Addr<Gpa>,
         region: &Region,
         slot: &Slot<Hpa>,
-        frames: &mut Frames,
+        ready: &mut Ready,
+        frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, ResolveError> {
+    ) -> Result<Resolved, Unresolved> {
         if self.mega_allowed(gpa.pfn(), region, slot).is_some() {
-            match Supplies::take(frames, self.owner, below(slot, Level::MEGA), Some(MEGA_ORDER)) {
+            match self.mega(Content::Zero, slot, ready, frames) {
                 Ok(supplies) => {
                     self.counters.anonymous_2m += 1;
-                    return Ok(self.commit_zeroed(gpa, region.prot, Level::MEGA, slot, supplies, mem));
+                    return Ok(self.commit_anonymous(gpa, region.prot, Level::MEGA, slot, supplies, mem));
                 }
-                Err(_) => self.counters.mega_denied += 1,
+                Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
+                Err(NoMega::Denied) => {}
             }
         }
         let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
+        if let Some(page) = &supplies.data {
+            mem.zero_frames(page.first(), 1);
+        }
         self.counters.anonymous_4k += 1;
-        Ok(self.commit_zeroed(gpa, region.prot, Level::PAGE, slot, supplies, mem))
+        Ok(self.commit_anonymous(gpa, region.prot, Level::PAGE, slot, supplies, mem))
     }
 
-    fn commit_zeroed(
+    /// What a leaf of 2 MiB takes, if they are ready.
+    fn mega(
+        &mut self,
+        wanted: Content,
+        slot: &Slot<Hpa>,
+        ready: &mut Ready,
+        frames: &Frames,
+    ) -> Result<Supplies, NoMega> {
+        let supplies = match core::mem::replace(ready, Ready::Denied) {
+            Ready::Mega { run, content } if content == wanted => {
+                Supplies::with(frames, self.owner, below(slot, Level::MEGA), run).ok()
+            }
+            Ready::Denied => None,
+            other => {
+                // What was wanted before is not what is wanted now: somebody else was here meanwhile.
+                other.discard(frames);
+                return Err(NoMega::Wanted(wanted));
+            }
+        };
+        self.counters.mega_denied += u64::from(supplies.is_none());
+        supplies.ok_or(NoMega::Denied)
+    }
+
+    /// Maps frames that are ready.
+    fn commit_anonymous(
         &mut self,
         gpa: Addr<Gpa>,
         prot: Prot,
@@ -116,9 +264,7 @@ impl AddressSpace {
         mem: &mut impl PhysMem,
     ) -> Resolved {
         let Supplies { tables, data } = supplies;
-        let run = data.expect("taken with the tables");
-        mem.zero_frames(run.first(), run.pages());
-        let pfn = run.into_entry();
+        let pfn = data.expect("taken with the tables").into_entry();
         self.link(gpa, slot, tables, Self::leaf(pfn, prot, OWNED), mem);
         filled(pfn.at(gpa.raw() & (level.bytes() - 1)), How::Filled)
     }
@@ -129,9 +275,9 @@ impl AddressSpace {
         region: &Region,
         image: Pfn<Hpa>,
         slot: &Slot<Hpa>,
-        frames: &mut Frames,
+        frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, ResolveError> {
+    ) -> Result<Resolved, Unresolved> {
         // A 2 MiB leaf needs the image's frames as aligned as the guest's pages.
         let mega = self
             .mega_allowed(gpa.pfn(), region, slot)
@@ -156,46 +302,50 @@ impl AddressSpace {
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
-        image: Pfn<Hpa>,
-        slot: &Slot<Hpa>,
-        frames: &mut Frames,
+        (image, slot): (Pfn<Hpa>, &Slot<Hpa>),
+        ready: &mut Ready,
+        frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, ResolveError> {
-        let supplies = match self.supplies_for_copy(gpa, region, slot, frames) {
-            Some(mega) => mega,
-            None => (Level::PAGE, Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?),
+    ) -> Result<Resolved, Unresolved> {
+        let first = Pfn::new(image.raw() - (gpa.pfn().raw() & (Level::MEGA.pages() - 1)));
+        let supplies = match self.mega_of_image(gpa, region, first, slot, ready, frames) {
+            Ok(mega) => (Level::MEGA, mega),
+            Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
+            Err(NoMega::Denied) => {
+                let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
+                if let Some(page) = &supplies.data {
+                    mem.copy_frames(image, page.first(), 1);
+                }
+                (Level::PAGE, supplies)
+            }
         };
-        let first = Pfn::new(image.raw() - (gpa.pfn().raw() & (supplies.0.pages() - 1)));
-        Ok(self.copy_below(gpa, region, first, slot, supplies, mem))
+        Ok(self.commit_copy(gpa, region, slot, supplies, mem))
     }
 
-    /// What a copy of 2 MiB takes, if there may be one.
-    fn supplies_for_copy(
+    /// What a copy of 2 MiB takes, from `first` on, if there may be one.
+    fn mega_of_image(
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
+        first: Pfn<Hpa>,
         slot: &Slot<Hpa>,
-        frames: &mut Frames,
-    ) -> Option<(Level, Supplies)> {
-        self.mega_allowed(gpa.pfn(), region, slot)?;
-        let supplies = Supplies::take(frames, self.owner, below(slot, Level::MEGA), Some(MEGA_ORDER));
-        self.counters.mega_denied += u64::from(supplies.is_err());
-        Some((Level::MEGA, supplies.ok()?))
+        ready: &mut Ready,
+        frames: &Frames,
+    ) -> Result<Supplies, NoMega> {
+        self.mega_allowed(gpa.pfn(), region, slot).ok_or(NoMega::Denied)?;
+        self.mega(Content::Copy(first), slot, ready, frames)
     }
 
-    /// Copies what a leaf of `level` maps, from `image` on. Tables are linked down to the leaf's, whose entry stays
-    /// invalid for now.
-    fn copy_below(
+    /// Tables are linked down to the one for a leaf of `level` that will map a copy. Its entry stays invalid for now.
+    fn commit_copy(
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
-        image: Pfn<Hpa>,
         slot: &Slot<Hpa>,
         (level, Supplies { tables, data }): (Level, Supplies),
         mem: &mut impl PhysMem,
     ) -> Resolved {
         let copy = data.expect("taken with the tables").into_entry();
-        mem.copy_frames(image, copy, level.pages());
         let at = match tables.last() {
             Some(lowest) => lowest.first().at(8 * self.format.index(gpa, level) as u64),
             None => slot.at,
@@ -227,17 +377,23 @@ impl AddressSpace {
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
-        slot: &Slot<Hpa>,
-        leaf: &Leaf<Hpa>,
-        frames: &mut Frames,
+        (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
+        ready: &mut Ready,
+        frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, ResolveError> {
+    ) -> Result<Resolved, Unresolved> {
         assert!(!leaf.flags.contains(OWNED), "{gpa}: the VM's own page is read-only in a writable region");
         let image = arrival(leaf, slot.level, gpa).pfn();
         let split = slot.level == Level::MEGA;
-        if split && let Some(supplies) = self.supplies_for_copy(gpa, region, slot, frames) {
-            mem.write_u64(slot.at, Pte::INVALID.0);
-            return Ok(self.copy_below(gpa, region, image.align_down(supplies.0.pages()), slot, supplies, mem));
+        if split {
+            match self.mega_of_image(gpa, region, image.align_down(Level::MEGA.pages()), slot, ready, frames) {
+                Ok(supplies) => {
+                    mem.write_u64(slot.at, Pte::INVALID.0);
+                    return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), mem));
+                }
+                Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
+                Err(NoMega::Denied) => {}
+            }
         }
         let Supplies { mut tables, data } = Supplies::take(frames, self.owner, u8::from(split), Some(0))?;
         let copy = data.expect("taken with the tables").into_entry();

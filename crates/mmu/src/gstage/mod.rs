@@ -19,6 +19,8 @@
 mod demand;
 mod remove;
 
+pub use demand::{Content, Ready, Unresolved};
+
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::Stale;
 use crate::walk::{Ram, Slot, descend};
@@ -294,7 +296,7 @@ impl AddressSpace {
         format: &'static Format,
         owner: Owner,
         policy: Policy,
-        frames: &mut Frames,
+        frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Self, AllocError> {
         assert!(format.is_g_stage(), "{} is not a G-stage format", format.name);

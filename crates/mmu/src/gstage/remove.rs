@@ -29,7 +29,7 @@ impl AddressSpace {
         &mut self,
         start: Pfn<Gpa>,
         pages: u64,
-        frames: &mut Frames,
+        frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Stale<Gpa>, AllocError> {
         let limit = 1 << (self.format.input_bits() - rv::PAGE_SHIFT);

@@ -1,12 +1,16 @@
-//! Write protection: what the modes `shadow` and `unsync` know of the guest's edits before it fences.
+//! Write protection: what the upkeeps `shadow` and `unsync` know of the guest's edits before it fences.
 //!
 //! A guest table is *protected* when no translation of the VM allows a store to it. Then each store is an
 //! exit, [`Shadow::table_write`] performs it, and the shadow is in step at all times. A table that is not is
-//! *unsync*, and is treated as in the mode `lazy` until a wide fence protects it again.
+//! *unsync*, and is treated as in `lazy` until a wide fence protects it again.
 
-use super::pages::{Id, Role};
-use super::{Host, Mode, Sabotage, Shadow};
-use rv::{Addr, Entry, Fence, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+use super::config::{Host, Machine};
+use super::engine::Shadow;
+use super::index::List;
+use super::page::{At, CAPS, Id};
+use super::sabotage::Sabotage;
+use crate::table::Owed;
+use rv::{Addr, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
 
 /// Writes in a row that no table would see, after which a frame is believed to have another use.
 const FLOOD: u8 = 3;
@@ -26,109 +30,128 @@ pub enum Wrote {
 impl Shadow {
     /// Whether stores to the frame must be seen.
     pub(super) fn is_protected(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
-        self.protects() && self.tables_of(gfn, mem).any(|id| !self.page(id).is_unsync)
+        self.protects_new_tables() && self.index.tables_of(gfn, mem).any(|id| !self.index.page(id).is_unsync)
     }
 
     /// Whether one leaf may allow stores to all 2 MiB around `gfn`.
     pub(super) fn may_be_mega(&mut self, gfn: Pfn<Gpa>) -> bool {
-        self.is_sabotaged(Sabotage::CoversTables) || *self.heads.protected_around(gfn) == 0
+        self.is_sabotaged(Sabotage::CoversTables) || *self.index.heads.protected_around(gfn) == 0
     }
 
-    /// Enlists the shadow of a guest table in RAM, and protects the table where the mode does.
-    pub(super) fn begin_table<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
-        let gfn = self.page(id).key.gfn;
-        let first = self.tables_of(gfn, host.mem).next();
+    /// Enlists the shadow of a guest table in RAM, and protects the table where the upkeep does.
+    pub(super) fn begin_table<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        let gfn = self.index.page(id).key.gfn;
+        let first = self.index.tables_of(gfn, host.mem).next();
         // All shadows of a frame are protected, or none is.
-        let is_unsync = !self.protects() || first.is_some_and(|other| self.page(other).is_unsync);
-        self.page_mut(id).is_unsync = is_unsync;
-        self.enlist(id, host.mem);
+        let is_unsync = !self.protects_new_tables() || first.is_some_and(|other| self.index.page(other).is_unsync);
+        self.index.page_mut(id).is_unsync = is_unsync;
+        self.index.enlist(id, host.mem);
         if !is_unsync && first.is_none() {
-            *self.heads.protected_around(gfn) += 1;
-            let must_flush = self.withdraw_writes(gfn, host.mem) || self.tlbs_are_dirty;
-            if must_flush && !self.is_sabotaged(Sabotage::ProtectsWithoutFlush) {
-                self.flush(host.hw);
-            }
+            *self.index.heads.protected_around(gfn) += 1;
+            self.withdraw_writes(gfn, host);
+            self.stop_stores(host);
         }
     }
 
     /// The opposite, at the end of a shadow page.
     pub(super) fn end_table(&mut self, id: Id, mem: &mut impl PhysMem) {
-        let (gfn, is_unsync) = (self.page(id).key.gfn, self.page(id).is_unsync);
-        self.delist(id, mem);
-        if self.protects() && self.heads.contains(gfn) && self.tables_of(gfn, mem).next().is_none() {
+        let page = self.index.page(id);
+        let (gfn, is_unsync) = (page.key.gfn, page.is_unsync);
+        self.index.delist(id, mem);
+        if self.protects_new_tables() && self.index.heads.contains(gfn) && self.first_table(gfn, mem).is_none() {
             if is_unsync {
                 self.unsync.retain(|other| *other != gfn);
             } else {
-                *self.heads.protected_around(gfn) -= 1;
+                *self.index.heads.protected_around(gfn) -= 1;
             }
         }
     }
 
-    /// Makes all leaves to the frame read-only. Says whether there was one that was not.
-    fn withdraw_writes(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) -> bool {
-        let mut changed = false;
-        while let Some((id, index)) = self.first_mega(gfn) {
-            self.drop_entry(id, index, mem);
-            changed = true;
+    fn first_table(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Id> {
+        self.index.tables_of(gfn, mem).next()
+    }
+
+    /// Makes all leaves to the frame read-only. TLBs may know better.
+    fn withdraw_writes<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+        while let Some(at) = self.index.first(List::Mega(gfn), host.mem) {
+            self.drop_entry(at, host);
         }
-        let mut next = self.first_leaf(gfn, mem);
-        while let Some((id, index)) = next {
-            let at = self.entry_at(id, index);
-            let pte = Pte(mem.read_u64(at));
-            if pte.flags().contains(PteFlags::V | PteFlags::W) {
-                mem.write_u64(at, pte.0 & !(PteFlags::W | PteFlags::D).bits());
-                changed = true;
-            }
-            next = self.next_leaf((id, index), mem);
+        let mut next = self.index.first(List::Frame(gfn), host.mem);
+        while let Some(at) = next {
+            self.withdraw_writes_of(at, host);
+            next = self.index.next(at, host.mem);
         }
-        changed
+    }
+
+    /// Makes sure that no TLB lets stores through that the tables no longer allow.
+    fn stop_stores<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+        let may_pass = self.stores_may_pass || host.debt.owes(Owed::STORES);
+        if may_pass && !self.is_sabotaged(Sabotage::ProtectsWithoutFlush) {
+            self.flush(host);
+        }
     }
 
     /// Lets the guest write the frame, and looks at it at fences instead.
-    pub(super) fn unsync(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+    fn unsync(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
         if !self.is_protected(gfn, mem) {
             return;
         }
         self.counters.unsynced += 1;
-        let mut next = self.tables_of(gfn, mem).next();
-        while let Some(id) = next {
-            self.page_mut(id).is_unsync = true;
-            next = self.page(id).next;
-        }
-        *self.heads.protected_around(gfn) -= 1;
+        self.set_unsync(gfn, true, mem);
+        *self.index.heads.protected_around(gfn) -= 1;
         self.unsync.push(gfn);
     }
 
-    /// Protects again what is unsync, with one flush for all. The entries are still to be compared.
-    pub(super) fn protect_all<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+    fn set_unsync(&mut self, gfn: Pfn<Gpa>, is_unsync: bool, mem: &impl PhysMem) {
+        let mut next = self.first_table(gfn, mem);
+        while let Some(id) = next {
+            let page = self.index.page_mut(id);
+            page.is_unsync = is_unsync;
+            next = page.next;
+        }
+    }
+
+    /// Protects again what is unsync, with one flush for all, and compares its entries.
+    pub(super) fn catch_up_all<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+        if self.unsync.is_empty() {
+            return;
+        }
         let all = core::mem::take(&mut self.unsync);
         for &gfn in &all {
-            let mut next = self.tables_of(gfn, host.mem).next();
-            while let Some(id) = next {
-                self.page_mut(id).is_unsync = false;
-                next = self.page(id).next;
-            }
-            *self.heads.protected_around(gfn) += 1;
-            self.tlbs_are_dirty |= self.withdraw_writes(gfn, host.mem);
+            self.set_unsync(gfn, false, host.mem);
+            *self.index.heads.protected_around(gfn) += 1;
+            self.withdraw_writes(gfn, host);
         }
         self.counters.reprotected += all.len() as u64;
-        if self.tlbs_are_dirty {
-            self.flush(host.hw);
+        self.stop_stores(host);
+        for gfn in all {
+            let mut next = self.first_table(gfn, host.mem);
+            while let Some(id) = next {
+                self.sync_entries(id, host);
+                next = self.index.page(id).next;
+            }
+        }
+    }
+
+    /// Compares an entry with the guest's, if its table is unsync.
+    pub(super) fn catch_up_entry<M: PhysMem, H: Machine>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        if self.index.page(at.0).may_lag() {
+            self.derive(at, host);
         }
     }
 
     /// A store of the guest's to a protected table at `gpa`, which is at `hpa`. `store` is told what the 8 bytes
     /// around it hold and says what they shall hold; `None` if the instruction is none that is emulated.
-    pub fn table_write<M: PhysMem, H: Fence<Gpa>>(
+    pub fn table_write<M: PhysMem, H: Machine>(
         &mut self,
         (gpa, hpa): (Addr<Gpa>, Addr<Hpa>),
         store: Option<&dyn Fn(u64) -> u64>,
         host: &mut Host<'_, M, H>,
     ) -> Wrote {
         let gfn = gpa.pfn();
-        let are_leaves = self.tables_of(gfn, host.mem).all(|id| self.page(id).key.level == Level::PAGE);
+        let are_leaves = self.index.tables_of(gfn, host.mem).all(|id| self.index.page(id).key.level == Level::PAGE);
         let store = match store {
-            Some(store) if !(self.config.mode == Mode::Unsync && are_leaves) => store,
+            Some(store) if !self.lets_go(are_leaves) => store,
             _ => {
                 self.unsync(gfn, host.mem);
                 return Wrote::Retry;
@@ -144,60 +167,50 @@ impl Shadow {
         };
         self.counters.table_writes += 1;
         let index = (gpa.page_offset() / 8) as usize;
-        let (mut is_flooded, mut next) = (true, self.tables_of(gfn, host.mem).next());
+        let (mut is_flooded, mut next) = (true, self.first_table(gfn, host.mem));
         while let Some(id) = next {
-            next = self.page(id).next;
+            next = self.index.page(id).next;
             is_flooded &= self.written(id, index, Pte(new), host);
         }
         if is_flooded {
-            self.give_up_table(gfn, host.mem);
+            self.give_up_table(gfn, host);
         }
-        self.conclude(host.hw);
+        self.conclude(host);
         Wrote::Done { old }
     }
 
     /// The guest has changed an entry of a protected table. Says whether it looks as if it were none any more.
-    fn written<M: PhysMem, H: Fence<Gpa>>(
-        &mut self,
-        id: Id,
-        index: usize,
-        new: Pte,
-        host: &mut Host<'_, M, H>,
-    ) -> bool {
-        let is_live = self.page(id).is_live(index);
-        let is_entry = match new.decode::<Gpa>(self.page(id).key.level, super::pages::CAPS) {
-            Entry::Leaf(leaf) => self.heads.contains(leaf.pfn),
-            Entry::Table(gfn) => self.heads.contains(gfn),
+    fn written<M: PhysMem, H: Machine>(&mut self, id: Id, index: usize, new: Pte, host: &mut Host<'_, M, H>) -> bool {
+        let (is_live, level) = (self.index.page(id).is_live(index), self.index.page(id).key.level);
+        let is_entry = match new.decode::<Gpa>(level, CAPS) {
+            Entry::Leaf(leaf) => self.index.heads.contains(leaf.pfn),
+            Entry::Table(gfn) => self.index.heads.contains(gfn),
             Entry::Invalid | Entry::Reserved(_) => false,
         };
         if !self.is_sabotaged(Sabotage::ForgetsWrite) {
-            self.derive(id, index, host);
+            self.derive((id, index), host);
         }
-        let page = self.page_mut(id);
+        let page = self.index.page_mut(id);
         page.flood = if is_live || is_entry { 0 } else { (page.flood + 1).min(FLOOD) };
         page.flood == FLOOD
     }
 
     /// The frame seems to be no table any more: its shadows go, but for those in use.
-    fn give_up_table(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
-        let mut next = self.tables_of(gfn, mem).next();
+    fn give_up_table<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+        let mut next = self.first_table(gfn, host.mem);
         while let Some(id) = next {
-            next = self.page(id).next;
-            if self.page(id).users == 0 && !self.page(id).has_parents() {
-                self.zap(id, mem);
+            next = self.index.page(id).next;
+            let page = self.index.page(id);
+            if page.users == 0 && page.parents.entry().is_none() {
+                self.zap(id, host);
                 self.counters.dropped += 1;
             }
         }
-        self.unsync(gfn, mem);
+        self.unsync(gfn, host.mem);
     }
 
     /// Tells the engine that Gnomon itself has written to guest memory: a table there is out of step.
     pub fn host_wrote(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
         self.unsync(gfn, mem);
-    }
-
-    /// Whether the page is one whose entries may be out of step with the guest's.
-    pub(super) fn may_lag(&self, id: Id) -> bool {
-        self.page(id).key.role == Role::Table && self.page(id).is_unsync
     }
 }

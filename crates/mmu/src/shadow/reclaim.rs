@@ -1,12 +1,16 @@
 //! Within a bound: shadow pages are prepared for, recycled, and given back; and what the host takes from
 //! the guest leaves no trace in them.
 
-use super::pages::{Body, Id, Role};
-use super::{DEEPEST, Host, Sabotage, Shadow, free, lent};
+use super::config::{DEEPEST, Host, Machine};
+use super::engine::Shadow;
+use super::index::List;
+use super::page::{Body, Id, Role};
+use super::sabotage::Sabotage;
 use crate::frames::{AllocError, Frames, Use};
-use crate::gstage::How;
+use crate::gstage::{How, Publish};
 use crate::stale::Stale;
-use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem};
+use crate::table::Owed;
+use rv::{FenceScope, Gpa, Pfn, PhysMem};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
@@ -17,13 +21,13 @@ impl Shadow {
     ///
     /// # Errors
     /// If the host has no frames and no page can be taken back. Nothing is lost.
-    pub(super) fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<(), AllocError> {
+    pub(super) fn prepare<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) -> Result<(), AllocError> {
         while self.spare.len() <= DEEPEST as usize {
-            let more = if self.bodies < self.config.pages { self.take_body(lent(&mut host.frames)) } else { Ok(None) };
+            let more = if self.bodies < self.config.pages { self.take_body(host.hw.frames()) } else { Ok(None) };
             match more {
                 Ok(Some(body)) => self.spare.push(body),
                 Ok(None) => self.recycle(host),
-                Err(error) if self.pages_in_use() == 0 => return Err(error),
+                Err(error) if self.index.is_empty() => return Err(error),
                 Err(error) => {
                     let before = self.spare.len();
                     self.recycle(host);
@@ -36,12 +40,8 @@ impl Shadow {
         Ok(())
     }
 
-    fn pages_in_use(&self) -> usize {
-        self.arena.len() - self.free.len()
-    }
-
-    fn take_body(&mut self, frames: &mut Frames) -> Result<Option<Body>, AllocError> {
-        let mut take = || frames.alloc(self.owner, Use::Table, 0);
+    fn take_body(&mut self, frames: &Frames) -> Result<Option<Body>, AllocError> {
+        let take = || frames.alloc(self.owner, Use::Table, 0);
         let table = take()?;
         let mirror = take();
         let links = take();
@@ -60,118 +60,132 @@ impl Shadow {
 
     /// Takes back an eighth of all pages, 64 at most, those that no fault has used for longest first, and makes all harts
     /// forget them. The roots of vCPUs stay.
-    fn recycle<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+    fn recycle<M: PhysMem, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
         let wanted = (self.config.pages / 8).clamp(DEEPEST + 1, MOST_AT_ONCE);
         let mut taken = 0;
         // The clock: one round to clear what is recent, one to take.
-        for _ in 0..2 * self.arena.len() {
+        for _ in 0..2 * self.index.end() {
             if taken == wanted {
                 break;
             }
             let id = self.hand;
-            self.hand = if id as usize + 1 >= self.arena.len() { 0 } else { id + 1 };
-            let Some(page) = self.arena[id as usize].as_mut().filter(|page| page.users == 0) else { continue };
-            if !core::mem::take(&mut page.is_recent) {
-                self.zap(id, host.mem);
+            self.hand = if id + 1 >= self.index.end() { 0 } else { id + 1 };
+            if self.index.get(id).is_none_or(|page| page.users != 0) {
+                continue;
+            }
+            if !core::mem::take(&mut self.index.page_mut(id).is_recent) {
+                self.zap(id, host);
                 taken += 1;
             }
         }
         self.counters.recycled += u64::from(taken);
         if self.is_sabotaged(Sabotage::ReusesEarly) {
-            self.flushed();
+            self.flushed(host);
         } else {
-            self.flush(host.hw);
+            self.flush(host);
         }
     }
 
     /// Makes all harts forget all translations of the VM.
-    pub(super) fn flush(&mut self, hw: &mut impl Fence<Gpa>) {
+    pub(super) fn flush<M, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
         self.counters.flushes += 1;
-        hw.fence(FenceScope::Everything);
-        self.flushed();
-    }
-
-    /// At the end of an operation: no hart walks by a pointer that is gone.
-    pub(super) fn conclude(&mut self, hw: &mut impl Fence<Gpa>) {
-        if self.pointers_are_dirty && !self.is_sabotaged(Sabotage::KeepsPointers) {
-            self.flush(hw);
-        }
+        host.hw.fence(FenceScope::Everything);
+        self.flushed(host);
     }
 
     /// All harts have forgotten all translations of the VM.
-    fn flushed(&mut self) {
-        self.tlbs_are_dirty = false;
-        self.pointers_are_dirty = false;
+    fn flushed<M, H>(&mut self, host: &mut Host<'_, M, H>) {
+        let _ = host.debt.take().paid();
+        self.stores_may_pass = false;
         self.spare.append(&mut self.retired);
     }
 
+    /// At the end of an operation: what it owes is spent. No hart may walk by a pointer that is gone. That TLBs have more
+    /// leaves than the tables is the guest's own affair, until a table is to be protected.
+    pub(super) fn conclude<M, H: Machine>(&mut self, host: &mut Host<'_, M, H>) {
+        if host.debt.owes(Owed::POINTERS) && !self.is_sabotaged(Sabotage::KeepsPointers) {
+            self.flush(host);
+        } else if host.debt.owes(Owed::all()) {
+            self.stores_may_pass |= host.debt.take().waive().contains(Owed::STORES);
+        }
+    }
+
     /// Ends a shadow page: nothing leads to it, and it leads nowhere. TLBs may still walk it.
-    pub(super) fn zap(&mut self, id: Id, mem: &mut impl PhysMem) {
-        debug_assert!(self.page(id).users == 0);
-        self.empty(id, mem);
-        while let Some((parent, index)) = self.a_parent(id) {
-            self.drop_entry(parent, index, mem);
+    pub(super) fn zap<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        debug_assert!(self.index.page(id).users == 0);
+        self.empty(id, host);
+        while let Some(parent) = self.index.first(List::Parents(id), host.mem) {
+            self.drop_entry(parent, host);
             if self.is_sabotaged(Sabotage::ForgetsSharer) {
                 break;
             }
         }
-        if self.page(id).key.role == Role::Table {
-            self.end_table(id, mem);
+        if self.index.page(id).key.role == Role::Table {
+            self.end_table(id, host.mem);
         } else {
-            self.delist(id, mem);
+            self.index.delist(id, host.mem);
         }
-        let page = self.arena[id as usize].take().expect("the number of a shadow page");
-        self.free.push(id);
-        self.retired.push(page.body);
-        self.tlbs_are_dirty = true;
+        self.retired.push(self.index.take(id));
     }
 
     /// Drops all entries of a page.
-    fn empty(&mut self, id: Id, mem: &mut impl PhysMem) {
+    fn empty<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         self.gone += 1;
         let mut at = 0;
-        while let Some(index) = self.page(id).next_live(at) {
-            self.drop_entry(id, index, mem);
+        while let Some(index) = self.index.page(id).next_live(at) {
+            self.drop_entry((id, index), host);
             at = index + 1;
         }
     }
 
     /// Drops all leaves that lead to the guest frame.
-    fn drop_leaves(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
-        while let Some((id, index)) = self.first_leaf(gfn, mem) {
-            self.drop_entry(id, index, mem);
-            if self.is_sabotaged(Sabotage::ForgetsLeaf) {
-                break;
+    fn drop_leaves<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+        for list in [List::Frame(gfn), List::Mega(gfn)] {
+            while let Some(at) = self.index.first(list, host.mem) {
+                self.drop_entry(at, host);
+                if self.is_sabotaged(Sabotage::ForgetsLeaf) {
+                    break;
+                }
             }
-        }
-        while let Some((id, index)) = self.first_mega(gfn) {
-            self.drop_entry(id, index, mem);
         }
     }
 
     /// Forgets where the frame is, because the G-stage is about to lead elsewhere, or nowhere. All harts must
-    /// forget all of the VM's translations before the frame has another use: see [`settle`].
-    pub fn forget(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
-        if !self.heads.contains(gfn) {
+    /// forget all of the VM's translations before the frame has another use.
+    fn forget<M: PhysMem, H: Machine>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+        if !self.index.heads.contains(gfn) {
             return;
         }
-        self.drop_leaves(gfn, mem);
-        let mut next = self.tables_of(gfn, mem).next();
+        self.drop_leaves(gfn, host);
+        let mut next = self.index.tables_of(gfn, host.mem).next();
         while let Some(id) = next {
             // What its entries were made from is another frame's contents.
-            self.empty(id, mem);
-            self.page_mut(id).guest = None;
-            next = self.page(id).next;
+            self.empty(id, host);
+            let page = self.index.page_mut(id);
+            page.guest = None;
+            next = page.next;
+        }
+    }
+
+    /// Spends what an edit of the G-stage owes: all harts forget all that they know of the VM, then its frames are free.
+    fn spend<M: PhysMem, H: Machine>(&mut self, stale: Stale<Gpa>, host: &mut Host<'_, M, H>) {
+        let is_fenced = !stale.is_none();
+        let retired = stale.fence(host.hw);
+        if is_fenced {
+            self.flushed(host);
+        }
+        if !retired.runs().is_empty() {
+            retired.release(host.hw.frames());
         }
     }
 
     /// What a host-side edit of the G-stage leaves to be done, where its answer says that a page was copied:
     /// forget the old frame, fence, publish the new one.
-    pub(super) fn settle<M: PhysMem, H: Fence<Gpa>>(
+    pub(super) fn settle<M: PhysMem, H: Machine>(
         &mut self,
         gfn: Pfn<Gpa>,
         (how, stale): (How, Stale<Gpa>),
-        publish: Option<crate::gstage::Publish>,
+        publish: Option<Publish>,
         host: &mut Host<'_, M, H>,
     ) {
         if how == How::Copied {
@@ -179,12 +193,9 @@ impl Shadow {
                 Some(FenceScope::Range { bytes, .. }) => bytes / rv::PAGE_BYTES,
                 _ => 1,
             };
-            (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host.mem));
-            stale.fence(host.hw).release(lent(&mut host.frames));
-            self.flushed();
-        } else {
-            stale.fence(host.hw).release(lent(&mut host.frames));
+            (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
         }
+        self.spend(stale, host);
         if let Some(publish) = publish {
             publish.publish(host.mem);
         }
@@ -195,26 +206,16 @@ impl Shadow {
     ///
     /// # Errors
     /// As for `unmap`. Nothing has changed for the guest then.
-    pub fn unmap<M: PhysMem, H: Fence<Gpa>>(
+    pub fn unmap<M: PhysMem, H: Machine>(
         &mut self,
         start: Pfn<Gpa>,
         pages: u64,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), AllocError> {
-        let stale = host.space.unmap(start, pages, lent(&mut host.frames), host.mem)?;
-        (0..pages).for_each(|n| self.forget(start.add(n), host.mem));
-        if !stale.is_none() {
-            let retired = stale.fence(host.hw);
-            self.flushed();
-            retired.release(lent(&mut host.frames));
-        }
+        let stale = host.space.unmap(start, pages, host.hw.frames(), host.mem)?;
+        (0..pages).for_each(|n| self.forget(start.add(n), host));
+        self.spend(stale, host);
+        self.conclude(host);
         Ok(())
-    }
-
-    /// Ends the engine. No hart may have a root of it any more, and all must have forgotten its translations.
-    pub fn destroy(mut self, frames: &mut Frames) {
-        self.heads.release(frames);
-        let pages = self.arena.into_iter().flatten().map(|page| page.body);
-        pages.chain(self.spare).chain(self.retired).for_each(|body| free(body, frames));
     }
 }

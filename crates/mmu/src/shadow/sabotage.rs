@@ -1,8 +1,6 @@
 //! Engines that are broken on purpose: a check that none of them can trip checks nothing. Without the feature
 //! `sabotage`, which only tests set, nothing of this remains.
 
-use super::Shadow;
-
 /// What is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sabotage {
@@ -40,40 +38,8 @@ pub enum Sabotage {
     KeepsPointers,
     /// Shadow pages are used again while TLBs may walk them.
     ReusesEarly,
-}
-
-impl Shadow {
-    /// Breaks the engine.
-    #[cfg(feature = "sabotage")]
-    pub fn sabotage(&mut self, how: Sabotage) {
-        self.sabotage = Some(how);
-    }
-
-    /// Checks the rules of the structure (`pages`): every live entry is in the list that it belongs to.
-    ///
-    /// # Panics
-    /// If one is not.
-    #[cfg(feature = "sabotage")]
-    pub fn audit(&self, mem: &impl rv::PhysMem) {
-        for (id, page) in (0..).zip(&self.arena) {
-            let Some(page) = page else { continue };
-            assert_eq!(self.find(page.key, mem), Some(id), "{:?} is not found", page.key);
-            for index in (0..512).filter(|index| page.is_live(*index)) {
-                assert!(self.is_listed(id, index, mem), "entry {index} of {:?} is in no list", page.key);
-            }
-        }
-    }
-
-    /// Whether it is broken so.
-    #[cfg(feature = "sabotage")]
-    pub(super) fn is_sabotaged(&self, how: Sabotage) -> bool {
-        self.sabotage == Some(how)
-    }
-
-    /// Whether it is broken so: it is not.
-    #[cfg(not(feature = "sabotage"))]
-    #[inline(always)]
-    pub(super) const fn is_sabotaged(&self, _: Sabotage) -> bool {
-        false
-    }
+    /// No write of an entry owes anything.
+    ForgetsDebt,
+    /// What the known tables refuse is a fault of the guest's, whatever its tables say now.
+    BlamesEarly,
 }

@@ -100,6 +100,12 @@ impl PhysMem for World {
         self.model.write_u64(at, value);
     }
 
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        let old = self.read_u64(at);
+        self.write_u64(at, value);
+        old
+    }
+
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         self.model.compare_exchange_u64(at, old, new)
     }

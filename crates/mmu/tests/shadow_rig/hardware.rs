@@ -2,7 +2,9 @@
 //! fence, by the lane, in the middle of whatever the engine does: that is what [`Bus::tick`] is for.
 
 use super::history::History;
-use mmu::shadow::MARK;
+use mmu::Frames;
+use mmu::shadow::{MARK, Machine as ShadowMachine};
+use mmu::table::{State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
@@ -93,7 +95,7 @@ pub struct Hardware {
 pub struct Bus(pub RefCell<Hardware>);
 
 pub struct Mem<'a>(pub &'a Bus);
-pub struct AllHarts<'a>(pub &'a Bus);
+pub struct AllHarts<'a>(pub &'a Bus, pub Option<&'a Frames>);
 
 pub fn rng(seed: u64) -> TestRng {
     let mut bytes = [0; 32];
@@ -194,6 +196,7 @@ impl Hardware {
                     log.push(gva);
                     1 << 62 | (hart as u64) << 48 | ((log.head() * 8) & 0xffff_ffff)
                 };
+                assert!(State::of(Pte(token)).may_be_made_by(Writer::Lane, level));
                 self.machine.write_u64(at, token);
                 break;
             }
@@ -258,6 +261,10 @@ impl PhysMem for Mem<'_> {
         self.0.tick();
         self.0.0.borrow_mut().machine.write_u64(at, value);
     }
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        self.0.tick();
+        self.0.0.borrow_mut().machine.exchange_u64(at, value)
+    }
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         self.0.tick();
         let mut hardware = self.0.0.borrow_mut();
@@ -287,4 +294,10 @@ impl Fence<Gpa> for AllHarts<'_> {
         }
     }
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: rv::Elide) {}
+}
+
+impl ShadowMachine for AllHarts<'_> {
+    fn frames(&self) -> &Frames {
+        self.1.expect("lent for all but fences")
+    }
 }

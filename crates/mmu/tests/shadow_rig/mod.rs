@@ -12,7 +12,7 @@ pub mod history;
 
 use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
-use mmu::shadow::{Config, Counters, GuestFence, Host, Mode as Shadowing, Outcome, Paging, Root, Shadow, Views, Wrote};
+use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Superpages};
 use oracle::Machine;
@@ -52,7 +52,7 @@ pub enum Mutant {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    pub mode: Shadowing,
+    pub upkeep: Upkeep,
     pub seed: u64,
     pub mutant: Mutant,
 }
@@ -82,7 +82,7 @@ pub struct Rig {
 
 macro_rules! host {
     ($rig:ident, $mem:ident, $hw:ident) => {
-        Host { space: &mut $rig.space, frames: Some(&mut $rig.frames), mem: &mut $mem, hw: &mut $hw }
+        Host::new(&mut $rig.space, &mut $mem, &mut $hw)
     };
 }
 
@@ -109,7 +109,7 @@ impl Rig {
             let region = Region { start: RAM.add(512 * n as u64), pages: 512, prot: Prot::RWX, object };
             space.add_region(region).expect("disjoint");
         }
-        let config = Config { mode: setup.mode, ad, pages, first_serial: 1 };
+        let config = Config { upkeep: setup.upkeep, ad, pages, first_serial: 1 };
         let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &mut frames, &mut machine).expect("frames");
         if let Mutant::Engine(sabotage) = setup.mutant {
             shadow.sabotage(sabotage);
@@ -146,7 +146,7 @@ impl Rig {
         rig.build_tables();
         for n in 0..vcpus {
             let mut views = Views::new();
-            let root = rig.load(n, Paging::Bare, Asid(0), &mut views);
+            let root = rig.load(n, None, Paging::Bare, Asid(0), &mut views);
             rig.vcpus.push(Vcpu { paging: Paging::Bare, asid: Asid(0), root, views, fences: Fences::default() });
         }
         rig
@@ -162,7 +162,7 @@ impl Rig {
 
     /// Guest memory as firmware would find it.
     fn poke(&mut self, gpa: Addr<Gpa>, value: u64) {
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
         let shadow = self.shadow.as_mut().expect("until the end");
         let hpa = shadow.resolve(gpa, Access::Store, &mut host!(self, mem, hw)).expect("frames").expect("RAM");
         mem.write_u64(hpa, value);
@@ -230,11 +230,12 @@ impl Rig {
         Addr::new(((gva << unused) as i64 >> unused) as u64)
     }
 
-    fn load(&mut self, n: usize, paging: Paging, asid: Asid, views: &mut Views) -> Root {
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+    fn load(&mut self, n: usize, old: Option<Root>, paging: Paging, asid: Asid, views: &mut Views) -> Root {
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let shadow = self.shadow.as_mut().expect("until the end");
-        let loaded = shadow.enter(paging, asid, views, &log.borrow(), &mut host!(self, mem, hw)).expect("frames");
+        let loaded =
+            shadow.attach(old, (paging, asid), views, &log.borrow(), &mut host!(self, mem, hw)).expect("frames");
         let mut hardware = self.bus.0.borrow_mut();
         let root = loaded.root;
         let hart = &mut hardware.harts[n];
@@ -259,12 +260,10 @@ impl Rig {
             Paging::Bare => 0,
         };
         let asid = Asid(if self.pick(4) == 0 { self.pick(3) } else { own } as u16);
-        let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let mut views = core::mem::take(&mut self.vcpus[n].views);
         // Whatever meddles from here on fences for the new root or for nobody.
         self.bus.0.borrow_mut().harts[n].lane = (false, false);
-        self.shadow.as_mut().expect("until the end").leave(self.vcpus[n].root, &mut views, &log.borrow());
-        let root = self.load(n, paging, asid, &mut views);
+        let root = self.load(n, Some(self.vcpus[n].root), paging, asid, &mut views);
         let vcpu = &mut self.vcpus[n];
         (vcpu.paging, vcpu.asid, vcpu.root, vcpu.views) = (paging, asid, root, views);
     }
@@ -291,18 +290,11 @@ impl Rig {
         }
         let time = self.bus.0.borrow_mut().history.fence();
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, None));
         let vcpu = &mut self.vcpus[n];
         let shadow = self.shadow.as_mut().expect("until the end");
         let fence = GuestFence { range, asid };
-        let at = (vcpu.root, vcpu.asid);
-        shadow.fence(
-            &fence,
-            at,
-            &mut vcpu.views,
-            &mut log.borrow_mut(),
-            &mut Host { frames: None, ..host!(self, mem, hw) },
-        );
+        shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
         match range {
             None => vcpu.fences.add(None, asid, time),
             Some(_) => pages.iter().for_each(|page| vcpu.fences.add(Some(*page), asid, time)),
@@ -337,20 +329,20 @@ impl Rig {
                 self.tally[0] += 1;
                 return true;
             }
-            let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-            let (root, paging) = (self.vcpus[n].root, self.vcpus[n].paging);
+            let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
+            let root = self.vcpus[n].root;
             let meddled = self.bus.0.borrow().meddling.is_some();
             let shadow = self.shadow.as_mut().expect("until the end");
-            let outcome = shadow.fault(root, paging, gva, request, &mut host!(self, mem, hw)).expect("frames");
+            let outcome = shadow.fault(root, gva, request, &mut host!(self, mem, hw)).expect("frames");
             self.learn();
             match outcome {
-                Outcome::Filled { fence } => {
+                Answer::Filled { fence } => {
                     if fence && self.setup.mutant != Mutant::KeepsOwn {
                         self.bus.0.borrow_mut().forget_page(n, gva);
                     }
                 }
-                Outcome::Retry => {}
-                Outcome::Inject(trap) => {
+                Answer::Retry => {}
+                Answer::Inject(trap) => {
                     let happened = meddled && self.bus.0.borrow().meddling.is_none();
                     let expected = self.expected(n, gva, request);
                     assert!(
@@ -361,17 +353,17 @@ impl Rig {
                     self.tally[1] += 1;
                     return false;
                 }
-                Outcome::Device { gpa } => {
+                Answer::Device { gpa } => {
                     assert!(self.space.region_of(gpa.pfn()).is_none(), "{gpa} is RAM");
                     self.tally[2] += 1;
                     return false;
                 }
-                Outcome::TableWrite { gpa, hpa } => {
+                Answer::TableWrite { gpa, hpa } => {
                     assert_eq!(request.access, Access::Store);
                     let write = |old| store.unwrap_or(old);
                     // Some instructions are not emulated.
                     let store = if self.pick(8) == 0 { None } else { Some(&write as &dyn Fn(u64) -> u64) };
-                    let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+                    let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
                     let shadow = self.shadow.as_mut().expect("until the end");
                     let wrote = shadow.table_write((gpa, hpa), store, &mut host!(self, mem, hw));
                     self.learn();
@@ -437,7 +429,7 @@ impl Rig {
         if ROOTS.contains(&start) || end <= start {
             return;
         }
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
+        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus, Some(&self.frames)));
         let shadow = self.shadow.as_mut().expect("until the end");
         shadow.unmap(RAM.add(start), end - start, &mut host!(self, mem, hw)).expect("frames");
         self.learn();
@@ -489,7 +481,7 @@ impl Rig {
         shadow.destroy(&mut self.frames);
         let machine = &self.bus.0.borrow().machine;
         let stale = self.space.destroy(machine);
-        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty()))), &mut self.frames);
+        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty())), None), &mut self.frames);
         assert_eq!((self.frames.usage(VM).total(), self.frames.free_count()), (0, 4096), "ACCOUNTED");
         counters
     }

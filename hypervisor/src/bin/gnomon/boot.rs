@@ -110,10 +110,9 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
-        frames: Mutex::new(frames),
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
         sched: Mutex::new(Sched::default()),
-        harts: machine.harts.iter().map(|_| HartShared::default()).collect(),
+        harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
         console: Mutex::new(console),
         overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),

@@ -15,8 +15,9 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use hypervisor::console::Command;
 use hypervisor::env::Env;
-use hypervisor::exit::{self, Outcome};
+use hypervisor::exit::{self, Outcome, watch};
 use hypervisor::gnomon::{Gnomon, GuestTimer};
+use hypervisor::harts::HartShared;
 use hypervisor::lifecycle;
 use hypervisor::shadow;
 use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
@@ -63,6 +64,8 @@ pub struct Reach {
 pub struct Hart {
     g: &'static Gnomon,
     index: usize,
+    /// What others see of it.
+    shared: &'static HartShared,
     seat: SeatHart,
     guest: GuestHart,
     ram: Ram,
@@ -81,8 +84,6 @@ pub struct Hart {
     traps_wfi: bool,
     /// Host time at which the running vCPU's slice ends.
     slice_end: u64,
-    /// Host time at which the running vCPU is looked at even if it makes no exit.
-    watch: u64,
     /// The earliest time that a vCPU which waits needs this hart.
     waiters: u64,
     /// What Gnomon's timer is set to.
@@ -97,12 +98,15 @@ pub struct Hart {
 struct Ticks {
     slice: u64,
     watch: u64,
+    least_run: u64,
 }
 
 /// How much of VM time a vCPU gets before another one, in milliseconds.
 const SLICE_MS: u64 = 10;
 /// How long a vCPU may run without any exit before it is looked at, in milliseconds.
 const WATCH_MS: u64 = 1000;
+/// How long it runs at least between two looks, in milliseconds: less than a slice.
+const LEAST_RUN_MS: u64 = 2;
 /// A fence over more pages than this becomes one for the whole address space.
 const FENCE_PAGES: u64 = 64;
 
@@ -137,6 +141,7 @@ impl Hart {
         let per_ms = start.g.offer.timebase / 1000;
         Self {
             index: start.index,
+            shared: &start.g.harts[start.index],
             seat: start.seat,
             guest: start.guest,
             ram: start.ram,
@@ -152,10 +157,9 @@ impl Hart {
             registers_of: None,
             traps_wfi: false,
             slice_end: u64::MAX,
-            watch: u64::MAX,
             waiters: u64::MAX,
             armed: u64::MAX,
-            ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms },
+            ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms, least_run: LEAST_RUN_MS * per_ms },
             is_proven: false,
             g: start.g,
         }
@@ -184,7 +188,7 @@ impl Hart {
 
     /// Loads the next vCPU; waits until there is one.
     fn next(&mut self) -> Box<VcpuRun> {
-        let shared = &self.g.harts[self.index];
+        let shared = self.shared;
         loop {
             if self.g.is_over() {
                 self.power_off();
@@ -261,7 +265,7 @@ impl Hart {
         run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
         run.shared.hart.store(self.index, Ordering::SeqCst);
         self.slice_end = now + self.ticks.slice;
-        self.watch = now + self.ticks.watch;
+        run.watch.load(now, self.ticks.watch, self.ticks.least_run);
         if is_shadow && let Err(outcome) = shadow::load(self.g, run, self) {
             // Without a root it must not enter its guest: it is asked to park, and finds that when it is about to.
             let Outcome::Depart(departure) = outcome else { unreachable!("a missing root ends the VM") };
@@ -307,6 +311,7 @@ impl Hart {
 
     /// Takes the vCPU off this hart.
     fn unload(&mut self, run: &mut VcpuRun) {
+        run.count_lane();
         self.guest.save_csrs(&mut run.csrs, &self.g.offer);
         run.mode = self.guest.privilege();
         self.guest.save_registers(run, &self.g.offer);
@@ -332,39 +337,55 @@ impl Hart {
 
     /// Prepares the entry into the loaded vCPU; `None` if it was given up instead.
     fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
-        let g = self.g;
-        let shared = &g.harts[self.index];
-        let vm = run.vm.index;
-        loop {
-            // Without a root it is leaving: there was no memory for one, and the VM ends.
-            let is_rootless = run.root.is_none() && !self.guest.is_two_stage();
-            if is_rootless || (run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run)) {
+        while !self.announce(&run) {
+            // What is posted is served before it is announced: it may wait for a lock whose holder waits for this hart to
+            // leave. Without a root the vCPU is leaving: there was no memory for one, and the VM ends.
+            if !self.has_root(&run) || (run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run)) {
                 self.give_up(run);
                 return None;
             }
-            // ANNOUNCED: first say so, then look. What is posted is served outside of that: it may wait for a lock
-            // whose holder waits for this hart to leave.
-            shared.entering(vm);
-            if run.shared.posted.load(Ordering::SeqCst) == 0 {
-                break;
+            let vm = run.vm.index;
+            let generation = run.vm.tlb_generation.load(Ordering::SeqCst);
+            if self.views[vm].fenced != generation {
+                self.views[vm].fenced = generation;
+                self.shared.counters.fences.bump();
+                self.fence_here(vm, FenceScope::Everything);
+                // What the table now leads to may hold code that another hart copied there.
+                fence::instruction();
             }
-            shared.left();
+            self.set_policy();
         }
-        let generation = run.vm.tlb_generation.load(Ordering::SeqCst);
-        if self.views[vm].fenced != generation {
-            self.views[vm].fenced = generation;
-            shared.counters.fences.bump();
-            self.fence_here(vm, FenceScope::Everything);
-            // What the table now leads to may hold code that another hart copied there.
-            fence::instruction();
+        Some(self.go(run))
+    }
+
+    /// OWNERSHIP: without a G-stage the root is all that stands between the guest and memory.
+    fn has_root(&self, run: &VcpuRun) -> bool {
+        run.root.is_some() || self.guest.is_two_stage()
+    }
+
+    /// ANNOUNCED: says that the guest is about to be entered, *then* looks whether there is something to do before.
+    /// If so, takes it back and returns false.
+    #[inline(always)]
+    fn announce(&mut self, run: &VcpuRun) -> bool {
+        let vm = &run.vm;
+        self.shared.entering(vm.index);
+        let is_ready = run.shared.posted.load(Ordering::SeqCst) == 0
+            && vm.tlb_generation.load(Ordering::SeqCst) == self.views[vm.index].fenced
+            && self.g.overcommitted.load(Ordering::Relaxed) == self.traps_wfi
+            && self.has_root(run);
+        if !is_ready {
+            self.shared.left();
         }
-        self.set_policy();
+        is_ready
+    }
+
+    /// The last step of an entry that is announced.
+    #[inline(always)]
+    fn go(&mut self, run: Box<VcpuRun>) -> *mut Context {
         let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
-        self.arm(slice_end.min(self.watch).min(self.waiters).min(run.deadline));
-        // OWNERSHIP: without a G-stage the root is all that stands between the guest and memory.
-        assert!(run.root.is_some() || self.guest.is_two_stage(), "a guest without a root");
+        self.arm(slice_end.min(run.watch.due()).min(self.waiters).min(run.deadline));
         let run = self.current.insert(run);
-        Some(&raw mut run.context)
+        &raw mut run.context
     }
 
     /// Parks the loaded vCPU.
@@ -417,20 +438,26 @@ impl Hart {
     }
 
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
+    #[inline(always)]
     fn exit(&mut self) -> *mut Context {
-        self.g.harts[self.index].left();
+        self.shared.left();
         if !self.is_proven {
             // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
             self.is_proven = true;
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
-        let outcome = exit::handle(self.g, &mut run, self);
-        let stays = match outcome {
-            Outcome::Resume => Some(run),
-            other => self.conclude(run, other),
-        };
-        match stays.and_then(|run| self.enter(run)) {
+        match exit::handle(self.g, &mut run, self) {
+            // Most exits end here.
+            Outcome::Resume if self.announce(&run) => self.go(run),
+            outcome => self.go_on(run, outcome),
+        }
+    }
+
+    /// The end of an exit that leaves something to do before a guest goes on, this one or another.
+    #[inline(never)]
+    fn go_on(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
+        match self.conclude(run, outcome).and_then(|run| self.enter(run)) {
             Some(context) => context,
             None => self.schedule(),
         }
@@ -466,19 +493,19 @@ impl Hart {
 
     /// Gnomon's timer is due.
     fn tick(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
+        run.count_lane();
         let now = self.now();
         if run.deadline <= now {
             run.deadline = u64::MAX;
             run.shared.counters.inject_timer.bump();
             self.set_timer_interrupt(true);
         }
-        if self.watch <= now {
-            self.watch = now + self.ticks.watch;
-            if let Some(message) = exit::is_trapped_for_ever(&run, self) {
-                let Outcome::Depart(departure) = Outcome::kill(message) else { return Some(run) };
-                lifecycle::depart(self.g, &Arc::clone(&run.vm), departure, self);
-                return Some(run);
-            }
+        if run.watch.due() <= now
+            && let Some(message) = watch::look(&mut run, (now, self.ticks.watch), self)
+        {
+            let end = Departure::End(abi::record::EndReason::Killed { message });
+            lifecycle::depart(self.g, &Arc::clone(&run.vm), end, self);
+            return Some(run);
         }
         if self.waiters <= now {
             self.expire(now);
@@ -579,10 +606,12 @@ extern "C" fn first_entry(address: usize) -> ! {
     unsafe { guest.enter(context) }
 }
 
-/// An exit. Called by the trap vectors on the hart's empty stack; returns the context to enter.
+/// An exit. The trap vectors jump to it on the hart's empty stack, and say where to go on.
 #[unsafe(no_mangle)]
-extern "C" fn gnomon_exit(_: *mut Context) -> *mut Context {
+extern "C" fn gnomon_exit(_: *mut Context, resume: usize) -> ! {
     // SAFETY: the vector has set `tp` and emptied the stack.
     let hart = unsafe { this_hart(world::thread_pointer()) };
-    hart.exit()
+    let context = hart.exit();
+    // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
+    unsafe { world::resume(context, resume) }
 }

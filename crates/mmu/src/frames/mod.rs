@@ -3,19 +3,27 @@
 //! The buddy system of `buddy_system_allocator` finds naturally aligned runs of 2^order frames; this
 //! module adds who owns each frame, what for, and how much each owner may have (ACCOUNTED).
 //!
+//! Every hart has a [`Frames`] of its own, all of one machine. In it a few single frames lie at hand, so that a fault
+//! takes no lock that other harts want: who owns what is in atomic words ([`ledger`]), and the buddy system, behind
+//! the one lock, is asked for many frames at a time, before they are needed, and when nobody else holds it ([`store`]).
+//!
 //! A [`Run`] is the right to a run of frames. It is made by [`Frames::alloc`] and ended by
 //! [`Frames::free`]; between them it may be split in halves, and an engine may keep it in the form of
 //! a page-table entry that it wrote itself. Frees are checked against the per-frame owners: freeing
 //! what is free, or somebody else's, is a bug of ours and panics.
 
-use alloc::vec;
-use alloc::vec::Vec;
-use buddy_system_allocator::FrameAllocator;
-use core::fmt;
-use rv::{Hpa, Pfn};
+mod ledger;
+mod store;
 
-/// Run orders are below this: the largest run is 2^23 frames, 32 GiB.
-const ORDERS: usize = 24;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use ledger::Ledger;
+use rv::{Hpa, Pfn};
+use store::{ORDERS, Store};
+
+/// Most VMs that can own frames at a time.
+pub const MOST_OWNERS: u16 = 64;
 
 /// The order of a 2 MiB run.
 pub const MEGA_ORDER: u8 = 9;
@@ -85,15 +93,6 @@ impl Usage {
     pub const fn total(&self) -> u64 {
         self.guest + self.table + self.image + self.other
     }
-
-    fn of(&mut self, for_: Use) -> &mut u64 {
-        match for_ {
-            Use::Guest => &mut self.guest,
-            Use::Table => &mut self.table,
-            Use::Image => &mut self.image,
-            Use::Other => &mut self.other,
-        }
-    }
 }
 
 /// The right to 2^order frames, aligned to their number. Neither `Clone` nor `Copy`: it is given
@@ -156,142 +155,95 @@ impl Run {
     }
 }
 
+/// 2^order frames that a hart has taken ahead of need, and that are nobody's yet. Dropping it leaks the frames.
+#[must_use = "dropping it leaks its frames"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct Ahead {
+    first: Pfn<Hpa>,
+    order: u8,
+}
+
+impl Ahead {
+    /// The first frame.
+    #[must_use]
+    pub const fn first(&self) -> Pfn<Hpa> {
+        self.first
+    }
+
+    /// The number of frames.
+    #[must_use]
+    pub const fn pages(&self) -> u64 {
+        1 << self.order
+    }
+}
+
 impl fmt::Debug for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} +{} frames", self.first(), self.pages())
     }
 }
 
-/// Owner and use of one frame, in 4 bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Tag {
-    /// The use in the two lowest bits; above them 0: free, 1: the host, n + 2: VM n.
-    owner_and_use: u32,
-}
-
-impl Tag {
-    const FREE: Tag = Tag { owner_and_use: 0 };
-
-    const fn new(owner: Owner, for_: Use) -> Tag {
-        Tag { owner_and_use: (account(owner) as u32 + 1) << 2 | for_ as u32 }
-    }
-
-    const fn owner(self) -> Option<(Owner, Use)> {
-        let owner = match self.owner_and_use >> 2 {
-            0 => return None,
-            1 => Owner::Host,
-            n => Owner::Vm((n - 2) as u16),
-        };
-        let for_ = match self.owner_and_use & 3 {
-            0 => Use::Guest,
-            1 => Use::Table,
-            2 => Use::Image,
-            _ => Use::Other,
-        };
-        Some((owner, for_))
-    }
-}
-
-const _: () = assert!(size_of::<Tag>() == 4);
-
-/// The index of an owner's account.
-const fn account(owner: Owner) -> usize {
-    match owner {
-        Owner::Host => 0,
-        Owner::Vm(n) => n as usize + 1,
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Account {
-    usage: Usage,
-    limit: u64,
-}
-
-const UNUSED: Account = Account { usage: Usage { guest: 0, table: 0, image: 0, other: 0 }, limit: u64::MAX };
-
-/// A stretch of RAM and its frames' tags.
-struct Bank {
-    first: Pfn<Hpa>,
-    tags: Vec<Tag>,
-}
-
-impl Bank {
-    fn end(&self) -> u64 {
-        self.first.raw() + self.tags.len() as u64
-    }
-}
-
-/// All host RAM that is handed out by the frame.
-#[derive(Default)]
+/// All host RAM that is handed out by the frame, as one hart sees it.
+#[derive(Debug)]
 pub struct Frames {
-    buddy: FrameAllocator<ORDERS>,
-    /// By address. A machine has one to a few.
-    banks: Vec<Bank>,
-    accounts: Vec<Account>,
-    free_count: u64,
-    /// Single frames taken from the buddy system ahead of need, and given back to it in excess.
-    /// Copy-on-write takes one frame at a fault, and the buddy system's trees cost more than all the
-    /// rest of the fault.
-    singles: Vec<u64>,
+    shared: Arc<Shared>,
+    /// Which of the store's hands is this hart's.
+    hand: usize,
 }
 
-/// Single frames fetched at once.
-const SINGLES_AT_ONCE: u64 = 16;
-/// Single frames kept at most.
-const SINGLES_MOST: usize = 64;
+#[derive(Default, Debug)]
+struct Shared {
+    ledger: Ledger,
+    store: Store,
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Frames {
-    /// No RAM yet.
+    /// No RAM yet, for one hart.
     #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            buddy: FrameAllocator::new(),
-            banks: Vec::new(),
-            accounts: Vec::new(),
-            free_count: 0,
-            singles: Vec::new(),
-        }
+    pub fn new() -> Self {
+        Self { shared: Arc::new(Shared::default()), hand: 0 }
     }
 
     /// Adds `pages` frames from `first`, all free. Costs 4 bytes of heap per frame.
     ///
     /// # Panics
-    /// If some are known already.
+    /// If some are known already, or other harts share the frames already.
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
         if pages == 0 {
             return;
         }
-        let end = first.raw() + pages;
-        let at = self.banks.partition_point(|bank| bank.first < first);
-        let clear_below = at == 0 || self.banks[at - 1].end() <= first.raw();
-        let clear_above = self.banks.get(at).is_none_or(|bank| end <= bank.first.raw());
-        assert!(clear_below && clear_above, "{first:?} +{pages} pages: RAM added twice");
-        // The buddy system joins neighbours as they become free, whoever added them. So that a run
-        // never spans banks, banks that touch become one.
-        let mut tags = vec![Tag::FREE; pages as usize];
-        if self.banks.get(at).is_some_and(|above| above.first.raw() == end) {
-            tags.append(&mut self.banks.remove(at).tags);
-        }
-        if at > 0 && self.banks[at - 1].end() == first.raw() {
-            self.banks[at - 1].tags.append(&mut tags);
-        } else {
-            self.banks.insert(at, Bank { first, tags });
-        }
-        self.buddy.add_frame(first.raw() as usize, end as usize);
-        self.free_count += pages;
+        let shared = Arc::get_mut(&mut self.shared).expect("RAM is added before harts share it");
+        shared.ledger.add(first, pages);
+        shared.store.add(first, pages);
+    }
+
+    /// The same frames for so many harts.
+    ///
+    /// # Panics
+    /// If harts share them already.
+    #[must_use]
+    pub fn share(mut self, harts: usize) -> Vec<Frames> {
+        let shared = Arc::get_mut(&mut self.shared).expect("shared once");
+        shared.store.set_hands(harts);
+        (0..harts).map(|hand| Frames { shared: Arc::clone(&self.shared), hand }).collect()
     }
 
     /// Lets `owner` have `frames` at most, from now on. What it has beyond that it keeps. Without
     /// this, there is no limit.
-    pub fn set_limit(&mut self, owner: Owner, frames: u64) {
-        self.account_mut(owner).limit = frames;
+    pub fn set_limit(&self, owner: Owner, frames: u64) {
+        self.shared.ledger.set_limit(owner, frames);
     }
 
     /// The most frames that `owner` may have; `u64::MAX` if nobody set a limit.
     #[must_use]
     pub fn limit(&self, owner: Owner) -> u64 {
-        self.accounts.get(account(owner)).unwrap_or(&UNUSED).limit
+        self.shared.ledger.limit(owner)
     }
 
     /// Takes 2^order frames, aligned to their number, and charges them to `owner`. Their contents
@@ -299,22 +251,58 @@ impl Frames {
     ///
     /// # Errors
     /// Who is to blame; nothing has changed then.
-    pub fn alloc(&mut self, owner: Owner, for_: Use, order: u8) -> Result<Run, AllocError> {
-        let pages = 1u64 << order;
-        let account = self.account_mut(owner);
-        let limit = account.limit;
-        if account.usage.total().saturating_add(pages) > limit {
-            return Err(AllocError::OverLimit { owner, limit });
-        }
-        if usize::from(order) >= ORDERS {
+    pub fn alloc(&self, owner: Owner, for_: Use, order: u8) -> Result<Run, AllocError> {
+        let Shared { ledger, store } = &*self.shared;
+        let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
+        let pages = pages.ok_or(AllocError::OutOfMemory)?;
+        ledger.charge(owner, for_, pages)?;
+        let first = if order == 0 { store.take_single(self.hand) } else { self.take_run(pages) };
+        let Some(first) = first else {
+            ledger.discharge(owner, for_, pages);
             return Err(AllocError::OutOfMemory);
-        }
-        let first = if order == 0 { self.take_single() } else { self.take_run(pages) };
-        let run = Run::new(Pfn::new(first.ok_or(AllocError::OutOfMemory)?), order);
-        *self.account_mut(owner).usage.of(for_) += pages;
-        self.free_count -= pages;
-        self.tags_of(&run).fill(Tag::new(owner, for_));
+        };
+        let run = Run::new(Pfn::new(first), order);
+        ledger.assign(&run, owner, for_);
         Ok(run)
+    }
+
+    fn take_run(&self, pages: u64) -> Option<u64> {
+        let Shared { ledger, store } = &*self.shared;
+        let is_plenty = ledger.free_count() > ledger.total_count() / 4;
+        store.take_run(self.hand, pages, is_plenty)
+    }
+
+    /// Takes frames that nobody is charged for yet, so that they can be made ready before it is known whether they are
+    /// needed. They count as free.
+    ///
+    /// Returns `None` if there is no such run.
+    #[must_use]
+    pub fn take_ahead(&self, order: u8) -> Option<Ahead> {
+        let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS)?;
+        Some(Ahead { first: Pfn::new(self.take_run(pages)?), order })
+    }
+
+    /// Makes them `owner`'s.
+    ///
+    /// # Errors
+    /// If that would exceed its limit. The frames are given back.
+    pub fn claim(&self, ahead: Ahead, owner: Owner, for_: Use) -> Result<Run, AllocError> {
+        match self.shared.ledger.charge(owner, for_, ahead.pages()) {
+            Ok(()) => {
+                let run = Run::new(ahead.first, ahead.order);
+                self.shared.ledger.assign(&run, owner, for_);
+                Ok(run)
+            }
+            Err(error) => {
+                self.put_back(ahead);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives them back.
+    pub fn put_back(&self, ahead: Ahead) {
+        self.shared.store.give_run(ahead.first.raw(), ahead.pages());
     }
 
     /// Gives frames back. No table and no TLB may lead to them any more: runs that one did come
@@ -322,86 +310,43 @@ impl Frames {
     ///
     /// # Panics
     /// If they are not all of one owner and one use: they were given back before, or never taken.
-    pub fn free(&mut self, run: Run) {
-        let tags = self.tags_of(&run);
-        let tag = tags[0];
-        assert!(tags.iter().all(|t| *t == tag), "{run:?} is not of one owner and use");
-        let Some((owner, for_)) = tag.owner() else { panic!("{run:?} freed twice") };
-        tags.fill(Tag::FREE);
-        *self.account_mut(owner).usage.of(for_) -= run.pages();
-        self.free_count += run.pages();
-        if run.order() == 0 && self.singles.len() < SINGLES_MOST {
-            self.singles.push(run.first().raw());
+    pub fn free(&self, run: Run) {
+        self.shared.ledger.release(&run);
+        if run.order() == 0 {
+            self.shared.store.give_single(self.hand, run.first().raw());
         } else {
-            self.buddy.dealloc(run.first().raw() as usize, run.pages() as usize);
+            self.shared.store.give_run(run.first().raw(), run.pages());
         }
-    }
-
-    fn take_single(&mut self) -> Option<u64> {
-        if self.singles.is_empty() {
-            match self.buddy.alloc(SINGLES_AT_ONCE as usize) {
-                // The lowest last, so that it is taken first.
-                Some(first) => self.singles.extend((first as u64..first as u64 + SINGLES_AT_ONCE).rev()),
-                None => return self.buddy.alloc(1).map(|first| first as u64),
-            }
-        }
-        self.singles.pop()
-    }
-
-    fn take_run(&mut self, pages: u64) -> Option<u64> {
-        let first = self.buddy.alloc(pages as usize).or_else(|| {
-            // The single frames set aside may be what is missing.
-            for single in self.singles.drain(..) {
-                self.buddy.dealloc(single as usize, 1);
-            }
-            self.buddy.alloc(pages as usize)
-        });
-        first.map(|first| first as u64)
     }
 
     /// What `owner` has.
     #[must_use]
     pub fn usage(&self, owner: Owner) -> Usage {
-        self.accounts.get(account(owner)).unwrap_or(&UNUSED).usage
+        self.shared.ledger.usage(owner)
     }
 
     /// Frames that nobody has.
     #[must_use]
-    pub const fn free_count(&self) -> u64 {
-        self.free_count
+    pub fn free_count(&self) -> u64 {
+        self.shared.ledger.free_count()
     }
 
     /// Frames in all.
     #[must_use]
     pub fn total_count(&self) -> u64 {
-        self.banks.iter().map(|bank| bank.tags.len() as u64).sum()
+        self.shared.ledger.total_count()
+    }
+
+    /// How often a hart has waited for the lock that all harts share.
+    #[must_use]
+    pub fn waits(&self) -> u64 {
+        self.shared.store.waits()
     }
 
     /// Who has `frame` and what for, or `None` if it is free or not among ours.
     #[must_use]
     pub fn owner_of(&self, frame: Pfn<Hpa>) -> Option<(Owner, Use)> {
-        let bank = &self.banks[self.bank_of(frame)?];
-        bank.tags[(frame.raw() - bank.first.raw()) as usize].owner()
-    }
-
-    fn bank_of(&self, frame: Pfn<Hpa>) -> Option<usize> {
-        let at = self.banks.partition_point(|bank| bank.first <= frame).checked_sub(1)?;
-        (frame.raw() < self.banks[at].end()).then_some(at)
-    }
-
-    fn tags_of(&mut self, run: &Run) -> &mut [Tag] {
-        let at = self.bank_of(run.first()).unwrap_or_else(|| panic!("{run:?} is not RAM of ours"));
-        let bank = &mut self.banks[at];
-        let start = (run.first().raw() - bank.first.raw()) as usize;
-        &mut bank.tags[start..start + run.pages() as usize]
-    }
-
-    fn account_mut(&mut self, owner: Owner) -> &mut Account {
-        let index = account(owner);
-        if index >= self.accounts.len() {
-            self.accounts.resize(index + 1, UNUSED);
-        }
-        &mut self.accounts[index]
+        self.shared.ledger.owner_of(frame)
     }
 }
 
@@ -419,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_run_is_aligned_charged_and_given_back() {
-        let mut frames = frames(0x8_0001, 2000);
+        let frames = frames(0x8_0001, 2000);
         let run = frames.alloc(VM, Use::Guest, 9).unwrap();
         assert!(run.first().is_aligned(512));
         assert_eq!((frames.usage(VM).guest, frames.usage(VM).total(), frames.free_count()), (512, 512, 1488));
@@ -431,7 +376,7 @@ mod tests {
 
     #[test]
     fn the_blame_is_the_owners_or_the_hosts() {
-        let mut frames = frames(0, 4);
+        let frames = frames(0, 4);
         frames.set_limit(VM, 2);
         let run = frames.alloc(VM, Use::Table, 1).unwrap();
         assert_eq!(frames.alloc(VM, Use::Guest, 0), Err(AllocError::OverLimit { owner: VM, limit: 2 }));
@@ -443,7 +388,7 @@ mod tests {
 
     #[test]
     fn halves_of_a_run_are_freed_on_their_own_and_join_again() {
-        let mut frames = frames(0, 8);
+        let frames = frames(0, 8);
         let run = frames.alloc(VM, Use::Guest, 3).unwrap();
         let (low, high) = run.split().unwrap();
         assert_eq!((low.first().raw(), high.first().raw(), low.pages()), (0, 4, 4));
@@ -458,7 +403,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "freed twice")]
     fn a_second_free_is_a_bug() {
-        let mut frames = frames(0, 8);
+        let frames = frames(0, 8);
         let run = frames.alloc(VM, Use::Guest, 0).unwrap();
         let again = Run::from_entry(run.first(), 0);
         frames.free(run);
@@ -468,7 +413,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "not of one owner")]
     fn freeing_beyond_the_run_is_a_bug() {
-        let mut frames = frames(0, 8);
+        let frames = frames(0, 8);
         let run = frames.alloc(VM, Use::Guest, 0).unwrap();
         frames.free(Run::from_entry(run.first(), 1));
     }
@@ -485,7 +430,7 @@ mod tests {
         frames.add(Pfn::new(0), 4);
         frames.add(Pfn::new(16), 2);
         frames.add(Pfn::new(8), 8);
-        assert_eq!((frames.banks.len(), frames.total_count()), (1, 18));
+        assert_eq!(frames.total_count(), 18);
         // Freed one by one, the frames join across what were borders.
         let all: Vec<Run> = (0..18).map(|_| frames.alloc(VM, Use::Other, 0).unwrap()).collect();
         all.into_iter().for_each(|run| frames.free(run));
@@ -495,12 +440,63 @@ mod tests {
     }
 
     #[test]
-    fn every_owner_and_use_has_its_own_tag() {
-        for owner in [Owner::Host, Owner::Vm(0), Owner::Vm(1), Owner::Vm(u16::MAX)] {
-            for for_ in [Use::Guest, Use::Table, Use::Image, Use::Other] {
-                assert_eq!(Tag::new(owner, for_).owner(), Some((owner, for_)));
+    fn what_is_taken_ahead_is_charged_when_it_is_claimed() {
+        let frames = frames(0, 64);
+        frames.set_limit(VM, 20);
+        let ahead = frames.take_ahead(4).unwrap();
+        assert_eq!((frames.usage(VM).total(), frames.owner_of(ahead.first())), (0, None));
+        let run = frames.claim(ahead, VM, Use::Guest).unwrap();
+        assert_eq!((frames.usage(VM).guest, frames.owner_of(run.first())), (16, Some((VM, Use::Guest))));
+        let more = frames.take_ahead(4).unwrap();
+        assert_eq!(frames.claim(more, VM, Use::Guest), Err(AllocError::OverLimit { owner: VM, limit: 20 }));
+        let more = frames.take_ahead(5).unwrap();
+        frames.put_back(more);
+        assert_eq!(frames.take_ahead(6), None);
+        frames.free(run);
+        let whole = frames.take_ahead(6).unwrap();
+        frames.put_back(whole);
+    }
+
+    #[test]
+    fn what_another_hart_has_at_hand_is_had_before_memory_is_out() {
+        let mut harts = frames(0, 64).share(3);
+        let (third, second) = (harts.pop().unwrap(), harts.pop().unwrap());
+        let all: Vec<Run> = (0..64).map(|_| second.alloc(VM, Use::Guest, 0).unwrap()).collect();
+        assert_eq!(third.alloc(VM, Use::Guest, 0), Err(AllocError::OutOfMemory));
+        all.into_iter().for_each(|run| second.free(run));
+        assert_eq!(third.free_count(), 64);
+        let whole = third.alloc(VM, Use::Guest, 6).unwrap();
+        assert_eq!((harts[0].usage(VM).guest, second.free_count(), third.waits()), (64, 0, 0));
+        third.free(whole);
+    }
+
+    #[test]
+    fn harts_take_and_give_at_once_and_nothing_is_lost() {
+        extern crate std;
+        const FRAMES: u64 = 4096;
+        let harts = frames(0, FRAMES).share(4);
+        harts[0].set_limit(VM, 3000);
+        std::thread::scope(|scope| {
+            for hart in &harts {
+                scope.spawn(move || {
+                    let mut mine = Vec::new();
+                    for round in 0..20_000_u64 {
+                        let order = if round % 7 == 0 { 4 } else { 0 };
+                        match hart.alloc(VM, Use::Guest, order) {
+                            Ok(run) => mine.push(run),
+                            Err(_) => mine.drain(..).for_each(|run| hart.free(run)),
+                        }
+                        if round % 3 == 0 && mine.len() > 100 {
+                            hart.free(mine.swap_remove((round % 100) as usize));
+                        }
+                        assert!(hart.usage(VM).guest <= 3000 + 4 * 16);
+                    }
+                    mine.into_iter().for_each(|run| hart.free(run));
+                });
             }
-        }
-        assert_eq!(Tag::FREE.owner(), None);
+        });
+        assert_eq!((harts[1].usage(VM), harts[2].free_count()), (Usage::default(), FRAMES));
+        let whole = harts[3].alloc(VM, Use::Guest, 11).unwrap();
+        harts[3].free(whole);
     }
 }

@@ -1,0 +1,136 @@
+//! What an engine is made with, what it is lent, and what it counts.
+
+use super::heads::Heads;
+use super::page::{FRAMES_EACH, MOST_PAGES};
+use crate::frames::Frames;
+use crate::gstage::AddressSpace;
+use crate::table::Debt;
+use crate::walk::AdPolicy;
+use rv::{Fence, Gpa, PAGE_BYTES};
+
+/// How shadow tables are kept in step with the guest's. Each has a file in `upkeep`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Upkeep {
+    /// Guest tables are write-protected; each write is an exit, and mirrored at once.
+    Shadow,
+    /// The same, but a table of leaves is let go at its first write, and brought up to date at fences.
+    Unsync,
+    /// Nothing is write-protected: fences by address invalidate, the next access fills; wide fences bring
+    /// tables up to date at once.
+    Lazy,
+}
+
+/// What an engine is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// How tables are kept in step with the guest's.
+    pub upkeep: Upkeep,
+    /// Who sets the guest's A and D, as its device tree promises.
+    pub ad: AdPolicy,
+    /// Most shadow pages. At least [`Config::least_pages`].
+    pub pages: u32,
+    /// The serial of the first root. TLBs may remember those of an earlier engine.
+    pub first_serial: u64,
+}
+
+impl Config {
+    /// Most shadow pages that a configuration can name.
+    pub const MOST_PAGES: u32 = MOST_PAGES as u32;
+    /// Bytes of memory for each shadow page.
+    pub const BYTES_EACH: u64 = FRAMES_EACH * PAGE_BYTES;
+
+    /// What a VM with that many vCPUs cannot do without: a root for each, and one whole walk.
+    #[must_use]
+    pub const fn least_pages(vcpus: u32) -> u32 {
+        2 * DEEPEST + 2 * vcpus
+    }
+
+    /// Frames that an engine of `pages` shadow pages may take for a VM with that much RAM.
+    #[must_use]
+    pub const fn frames(pages: u32, ram_pages: u64) -> u64 {
+        pages as u64 * FRAMES_EACH + Heads::frames_for(ram_pages)
+    }
+}
+
+/// The longest walk: Sv57.
+pub(super) const DEEPEST: u32 = 5;
+
+/// The machine, as far as an engine needs it: the fence makes all harts forget translations of the VM, whatever the scope
+/// says, because shadow translations go by GVA.
+pub trait Machine: Fence<Gpa> {
+    /// The host's frames, for the hart that works here.
+    fn frames(&self) -> &Frames;
+}
+
+/// What every operation is lent: the VM's memory, the host's, and the machine.
+pub struct Host<'a, M, H> {
+    /// The VM's guest physical memory.
+    pub space: &'a mut AddressSpace,
+    /// Host RAM.
+    pub mem: &'a mut M,
+    /// Frames and fences.
+    pub hw: &'a mut H,
+    /// What the operation owes so far.
+    pub(super) debt: Debt,
+}
+
+impl<'a, M, H> Host<'a, M, H> {
+    /// What one or more operations are lent.
+    pub const fn new(space: &'a mut AddressSpace, mem: &'a mut M, hw: &'a mut H) -> Self {
+        Self { space, mem, hw, debt: Debt::none() }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $field:ident = $name:literal),* $(,)?) => {
+        /// What an engine did. All only grow.
+        #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+        pub struct Counters { $($(#[$doc])* pub $field: u64),* }
+
+        impl Counters {
+            /// Every count with its name, as `docs/counters.md` lists them.
+            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$(($name, self.$field)),*].into_iter()
+            }
+        }
+
+        impl core::ops::AddAssign for Counters {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$field += other.$field;)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// Faults answered with a 4 KiB leaf.
+    filled_4k = "shadow.filled_4k",
+    /// Faults answered with a 2 MiB leaf.
+    filled_2m = "shadow.filled_2m",
+    /// Faults whose entry changed meanwhile: the guest tries again.
+    retries = "shadow.retries",
+    /// Faults of the guest's own tables.
+    guest_faults = "shadow.guest_faults",
+    /// Shadow pages made.
+    made = "shadow.pages_made",
+    /// Pointers to shadow pages that other pointers, roots or times had already.
+    shared = "shadow.pages_shared",
+    /// Shadow pages taken back to stay within the bound.
+    recycled = "shadow.pages_recycled",
+    /// Shadow pages given up because the guest no longer uses the frame as a table.
+    dropped = "shadow.pages_dropped",
+    /// Entries that a fence or a root switch found changed.
+    synced_entries = "shadow.entries_synced",
+    /// Whole shadow pages compared with their guest tables.
+    synced_pages = "shadow.pages_synced",
+    /// Entries that a fence by address invalidated.
+    invalidated = "shadow.entries_invalidated",
+    /// Writes to guest tables that were emulated.
+    table_writes = "shadow.table_writes",
+    /// Writes that made a guest table unsynchronised.
+    unsynced = "shadow.tables_unsynced",
+    /// Unsynchronised guest tables that a wide fence protected again.
+    reprotected = "shadow.tables_protected",
+    /// Flushes of all harts' TLBs that the engine needed.
+    flushes = "shadow.flushes",
+}

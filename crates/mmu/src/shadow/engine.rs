@@ -1,0 +1,160 @@
+//! The engine: the shadow tables of one VM, and how their pages begin.
+
+use super::config::{Config, Counters, Host, Machine};
+use super::heads::Heads;
+use super::index::Index;
+use super::page::{Body, Id, Key, Page};
+use super::sabotage::Sabotage;
+use crate::frames::{AllocError, Frames, Owner, Use};
+use alloc::vec::Vec;
+use rv::{Gpa, Hpa, Pfn, PhysMem};
+
+/// The shadow tables of one VM.
+///
+/// Dropping one leaks its frames; end it with [`Shadow::destroy`].
+#[must_use = "dropping an engine leaks its frames"]
+pub struct Shadow {
+    pub(super) config: Config,
+    pub(super) owner: Owner,
+    pub(super) index: Index,
+    /// Bodies ready for use.
+    pub(super) spare: Vec<Body>,
+    /// Bodies that TLBs may still walk.
+    pub(super) retired: Vec<Body>,
+    /// Shadow pages and bodies, all told.
+    pub(super) bodies: u32,
+    /// Some TLB may let stores through that the tables no longer allow. No guest is wronged by that; but before a table
+    /// is believed to be protected, all TLBs are flushed.
+    pub(super) stores_may_pass: bool,
+    /// Guest frames whose tables may be written without an exit, in the upkeeps that protect.
+    pub(super) unsync: Vec<Pfn<Gpa>>,
+    pub(super) next_serial: u64,
+    /// Times that shadow pages went, or lost their entries: what was found before may be out of date.
+    pub(super) gone: u64,
+    pub(super) stamp: u64,
+    /// Where the search for victims goes on.
+    pub(super) hand: Id,
+    pub(super) counters: Counters,
+    #[cfg(feature = "sabotage")]
+    pub(super) sabotage: Option<Sabotage>,
+}
+
+impl Shadow {
+    /// An engine without shadow pages, for a VM whose RAM is `pages` pages from `first`.
+    ///
+    /// # Errors
+    /// If there are no frames for its lists. Nothing has changed then.
+    ///
+    /// # Panics
+    /// If `first` is not a multiple of 2 MiB, or the configuration has fewer pages than it needs or more than
+    /// 2^22.
+    pub fn new(
+        config: Config,
+        owner: Owner,
+        (first, pages): (Pfn<Gpa>, u64),
+        frames: &Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Self, AllocError> {
+        assert!(config.pages >= Config::least_pages(0) && config.pages <= Config::MOST_PAGES);
+        // The heap is nobody's to exhaust: what it may ever take is taken here.
+        let mut arena = Vec::new();
+        arena.try_reserve_exact(config.pages as usize).map_err(|_| AllocError::OutOfMemory)?;
+        let mut words = Vec::new();
+        for _ in 0..Heads::frames_for(pages) {
+            match frames.alloc(owner, Use::Table, 0) {
+                Ok(run) => words.push(run),
+                Err(error) => {
+                    words.into_iter().for_each(|run| frames.free(run));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Self {
+            config,
+            owner,
+            index: Index::new(arena, Heads::new(first, pages, words, mem)),
+            spare: Vec::new(),
+            retired: Vec::new(),
+            bodies: 0,
+            stores_may_pass: false,
+            unsync: Vec::new(),
+            next_serial: config.first_serial,
+            gone: 0,
+            stamp: 0,
+            hand: 0,
+            counters: Counters::default(),
+            #[cfg(feature = "sabotage")]
+            sabotage: None,
+        })
+    }
+
+    /// The serial of the next root.
+    #[must_use]
+    pub const fn next_serial(&self) -> u64 {
+        self.next_serial
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// A new shadow page, found by its key from now on. Takes from what [`Shadow::prepare`] has set aside.
+    /// In upkeeps that protect, the guest's table is write-protected when this returns.
+    pub(super) fn make<M: PhysMem, H: Machine>(
+        &mut self,
+        key: Key,
+        guest: Option<Pfn<Hpa>>,
+        host: &mut Host<'_, M, H>,
+    ) -> Id {
+        let body = self.spare.pop().expect("an operation prepares for the pages that it makes");
+        for run in [&body.table, &body.mirror, &body.links] {
+            host.mem.zero_frames(run.first(), 1);
+        }
+        let id = self.index.add(Page::new(key, body, self.next_serial, guest));
+        self.next_serial += 1;
+        self.counters.made += 1;
+        if self.index.is_by_frame(key) {
+            self.begin_table(id, host);
+        } else {
+            self.index.enlist(id, host.mem);
+        }
+        id
+    }
+
+    /// Ends the engine. No hart may have a root of it any more, and all must have forgotten its translations.
+    pub fn destroy(mut self, frames: &Frames) {
+        self.index.heads.release(frames);
+        let bodies = self.index.into_bodies().chain(self.spare).chain(self.retired);
+        bodies.flat_map(Body::runs).for_each(|run| frames.free(run));
+    }
+
+    /// Breaks the engine.
+    #[cfg(feature = "sabotage")]
+    pub fn sabotage(&mut self, how: Sabotage) {
+        self.sabotage = Some(how);
+    }
+
+    /// Checks the rules of the structure.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    #[cfg(feature = "sabotage")]
+    pub fn audit(&self, mem: &impl PhysMem) {
+        self.index.audit(mem);
+    }
+
+    /// Whether it is broken so.
+    #[cfg(feature = "sabotage")]
+    pub(super) fn is_sabotaged(&self, how: Sabotage) -> bool {
+        self.sabotage == Some(how)
+    }
+
+    /// Whether it is broken so: it is not.
+    #[cfg(not(feature = "sabotage"))]
+    #[inline(always)]
+    pub(super) const fn is_sabotaged(&self, _: Sabotage) -> bool {
+        false
+    }
+}

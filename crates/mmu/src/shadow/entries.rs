@@ -1,0 +1,221 @@
+//! The one place where entries of shadow tables change: with each goes its mirror, the list that it is in, and what it owes.
+//!
+//! **Races.** The caller holds the VM's lock; hardware walkers and the lane (`docs/lane.md`) do not. The lane
+//! only ever replaces a level-0 entry by an invalid one that was never there before ([`crate::table`]). So a leaf is filled
+//! by: read the shadow entry, *then* the guest's, then exchange the shadow entry if it is the same as before. If
+//! a fence passed between, the exchange fails.
+
+use super::config::Host;
+use super::engine::Shadow;
+use super::index::{Index, List};
+use super::page::{At, CAPS, Id, MARK, NO_PTE, Role, permissions};
+use super::sabotage::Sabotage;
+use crate::gstage::Translation;
+use crate::table::{self, Debt, State, Writer};
+use core::sync::atomic::{Ordering, fence};
+use rv::{Entry, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// What a fill goes by: an entry of the shadow, and then the one of the guest that is behind it.
+#[derive(Clone, Copy)]
+pub(super) struct Both {
+    /// The shadow's entry.
+    pub ours: Pte,
+    /// The guest's behind it; [`NO_PTE`] if there is none; `None` if its frame cannot be found at once.
+    pub guests: Option<Pte>,
+}
+
+impl Shadow {
+    /// Reads an entry and the guest's behind it, in the order that a fill needs.
+    pub(super) fn look<M: PhysMem, H>(&mut self, (id, index): At, host: &Host<'_, M, H>) -> Both {
+        let page = self.index.page(id);
+        let ours = Pte(host.mem.read_u64(page.entry_at(index)));
+        // The guest's entry is read after ours: see above.
+        fence(Ordering::SeqCst);
+        let frame = match (page.guest, page.key.role) {
+            (_, Role::Direct(_) | Role::Bare) => return Both { ours, guests: Some(NO_PTE) },
+            (Some(frame), Role::Table) => frame,
+            (None, Role::Table) => match host.space.translate(page.key.gfn.base(), host.mem) {
+                Some(there) => {
+                    self.index.page_mut(id).guest = Some(there.hpa.pfn());
+                    there.hpa.pfn()
+                }
+                None => return Both { ours, guests: None },
+            },
+        };
+        let guests = Some(Pte(host.mem.read_u64(frame.at(8 * index as u64))));
+        Both { ours, guests }
+    }
+
+    /// Writes an entry, unless it is no longer `old`. Says whether it did; what that owes is added to the operation's.
+    fn write<M: PhysMem, H>(&mut self, (id, index): At, old: Pte, new: Pte, host: &mut Host<'_, M, H>) -> bool {
+        let page = self.index.page(id);
+        debug_assert!(State::of(new).may_be_made_by(Writer::Engine, page.key.level));
+        let at = page.entry_at(index);
+        let written = if self.is_sabotaged(Sabotage::StoresBlindly) {
+            host.mem.write_u64(at, new.0);
+            Some(Debt::of(old, new))
+        } else {
+            table::compare_exchange(at, old, new, host.mem)
+        };
+        match written {
+            Some(debt) => {
+                self.owe(debt, host);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Adds to what the operation owes.
+    fn owe<M, H>(&self, debt: Debt, host: &mut Host<'_, M, H>) {
+        if self.is_sabotaged(Sabotage::ForgetsDebt) {
+            let _ = debt.waive();
+        } else {
+            host.debt.add(debt);
+        }
+    }
+
+    /// Forgets an entry: it is invalid and not live. TLBs may remember it.
+    pub(super) fn drop_entry<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        let (id, index) = at;
+        let page = self.index.page(id);
+        let Some(mirror) = page.mirror(index, host.mem) else { return };
+        let (old, debt) = table::exchange(page.entry_at(index), Pte::INVALID, host.mem);
+        let is_pointer = page.is_pointer(old);
+        let list = self.index.list_of(at, mirror, is_pointer, host.mem);
+        self.index.remove(at, list, host.mem);
+        self.owe(debt, host);
+    }
+
+    /// A fence passes over a live entry: a leaf of 4 KiB stays in its list, where the next fault finds it; others go.
+    pub(super) fn invalidate<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        self.counters.invalidated += 1;
+        let page = self.index.page(at.0);
+        if page.key.level == Level::PAGE {
+            let (_, debt) = table::exchange(page.entry_at(at.1), Pte::INVALID, host.mem);
+            self.owe(debt, host);
+        } else {
+            self.drop_entry(at, host);
+        }
+    }
+
+    /// Takes from a leaf the right to store.
+    pub(super) fn withdraw_writes_of<M: PhysMem, H>(&mut self, (id, index): At, host: &mut Host<'_, M, H>) {
+        let pte = Pte(host.mem.read_u64(self.index.page(id).entry_at(index)));
+        if pte.flags().contains(PteFlags::V | PteFlags::W) {
+            let narrower = Pte(pte.0 & !(PteFlags::W | PteFlags::D).bits());
+            // If the lane passes now, it allows nothing at all.
+            self.write((id, index), pte, narrower, host);
+        }
+    }
+
+    /// Makes an entry, not live now, a pointer to `child`.
+    pub(super) fn set_pointer<M: PhysMem, H>(&mut self, at: At, mirror: Pte, child: Id, host: &mut Host<'_, M, H>) {
+        let leads_to = self.index.page(child);
+        let mut pte = Entry::Table(leads_to.table()).encode();
+        if leads_to.key.role == Role::Table {
+            pte.0 |= MARK.bits();
+        }
+        self.index.insert(at, mirror, List::Parents(child), host.mem);
+        let (_, debt) = table::exchange(self.index.page(at.0).entry_at(at.1), pte, host.mem);
+        self.owe(debt, host);
+    }
+
+    /// Makes an entry the leaf `new`, made from `mirror`, unless it is no longer `old`: then the lane has
+    /// passed over it meanwhile, and what `mirror` was read from may have changed. Says whether it did.
+    pub(super) fn set_leaf<M: PhysMem, H>(
+        &mut self,
+        at: At,
+        (old, new): (Pte, Pte),
+        mirror: Pte,
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
+        let page = self.index.page(at.0);
+        let key = page.key;
+        let is_pointer = page.is_pointer(old);
+        match page.mirror(at.1, host.mem) {
+            Some(known) if known == mirror && !is_pointer => {}
+            known => {
+                if let Some(known) = known {
+                    let was = self.index.list_of(at, known, is_pointer, host.mem);
+                    self.index.remove(at, was, host.mem);
+                }
+                self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), host.mem);
+            }
+        }
+        self.write(at, old, new, host)
+    }
+
+    /// What a guest's leaf with A allows.
+    pub(super) fn rights(&self, flags: PteFlags) -> PteFlags {
+        permissions(if self.is_sabotaged(Sabotage::IgnoresDirty) { flags | PteFlags::D } else { flags })
+    }
+
+    /// Whether a leaf of `level` may map `gfn`, which the G-stage maps with a leaf of level `there`.
+    pub(super) fn leaf_fits(&mut self, gfn: Pfn<Gpa>, level: Level, there: Level) -> bool {
+        let is_ram = self.index.heads.contains(gfn);
+        is_ram && level <= there && level <= Level::MEGA && (level == Level::PAGE || self.may_be_mega(gfn))
+    }
+
+    /// The entry of `level` for what is around `gfn`, which the G-stage translates as `there` says, at that level or
+    /// a higher one. `None` if it would allow nothing.
+    pub(super) fn leaf(
+        &self,
+        gfn: Pfn<Gpa>,
+        level: Level,
+        allowed: PteFlags,
+        there: Translation,
+        mem: &impl PhysMem,
+    ) -> Option<Pte> {
+        let host = PteFlags::R | PteFlags::W | PteFlags::X;
+        let mut flags = allowed.intersection(there.flags & host | PteFlags::U);
+        if self.is_sabotaged(Sabotage::IgnoresHost) {
+            flags = allowed;
+        }
+        if self.is_sabotaged(Sabotage::ForgetsUser) {
+            flags.remove(PteFlags::U);
+        }
+        if flags.contains(PteFlags::W) && level == Level::PAGE {
+            let sees_writes = !self.is_sabotaged(Sabotage::AllowsTableWrites);
+            flags.set(PteFlags::W, !(sees_writes && self.is_protected(gfn, mem)));
+        }
+        // A leaf that allows nothing would be a pointer; W without R is reserved.
+        if !flags.contains(PteFlags::R) {
+            flags.remove(PteFlags::W);
+        }
+        if !flags.intersects(PteFlags::R | PteFlags::X) {
+            return None;
+        }
+        // Hardware finds nothing to set.
+        flags.insert(PteFlags::A);
+        flags.set(PteFlags::D, flags.contains(PteFlags::W));
+        let pfn = there.hpa.pfn().align_down(level.pages());
+        Some(Entry::Leaf(Leaf { pfn, flags, napot: false }).encode())
+    }
+
+    /// Brings one entry of the shadow of a table in step with the guest's, as far as that takes neither shadow pages nor
+    /// guest memory that is not there yet; otherwise the entry goes, and a fault will fill it.
+    pub(super) fn derive<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        let Both { ours, guests } = self.look(at, host);
+        let page = self.index.page(at.0);
+        let level = page.key.level;
+        let known = page.mirror(at.1, host.mem);
+        if guests.is_some() && guests == known {
+            return;
+        }
+        if known.is_some() {
+            self.counters.synced_entries += 1;
+        }
+        if let Some(pte) = guests
+            && let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
+            && leaf.flags.contains(PteFlags::A)
+            && let Some(there) = host.space.translate(leaf.pfn.base(), host.mem)
+            && self.leaf_fits(leaf.pfn, level, there.level)
+            && let Some(new) = self.leaf(leaf.pfn, level, self.rights(leaf.flags), there, host.mem)
+            && self.set_leaf(at, (ours, new), pte, host)
+        {
+            return;
+        }
+        self.drop_entry(at, host);
+    }
+}

@@ -1,0 +1,395 @@
+//! Faults: the guest's walk decides what it is, then the shadow learns it.
+//!
+//! Nearly all faults find all their tables shadowed and their memory there. They go down the shadow's pointers, as the hart
+//! just did, read the guest's entry at their end, and fill: pointers may be remembered, by TLBs and so here, until a wide
+//! fence. Where that leads to anything but a leaf that lets the access through, the guest's own tables are walked from
+//! their root, and only what they say now is a fault of the guest's.
+
+use super::config::{Host, Machine};
+use super::engine::Shadow;
+use super::entries::Both;
+use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
+use super::roots::{Paging, Root};
+use super::sabotage::Sabotage;
+use crate::gstage::{ResolveError, Resolved, Translation};
+use crate::two_stage::{access_fault, page_fault};
+use crate::walk::{self, ReadPte, Reason, UpdatePte};
+use rv::{Access, Addr, Entry, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
+
+/// What a fault comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The access is possible now, or was all along: let the guest try again.
+    Filled {
+        /// This hart may remember less: it must forget the page.
+        fence: bool,
+    },
+    /// The guest's tables refuse it, or lead nowhere.
+    Inject(Trap),
+    /// The guest's tables lead out of its RAM.
+    Device {
+        /// Where to.
+        gpa: Addr<Gpa>,
+    },
+    /// A store to a guest table that is write-protected: see [`Shadow::table_write`].
+    TableWrite {
+        /// Where it goes.
+        gpa: Addr<Gpa>,
+        /// Where that is.
+        hpa: Addr<Hpa>,
+    },
+    /// Something changed meanwhile: let the guest try again.
+    Retry,
+}
+
+/// Why guest memory cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Missing {
+    /// There is none, or not for this.
+    Nothing,
+    /// There is no frame for it.
+    NoFrame(ResolveError),
+}
+
+/// The guest's tables. As far as they are shadowed, their shadows know where they are, and the walk goes down both
+/// at once; beyond, through the G-stage, which fills as they are read.
+struct GuestTables<'a, 'h, M, H> {
+    shadow: &'a mut Shadow,
+    host: &'a mut Host<'h, M, H>,
+    /// The shadow of the table that is read next, if there is one.
+    next: Option<Id>,
+    /// The last one so far.
+    deepest: Id,
+}
+
+impl<M: PhysMem, H: Machine> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
+    type Error = Missing;
+    fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Missing> {
+        let Some((id, frame)) = self.next.take().and_then(|id| Some((id, self.shadow.index.page(id).guest?))) else {
+            let there = self.shadow.reach(at, Access::Load, self.host)?;
+            return Ok(Pte(self.host.mem.read_u64(there.hpa)));
+        };
+        let pte = Pte(self.host.mem.read_u64(frame.at(at.page_offset())));
+        self.deepest = id;
+        let page = self.shadow.index.page(id);
+        let index = (at.page_offset() / 8) as usize;
+        if pte.is_pointer()
+            && let Some(level) = page.key.level.down()
+            && page.mirror(index, self.host.mem) == Some(pte)
+        {
+            self.next = self.shadow.index.find(Key { gfn: pte.pfn(), level, role: Role::Table }, self.host.mem);
+        }
+        Ok(pte)
+    }
+}
+
+impl<M: PhysMem, H: Machine> UpdatePte<Gpa> for GuestTables<'_, '_, M, H> {
+    fn update(&mut self, at: Addr<Gpa>, old: Pte, new: Pte) -> Result<bool, Missing> {
+        let there = self.shadow.reach(at, Access::Store, self.host)?;
+        Ok(self.host.mem.compare_exchange_u64(there.hpa, old.0, new.0).is_ok())
+    }
+}
+
+/// What a fault found, on the way to the entry that it is about.
+struct Found {
+    /// The address after the guest's tables.
+    gpa: Addr<Gpa>,
+    /// The leaf's permissions, level and the entry itself; for the identity, the page's.
+    allowed: PteFlags,
+    level: Level,
+    pte: Pte,
+}
+
+/// What the G-stage must allow for an access.
+const fn needed(access: Access) -> PteFlags {
+    match access {
+        Access::Load => PteFlags::R,
+        Access::Store => PteFlags::W,
+        Access::Fetch | Access::LoadExec => PteFlags::X,
+    }
+}
+
+impl Shadow {
+    /// Answers a page fault at `gva` that a guest took on `root`.
+    ///
+    /// # Errors
+    /// If there is no frame for guest memory or for shadow pages. The guest can try again later.
+    pub fn fault<M: PhysMem, H: Machine>(
+        &mut self,
+        root: Root,
+        gva: Addr<Gva>,
+        request: &Request,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Answer, ResolveError> {
+        let answer = match self.fault_in_known_tables(root, gva, request, host) {
+            Some(answer) => Ok(answer),
+            None => self.fault_from_root(root, gva, request, host),
+        };
+        self.conclude(host);
+        answer
+    }
+
+    /// Goes down the shadow's pointers as far as they lead from one shadow of a guest's table to another, and says where
+    /// it arrives: the entry that decides about `gva`, or the last above it.
+    pub(super) fn descend(&self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+        let (mut id, format) = (root.id, root.format);
+        loop {
+            let page = self.index.page(id);
+            let (key, index) = (page.key, format.index(gva, page.key.level));
+            let leads_on = key.level > Level::PAGE && key.role == Role::Table && page.is_live(index);
+            let mirror = if leads_on { Pte(mem.read_u64(page.mirror_at(index))) } else { NO_PTE };
+            match key.level.down() {
+                Some(level) if leads_on && mirror.is_pointer() => {
+                    let child = self.index.find(Key { gfn: mirror.pfn(), level, role: Role::Table }, mem);
+                    id = child.expect("a live pointer's shadow page exists");
+                }
+                _ => return (id, index),
+            }
+        }
+    }
+
+    /// A fault whose tables are all shadowed and whose memory is there. `None`: it is none, or the guest may be to blame.
+    fn fault_in_known_tables<M: PhysMem, H: Machine>(
+        &mut self,
+        root: Root,
+        gva: Addr<Gva>,
+        request: &Request,
+        host: &mut Host<'_, M, H>,
+    ) -> Option<Answer> {
+        if !root.format.fits(gva) {
+            return None;
+        }
+        let at = self.descend(root, gva, host.mem);
+        let Both { ours, guests } = self.look(at, host);
+        let page = self.index.page_mut(at.0);
+        page.is_recent = true;
+        let Key { level, role: Role::Table, .. } = page.key else { return None };
+        let pte = guests?;
+        let leaf = match walk::judge::<Gpa, Missing>(pte.decode(level, CAPS), request) {
+            Ok(leaf) => leaf,
+            Err(_) if self.is_sabotaged(Sabotage::BlamesEarly) => {
+                return Some(Answer::Inject(Trap::new(page_fault(request.access), gva.raw())));
+            }
+            Err(_) => return None,
+        };
+        if !walk::unset(&leaf, request.access).is_empty() {
+            return None;
+        }
+        let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
+        let there = host.space.translate(gpa, host.mem).filter(|there| there.flags.contains(needed(request.access)))?;
+        if request.access == Access::Store && self.is_protected(gpa.pfn(), host.mem) {
+            return Some(Answer::TableWrite { gpa, hpa: there.hpa });
+        }
+        if !self.leaf_fits(gpa.pfn(), level, there.level) {
+            return None;
+        }
+        let found = Found { gpa, allowed: self.rights(leaf.flags), level, pte };
+        Some(self.set(at, ours, &found, there, host))
+    }
+
+    /// Any other fault.
+    fn fault_from_root<M: PhysMem, H: Machine>(
+        &mut self,
+        root: Root,
+        gva: Addr<Gva>,
+        request: &Request,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Answer, ResolveError> {
+        let access = request.access;
+        let gone = self.gone;
+        let (found, deepest) = match self.find_leaf(root, gva, request, host) {
+            Ok(found) => found,
+            Err(Reason::Memory(Missing::NoFrame(error))) => return Err(error),
+            Err(reason) => {
+                // A table outside of RAM is a failed access, of the kind that the guest's own was.
+                let is_access = matches!(reason, Reason::Memory(_));
+                let trap = if is_access { access_fault(access) } else { page_fault(access) };
+                self.counters.guest_faults += 1;
+                return Ok(Answer::Inject(Trap::new(trap, gva.raw())));
+            }
+        };
+        let there = match self.reach(found.gpa, access, host) {
+            Ok(there) => there,
+            Err(Missing::Nothing) if host.space.region_of(found.gpa.pfn()).is_none() => {
+                return Ok(Answer::Device { gpa: found.gpa });
+            }
+            Err(Missing::Nothing) => return Ok(Answer::Inject(Trap::new(access_fault(access), gva.raw()))),
+            Err(Missing::NoFrame(error)) => return Err(error),
+        };
+        if access == Access::Store && self.is_protected(found.gpa.pfn(), host.mem) {
+            return Ok(Answer::TableWrite { gpa: found.gpa, hpa: there.hpa });
+        }
+        self.prepare(host).map_err(ResolveError::OutOfFrames)?;
+        // What led the walk there still does, unless pages have gone since.
+        let from = if gone == self.gone { deepest } else { root.id };
+        Ok(self.fill(root, from, gva, &found, there, host))
+    }
+
+    /// The walk of the guest's tables, which sets A and D as promised; and the last shadow page on its way.
+    fn find_leaf<M: PhysMem, H: Machine>(
+        &mut self,
+        root: Root,
+        gva: Addr<Gva>,
+        request: &Request,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<(Found, Id), Reason<Missing>> {
+        let Paging::Tables { format, root: table } = root.paging else {
+            let gpa = Addr::new(gva.raw());
+            let mut allowed = PteFlags::R | PteFlags::W | PteFlags::X;
+            allowed.set(PteFlags::U, request.mode == Mode::User);
+            return Ok((Found { gpa, allowed, level: Level::PAGE, pte: NO_PTE }, root.id));
+        };
+        let ad = self.config.ad;
+        let mut tables = GuestTables { shadow: self, host, next: Some(root.id), deepest: root.id };
+        let walk =
+            walk::translate(format, table, gva, request, (CAPS, ad), &mut tables).map_err(|fault| fault.reason)?;
+        let deepest = tables.deepest;
+        let unset = walk::unset(&walk.leaf, request.access);
+        let flags = walk.leaf.flags | unset;
+        let pte = Pte(walk.pte.0 | unset.bits());
+        Ok((Found { gpa: walk.out, allowed: self.rights(flags), level: walk.level, pte }, deepest))
+    }
+
+    /// Makes guest memory ready for an access and says where it is, with what the G-stage allows.
+    fn reach<M: PhysMem, H: Machine>(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Translation, Missing> {
+        let known = host.space.translate(gpa, host.mem);
+        if let Some(known) = known.filter(|known| known.flags.contains(needed(access))) {
+            return Ok(known);
+        }
+        let resolved = host.space.resolve(gpa, access, host.hw.frames(), host.mem);
+        match resolved {
+            Ok(Resolved::Mapped { how, stale, publish, .. }) => {
+                self.settle(gpa.pfn(), (how, stale), publish, host);
+                Ok(host.space.translate(gpa, host.mem).expect("mapped a moment ago"))
+            }
+            Ok(Resolved::Hole) | Err(ResolveError::Denied) => Err(Missing::Nothing),
+            Err(error @ ResolveError::OutOfFrames(_)) => Err(Missing::NoFrame(error)),
+        }
+    }
+
+    /// The same for Gnomon's own accesses to guest memory.
+    ///
+    /// # Errors
+    /// As for [`crate::AddressSpace::resolve`].
+    pub fn resolve<M: PhysMem, H: Machine>(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Option<Addr<Hpa>>, ResolveError> {
+        let reached = self.reach(gpa, access, host);
+        self.conclude(host);
+        match reached {
+            Ok(there) => Ok(Some(there.hpa)),
+            Err(Missing::Nothing) if host.space.region_of(gpa.pfn()).is_none() => Ok(None),
+            Err(Missing::Nothing) => Err(ResolveError::Denied),
+            Err(Missing::NoFrame(error)) => Err(error),
+        }
+    }
+
+    /// Goes down from a shadow page, linking what is missing, and sets the leaf.
+    fn fill<M: PhysMem, H: Machine>(
+        &mut self,
+        root: Root,
+        from: Id,
+        gva: Addr<Gva>,
+        found: &Found,
+        there: Translation,
+        host: &mut Host<'_, M, H>,
+    ) -> Answer {
+        let mut id = from;
+        loop {
+            let page = self.index.page_mut(id);
+            page.is_recent = true;
+            let key = page.key;
+            let index = root.format.index(gva, key.level);
+            let Both { ours, guests: Some(pte) } = self.look((id, index), host) else { return self.retry() };
+            let is_leaf = match pte.decode::<Gpa>(key.level, CAPS) {
+                _ if key.role != Role::Table => true,
+                Entry::Table(_) if key.level > found.level => false,
+                Entry::Leaf(_) if key.level == found.level && pte == found.pte => true,
+                // Not what the walk saw.
+                _ => return self.retry(),
+            };
+            if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level) {
+                return self.set((id, index), ours, found, there, host);
+            }
+            id = match self.pointer((id, index), ours, pte, host) {
+                Some(child) => child,
+                None => return self.retry(),
+            };
+        }
+    }
+
+    fn retry(&mut self) -> Answer {
+        self.counters.retries += 1;
+        Answer::Retry
+    }
+
+    /// The shadow page that the entry leads to, linked anew if it does not lead there yet.
+    fn pointer<M: PhysMem, H: Machine>(
+        &mut self,
+        (id, index): At,
+        old: Pte,
+        pte: Pte,
+        host: &mut Host<'_, M, H>,
+    ) -> Option<Id> {
+        let page = self.index.page(id);
+        let key = page.key.child(index, pte)?;
+        if page.mirror(index, host.mem) == Some(pte) && page.is_pointer(old) {
+            return self.index.find(key, host.mem);
+        }
+        self.drop_entry((id, index), host);
+        let child = self.child(key, host)?;
+        self.set_pointer((id, index), pte, child, host);
+        Some(child)
+    }
+
+    /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
+    fn child<M: PhysMem, H: Machine>(&mut self, key: Key, host: &mut Host<'_, M, H>) -> Option<Id> {
+        if let Some(id) = self.index.find(key, host.mem) {
+            self.counters.shared += 1;
+            if !self.is_sabotaged(Sabotage::LinksStale) {
+                self.sync_below(id, host);
+            }
+            return Some(id);
+        }
+        let guest = match key.role {
+            Role::Table => Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn()),
+            Role::Direct(_) | Role::Bare => None,
+        };
+        Some(self.make(key, guest, host))
+    }
+
+    /// Sets the leaf that the fault is about.
+    fn set<M: PhysMem, H: Machine>(
+        &mut self,
+        at: At,
+        ours: Pte,
+        found: &Found,
+        there: Translation,
+        host: &mut Host<'_, M, H>,
+    ) -> Answer {
+        let Key { level, role, .. } = self.index.page(at.0).key;
+        let (allowed, mirror) = match role {
+            Role::Direct(allowed) => (allowed, NO_PTE),
+            Role::Bare => (found.allowed, NO_PTE),
+            Role::Table => (found.allowed, found.pte),
+        };
+        let Some(new) = self.leaf(found.gpa.pfn(), level, allowed, there, host.mem) else { return self.retry() };
+        if !self.set_leaf(at, (ours, new), mirror, host) {
+            return self.retry();
+        }
+        if level == Level::PAGE {
+            self.counters.filled_4k += 1
+        } else {
+            self.counters.filled_2m += 1
+        }
+        Answer::Filled { fence: ours.flags().contains(PteFlags::V) }
+    }
+}

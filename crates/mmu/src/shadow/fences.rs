@@ -1,0 +1,124 @@
+//! The guest's fences: what a vCPU may use is brought up to date, by what its tables say now.
+
+use super::config::{Host, Machine};
+use super::engine::Shadow;
+use super::page::{Id, Role};
+use super::roots::Root;
+use super::sabotage::Sabotage;
+use super::views::Views;
+use rv::{Addr, Asid, FenceLog, Gva, Level, PAGE_BYTES, PhysMem, Pte};
+
+/// A fence of the guest's (`sfence.vma` and its like).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GuestFence {
+    /// First address and length in bytes; `None` for all addresses.
+    pub range: Option<(Addr<Gva>, u64)>,
+    /// One address space; `None` for all, global mappings included.
+    pub asid: Option<Asid>,
+}
+
+/// Pages in a fence by address beyond which it is treated as one of all addresses.
+const MOST_PAGES: u64 = 64;
+
+impl GuestFence {
+    /// The pages it is about; `None` for all, or for so many that it is treated as one for all.
+    pub fn pages(&self) -> Option<impl Iterator<Item = Addr<Gva>> + Clone + use<>> {
+        let (start, bytes) = self.range?;
+        let first = start.align_down(PAGE_BYTES);
+        let pages = (start.raw() - first.raw()).saturating_add(bytes).div_ceil(PAGE_BYTES);
+        (pages <= MOST_PAGES).then(|| (0..pages).map(move |n| first.wrapping_add(n * PAGE_BYTES)))
+    }
+}
+
+impl Shadow {
+    /// A fence of the guest's, on the vCPU whose root this is. TLBs of its hart are the caller's.
+    pub fn fence<M: PhysMem, H: Machine>(
+        &mut self,
+        fence: &GuestFence,
+        root: Root,
+        views: &mut Views,
+        log: &mut FenceLog,
+        host: &mut Host<'_, M, H>,
+    ) {
+        let is_own = fence.asid.is_none_or(|asid| asid == root.asid);
+        match fence.pages() {
+            Some(pages) => {
+                // Other roots catch up when they are loaded; the present one does now.
+                let is_logged = fence.asid.is_none() && !self.is_sabotaged(Sabotage::ForgetsLog);
+                for gva in pages {
+                    if is_own {
+                        self.fence_page(root, gva, host);
+                    }
+                    if is_logged {
+                        log.push(gva);
+                    }
+                }
+                if fence.asid.is_some() {
+                    views.outdate_others(fence.asid);
+                }
+            }
+            None => {
+                if is_own {
+                    self.fence_root(root.id, host);
+                }
+                views.outdate_others(fence.asid);
+            }
+        }
+        self.conclude(host);
+    }
+
+    /// A fence by address on one root: what its tables say of `gva` may be out of date.
+    pub(super) fn fence_page<M: PhysMem, H: Machine>(&mut self, root: Root, gva: Addr<Gva>, host: &mut Host<'_, M, H>) {
+        let at = self.descend(root, gva, host.mem);
+        let page = self.index.page(at.0);
+        // The identity does not change, and what is not live says nothing.
+        if page.key.role == Role::Table && page.is_live(at.1) && !self.is_sabotaged(Sabotage::ForgetsFence) {
+            self.fence_entry(at, host);
+        }
+    }
+
+    /// Brings the page, and all that can be reached from it, in step with the guest's tables.
+    pub(super) fn sync_below<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        if self.may_any_lag() {
+            self.stamp += 1;
+            self.sync_tree(id, host);
+        }
+    }
+
+    fn sync_tree<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        let stamp = self.stamp;
+        let page = self.index.page_mut(id);
+        let key = page.key;
+        if key.role != Role::Table || page.stamp == stamp {
+            return;
+        }
+        page.stamp = stamp;
+        if page.may_lag() {
+            self.sync_entries(id, host);
+        }
+        if key.level == Level::PAGE {
+            return;
+        }
+        let mut at = 0;
+        while let Some(index) = self.index.page(id).next_live(at) {
+            at = index + 1;
+            let page = self.index.page(id);
+            if page.is_pointer(Pte(host.mem.read_u64(page.entry_at(index))))
+                && let Some(mirror) = page.mirror(index, host.mem)
+            {
+                let child = self.index.child_of((id, index), mirror, host.mem);
+                self.sync_tree(child, host);
+            }
+        }
+    }
+
+    /// Compares all live entries of the shadow of a table with the guest's.
+    pub(super) fn sync_entries<M: PhysMem, H: Machine>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        self.counters.synced_pages += 1;
+        let mut at = 0;
+        while let Some(index) = self.index.page(id).next_live(at) {
+            self.derive((id, index), host);
+            at = index + 1;
+        }
+    }
+}

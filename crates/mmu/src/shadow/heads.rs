@@ -1,0 +1,96 @@
+//! For each frame of guest RAM, what leads to it and what it is: where the lists of leaves begin, and the shadows that it
+//! has as a table.
+
+use super::page::{Id, Ref};
+use crate::frames::{Frames, Run};
+use alloc::vec::Vec;
+use rv::{Addr, Gpa, Hpa, Level, Pfn, PhysMem};
+
+/// Frames of guest RAM in one chunk: those of a 2 MiB leaf, whose words fill a frame.
+const CHUNK: u64 = Level::MEGA.pages();
+
+/// A word of 8 bytes for each frame, in frames of the VM's: the head of the list of leaves in the low half, the first
+/// shadow page's number plus 1 in the high half.
+pub(super) struct Heads {
+    first: Pfn<Gpa>,
+    pages: u64,
+    chunks: Vec<Chunk>,
+}
+
+/// What is known of 2 MiB.
+struct Chunk {
+    words: Run,
+    /// The head of the list of leaves that lead to all of it.
+    mega: Ref,
+    /// How many frames are write-protected tables.
+    protected: u16,
+}
+
+impl Heads {
+    /// Frames that [`Heads::new`] needs.
+    pub const fn frames_for(pages: u64) -> u64 {
+        pages.div_ceil(CHUNK)
+    }
+
+    pub fn new(first: Pfn<Gpa>, pages: u64, frames: Vec<Run>, mem: &mut impl PhysMem) -> Self {
+        assert!(first.is_aligned(CHUNK), "{first:?}: guest RAM begins at a multiple of 2 MiB");
+        frames.iter().for_each(|words| mem.zero_frames(words.first(), 1));
+        let chunks = frames.into_iter().map(|words| Chunk { words, mega: Ref::NONE, protected: 0 }).collect();
+        Self { first, pages, chunks }
+    }
+
+    pub const fn contains(&self, gfn: Pfn<Gpa>) -> bool {
+        gfn.raw().wrapping_sub(self.first.raw()) < self.pages
+    }
+
+    fn at(&self, gfn: Pfn<Gpa>) -> Addr<Hpa> {
+        let offset = gfn.raw() - self.first.raw();
+        self.chunks[(offset / CHUNK) as usize].words.first().at(offset % CHUNK * 8)
+    }
+
+    fn chunk_mut(&mut self, gfn: Pfn<Gpa>) -> &mut Chunk {
+        &mut self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize]
+    }
+
+    /// The head of the list of 4 KiB leaves that lead to the frame.
+    pub fn leaves(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> Ref {
+        Ref(mem.read_u64(self.at(gfn)) as u32)
+    }
+
+    pub fn set_leaves(&self, gfn: Pfn<Gpa>, head: Ref, mem: &mut impl PhysMem) {
+        let at = self.at(gfn);
+        mem.write_u64(at, mem.read_u64(at) >> 32 << 32 | u64::from(head.0));
+    }
+
+    /// The head of the list of 2 MiB leaves that lead to the frame and those around it.
+    pub fn megas(&self, gfn: Pfn<Gpa>) -> Ref {
+        self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].mega
+    }
+
+    pub fn set_megas(&mut self, gfn: Pfn<Gpa>, head: Ref) {
+        self.chunk_mut(gfn).mega = head;
+    }
+
+    /// The first shadow of the frame as a table, if it is in RAM.
+    pub fn tables(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Id> {
+        if !self.contains(gfn) {
+            return None;
+        }
+        ((mem.read_u64(self.at(gfn)) >> 32) as u32).checked_sub(1)
+    }
+
+    pub fn set_tables(&self, gfn: Pfn<Gpa>, first: Option<Id>, mem: &mut impl PhysMem) {
+        let at = self.at(gfn);
+        let high = first.map_or(0, |id| u64::from(id) + 1);
+        mem.write_u64(at, high << 32 | mem.read_u64(at) & 0xffff_ffff);
+    }
+
+    /// Protected tables in the 2 MiB around `gfn`.
+    pub fn protected_around(&mut self, gfn: Pfn<Gpa>) -> &mut u16 {
+        &mut self.chunk_mut(gfn).protected
+    }
+
+    pub fn release(&mut self, frames: &Frames) {
+        self.chunks.drain(..).for_each(|chunk| frames.free(chunk.words));
+    }
+}

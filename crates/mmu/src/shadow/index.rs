@@ -1,0 +1,231 @@
+//! The index: shadow pages by their numbers and by what they are shadows of, and the lists that lead from a guest frame
+//! or a shadow page back to the entries that lead to it. It knows nothing of what entries may say.
+
+use super::heads::Heads;
+use super::page::{At, Body, Id, Key, Page, Ref, Role};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use rv::{Gpa, Level, Pfn, PhysMem, Pte};
+
+/// Where a list begins.
+#[derive(Clone, Copy)]
+pub(super) enum List {
+    /// Leaves of 4 KiB that lead to a guest frame.
+    Frame(Pfn<Gpa>),
+    /// Leaves of 2 MiB that lead to this frame and those around it.
+    Mega(Pfn<Gpa>),
+    /// Pointers that lead to a shadow page.
+    Parents(Id),
+}
+
+/// All shadow pages of a VM.
+pub(super) struct Index {
+    arena: Vec<Option<Page>>,
+    free: Vec<Id>,
+    /// Pages of the roles that [`Heads`] does not lead to.
+    direct: BTreeMap<Key, Id>,
+    pub heads: Heads,
+}
+
+impl Index {
+    /// An empty one. `arena` has room for all pages that there will ever be.
+    pub const fn new(arena: Vec<Option<Page>>, heads: Heads) -> Self {
+        Self { arena, free: Vec::new(), direct: BTreeMap::new(), heads }
+    }
+
+    pub fn page(&self, id: Id) -> &Page {
+        self.arena[id as usize].as_ref().expect("the number of a shadow page")
+    }
+
+    pub fn page_mut(&mut self, id: Id) -> &mut Page {
+        self.arena[id as usize].as_mut().expect("the number of a shadow page")
+    }
+
+    /// The page, if there is one of that number now.
+    pub fn get(&self, id: Id) -> Option<&Page> {
+        self.arena.get(id as usize)?.as_ref()
+    }
+
+    /// Numbers that are or were in use: all are below this.
+    pub fn end(&self) -> Id {
+        self.arena.len() as Id
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.arena.len() == self.free.len()
+    }
+
+    /// Gives a page a number. It is not found by its key yet.
+    pub fn add(&mut self, page: Page) -> Id {
+        match self.free.pop() {
+            Some(id) => {
+                self.arena[id as usize] = Some(page);
+                id
+            }
+            None => {
+                self.arena.push(Some(page));
+                self.end() - 1
+            }
+        }
+    }
+
+    /// Ends a page that is not found by its key any more.
+    pub fn take(&mut self, id: Id) -> Body {
+        let page = self.arena[id as usize].take().expect("the number of a shadow page");
+        self.free.push(id);
+        page.body
+    }
+
+    /// All frames of all pages.
+    pub fn into_bodies(self) -> impl Iterator<Item = Body> {
+        self.arena.into_iter().flatten().map(|page| page.body)
+    }
+
+    /// Whether [`Heads`] leads to pages of that key: the shadows of tables, unless they are not in RAM.
+    pub fn is_by_frame(&self, key: Key) -> bool {
+        key.role == Role::Table && self.heads.contains(key.gfn)
+    }
+
+    /// The shadow page for `key`, if there is one.
+    pub fn find(&self, key: Key, mem: &impl PhysMem) -> Option<Id> {
+        if !self.is_by_frame(key) {
+            return self.direct.get(&key).copied();
+        }
+        self.tables_of(key.gfn, mem).find(|id| self.page(*id).key.level == key.level)
+    }
+
+    /// The shadows of `gfn` as a table.
+    pub fn tables_of(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> impl Iterator<Item = Id> + '_ {
+        core::iter::successors(self.heads.tables(gfn, mem), |id| self.page(*id).next)
+    }
+
+    /// Makes a shadow page known by its key.
+    pub fn enlist(&mut self, id: Id, mem: &mut impl PhysMem) {
+        let key = self.page(id).key;
+        if self.is_by_frame(key) {
+            self.page_mut(id).next = self.heads.tables(key.gfn, mem);
+            self.heads.set_tables(key.gfn, Some(id), mem);
+        } else {
+            self.direct.insert(key, id);
+        }
+    }
+
+    /// The opposite of [`Index::enlist`].
+    pub fn delist(&mut self, id: Id, mem: &mut impl PhysMem) {
+        let (key, next) = (self.page(id).key, self.page(id).next);
+        if !self.is_by_frame(key) {
+            self.direct.remove(&key);
+            return;
+        }
+        let before = self.tables_of(key.gfn, mem).find(|other| self.page(*other).next == Some(id));
+        match before {
+            Some(other) => self.page_mut(other).next = next,
+            None => self.heads.set_tables(key.gfn, next, mem),
+        }
+    }
+
+    /// Where a live leaf of `key` is listed.
+    pub fn list_of_leaf(key: Key, index: usize, mirror: Pte) -> List {
+        let gfn = key.frame_of(index, mirror);
+        if key.level == Level::PAGE { List::Frame(gfn) } else { List::Mega(gfn) }
+    }
+
+    /// Where the live entry is listed. `is_pointer` says what it is.
+    pub fn list_of(&self, (id, index): At, mirror: Pte, is_pointer: bool, mem: &impl PhysMem) -> List {
+        let key = self.page(id).key;
+        if is_pointer {
+            List::Parents(self.child_of((id, index), mirror, mem))
+        } else {
+            Self::list_of_leaf(key, index, mirror)
+        }
+    }
+
+    /// The shadow page that a live pointer leads to.
+    pub fn child_of(&self, (id, index): At, mirror: Pte, mem: &impl PhysMem) -> Id {
+        let key = self.page(id).key.child(index, mirror);
+        key.and_then(|key| self.find(key, mem)).expect("a live pointer's shadow page exists")
+    }
+
+    /// The first entry of a list.
+    pub fn first(&self, list: List, mem: &impl PhysMem) -> Option<At> {
+        self.head(list, mem).entry()
+    }
+
+    /// The entry that is listed after this one.
+    pub fn next(&self, (id, index): At, mem: &impl PhysMem) -> Option<At> {
+        Ref(mem.read_u64(self.page(id).links_at(index)) as u32).entry()
+    }
+
+    fn head(&self, list: List, mem: &impl PhysMem) -> Ref {
+        match list {
+            List::Frame(gfn) => self.heads.leaves(gfn, mem),
+            List::Mega(gfn) => self.heads.megas(gfn),
+            List::Parents(id) => self.page(id).parents,
+        }
+    }
+
+    fn set_head(&mut self, list: List, head: Ref, mem: &mut impl PhysMem) {
+        match list {
+            List::Frame(gfn) => self.heads.set_leaves(gfn, head, mem),
+            List::Mega(gfn) => self.heads.set_megas(gfn, head),
+            List::Parents(id) => self.page_mut(id).parents = head,
+        }
+    }
+
+    /// Puts the entry at the front of `list`: it is live from now on.
+    pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
+        let next = self.head(list, mem);
+        if let Some((id, index)) = next.entry() {
+            let links = self.page(id).links_at(index);
+            mem.write_u64(links, mem.read_u64(links) & 0xffff_ffff | u64::from(Ref::new(at).0) << 32);
+        }
+        self.set_head(list, Ref::new(at), mem);
+        let (id, index) = at;
+        let page = self.page_mut(id);
+        debug_assert!(!page.is_live(index) && mirror.0 != 0);
+        page.set_live(index, true);
+        mem.write_u64(page.links_at(index), u64::from(next.0));
+        mem.write_u64(page.mirror_at(index), mirror.0);
+    }
+
+    /// Takes the entry out of `list`: it is not live any more.
+    pub fn remove(&mut self, (id, index): At, list: List, mem: &mut impl PhysMem) {
+        let page = self.page_mut(id);
+        page.set_live(index, false);
+        let links = mem.read_u64(page.links_at(index));
+        let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
+        match before.entry() {
+            Some((id, index)) => {
+                let at = self.page(id).links_at(index);
+                mem.write_u64(at, mem.read_u64(at) >> 32 << 32 | u64::from(next.0));
+            }
+            None => self.set_head(list, next, mem),
+        }
+        if let Some((id, index)) = next.entry() {
+            let at = self.page(id).links_at(index);
+            mem.write_u64(at, mem.read_u64(at) & 0xffff_ffff | u64::from(before.0) << 32);
+        }
+    }
+
+    /// Checks the rules of the structure (`page`): every page is found, every live entry is in the list that it belongs
+    /// to.
+    ///
+    /// # Panics
+    /// If one is not.
+    #[cfg(feature = "sabotage")]
+    pub fn audit(&self, mem: &impl PhysMem) {
+        for (id, page) in (0..).zip(&self.arena) {
+            let Some(page) = page else { continue };
+            assert_eq!(self.find(page.key, mem), Some(id), "{:?} is not found", page.key);
+            for index in (0..super::page::ENTRIES).filter(|index| page.is_live(*index)) {
+                let mirror = page.mirror(index, mem).expect("it is live");
+                let is_pointer = page.is_pointer(Pte(mem.read_u64(page.entry_at(index))));
+                let mut at = self.first(self.list_of((id, index), mirror, is_pointer, mem), mem);
+                while at.is_some_and(|at| at != (id, index)) {
+                    at = at.and_then(|at| self.next(at, mem));
+                }
+                assert!(at.is_some(), "entry {index} of {:?} is in no list", page.key);
+            }
+        }
+    }
+}

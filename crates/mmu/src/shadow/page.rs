@@ -1,0 +1,226 @@
+//! Shadow pages: what they are, and what a live entry is.
+//!
+//! A shadow page is three frames: the *table* that hardware walks; the *mirror*, which keeps for each
+//! entry the guest's entry that it was made from; and the *links*, by which the entry is a member of
+//! one doubly linked list. Rules:
+//!
+//! - An entry whose bit is set in its page's bitmap is *live*: it has a mirror, and is a member of exactly one list.
+//!   The entry in the table may be poison all the same, because a fence has passed over it (a level-0 entry; the lane
+//!   writes there without any lock). Entries above level 0 change under the caller's lock only: a live one
+//!   is valid, and one that is not live is empty.
+//! - A live leaf is in the list of the guest frame that it leads to, or, a 2 MiB one, of the 2 MiB. A live pointer is in
+//!   the list of parents of the shadow page that it leads to.
+//! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
+//!   what is not a shadow of a guest's table.
+
+use crate::frames::Run;
+use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// The software bit of pointers between shadows of guest tables.
+pub const MARK: PteFlags = PteFlags::RSW0;
+
+/// The guest's entries are read without Svnapot and Svpbmt: the guest is not offered them.
+pub(super) const CAPS: Caps = Caps { svnapot: false, svpbmt: false };
+
+/// Entries of a shadow page.
+pub(super) const ENTRIES: usize = 512;
+
+/// Number of a shadow page: index into the arena. Reused, unlike a page's serial.
+pub(super) type Id = u32;
+
+/// An entry: its page and its index.
+pub(super) type At = (Id, usize);
+
+/// What a shadow page is a shadow of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Role {
+    /// The guest's table in the frame.
+    Table,
+    /// A part of a guest's superpage, from the frame on, with these permissions (R, W, X, U).
+    Direct(PteFlags),
+    /// A part of the identity map, from the frame on: the guest has paging off.
+    Bare,
+}
+
+/// What a shadow page is found by.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Key {
+    pub gfn: Pfn<Gpa>,
+    pub level: Level,
+    pub role: Role,
+}
+
+impl Key {
+    /// The guest frame that entry `index` maps from, by its place (roles `Direct` and `Bare`).
+    pub fn frame_below(self, index: usize) -> Pfn<Gpa> {
+        self.gfn.add(index as u64 * self.level.pages())
+    }
+
+    /// The key of what a pointer made from `pte` leads to.
+    pub fn child(self, index: usize, pte: Pte) -> Option<Key> {
+        let level = self.level.down()?;
+        match self.role {
+            Role::Table if pte.is_pointer() => Some(Key { gfn: pte.pfn(), level, role: Role::Table }),
+            Role::Table => match pte.decode::<Gpa>(self.level, CAPS) {
+                Entry::Leaf(leaf) => Some(Key { gfn: leaf.pfn, level, role: Role::Direct(permissions(leaf.flags)) }),
+                _ => None,
+            },
+            role => Some(Key { gfn: self.frame_below(index), level, role }),
+        }
+    }
+
+    /// The guest frame that a leaf at `index` leads to, which was made from `mirror`.
+    pub fn frame_of(self, index: usize, mirror: Pte) -> Pfn<Gpa> {
+        match self.role {
+            Role::Table => mirror.pfn(),
+            Role::Direct(_) | Role::Bare => self.frame_below(index),
+        }
+    }
+}
+
+/// The mirror of entries that no guest entry stands behind.
+pub(super) const NO_PTE: Pte = Pte(1);
+
+/// An entry of a shadow page, or none; the form that lists are made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ref(pub u32);
+
+impl Ref {
+    pub const NONE: Ref = Ref(0);
+
+    pub const fn new((id, index): At) -> Self {
+        Ref(id * ENTRIES as u32 + index as u32 + 1)
+    }
+
+    pub const fn entry(self) -> Option<At> {
+        match self.0.checked_sub(1) {
+            Some(packed) => Some((packed / ENTRIES as u32, packed as usize % ENTRIES)),
+            None => None,
+        }
+    }
+}
+
+/// Most shadow pages of a VM: a [`Ref`] has 32 bits.
+pub(super) const MOST_PAGES: usize = 1 << 22;
+
+/// Frames of one shadow page.
+pub(super) const FRAMES_EACH: u64 = 3;
+
+/// A shadow page's frames.
+pub(super) struct Body {
+    pub table: Run,
+    pub mirror: Run,
+    pub links: Run,
+}
+
+impl Body {
+    pub fn runs(self) -> [Run; 3] {
+        [self.table, self.mirror, self.links]
+    }
+}
+
+/// A shadow page.
+pub(super) struct Page {
+    pub key: Key,
+    pub body: Body,
+    /// Unlike its number, never used again.
+    pub serial: u64,
+    /// Where the guest's table is; `None` if that must be found out anew.
+    pub guest: Option<Pfn<Hpa>>,
+    live: [u64; ENTRIES / 64],
+    pub parents: Ref,
+    /// The next shadow of the same guest frame.
+    pub next: Option<Id>,
+    /// vCPUs that have it as their root.
+    pub users: u32,
+    /// Used since the last search for victims.
+    pub is_recent: bool,
+    /// The guest may write the table without an exit (always, in `lazy`).
+    pub is_unsync: bool,
+    /// Writes in a row that no table would see.
+    pub flood: u8,
+    /// The operation that last synchronised it.
+    pub stamp: u64,
+}
+
+impl Page {
+    pub fn new(key: Key, body: Body, serial: u64, guest: Option<Pfn<Hpa>>) -> Self {
+        Self {
+            key,
+            body,
+            serial,
+            guest,
+            live: [0; ENTRIES / 64],
+            parents: Ref::NONE,
+            next: None,
+            users: 0,
+            is_recent: true,
+            is_unsync: false,
+            flood: 0,
+            stamp: 0,
+        }
+    }
+
+    /// The hardware table.
+    pub const fn table(&self) -> Pfn<Hpa> {
+        self.body.table.first()
+    }
+
+    pub const fn entry_at(&self, index: usize) -> Addr<Hpa> {
+        self.table().at(8 * index as u64)
+    }
+
+    pub const fn mirror_at(&self, index: usize) -> Addr<Hpa> {
+        self.body.mirror.first().at(8 * index as u64)
+    }
+
+    pub const fn links_at(&self, index: usize) -> Addr<Hpa> {
+        self.body.links.first().at(8 * index as u64)
+    }
+
+    /// The guest's entry that a live entry was made from.
+    pub fn mirror(&self, index: usize, mem: &impl PhysMem) -> Option<Pte> {
+        self.is_live(index).then(|| Pte(mem.read_u64(self.mirror_at(index))))
+    }
+
+    /// Whether the entry, live and as it stands in the table, is a pointer.
+    pub fn is_pointer(&self, entry: Pte) -> bool {
+        self.key.level > Level::PAGE && !entry.flags().intersects(PteFlags::R | PteFlags::X)
+    }
+
+    /// Whether the page is one whose entries may be out of step with the guest's.
+    pub fn may_lag(&self) -> bool {
+        self.key.role == Role::Table && self.is_unsync
+    }
+
+    /// The first live entry at or after `index`.
+    pub fn next_live(&self, index: usize) -> Option<usize> {
+        let mut word = index / 64;
+        let mut bits = self.live.get(word)? & u64::MAX << (index % 64);
+        loop {
+            if bits != 0 {
+                return Some(word * 64 + bits.trailing_zeros() as usize);
+            }
+            word += 1;
+            bits = *self.live.get(word)?;
+        }
+    }
+
+    pub fn is_live(&self, index: usize) -> bool {
+        self.live[index / 64] >> (index % 64) & 1 == 1
+    }
+
+    pub fn set_live(&mut self, index: usize, live: bool) {
+        let bit = 1 << (index % 64);
+        if live { self.live[index / 64] |= bit } else { self.live[index / 64] &= !bit }
+    }
+}
+
+/// What a guest's leaf allows, as hardware would have it that never sets A or D: without D no W. To be
+/// asked about leaves with A only.
+pub(super) fn permissions(flags: PteFlags) -> PteFlags {
+    let all = PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U;
+    let mut allowed = flags & all;
+    allowed.set(PteFlags::W, flags.contains(PteFlags::W | PteFlags::D));
+    allowed
+}

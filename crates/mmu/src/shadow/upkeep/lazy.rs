@@ -1,0 +1,26 @@
+//! `lazy`: no table is protected. A fence by address invalidates an entry, which the next access fills from what the
+//! guest's table says then; a wide fence compares all that the root leads to, at once.
+
+use super::super::config::{Host, Machine};
+use super::super::engine::Shadow;
+use super::super::page::{At, Id};
+use rv::PhysMem;
+
+pub(super) struct Rules;
+
+impl super::Rules for Rules {
+    const PROTECTS: bool = false;
+    const HAS_LANE: bool = true;
+
+    fn lets_go(_: bool) -> bool {
+        true
+    }
+
+    fn fence_entry<M: PhysMem, H: Machine>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
+        shadow.invalidate(at, host);
+    }
+
+    fn fence_root<M: PhysMem, H: Machine>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>) {
+        shadow.sync_below(root, host);
+    }
+}

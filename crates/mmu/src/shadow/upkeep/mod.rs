@@ -1,0 +1,79 @@
+//! What the upkeeps answer differently: all questions are in [`Rules`], and here alone it matters which one a VM has.
+
+mod lazy;
+mod shadow;
+mod unsync;
+
+use super::config::{Host, Machine, Upkeep};
+use super::engine::Shadow;
+use super::page::{At, Id};
+use super::sabotage::Sabotage;
+use rv::PhysMem;
+
+/// An upkeep.
+trait Rules {
+    /// Whether a guest table is write-protected from its first shadow on. If not, none ever is.
+    const PROTECTS: bool;
+    /// Whether the lane may take fences.
+    const HAS_LANE: bool;
+    /// Whether the first store to a protected table lets it go, where it could be emulated. `are_leaves`: it is a table of
+    /// leaves wherever it is used.
+    fn lets_go(are_leaves: bool) -> bool;
+    /// A fence by address arrives at a live entry that is no pointer to a table.
+    fn fence_entry<M: PhysMem, H: Machine>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>);
+    /// A fence of everything that a root leads to.
+    fn fence_root<M: PhysMem, H: Machine>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>);
+}
+
+macro_rules! ask {
+    ($shadow:ident, $rules:ident => $question:expr) => {
+        match $shadow.config.upkeep {
+            Upkeep::Shadow => {
+                type $rules = shadow::Rules;
+                $question
+            }
+            Upkeep::Unsync => {
+                type $rules = unsync::Rules;
+                $question
+            }
+            Upkeep::Lazy => {
+                type $rules = lazy::Rules;
+                $question
+            }
+        }
+    };
+}
+
+impl Shadow {
+    /// Whether a guest table is write-protected from its first shadow on.
+    pub(super) const fn protects_new_tables(&self) -> bool {
+        ask!(self, R => <R as Rules>::PROTECTS)
+    }
+
+    /// Whether a shadow may lag behind its table at all now.
+    pub(super) fn may_any_lag(&self) -> bool {
+        !self.protects_new_tables() || !self.unsync.is_empty()
+    }
+
+    /// Whether the lane may take fences.
+    pub(super) const fn has_lane(&self) -> bool {
+        ask!(self, R => <R as Rules>::HAS_LANE)
+    }
+
+    /// Whether the first store to a protected table lets it go.
+    pub(super) fn lets_go(&self, are_leaves: bool) -> bool {
+        ask!(self, R => R::lets_go(are_leaves))
+    }
+
+    /// A fence by address arrives at a live entry that is no pointer to a table.
+    pub(super) fn fence_entry<M: PhysMem, H: Machine>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        ask!(self, R => R::fence_entry(self, at, host));
+    }
+
+    /// A fence of everything that `root` leads to, or a root that a vCPU has not used for long enough.
+    pub(super) fn fence_root<M: PhysMem, H: Machine>(&mut self, root: Id, host: &mut Host<'_, M, H>) {
+        if !self.is_sabotaged(Sabotage::ForgetsWideFence) {
+            ask!(self, R => R::fence_root(self, root, host));
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! `unsync`: as `shadow`, but a table of leaves is let go at its first store: many follow until the guest fences.
+
+use super::super::config::{Host, Machine};
+use super::super::engine::Shadow;
+use super::super::page::{At, Id};
+use rv::PhysMem;
+
+pub(super) struct Rules;
+
+impl super::Rules for Rules {
+    const PROTECTS: bool = true;
+    const HAS_LANE: bool = false;
+
+    fn lets_go(are_leaves: bool) -> bool {
+        are_leaves
+    }
+
+    fn fence_entry<M: PhysMem, H: Machine>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
+        shadow.catch_up_entry(at, host);
+    }
+
+    fn fence_root<M: PhysMem, H: Machine>(shadow: &mut Shadow, _: Id, host: &mut Host<'_, M, H>) {
+        shadow.catch_up_all(host);
+    }
+}

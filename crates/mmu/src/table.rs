@@ -1,0 +1,184 @@
+//! Entries of the tables that hardware walks, under both engines: the states that an entry can be in, who may move it
+//! from one to another, and the one way to write it, which says what the write owes (SPENT).
+//!
+//! | from | to | engine, under its lock | lane | hardware |
+//! |---|---|---|---|---|
+//! | any | empty, poison, leaf | yes | | |
+//! | any | pointer | above level 0 | | |
+//! | any | poison | yes | at level 0 | |
+//! | leaf | the same with A or D | yes | | never: all leaves have A, and D where they allow stores |
+
+use bitflags::bitflags;
+use rv::{Addr, Hpa, Level, PhysMem, Pte, PteFlags};
+
+/// What an entry is to hardware, and to the lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It maps nothing, and says nothing.
+    Empty,
+    /// It maps nothing, because a fence has passed over it. Its value, a token, is one that was never there before
+    /// ([`rv::context::token`]): so it cannot be taken for what somebody read there earlier.
+    Poison,
+    /// It maps memory.
+    Leaf,
+    /// It leads to the next table.
+    Pointer,
+}
+
+/// Who writes entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writer {
+    /// The engine, whose caller holds the VM's lock.
+    Engine,
+    /// The lane, which takes no lock (`docs/lane.md`).
+    Lane,
+    /// A hardware walker that sets A and D.
+    Hardware,
+}
+
+impl State {
+    /// What `entry` is.
+    #[must_use]
+    pub const fn of(entry: Pte) -> Self {
+        if !entry.flags().contains(PteFlags::V) {
+            return if entry.0 == 0 { State::Empty } else { State::Poison };
+        }
+        if entry.is_pointer() { State::Pointer } else { State::Leaf }
+    }
+
+    /// Whether `writer` may make an entry of a table of `level` this.
+    #[must_use]
+    pub fn may_be_made_by(self, writer: Writer, level: Level) -> bool {
+        match writer {
+            Writer::Engine => self != State::Pointer || level > Level::PAGE,
+            Writer::Lane => self == State::Poison && level == Level::PAGE,
+            Writer::Hardware => false,
+        }
+    }
+}
+
+bitflags! {
+    /// What TLBs may still do that the tables no longer say.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Owed: u8 {
+        /// Translate by a leaf.
+        const LEAVES = 1;
+        /// Let a store through.
+        const STORES = 2;
+        /// Walk by a pointer. A fence by address need not end that (norm:sfence_vma_ordering_semantics).
+        const POINTERS = 4;
+    }
+}
+
+/// What edits of tables owe the TLBs. It is spent by a fence ([`Debt::paid`]), or given up for a stated reason
+/// ([`Debt::waive`]); tests check that none is lost.
+#[must_use = "an edit is not in force until what it owes is fenced, or waived for a reason"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct Debt(Owed);
+
+impl Debt {
+    /// Nothing is owed.
+    pub const fn none() -> Self {
+        Debt(Owed::empty())
+    }
+
+    /// What an entry owes that was `old` and is `new`. `old` may have been in TLBs, `new` may be at once.
+    pub fn of(old: Pte, new: Pte) -> Self {
+        let (was, is) = (old.flags(), new.flags());
+        Debt(match State::of(old) {
+            State::Empty | State::Poison => Owed::empty(),
+            _ if old == new => Owed::empty(),
+            State::Pointer => Owed::all(),
+            State::Leaf if State::of(new) == State::Leaf && old.pfn::<Hpa>() == new.pfn() && is.contains(was) => {
+                Owed::empty()
+            }
+            State::Leaf if was.contains(PteFlags::W) => Owed::LEAVES | Owed::STORES,
+            State::Leaf => Owed::LEAVES,
+        })
+    }
+
+    /// Adds to it.
+    pub fn add(&mut self, other: Debt) {
+        self.0 |= other.paid();
+    }
+
+    /// Whether some of `what` is owed.
+    #[must_use]
+    pub const fn owes(&self, what: Owed) -> bool {
+        self.0.intersects(what)
+    }
+
+    /// A fence has paid it: says what it was.
+    pub fn paid(mut self) -> Owed {
+        core::mem::replace(&mut self.0, Owed::empty())
+    }
+
+    /// It is the guest's own affair: real hardware's TLBs may hold as much, until the guest's own fence. Says what it was.
+    pub fn waive(self) -> Owed {
+        self.paid()
+    }
+
+    /// All of it, leaving nothing.
+    pub fn take(&mut self) -> Debt {
+        core::mem::replace(self, Debt::none())
+    }
+}
+
+#[cfg(feature = "sabotage")]
+impl Drop for Debt {
+    fn drop(&mut self) {
+        assert!(self.0.is_empty() || std::thread::panicking(), "SPENT: {:?} is owed", self.0);
+    }
+}
+
+/// Replaces the entry at `at`. Returns the old one, and what this owes.
+pub fn exchange(at: Addr<Hpa>, new: Pte, mem: &mut impl PhysMem) -> (Pte, Debt) {
+    let old = Pte(mem.exchange_u64(at, new.0));
+    (old, Debt::of(old, new))
+}
+
+/// Replaces the entry at `at` if it is `old`. `None` if it is not: somebody else was there.
+pub fn compare_exchange(at: Addr<Hpa>, old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
+    mem.compare_exchange_u64(at, old.0, new.0).ok().map(|()| Debt::of(old, new))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAF: Pte = Pte(0x80 << 10 | 0xdf);
+    const POINTER: Pte = Pte(0x80 << 10 | 1);
+
+    #[test]
+    fn what_an_edit_owes() {
+        let read_only = Pte(LEAF.0 & !0x84);
+        let elsewhere = Pte(0x81 << 10 | 0xdf);
+        for (old, new, owed) in [
+            (Pte::INVALID, LEAF, Owed::empty()),
+            (Pte(8), POINTER, Owed::empty()),
+            (LEAF, LEAF, Owed::empty()),
+            (read_only, LEAF, Owed::empty()),
+            (LEAF, read_only, Owed::LEAVES | Owed::STORES),
+            (LEAF, elsewhere, Owed::LEAVES | Owed::STORES),
+            (LEAF, POINTER, Owed::LEAVES | Owed::STORES),
+            (read_only, elsewhere, Owed::LEAVES),
+            (read_only, Pte(8), Owed::LEAVES),
+            (POINTER, Pte::INVALID, Owed::all()),
+            (POINTER, LEAF, Owed::all()),
+        ] {
+            assert_eq!(Debt::of(old, new).paid(), owed, "{old:x?} to {new:x?}");
+        }
+    }
+
+    #[test]
+    fn the_lane_writes_tokens_at_level_0_and_hardware_nothing() {
+        for state in [State::Empty, State::Poison, State::Leaf, State::Pointer] {
+            for level in [Level::PAGE, Level::MEGA] {
+                let lane = state == State::Poison && level == Level::PAGE;
+                assert_eq!(state.may_be_made_by(Writer::Lane, level), lane);
+                assert!(!state.may_be_made_by(Writer::Hardware, level));
+            }
+        }
+        assert!(!State::Pointer.may_be_made_by(Writer::Engine, Level::PAGE));
+    }
+}

@@ -1,0 +1,37 @@
+//! Delivery of exceptions to the guest, as hardware would take them.
+
+use super::Outcome;
+use crate::env::{Env, VsTrapRegs};
+use crate::vcpu::VcpuRun;
+use rv::csr::status;
+use rv::{Mode, Trap};
+
+/// Delivers an exception to the guest. The guest goes on in its handler, wherever that is: user mode alone can
+/// bring about any exception at any address, so none may end the VM. A kernel that cannot fetch its handler is
+/// [`super::watch`]'s to find.
+pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
+    let mut regs = env.trap_regs();
+    run.shared.counters.inject_exception.bump();
+    run.context.pc = enter_trap(&mut regs, trap, run.context.pc, env.privilege());
+    env.set_trap_regs(&regs);
+    env.set_privilege(Mode::Supervisor);
+    Outcome::Resume
+}
+
+/// The change of the guest's trap registers at a trap (privileged spec, "Trap Entry", for a trap to S);
+/// returns where the guest goes on. `pc` and `from` are where and in which mode it was.
+pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u64 {
+    regs.vsepc = pc;
+    regs.vscause = trap.exception.code();
+    regs.vstval = trap.tval;
+    let was_enabled = regs.vsstatus & status::SIE != 0;
+    regs.vsstatus &= !(status::SPP | status::SPIE | status::SIE);
+    if from == Mode::Supervisor {
+        regs.vsstatus |= status::SPP;
+    }
+    if was_enabled {
+        regs.vsstatus |= status::SPIE;
+    }
+    // Exceptions go to BASE in either mode of `stvec`.
+    regs.vstvec & !3
+}

@@ -1,0 +1,102 @@
+//! Loads and stores that reach a device of the board.
+
+use super::Outcome;
+use super::memory::{deny, fetch, refetch};
+use crate::board::Device;
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::vcpu::{VcpuRun, request};
+use crate::vm::{Devices, Vm};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use rv::Access;
+use rv::insn::{MemInsn, MemOp};
+use spin::MutexGuard;
+
+/// A load or store that reaches a device of the board.
+pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: Device, env: &mut E) -> Outcome {
+    let insn = match MemInsn::from_tinst(run.context.exit.tinst) {
+        Some(insn) => insn,
+        None => {
+            run.shared.counters.mmio_decoded.bump();
+            let Some(insn) = fetch(run, env) else { return refetch(g, run, env) };
+            match MemInsn::decode(insn) {
+                Some(insn) => insn,
+                // Not a plain load or store. Devices take no others.
+                None => return deny(run, access, env),
+            }
+        }
+    };
+    let is_store = matches!(insn.op, MemOp::Store { .. });
+    if is_store != (access == Access::Store) {
+        return refetch(g, run, env);
+    }
+    let vm = Arc::clone(&run.vm);
+    let mut devices = vm.devices.lock();
+    match device {
+        Device::Uart(offset) => {
+            run.shared.counters.mmio_uart.bump();
+            uart_access(g, run, &mut devices, offset, insn.op);
+            update_uart_line(g, &vm, devices, env);
+        }
+        Device::Plic(offset) => {
+            run.shared.counters.mmio_plic.bump();
+            if !plic_access(run, &mut devices, offset, insn.op) {
+                return deny(run, access, env);
+            }
+            update_lines(g, &vm, devices, env);
+        }
+    }
+    run.shared.counters.faults_mmio.bump();
+    run.context.skip(insn.length.into());
+    Outcome::Resume
+}
+
+/// Every width reads or writes one register, as QEMU's board does.
+fn uart_access(g: &Gnomon, run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) {
+    match op {
+        MemOp::Load { rd, .. } => {
+            let value = devices.uart.read(offset);
+            run.context.set(rd, op.extend(value.into()));
+        }
+        MemOp::Store { rs, .. } => {
+            if let Some(byte) = devices.uart.write(offset, run.context.x[usize::from(rs)] as u8) {
+                g.console.lock().guest_output(run.vm.index, byte);
+            }
+        }
+    }
+}
+
+/// Only whole, aligned words.
+fn plic_access(run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) -> bool {
+    let (MemOp::Load { width, .. } | MemOp::Store { width, .. }) = op;
+    if width != 4 || !offset.is_multiple_of(4) {
+        return false;
+    }
+    match op {
+        MemOp::Load { rd, .. } => {
+            let value = devices.plic.read(offset);
+            run.context.set(rd, op.extend(value.into()));
+        }
+        MemOp::Store { rs, .. } => devices.plic.write(offset, run.context.x[usize::from(rs)] as u32),
+    }
+    true
+}
+
+/// Passes the PLIC's lines to the vCPUs, after an access to it or a change of its inputs.
+pub fn update_lines<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
+    for vcpu in &vm.vcpus {
+        let high = devices.plic.interrupts_hart(vcpu.id);
+        if vcpu.external.swap(high, Ordering::SeqCst) != high {
+            vcpu.counters.inject_external.bump();
+            g.post(vcpu, request::EXTERNAL, env);
+        }
+    }
+}
+
+/// The same after an access to the UART: mostly its line has not changed.
+pub fn update_uart_line<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
+    if devices.pass_line() {
+        update_lines(g, vm, devices, env);
+    }
+}

@@ -1,0 +1,186 @@
+//! Exits: what a trap out of a guest means, and what is done about it.
+//!
+//! [`handle`] works on a snapshot of the trap and says with an [`Outcome`] how the vCPU goes on.
+//! Whatever the guest did ends in one of them (BLAME): it goes on, gets a trap, or its VM ends with
+//! a message.
+
+mod inject;
+mod memory;
+mod mmio;
+pub mod watch;
+
+pub use inject::{enter_trap, inject};
+pub(crate) use memory::outside_ram;
+pub use mmio::{update_lines, update_uart_line};
+
+use crate::env::Env;
+use crate::gnomon::{Gnomon, GuestMode};
+use crate::sbi;
+use crate::shadow;
+use crate::vcpu::VcpuRun;
+use crate::vm::Departure;
+use abi::record::EndReason;
+use alloc::format;
+use alloc::string::String;
+use memory::guest_page_fault;
+use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
+
+/// How a vCPU goes on after an exit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// In the guest, at `context.pc`.
+    Resume,
+    /// Gnomon's timer is due: slices, deadlines.
+    Timer,
+    /// Another hart wants this one to look at what was posted.
+    Kicked,
+    /// A device of the host wants attention.
+    External,
+    /// It waits for an interrupt.
+    Wait,
+    /// It waits for a store of another hart: it may as well let others run.
+    Yield,
+    /// It stops (SBI hart_stop).
+    Stop,
+    /// Its VM ends or starts over.
+    Depart(Departure),
+}
+
+impl Outcome {
+    /// The guest did what nobody can answer.
+    #[must_use]
+    pub fn kill(message: String) -> Self {
+        Outcome::Depart(Departure::End(EndReason::Killed { message }))
+    }
+}
+
+/// Handles an exit of the vCPU loaded on this hart.
+pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let exit = &run.context.exit;
+    let counters = &run.shared.counters;
+    counters.exits.bump();
+    // Before all else: what an SBI call costs is mostly its way here.
+    if exit.cause == sbi_call(g.offer.guest).code() {
+        counters.exits_ecall.bump();
+        run.context.skip(4);
+        return sbi::call(g, run, env);
+    }
+    match Cause::from_register(exit.cause) {
+        Cause::Exception(Exception::StoreGuestPage) => {
+            counters.exits_store.bump();
+            guest_page_fault(g, run, Access::Store, env)
+        }
+        Cause::Exception(Exception::LoadGuestPage) => {
+            counters.exits_load.bump();
+            guest_page_fault(g, run, Access::Load, env)
+        }
+        Cause::Exception(Exception::FetchGuestPage) => {
+            counters.exits_fetch.bump();
+            guest_page_fault(g, run, Access::Fetch, env)
+        }
+        Cause::Exception(Exception::VirtualInstruction) => {
+            counters.exits_virtual.bump();
+            privileged_instruction(g, run, env)
+        }
+        // In S mode that is how what traps does, among what is illegal.
+        Cause::Exception(Exception::IllegalInstruction) if g.offer.guest == GuestMode::Supervisor => {
+            counters.exits_illegal.bump();
+            privileged_instruction(g, run, env)
+        }
+        Cause::Exception(e @ (Exception::FetchPage | Exception::LoadPage | Exception::StorePage))
+            if run.root.is_some() =>
+        {
+            counters.exits_page_fault.bump();
+            let access = match e {
+                Exception::FetchPage => Access::Fetch,
+                Exception::LoadPage => Access::Load,
+                _ => Access::Store,
+            };
+            shadow::page_fault(g, run, access, env)
+        }
+        Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
+            counters.exits_timer.bump();
+            Outcome::Timer
+        }
+        Cause::Interrupt(Interrupt::MSoft | Interrupt::SSoft) => {
+            counters.exits_kick.bump();
+            Outcome::Kicked
+        }
+        Cause::Interrupt(Interrupt::MExternal | Interrupt::SExternal) => {
+            counters.exits_external.bump();
+            Outcome::External
+        }
+        // Access faults that reach Gnomon come from memory that is mapped but cannot be accessed so
+        // (an AMO or LR/SC where the platform allows none): the guest's own, as on bare metal.
+        Cause::Exception(e @ (Exception::FetchAccess | Exception::LoadAccess | Exception::StoreAccess)) => {
+            counters.exits_other.bump();
+            let trap = Trap::new(e, exit.tval);
+            inject(run, &trap, env)
+        }
+        // The guest's own as well, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
+        Cause::Exception(
+            e @ (Exception::FetchMisaligned
+            | Exception::IllegalInstruction
+            | Exception::Breakpoint
+            | Exception::LoadMisaligned
+            | Exception::StoreMisaligned
+            | Exception::EcallFromU
+            | Exception::FetchPage
+            | Exception::LoadPage
+            | Exception::StorePage
+            | Exception::SoftwareCheck
+            | Exception::HardwareError),
+        ) => {
+            counters.exits_other.bump();
+            let trap = Trap::new(e, exit.tval);
+            inject(run, &trap, env)
+        }
+        cause @ (Cause::Exception(_) | Cause::Interrupt(_) | Cause::Unknown(_)) => {
+            counters.exits_other.bump();
+            Outcome::kill(format!(
+                "vCPU {} trapped with {cause:?} at {:#x} (tval {:#x}), which Gnomon does not know how to handle",
+                run.shared.id, run.context.pc, exit.tval
+            ))
+        }
+    }
+}
+
+/// What a guest's kernel calls the SBI by.
+fn sbi_call(guest: GuestMode) -> Exception {
+    match guest {
+        GuestMode::Virtual => Exception::EcallFromVs,
+        GuestMode::Supervisor => Exception::EcallFromS,
+    }
+}
+
+/// An instruction that Gnomon chose to trap, or one that only a hypervisor may execute; from guests in S
+/// mode, any that is illegal.
+fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    const WFI: u64 = 0x1050_0073;
+    // Zawrs: traps where WFI does, but in user mode as well.
+    const WRS_NTO: u64 = 0x00d0_0073;
+    let exit = run.context.exit;
+    // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
+    let insn = match exit.tval {
+        0 => memory::fetch(run, env).map_or(0, u64::from),
+        insn => insn,
+    };
+    match (insn, env.privilege()) {
+        (WFI, Mode::Supervisor) => {
+            run.context.skip(4);
+            return Outcome::Wait;
+        }
+        (WRS_NTO, _) => {
+            run.context.skip(4);
+            return Outcome::Yield;
+        }
+        _ => {}
+    }
+    if let Some(outcome) = shadow::translation_instruction(g, run, insn, env) {
+        return outcome;
+    }
+    // The guest's machine has no H extension: to it a virtual instruction is an illegal one. One that
+    // was illegal to begin with is so with the hart's own `tval`.
+    let tval = if exit.cause == Exception::IllegalInstruction.code() { exit.tval } else { insn };
+    inject(run, &Trap::new(Exception::IllegalInstruction, tval), env)
+}
