@@ -9,7 +9,7 @@ use super::config::Host;
 use super::engine::Shadow;
 use super::entries::Both;
 use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
-use super::roots::{Paging, Root};
+use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use crate::gstage::{ResolveError, Resolved, Translation};
 use crate::two_stage::{access_fault, page_fault};

@@ -3,7 +3,7 @@
 use super::config::Host;
 use super::engine::Shadow;
 use super::page::{Id, Role};
-use super::roots::Root;
+use super::root::Root;
 use super::sabotage::Sabotage;
 use super::views::Views;
 use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Level, PAGE_BYTES, PhysMem, Pte};

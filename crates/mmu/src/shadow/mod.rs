@@ -14,7 +14,7 @@
 //! | `fences` | the guest's fences, and comparing tables |
 //! | `protect` | write protection of guest tables |
 //! | `upkeep` | what the upkeeps answer differently, one file each |
-//! | `roots`, `views` | roots, and what one vCPU remembers of those that it used |
+//! | `root`, `roots`, `views` | roots, and what one vCPU remembers of those that it used |
 //! | `reclaim` | the bound, flushes, and what the host takes from the guest |
 //!
 //! What always holds (the names are those of `docs/invariants.md`):
@@ -41,6 +41,7 @@ mod index;
 mod page;
 mod protect;
 mod reclaim;
+mod root;
 mod roots;
 mod sabotage;
 mod upkeep;
@@ -53,6 +54,7 @@ pub use fault::Answer;
 pub use fences::GuestFence;
 pub use page::MARK;
 pub use protect::Wrote;
-pub use roots::{Loaded, Paging, Root};
+pub use root::{Paging, Root};
+pub use roots::Loaded;
 pub use sabotage::Sabotage;
 pub use views::Views;

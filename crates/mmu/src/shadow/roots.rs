@@ -2,59 +2,13 @@
 
 use super::config::Host;
 use super::engine::Shadow;
-use super::page::{Id, Key, Role};
+use super::page::{Key, Role};
+use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::views::{Seen, Views};
 use crate::gstage::ResolveError;
 use rv::format::SV39;
-use rv::{Access, Addr, Asid, Fence, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem};
-
-/// What the guest's `satp` says, but for the ASID.
-#[derive(Clone, Copy, Debug)]
-pub enum Paging {
-    /// Off: guest virtual is guest physical.
-    Bare,
-    /// Tables.
-    Tables {
-        /// Their format.
-        format: &'static Format,
-        /// The root.
-        root: Pfn<Gpa>,
-    },
-}
-
-impl PartialEq for Paging {
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Paging::Bare, Paging::Bare) => true,
-            // A format is known by its mode: `satp` has nothing else.
-            (Paging::Tables { format, root }, Paging::Tables { format: other, root: others }) => {
-                root == others && format.mode == other.mode
-            }
-            _ => false,
-        }
-    }
-}
-
-impl Eq for Paging {}
-
-/// A root in use by a vCPU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Root {
-    pub(super) id: Id,
-    /// Names the root among all that the VM ever had.
-    pub serial: u64,
-    /// What `satp` is to lead to.
-    pub table: Pfn<Hpa>,
-    /// How hardware is to walk it.
-    pub format: &'static Format,
-    /// What the guest asked for.
-    pub paging: Paging,
-    /// The guest's ASID for it.
-    pub asid: Asid,
-    /// Whether its entries are shadows of a guest's table, so that the lane may walk it.
-    pub has_lane: bool,
-}
+use rv::{Access, Addr, Asid, Fence, FenceLog, Gpa, Pfn, PhysMem};
 
 /// A root that has been loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,7 @@
 //! does not suffice (another ASID, a wide fence, a log that has been overwritten), the root is brought up to date as
 //! a whole. Shadow pages are shared, so one vCPU's fence may do more for others than it must, and never less.
 
-use super::roots::{Paging, Root};
+use super::root::{Paging, Root};
 use alloc::vec::Vec;
 use rv::Asid;
 
