@@ -37,6 +37,8 @@ pub trait Env {
     fn set_privilege(&mut self, mode: Mode);
     /// The loaded vCPU's trap registers.
     fn trap_regs(&self) -> VsTrapRegs;
+    /// Of those, `vsstatus` alone.
+    fn status(&self) -> u64;
     /// Writes them back (`vstvec` is not changed).
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
     /// The `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.

@@ -7,8 +7,8 @@ use rv::{Access, Addr, Caps, Format, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysM
 /// Reads the instruction at `pc` through the guest's own tables (`satp`), as a fetch from `mode`. Changes no mapping.
 /// `None` if it cannot be fetched: the guest changed its tables since the trap. Of a compressed one, the upper half
 /// is zero.
-pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mem: M) -> Option<u32> {
-    let guest = GuestMemory { space, mem: &mem };
+pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mem: &M) -> Option<u32> {
+    let guest = GuestMemory { space, mem };
     let low = guest.fetch(satp, mode, pc)?;
     // Both halves at once, unless a page ends between them.
     let both = pc & (PAGE_BYTES - 1) <= PAGE_BYTES - 4;

@@ -14,7 +14,7 @@ use abi::bundle::MmuMode;
 use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::gstage::ResolveError;
+use mmu::gstage::{ResolveError, Unresolved, with_ready};
 use mmu::shadow::{Answer, GuestFence, Host, Paging, Shadow, Upkeep, Wrote};
 use rv::csr::{atp, status};
 use rv::insn::WordStore;
@@ -42,7 +42,10 @@ fn decode(satp: u64, offer: &Offer) -> (Paging, Asid) {
 }
 
 impl Vm {
-    /// Lends the VM's engine, and what it needs.
+    /// Lends the VM's engine, and what it needs, for an attempt, or for several where 2 MiB are to be made ready first.
+    ///
+    /// # Errors
+    /// The attempt's.
     ///
     /// # Panics
     /// If it has none: it is not shadowed, or has lost its memory while one of its vCPUs was on a hart.
@@ -50,16 +53,17 @@ impl Vm {
         &self,
         g: &Gnomon,
         env: &mut E,
-        then: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, VmFence<'_, E>>) -> R,
-    ) -> R {
-        let mut guard = self.memory.lock();
-        let Some((space, shadow)) = guard.as_mut().and_then(|m| Some((&mut m.space, m.shadow.as_mut()?))) else {
-            unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name)
-        };
-        let mut mem = env.mem();
+        mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, VmFence<'_, E>>) -> Result<R, Unresolved>,
+    ) -> Result<R, ResolveError> {
         let frames = &g.harts[env.hart()].frames;
-        let mut hw = VmFence { g, vm: self, env };
-        then(shadow, &mut Host::new(space, frames, &mut mem, &mut hw))
+        with_ready(frames, &mut env.mem(), |ready, mem| {
+            let mut guard = self.memory.lock();
+            let Some((space, shadow)) = guard.as_mut().and_then(|m| Some((&mut m.space, m.shadow.as_mut()?))) else {
+                unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name)
+            };
+            let mut hw = VmFence { g, vm: self, env };
+            attempt(shadow, &mut Host::new(space, (frames, ready), mem, &mut hw))
+        })
     }
 }
 
@@ -90,11 +94,11 @@ pub fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Ou
 fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
     let (paging, asid) = decode(run.csrs.vsatp, &g.offer);
     let vm = Arc::clone(&run.vm);
-    let old = run.root.take();
+    let mut old = run.root.take();
     run.context.lane.turn_off();
     let log = &run.context.lane.log;
     let loaded = vm
-        .with_shadow(g, env, |shadow, host| shadow.attach(old, (paging, asid), &mut run.views, log, host))
+        .with_shadow(g, env, |shadow, host| shadow.attach(&mut old, (paging, asid), &mut run.views, log, host))
         .map_err(no_memory)?;
     run.root = Some(loaded.root);
     // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
@@ -131,19 +135,19 @@ pub fn forget(run: &mut VcpuRun) {
 /// A page fault of a guest on shadow tables.
 pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
     let gva = Addr::new(run.context.exit.tval);
-    let (status, mode) = (env.trap_regs().vsstatus, env.privilege());
+    let (status, mode) = (env.status(), env.privilege());
     let has = |bit| status & bit != 0;
     let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false };
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
-    let (satp, mem) = (run.csrs.vsatp, env.mem());
+    let satp = run.csrs.vsatp;
     let context = &mut run.context;
     let answer = vm.with_shadow(g, env, |shadow, host| {
         let answer = shadow.fault(root, gva, &request, host);
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
         let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
-            let insn = fetch::instruction(host.space, satp, mode, context.pc, mem)?;
+            let insn = fetch::instruction(host.space, satp, mode, context.pc, &*host.mem)?;
             WordStore::decode(insn, &context.x, gva.raw())
         });
         let insn = insn.filter(|insn| insn.is_aligned(gpa.raw() % 8));
@@ -183,7 +187,11 @@ pub fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mu
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
-    vm.with_shadow(g, env, |shadow, host| shadow.fence(fence, root, views, log, host));
+    let done = vm.with_shadow(g, env, |shadow, host| {
+        shadow.fence(fence, root, views, log, host);
+        Ok(())
+    });
+    done.expect("a fence takes no memory");
     run.logged = run.context.lane.log.count();
     match (fence.pages(), fence.asid) {
         (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page))),
@@ -192,9 +200,14 @@ pub fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mu
     }
 }
 
-/// An instruction about translation that trapped: an access to `satp`, or a fence. `None` if it is
+/// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is
 /// neither, or not for the guest's user mode.
-pub fn translation_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Option<Outcome> {
+pub fn translation_instruction<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (insn, from): (u64, Mode),
+    env: &mut E,
+) -> Option<Outcome> {
     const SYSTEM: u64 = 0x73;
     const SATP: u64 = 0x180;
     const FENCE_MASK: u64 = 0xfe00_7fff;
@@ -202,7 +215,7 @@ pub fn translation_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64,
     const SINVAL_VMA: u64 = 0x1600_0073;
     const SFENCE_W_INVAL: u64 = 0x1800_0073;
     const SFENCE_INVAL_IR: u64 = 0x1810_0073;
-    if run.root.is_none() || env.privilege() != Mode::Supervisor {
+    if run.root.is_none() || from != Mode::Supervisor {
         return None;
     }
     let has_svinval = || g.offer.isa.has("svinval");

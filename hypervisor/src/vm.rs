@@ -13,8 +13,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use mmu::frames::AllocError;
-use mmu::gstage::{AddressSpace, Content, How, Ready, ResolveError, Resolved, Unresolved};
+use mmu::frames::{AllocError, Frames};
+use mmu::gstage::{AddressSpace, How, Ready, ResolveError, Resolved, Unresolved, with_ready};
 use mmu::shadow::{Host, Shadow};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 use spin::Mutex;
@@ -138,29 +138,6 @@ impl From<ResolveError> for Unreachable {
     }
 }
 
-/// Why an attempt to reach guest memory ended.
-enum Attempt {
-    /// There is no use in another.
-    Failed(Unreachable),
-    /// 2 MiB are to be made ready first.
-    Wants(Content),
-}
-
-impl<E: Into<Unreachable>> From<E> for Attempt {
-    fn from(error: E) -> Self {
-        Attempt::Failed(error.into())
-    }
-}
-
-impl From<Unresolved> for Attempt {
-    fn from(unresolved: Unresolved) -> Self {
-        match unresolved {
-            Unresolved::For(error) => Attempt::Failed(error.into()),
-            Unresolved::Wants(content) => Attempt::Wants(content),
-        }
-    }
-}
-
 impl Vm {
     /// A VM with all its vCPUs still to be parked.
     #[must_use]
@@ -193,44 +170,30 @@ impl Vm {
         env: &mut E,
     ) -> Result<Addr<Hpa>, Unreachable> {
         let frames = &g.harts[env.hart()].frames;
-        let mut ready = Ready::Nothing;
-        loop {
-            match self.try_reach(g, gpa, access, &mut ready, env) {
-                // Without any lock: this takes long.
-                Err(Attempt::Wants(content)) => ready = content.prepare(frames, &mut env.mem()),
-                Err(Attempt::Failed(unreachable)) => {
-                    ready.discard(frames);
-                    return Err(unreachable);
-                }
-                Ok(hpa) => {
-                    ready.discard(frames);
-                    return Ok(hpa);
-                }
-            }
-        }
+        with_ready(frames, &mut env.mem(), |ready, mem| self.try_reach(g, (gpa, access), (frames, ready), mem, env))
     }
 
     /// One attempt, under the VM's lock.
     fn try_reach<E: Env>(
         &self,
         g: &Gnomon,
-        gpa: Addr<Gpa>,
-        access: Access,
-        ready: &mut Ready,
+        (gpa, access): (Addr<Gpa>, Access),
+        (frames, ready): (&Frames, &mut Ready),
+        mem: &mut E::Mem,
         env: &mut E,
-    ) -> Result<Addr<Hpa>, Attempt> {
-        let mut mem = env.mem();
-        let frames = &g.harts[env.hart()].frames;
+    ) -> Result<Addr<Hpa>, Unresolved<Unreachable>> {
         let mut guard = self.memory.lock();
-        let Memory { space, shadow } = guard.as_mut().ok_or(Unreachable::Gone)?;
+        let Memory { space, shadow } = guard.as_mut().ok_or(Unresolved::For(Unreachable::Gone))?;
+        let because = |unresolved: Unresolved| unresolved.map(Unreachable::from);
         if let Some(shadow) = shadow {
             let mut hw = VmFence { g, vm: self, env };
-            let mut host = Host::new(space, frames, &mut mem, &mut hw);
-            return Ok(shadow.resolve(gpa, access, &mut host)?.ok_or(Unreachable::Hole)?);
+            let mut host = Host::new(space, (frames, ready), mem, &mut hw);
+            let resolved = shadow.resolve(gpa, access, &mut host).map_err(because)?;
+            return resolved.ok_or(Unresolved::For(Unreachable::Hole));
         }
-        let Resolved::Mapped { hpa, how, stale, publish } = space.resolve_with(gpa, access, ready, frames, &mut mem)?
-        else {
-            return Err(Unreachable::Hole.into());
+        let resolved = space.resolve_with(gpa, access, ready, frames, mem).map_err(because)?;
+        let Resolved::Mapped { hpa, how, stale, publish } = resolved else {
+            return Err(Unresolved::For(Unreachable::Hole));
         };
         let mut fence = VmFence { g, vm: self, env };
         if how == How::Spurious {
@@ -247,7 +210,7 @@ impl Vm {
         // translation overtaken by this fence, or see the copy before all others have left.
         let retired = stale.fence(&mut fence);
         if let Some(publish) = publish {
-            publish.publish(&mut mem);
+            publish.publish(mem);
         }
         retired.release(frames);
         Ok(hpa)

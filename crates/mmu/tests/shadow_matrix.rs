@@ -4,7 +4,8 @@
 
 use mmu::shadow::{Answer, Config, Host, Paging, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{
-    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, ResolveError, Resolved, Superpages,
+    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, ResolveError, Resolved,
+    Superpages, with_ready,
 };
 use oracle::{Ad, Context, Machine as Memory, Table, Words};
 use rv::format::{SV39, SV39X4};
@@ -89,13 +90,10 @@ impl World {
         }
         let paging = Paging::Tables { format: &SV39, root: RAM.add(TABLES[0]) };
         let mut hw = Hardware;
-        let loaded = shadow.attach(
-            None,
-            (paging, Asid(0)),
-            &mut views,
-            &log,
-            &mut Host::new(&mut space, &frames, &mut mem, &mut hw),
-        );
+        let loaded = with_ready(&frames, &mut mem, |ready, mem| {
+            let host = &mut Host::new(&mut space, (&frames, ready), mem, &mut hw);
+            shadow.attach(&mut None, (paging, Asid(0)), &mut views, &log, host)
+        });
         let root = loaded.expect("frames").root;
         Self { mem, frames, space, shadow, views, log, root }
     }
@@ -128,8 +126,11 @@ impl World {
 
     fn fault(&mut self, request: &Request) -> Answer {
         let mut hw = Hardware;
-        let mut host = Host::new(&mut self.space, &self.frames, &mut self.mem, &mut hw);
-        self.shadow.fault(self.root, GVA, request, &mut host).expect("frames")
+        let (space, frames) = (&mut self.space, &self.frames);
+        let answer = with_ready(frames, &mut self.mem, |ready, mem| {
+            self.shadow.fault(self.root, GVA, request, &mut Host::new(space, (frames, ready), mem, &mut hw))
+        });
+        answer.expect("frames")
     }
 
     /// The guest's leaf becomes `leaf`, by a store as the guest makes it and a fence.
@@ -137,7 +138,8 @@ impl World {
         poke(&mut self.space, &self.frames, &mut self.mem, TABLES[2], leaf);
         self.shadow.host_wrote(RAM.add(TABLES[2]), &self.mem);
         let mut hw = Hardware;
-        let mut host = Host::new(&mut self.space, &self.frames, &mut self.mem, &mut hw);
+        let mut ready = Ready::Nothing;
+        let mut host = Host::new(&mut self.space, (&self.frames, &mut ready), &mut self.mem, &mut hw);
         let fence = mmu::shadow::GuestFence { range: Some((GVA, 1)), asid: Some(Asid(0)) };
         self.shadow.fence(&fence, self.root, &mut self.views, &mut self.log, &mut host);
     }

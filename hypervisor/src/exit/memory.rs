@@ -82,5 +82,5 @@ pub(super) fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {
     let guard = run.vm.memory.lock();
     // On shadow tables the hart's register is Gnomon's.
     let satp = if run.root.is_some() { run.csrs.vsatp } else { env.vsatp() };
-    fetch::instruction(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, env.mem())
+    fetch::instruction(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, &env.mem())
 }

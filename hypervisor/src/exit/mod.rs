@@ -165,7 +165,8 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
         0 => memory::fetch(run, env).map_or(0, u64::from),
         insn => insn,
     };
-    match (insn, env.privilege()) {
+    let from = env.privilege();
+    match (insn, from) {
         (WFI, Mode::Supervisor) => {
             run.context.skip(4);
             return Outcome::Wait;
@@ -176,7 +177,7 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
         }
         _ => {}
     }
-    if let Some(outcome) = shadow::translation_instruction(g, run, insn, env) {
+    if let Some(outcome) = shadow::translation_instruction(g, run, (insn, from), env) {
         return outcome;
     }
     // The guest's machine has no H extension: to it a virtual instruction is an illegal one. One that

@@ -99,6 +99,9 @@ impl Env for Hart {
     fn trap_regs(&self) -> VsTrapRegs {
         self.regs
     }
+    fn status(&self) -> u64 {
+        self.regs.vsstatus
+    }
     fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
         self.regs = *regs;
     }

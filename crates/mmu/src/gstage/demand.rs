@@ -111,9 +111,9 @@ impl Ready {
 
 /// Why nothing is resolved yet. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unresolved {
+pub enum Unresolved<E = ResolveError> {
     /// It cannot be.
-    For(ResolveError),
+    For(E),
     /// 2 MiB are to be made ready first.
     Wants(Content),
 }
@@ -122,6 +122,38 @@ impl<E: Into<ResolveError>> From<E> for Unresolved {
     fn from(error: E) -> Self {
         Unresolved::For(error.into())
     }
+}
+
+impl<E> Unresolved<E> {
+    /// The same with another error.
+    pub fn map<F>(self, error: impl FnOnce(E) -> F) -> Unresolved<F> {
+        match self {
+            Unresolved::For(e) => Unresolved::For(error(e)),
+            Unresolved::Wants(content) => Unresolved::Wants(content),
+        }
+    }
+}
+
+/// Attempts something until it no longer wants 2 MiB made ready, which are then, between two attempts: whatever locks an
+/// attempt takes, it gives them back.
+///
+/// # Errors
+/// The attempt's.
+pub fn with_ready<T, E, M: PhysMem>(
+    frames: &Frames,
+    mem: &mut M,
+    mut attempt: impl FnMut(&mut Ready, &mut M) -> Result<T, Unresolved<E>>,
+) -> Result<T, E> {
+    let mut ready = Ready::Nothing;
+    let result = loop {
+        match attempt(&mut ready, mem) {
+            Err(Unresolved::Wants(content)) => ready = content.prepare(frames, mem),
+            Err(Unresolved::For(error)) => break Err(error),
+            Ok(value) => break Ok(value),
+        }
+    };
+    ready.discard(frames);
+    result
 }
 
 /// What a resolution gets instead of 2 MiB.
@@ -147,20 +179,7 @@ impl AddressSpace {
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, ResolveError> {
-        let mut ready = Ready::Nothing;
-        loop {
-            match self.resolve_with(gpa, access, &mut ready, frames, mem) {
-                Err(Unresolved::Wants(content)) => ready = content.prepare(frames, mem),
-                Err(Unresolved::For(error)) => {
-                    ready.discard(frames);
-                    return Err(error);
-                }
-                Ok(resolved) => {
-                    ready.discard(frames);
-                    return Ok(resolved);
-                }
-            }
-        }
+        with_ready(frames, mem, |ready, mem| self.resolve_with(gpa, access, ready, frames, mem))
     }
 
     /// The same for callers that make 2 MiB ready without their locks. What is left of `ready` in the end is to be

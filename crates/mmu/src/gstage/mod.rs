@@ -19,7 +19,7 @@
 mod demand;
 mod remove;
 
-pub use demand::{Content, Ready, Unresolved};
+pub use demand::{Content, Ready, Unresolved, with_ready};
 
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::Stale;

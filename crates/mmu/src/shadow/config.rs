@@ -3,7 +3,7 @@
 use super::heads::Heads;
 use super::page::{FRAMES_EACH, MOST_PAGES};
 use crate::frames::Frames;
-use crate::gstage::AddressSpace;
+use crate::gstage::{AddressSpace, Ready};
 use crate::table::Debt;
 use crate::walk::AdPolicy;
 use rv::PAGE_BYTES;
@@ -61,6 +61,8 @@ pub struct Host<'a, M, H> {
     pub space: &'a mut AddressSpace,
     /// Host frames.
     pub frames: &'a Frames,
+    /// What has been made ready for guest memory.
+    pub ready: &'a mut Ready,
     /// Host RAM.
     pub mem: &'a mut M,
     /// Makes all harts forget translations of the VM, whatever the scope says: shadow translations go by GVA.
@@ -71,8 +73,13 @@ pub struct Host<'a, M, H> {
 
 impl<'a, M, H> Host<'a, M, H> {
     /// What one or more operations are lent.
-    pub const fn new(space: &'a mut AddressSpace, frames: &'a Frames, mem: &'a mut M, hw: &'a mut H) -> Self {
-        Self { space, frames, mem, hw, debt: Debt::none() }
+    pub const fn new(
+        space: &'a mut AddressSpace,
+        (frames, ready): (&'a Frames, &'a mut Ready),
+        mem: &'a mut M,
+        hw: &'a mut H,
+    ) -> Self {
+        Self { space, frames, ready, mem, hw, debt: Debt::none() }
     }
 }
 

@@ -11,7 +11,7 @@ use super::entries::Both;
 use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
-use crate::gstage::{ResolveError, Resolved, Translation};
+use crate::gstage::{ResolveError, Resolved, Translation, Unresolved};
 use crate::two_stage::{access_fault, page_fault};
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
 use rv::{Access, Addr, Entry, Fence, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
@@ -47,8 +47,8 @@ pub enum Answer {
 enum Missing {
     /// There is none, or not for this.
     Nothing,
-    /// There is no frame for it.
-    NoFrame(ResolveError),
+    /// It is not ready yet, or there is no frame for it.
+    Not(Unresolved),
 }
 
 /// The guest's tables. As far as they are shadowed, their shadows know where they are, and the walk goes down both
@@ -113,14 +113,15 @@ impl Shadow {
     /// Answers a page fault at `gva` that a guest took on `root`.
     ///
     /// # Errors
-    /// If there is no frame for guest memory or for shadow pages. The guest can try again later.
+    /// If there is no frame for guest memory or for shadow pages: the guest can try again later. Or if 2 MiB are to be made
+    /// ready first.
     pub fn fault<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: Root,
         gva: Addr<Gva>,
         request: &Request,
         host: &mut Host<'_, M, H>,
-    ) -> Result<Answer, ResolveError> {
+    ) -> Result<Answer, Unresolved> {
         let answer = match self.fault_in_known_tables(root, gva, request, host) {
             Some(answer) => Ok(answer),
             None => self.fault_from_root(root, gva, request, host),
@@ -201,12 +202,12 @@ impl Shadow {
         gva: Addr<Gva>,
         request: &Request,
         host: &mut Host<'_, M, H>,
-    ) -> Result<Answer, ResolveError> {
+    ) -> Result<Answer, Unresolved> {
         let access = request.access;
         let gone = self.gone;
         let (found, deepest) = match self.find_leaf(root, gva, request, host) {
             Ok(found) => found,
-            Err(Reason::Memory(Missing::NoFrame(error))) => return Err(error),
+            Err(Reason::Memory(Missing::Not(why))) => return Err(why),
             Err(reason) => {
                 // A table outside of RAM is a failed access, of the kind that the guest's own was.
                 let is_access = matches!(reason, Reason::Memory(_));
@@ -221,7 +222,7 @@ impl Shadow {
                 return Ok(Answer::Device { gpa: found.gpa });
             }
             Err(Missing::Nothing) => return Ok(Answer::Inject(Trap::new(access_fault(access), gva.raw()))),
-            Err(Missing::NoFrame(error)) => return Err(error),
+            Err(Missing::Not(why)) => return Err(why),
         };
         if access == Access::Store && self.is_protected(found.gpa.pfn(), host.mem) {
             return Ok(Answer::TableWrite { gpa: found.gpa, hpa: there.hpa });
@@ -268,34 +269,34 @@ impl Shadow {
         if let Some(known) = known.filter(|known| known.flags.contains(needed(access))) {
             return Ok(known);
         }
-        let resolved = host.space.resolve(gpa, access, host.frames, host.mem);
+        let resolved = host.space.resolve_with(gpa, access, host.ready, host.frames, host.mem);
         match resolved {
             Ok(Resolved::Mapped { how, stale, publish, .. }) => {
                 self.settle(gpa.pfn(), (how, stale), publish, host);
                 Ok(host.space.translate(gpa, host.mem).expect("mapped a moment ago"))
             }
-            Ok(Resolved::Hole) | Err(ResolveError::Denied) => Err(Missing::Nothing),
-            Err(error @ ResolveError::OutOfFrames(_)) => Err(Missing::NoFrame(error)),
+            Ok(Resolved::Hole) | Err(Unresolved::For(ResolveError::Denied)) => Err(Missing::Nothing),
+            Err(why) => Err(Missing::Not(why)),
         }
     }
 
     /// The same for Gnomon's own accesses to guest memory.
     ///
     /// # Errors
-    /// As for [`crate::AddressSpace::resolve`].
+    /// As for [`crate::AddressSpace::resolve_with`].
     pub fn resolve<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
         host: &mut Host<'_, M, H>,
-    ) -> Result<Option<Addr<Hpa>>, ResolveError> {
+    ) -> Result<Option<Addr<Hpa>>, Unresolved> {
         let reached = self.reach(gpa, access, host);
         self.conclude(host);
         match reached {
             Ok(there) => Ok(Some(there.hpa)),
             Err(Missing::Nothing) if host.space.region_of(gpa.pfn()).is_none() => Ok(None),
-            Err(Missing::Nothing) => Err(ResolveError::Denied),
-            Err(Missing::NoFrame(error)) => Err(error),
+            Err(Missing::Nothing) => Err(ResolveError::Denied.into()),
+            Err(Missing::Not(why)) => Err(why),
         }
     }
 

@@ -6,7 +6,7 @@ use super::page::{Key, Role};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::views::{Seen, Views};
-use crate::gstage::ResolveError;
+use crate::gstage::{ResolveError, Unresolved};
 use rv::format::SV39;
 use rv::{Access, Addr, Asid, Fence, FenceLog, Gpa, Pfn, PhysMem};
 
@@ -24,16 +24,16 @@ impl Shadow {
     /// for it. Until it gets another, or [`Shadow::detach`], the root stays.
     ///
     /// # Errors
-    /// If there is no frame for it. The vCPU has no root then.
+    /// If there is no frame for it, or 2 MiB are to be made ready first. The vCPU has no root then.
     pub fn attach<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        old: Option<Root>,
+        old: &mut Option<Root>,
         (paging, asid): (Paging, Asid),
         views: &mut Views,
         log: &FenceLog,
         host: &mut Host<'_, M, H>,
-    ) -> Result<Loaded, ResolveError> {
-        if let Some(old) = old {
+    ) -> Result<Loaded, Unresolved> {
+        if let Some(old) = old.take() {
             self.detach(old, views, log);
         }
         let (root, seen) = match views.find(paging) {
@@ -93,7 +93,7 @@ impl Shadow {
         paging: Paging,
         asid: Asid,
         host: &mut Host<'_, M, H>,
-    ) -> Result<Root, ResolveError> {
+    ) -> Result<Root, Unresolved> {
         self.prepare(host).map_err(ResolveError::OutOfFrames)?;
         let (format, gfn, role) = match paging {
             Paging::Bare => (&SV39, Pfn::new(0), Role::Bare),

@@ -14,7 +14,7 @@ use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
-use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Superpages};
+use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, with_ready};
 use oracle::Machine;
 use rv::format::{SV39, SV39X4, SV48, SV57};
 use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Request};
@@ -80,9 +80,21 @@ pub struct Rig {
     pub tally: [u64; 4],
 }
 
+/// Does with a [`Host`] what may want 2 MiB made ready first.
+macro_rules! ready {
+    ($rig:ident, $mem:ident, $hw:ident, |$host:ident| $attempt:expr) => {
+        with_ready(&$rig.frames, &mut $mem, |ready, mem| {
+            let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut $hw);
+            $attempt
+        })
+        .expect("frames")
+    };
+}
+
+/// What never does.
 macro_rules! host {
     ($rig:ident, $mem:ident, $hw:ident) => {
-        Host::new(&mut $rig.space, &$rig.frames, &mut $mem, &mut $hw)
+        Host::new(&mut $rig.space, (&$rig.frames, &mut Ready::Nothing), &mut $mem, &mut $hw)
     };
 }
 
@@ -164,7 +176,7 @@ impl Rig {
     fn poke(&mut self, gpa: Addr<Gpa>, value: u64) {
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
-        let hpa = shadow.resolve(gpa, Access::Store, &mut host!(self, mem, hw)).expect("frames").expect("RAM");
+        let hpa = ready!(self, mem, hw, |host| shadow.resolve(gpa, Access::Store, host)).expect("RAM");
         mem.write_u64(hpa, value);
     }
 
@@ -234,8 +246,8 @@ impl Rig {
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let shadow = self.shadow.as_mut().expect("until the end");
-        let loaded =
-            shadow.attach(old, (paging, asid), views, &log.borrow(), &mut host!(self, mem, hw)).expect("frames");
+        let mut old = old;
+        let loaded = ready!(self, mem, hw, |host| shadow.attach(&mut old, (paging, asid), views, &log.borrow(), host));
         let mut hardware = self.bus.0.borrow_mut();
         let root = loaded.root;
         let hart = &mut hardware.harts[n];
@@ -333,7 +345,7 @@ impl Rig {
             let root = self.vcpus[n].root;
             let meddled = self.bus.0.borrow().meddling.is_some();
             let shadow = self.shadow.as_mut().expect("until the end");
-            let outcome = shadow.fault(root, gva, request, &mut host!(self, mem, hw)).expect("frames");
+            let outcome = ready!(self, mem, hw, |host| shadow.fault(root, gva, request, host));
             self.learn();
             match outcome {
                 Answer::Filled { fence } => {

@@ -370,6 +370,11 @@ impl GuestHart {
         })
     }
 
+    /// Of those, `vsstatus` alone.
+    pub fn guest_status(&self) -> u64 {
+        with_bank!(self.mode, |bank| bank::sstatus::read())
+    }
+
     /// Writes them back but for `vstvec`.
     pub fn set_trap_regs(&self, regs: &VsTrapRegs) {
         // SAFETY: the guest's registers. `sstatus` shows no bit that concerns M mode, which uses

@@ -39,6 +39,10 @@ impl Env for Hart {
         self.guest.trap_regs()
     }
 
+    fn status(&self) -> u64 {
+        self.guest.guest_status()
+    }
+
     fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
         self.guest.set_trap_regs(regs);
     }
