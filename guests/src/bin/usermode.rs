@@ -15,7 +15,7 @@ use rv::{Interrupt, PteFlags};
 guests::entry_point!(main);
 
 /// How long timed attacks last where the boot arguments do not say: two looks of whoever watches once a second.
-const MILLISECONDS: u64 = 3500;
+const MILLISECONDS: u64 = 2300;
 /// Programs of random instructions.
 const PROGRAMS: u64 = 4000;
 /// How long one of those may run.
