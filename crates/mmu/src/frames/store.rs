@@ -67,7 +67,7 @@ impl Store {
     /// Makes a hand for each of so many harts. All frames are in the buddy system then.
     pub fn set_hands(&mut self, harts: usize) {
         if !self.hands.is_empty() {
-            self.collect();
+            self.collect(&mut self.buddy());
         }
         self.hands.clear();
         self.hands.resize_with(harts, || Mutex::new(Hand::new()));
@@ -138,12 +138,12 @@ impl Store {
     }
 
     fn take(&self, pages: u64) -> Option<u64> {
-        // Two statements: the first lock is given back before `collect` takes it.
-        let first = self.buddy().alloc(pages as usize);
-        let first = first.or_else(|| {
+        // Held to the end: what one hart has collected is never out of another's sight while that one finds nothing.
+        let mut buddy = self.buddy();
+        let first = buddy.alloc(pages as usize).or_else(|| {
             // What lies at the hands may be what is missing.
-            self.collect();
-            self.buddy().alloc(pages as usize)
+            self.collect(&mut buddy);
+            buddy.alloc(pages as usize)
         });
         first.map(|first| first as u64)
     }
@@ -152,11 +152,11 @@ impl Store {
         self.buddy().dealloc(first as usize, pages as usize);
     }
 
-    /// Gives what lies at all hands back to the buddy system.
-    fn collect(&self) {
+    /// Gives what lies at all hands back to the buddy system. To wait for a hand with that held is safe: whoever has a hand
+    /// only tries for the buddy system.
+    fn collect(&self, buddy: &mut Buddy) {
         for hand in &self.hands {
             let Hand { singles, mega } = core::mem::replace(&mut *hand.lock(), Hand::new());
-            let mut buddy = self.buddy();
             singles.into_iter().for_each(|frame| buddy.dealloc(frame as usize, 1));
             mega.into_iter().for_each(|first| buddy.dealloc(first as usize, MEGA as usize));
         }
