@@ -69,6 +69,8 @@ pub trait Env {
     /// This hart caused the VM's TLB generation to become `generation` and has fenced for it: unless
     /// an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);
+    /// This hart calls [`crate::serial::go_on`] soon, whatever its guest does.
+    fn attend_soon(&mut self);
     /// Lets hardware know that this is a busy-waiting loop.
     fn relax(&self) {
         core::hint::spin_loop();

@@ -72,7 +72,7 @@ pub struct Gnomon {
     /// The harts in use.
     pub harts: Vec<HartShared>,
     /// The console.
-    pub console: Mutex<Console>,
+    pub console: Console,
     /// Whether there are more started vCPUs than harts.
     pub overcommitted: AtomicBool,
     /// VMs that have ended.
@@ -186,13 +186,13 @@ impl Gnomon {
 
     /// Prints a record.
     pub fn record(&self, record: &Record) {
-        self.console.lock().record(record);
+        self.console.record(record);
     }
 
     /// Prints all counters, for programs and for people.
     pub fn print_stats(&self) {
         let stats = self.stats();
-        let mut console = self.console.lock();
+        let console = &self.console;
         for vm in &stats.vms {
             console.say(&alloc::format!("counters of {}:", vm.vm));
             for (name, count) in vm.counters.iter().filter(|(_, count)| **count != 0) {

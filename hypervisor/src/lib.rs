@@ -22,6 +22,7 @@ pub mod lifecycle;
 pub mod machine;
 pub mod sbi;
 pub mod sched;
+pub mod serial;
 pub mod shadow;
 pub mod vcpu;
 pub mod vm;

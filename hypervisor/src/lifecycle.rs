@@ -74,6 +74,7 @@ fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
     *vm.memory.lock() = Some(memory);
     announce(g, vm);
     *vm.devices.lock() = Devices::new(vm.config.vcpus);
+    g.console.release_input();
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
     let is_shadow = g.mode(&vm.config) != MmuMode::Nested;
     let tree = board::device_tree(&vm.config, &g.offer, is_shadow);
@@ -134,7 +135,7 @@ fn announce(g: &Gnomon, vm: &Vm) {
         (None, GuestMode::Virtual) => ", the default with the H extension",
         (None, GuestMode::Supervisor) => ", the default without the H extension",
     };
-    g.console.lock().say(&format!("{}: mmu = {mode}{who}", vm.config.name));
+    g.console.say(&format!("{}: mmu = {mode}{who}", vm.config.name));
 }
 
 /// Whether this machine can host the VM's memory in that mode; a message if not.
@@ -313,7 +314,7 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     match departure {
         Departure::End(reason) => start(g, over(g, &vm, reason), env),
         Departure::Reboot => {
-            g.console.lock().say(&format!("{} starts over", vm.config.name));
+            g.console.say_of(vm.index, &format!("{} starts over", vm.config.name), false);
             start(g, VecDeque::from([vm]), env);
         }
     }
@@ -344,17 +345,15 @@ fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
 #[must_use]
 fn over(g: &Gnomon, vm: &Vm, reason: EndReason) -> VecDeque<Arc<Vm>> {
     *vm.phase.lock() = Phase::Ended;
-    let mut console = g.console.lock();
-    console.guest_ended(vm.index);
     let name = vm.config.name.as_str();
-    match &reason {
-        EndReason::Poweroff => console.say(&format!("{name} powered off")),
-        EndReason::SystemFailure => console.say(&format!("{name} powered off after a system failure")),
-        EndReason::Killed { message } => console.say(&format!("{name} was stopped: {message}")),
-        EndReason::NotStarted { message } => console.say(&format!("{name} could not be started: {message}")),
-    }
-    console.record(&Record::VmEnd(VmEnd { vm: name.into(), reason }));
-    drop(console);
+    let message = match &reason {
+        EndReason::Poweroff => format!("{name} powered off"),
+        EndReason::SystemFailure => format!("{name} powered off after a system failure"),
+        EndReason::Killed { message } => format!("{name} was stopped: {message}"),
+        EndReason::NotStarted { message } => format!("{name} could not be started: {message}"),
+    };
+    g.console.say_of(vm.index, &message, true);
+    g.console.record(&Record::VmEnd(VmEnd { vm: name.into(), reason }));
     g.ended.fetch_add(1, Ordering::SeqCst);
     g.vms.iter().filter(|other| turn(other) == Turn::After(vm.index)).cloned().collect()
 }

@@ -58,6 +58,24 @@ impl Devices {
         Self { uart: Uart::default(), plic: Plic::new(vcpus), uart_line: false }
     }
 
+    /// Reads a register of the PLIC; a claim that names the UART is told to it.
+    pub fn read_plic(&mut self, offset: u64) -> u32 {
+        let value = self.plic.read(offset);
+        if value == UART_SOURCE && Plic::claims(offset) {
+            self.uart.claimed();
+        }
+        value
+    }
+
+    /// Writes a register of the PLIC; a completion of the UART's interrupt is told to it first.
+    pub fn write_plic(&mut self, offset: u64, value: u32) {
+        if value == UART_SOURCE && Plic::claims(offset) {
+            self.uart.completed();
+            self.pass_line();
+        }
+        self.plic.write(offset, value);
+    }
+
     /// Passes the UART's line on to the PLIC; says whether it has changed.
     pub fn pass_line(&mut self) -> bool {
         let high = self.uart.interrupt();

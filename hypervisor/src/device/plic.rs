@@ -88,6 +88,12 @@ impl Plic {
         }
     }
 
+    /// Whether `offset` is that of a claim register.
+    #[must_use]
+    pub fn claims(offset: u64) -> bool {
+        (CONTEXT..BYTES).contains(&offset) && (offset - CONTEXT) % CONTEXT_STRIDE == 4
+    }
+
     /// Reads the 32-bit register at `offset`; reading a claim register claims.
     pub fn read(&mut self, offset: u64) -> u32 {
         match self.register(offset) {

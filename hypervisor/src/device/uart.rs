@@ -6,8 +6,13 @@ use alloc::collections::VecDeque;
 
 /// Bytes of the register file: eight registers.
 pub const REGISTERS: u64 = 8;
-/// Bytes from the host that wait for the guest to read; later ones are dropped, as on a real line.
-const BACKLOG: usize = 4096;
+/// Bytes from the host that wait for the guest to read. Further ones wait where they come from.
+const BACKLOG: usize = 1024;
+/// Bytes of the FIFO that loopback fills.
+const FIFO: usize = 16;
+/// After the guest has emptied its FIFO, the next byte is on its way for as long as LSR is read so often, or until the
+/// guest wants an interrupt for it. A driver that starts (Linux's empties the FIFO and then reads RBR) loses nothing so.
+const QUIET_READS: u8 = 32;
 
 const IER_RX: u8 = 1 << 0;
 const IER_THRE: u8 = 1 << 1;
@@ -41,7 +46,13 @@ pub struct Uart {
     overrun: bool,
     /// A THRE interrupt that has neither been read in IIR nor been made moot by a write.
     thre: bool,
+    /// The guest has claimed an interrupt since that one was raised.
+    thre_seen: bool,
     received: VecDeque<u8>,
+    /// How often LSR is still to be read before `received` is there.
+    quiet: u8,
+    /// What loopback has sent to itself.
+    looped: VecDeque<u8>,
 }
 
 impl Default for Uart {
@@ -55,7 +66,10 @@ impl Default for Uart {
             fifo: false,
             overrun: false,
             thre: false,
+            thre_seen: false,
             received: VecDeque::new(),
+            quiet: 0,
+            looped: VecDeque::new(),
         }
     }
 }
@@ -71,7 +85,7 @@ impl Uart {
     fn identification(&self) -> u8 {
         if self.overrun && self.ier & IER_LINE != 0 {
             IIR_LINE
-        } else if !self.received.is_empty() && self.ier & IER_RX != 0 {
+        } else if self.is_ready() && self.ier & IER_RX != 0 {
             IIR_RX
         } else if self.thre && self.ier & IER_THRE != 0 {
             IIR_THRE
@@ -80,18 +94,48 @@ impl Uart {
         }
     }
 
-    /// A byte from the outside.
+    /// Whether a byte from the outside can be taken.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.received.len() < BACKLOG
+    }
+
+    /// A byte from the outside. One for which there is no room is lost.
     pub fn receive(&mut self, byte: u8) {
-        if self.received.len() < BACKLOG {
+        if self.has_room() {
             self.received.push_back(byte);
         } else {
             self.overrun = true;
         }
     }
 
-    /// Takes the oldest byte that came from the outside, as reading RBR does.
+    /// Takes the oldest byte that came from the outside.
     pub fn take_received(&mut self) -> Option<u8> {
         self.received.pop_front()
+    }
+
+    /// Whether RBR holds a byte.
+    fn is_ready(&self) -> bool {
+        if self.mcr & MCR_LOOP != 0 { !self.looped.is_empty() } else { self.quiet == 0 && !self.received.is_empty() }
+    }
+
+    /// The guest has claimed the UART's interrupt.
+    pub fn claimed(&mut self) {
+        self.thre_seen = self.thre;
+    }
+
+    /// The guest says that it has handled the interrupt that it claimed. A transmitter that was empty then, and that it
+    /// neither asked about nor wrote to since, interrupts no more: QEMU's board takes such an interrupt for one event, and
+    /// there are kernels that never read IIR.
+    pub fn completed(&mut self) {
+        if core::mem::take(&mut self.thre_seen) {
+            self.thre = false;
+        }
+    }
+
+    fn raise_thre(&mut self) {
+        self.thre = true;
+        self.thre_seen = false;
     }
 
     /// Reads register `offset` (0..8).
@@ -99,7 +143,9 @@ impl Uart {
         let latched = self.lcr & LCR_DLAB != 0;
         match offset {
             0 if latched => self.divisor as u8,
-            0 => self.take_received().unwrap_or(0),
+            0 if self.mcr & MCR_LOOP != 0 => self.looped.pop_front().unwrap_or(0),
+            0 if self.is_ready() => self.take_received().unwrap_or(0),
+            0 => 0,
             1 if latched => (self.divisor >> 8) as u8,
             1 => self.ier,
             2 => {
@@ -112,7 +158,8 @@ impl Uart {
             3 => self.lcr,
             4 => self.mcr,
             5 => {
-                let ready = if self.received.is_empty() { 0 } else { LSR_READY };
+                let ready = if self.is_ready() { LSR_READY } else { 0 };
+                self.quiet = self.quiet.saturating_sub(1);
                 let overrun = if core::mem::take(&mut self.overrun) { LSR_OVERRUN } else { 0 };
                 LSR_THRE | LSR_EMPTY | ready | overrun
             }
@@ -134,11 +181,14 @@ impl Uart {
         match offset {
             0 if latched => self.divisor = self.divisor & 0xff00 | u16::from(value),
             0 => {
-                self.thre = true; // sent at once: empty again
-                if self.mcr & MCR_LOOP != 0 {
-                    self.receive(value);
-                } else {
+                self.raise_thre(); // sent at once: empty again
+                if self.mcr & MCR_LOOP == 0 {
                     return Some(value);
+                }
+                if self.looped.len() < FIFO {
+                    self.looped.push_back(value);
+                } else {
+                    self.overrun = true;
                 }
             }
             1 if latched => self.divisor = self.divisor & 0x00ff | u16::from(value) << 8,
@@ -147,13 +197,17 @@ impl Uart {
                 self.ier = value & IER_MASK;
                 // Enabling it while the transmitter is empty raises it at once.
                 if enabled & IER_THRE != 0 {
-                    self.thre = true;
+                    self.raise_thre();
+                }
+                if self.ier & IER_RX != 0 {
+                    self.quiet = 0;
                 }
             }
             2 => {
                 self.fifo = value & FCR_ENABLE != 0;
                 if value & FCR_CLEAR_RX != 0 {
-                    self.received.clear();
+                    self.looped.clear();
+                    self.quiet = if self.ier & IER_RX == 0 { QUIET_READS } else { 0 };
                 }
             }
             3 => self.lcr = value,
@@ -217,10 +271,60 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_bounded() {
+    fn a_flood_is_bounded_and_says_so() {
         let mut uart = Uart::default();
-        (0..BACKLOG + 5).for_each(|_| uart.receive(1));
+        while uart.has_room() {
+            uart.receive(1);
+        }
+        assert_eq!(uart.read(5) & LSR_OVERRUN, 0);
+        uart.receive(1);
         assert_eq!(uart.read(5) & LSR_OVERRUN, LSR_OVERRUN);
         assert_eq!(uart.read(5) & LSR_OVERRUN, 0);
+        uart.read(0);
+        assert!(uart.has_room());
+        let _ = uart.write(4, MCR_LOOP);
+        (0..FIFO + 1).for_each(|_| assert_eq!(uart.write(0, 7), None));
+        assert_eq!(uart.read(5) & LSR_OVERRUN, LSR_OVERRUN);
+    }
+
+    #[test]
+    fn a_driver_that_starts_loses_no_input() {
+        let mut uart = Uart::default();
+        uart.receive(b'a');
+        // As Linux's does.
+        for value in [FCR_ENABLE, FCR_ENABLE | FCR_CLEAR_RX, 0] {
+            let _ = uart.write(2, value);
+        }
+        assert_eq!((uart.read(5) & LSR_READY, uart.read(0)), (0, 0));
+        let _ = uart.write(1, IER_RX);
+        assert_eq!((uart.interrupt(), uart.read(5) & LSR_READY, uart.read(0)), (true, LSR_READY, b'a'));
+    }
+
+    #[test]
+    fn a_driver_that_polls_gets_its_input_after_a_while() {
+        let mut uart = Uart::default();
+        uart.receive(b'a');
+        let _ = uart.write(2, FCR_ENABLE | FCR_CLEAR_RX);
+        let reads = (0..100).take_while(|_| uart.read(5) & LSR_READY == 0).count();
+        assert_eq!((reads, uart.read(0)), (QUIET_READS.into(), b'a'));
+    }
+
+    #[test]
+    fn a_kernel_that_never_reads_iir_gets_one_interrupt_for_an_empty_transmitter() {
+        let mut uart = Uart::default();
+        let _ = uart.write(1, IER_THRE);
+        let _ = uart.write(0, b'x');
+        assert!(uart.interrupt());
+        uart.claimed();
+        let _ = uart.write(0, b'y');
+        uart.completed();
+        assert!(uart.interrupt(), "it has become empty once more");
+        uart.claimed();
+        uart.completed();
+        assert!(!uart.interrupt());
+        uart.completed();
+        let _ = uart.write(0, b'z');
+        uart.completed();
+        assert!(uart.interrupt(), "nobody has claimed that");
     }
 }

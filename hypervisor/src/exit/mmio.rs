@@ -5,6 +5,7 @@ use super::memory::{deny, fetch, refetch};
 use crate::board::Device;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
+use crate::serial;
 use crate::vcpu::{VcpuRun, request};
 use crate::vm::{Devices, Vm};
 use alloc::sync::Arc;
@@ -36,8 +37,10 @@ pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, devi
     match device {
         Device::Uart(offset) => {
             run.shared.counters.mmio_uart.bump();
-            uart_access(g, run, &mut devices, offset, insn.op);
-            update_uart_line(g, &vm, devices, env);
+            if !uart_access(g, run, &mut devices, offset, insn.op, env) {
+                return Outcome::Yield;
+            }
+            serial::accessed(g, &vm, devices, env);
         }
         Device::Plic(offset) => {
             run.shared.counters.mmio_plic.bump();
@@ -52,18 +55,26 @@ pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, devi
     Outcome::Resume
 }
 
-/// Every width reads or writes one register, as QEMU's board does.
-fn uart_access(g: &Gnomon, run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) {
+/// Every width reads or writes one register, as QEMU's board does. Returns false if the console has no room for a byte: the
+/// guest tries again.
+fn uart_access<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    devices: &mut Devices,
+    offset: u64,
+    op: MemOp,
+    env: &mut E,
+) -> bool {
     match op {
         MemOp::Load { rd, .. } => {
             let value = devices.uart.read(offset);
             run.context.set(rd, op.extend(value.into()));
+            true
         }
-        MemOp::Store { rs, .. } => {
-            if let Some(byte) = devices.uart.write(offset, run.context.x[usize::from(rs)] as u8) {
-                g.console.lock().guest_output(run.vm.index, byte);
-            }
-        }
+        MemOp::Store { rs, .. } => match devices.uart.write(offset, run.context.x[usize::from(rs)] as u8) {
+            Some(byte) => serial::print(g, run.vm.index, &[byte], env) == 1,
+            None => true,
+        },
     }
 }
 
@@ -75,10 +86,10 @@ fn plic_access(run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp)
     }
     match op {
         MemOp::Load { rd, .. } => {
-            let value = devices.plic.read(offset);
+            let value = devices.read_plic(offset);
             run.context.set(rd, op.extend(value.into()));
         }
-        MemOp::Store { rs, .. } => devices.plic.write(offset, run.context.x[usize::from(rs)] as u32),
+        MemOp::Store { rs, .. } => devices.write_plic(offset, run.context.x[usize::from(rs)] as u32),
     }
     true
 }

@@ -1,8 +1,9 @@
 //! The debug console (SBI 2.0, chapter 12).
 
-use super::{Args, Error, Reply};
+use super::{Answer, Args, Error, Reply};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
+use crate::serial;
 use crate::vcpu::VcpuRun;
 use rv::Addr;
 use sbi_spec::dbcn;
@@ -10,15 +11,15 @@ use sbi_spec::dbcn;
 /// Bytes moved at a time, so that no guest can make Gnomon keep much of its memory, or of its time.
 const CHUNK: usize = 256;
 
-pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
+pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Answer {
     match function {
         dbcn::CONSOLE_WRITE => write(g, run, args, env),
-        dbcn::CONSOLE_READ => read(g, run, args, env),
-        dbcn::CONSOLE_WRITE_BYTE => {
-            g.console.lock().guest_output(run.vm.index, args[0] as u8);
-            Ok(0)
-        }
-        _ => Err(Error::NotSupported),
+        dbcn::CONSOLE_READ => Answer::Reply(read(g, run, args, env)),
+        dbcn::CONSOLE_WRITE_BYTE => match serial::print(g, run.vm.index, &[args[0] as u8], env) {
+            0 => Answer::Again,
+            _ => Answer::Reply(Ok(0)),
+        },
+        _ => Answer::Reply(Err(Error::NotSupported)),
     }
 }
 
@@ -34,16 +35,23 @@ fn range(run: &VcpuRun, args: Args) -> Result<(u64, u64), Error> {
     Ok((low, bytes))
 }
 
-fn write<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
-    let (at, bytes) = range(run, args)?;
-    // A call may write less than it was asked to; the guest calls again (non-blocking by the spec).
-    let count = bytes.min(CHUNK as u64) as usize;
+/// A call may write less than it was asked to: the guest calls again (SBI 2.0, chapter 12.1). But never nothing: there are
+/// guests that take this for the end (Linux's console for the SBI drops the rest).
+fn write<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Answer {
     let mut buffer = [0; CHUNK];
-    let buffer = &mut buffer[..count];
-    run.vm.read(g, Addr::new(at), buffer, env).map_err(|_| Error::InvalidParam)?;
-    let mut console = g.console.lock();
-    buffer.iter().for_each(|byte| console.guest_output(run.vm.index, *byte));
-    Ok(count as u64)
+    let read = range(run, args).and_then(|(at, bytes)| {
+        let buffer = &mut buffer[..bytes.min(CHUNK as u64) as usize];
+        run.vm.read(g, Addr::new(at), buffer, env).map_err(|_| Error::InvalidParam)?;
+        Ok(buffer.len())
+    });
+    match read {
+        Err(error) => Answer::Reply(Err(error)),
+        Ok(0) => Answer::Reply(Ok(0)),
+        Ok(count) => match serial::print(g, run.vm.index, &buffer[..count], env) {
+            0 => Answer::Again,
+            taken => Answer::Reply(Ok(taken as u64)),
+        },
+    }
 }
 
 fn read<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
@@ -57,7 +65,7 @@ fn read<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
             buffer[count] = byte;
             count += 1;
         }
-        crate::exit::update_uart_line(g, &run.vm, devices, env);
+        serial::accessed(g, &run.vm, devices, env);
     }
     run.vm.write(g, Addr::new(at), &buffer[..count], env).map_err(|_| Error::InvalidParam)?;
     Ok(count as u64)

@@ -1,6 +1,6 @@
 //! HSM (SBI 2.0, chapter 9): vCPUs start, stop and rest.
 
-use super::{Args, Error, Reply, answer};
+use super::{Answer, Args, Error, Reply, answer};
 use crate::env::Env;
 use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
@@ -8,14 +8,6 @@ use crate::vcpu::{VcpuRun, hsm};
 use crate::vm::Phase;
 use core::sync::atomic::Ordering;
 use sbi_spec::hsm as spec;
-
-/// How a call goes on.
-pub(super) enum Answer {
-    /// With a reply.
-    Reply(Reply),
-    /// With something else; what is to be said to the guest has been said.
-    Outcome(Outcome),
-}
 
 pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Answer {
     match function {

@@ -35,6 +35,16 @@ pub enum Error {
 /// What a call returns to the guest: a value, or an error.
 type Reply = Result<u64, Error>;
 
+/// How a call goes on.
+enum Answer {
+    /// With a reply.
+    Reply(Reply),
+    /// With something else; what is to be said to the guest has been said.
+    Outcome(Outcome),
+    /// It cannot be done now: the guest makes the same call again.
+    Again,
+}
+
 /// The arguments a0 to a5 of a call.
 type Args = [u64; 6];
 
@@ -64,8 +74,9 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         hsm::EID_HSM => {
             counters.sbi_hsm.bump();
             match hart_state::call(g, run, function, args, env) {
-                hart_state::Answer::Reply(reply) => reply,
-                hart_state::Answer::Outcome(outcome) => return outcome,
+                Answer::Reply(reply) => reply,
+                Answer::Outcome(outcome) => return outcome,
+                Answer::Again => return again(run),
             }
         }
         srst::EID_SRST => {
@@ -77,7 +88,11 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         dbcn::EID_DBCN => {
             counters.sbi_dbcn.bump();
-            console::call(g, run, function, args, env)
+            match console::call(g, run, function, args, env) {
+                Answer::Reply(reply) => reply,
+                Answer::Outcome(outcome) => return outcome,
+                Answer::Again => return again(run),
+            }
         }
         _ => Err(Error::NotSupported),
     };
@@ -86,6 +101,12 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     }
     answer(run, reply);
     Outcome::Resume
+}
+
+/// Nothing has happened yet: the `ecall` is executed once more, after whatever interrupts the guest meanwhile.
+fn again(run: &mut VcpuRun) -> Outcome {
+    run.context.pc = run.context.pc.wrapping_sub(4);
+    Outcome::Yield
 }
 
 fn answer(run: &mut VcpuRun, reply: Reply) {

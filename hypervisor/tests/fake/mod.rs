@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
-use hypervisor::console::Console;
+use hypervisor::console::{Console, Listen, Port};
 use hypervisor::env::{Env, VsTrapRegs};
 use hypervisor::gnomon::{Gnomon, GuestMode, GuestTimer, Offer};
 use hypervisor::harts::HartShared;
@@ -15,7 +15,8 @@ use mmu::frames::{Frames, Owner};
 use mmu::shadow::Root;
 use rv::{Addr, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use spin::Mutex;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -68,6 +69,7 @@ pub enum Event {
     GuestRootFence,
     TimerInterrupt(bool),
     Deadline(u64),
+    AttendSoon,
 }
 
 pub struct Hart {
@@ -139,6 +141,9 @@ impl Env for Hart {
         self.events.push(Event::FenceInstructions);
     }
     fn fenced_for(&mut self, _: usize, _: u64) {}
+    fn attend_soon(&mut self) {
+        self.events.push(Event::AttendSoon);
+    }
     fn relax(&self) {
         panic!("waits for a hart that does not leave its guest");
     }
@@ -146,6 +151,10 @@ impl Env for Hart {
 
 thread_local! {
     static PRINTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// What the serial port has for Gnomon.
+    pub static TYPED: RefCell<VecDeque<u8>> = const { RefCell::new(VecDeque::new()) };
+    /// What it interrupts for.
+    pub static LISTENS: Cell<Listen> = const { Cell::new(Listen { input: true, room: false }) };
 }
 
 /// What the console printed since the last call.
@@ -173,6 +182,27 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
     }
 }
 
+/// A serial port that takes everything.
+struct Printer;
+
+impl Port for Printer {
+    fn room(&self) -> usize {
+        16
+    }
+    fn send(&self, byte: u8) {
+        PRINTED.with_borrow_mut(|all| all.push(byte));
+    }
+    fn receive(&self) -> Option<u8> {
+        TYPED.with_borrow_mut(VecDeque::pop_front)
+    }
+    fn listen(&self, wanted: Listen) {
+        LISTENS.set(wanted);
+    }
+    fn interrupts(&self) -> bool {
+        true
+    }
+}
+
 /// A machine of `harts` harts with these VMs, not yet started.
 pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
     PRINTED.take();
@@ -180,9 +210,8 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     let mem = Mem(Rc::new(RefCell::new(ram)));
     let mut frames = Frames::new();
     frames.add(Pfn::new(RAM + BUNDLE_PAGES), PAGES - BUNDLE_PAGES);
-    let mut console = Console::new(|byte| PRINTED.with_borrow_mut(|all| all.push(byte)));
     let config = Config { vms, console: ConsoleMode::Lines };
-    console.set_guests(config.console, config.vms.iter().map(|vm| vm.name.clone()));
+    let names = config.vms.iter().map(|vm| vm.name.clone()).collect();
     let g = Gnomon {
         offer: Offer {
             guest: GuestMode::Virtual,
@@ -198,7 +227,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
         sched: Mutex::new(Sched::default()),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
-        console: Mutex::new(console),
+        console: Console::new(&Printer, config.console, names),
         overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),
         bundle: Pfn::new(RAM),

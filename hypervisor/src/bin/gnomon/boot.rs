@@ -102,8 +102,8 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
 
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
-    let mut console = Console::new(drivers::put);
-    console.set_guests(config.console, config.vms.iter().map(|vm| vm.name.clone()));
+    let names = config.vms.iter().map(|vm| vm.name.clone()).collect();
+    let console = Console::new(&drivers::HostUart, config.console, names);
     left_out.iter().for_each(|message| console.say(message));
     let mut frames = Frames::new();
     for span in &spans.free {
@@ -113,7 +113,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
         sched: Mutex::new(Sched::default()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
-        console: Mutex::new(console),
+        console,
         overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),
         bundle: Addr::new(bundle_span.start).pfn(),

@@ -1,7 +1,8 @@
 //! The host's UART and PLIC, as far as Gnomon needs them: a console with a receive interrupt.
 
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use hypervisor::console::{Listen, Port};
 use hypervisor::machine::{Machine, Uart};
 use metal::mmio;
 
@@ -12,10 +13,21 @@ static UART_SHIFT: AtomicU32 = AtomicU32::new(0);
 const RBR: u64 = 0;
 const IER: u64 = 1;
 const FCR: u64 = 2;
+const IIR: u64 = 2;
 const MCR: u64 = 4;
 const LSR: u64 = 5;
 const LSR_READY: u8 = 1 << 0;
 const LSR_THRE: u8 = 1 << 5;
+const IIR_FIFOS: u8 = 0xc0;
+const IER_INPUT: u8 = 1 << 0;
+const IER_ROOM: u8 = 1 << 1;
+/// Bytes of a 16550A's transmit FIFO.
+const FIFO: usize = 16;
+
+/// How many bytes the transmitter takes when it is empty.
+static DEPTH: AtomicUsize = AtomicUsize::new(1);
+/// Whether a PLIC brings the UART's interrupts.
+static HAS_INTERRUPTS: AtomicBool = AtomicBool::new(false);
 
 fn register(index: u64) -> Option<u64> {
     let base = UART_BASE.load(Ordering::Relaxed);
@@ -40,10 +52,45 @@ pub fn start_uart(uart: &Uart) {
     UART_BASE.store(uart.span.start, Ordering::Relaxed);
     write(FCR, 0x07); // FIFOs on and empty
     write(MCR, 0x0b); // DTR, RTS, and OUT2, which lets the interrupt through
-    write(IER, 0x01); // receive data
+    write(IER, IER_INPUT);
+    // Those bits say that the FIFOs work: a plain 16450 has none.
+    if read(IIR) & IIR_FIFOS == IIR_FIFOS {
+        DEPTH.store(FIFO, Ordering::Relaxed);
+    }
 }
 
-/// Prints a byte, waiting until the UART takes it.
+/// The UART, for the console.
+pub struct HostUart;
+
+impl Port for HostUart {
+    fn room(&self) -> usize {
+        match register(0) {
+            // Nobody listens.
+            None => FIFO,
+            Some(_) if read(LSR) & LSR_THRE != 0 => DEPTH.load(Ordering::Relaxed),
+            Some(_) => 0,
+        }
+    }
+
+    fn send(&self, byte: u8) {
+        write(RBR, byte);
+    }
+
+    fn receive(&self) -> Option<u8> {
+        (read(LSR) & LSR_READY != 0).then(|| read(RBR))
+    }
+
+    fn listen(&self, wanted: Listen) {
+        let bit = |wanted, bit| if wanted { bit } else { 0 };
+        write(IER, bit(wanted.input, IER_INPUT) | bit(wanted.room, IER_ROOM));
+    }
+
+    fn interrupts(&self) -> bool {
+        HAS_INTERRUPTS.load(Ordering::Relaxed)
+    }
+}
+
+/// Prints a byte, waiting until the UART takes it: for Gnomon's last words.
 pub fn put(byte: u8) {
     if register(0).is_none() {
         return;
@@ -52,11 +99,6 @@ pub fn put(byte: u8) {
         spin_loop();
     }
     write(RBR, byte);
-}
-
-/// Takes a byte that has come in.
-pub fn get() -> Option<u8> {
-    (read(LSR) & LSR_READY != 0).then(|| read(RBR))
 }
 
 /// One context of the host's PLIC.
@@ -82,6 +124,7 @@ impl PlicContext {
             mmio::write32(enables + word, 1 << (uart.source % 32));
             mmio::write32(this.base + 0x20_0000 + 0x1000 * u64::from(context), 0);
         }
+        HAS_INTERRUPTS.store(true, Ordering::Relaxed);
         Some(this)
     }
 

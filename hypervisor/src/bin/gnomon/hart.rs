@@ -6,7 +6,7 @@
 mod env;
 mod load;
 
-use crate::drivers::{self, PlicContext};
+use crate::drivers::PlicContext;
 use crate::guest::{GuestHart, Line};
 use crate::seat::{self, PowerOff, SeatHart};
 use alloc::boxed::Box;
@@ -19,9 +19,10 @@ use hypervisor::exit::{self, Outcome, watch};
 use hypervisor::gnomon::{Gnomon, GuestTimer};
 use hypervisor::harts::HartShared;
 use hypervisor::lifecycle;
+use hypervisor::serial;
 use hypervisor::shadow;
 use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
-use hypervisor::vm::{Departure, Vm};
+use hypervisor::vm::Departure;
 use metal::ram::Ram;
 use metal::{fence, world};
 use mmu::ids::{IdSlot, Ids};
@@ -90,6 +91,8 @@ pub struct Hart {
     slice_end: u64,
     /// The earliest time that a vCPU which waits needs this hart.
     waiters: u64,
+    /// When it looks after the serial port next, for output that was left.
+    serial_due: u64,
     /// What Gnomon's timer is set to.
     armed: u64,
     ticks: Ticks,
@@ -103,6 +106,7 @@ struct Ticks {
     slice: u64,
     watch: u64,
     least_run: u64,
+    serial: u64,
 }
 
 /// How much of VM time a vCPU gets before another one, in milliseconds.
@@ -111,6 +115,8 @@ const SLICE_MS: u64 = 10;
 const WATCH_MS: u64 = 1000;
 /// How long it runs at least between two looks, in milliseconds: less than a slice.
 const LEAST_RUN_MS: u64 = 2;
+/// How often a hart goes on with output that is left, in times per millisecond.
+const SERIAL_PER_MS: u64 = 10;
 /// A fence over more pages than this becomes one for the whole address space.
 const FENCE_PAGES: u64 = 64;
 
@@ -164,8 +170,14 @@ impl Hart {
             traps_wfi: false,
             slice_end: u64::MAX,
             waiters: u64::MAX,
+            serial_due: u64::MAX,
             armed: u64::MAX,
-            ticks: Ticks { slice: SLICE_MS * per_ms, watch: WATCH_MS * per_ms, least_run: LEAST_RUN_MS * per_ms },
+            ticks: Ticks {
+                slice: SLICE_MS * per_ms,
+                watch: WATCH_MS * per_ms,
+                least_run: LEAST_RUN_MS * per_ms,
+                serial: per_ms / SERIAL_PER_MS,
+            },
             is_proven: false,
             g: start.g,
         }
@@ -201,6 +213,7 @@ impl Hart {
             }
             let now = self.now();
             self.expire(now);
+            self.look_after_serial(now);
             let (next, more) = {
                 let mut sched = self.g.sched.lock();
                 (sched.take(), sched.has_ready())
@@ -217,7 +230,7 @@ impl Hart {
             shared.idle.store(true, Ordering::SeqCst);
             if !self.g.sched.lock().has_ready() && !self.g.is_over() {
                 shared.counters.idles.bump();
-                self.arm(self.waiters);
+                self.arm(self.waiters.min(self.serial_due));
                 metal::wait_for_interrupt();
             }
             shared.idle.store(false, Ordering::SeqCst);
@@ -304,7 +317,7 @@ impl Hart {
     #[inline(always)]
     fn go(&mut self, run: Box<VcpuRun>) -> *mut Context {
         let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
-        self.arm(slice_end.min(run.watch.due()).min(self.waiters).min(run.deadline));
+        self.arm(slice_end.min(run.watch.due()).min(self.waiters).min(run.deadline).min(self.serial_due));
         let run = self.current.insert(run);
         &raw mut run.context
     }
@@ -428,6 +441,7 @@ impl Hart {
             lifecycle::depart(self.g, &Arc::clone(&run.vm), end, self);
             return Some(run);
         }
+        self.look_after_serial(now);
         if self.waiters <= now {
             self.expire(now);
             self.g.rouse(NOWHERE, self);
@@ -473,33 +487,32 @@ impl Hart {
         if plic.claim_uart().is_none() {
             return;
         }
-        while let Some(byte) = drivers::get() {
-            let command = self.g.console.lock().key(byte);
-            match command {
-                Some(Command::Input(guest, byte)) => self.input(&Arc::clone(&self.g.vms[guest]), byte),
-                Some(Command::Stats) => self.g.print_stats(),
-                Some(Command::Quit) => {
-                    for vm in &self.g.vms {
-                        let end = Departure::End(abi::record::EndReason::Poweroff);
-                        lifecycle::depart(self.g, vm, end, self);
-                    }
+        match serial::attend(self.g, self) {
+            Some(Command::Quit) => {
+                for vm in &self.g.vms {
+                    let end = Departure::End(abi::record::EndReason::Poweroff);
+                    lifecycle::depart(self.g, vm, end, self);
                 }
-                None => {}
             }
+            Some(Command::Stats) => self.g.print_stats(),
+            Some(Command::Input(..)) | None => {}
         }
         plic.complete_uart();
     }
 
-    fn input(&mut self, vm: &Vm, byte: u8) {
-        let mut devices = vm.devices.lock();
-        devices.uart.receive(byte);
-        exit::update_uart_line(self.g, vm, devices, self);
+    /// Goes on with output that was left, if it is time.
+    fn look_after_serial(&mut self, now: u64) {
+        if self.serial_due <= now {
+            self.serial_due = u64::MAX;
+            serial::go_on(self.g, self);
+        }
     }
 
     fn power_off(&self) -> ! {
         if !POWERING_OFF.swap(true, Ordering::SeqCst) {
             self.g.record(&abi::record::Record::Stats(self.g.stats()));
             self.g.record(&abi::record::Record::Halt);
+            self.g.console.flush();
             seat::power_off(PowerOff::Done);
         }
         loop {

@@ -134,4 +134,8 @@ impl Env for Hart {
             *fenced = generation;
         }
     }
+
+    fn attend_soon(&mut self) {
+        self.serial_due = self.serial_due.min(metal::time() + self.ticks.serial);
+    }
 }

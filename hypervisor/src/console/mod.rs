@@ -1,0 +1,249 @@
+//! The one serial port of the host, shared by the guests' consoles, Gnomon's own messages and records.
+//! The key sequences are described in `docs/console.md`.
+//!
+//! ```text
+//!  guest 0 ──► ring 0 ─┐                                       each ring has a lock of its own;
+//!  guest 1 ──► ring 1 ─┼─► the screen: lines, prefixes ─► out ─► port     whoever finds the screen
+//!  Gnomon: messages, records ──────────────────────────► out     free prints for all, with a budget
+//! ```
+//!
+//! A hart that has output puts it into its VM's ring and prints, unless another hart is printing: that one looks again
+//! before it goes. So no hart waits for another VM's output, and none waits for the port either: when that has no room, its
+//! interrupt says when to go on.
+
+mod screen;
+
+pub use screen::{Command, ESCAPE};
+
+use abi::bundle::ConsoleMode;
+use abi::record::Record;
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use screen::{Done, Screen};
+use spin::Mutex;
+use spin::mutex::TicketMutex;
+
+/// Bytes that a ring holds: what is not printed yet, or of a detached console what was missed.
+const RING: usize = 16 << 10;
+/// What whoever prints does for others at most, in bytes, before it lets the screen go and looks after its own guest.
+const BUDGET: usize = 512;
+/// How much Gnomon's own output may pile up, in bytes, before whoever adds to it waits for the port.
+const PILE: usize = 64 << 10;
+
+/// The host's serial port. The console calls it under its own lock, so never from two harts at once.
+pub trait Port: Sync {
+    /// How many bytes can be sent now without waiting.
+    fn room(&self) -> usize;
+    /// Sends a byte: one of those that [`Port::room`] allowed.
+    fn send(&self, byte: u8);
+    /// A byte that has come in.
+    fn receive(&self) -> Option<u8>;
+    /// Sets which of its interrupts reach Gnomon: one for input, and one for room. Where there are none, nothing happens.
+    fn listen(&self, wanted: Listen);
+    /// Whether there are interrupts.
+    fn interrupts(&self) -> bool;
+}
+
+/// What a port is to interrupt for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Listen {
+    /// Something has come in.
+    pub input: bool,
+    /// Something can be sent again.
+    pub room: bool,
+}
+
+/// What is left when a hart stops printing.
+#[must_use = "what is left needs somebody who looks again"]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// Nothing; or another hart prints; or the port will interrupt.
+    Nothing,
+    /// There is more to print: somebody must look again soon.
+    More,
+}
+
+/// Output of one guest on its way to the screen.
+#[derive(Default, Debug)]
+struct Ring {
+    bytes: VecDeque<u8>,
+    /// How many of them end a line.
+    line_ends: usize,
+}
+
+impl Ring {
+    fn push(&mut self, byte: u8) {
+        self.line_ends += usize::from(byte == b'\n');
+        self.bytes.push_back(byte);
+    }
+
+    fn pop(&mut self) -> Option<u8> {
+        let byte = self.bytes.pop_front()?;
+        self.line_ends -= usize::from(byte == b'\n');
+        Some(byte)
+    }
+}
+
+/// The console.
+pub struct Console {
+    port: &'static dyn Port,
+    mode: ConsoleMode,
+    rings: Vec<Mutex<Ring>>,
+    /// The guest whose console is attached, in `Attached` mode: the others' rings forget their oldest bytes.
+    attached: AtomicUsize,
+    /// Fair: whoever has a message comes before those that print in a loop.
+    screen: TicketMutex<Screen>,
+    /// Something was added since whoever prints, or printed last, looked.
+    is_dirty: AtomicBool,
+    /// Input is left in the port until a guest has room for it.
+    is_held: AtomicBool,
+}
+
+impl Console {
+    /// A console of guests of these names, in the order of their indices.
+    #[must_use]
+    pub fn new(port: &'static dyn Port, mode: ConsoleMode, names: Vec<String>) -> Self {
+        Self {
+            port,
+            mode,
+            rings: names.iter().map(|_| Mutex::default()).collect(),
+            attached: AtomicUsize::new(0),
+            screen: TicketMutex::new(Screen::new(mode, names)),
+            is_dirty: AtomicBool::new(false),
+            is_held: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes output of guest number `guest`: says how many bytes, from the first on. What was not taken is to be offered
+    /// again. A detached console takes all.
+    pub fn write(&self, guest: usize, bytes: &[u8]) -> (usize, Left) {
+        let forgets = self.mode == ConsoleMode::Attached && guest != self.attached.load(Ordering::SeqCst);
+        let taken = {
+            let mut ring = self.rings[guest].lock();
+            if forgets {
+                let excess = (ring.bytes.len() + bytes.len()).saturating_sub(RING);
+                for _ in 0..excess {
+                    ring.pop();
+                }
+            }
+            let taken = bytes.len().min(RING.saturating_sub(ring.bytes.len()));
+            bytes[..taken].iter().for_each(|byte| ring.push(*byte));
+            taken
+        };
+        if forgets {
+            return (taken, Left::Nothing);
+        }
+        self.is_dirty.store(true, Ordering::SeqCst);
+        (taken, self.print())
+    }
+
+    /// Whether some output may be waiting for somebody who prints it.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.is_dirty.load(Ordering::Relaxed)
+    }
+
+    /// Prints what there is, of all guests in turn, unless another hart is printing.
+    pub fn print(&self) -> Left {
+        let mut budget = BUDGET;
+        // Whoever adds to a ring says so and then tries for the screen; whoever has the screen lets it go and then looks.
+        while self.is_dirty.load(Ordering::SeqCst) {
+            let Some(mut screen) = self.screen.try_lock() else { return Left::Nothing };
+            self.is_dirty.store(false, Ordering::SeqCst);
+            match screen.print(&self.rings, self.port, &mut budget) {
+                Done::All => {}
+                done => {
+                    self.is_dirty.store(true, Ordering::SeqCst);
+                    let comes_by_itself = done == Done::NoRoom && self.port.interrupts();
+                    return if comes_by_itself { Left::Nothing } else { Left::More };
+                }
+            }
+        }
+        Left::Nothing
+    }
+
+    /// Adds to the screen what Gnomon itself has to say, and prints.
+    fn add(&self, what: impl FnOnce(&mut Screen)) {
+        {
+            let mut screen = self.screen.lock();
+            what(&mut screen);
+            screen.flush(self.port, PILE);
+        }
+        self.is_dirty.store(true, Ordering::SeqCst);
+        // What others add meanwhile is theirs to print.
+        for _ in 0..PILE / BUDGET {
+            if self.print() == Left::Nothing {
+                break;
+            }
+        }
+    }
+
+    /// A message of Gnomon's own, on a line of its own.
+    pub fn say(&self, message: &str) {
+        self.add(|screen| screen.say(message));
+    }
+
+    /// A record, for programs to read.
+    pub fn record(&self, record: &Record) {
+        self.add(|screen| screen.record(record));
+    }
+
+    /// Messages of a guest's, after all its output so far. If it `ends`, it makes no more.
+    pub fn say_of(&self, guest: usize, message: &str, ends: bool) {
+        self.add(|screen| {
+            screen.settle(guest, &mut self.rings[guest].lock(), ends);
+            screen.say(message);
+            self.attached.store(screen.attached(), Ordering::SeqCst);
+        });
+        self.release_input();
+    }
+
+    /// Prints all that there is, waiting for the port.
+    pub fn flush(&self) {
+        let mut screen = self.screen.lock();
+        let mut budget = usize::MAX;
+        while screen.print(&self.rings, self.port, &mut budget) == Done::NoRoom {
+            core::hint::spin_loop();
+        }
+    }
+
+    /// The next byte from the outside, if there is one.
+    #[must_use]
+    pub fn receive(&self) -> Option<u8> {
+        self.port.receive()
+    }
+
+    /// The guest that a key would go to now; `None` if the next key is Gnomon's own, or nobody listens.
+    #[must_use]
+    pub fn listener(&self) -> Option<usize> {
+        self.screen.lock().listener()
+    }
+
+    /// A key from the outside; returns what it asks for.
+    pub fn key(&self, byte: u8) -> Option<Command> {
+        let mut command = None;
+        self.add(|screen| {
+            command = screen.key(byte);
+            self.attached.store(screen.attached(), Ordering::SeqCst);
+        });
+        command
+    }
+
+    /// Leaves input in the port from now on, which passes that on to whoever sends.
+    pub fn hold_input(&self) {
+        let mut screen = self.screen.lock();
+        self.is_held.store(true, Ordering::SeqCst);
+        screen.listen(self.port, |wanted| wanted.input = false);
+    }
+
+    /// Takes input again, if it was held: there may be room for it now, or somebody else listens.
+    pub fn release_input(&self) {
+        if self.is_held.load(Ordering::SeqCst) {
+            let mut screen = self.screen.lock();
+            self.is_held.store(false, Ordering::SeqCst);
+            screen.listen(self.port, |wanted| wanted.input = true);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The host's serial port and the guests: what they print, and what is typed for them.
+
+use crate::console::{Command, Left};
+use crate::env::Env;
+use crate::exit::update_uart_line;
+use crate::gnomon::Gnomon;
+use crate::vm::{Devices, Vm};
+use alloc::sync::Arc;
+use spin::MutexGuard;
+
+/// Prints output of a guest; returns how many bytes were taken. The others are to be offered again.
+pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usize {
+    let (taken, left) = g.console.write(guest, bytes);
+    if left == Left::More {
+        env.attend_soon();
+    }
+    taken
+}
+
+/// Goes on with output that is left.
+pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
+    if g.console.is_dirty() && g.console.print() == Left::More {
+        env.attend_soon();
+    }
+}
+
+/// The port wants attention: prints what it has room for, and takes in what was typed, as far as the guests have room for
+/// that. Returns what a key asks for beyond that.
+pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
+    go_on(g, env);
+    while has_taker(g)
+        && let Some(byte) = g.console.receive()
+    {
+        match g.console.key(byte) {
+            Some(Command::Input(guest, byte)) => {
+                let vm = Arc::clone(&g.vms[guest]);
+                let mut devices = vm.devices.lock();
+                devices.uart.receive(byte);
+                update_uart_line(g, &vm, devices, env);
+            }
+            Some(command) => return Some(command),
+            None => {}
+        }
+    }
+    None
+}
+
+/// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever
+/// sends.
+fn has_taker(g: &Gnomon) -> bool {
+    let Some(guest) = g.console.listener() else { return true };
+    let has_room = || g.vms[guest].devices.lock().uart.has_room();
+    if has_room() {
+        return true;
+    }
+    // Whoever makes room does so and then looks whether input is held.
+    g.console.hold_input();
+    let has_room = has_room();
+    if has_room {
+        g.console.release_input();
+    }
+    has_room
+}
+
+/// To be called after a guest's access to its UART: passes its line on, and there may be room for more input.
+pub fn accessed<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
+    let has_room = devices.uart.has_room();
+    update_uart_line(g, vm, devices, env);
+    if has_room {
+        g.console.release_input();
+    }
+}
