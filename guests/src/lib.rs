@@ -20,6 +20,7 @@ pub mod ram;
 pub mod region;
 pub mod report;
 pub mod sbi;
+pub mod schedule;
 mod start;
 pub mod trap;
 pub mod user;

@@ -27,8 +27,10 @@ use spin::mutex::TicketMutex;
 
 /// Bytes that a ring holds: what is not printed yet, or of a detached console what was missed.
 const RING: usize = 16 << 10;
-/// What whoever prints does for others at most, in bytes, before it lets the screen go and looks after its own guest.
+/// What a guest that has output prints at most, of all guests', in bytes, before it goes on.
 const BUDGET: usize = 512;
+/// What a hart prints at most, in bytes, whose guest has nothing to do with it.
+const FAVOUR: usize = 64;
 /// How much Gnomon's own output may pile up, in bytes, before whoever adds to it waits for the port.
 const PILE: usize = 64 << 10;
 
@@ -136,7 +138,7 @@ impl Console {
             return (taken, Left::Nothing);
         }
         self.is_dirty.store(true, Ordering::SeqCst);
-        (taken, self.print())
+        (taken, self.print_some(BUDGET))
     }
 
     /// Whether some output may be waiting for somebody who prints it.
@@ -145,9 +147,12 @@ impl Console {
         self.is_dirty.load(Ordering::Relaxed)
     }
 
-    /// Prints what there is, of all guests in turn, unless another hart is printing.
+    /// Prints some of what there is, of all guests in turn, unless another hart is printing.
     pub fn print(&self) -> Left {
-        let mut budget = BUDGET;
+        self.print_some(FAVOUR)
+    }
+
+    fn print_some(&self, mut budget: usize) -> Left {
         // Whoever adds to a ring says so and then tries for the screen; whoever has the screen lets it go and then looks.
         while self.is_dirty.load(Ordering::SeqCst) {
             let Some(mut screen) = self.screen.try_lock() else { return Left::Nothing };
@@ -174,7 +179,7 @@ impl Console {
         self.is_dirty.store(true, Ordering::SeqCst);
         // What others add meanwhile is theirs to print.
         for _ in 0..PILE / BUDGET {
-            if self.print() == Left::Nothing {
+            if self.print_some(BUDGET) == Left::Nothing {
                 break;
             }
         }

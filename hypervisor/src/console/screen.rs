@@ -12,7 +12,7 @@ use spin::Mutex;
 pub const ESCAPE: u8 = 0x01;
 /// A line longer than this is printed in pieces, where lines must not mix.
 const LINE: usize = 1024;
-/// How many bytes of a guest's are taken at a time where nothing can mix.
+/// How many bytes are taken at a time: whoever owns a ring may be waiting for it.
 const PIECE: usize = 64;
 
 /// What a key sequence asks for.
@@ -43,6 +43,16 @@ struct Guest {
     running: bool,
 }
 
+/// A line that is being printed where lines must not mix.
+#[derive(Debug)]
+struct Line {
+    guest: usize,
+    /// How many bytes of it there can still be.
+    rest: usize,
+    /// Whether the guest's name goes in front of the next byte.
+    needs_name: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Screen {
     mode: ConsoleMode,
@@ -55,6 +65,7 @@ pub(super) struct Screen {
     last: u8,
     /// Whose turn it is.
     turn: usize,
+    line: Option<Line>,
     /// What the port interrupts for.
     wanted: Listen,
 }
@@ -69,6 +80,7 @@ impl Screen {
             out: VecDeque::new(),
             last: b'\n',
             turn: 0,
+            line: None,
             wanted: Listen { input: true, room: false },
         }
     }
@@ -89,6 +101,9 @@ impl Screen {
     fn start_line(&mut self) {
         if self.last != b'\n' {
             self.byte(b'\n');
+        }
+        if let Some(line) = &mut self.line {
+            line.needs_name = true; // it goes on below what interrupts it
         }
     }
 
@@ -166,23 +181,23 @@ impl Screen {
         }
     }
 
-    /// Takes a piece of the next guest's output that can be shown; false if there is none.
+    /// Takes a piece of the next guest's output that can be shown; false if there is none. A ring that its guest is writing to
+    /// is left to that guest, which prints when it has written.
     fn take_turn(&mut self, rings: &[Mutex<Ring>]) -> bool {
         if !self.mixes() {
-            let Some(ring) = rings.get(self.attached) else { return false };
-            return self.take_piece(&mut ring.lock(), PIECE);
+            let ring = rings.get(self.attached).and_then(Mutex::try_lock);
+            return ring.is_some_and(|mut ring| self.take_piece(&mut ring, PIECE));
         }
-        let count = rings.len();
-        for step in 0..count {
-            let guest = (self.turn + step) % count;
-            let mut ring = rings[guest].lock();
-            if ring.line_ends > 0 || ring.bytes.len() >= LINE {
-                self.take_line(guest, &mut ring);
-                self.turn = guest + 1;
-                return true;
-            }
+        if self.line.is_none() {
+            let count = rings.len();
+            let is_whole = |ring: &Ring| ring.line_ends > 0 || ring.bytes.len() >= LINE;
+            let whole = |guest: &usize| rings[*guest].try_lock().is_some_and(|ring| is_whole(&ring));
+            let Some(guest) = (self.turn..self.turn + count).map(|turn| turn % count).find(whole) else { return false };
+            self.turn = guest + 1;
+            self.begin_line(guest);
         }
-        false
+        let guest = self.line.as_ref().map_or(0, |line| line.guest);
+        rings[guest].try_lock().is_some_and(|mut ring| self.take_of_line(&mut ring))
     }
 
     fn take_piece(&mut self, ring: &mut Ring, most: usize) -> bool {
@@ -196,32 +211,51 @@ impl Screen {
         taken > 0
     }
 
-    /// Takes a line, or what there is of one, with its guest's name in front: after a carriage return as well.
-    fn take_line(&mut self, guest: usize, ring: &mut Ring) {
+    fn begin_line(&mut self, guest: usize) {
         self.start_line();
-        let name = core::mem::take(&mut self.guests[guest].name);
-        let mut needs_name = true;
-        for _ in 0..LINE {
-            let Some(byte) = ring.pop().filter(|byte| *byte != b'\n') else { break };
-            if core::mem::take(&mut needs_name) {
-                self.text(&name);
-                self.text("| ");
+        self.line = Some(Line { guest, rest: LINE, needs_name: true });
+    }
+
+    /// Takes a piece of the line that is being printed. Its guest's name stands in front, after a carriage return as well.
+    /// Returns whether there was any.
+    fn take_of_line(&mut self, ring: &mut Ring) -> bool {
+        let Some(mut line) = self.line.take() else { return false };
+        let mut piece = PIECE.min(line.rest);
+        line.rest -= piece;
+        let is_over = loop {
+            let Some(byte) = ring.pop().filter(|byte| *byte != b'\n') else { break true };
+            if core::mem::take(&mut line.needs_name) {
+                self.name(line.guest);
             }
             match (byte, ring.bytes.front()) {
                 // The end of the line is added below.
                 (b'\r', None | Some(b'\n')) => {}
                 (b'\r', Some(_)) => {
                     self.byte(b'\r');
-                    needs_name = true;
+                    line.needs_name = true;
                 }
                 _ => self.guest_byte(byte),
             }
+            piece -= 1;
+            if piece == 0 {
+                break line.rest == 0;
+            }
+        };
+        if is_over {
+            if line.needs_name {
+                self.name(line.guest);
+            }
+            self.byte(b'\n');
+        } else {
+            self.line = Some(line);
         }
-        if needs_name {
-            self.text(&name);
-            self.text("| ");
-        }
-        self.byte(b'\n');
+        true
+    }
+
+    fn name(&mut self, guest: usize) {
+        let name = core::mem::take(&mut self.guests[guest].name);
+        self.text(&name);
+        self.text("| ");
         self.guests[guest].name = name;
     }
 
@@ -230,7 +264,10 @@ impl Screen {
     pub(super) fn settle(&mut self, guest: usize, ring: &mut Ring, ends: bool) {
         if self.mixes() {
             while !ring.bytes.is_empty() {
-                self.take_line(guest, ring);
+                if self.line.as_ref().is_none_or(|line| line.guest != guest) {
+                    self.begin_line(guest);
+                }
+                self.take_of_line(ring);
             }
         } else if guest == self.attached {
             self.take_piece(ring, usize::MAX);

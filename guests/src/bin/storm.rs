@@ -1,0 +1,123 @@
+//! A neighbour that does what costs the machine most, by the schedule that `rounds` knows, on all its harts. With the argument
+//! `reboot` it starts over again and again instead.
+#![no_std]
+#![no_main]
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use guests::console::{UART, line};
+use guests::schedule::{self, Moment, STORMS, Storm};
+use guests::trap::{disable, enable, on_interrupt, with_interrupts};
+use guests::{Check, access, board, ensure, hart, run, sbi};
+use metal::csr;
+use rv::Interrupt::{SSoft, STimer};
+use sbi_spec::{rfnc, srst};
+
+guests::entry_point!(main);
+
+const PAGE: u64 = 4096;
+/// Where the board has nothing.
+const HOLE: u64 = 0x5000_0000;
+/// How long a life lasts when it is rebooting that makes the storm, in milliseconds.
+const LIFE_MS: u64 = 2;
+
+/// The next page of RAM that nobody has touched.
+static FRESH: AtomicU64 = AtomicU64::new(0);
+
+fn main() {
+    on_interrupt(Some(interrupt));
+    if board().bootargs == "reboot" {
+        schedule::tick();
+        enable(STimer.bit());
+        with_interrupts(|| spin_until(metal::time() + board().ticks(LIFE_MS)));
+        sbi::reset(srst::RESET_TYPE_COLD_REBOOT, 0);
+    }
+    FRESH.store(board().largest_free().0.next_multiple_of(PAGE), Relaxed);
+    run("storm/blows", || {
+        start_others()?;
+        blow(0);
+        line(format_args!("")); // the storm leaves an unfinished one
+        board().other_harts().try_for_each(hart::join)
+    });
+    run("storm/touched-memory", || -> Check {
+        ensure!(FRESH.load(Relaxed) > board().largest_free().0 + PAGE, "not a page was touched");
+        Ok(())
+    });
+}
+
+fn interrupt(code: u64) {
+    if code == STimer as u64 {
+        return schedule::tick();
+    }
+    #[expect(unsafe_code, reason = "a pending bit")]
+    // SAFETY: nothing but the interrupt depends on it.
+    unsafe {
+        csr::sip::clear(SSoft.bit());
+    }
+}
+
+fn spin_until(time: u64) {
+    while metal::time() < time {
+        core::hint::spin_loop();
+    }
+}
+
+fn start_others() -> Check {
+    board().other_harts().try_for_each(|other| hart::start(other, blow, 0))
+}
+
+fn is_hsm(moment: Moment) -> bool {
+    matches!(moment, Moment::Storm(index) if STORMS[index].0 == Storm::Hsm)
+}
+
+/// Follows the schedule. While it says HSM the other harts are stopped, but for what the boot hart does to them.
+fn blow(_: u64) {
+    let is_boot_hart = hart::id() == board().boot_hart;
+    schedule::tick();
+    enable(SSoft.bit() | STimer.bit());
+    with_interrupts(|| {
+        loop {
+            let moment = schedule::at(metal::time()).0;
+            if is_hsm(moment) {
+                if !is_boot_hart {
+                    break;
+                }
+                while is_hsm(schedule::at(metal::time()).0) {
+                    gust(Storm::Hsm);
+                }
+                assert!(board().other_harts().try_for_each(hart::join).and_then(|()| start_others()).is_ok());
+                continue;
+            }
+            match moment {
+                Moment::Calm(_) => core::hint::spin_loop(),
+                Moment::Storm(index) => gust(STORMS[index].0),
+                Moment::Over => break,
+            }
+        }
+    });
+    disable(SSoft.bit() | STimer.bit());
+}
+
+/// A short part of a storm.
+fn gust(storm: Storm) {
+    match storm {
+        Storm::Console => _ = sbi::console_write(&[b'~'; 256]),
+        Storm::Uart => access::out8(UART, b'~'),
+        Storm::Ipi => _ = sbi::send_ipi(0, sbi::ALL_HARTS),
+        Storm::Rfence => _ = sbi::remote_fence(rfnc::REMOTE_SFENCE_VMA, 0, sbi::ALL_HARTS, 0, 0, 0),
+        // They have nothing to do, and stop at once.
+        Storm::Hsm => {
+            for other in board().other_harts() {
+                _ = sbi::hart_start(other, hart::entry_address(), 0);
+            }
+        }
+        Storm::Faults => {
+            let page = FRESH.fetch_add(PAGE, Relaxed);
+            let is_ram = page + PAGE <= board().largest_free().1;
+            if is_ram {
+                access::poke(page, page);
+            } else {
+                _ = access::ld(HOLE);
+            }
+        }
+    }
+}

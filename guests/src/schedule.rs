@@ -1,0 +1,72 @@
+//! The schedule that the guests `storm` and `rounds` share: windows of time, in each of which the one storms in a way of its
+//! own, after a window in which it only spins. Each reads its own clock, so the first and last part of a window do not count.
+
+use crate::{board, sbi};
+
+/// What a storm can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Storm {
+    /// Output by the debug console.
+    Console,
+    /// Output by the UART.
+    Uart,
+    /// Software interrupts, each hart to all.
+    Ipi,
+    /// Harts that start and stop.
+    Hsm,
+    /// Remote fences, each hart to all.
+    Rfence,
+    /// First touches of RAM, and when there is none left, accesses to where there is none.
+    Faults,
+}
+
+/// All of them, in the order of the schedule.
+pub const STORMS: [(Storm, &str); 6] = [
+    (Storm::Console, "console"),
+    (Storm::Uart, "uart"),
+    (Storm::Ipi, "ipi"),
+    (Storm::Hsm, "hsm"),
+    (Storm::Rfence, "rfence"),
+    (Storm::Faults, "faults"),
+];
+
+/// A window, in milliseconds: calm, then a storm.
+const WINDOW_MS: u64 = 12;
+/// What does not count at both ends of a window, in milliseconds.
+const EDGE_MS: u64 = 2;
+
+/// Where the schedule begins, on a clock that runs since the machine's start or since the guest's.
+const START_MS: u64 = 100;
+/// How often each hart's timer interrupts it, in times per millisecond.
+const TICKS_PER_MS: u64 = 20;
+
+/// What happens at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// Nobody storms, before the storm of this index.
+    Calm(usize),
+    /// The storm of this index.
+    Storm(usize),
+    /// All is over.
+    Over,
+}
+
+/// What happens at `time`, in ticks of the clock; and whether it is far enough from the window's ends to count.
+#[must_use]
+pub fn at(time: u64) -> (Moment, bool) {
+    let Some(time) = time.checked_sub(board().ticks(START_MS)) else { return (Moment::Calm(0), false) };
+    let window = board().ticks(WINDOW_MS);
+    let (index, into) = ((time / window) as usize, time % window);
+    let moment = match index / 2 {
+        storm if storm >= STORMS.len() => Moment::Over,
+        storm if index.is_multiple_of(2) => Moment::Calm(storm),
+        storm => Moment::Storm(storm),
+    };
+    let edge = board().ticks(EDGE_MS);
+    (moment, (edge..window - edge).contains(&into))
+}
+
+/// Sets the next tick of this hart.
+pub fn tick() {
+    sbi::set_timer(metal::time() + board().ticks(1) / TICKS_PER_MS);
+}
