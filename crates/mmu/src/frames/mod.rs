@@ -256,7 +256,7 @@ impl Frames {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
         let pages = pages.ok_or(AllocError::OutOfMemory)?;
         ledger.charge(owner, for_, pages)?;
-        let first = if order == 0 { store.take_single(self.hand) } else { self.take_run(pages) };
+        let first = if order == 0 { store.take_single(self.hand) } else { store.take(pages) };
         let Some(first) = first else {
             ledger.discharge(owner, for_, pages);
             return Err(AllocError::OutOfMemory);
@@ -266,20 +266,21 @@ impl Frames {
         Ok(run)
     }
 
-    fn take_run(&self, pages: u64) -> Option<u64> {
-        let Shared { ledger, store } = &*self.shared;
-        let is_plenty = ledger.free_count() > ledger.total_count() / 4;
-        store.take_run(self.hand, pages, is_plenty)
-    }
-
     /// Takes frames that nobody is charged for yet, so that they can be made ready before it is known whether they are
     /// needed. They count as free.
     ///
-    /// Returns `None` if there is no such run.
+    /// Returns `None` if there is no such run; or so little memory that all harts together, each with such a run, could keep
+    /// what little another needs from it.
     #[must_use]
     pub fn take_ahead(&self, order: u8) -> Option<Ahead> {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS)?;
-        Some(Ahead { first: Pfn::new(self.take_run(pages)?), order })
+        let Shared { ledger, store } = &*self.shared;
+        let free = ledger.free_count();
+        if free < (store.hands() + 1).saturating_mul(pages) {
+            return None;
+        }
+        let first = store.take_run(self.hand, pages, free > ledger.total_count() / 4)?;
+        Some(Ahead { first: Pfn::new(first), order })
     }
 
     /// Makes them `owner`'s.
@@ -449,12 +450,11 @@ mod tests {
         assert_eq!((frames.usage(VM).guest, frames.owner_of(run.first())), (16, Some((VM, Use::Guest))));
         let more = frames.take_ahead(4).unwrap();
         assert_eq!(frames.claim(more, VM, Use::Guest), Err(AllocError::OverLimit { owner: VM, limit: 20 }));
-        let more = frames.take_ahead(5).unwrap();
-        frames.put_back(more);
-        assert_eq!(frames.take_ahead(6), None);
+        // A run for the one hart there is, and as much again for whoever needs a little.
+        assert_eq!(frames.take_ahead(5), None);
         frames.free(run);
-        let whole = frames.take_ahead(6).unwrap();
-        frames.put_back(whole);
+        let half = frames.take_ahead(5).unwrap();
+        frames.put_back(half);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! 2. If it is empty, or in somebody's hands, it takes from another's.
 //! 3. Only if there is nothing at any hand it waits for the buddy system, which then counts as one of [`Store::waits`].
 //!
-//! When memory is out, what lies at all hands is collected first.
+//! When memory is out, what lies at all hands is collected first; for a run that is only wanted ahead of need, it is not.
 
 use alloc::vec::Vec;
 use buddy_system_allocator::FrameAllocator;
@@ -77,6 +77,11 @@ impl Store {
         self.buddy.get_mut().add_frame(first.raw() as usize, (first.raw() + pages) as usize);
     }
 
+    /// How many hands there are.
+    pub fn hands(&self) -> u64 {
+        self.hands.len() as u64
+    }
+
     pub fn waits(&self) -> u64 {
         self.waits.load(Relaxed)
     }
@@ -120,14 +125,13 @@ impl Store {
         }
     }
 
-    /// Takes a run. `plenty`: there is so much free memory that 2 MiB more may be kept at hand.
+    /// Takes a run, if there is one. `plenty`: there is so much free memory that 2 MiB more may be kept at hand.
     pub fn take_run(&self, hand: usize, pages: u64, plenty: bool) -> Option<u64> {
-        if pages != MEGA {
-            return self.take(pages);
-        }
-        let taken = self.free_hands(hand).find_map(|mut hand| hand.mega.take());
-        let taken = taken.or_else(|| self.take(pages));
+        let mut from_hands = self.free_hands(hand).filter(|_| pages == MEGA);
+        let taken = from_hands.find_map(|mut hand| hand.mega.take());
+        let taken = taken.or_else(|| self.buddy().alloc(pages as usize).map(|first| first as u64));
         if plenty
+            && pages == MEGA
             && let Some(mut own) = self.hands[hand].try_lock()
             && own.mega.is_none()
             && let Some(mut buddy) = self.buddy.try_lock()
@@ -137,7 +141,8 @@ impl Store {
         taken
     }
 
-    fn take(&self, pages: u64) -> Option<u64> {
+    /// Takes a run, whatever it takes.
+    pub fn take(&self, pages: u64) -> Option<u64> {
         // Held to the end: what one hart has collected is never out of another's sight while that one finds nothing.
         let mut buddy = self.buddy();
         let first = buddy.alloc(pages as usize).or_else(|| {

@@ -257,11 +257,14 @@ impl AddressSpace {
         ready: &mut Ready,
         frames: &Frames,
     ) -> Result<Supplies, NoMega> {
-        let supplies = match core::mem::replace(ready, Ready::Denied) {
+        let supplies = match core::mem::replace(ready, Ready::Nothing) {
             Ready::Mega { run, content } if content == wanted => {
                 Supplies::with(frames, self.owner, below(slot, Level::MEGA), run).ok()
             }
-            Ready::Denied => None,
+            Ready::Denied => {
+                *ready = Ready::Denied;
+                None
+            }
             other => {
                 // What was wanted before is not what is wanted now: somebody else was here meanwhile.
                 other.discard(frames);
@@ -326,8 +329,7 @@ impl AddressSpace {
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, Unresolved> {
-        let first = Pfn::new(image.raw() - (gpa.pfn().raw() & (Level::MEGA.pages() - 1)));
-        let supplies = match self.mega_of_image(gpa, region, first, slot, ready, frames) {
+        let supplies = match self.mega_of_image(gpa, region, image, slot, ready, frames) {
             Ok(mega) => (Level::MEGA, mega),
             Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
             Err(NoMega::Denied) => {
@@ -341,17 +343,18 @@ impl AddressSpace {
         Ok(self.commit_copy(gpa, region, slot, supplies, mem))
     }
 
-    /// What a copy of 2 MiB takes, from `first` on, if there may be one.
+    /// What a copy of the 2 MiB around `gpa` takes, whose page is `image`, if there may be one.
     fn mega_of_image(
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
-        first: Pfn<Hpa>,
+        image: Pfn<Hpa>,
         slot: &Slot<Hpa>,
         ready: &mut Ready,
         frames: &Frames,
     ) -> Result<Supplies, NoMega> {
-        self.mega_allowed(gpa.pfn(), region, slot).ok_or(NoMega::Denied)?;
+        let page = self.mega_allowed(gpa.pfn(), region, slot).ok_or(NoMega::Denied)?;
+        let first = Pfn::new(image.raw() - (gpa.pfn().raw() - page.raw()));
         self.mega(Content::Copy(first), slot, ready, frames)
     }
 
@@ -405,7 +408,7 @@ impl AddressSpace {
         let image = arrival(leaf, slot.level, gpa).pfn();
         let split = slot.level == Level::MEGA;
         if split {
-            match self.mega_of_image(gpa, region, image.align_down(Level::MEGA.pages()), slot, ready, frames) {
+            match self.mega_of_image(gpa, region, image, slot, ready, frames) {
                 Ok(supplies) => {
                     mem.write_u64(slot.at, Pte::INVALID.0);
                     return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), mem));
