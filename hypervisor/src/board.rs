@@ -2,8 +2,8 @@
 //! described to them by a device tree of their own.
 
 use crate::device::{plic, uart};
-use crate::gnomon::Offer;
 use crate::isa::Isa;
+use crate::offer::Offer;
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
 use alloc::string::String;
@@ -207,8 +207,8 @@ fn soc(vcpus: u32) -> DeviceTreeNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gnomon::GuestTimer;
     use crate::machine::Machine;
+    use crate::offer::GuestTimer;
 
     fn config(vcpus: u32) -> VmConfig {
         VmConfig {
@@ -232,7 +232,7 @@ mod tests {
 
     fn offer() -> Offer {
         Offer {
-            guest: crate::gnomon::GuestMode::Virtual,
+            guest: crate::offer::GuestMode::Virtual,
             g_format: &rv::format::SV39X4,
             formats: alloc::vec![&rv::format::SV39],
             nested_svadu: false,

@@ -5,7 +5,7 @@ use mmu::shadow::Root;
 use rv::{Addr, FenceScope, Format, Gpa, Gva, Mode, PhysMem};
 
 /// The registers that a trap into the guest changes, and those it depends on: VS-level ones, or, where
-/// the guest runs in S mode ([`crate::gnomon::GuestMode`]), the S-level ones themselves.
+/// the guest runs in S mode ([`crate::offer::GuestMode`]), the S-level ones themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VsTrapRegs {
     /// `vsstatus`.

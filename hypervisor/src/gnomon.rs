@@ -3,63 +3,19 @@
 use crate::console::Console;
 use crate::env::Env;
 use crate::harts::HartShared;
-use crate::isa::Isa;
+use crate::offer::{GuestMode, Offer};
 use crate::sched::Sched;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
-use crate::vm::{Past, Vm};
+use crate::vm::Vm;
 use abi::bundle::{MmuMode, VmConfig};
-use abi::record::{Record, Stats, VmStats};
+use abi::record::Record;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use mmu::frames::{Frames, Owner};
-use rv::{Format, Hpa, Pfn};
+use mmu::frames::Frames;
+use rv::{Hpa, Pfn};
 use spin::Mutex;
-
-/// What a guest's timer rests on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GuestTimer {
-    /// Sstc: the guest has a comparator of its own.
-    Sstc,
-    /// SBI calls, and Gnomon's timer.
-    Sbi,
-}
-
-/// Where a guest's kernel runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GuestMode {
-    /// VS mode, on harts with the H extension.
-    Virtual,
-    /// S mode itself, on harts without: in the firmware seat, with `mstatus.TVM` set.
-    Supervisor,
-}
-
-/// What the machine offers to guests; the same on every hart.
-#[derive(Clone, Debug)]
-pub struct Offer {
-    /// Where guests' kernels run.
-    pub guest: GuestMode,
-    /// The G-stage format in use. Without the H extension no hart walks it: such tables are what
-    /// shadow tables are made from.
-    pub g_format: &'static Format,
-    /// The formats that a guest's root register takes (`vsatp`; in S mode `satp`), the smallest first.
-    pub formats: Vec<&'static Format>,
-    /// Extensions that guests are told of, their own MMU's apart ([`crate::isa::Isa::with_mmu`]).
-    pub isa: Isa,
-    /// Whether hardware can set A and D for guests behind a G-stage.
-    pub nested_svadu: bool,
-    /// `mmu-type` of guests' cpu nodes.
-    pub mmu_type: String,
-    /// Guests' timers.
-    pub timer: GuestTimer,
-    /// Bytes in a vector register, 0 without V.
-    pub vlenb: usize,
-    /// Ticks of `time` in a second.
-    pub timebase: u64,
-}
 
 /// All harts' common state. `docs/invariants.md` has the order of the locks.
 pub struct Gnomon {
@@ -187,76 +143,5 @@ impl Gnomon {
     /// Prints a record.
     pub fn record(&self, record: &Record) {
         self.console.record(record);
-    }
-
-    /// Prints all counters, for programs and for people.
-    pub fn print_stats(&self) {
-        let stats = self.stats();
-        let console = &self.console;
-        for vm in &stats.vms {
-            console.say(&alloc::format!("counters of {}:", vm.vm));
-            for (name, count) in vm.counters.iter().filter(|(_, count)| **count != 0) {
-                console.say(&alloc::format!("  {name:24} {count}"));
-            }
-        }
-        console.say("counters of the host:");
-        for (name, count) in &stats.host {
-            console.say(&alloc::format!("  {name:24} {count}"));
-        }
-        console.record(&Record::Stats(stats));
-    }
-
-    /// All counters as they stand.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        let vms = self.vms.iter().map(|vm| self.vm_stats(vm)).collect();
-        let mut host = BTreeMap::new();
-        for (name, count) in self.harts.iter().flat_map(|hart| hart.counters.each()) {
-            *host.entry(name.to_string()).or_default() += count;
-        }
-        let frames = self.frames();
-        host.insert("frames.total".into(), frames.total_count());
-        host.insert("frames.free".into(), frames.free_count());
-        host.insert("frames.waits".into(), frames.waits());
-        Stats { vms, host }
-    }
-
-    fn vm_stats(&self, vm: &Vm) -> VmStats {
-        let mut counters: BTreeMap<String, u64> = BTreeMap::new();
-        for (name, count) in vm.vcpus.iter().flat_map(|vcpu| vcpu.counters.each()) {
-            *counters.entry(name.to_string()).or_default() += count;
-        }
-        let Past { mut space, mut shadow, .. } = *vm.past.lock();
-        if let Some(memory) = vm.memory.lock().as_ref() {
-            space += *memory.space.counters();
-            shadow += memory.shadow.as_ref().map_or_else(Default::default, |shadow| *shadow.counters());
-        }
-        add_g_stage(&mut counters, &space);
-        if self.mode(&vm.config) != MmuMode::Nested {
-            counters.extend(shadow.each().map(|(name, count)| (name.to_string(), count)));
-        }
-        let usage = self.frames().usage(Owner::Vm(vm.index as u16));
-        counters.insert("frames.guest".into(), usage.guest);
-        counters.insert("frames.table".into(), usage.table);
-        VmStats { vm: vm.config.name.clone(), counters }
-    }
-}
-
-/// Adds an address space's counters by name.
-fn add_g_stage(to: &mut BTreeMap<String, u64>, c: &mmu::gstage::Counters) {
-    for (name, count) in [
-        ("gstage.anonymous_4k", c.anonymous_4k),
-        ("gstage.anonymous_2m", c.anonymous_2m),
-        ("gstage.mega_denied", c.mega_denied),
-        ("gstage.image_4k", c.image_4k),
-        ("gstage.image_2m", c.image_2m),
-        ("gstage.copies", c.copies),
-        ("gstage.copies_2m", c.copies_2m),
-        ("gstage.splits", c.splits),
-        ("gstage.spurious", c.spurious),
-        ("gstage.denied", c.denied),
-        ("gstage.tables", c.tables),
-    ] {
-        *to.entry(name.to_string()).or_default() += count;
     }
 }

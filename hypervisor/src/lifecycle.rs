@@ -5,10 +5,12 @@
 
 use crate::board;
 use crate::env::Env;
-use crate::gnomon::{Gnomon, GuestMode};
+use crate::gnomon::Gnomon;
+use crate::memory::VmFence;
+use crate::offer::GuestMode;
 use crate::shadow;
 use crate::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Departure, Devices, Memory, Phase, Unreachable, Vm, VmFence};
+use crate::vm::{Departure, Devices, Memory, Phase, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, MmuMode, Segment, VmConfig, default_shadow_bytes};
 use abi::record::{EndReason, Record, VmEnd};
 use alloc::boxed::Box;
@@ -26,9 +28,8 @@ use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 /// Creates the parked vCPUs of every VM and starts those VMs that wait for no other.
 pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
     for vm in &g.vms {
-        let mut parked = vm.parked.lock();
         for vcpu in &vm.vcpus {
-            parked.push(VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
+            g.sched.lock().park(VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
         }
     }
     start(g, g.vms.iter().filter(|vm| turn(vm) == Turn::AtOnce).cloned().collect(), env);
@@ -92,10 +93,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     if let Phase::Leaving(Departure::End(reason)) = &*phase {
         return Err(reason.clone());
     }
-    let first = {
-        let mut parked = vm.parked.lock();
-        parked.iter().position(|run| run.shared.id == 0).map(|at| parked.swap_remove(at))
-    };
+    let first = g.sched.lock().unpark(vm.index, 0);
     let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
     let zero = match g.offer.guest {
@@ -288,11 +286,11 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     shadow::forget(&mut run);
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = {
-        let mut parked = vm.parked.lock();
-        parked.push(run);
+        let mut sched = g.sched.lock();
+        let parked = sched.park(run);
         // Whoever sees it stopped finds it parked.
         shared.hsm.store(hsm::STOPPED, Ordering::Release);
-        parked.len() == vm.vcpus.len()
+        parked == vm.vcpus.len()
     };
     if !all {
         return;

@@ -1,18 +1,20 @@
-//! Who runs where: one round-robin queue for all harts, and a list of those that wait.
+//! Who runs where: one round-robin queue for all harts, and those that wait or are stopped.
 //!
 //! While there are no more started vCPUs than harts, each has a hart to itself, WFI stays in the
 //! guest and no slice ends. Only beyond that (*overcommitted*) do WFI and the slice timer trap.
 
 use crate::vcpu::VcpuRun;
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-/// vCPUs that are not on a hart but could be.
+/// vCPUs that are on no hart.
 #[derive(Default)]
 pub struct Sched {
     ready: VecDeque<Box<VcpuRun>>,
     waiting: Vec<Waiter>,
+    /// Those that are stopped, by VM and vCPU number.
+    parked: BTreeMap<(usize, u32), Box<VcpuRun>>,
     /// vCPUs that are started: ready, waiting or on a hart.
     started: usize,
 }
@@ -54,6 +56,24 @@ impl Sched {
         self.ready.push_back(run);
     }
 
+    /// Keeps a stopped vCPU; returns how many of its VM are stopped now.
+    pub fn park(&mut self, run: Box<VcpuRun>) -> usize {
+        let (vm, id) = (run.shared.vm, run.shared.id);
+        self.parked.insert((vm, id), run);
+        self.parked_count(vm)
+    }
+
+    /// Hands out a stopped vCPU, or `None` if it is not stopped.
+    pub fn unpark(&mut self, vm: usize, vcpu: u32) -> Option<Box<VcpuRun>> {
+        self.parked.remove(&(vm, vcpu))
+    }
+
+    /// vCPUs of a VM that are stopped.
+    #[must_use]
+    pub fn parked_count(&self, vm: usize) -> usize {
+        self.parked.range((vm, 0)..=(vm, u32::MAX)).count()
+    }
+
     /// Lets a vCPU wait for an interrupt, or until host time `until`, watched by `hart`.
     pub fn wait(&mut self, run: Box<VcpuRun>, until: u64, hart: usize) {
         self.waiting.push(Waiter { run, until, hart });
@@ -93,7 +113,7 @@ impl Sched {
         self.waiting.iter().filter(|w| w.hart == hart).map(|w| w.until).min().unwrap_or(u64::MAX)
     }
 
-    /// Takes all vCPUs of a VM that are not on a hart; they are no longer started.
+    /// Takes all vCPUs of a VM that are ready or wait; they are no longer started.
     pub fn remove_vm(&mut self, vm: usize) -> Vec<Box<VcpuRun>> {
         let mut out = Vec::new();
         for _ in 0..self.ready.len() {

@@ -2,8 +2,8 @@
 
 use crate::console::{Command, Left};
 use crate::env::Env;
-use crate::exit::update_uart_line;
 use crate::gnomon::Gnomon;
+use crate::lines;
 use crate::vm::{Devices, Vm};
 use alloc::sync::Arc;
 use spin::MutexGuard;
@@ -36,7 +36,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
                 let vm = Arc::clone(&g.vms[guest]);
                 let mut devices = vm.devices.lock();
                 devices.uart.receive(byte);
-                update_uart_line(g, &vm, devices, env);
+                lines::update_uart(g, &vm, devices, env);
             }
             Some(command) => return Some(command),
             None => {}
@@ -65,7 +65,7 @@ fn has_taker(g: &Gnomon) -> bool {
 /// To be called after a guest's access to its UART: passes its line on, and there may be room for more input.
 pub fn accessed<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
     let has_room = devices.uart.has_room();
-    update_uart_line(g, vm, devices, env);
+    lines::update_uart(g, vm, devices, env);
     if has_room {
         g.console.release_input();
     }

@@ -7,9 +7,11 @@
 use crate::env::Env;
 use crate::exit::{self, Outcome};
 use crate::fetch;
-use crate::gnomon::{Gnomon, Offer};
+use crate::gnomon::Gnomon;
+use crate::memory::VmFence;
+use crate::offer::Offer;
 use crate::vcpu::{NO_ASID, VcpuRun};
-use crate::vm::{Vm, VmFence};
+use crate::vm::Vm;
 use abi::bundle::MmuMode;
 use alloc::format;
 use alloc::sync::Arc;

@@ -8,7 +8,7 @@ use fake::{Event, MEMORY, World, printed, world};
 use hypervisor::board::{PLIC, UART};
 use hypervisor::env::VsTrapRegs;
 use hypervisor::exit::{Outcome, watch};
-use hypervisor::gnomon::{GuestMode, GuestTimer};
+use hypervisor::offer::{GuestMode, GuestTimer};
 use hypervisor::vm::Departure;
 use rv::csr::status;
 use rv::{Addr, Exception, Mode};
@@ -205,7 +205,7 @@ fn uart_input_reaches_the_guest_through_the_plic() {
     let vm = w.run.vm.clone();
     let mut devices = vm.devices.lock();
     devices.uart.receive(b'k');
-    hypervisor::exit::update_uart_line(&w.g, &vm, devices, &mut w.hart);
+    hypervisor::lines::update_uart(&w.g, &vm, devices, &mut w.hart);
     assert!(w.run.shared.external.load(Ordering::SeqCst));
     let claim = PLIC + 0x20_1004;
     assert_eq!(w.exit(LOAD, claim, claim, LW), Outcome::Resume);
@@ -385,7 +385,7 @@ fn no_exit_panics() {
         while let Some(other) = w.g.sched.lock().take() {
             w.g.stopped();
             other.shared.hsm.store(hypervisor::vcpu::hsm::STOPPED, Ordering::SeqCst);
-            w.run.vm.parked.lock().push(other);
+            w.g.sched.lock().park(other);
         }
         w.hart.events.clear();
         printed();

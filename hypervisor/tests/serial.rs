@@ -3,7 +3,7 @@
 mod fake;
 
 use fake::{LISTENS, TYPED, world};
-use hypervisor::gnomon::GuestTimer;
+use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
 use sbi_spec::dbcn;
 

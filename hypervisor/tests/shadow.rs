@@ -194,8 +194,9 @@ fn no_exit_panics() {
                 let value = random();
                 write(&mut w, at, value);
             }
-            let queued = w.g.take_queued(0);
-            w.run.vm.parked.lock().extend(queued);
+            for queued in w.g.take_queued(0) {
+                w.g.sched.lock().park(queued);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Delivery of exceptions to the guest, as hardware would take them.
 
-use super::Outcome;
+use super::outcome::Outcome;
 use crate::env::{Env, VsTrapRegs};
 use crate::vcpu::VcpuRun;
 use rv::csr::status;

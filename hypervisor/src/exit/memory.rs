@@ -1,6 +1,8 @@
 //! Guest physical memory: what is made ready at its first touch, what is not there, and the code at an exit.
 
-use super::{Outcome, inject, mmio};
+use super::inject::inject;
+use super::mmio;
+use super::outcome::Outcome;
 use crate::board::Device;
 use crate::env::Env;
 use crate::fetch;

@@ -1,18 +1,17 @@
 //! Loads and stores that reach a device of the board.
 
-use super::Outcome;
 use super::memory::{deny, fetch, refetch};
+use super::outcome::Outcome;
 use crate::board::Device;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
+use crate::lines;
 use crate::serial;
-use crate::vcpu::{VcpuRun, request};
-use crate::vm::{Devices, Vm};
+use crate::vcpu::VcpuRun;
+use crate::vm::Devices;
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
 use rv::Access;
 use rv::insn::{MemInsn, MemOp};
-use spin::MutexGuard;
 
 /// A load or store that reaches a device of the board.
 pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: Device, env: &mut E) -> Outcome {
@@ -47,7 +46,7 @@ pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, devi
             if !plic_access(run, &mut devices, offset, insn.op) {
                 return deny(run, access, env);
             }
-            update_lines(g, &vm, devices, env);
+            lines::update(g, &vm, devices, env);
         }
     }
     run.shared.counters.faults_mmio.bump();
@@ -92,22 +91,4 @@ fn plic_access(run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp)
         MemOp::Store { rs, .. } => devices.write_plic(offset, run.context.x[usize::from(rs)] as u32),
     }
     true
-}
-
-/// Passes the PLIC's lines to the vCPUs, after an access to it or a change of its inputs.
-pub fn update_lines<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
-    for vcpu in &vm.vcpus {
-        let high = devices.plic.interrupts_hart(vcpu.id);
-        if vcpu.external.swap(high, Ordering::SeqCst) != high {
-            vcpu.counters.inject_external.bump();
-            g.post(vcpu, request::EXTERNAL, env);
-        }
-    }
-}
-
-/// The same after an access to the UART: mostly its line has not changed.
-pub fn update_uart_line<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
-    if devices.pass_line() {
-        update_lines(g, vm, devices, env);
-    }
 }

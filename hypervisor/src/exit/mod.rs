@@ -7,52 +7,22 @@
 mod inject;
 mod memory;
 mod mmio;
+mod outcome;
 pub mod watch;
 
 pub use inject::{enter_trap, inject};
 pub(crate) use memory::outside_ram;
-pub use mmio::{update_lines, update_uart_line};
+pub use outcome::Outcome;
 
 use crate::env::Env;
-use crate::gnomon::{Gnomon, GuestMode};
+use crate::gnomon::Gnomon;
+use crate::offer::GuestMode;
 use crate::sbi;
 use crate::shadow;
 use crate::vcpu::VcpuRun;
-use crate::vm::Departure;
-use abi::record::EndReason;
 use alloc::format;
-use alloc::string::String;
 use memory::guest_page_fault;
 use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
-
-/// How a vCPU goes on after an exit.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
-    /// In the guest, at `context.pc`.
-    Resume,
-    /// Gnomon's timer is due: slices, deadlines.
-    Timer,
-    /// Another hart wants this one to look at what was posted.
-    Kicked,
-    /// A device of the host wants attention.
-    External,
-    /// It waits for an interrupt.
-    Wait,
-    /// It waits for a store of another hart: it may as well let others run.
-    Yield,
-    /// It stops (SBI hart_stop).
-    Stop,
-    /// Its VM ends or starts over.
-    Depart(Departure),
-}
-
-impl Outcome {
-    /// The guest did what nobody can answer.
-    #[must_use]
-    pub fn kill(message: String) -> Self {
-        Outcome::Depart(Departure::End(EndReason::Killed { message }))
-    }
-}
 
 /// Handles an exit of the vCPU loaded on this hart.
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {

@@ -1,6 +1,6 @@
 //! The base extension (SBI 2.0, chapter 4).
 
-use super::{Args, Error, Reply};
+use super::encoding::{Args, Error, Reply};
 use sbi_spec::base::{self, UNAVAILABLE_EXTENSION, Version};
 use sbi_spec::{dbcn, hsm, rfnc, spi, srst, time};
 

@@ -1,6 +1,6 @@
 //! The debug console (SBI 2.0, chapter 12).
 
-use super::{Answer, Args, Error, Reply};
+use super::encoding::{Answer, Args, Error, Reply};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::serial;

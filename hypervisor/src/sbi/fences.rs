@@ -1,7 +1,7 @@
 //! RFENCE (SBI 2.0, chapter 8). A call returns when no target can use a translation, or an
 //! instruction, from before it: those in the guest have left it, and all fence before they enter.
 
-use super::{Args, Error, Reply, targets};
+use super::encoding::{Args, Error, Reply, targets};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::harts;

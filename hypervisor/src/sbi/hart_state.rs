@@ -1,6 +1,6 @@
 //! HSM (SBI 2.0, chapter 9): vCPUs start, stop and rest.
 
-use super::{Answer, Args, Error, Reply, answer};
+use super::encoding::{Answer, Args, Error, Reply, answer};
 use crate::env::Env;
 use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
@@ -51,12 +51,9 @@ fn start<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
     if *phase != Phase::Running {
         return Err(Error::Failed);
     }
-    let mut target = {
-        let mut parked = run.vm.parked.lock();
-        // Stopped, but its hart has not given it up yet (or another start was faster).
-        let at = parked.iter().position(|p| u64::from(p.shared.id) == hart).ok_or(Error::AlreadyAvailable)?;
-        parked.swap_remove(at)
-    };
+    // Stopped, but its hart has not given it up yet (or another start was faster).
+    let target = g.sched.lock().unpark(run.vm.index, vcpu.id);
+    let mut target = target.ok_or(Error::AlreadyAvailable)?;
     target.reset(pc, opaque);
     target.shared.hsm.store(hsm::STARTED, Ordering::Release);
     g.start(target, env);

@@ -3,50 +3,22 @@
 
 mod base;
 mod console;
+mod encoding;
 mod fences;
 mod hart_state;
 
+pub use encoding::Error;
+
 use crate::env::Env;
 use crate::exit::Outcome;
-use crate::gnomon::{Gnomon, GuestTimer};
-use crate::vcpu::{Vcpu, VcpuRun, request};
+use crate::gnomon::Gnomon;
+use crate::offer::GuestTimer;
+use crate::vcpu::{VcpuRun, request};
 use crate::vm::Departure;
 use abi::record::EndReason;
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
+use encoding::{Answer, Args, Reply, answer, targets};
 use sbi_spec::{base as spec_base, dbcn, hsm, rfnc, spi, srst, time};
-
-/// SBI error codes (SBI 2.0, table 1).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(i64)]
-pub enum Error {
-    /// SBI_ERR_FAILED.
-    Failed = -1,
-    /// SBI_ERR_NOT_SUPPORTED.
-    NotSupported = -2,
-    /// SBI_ERR_INVALID_PARAM.
-    InvalidParam = -3,
-    /// SBI_ERR_INVALID_ADDRESS.
-    InvalidAddress = -5,
-    /// SBI_ERR_ALREADY_AVAILABLE.
-    AlreadyAvailable = -6,
-}
-
-/// What a call returns to the guest: a value, or an error.
-type Reply = Result<u64, Error>;
-
-/// How a call goes on.
-enum Answer {
-    /// With a reply.
-    Reply(Reply),
-    /// With something else; what is to be said to the guest has been said.
-    Outcome(Outcome),
-    /// It cannot be done now: the guest makes the same call again.
-    Again,
-}
-
-/// The arguments a0 to a5 of a call.
-type Args = [u64; 6];
 
 /// Handles an SBI call of the loaded vCPU; `pc` is already past the `ecall`.
 pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
@@ -109,15 +81,6 @@ fn again(run: &mut VcpuRun) -> Outcome {
     Outcome::Yield
 }
 
-fn answer(run: &mut VcpuRun, reply: Reply) {
-    let (error, value) = match reply {
-        Ok(value) => (0, value),
-        Err(e) => (e as i64 as u64, 0),
-    };
-    run.context.x[10] = error;
-    run.context.x[11] = value;
-}
-
 /// TIME: the deadline in guest time; an earlier interrupt is withdrawn.
 fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, deadline: u64, env: &mut E) -> Reply {
     if function != time::SET_TIMER {
@@ -132,24 +95,6 @@ fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, deadline: u
         }
     }
     Ok(0)
-}
-
-/// The vCPUs that a hart mask names; an error if it names one that does not exist (SBI 2.0,
-/// chapter 3.1).
-fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
-    let count = run.vm.vcpus.len() as u64;
-    let all = base == u64::MAX;
-    // The mask covers 64 harts from `base`: every bit set must be a hart that exists.
-    let existing = match count.saturating_sub(base) {
-        64.. => u64::MAX,
-        n => (1 << n) - 1,
-    };
-    if !all && mask & !existing != 0 {
-        return Err(Error::InvalidParam);
-    }
-    let named = move |id: &u64| all || id.checked_sub(base).is_some_and(|bit| bit < 64 && mask >> bit & 1 == 1);
-    let vm = Arc::clone(&run.vm);
-    Ok((0..count).filter(named).map(move |id| Arc::clone(&vm.vcpus[id as usize])))
 }
 
 /// IPI: supervisor software interrupts.

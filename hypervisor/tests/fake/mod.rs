@@ -4,10 +4,11 @@
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use hypervisor::console::{Console, Listen, Port};
 use hypervisor::env::{Env, VsTrapRegs};
-use hypervisor::gnomon::{Gnomon, GuestMode, GuestTimer, Offer};
+use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
+use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::VcpuRun;
 use hypervisor::vm::Vm;

@@ -3,7 +3,7 @@
 use super::{GuestHart, with_bank};
 use alloc::string::String;
 use alloc::vec::Vec;
-use hypervisor::gnomon::GuestMode;
+use hypervisor::offer::GuestMode;
 use metal::csr;
 use rv::Format;
 use rv::csr::atp;

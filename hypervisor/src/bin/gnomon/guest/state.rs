@@ -3,7 +3,7 @@
 
 use super::{GuestHart, S_INTERRUPTS, with_bank};
 use crate::seat::Seat;
-use hypervisor::gnomon::{GuestMode, GuestTimer, Offer};
+use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::vcpu::{VcpuRun, VsCsrs};
 use metal::{csr, float, vector};
 use rv::csr::status;

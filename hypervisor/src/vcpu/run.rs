@@ -1,123 +1,17 @@
-//! vCPUs: what others see of one, and what the hart that runs it owns.
+//! What the one that has a vCPU at a time owns of it: a hart, or a queue.
 
-use crate::counters::VcpuCounters;
-use crate::exit::watch::Watch;
+use super::shared::{NOWHERE, Vcpu, hsm, request};
+use super::watch::Watch;
 use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use mmu::shadow::{GuestFence, Root, Views};
+use core::sync::atomic::Ordering;
+use mmu::shadow::{Root, Views};
 use rv::{Context, Exit, FloatState, Mode, VectorCsrs};
-use spin::Mutex;
-
-/// Requests posted to a vCPU: bits of [`Vcpu::posted`].
-pub mod request {
-    /// Raise its software interrupt.
-    pub const SOFTWARE: u32 = 1 << 0;
-    /// Its external interrupt line may have changed: look at [`super::Vcpu::external`].
-    pub const EXTERNAL: u32 = 1 << 1;
-    /// Do the fences in its queue.
-    pub const FENCES: u32 = 1 << 2;
-    /// Do a `fence.i`.
-    pub const FENCE_I: u32 = 1 << 3;
-    /// Its VM ends or restarts: give it back.
-    pub const PARK: u32 = 1 << 4;
-    /// Raise its timer interrupt: its deadline passed while it waited (no Sstc).
-    pub const TIMER: u32 = 1 << 5;
-}
-
-/// SBI HSM states of a vCPU (SBI 2.0, table "HSM Hart States").
-pub mod hsm {
-    /// Running or able to.
-    pub const STARTED: u8 = 0;
-    /// Not started.
-    pub const STOPPED: u8 = 1;
-    /// Stopping, its hart is about to give it up.
-    pub const STOP_PENDING: u8 = 3;
-    /// Waiting, by its own wish.
-    pub const SUSPENDED: u8 = 4;
-}
-
-/// [`Vcpu::hart`] of a vCPU that is on no hart.
-pub const NOWHERE: usize = usize::MAX;
-
-/// [`Vcpu::asid`] of a vCPU that no fence by ASID concerns at once.
-pub const NO_ASID: u32 = u32::MAX;
-
-/// Fences of other vCPUs that wait for the vCPU's next entry. Bounded: too many become one for everything.
-#[derive(Debug, Default)]
-pub struct FenceQueue {
-    fences: Vec<GuestFence>,
-    everything: bool,
-}
-
-impl FenceQueue {
-    const MOST: usize = 16;
-
-    /// Adds a fence.
-    pub fn push(&mut self, fence: GuestFence) {
-        if self.fences.len() == Self::MOST || (fence.range.is_none() && fence.asid.is_none()) {
-            self.everything = true;
-            self.fences.clear();
-        } else if !self.everything {
-            self.fences.push(fence);
-        }
-    }
-
-    /// Takes all: `None` means a fence for everything.
-    pub fn take(&mut self) -> Option<Vec<GuestFence>> {
-        let fences = core::mem::take(&mut self.fences);
-        if core::mem::take(&mut self.everything) { None } else { Some(fences) }
-    }
-}
-
-/// The part of a vCPU that every hart may look at.
-#[derive(Debug)]
-pub struct Vcpu {
-    /// Its VM's number.
-    pub vm: usize,
-    /// Its hart id in the VM.
-    pub id: u32,
-    /// [`request`] bits. Set by anyone, taken by the hart that enters the vCPU.
-    pub posted: AtomicU32,
-    /// The hart it is loaded on, or [`NOWHERE`].
-    pub hart: AtomicUsize,
-    /// Whether it waits for an interrupt, off every hart.
-    pub waiting: AtomicBool,
-    /// The level of its external interrupt line.
-    pub external: AtomicBool,
-    /// On shadow tables: the ASID in its `satp`, or [`NO_ASID`].
-    pub asid: AtomicU32,
-    /// Its [`hsm`] state.
-    pub hsm: AtomicU8,
-    /// Fences to do at the next entry.
-    pub fences: Mutex<FenceQueue>,
-    /// What it did.
-    pub counters: VcpuCounters,
-}
-
-impl Vcpu {
-    /// vCPU `id` of VM `vm`, stopped.
-    #[must_use]
-    pub fn new(vm: usize, id: u32) -> Self {
-        Self {
-            vm,
-            id,
-            posted: AtomicU32::new(0),
-            hart: AtomicUsize::new(NOWHERE),
-            waiting: AtomicBool::new(false),
-            external: AtomicBool::new(false),
-            asid: AtomicU32::new(NO_ASID),
-            hsm: AtomicU8::new(hsm::STOPPED),
-            fences: Mutex::new(FenceQueue::default()),
-            counters: VcpuCounters::default(),
-        }
-    }
-}
 
 /// A guest's supervisor state: the VS-level CSRs and those S-level ones that it has to itself. Where it
-/// runs in S mode ([`crate::gnomon::GuestMode`]) the S-level ones are its own, and hold what the names say
+/// runs in S mode ([`crate::offer::GuestMode`]) the S-level ones are its own, and hold what the names say
 /// here. They stay in the hart between exits and are swapped with the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VsCsrs {
@@ -254,25 +148,5 @@ impl VcpuRun {
         // Whatever was asked of an earlier life is moot; the external line is not of the vCPU.
         self.shared.posted.store(request::EXTERNAL | request::FENCE_I, Ordering::Release);
         let _ = self.shared.fences.lock().take();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rv::Addr;
-
-    #[test]
-    fn too_many_fences_become_one() {
-        let page = |n: u64| GuestFence { range: Some((Addr::new(n << 12), 4096)), asid: None };
-        let mut queue = FenceQueue::default();
-        (0..16).for_each(|n| queue.push(page(n)));
-        assert_eq!(queue.take().map(|f| f.len()), Some(16));
-        (0..17).for_each(|n| queue.push(page(n)));
-        queue.push(page(1));
-        assert_eq!(queue.take(), None);
-        assert_eq!(queue.take(), Some(Vec::new()));
-        queue.push(GuestFence { range: None, asid: None });
-        assert_eq!(queue.take(), None);
     }
 }

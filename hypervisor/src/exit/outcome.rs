@@ -1,0 +1,34 @@
+//! What an exit comes to.
+
+use crate::vm::Departure;
+use abi::record::EndReason;
+use alloc::string::String;
+
+/// How a vCPU goes on after an exit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// In the guest, at `context.pc`.
+    Resume,
+    /// Gnomon's timer is due: slices, deadlines.
+    Timer,
+    /// Another hart wants this one to look at what was posted.
+    Kicked,
+    /// A device of the host wants attention.
+    External,
+    /// It waits for an interrupt.
+    Wait,
+    /// It waits for a store of another hart: it may as well let others run.
+    Yield,
+    /// It stops (SBI hart_stop).
+    Stop,
+    /// Its VM ends or starts over.
+    Depart(Departure),
+}
+
+impl Outcome {
+    /// The guest did what nobody can answer.
+    #[must_use]
+    pub fn kill(message: String) -> Self {
+        Outcome::Depart(Departure::End(EndReason::Killed { message }))
+    }
+}

@@ -1,0 +1,48 @@
+//! What the machine offers to guests.
+
+use crate::isa::Isa;
+use alloc::string::String;
+use alloc::vec::Vec;
+use rv::Format;
+
+/// What a guest's timer rests on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuestTimer {
+    /// Sstc: the guest has a comparator of its own.
+    Sstc,
+    /// SBI calls, and Gnomon's timer.
+    Sbi,
+}
+
+/// Where a guest's kernel runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuestMode {
+    /// VS mode, on harts with the H extension.
+    Virtual,
+    /// S mode itself, on harts without: in the firmware seat, with `mstatus.TVM` set.
+    Supervisor,
+}
+
+/// What the machine offers to guests; the same on every hart.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Where guests' kernels run.
+    pub guest: GuestMode,
+    /// The G-stage format in use. Without the H extension no hart walks it: such tables are what
+    /// shadow tables are made from.
+    pub g_format: &'static Format,
+    /// The formats that a guest's root register takes (`vsatp`; in S mode `satp`), the smallest first.
+    pub formats: Vec<&'static Format>,
+    /// Extensions that guests are told of, their own MMU's apart ([`Isa::with_mmu`]).
+    pub isa: Isa,
+    /// Whether hardware can set A and D for guests behind a G-stage.
+    pub nested_svadu: bool,
+    /// `mmu-type` of guests' cpu nodes.
+    pub mmu_type: String,
+    /// Guests' timers.
+    pub timer: GuestTimer,
+    /// Bytes in a vector register, 0 without V.
+    pub vlenb: usize,
+    /// Ticks of `time` in a second.
+    pub timebase: u64,
+}

@@ -1,0 +1,65 @@
+//! How calls are encoded (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
+
+use crate::exit::Outcome;
+use crate::vcpu::{Vcpu, VcpuRun};
+use alloc::sync::Arc;
+
+/// SBI error codes (SBI 2.0, table 1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i64)]
+pub enum Error {
+    /// SBI_ERR_FAILED.
+    Failed = -1,
+    /// SBI_ERR_NOT_SUPPORTED.
+    NotSupported = -2,
+    /// SBI_ERR_INVALID_PARAM.
+    InvalidParam = -3,
+    /// SBI_ERR_INVALID_ADDRESS.
+    InvalidAddress = -5,
+    /// SBI_ERR_ALREADY_AVAILABLE.
+    AlreadyAvailable = -6,
+}
+
+/// What a call returns to the guest: a value, or an error.
+pub(super) type Reply = Result<u64, Error>;
+
+/// How a call goes on.
+pub(super) enum Answer {
+    /// With a reply.
+    Reply(Reply),
+    /// With something else; what is to be said to the guest has been said.
+    Outcome(Outcome),
+    /// It cannot be done now: the guest makes the same call again.
+    Again,
+}
+
+/// The arguments a0 to a5 of a call.
+pub(super) type Args = [u64; 6];
+
+/// Says it to the guest.
+pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
+    let (error, value) = match reply {
+        Ok(value) => (0, value),
+        Err(e) => (e as i64 as u64, 0),
+    };
+    run.context.x[10] = error;
+    run.context.x[11] = value;
+}
+
+/// The vCPUs that a hart mask names; an error if it names one that does not exist (SBI 2.0,
+/// chapter 3.1).
+pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
+    let count = run.vm.vcpus.len() as u64;
+    let all = base == u64::MAX;
+    // The mask covers 64 harts from `base`: every bit set must be a hart that exists.
+    let existing = match count.saturating_sub(base) {
+        64.. => u64::MAX,
+        n => (1 << n) - 1,
+    };
+    if !all && mask & !existing != 0 {
+        return Err(Error::InvalidParam);
+    }
+    let named = move |id: &u64| all || id.checked_sub(base).is_some_and(|bit| bit < 64 && mask >> bit & 1 == 1);
+    let vm = Arc::clone(&run.vm);
+    Ok((0..count).filter(named).map(move |id| Arc::clone(&vm.vcpus[id as usize])))
+}

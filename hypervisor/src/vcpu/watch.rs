@@ -1,0 +1,44 @@
+//! What looks at a vCPU know of each other ([`crate::exit::watch`]).
+
+use crate::env::VsTrapRegs;
+
+/// When a vCPU is looked at next, and what the last look found.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Watch {
+    due: u64,
+    last: Option<Stuck>,
+}
+
+/// The state of a vCPU that seems to be stuck: all of it that a kernel's progress would change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stuck {
+    /// The integer registers.
+    pub registers: [u64; 32],
+    /// The trap registers.
+    pub trap: VsTrapRegs,
+}
+
+impl Watch {
+    /// Host time of the next look.
+    #[must_use]
+    pub const fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner
+    /// than in `least` ticks, so that it runs between two looks.
+    pub fn load(&mut self, now: u64, interval: u64, least: u64) {
+        self.due = if self.due == 0 { now.saturating_add(interval) } else { self.due.max(now.saturating_add(least)) };
+    }
+
+    /// A look has found that, and the next comes at host time `due`. Says whether the look before found the same.
+    pub fn looked(&mut self, found: Option<Stuck>, due: u64) -> bool {
+        self.due = due;
+        let is_proof = found.is_some() && found == self.last;
+        // All but never is there anything to write down.
+        if found.is_some() || self.last.is_some() {
+            self.last = found;
+        }
+        is_proof
+    }
+}
