@@ -87,9 +87,9 @@ fn intc_phandle(hart: u32) -> u32 {
     2 + hart
 }
 
-/// The flattened device tree of a VM. `is_shadow`: its memory is shadowed.
+/// The flattened device tree of a VM whose harts have that `isa`.
 #[must_use]
-pub fn device_tree(config: &VmConfig, offer: &Offer, is_shadow: bool) -> Vec<u8> {
+pub fn device_tree(config: &VmConfig, offer: &Offer, isa: &Isa) -> Vec<u8> {
     let mut tree = DeviceTree::new();
     let root = &mut tree.root;
     for property in [
@@ -115,10 +115,7 @@ pub fn device_tree(config: &VmConfig, offer: &Offer, is_shadow: bool) -> Vec<u8>
         format!("memory@{GUEST_RAM_BASE:x}"),
         [text("device_type", "memory"), wide("reg", &[GUEST_RAM_BASE, config.memory_bytes])],
     ));
-    // Behind a G-stage it is known where the hart lets Gnomon choose (`henvcfg.ADUE`).
-    let svadu = (is_shadow || offer.nested_svadu).then_some(config.svadu);
-    let isa = offer.isa.with_mmu(is_shadow, config.svvptc, svadu);
-    root.add_child(cpus(config.vcpus, offer, &isa));
+    root.add_child(cpus(config.vcpus, offer, isa));
     root.add_child(soc(config.vcpus));
     tree.to_dtb()
 }
@@ -246,7 +243,7 @@ mod tests {
 
     #[test]
     fn our_own_reader_understands_the_tree() {
-        let tree = device_tree(&config(3), &offer(), false);
+        let tree = device_tree(&config(3), &offer(), &offer().isa);
         assert!(tree.len() < TREE_BYTES as usize);
         let machine = Machine::parse(&tree).unwrap();
         assert_eq!(machine.harts.len(), 3);
@@ -261,7 +258,7 @@ mod tests {
     fn the_largest_tree_fits() {
         let mut config = config(abi::bundle::MAX_VCPUS);
         config.bootargs = "x".repeat(2048);
-        assert!(device_tree(&config, &offer(), false).len() < TREE_BYTES as usize);
+        assert!(device_tree(&config, &offer(), &offer().isa).len() < TREE_BYTES as usize);
     }
 
     #[test]

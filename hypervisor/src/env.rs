@@ -1,24 +1,9 @@
 //! What the exit path needs from the hart it runs on. The binary implements it with instructions,
 //! tests with plain data.
 
+use crate::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::shadow::Root;
-use rv::{Addr, FenceScope, Format, Gpa, Gva, Mode, PhysMem};
-
-/// The registers that a trap into the guest changes, and those it depends on: VS-level ones, or, where
-/// the guest runs in S mode ([`crate::offer::GuestMode`]), the S-level ones themselves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct VsTrapRegs {
-    /// `vsstatus`.
-    pub vsstatus: u64,
-    /// `vstvec`.
-    pub vstvec: u64,
-    /// `vsepc`.
-    pub vsepc: u64,
-    /// `vscause`.
-    pub vscause: u64,
-    /// `vstval`.
-    pub vstval: u64,
-}
+use rv::{Addr, Asid, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
 pub trait Env {
@@ -52,15 +37,21 @@ pub trait Env {
     fn set_guest_deadline(&mut self, deadline: u64);
     /// Makes `hart` leave its guest, or its wait.
     fn send_ipi(&mut self, hart: usize);
-    /// Removes G-stage translations of VM number `vm` from this hart's TLB.
-    fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>);
+    /// Prepares for a vCPU whose guest's own tables translate, behind its VM's G-stage table at `table`; and loads its
+    /// `vsatp`. Nothing that is not this vCPU's stays in the TLB under its tags.
+    fn load_two_stage(&mut self, run: &VcpuRun, table: Pfn<Hpa>);
+    /// Prepares for a vCPU that shadow tables alone translate: what its guest does with `satp`, fences and page faults comes
+    /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded.
+    fn load_shadow(&mut self, run: &VcpuRun);
     /// Gives the loaded vCPU, of VM number `vm`, this shadow root. `forget`: what this hart remembers of the root is
     /// out of date.
     fn load_root(&mut self, vm: usize, root: &Root, forget: bool);
-    /// Removes translations of the loaded vCPU's guest from this hart's TLB: those of one page or all, of all its
-    /// roots.
-    fn fence_guest(&mut self, page: Option<Addr<Gva>>);
-    /// Removes those of its present root.
+    /// Removes G-stage translations of VM number `vm` from this hart's TLB.
+    fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>);
+    /// Removes translations of the loaded vCPU's guest from this hart's TLB: those of one page or all, of one ASID of the
+    /// hart's own or all.
+    fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>);
+    /// Removes those of its present shadow root.
     fn fence_guest_root(&mut self);
     /// The address of the lane's jump table for roots of `format`.
     fn lane_table(&self, format: &Format) -> u64;

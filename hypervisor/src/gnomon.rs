@@ -3,11 +3,10 @@
 use crate::console::Console;
 use crate::env::Env;
 use crate::harts::HartShared;
-use crate::offer::{GuestMode, Offer};
+use crate::offer::Offer;
 use crate::sched::Sched;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
 use crate::vm::Vm;
-use abi::bundle::{MmuMode, VmConfig};
 use abi::record::Record;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -40,15 +39,6 @@ pub struct Gnomon {
 }
 
 impl Gnomon {
-    /// How a VM's memory is virtualized: as it asks for, or else as suits the harts best.
-    #[must_use]
-    pub fn mode(&self, config: &VmConfig) -> MmuMode {
-        config.mmu.unwrap_or(match self.offer.guest {
-            GuestMode::Virtual => MmuMode::Nested,
-            GuestMode::Supervisor => MmuMode::Lazy,
-        })
-    }
-
     /// Host RAM, for questions; to take from it, ask a hart's [`HartShared::frames`].
     #[must_use]
     pub fn frames(&self) -> &Frames {

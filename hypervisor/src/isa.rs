@@ -18,7 +18,7 @@ pub struct Isa {
 /// Extensions that work in a guest as they do on the hart, with nothing for the hypervisor to do
 /// beyond what it does. Anything not listed is withheld: a guest is never promised a feature that
 /// was not thought about. Left out on purpose: `h` (no nested guests yet), `svadu` (on request only:
-/// [`Isa::with_mmu`]), `smaia`/`ssaia`, `sscofpmf`
+/// [`Isa::with_svadu`]), `smaia`/`ssaia`, `sscofpmf`
 /// (no PMU is offered), `smstateen`, `zkr` and with it `zk` (no guest can reach the `seed` CSR), `q`
 /// (only the D registers are saved), and `svpbmt` (an uncached alias would show what an earlier owner
 /// left in memory behind the caches).
@@ -98,30 +98,33 @@ impl Isa {
         Isa { names: names.cloned().collect(), ..self.clone() }
     }
 
-    /// What a guest is told about its MMU, in the place of what the hart has. On shadow tables the MMU is
-    /// Gnomon's: it knows neither Svnapot nor Svpbmt, and Svvptc needs nothing of the hart's, because an access that
-    /// finds an entry invalid looks again. `svvptc` is whether the guest may know. `svadu` is who sets A and D: the
-    /// hardware, or the guest; `None` if that is the hart's to say.
+    /// What a guest on shadow tables is told about its MMU, in the place of what the hart has. The MMU is Gnomon's: it
+    /// knows neither Svnapot nor Svpbmt, and Svvptc needs nothing of the hart's, because an access that finds an entry
+    /// invalid looks again. `svvptc` is whether the guest may know.
     #[must_use]
-    pub fn with_mmu(&self, is_shadow: bool, svvptc: bool, svadu: Option<bool>) -> Isa {
+    pub fn shadowed(&self, svvptc: bool) -> Isa {
         let mut isa = self.clone();
-        let mut set = |name: &str, has| {
-            if has {
-                isa.names.insert(name.to_string());
-            } else {
-                isa.names.remove(name);
-            }
-        };
-        if is_shadow {
-            set("svnapot", false);
-            set("svvptc", svvptc);
-        }
-        // Nobody can ask for the other: SBI FWFT is not offered.
-        if let Some(svadu) = svadu {
-            set("svade", !svadu);
-            set("svadu", svadu);
-        }
+        isa.set("svnapot", false);
+        isa.set("svvptc", svvptc);
         isa
+    }
+
+    /// The same where Gnomon says who sets A and D: the hardware (`svadu`), or the guest. Nobody can ask for the other: SBI
+    /// FWFT is not offered.
+    #[must_use]
+    pub fn with_svadu(&self, svadu: bool) -> Isa {
+        let mut isa = self.clone();
+        isa.set("svade", !svadu);
+        isa.set("svadu", svadu);
+        isa
+    }
+
+    fn set(&mut self, name: &str, has: bool) {
+        if has {
+            self.names.insert(name.to_string());
+        } else {
+            self.names.remove(name);
+        }
     }
 
     /// The names in canonical order: `i`, the other single letters, then `z…`, then `s…`.

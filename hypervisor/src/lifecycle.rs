@@ -6,23 +6,19 @@
 use crate::board;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
-use crate::memory::VmFence;
 use crate::offer::GuestMode;
-use crate::shadow;
 use crate::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Departure, Devices, Memory, Phase, Unreachable, Vm};
-use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, MmuMode, Segment, VmConfig, default_shadow_bytes};
+use crate::vm::{Departure, Devices, Memory, Phase, Vm};
+use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
 use abi::record::{EndReason, Record, VmEnd};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::Owner;
-use mmu::gstage::{AddressSpace, Images, Object, Policy, Prot, Region, Superpages};
-use mmu::shadow::{Config as Shadowing, Shadow};
-use mmu::walk::AdPolicy;
+use mmu::gstage::{AddressSpace, Object, Policy, Prot, Region, Superpages};
 use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 
 /// Creates the parked vCPUs of every VM and starts those VMs that wait for no other.
@@ -77,13 +73,12 @@ fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
     *vm.devices.lock() = Devices::new(vm.config.vcpus);
     g.console.release_input();
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
-    let is_shadow = g.mode(&vm.config) != MmuMode::Nested;
-    let tree = board::device_tree(&vm.config, &g.offer, is_shadow);
+    let tree = board::device_tree(&vm.config, &g.offer, &vm.translation.isa(&vm.config, &g.offer));
     let at = board::tree_address(vm.config.memory_bytes);
     if tree.len() as u64 > board::TREE_BYTES {
         return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));
     }
-    vm.write(g, Addr::new(at), &tree, env).map_err(|e| format!("no memory for its device tree: {}", describe(e)))
+    vm.write(g, Addr::new(at), &tree, env).map_err(|e| format!("no memory for its device tree: {e}"))
 }
 
 /// Starts the first vCPU, unless the VM's end was asked for while it was built.
@@ -110,24 +105,14 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
 
 /// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse
 /// regions, and its shadow tables. Documented in `docs/memory.md`.
-fn frame_limit(config: &VmConfig, shadow_pages: Option<u32>) -> u64 {
+fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
     let ram = config.memory_bytes / PAGE_BYTES;
-    ram + ram / 256 + 64 + shadow_pages.map_or(0, |pages| Shadowing::frames(pages, ram))
-}
-
-/// Most shadow pages of a VM.
-fn shadow_pages(config: &VmConfig) -> Result<u32, String> {
-    let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
-    let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
-    if bytes < least {
-        return Err(format!("{bytes} bytes for its shadow tables: at least {least} are needed for its vCPUs"));
-    }
-    Ok((bytes / Shadowing::BYTES_EACH).min(Shadowing::MOST_PAGES.into()) as u32)
+    ram + ram / 256 + 64 + table_frames
 }
 
 /// Says how the VM's memory is virtualized, and who chose.
 fn announce(g: &Gnomon, vm: &Vm) {
-    let mode = g.mode(&vm.config);
+    let mode = g.offer.mode(vm.config.mmu);
     let who = match (vm.config.mmu, g.offer.guest) {
         (Some(_), _) => "",
         (None, GuestMode::Virtual) => ", the default with the H extension",
@@ -136,60 +121,25 @@ fn announce(g: &Gnomon, vm: &Vm) {
     g.console.say(&format!("{}: mmu = {mode}{who}", vm.config.name));
 }
 
-/// Whether this machine can host the VM's memory in that mode; a message if not.
-fn check_memory(g: &Gnomon, config: &VmConfig, mode: MmuMode) -> Result<(), String> {
-    let memory = config.memory_bytes;
-    if mode == MmuMode::Nested && g.offer.guest == GuestMode::Supervisor {
-        let modes = "use mmu = shadow, unsync or lazy instead";
-        return Err(format!("mmu = nested needs the H extension, which this machine's harts lack: {modes}"));
-    }
-    if mode == MmuMode::Nested && config.svadu && !g.offer.nested_svadu {
-        let modes = "use mmu = shadow, unsync or lazy, or leave svadu off";
-        return Err(format!("svadu with mmu = nested needs harts and firmware that grant it (henvcfg.ADUE): {modes}"));
-    }
-    if memory < board::LEAST_RAM || !memory.is_multiple_of(PAGE_BYTES) {
-        return Err(format!("{memory} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
-    }
-    // On shadow tables, a guest without paging runs on an identity map in the lower half of Sv39.
-    let (name, bits) = match mode {
-        MmuMode::Nested => (g.offer.g_format.name, g.offer.g_format.input_bits()),
-        MmuMode::Shadow | MmuMode::Unsync | MmuMode::Lazy => ("an identity map in Sv39", 38),
-    };
-    if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
-        return Err(format!("{memory} bytes of memory do not fit {name}"));
-    }
-    Ok(())
-}
-
 fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, String> {
-    let config = &vm.config;
+    let (config, translation) = (&vm.config, vm.translation);
     // The bundle's promises are checked here, where they are used.
-    let mode = g.mode(config);
-    check_memory(g, config, mode)?;
-    let shadowing = match shadow::upkeep(mode) {
-        Some(upkeep) => Some((upkeep, shadow_pages(config)?)),
-        None => None,
-    };
+    let bytes = config.memory_bytes;
+    if bytes < board::LEAST_RAM || !bytes.is_multiple_of(PAGE_BYTES) {
+        return Err(format!("{bytes} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
+    }
+    translation.check(config, &g.offer)?;
     let owner = Owner::Vm(vm.index as u16);
     let policy = Policy {
         superpages: if config.superpages { Superpages::Mega } else { Superpages::Never },
-        // Hardware that sets A and D in a guest's table does not ask the G-stage everywhere.
-        images: if config.svadu && shadowing.is_none() { Images::Private } else { Images::Shared },
+        images: translation.images(config),
     };
     let mut mem = env.mem();
     let frames = &g.harts[env.hart()].frames;
-    frames.set_limit(owner, frame_limit(config, shadowing.map(|(_, pages)| pages)));
+    frames.set_limit(owner, frame_limit(config, translation.table_frames(config)?));
     let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
     let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
-    let built = add_regions(&mut space, g, config).and_then(|()| {
-        let Some((upkeep, pages)) = shadowing else { return Ok(None) };
-        let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
-        let first_serial = vm.past.lock().serials;
-        let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
-        Shadow::new(Shadowing { upkeep, ad, pages, first_serial }, owner, ram, frames, &mut mem)
-            .map(Some)
-            .map_err(|e| format!("no memory for its shadow tables: {e}"))
-    });
+    let built = add_regions(&mut space, g, config).and_then(|()| translation.build(vm, (owner, frames), &mut mem));
     match built {
         Ok(shadow) => Ok(Memory { space, shadow }),
         Err(message) => {
@@ -246,15 +196,6 @@ fn segment_span(segment: &Segment, from: u64, to: u64, bundle_bytes: u64) -> Res
     Ok((*gpa, end))
 }
 
-fn describe(e: Unreachable) -> String {
-    match e {
-        Unreachable::Hole => "no memory there".into(),
-        Unreachable::Denied => "the memory there is protected".into(),
-        Unreachable::OutOfFrames(e) => e.to_string(),
-        Unreachable::Gone => "the VM has ended".into(),
-    }
-}
-
 /// Begins the end of a VM, or its restart. Its vCPUs leave their harts soon; the caller parks its
 /// own. Of several wishes the first counts, but an end overrides a restart that is not yet done.
 pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut E) {
@@ -283,7 +224,7 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
 
 /// Parks a vCPU: it is on no hart and not started.
 pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
-    shadow::forget(&mut run);
+    run.vm.translation.forget(&mut run);
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = {
         let mut sched = g.sched.lock();
@@ -320,22 +261,9 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
 
 /// Takes a VM's memory away. None of its vCPUs is on a hart.
 fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
-    let Some(Memory { space, shadow }) = vm.memory.lock().take() else { return };
-    let mut past = vm.past.lock();
-    past.space += *space.counters();
-    if let Some(shadow) = &shadow {
-        past.shadow += *shadow.counters();
-        past.serials = shadow.next_serial();
-    }
-    drop(past);
-    let stale = space.destroy(&env.mem());
-    // TLBs still hold the VM's translations: the fence makes every hart forget them before it
-    // enters this VM again, and nobody else's VMID reaches them.
-    let retired = stale.fence(&mut VmFence { g, vm, env });
-    let frames = &g.harts[env.hart()].frames;
-    retired.release(frames);
-    if let Some(shadow) = shadow {
-        shadow.destroy(frames);
+    let memory = vm.memory.lock().take();
+    if let Some(memory) = memory {
+        vm.translation.tear_down(g, vm, memory, env);
     }
 }
 

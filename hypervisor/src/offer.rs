@@ -1,6 +1,7 @@
 //! What the machine offers to guests.
 
 use crate::isa::Isa;
+use abi::bundle::MmuMode;
 use alloc::string::String;
 use alloc::vec::Vec;
 use rv::Format;
@@ -33,7 +34,7 @@ pub struct Offer {
     pub g_format: &'static Format,
     /// The formats that a guest's root register takes (`vsatp`; in S mode `satp`), the smallest first.
     pub formats: Vec<&'static Format>,
-    /// Extensions that guests are told of, their own MMU's apart ([`Isa::with_mmu`]).
+    /// Extensions that guests are told of, their own MMU's apart (`Translation::isa`).
     pub isa: Isa,
     /// Whether hardware can set A and D for guests behind a G-stage.
     pub nested_svadu: bool,
@@ -45,4 +46,15 @@ pub struct Offer {
     pub vlenb: usize,
     /// Ticks of `time` in a second.
     pub timebase: u64,
+}
+
+impl Offer {
+    /// How memory is virtualized for a VM that asks for this: so, or else as suits the harts best.
+    #[must_use]
+    pub fn mode(&self, asked: Option<MmuMode>) -> MmuMode {
+        asked.unwrap_or(match self.guest {
+            GuestMode::Virtual => MmuMode::Nested,
+            GuestMode::Supervisor => MmuMode::Lazy,
+        })
+    }
 }

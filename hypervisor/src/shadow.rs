@@ -5,33 +5,26 @@
 //! G-stage behind it, Bare would be all of memory (limits.md, F5).
 
 use crate::env::Env;
-use crate::exit::{self, Outcome};
+use crate::exit::{Faulted, Outcome};
 use crate::fetch;
 use crate::gnomon::Gnomon;
-use crate::memory::VmFence;
+use crate::isa::Isa;
 use crate::offer::Offer;
-use crate::vcpu::{NO_ASID, VcpuRun};
-use crate::vm::Vm;
-use abi::bundle::MmuMode;
+use crate::shootdown::shoot_down;
+use crate::vcpu::{NO_ASID, Vcpu, VcpuRun};
+use crate::vm::{Memory, Unreachable, Vm};
+use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::gstage::{ResolveError, Unresolved, with_ready};
-use mmu::shadow::{Answer, GuestFence, Host, Paging, Shadow, Upkeep, Wrote};
+use mmu::frames::{Frames, Owner};
+use mmu::gstage::{Ready, Unresolved, with_ready};
+use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Shadow, Upkeep, Wrote};
+use mmu::walk::AdPolicy;
 use rv::csr::{atp, status};
 use rv::insn::WordStore;
-use rv::{Access, Addr, Asid, Mode, PAGE_BYTES, Pfn, Request};
-
-/// How shadow tables are kept in step in each of the modes; `None` for two-stage tables.
-#[must_use]
-pub const fn upkeep(mode: MmuMode) -> Option<Upkeep> {
-    match mode {
-        MmuMode::Nested => None,
-        MmuMode::Shadow => Some(Upkeep::Shadow),
-        MmuMode::Unsync => Some(Upkeep::Unsync),
-        MmuMode::Lazy => Some(Upkeep::Lazy),
-    }
-}
+use rv::{Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request};
 
 /// What a guest's `satp` says.
 fn decode(satp: u64, offer: &Offer) -> (Paging, Asid) {
@@ -43,46 +36,111 @@ fn decode(satp: u64, offer: &Offer) -> (Paging, Asid) {
     }
 }
 
-impl Vm {
-    /// Lends the VM's engine, and what it needs, for an attempt, or for several where 2 MiB are to be made ready first.
-    ///
-    /// # Errors
-    /// The attempt's.
-    ///
-    /// # Panics
-    /// If it has none: it is not shadowed, or has lost its memory while one of its vCPUs was on a hart.
-    fn with_shadow<E: Env, R>(
-        &self,
-        g: &Gnomon,
-        env: &mut E,
-        mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, VmFence<'_, E>>) -> Result<R, Unresolved>,
-    ) -> Result<R, ResolveError> {
-        let frames = &g.harts[env.hart()].frames;
-        with_ready(frames, &mut env.mem(), |ready, mem| {
-            let mut guard = self.memory.lock();
-            let Some((space, shadow)) = guard.as_mut().and_then(|m| Some((&mut m.space, m.shadow.as_mut()?))) else {
-                unreachable!("{} has no shadow tables, but a vCPU that runs on some", self.config.name)
-            };
-            let mut hw = VmFence { g, vm: self, env };
-            attempt(shadow, &mut Host::new(space, (frames, ready), mem, &mut hw))
-        })
+/// Lends the VM's engine and what it needs, under the VM's lock. `None` if the VM has no memory any more.
+fn lend<E: Env, R>(
+    (g, vm): (&Gnomon, &Vm),
+    from: (&Frames, &mut Ready),
+    mem: &mut E::Mem,
+    env: &mut E,
+    to: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> R,
+) -> Option<R> {
+    let mut guard = vm.memory.lock();
+    let Memory { space, shadow } = guard.as_mut()?;
+    let mut hw = ShadowFence { g, vm, env };
+    Some(to(shadow.as_mut()?, &mut Host::new(space, from, mem, &mut hw)))
+}
+
+/// The same for what takes memory: for an attempt, or for several where 2 MiB are to be made ready first.
+fn with_memory<E: Env, R>(
+    g: &Gnomon,
+    vm: &Vm,
+    env: &mut E,
+    mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> Result<R, Unresolved>,
+) -> Result<R, Unreachable> {
+    let frames = &g.harts[env.hart()].frames;
+    with_ready(frames, &mut env.mem(), |ready, mem| {
+        let attempted = lend((g, vm), (frames, ready), mem, env, &mut attempt);
+        let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
+        attempted.map_err(|unresolved| unresolved.map(Unreachable::from))
+    })
+}
+
+/// Most shadow pages of a VM.
+fn pages(config: &VmConfig) -> Result<u32, String> {
+    let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
+    let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
+    if bytes < least {
+        return Err(format!("{bytes} bytes for its shadow tables: at least {least} are needed for its vCPUs"));
+    }
+    Ok((bytes / Config::BYTES_EACH).min(Config::MOST_PAGES.into()) as u32)
+}
+
+/// The frames that a VM's shadow tables may take.
+///
+/// # Errors
+/// A message, if it is given too little for them.
+pub(crate) fn frames(config: &VmConfig) -> Result<u64, String> {
+    Ok(Config::frames(pages(config)?, config.memory_bytes / PAGE_BYTES))
+}
+
+/// What a VM's harts are told to have.
+pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
+    offer.isa.shadowed(config.svvptc).with_svadu(config.svadu)
+}
+
+/// Makes a VM's engine.
+///
+/// # Errors
+/// A message, if there is no memory for it.
+pub(crate) fn build<M: PhysMem>(
+    vm: &Vm,
+    upkeep: Upkeep,
+    (owner, frames): (Owner, &Frames),
+    mem: &mut M,
+) -> Result<Shadow, String> {
+    let config = &vm.config;
+    let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
+    let first_serial = vm.past.lock().serials;
+    let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
+    let config = Config { upkeep, ad, pages: pages(config)?, first_serial };
+    Shadow::new(config, owner, ram, frames, mem).map_err(|e| format!("no memory for its shadow tables: {e}"))
+}
+
+/// Takes the VM's memory away. None of its vCPUs is on a hart.
+pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: Memory, env: &mut E) {
+    let mut past = vm.past.lock();
+    past.space += *space.counters();
+    if let Some(shadow) = &shadow {
+        past.shadow += *shadow.counters();
+        past.serials = shadow.next_serial();
+    }
+    drop(past);
+    let stale = space.destroy(&env.mem());
+    // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
+    // its roots' ASIDs are never loaded again.
+    let retired = stale.fence(&mut ShadowFence { g, vm, env });
+    let frames = &g.harts[env.hart()].frames;
+    retired.release(frames);
+    if let Some(shadow) = shadow {
+        shadow.destroy(frames);
     }
 }
 
-fn no_memory(error: ResolveError) -> Outcome {
-    match error {
-        ResolveError::OutOfFrames(error) => {
-            Outcome::kill(format!("no memory for the guest or its shadow tables: {error}"))
-        }
-        ResolveError::Denied => unreachable!("a table that may not be read is an access fault"),
+/// What the VM's engines have counted.
+pub(crate) fn counters(vm: &Vm) -> Counters {
+    let mut counters = vm.past.lock().shadow;
+    if let Some(shadow) = vm.memory.lock().as_ref().and_then(|memory| memory.shadow.as_ref()) {
+        counters += *shadow.counters();
     }
+    counters
 }
 
-/// Puts a vCPU that has just been loaded on this hart on its root.
+/// Puts a vCPU on this hart, on its root.
 ///
 /// # Errors
 /// How the vCPU goes on instead, if there is no memory for one.
-pub fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
+pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
+    env.load_shadow(run);
     match run.root {
         Some(root) => {
             env.load_root(run.vm.index, &root, false);
@@ -92,6 +150,58 @@ pub fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Ou
     }
 }
 
+/// Makes `gpa` ready for `access`.
+pub(crate) fn reach<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (gpa, access): (Addr<Gpa>, Access),
+    env: &mut E,
+) -> Result<Addr<Hpa>, Unreachable> {
+    with_memory(g, vm, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
+}
+
+/// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.
+pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
+    if let Some(shadow) = vm.memory.lock().as_mut().and_then(|memory| memory.shadow.as_mut()) {
+        shadow.host_wrote(gfn, &env.mem());
+    }
+}
+
+/// Whether a hart in the guest must leave it for this fence at once. One whose root the fence is not about need not: to use
+/// one that it is about, the guest writes `satp`, which is an exit. It publishes its ASID before it looks at what is
+/// posted.
+pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
+    let present = vcpu.asid.load(Ordering::SeqCst);
+    match fence.asid {
+        Some(asid) => present == u32::from(asid.0),
+        None => present != NO_ASID,
+    }
+}
+
+fn no_memory(error: Unreachable) -> String {
+    format!("no memory for the guest or its shadow tables: {error}")
+}
+
+/// All harts' TLBs, when shadow or G-stage tables of one VM change: what they hold leads from virtual to host addresses at
+/// once, so no scope of guest physical addresses tells what to forget.
+struct ShadowFence<'a, E> {
+    g: &'a Gnomon,
+    vm: &'a Vm,
+    /// The hart that edits.
+    env: &'a mut E,
+}
+
+impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
+    fn fence(&mut self, _: FenceScope<Gpa>) {
+        shoot_down(self.g, self.vm, self.env);
+        self.env.fence_guest(None, None);
+        // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
+        self.env.fence_instructions();
+    }
+
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
 /// Gives the vCPU the root that its `satp` asks for, in place of the one that it has.
 fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
     let (paging, asid) = decode(run.csrs.vsatp, &g.offer);
@@ -99,9 +209,9 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outc
     let mut old = run.root.take();
     run.context.lane.turn_off();
     let log = &run.context.lane.log;
-    let loaded = vm
-        .with_shadow(g, env, |shadow, host| shadow.attach(&mut old, (paging, asid), &mut run.views, log, host))
-        .map_err(no_memory)?;
+    let loaded =
+        with_memory(g, &vm, env, |shadow, host| shadow.attach(&mut old, (paging, asid), &mut run.views, log, host));
+    let loaded = loaded.map_err(|error| Outcome::kill(no_memory(error)))?;
     run.root = Some(loaded.root);
     // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
     let published = if paging == Paging::Bare { NO_ASID } else { asid.0.into() };
@@ -128,14 +238,20 @@ fn detach(run: &mut VcpuRun) {
 }
 
 /// The vCPU is about to be parked: nothing of its life remains.
-pub fn forget(run: &mut VcpuRun) {
+pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
     run.views = mmu::shadow::Views::new();
     run.shared.asid.store(NO_ASID, Ordering::SeqCst);
 }
 
-/// A page fault of a guest on shadow tables.
-pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
+/// A page fault of the guest's.
+pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+    run.shared.counters.exits_page_fault.bump();
+    let access = match exception {
+        Exception::FetchPage => Access::Fetch,
+        Exception::LoadPage => Access::Load,
+        _ => Access::Store,
+    };
     let gva = Addr::new(run.context.exit.tval);
     let (status, mode) = (env.status(), env.privilege());
     let has = |bit| status & bit != 0;
@@ -144,7 +260,7 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
     let vm = Arc::clone(&run.vm);
     let satp = run.csrs.vsatp;
     let context = &mut run.context;
-    let answer = vm.with_shadow(g, env, |shadow, host| {
+    let answer = with_memory(g, &vm, env, |shadow, host| {
         let answer = shadow.fault(root, gva, &request, host);
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
@@ -168,43 +284,43 @@ pub fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &m
     match answer {
         Ok(Answer::Filled { fence }) => {
             if fence {
-                env.fence_guest(Some(gva.align_down(PAGE_BYTES)));
+                env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None);
             }
             if access == Access::Fetch {
                 // An earlier owner's code may still be cached.
                 env.fence_instructions();
             }
-            Outcome::Resume
+            Faulted::Settled
         }
-        Ok(Answer::Inject(trap)) => exit::inject(run, &trap, env),
-        Ok(Answer::Device { gpa }) => exit::outside_ram(g, run, access, gpa, env),
-        Ok(Answer::TableWrite { .. } | Answer::Retry) => Outcome::Resume,
-        Err(error) => no_memory(error),
+        Ok(Answer::Inject(trap)) => Faulted::Inject(trap),
+        Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
+        Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
+        Err(error) => Faulted::Fatal(no_memory(error)),
     }
 }
 
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
-pub fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
+pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
     run.count_lane();
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
-    let done = vm.with_shadow(g, env, |shadow, host| {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let done = lend((g, &vm), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         shadow.fence(fence, root, views, log, host);
-        Ok(())
     });
-    done.expect("a fence takes no memory");
+    done.expect("the VM of a loaded vCPU has memory");
     run.logged = run.context.lane.log.count();
     match (fence.pages(), fence.asid) {
-        (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page))),
+        (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page), None)),
         (None, Some(named)) if named == root.asid => env.fence_guest_root(),
-        (None, _) => env.fence_guest(None),
+        (None, _) => env.fence_guest(None, None),
     }
 }
 
 /// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is
 /// neither, or not for the guest's user mode.
-pub fn translation_instruction<E: Env>(
+pub(crate) fn instruction<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
     (insn, from): (u64, Mode),
@@ -217,7 +333,7 @@ pub fn translation_instruction<E: Env>(
     const SINVAL_VMA: u64 = 0x1600_0073;
     const SFENCE_W_INVAL: u64 = 0x1800_0073;
     const SFENCE_INVAL_IR: u64 = 0x1810_0073;
-    if run.root.is_none() || from != Mode::Supervisor {
+    if from != Mode::Supervisor {
         return None;
     }
     let has_svinval = || g.offer.isa.has("svinval");

@@ -1,8 +1,7 @@
 //! All counters, gathered for programs and for people.
 
 use crate::gnomon::Gnomon;
-use crate::vm::{Past, Vm};
-use abi::bundle::MmuMode;
+use crate::vm::Vm;
 use abi::record::{Record, Stats, VmStats};
 use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
@@ -46,13 +45,12 @@ impl Gnomon {
         for (name, count) in vm.vcpus.iter().flat_map(|vcpu| vcpu.counters.each()) {
             *counters.entry(name.to_string()).or_default() += count;
         }
-        let Past { mut space, mut shadow, .. } = *vm.past.lock();
+        let mut space = vm.past.lock().space;
         if let Some(memory) = vm.memory.lock().as_ref() {
             space += *memory.space.counters();
-            shadow += memory.shadow.as_ref().map_or_else(Default::default, |shadow| *shadow.counters());
         }
         add_g_stage(&mut counters, &space);
-        if self.mode(&vm.config) != MmuMode::Nested {
+        if let Some(shadow) = vm.translation.counters(vm) {
             counters.extend(shadow.each().map(|(name, count)| (name.to_string(), count)));
         }
         let usage = self.frames().usage(Owner::Vm(vm.index as u16));

@@ -2,15 +2,17 @@
 
 use crate::board::UART_SOURCE;
 use crate::device::{Plic, Uart};
+use crate::offer::Offer;
 use crate::vcpu::Vcpu;
-use abi::bundle::VmConfig;
+use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 use core::sync::atomic::AtomicU64;
 use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, ResolveError};
-use mmu::shadow::Shadow;
+use mmu::shadow::{Shadow, Upkeep};
 use spin::Mutex;
 
 /// Where a VM is in its life.
@@ -82,11 +84,31 @@ impl Devices {
     }
 }
 
+/// How a VM's memory is virtualized. [`crate::translation`] says what follows from it; nothing else asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Translation {
+    /// In two stages: the guest's own tables, behind a G-stage.
+    TwoStage,
+    /// In one: shadow tables, kept in step with the guest's in this way.
+    Shadow(Upkeep),
+}
+
+impl From<MmuMode> for Translation {
+    fn from(mode: MmuMode) -> Self {
+        match mode {
+            MmuMode::Nested => Translation::TwoStage,
+            MmuMode::Shadow => Translation::Shadow(Upkeep::Shadow),
+            MmuMode::Unsync => Translation::Shadow(Upkeep::Unsync),
+            MmuMode::Lazy => Translation::Shadow(Upkeep::Lazy),
+        }
+    }
+}
+
 /// A VM's memory.
 pub struct Memory {
     /// Guest physical memory.
     pub space: AddressSpace,
-    /// The tables that take the guest from virtual to host addresses, in the modes that shadow.
+    /// The tables that take the guest from virtual to host addresses, if it is shadowed.
     pub shadow: Option<Shadow>,
 }
 
@@ -107,6 +129,8 @@ pub struct Vm {
     pub index: usize,
     /// What it was asked to be.
     pub config: VmConfig,
+    /// How its memory is virtualized.
+    pub translation: Translation,
     /// Its memory; `None` before the start and after the end.
     pub memory: Mutex<Option<Memory>>,
     /// What its memory's engines did in the lives before the present one.
@@ -139,6 +163,17 @@ pub enum Unreachable {
     Gone,
 }
 
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unreachable::Hole => f.write_str("no memory there"),
+            Unreachable::Denied => f.write_str("the memory there is protected"),
+            Unreachable::OutOfFrames(e) => e.fmt(f),
+            Unreachable::Gone => f.write_str("the VM has ended"),
+        }
+    }
+}
+
 impl From<ResolveError> for Unreachable {
     fn from(error: ResolveError) -> Self {
         match error {
@@ -151,10 +186,11 @@ impl From<ResolveError> for Unreachable {
 impl Vm {
     /// A VM with all its vCPUs still to be parked.
     #[must_use]
-    pub fn new(index: usize, config: VmConfig) -> Self {
+    pub fn new(index: usize, config: VmConfig, offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(index, id))).collect();
         Self {
             index,
+            translation: offer.mode(config.mmu).into(),
             memory: Mutex::new(None),
             past: Mutex::new(Past::default()),
             devices: Mutex::new(Devices::new(config.vcpus)),

@@ -93,11 +93,11 @@ fn fences_reach_this_harts_tlb_as_far_as_they_must() {
     w.run.context.x[A0] = GUEST_RAM_BASE + 0x5123;
     let page = Some(Addr::new(GUEST_RAM_BASE + 0x5000));
     for (insn, asid, event) in [
-        (sfence(10, 11), 5, Event::GuestFence(page)),
-        (sfence(10, 0), 5, Event::GuestFence(page)),
+        (sfence(10, 11), 5, Event::GuestFence(page, None)),
+        (sfence(10, 0), 5, Event::GuestFence(page, None)),
         (sfence(0, 11), 5, Event::GuestRootFence),
-        (sfence(0, 11), 6, Event::GuestFence(None)),
-        (sfence(0, 0), 5, Event::GuestFence(None)),
+        (sfence(0, 11), 6, Event::GuestFence(None, None)),
+        (sfence(0, 0), 5, Event::GuestFence(None, None)),
     ] {
         w.run.context.x[A1] = asid;
         w.hart.events.clear();

@@ -1,10 +1,11 @@
 //! Delivery of exceptions to the guest, as hardware would take them.
 
 use super::outcome::Outcome;
-use crate::env::{Env, VsTrapRegs};
-use crate::vcpu::VcpuRun;
+use crate::env::Env;
+use crate::vcpu::{VcpuRun, VsTrapRegs};
+use mmu::two_stage::access_fault;
 use rv::csr::status;
-use rv::{Mode, Trap};
+use rv::{Access, Mode, Trap};
 
 /// Delivers an exception to the guest. The guest goes on in its handler, wherever that is: user mode alone can
 /// bring about any exception at any address, so none may end the VM. A kernel that cannot fetch its handler is
@@ -16,6 +17,13 @@ pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
     env.set_trap_regs(&regs);
     env.set_privilege(Mode::Supervisor);
     Outcome::Resume
+}
+
+/// Nothing is there: what a machine answers with an access fault.
+pub(super) fn deny<E: Env>(run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
+    run.shared.counters.faults_denied.bump();
+    let trap = Trap::new(access_fault(access), run.context.exit.tval);
+    inject(run, &trap, env)
 }
 
 /// The change of the guest's trap registers at a trap (privileged spec, "Trap Entry", for a trap to S);

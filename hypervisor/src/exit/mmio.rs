@@ -1,6 +1,7 @@
 //! Loads and stores that reach a device of the board.
 
-use super::memory::{deny, fetch, refetch};
+use super::code::{fetch, refetch};
+use super::inject::deny;
 use super::outcome::Outcome;
 use crate::board::Device;
 use crate::env::Env;

@@ -4,6 +4,7 @@
 //! Whatever the guest did ends in one of them (BLAME): it goes on, gets a trap, or its VM ends with
 //! a message.
 
+mod code;
 mod inject;
 mod memory;
 mod mmio;
@@ -11,20 +12,20 @@ mod outcome;
 pub mod watch;
 
 pub use inject::{enter_trap, inject};
-pub(crate) use memory::outside_ram;
-pub use outcome::Outcome;
+pub use outcome::{Faulted, Outcome};
 
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::sbi;
-use crate::shadow;
 use crate::vcpu::VcpuRun;
 use alloc::format;
-use memory::guest_page_fault;
+use memory::{guest_page_fault, page_fault};
 use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
 
 /// Handles an exit of the vCPU loaded on this hart.
+// A call of its own would save as many registers as a short exit has instructions to spare.
+#[inline(always)]
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = &run.context.exit;
     let counters = &run.shared.counters;
@@ -57,16 +58,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.exits_illegal.bump();
             privileged_instruction(g, run, env)
         }
-        Cause::Exception(e @ (Exception::FetchPage | Exception::LoadPage | Exception::StorePage))
-            if run.root.is_some() =>
-        {
-            counters.exits_page_fault.bump();
-            let access = match e {
-                Exception::FetchPage => Access::Fetch,
-                Exception::LoadPage => Access::Load,
-                _ => Access::Store,
-            };
-            shadow::page_fault(g, run, access, env)
+        Cause::Exception(e @ (Exception::FetchPage | Exception::LoadPage | Exception::StorePage)) => {
+            page_fault(g, run, e, env)
         }
         Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
             counters.exits_timer.bump();
@@ -95,9 +88,6 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             | Exception::LoadMisaligned
             | Exception::StoreMisaligned
             | Exception::EcallFromU
-            | Exception::FetchPage
-            | Exception::LoadPage
-            | Exception::StorePage
             | Exception::SoftwareCheck
             | Exception::HardwareError),
         ) => {
@@ -132,7 +122,7 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
     let exit = run.context.exit;
     // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
     let insn = match exit.tval {
-        0 => memory::fetch(run, env).map_or(0, u64::from),
+        0 => code::fetch(run, env).map_or(0, u64::from),
         insn => insn,
     };
     let from = env.privilege();
@@ -147,7 +137,7 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
         }
         _ => {}
     }
-    if let Some(outcome) = shadow::translation_instruction(g, run, (insn, from), env) {
+    if let Some(outcome) = run.vm.translation.instruction(g, run, (insn, from), env) {
         return outcome;
     }
     // The guest's machine has no H extension: to it a virtual instruction is an illegal one. One that

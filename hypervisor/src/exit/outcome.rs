@@ -3,6 +3,7 @@
 use crate::vm::Departure;
 use abi::record::EndReason;
 use alloc::string::String;
+use rv::{Access, Addr, Gpa, Trap};
 
 /// How a vCPU goes on after an exit.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,4 +32,22 @@ impl Outcome {
     pub fn kill(message: String) -> Self {
         Outcome::Depart(Departure::End(EndReason::Killed { message }))
     }
+}
+
+/// What a page fault comes to.
+#[derive(Debug)]
+pub enum Faulted {
+    /// The guest goes on, and faults again unless what it needs is there now.
+    Settled,
+    /// Its kernel gets this trap.
+    Inject(Trap),
+    /// It is about a guest physical address where there is no RAM.
+    NoRam {
+        /// How it was accessed.
+        access: Access,
+        /// The address.
+        gpa: Addr<Gpa>,
+    },
+    /// The VM ends, with this message.
+    Fatal(String),
 }

@@ -10,7 +10,7 @@
 //! 2. the guest's tables refuse the fetch;
 //! 3. the look before found the same, with the same registers, and the vCPU has run since.
 
-use super::memory;
+use super::code;
 use crate::env::Env;
 use crate::vcpu::{Stuck, VcpuRun};
 use alloc::format;
@@ -38,6 +38,6 @@ fn stuck<E: Env>(run: &VcpuRun, env: &mut E) -> Option<Stuck> {
     let is_fetch_fault = [Exception::FetchPage.code(), Exception::FetchAccess.code()].contains(&trap.vscause);
     let is_at_handler = [run.context.pc, trap.vsepc, trap.vstval].iter().all(|at| *at == handler);
     let is_kernel = env.privilege() == Mode::Supervisor && trap.vsstatus & status::SPP != 0;
-    (is_kernel && is_at_handler && is_fetch_fault && memory::fetch(run, env).is_none())
+    (is_kernel && is_at_handler && is_fetch_fault && code::fetch(run, env).is_none())
         .then_some(Stuck { registers: run.context.x, trap })
 }

@@ -5,7 +5,7 @@ use super::encoding::{Args, Error, Reply, targets};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::harts;
-use crate::vcpu::{NO_ASID, NOWHERE, VcpuRun, request};
+use crate::vcpu::{NOWHERE, VcpuRun, request};
 use core::sync::atomic::Ordering;
 use mmu::shadow::GuestFence;
 use rv::{Addr, Asid};
@@ -31,14 +31,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
             }
         };
         vcpu.posted.fetch_or(requests, Ordering::SeqCst);
-        // On shadow tables a hart whose root the fence is not about need not leave its guest: to use one that it is about,
-        // the guest writes `satp`, which is an exit. It publishes its ASID before it looks at what is posted.
-        let present = vcpu.asid.load(Ordering::SeqCst);
-        let concerns = |fence: GuestFence| match fence.asid {
-            Some(asid) => present == u32::from(asid.0),
-            None => present != NO_ASID,
-        };
-        let is_urgent = run.root.is_none() || fence.is_none_or(concerns);
+        let is_urgent = fence.is_none_or(|fence| run.vm.translation.is_urgent(&vcpu, &fence));
         let hart = vcpu.hart.load(Ordering::SeqCst);
         if hart != NOWHERE && is_urgent {
             on_harts |= 1 << hart;

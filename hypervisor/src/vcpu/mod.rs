@@ -1,9 +1,11 @@
 //! vCPUs: what others see of one, and what the hart that runs it owns.
 
+mod csrs;
 mod run;
 mod shared;
 mod watch;
 
-pub use run::{VcpuRun, VectorState, VsCsrs};
+pub use csrs::{VsCsrs, VsTrapRegs};
+pub use run::{VcpuRun, VectorState};
 pub use shared::{FenceQueue, NO_ASID, NOWHERE, Vcpu, hsm, request};
 pub use watch::{Stuck, Watch};

@@ -1,5 +1,6 @@
 //! What the one that has a vCPU at a time owns of it: a hart, or a queue.
 
+use super::csrs::VsCsrs;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::watch::Watch;
 use crate::vm::Vm;
@@ -9,38 +10,6 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::shadow::{Root, Views};
 use rv::{Context, Exit, FloatState, Mode, VectorCsrs};
-
-/// A guest's supervisor state: the VS-level CSRs and those S-level ones that it has to itself. Where it
-/// runs in S mode ([`crate::offer::GuestMode`]) the S-level ones are its own, and hold what the names say
-/// here. They stay in the hart between exits and are swapped with the vCPU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct VsCsrs {
-    /// `vsstatus`.
-    pub vsstatus: u64,
-    /// `vsie`.
-    pub vsie: u64,
-    /// `vstvec`.
-    pub vstvec: u64,
-    /// `vsscratch`.
-    pub vsscratch: u64,
-    /// `vsepc`.
-    pub vsepc: u64,
-    /// `vscause`.
-    pub vscause: u64,
-    /// `vstval`.
-    pub vstval: u64,
-    /// `vsatp`. Under shadow tables the hart's register names one of those, and this is the guest's own
-    /// `satp`, whether the vCPU is loaded or not.
-    pub vsatp: u64,
-    /// `hvip`; of a guest in S mode, `mip`'s S-level bits at the VS-level ones' places.
-    pub hvip: u64,
-    /// `vstimecmp`, with Sstc.
-    pub vstimecmp: u64,
-    /// `scounteren`.
-    pub scounteren: u64,
-    /// `senvcfg`.
-    pub senvcfg: u64,
-}
 
 /// A vCPU's vector state.
 #[derive(Clone, Debug)]

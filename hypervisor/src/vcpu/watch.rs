@@ -1,6 +1,6 @@
 //! What looks at a vCPU know of each other ([`crate::exit::watch`]).
 
-use crate::env::VsTrapRegs;
+use super::csrs::VsTrapRegs;
 
 /// When a vCPU is looked at next, and what the last look found.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -3,18 +3,18 @@
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use hypervisor::console::{Console, Listen, Port};
-use hypervisor::env::{Env, VsTrapRegs};
+use hypervisor::env::Env;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::sched::Sched;
-use hypervisor::vcpu::VcpuRun;
+use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
 use hypervisor::vm::Vm;
 use mmu::frames::{Frames, Owner};
 use mmu::shadow::Root;
-use rv::{Addr, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
+use rv::{Addr, Asid, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use spin::Mutex;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -66,7 +66,9 @@ pub enum Event {
     Fence(FenceScope<Gpa>),
     FenceInstructions,
     Root(usize, u64, bool),
-    GuestFence(Option<Addr<Gva>>),
+    GuestFence(Option<Addr<Gva>>, Option<Asid>),
+    TwoStage,
+    Shadow,
     GuestRootFence,
     TimerInterrupt(bool),
     Deadline(u64),
@@ -123,14 +125,21 @@ impl Env for Hart {
     fn send_ipi(&mut self, hart: usize) {
         self.events.push(Event::Ipi(hart));
     }
-    fn fence_here(&mut self, _: usize, scope: FenceScope<Gpa>) {
+    fn load_two_stage(&mut self, run: &VcpuRun, _: Pfn<Hpa>) {
+        self.events.push(Event::TwoStage);
+        self.vsatp = run.csrs.vsatp;
+    }
+    fn load_shadow(&mut self, _: &VcpuRun) {
+        self.events.push(Event::Shadow);
+    }
+    fn fence_g_stage(&mut self, _: usize, scope: FenceScope<Gpa>) {
         self.events.push(Event::Fence(scope));
     }
     fn load_root(&mut self, vm: usize, root: &Root, forget: bool) {
         self.events.push(Event::Root(vm, root.serial, forget));
     }
-    fn fence_guest(&mut self, page: Option<Addr<Gva>>) {
-        self.events.push(Event::GuestFence(page));
+    fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
+        self.events.push(Event::GuestFence(page, asid));
     }
     fn fence_guest_root(&mut self) {
         self.events.push(Event::GuestRootFence);
@@ -213,19 +222,20 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     frames.add(Pfn::new(RAM + BUNDLE_PAGES), PAGES - BUNDLE_PAGES);
     let config = Config { vms, console: ConsoleMode::Lines };
     let names = config.vms.iter().map(|vm| vm.name.clone()).collect();
+    let offer = Offer {
+        guest: GuestMode::Virtual,
+        g_format: &rv::format::SV39X4,
+        formats: vec![&rv::format::SV39],
+        nested_svadu: false,
+        isa: Isa::from_isa_string("rv64imafdc_sstc"),
+        mmu_type: "riscv,sv39".into(),
+        timer,
+        vlenb: 0,
+        timebase: 10_000_000,
+    };
     let g = Gnomon {
-        offer: Offer {
-            guest: GuestMode::Virtual,
-            g_format: &rv::format::SV39X4,
-            formats: vec![&rv::format::SV39],
-            nested_svadu: false,
-            isa: Isa::from_isa_string("rv64imafdc_sstc"),
-            mmu_type: "riscv,sv39".into(),
-            timer,
-            vlenb: 0,
-            timebase: 10_000_000,
-        },
-        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
+        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
+        offer,
         sched: Mutex::new(Sched::default()),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
         console: Console::new(&Printer, config.console, names),
@@ -260,7 +270,8 @@ pub fn world(vcpus: u32, timer: GuestTimer) -> World {
 pub fn shadow_world(mmu: MmuMode, vcpus: u32) -> World {
     let config = VmConfig { mmu: Some(mmu), ..vm_config("vm", vcpus) };
     let mut w = world_of(config, GuestTimer::Sstc);
-    assert_eq!(hypervisor::shadow::load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+    let translation = w.run.vm.translation;
+    assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
     w
 }
 

@@ -111,7 +111,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
-        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm))).collect(),
+        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
         sched: Mutex::new(Sched::default()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
         console,

@@ -12,10 +12,10 @@ pub use probe::Abilities;
 
 use crate::seat::Seat;
 use alloc::string::String;
-use hypervisor::env::VsTrapRegs;
 use hypervisor::isa::Isa;
 use hypervisor::machine::HostHart;
 use hypervisor::offer::GuestMode;
+use hypervisor::vcpu::VsTrapRegs;
 use metal::{csr, fence, lane, world};
 use rv::csr::{envcfg, hstatus, status};
 use rv::{Addr, Asid, Context, Exception, Format, Gva, Interrupt, Mode};
@@ -54,19 +54,6 @@ macro_rules! with_bank {
 }
 use with_bank;
 
-/// How a guest's addresses are translated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Translation {
-    /// By the guest's own tables, behind the G-stage that this value of `hgatp` names. VS mode only.
-    TwoStage {
-        /// Mode, VMID and root.
-        hgatp: u64,
-    },
-    /// By a table of Gnomon's that [`GuestHart::load_guest_root`] names, alone. What the guest does with
-    /// its own translation (`satp`, fences, page faults) comes to Gnomon.
-    Shadow,
-}
-
 /// An interrupt line of a guest's hart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line {
@@ -98,8 +85,8 @@ pub struct GuestHart {
     has_envcfg: bool,
     /// Whether it can tell VMID 0, which is Bare's, from others.
     has_vmids: bool,
-    /// Whether delegation and traps are set for [`Translation::Shadow`].
-    is_shadow: bool,
+    /// Whether what guests do with their own translation (`satp`, fences, page faults) comes to Gnomon.
+    traps_translation: bool,
     /// `henvcfg`, in VS mode, but for ADUE.
     henvcfg: u64,
     /// Whether all harts have Zba.
@@ -128,7 +115,7 @@ impl GuestHart {
             mode,
             has_envcfg,
             has_vmids: false,
-            is_shadow: mode == GuestMode::Supervisor,
+            traps_translation: mode == GuestMode::Supervisor,
             henvcfg: wanted,
             has_zba: common.has("zba"),
         };
@@ -199,7 +186,7 @@ impl GuestHart {
 
     /// Says which exceptions guests take themselves.
     fn delegate(&self) {
-        let guests_own = if self.is_shadow { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
+        let guests_own = if self.traps_translation { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
         // SAFETY: what is not delegated comes to the guest vector.
         unsafe {
@@ -217,32 +204,40 @@ impl GuestHart {
         }
     }
 
-    /// Sets how the guest that is about to be loaded is translated. No guest is loaded; what traps is
-    /// changed only where it differs from the last guest's. Under `Shadow` the VMID is 0, which is
-    /// Bare's; without VMID bits everybody has that, so a change between the two forgets everything.
-    pub fn set_translation(&mut self, translation: Translation) {
-        let is_shadow = translation == Translation::Shadow;
-        let changes = is_shadow != self.is_shadow;
-        self.is_shadow = is_shadow;
-        match translation {
-            // SAFETY: concerns guests only; the caller's table.
-            Translation::TwoStage { hgatp } => unsafe {
-                assert!(self.mode == GuestMode::Virtual, "no G-stage without the H extension");
-                csr::hgatp::write(hgatp);
-                if changes {
-                    csr::hstatus::clear(hstatus::VTVM);
-                }
-            },
-            // SAFETY: concerns guests only. `hgatp` is Bare since the last guest was unloaded.
-            Translation::Shadow if changes => unsafe { csr::hstatus::set(hstatus::VTVM) },
-            Translation::Shadow => {}
+    /// Has the guest that is about to be loaded translated by its own tables, behind the G-stage that this value of `hgatp`
+    /// names. VS mode only; no guest is loaded.
+    pub fn set_two_stage(&mut self, hgatp: u64) {
+        assert!(self.mode == GuestMode::Virtual, "no G-stage without the H extension");
+        // SAFETY: concerns guests only; the caller's table.
+        unsafe { csr::hgatp::write(hgatp) };
+        self.trap_translation(false);
+    }
+
+    /// Has it translated by a table of Gnomon's alone, which [`GuestHart::load_guest_root`] names: `hgatp` is Bare since the
+    /// last guest was unloaded. No guest is loaded.
+    pub fn set_one_stage(&mut self) {
+        self.trap_translation(true);
+    }
+
+    /// Says whether what guests do with their own translation traps, if that differs from the last guest's. With one stage
+    /// the VMID is 0, which is Bare's; without VMID bits everybody has that, so a change forgets everything.
+    fn trap_translation(&mut self, on: bool) {
+        if on == self.traps_translation {
+            return;
         }
-        if changes {
-            self.delegate();
-            if !self.has_vmids {
-                fence::gvma_all();
-                fence::vvma_all();
+        self.traps_translation = on;
+        // SAFETY: concerns guests only.
+        unsafe {
+            if on {
+                csr::hstatus::set(hstatus::VTVM);
+            } else {
+                csr::hstatus::clear(hstatus::VTVM);
             }
+        }
+        self.delegate();
+        if !self.has_vmids {
+            fence::gvma_all();
+            fence::vvma_all();
         }
     }
 
@@ -250,11 +245,6 @@ impl GuestHart {
     pub fn set_svadu(&self, on: bool) {
         // SAFETY: concerns guests only.
         unsafe { csr::henvcfg::write(self.henvcfg | if on { envcfg::ADUE } else { 0 }) };
-    }
-
-    /// Whether guests are behind a G-stage now, and not on shadow tables.
-    pub fn is_two_stage(&self) -> bool {
-        !self.is_shadow
     }
 
     /// The address of the lane's jump table for shadow roots of `format`.
@@ -271,8 +261,7 @@ impl GuestHart {
     /// `satp`.
     ///
     /// # Safety
-    /// A table that maps nothing but what the guest may reach; under [`Translation::TwoStage`] any
-    /// value.
+    /// A table that maps nothing but what the guest may reach; behind a G-stage any value.
     pub unsafe fn load_guest_root(&self, root: u64) {
         // SAFETY: has no effect before a guest is entered, and then by the caller's promise.
         with_bank!(self.mode, |bank| unsafe { bank::satp::write(root) });

@@ -21,14 +21,13 @@ use hypervisor::harts::HartShared;
 use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
-use hypervisor::shadow;
 use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
 use metal::{fence, world};
 use mmu::ids::{IdSlot, Ids};
 use mmu::shadow::GuestFence;
-use rv::{Context, FenceScope};
+use rv::Context;
 
 /// What a hart remembers of a VM.
 #[derive(Clone, Copy, Debug)]
@@ -275,7 +274,9 @@ impl Hart {
         while !self.announce(&run) {
             // What is posted is served before it is announced: it may wait for a lock whose holder waits for this hart to
             // leave. Without a root the vCPU is leaving: there was no memory for one, and the VM ends.
-            if !self.has_root(&run) || (run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run)) {
+            if !run.vm.translation.may_enter(&run)
+                || (run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run))
+            {
                 self.give_up(run);
                 return None;
             }
@@ -284,18 +285,13 @@ impl Hart {
             if self.views[vm].fenced != generation {
                 self.views[vm].fenced = generation;
                 self.shared.counters.fences.bump();
-                self.fence_here(vm, FenceScope::Everything);
+                run.vm.translation.catch_up(&run.vm, self);
                 // What the table now leads to may hold code that another hart copied there.
                 fence::instruction();
             }
             self.set_policy();
         }
         Some(self.go(run))
-    }
-
-    /// OWNERSHIP: without a G-stage the root is all that stands between the guest and memory.
-    fn has_root(&self, run: &VcpuRun) -> bool {
-        run.root.is_some() || self.guest.is_two_stage()
     }
 
     /// ANNOUNCED: says that the guest is about to be entered, *then* looks whether there is something to do before.
@@ -307,7 +303,7 @@ impl Hart {
         let is_ready = run.shared.posted.load(Ordering::SeqCst) == 0
             && vm.tlb_generation.load(Ordering::SeqCst) == self.views[vm.index].fenced
             && self.g.overcommitted.load(Ordering::Relaxed) == self.traps_wfi
-            && self.has_root(run);
+            && vm.translation.may_enter(run);
         if !is_ready {
             self.shared.left();
         }
@@ -340,11 +336,7 @@ impl Hart {
             let fences = run.shared.fences.lock().take();
             let fences = fences.unwrap_or_else(|| alloc::vec![GuestFence { range: None, asid: None }]);
             for fence in &fences {
-                if run.root.is_some() {
-                    shadow::fence(self.g, run, fence, self);
-                } else {
-                    self.vs_fence(fence);
-                }
+                run.vm.translation.fence(self.g, run, fence, self);
             }
         }
         if posted & request::FENCE_I != 0 {
@@ -362,14 +354,6 @@ impl Hart {
             self.guest.set_line(Line::External, run.shared.external.load(Ordering::SeqCst));
         }
         true
-    }
-
-    /// Does one fence that another vCPU asked of the loaded one, behind a G-stage.
-    fn vs_fence(&self, fence: &GuestFence) {
-        match fence.pages() {
-            Some(pages) => pages.for_each(|page| self.guest.fence(Some(page), fence.asid)),
-            None => self.guest.fence(None, fence.asid),
-        }
     }
 
     /// Handles the exit of the vCPU on this hart; returns what to enter next.

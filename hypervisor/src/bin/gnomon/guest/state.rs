@@ -12,11 +12,10 @@ const CLEAN: u64 = 2 << status::FS_SHIFT | 2 << status::VS_SHIFT;
 const ON: u64 = status::FS | status::VS;
 
 impl GuestHart {
-    /// Loads the CSRs; the root only under two-stage translation, where the guest's is also the
-    /// hart's.
+    /// Loads the CSRs but for the root, which whoever sets the translation loads.
     ///
     /// # Safety
-    /// No guest's CSRs are loaded that have not been saved; the translation is set for this vCPU.
+    /// No guest's CSRs are loaded that have not been saved.
     pub unsafe fn load_csrs(&self, csrs: &VsCsrs, offer: &Offer) {
         // SAFETY: the guest's registers have no effect until it is entered, and `scounteren` and
         // `senvcfg` govern U mode, where Gnomon never is.
@@ -43,10 +42,6 @@ impl GuestHart {
             }
             if offer.timer == GuestTimer::Sstc {
                 self.set_comparator(csrs.vstimecmp);
-            }
-            // Last: until now nothing could walk this guest's tables, and since `clear_csrs` nobody's.
-            if !self.is_shadow {
-                self.load_guest_root(csrs.vsatp);
             }
         }
     }
@@ -98,9 +93,6 @@ impl GuestHart {
         csrs.scounteren = csr::scounteren::read();
         if self.has_envcfg {
             csrs.senvcfg = csr::senvcfg::read();
-        }
-        if !self.is_shadow {
-            csrs.vsatp = self.guest_root();
         }
     }
 

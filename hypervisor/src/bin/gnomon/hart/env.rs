@@ -3,14 +3,14 @@
 use super::{FENCE_PAGES, Hart, MOST_ROOTS, Reach, RootAsid};
 use crate::guest::Line;
 use crate::seat;
-use abi::bundle::MmuMode;
-use hypervisor::env::{Env, VsTrapRegs};
+use hypervisor::env::Env;
+use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
 use metal::fence;
 use metal::ram::Ram;
 use mmu::ids::{Acquired, IdSlot};
 use mmu::shadow::Root;
 use rv::csr::atp;
-use rv::{Addr, Asid, FenceScope, Format, Gpa, Gva, Mode, PAGE_BYTES, Vmid};
+use rv::{Addr, Asid, FenceScope, Format, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, Vmid};
 
 impl Env for Hart {
     type Mem = Ram;
@@ -68,13 +68,35 @@ impl Env for Hart {
         seat::send_ipi(id, msip);
     }
 
-    fn fence_here(&mut self, vm: usize, scope: FenceScope<Gpa>) {
+    fn load_two_stage(&mut self, run: &VcpuRun, table: Pfn<Hpa>) {
+        let is_new = self.is_new(run);
+        let view = &mut self.views[run.vm.index];
+        let acquired = self.vmids.acquire(&mut view.slot);
+        self.guest.set_two_stage(atp::hgatp(self.g.offer.g_format, Vmid(view.slot.id()), table));
+        self.guest.set_svadu(run.vm.config.svadu);
+        if acquired == Acquired::RolledOver {
+            fence::gvma_all();
+        }
+        if acquired != Acquired::Same || is_new {
+            // A G-stage fence covers the G-stage only: what another VM left under this VMID goes here.
+            fence::vvma_all();
+            fence::instruction();
+        }
+        // SAFETY: behind a G-stage. Until now nothing could walk this guest's tables, and since `clear_csrs` nobody's.
+        unsafe { self.guest.load_guest_root(run.csrs.vsatp) };
+    }
+
+    fn load_shadow(&mut self, run: &VcpuRun) {
+        self.guest.set_one_stage();
+        if self.is_new(run) {
+            self.guest.fence(None, None);
+            fence::instruction();
+        }
+    }
+
+    fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>) {
         let vmid = Vmid(self.views[vm].slot.id());
-        let is_shadow = self.g.mode(&self.g.vms[vm].config) != MmuMode::Nested;
         match scope {
-            // What the TLB holds leads from virtual to host addresses at once. If another VM's vCPU is loaded, this one's
-            // has ended: its roots' ASIDs are never loaded again.
-            _ if is_shadow => self.guest.fence(None, None),
             FenceScope::Range { start, bytes } if bytes <= FENCE_PAGES * PAGE_BYTES => {
                 let pages = bytes.div_ceil(PAGE_BYTES);
                 (0..pages).for_each(|n| fence::gvma_page(Addr::new(start.raw() + n * PAGE_BYTES), vmid));
@@ -111,8 +133,8 @@ impl Env for Hart {
         unsafe { self.guest.load_guest_root(atp::satp(root.format, asid, root.table)) };
     }
 
-    fn fence_guest(&mut self, page: Option<Addr<Gva>>) {
-        self.guest.fence(page, None);
+    fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
+        self.guest.fence(page, asid);
     }
 
     fn fence_guest_root(&mut self) {

@@ -1,0 +1,26 @@
+//! The guest's code at an exit.
+
+use super::outcome::Outcome;
+use crate::env::Env;
+use crate::fetch;
+use crate::gnomon::Gnomon;
+use crate::vcpu::VcpuRun;
+use mmu::shadow::GuestFence;
+use rv::Addr;
+
+/// The guest's code is not what it was at the trap, or where it was: the hart looks again, and finds what the guest's
+/// tables say now.
+pub(super) fn refetch<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let code = GuestFence { range: Some((Addr::new(run.context.pc), 4)), asid: None };
+    run.vm.translation.fence(g, run, &code, env);
+    env.fence_instructions();
+    Outcome::Resume
+}
+
+/// Reads the vCPU's present instruction. `None` if it cannot be fetched: the guest changed its tables
+/// since the trap.
+pub(super) fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {
+    let guard = run.vm.memory.lock();
+    let satp = run.vm.translation.satp(run, env);
+    fetch::instruction(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, &env.mem())
+}

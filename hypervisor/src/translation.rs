@@ -1,0 +1,234 @@
+//! How a VM's memory is virtualized: what each event means in two stages and on shadow tables. Nothing else asks which of
+//! them it is.
+//!
+//! | event | methods |
+//! |---|---|
+//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`isa`](Translation::isa), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
+//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
+//! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
+
+use crate::env::Env;
+use crate::exit::{Faulted, Outcome};
+use crate::gnomon::Gnomon;
+use crate::isa::Isa;
+use crate::offer::Offer;
+use crate::vcpu::{Vcpu, VcpuRun};
+use crate::vm::Translation::{Shadow, TwoStage};
+use crate::vm::{Memory, Translation, Unreachable, Vm};
+use crate::{shadow, two_stage};
+use abi::bundle::{GUEST_RAM_BASE, VmConfig};
+use alloc::format;
+use alloc::string::String;
+use mmu::frames::{Frames, Owner};
+use mmu::gstage::Images;
+use mmu::shadow::{Counters, GuestFence};
+use rv::{Access, Addr, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
+
+impl Translation {
+    /// Whether this machine can host such a VM's memory so.
+    ///
+    /// # Errors
+    /// A message, if not.
+    pub fn check(self, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+        let (name, bits) = match self {
+            TwoStage => {
+                two_stage::check(config, offer)?;
+                (offer.g_format.name, offer.g_format.input_bits())
+            }
+            // A guest without paging runs on an identity map in the lower half of Sv39.
+            Shadow(_) => ("an identity map in Sv39", 38),
+        };
+        let memory = config.memory_bytes;
+        if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
+            return Err(format!("{memory} bytes of memory do not fit {name}"));
+        }
+        Ok(())
+    }
+
+    /// Frames that a VM may have for its shadow tables.
+    ///
+    /// # Errors
+    /// A message, if it is given too little for them.
+    pub fn table_frames(self, config: &VmConfig) -> Result<u64, String> {
+        match self {
+            TwoStage => Ok(0),
+            Shadow(_) => shadow::frames(config),
+        }
+    }
+
+    /// How a VM's images are mapped.
+    #[must_use]
+    pub fn images(self, config: &VmConfig) -> Images {
+        match self {
+            TwoStage => two_stage::images(config),
+            Shadow(_) => Images::Shared,
+        }
+    }
+
+    /// The extensions that a VM's harts are told to have.
+    #[must_use]
+    pub fn isa(self, config: &VmConfig, offer: &Offer) -> Isa {
+        match self {
+            TwoStage => two_stage::isa(config, offer),
+            Shadow(_) => shadow::isa(config, offer),
+        }
+    }
+
+    /// Makes a VM's shadow tables, if it is to have some.
+    ///
+    /// # Errors
+    /// A message, if there is no memory for them.
+    pub fn build<M: PhysMem>(
+        self,
+        vm: &Vm,
+        from: (Owner, &Frames),
+        mem: &mut M,
+    ) -> Result<Option<mmu::shadow::Shadow>, String> {
+        match self {
+            TwoStage => Ok(None),
+            Shadow(upkeep) => shadow::build(vm, upkeep, from, mem).map(Some),
+        }
+    }
+
+    /// What a VM's shadow tables have counted, those of earlier lives included; `None` if it has no such counters.
+    #[must_use]
+    pub fn counters(self, vm: &Vm) -> Option<Counters> {
+        match self {
+            TwoStage => None,
+            Shadow(_) => Some(shadow::counters(vm)),
+        }
+    }
+
+    /// Takes a VM's memory away. None of its vCPUs is on a hart.
+    pub fn tear_down<E: Env>(self, g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) {
+        match self {
+            TwoStage => two_stage::tear_down(g, vm, memory, env),
+            Shadow(_) => shadow::tear_down(g, vm, memory, env),
+        }
+    }
+
+    /// Puts a vCPU on this hart: sets what translates its guest's addresses.
+    ///
+    /// # Errors
+    /// How the vCPU goes on instead, if there is no memory for that. It must not enter its guest then, nor will it.
+    pub fn load<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
+        match self {
+            TwoStage => {
+                two_stage::load(run, env);
+                Ok(())
+            }
+            Shadow(_) => shadow::load(g, run, env),
+        }
+    }
+
+    /// OWNERSHIP: whether the vCPU on this hart may enter its guest. Without a G-stage its root is all that stands between
+    /// the guest and memory.
+    #[inline(always)]
+    #[must_use]
+    pub fn may_enter(self, run: &VcpuRun) -> bool {
+        run.root.is_some()
+            || match self {
+                TwoStage => true,
+                Shadow(_) => false,
+            }
+    }
+
+    /// Takes a vCPU off this hart, before its CSRs are cleared.
+    pub fn unload<E: Env>(self, run: &mut VcpuRun, env: &E) {
+        match self {
+            TwoStage => run.csrs.vsatp = env.vsatp(),
+            // It is the guest's all the time.
+            Shadow(_) => {}
+        }
+    }
+
+    /// The vCPU is about to be parked: nothing of its life remains.
+    pub fn forget(self, run: &mut VcpuRun) {
+        match self {
+            TwoStage => {}
+            Shadow(_) => shadow::forget(run),
+        }
+    }
+
+    /// A page fault came to Gnomon.
+    pub fn page_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+        match self {
+            // The guest's own, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
+            TwoStage => {
+                run.shared.counters.exits_other.bump();
+                Faulted::Inject(Trap::new(exception, run.context.exit.tval))
+            }
+            Shadow(_) => shadow::page_fault(g, run, exception, env),
+        }
+    }
+
+    /// An instruction that trapped in the mode `from`. `None` if it is none about translation that is Gnomon's to carry
+    /// out.
+    pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
+        match self {
+            TwoStage => None,
+            Shadow(_) => shadow::instruction(g, run, what, env),
+        }
+    }
+
+    /// The `satp` of the guest on this hart.
+    pub fn satp<E: Env>(self, run: &VcpuRun, env: &E) -> u64 {
+        match self {
+            TwoStage => env.vsatp(),
+            // The hart's register is Gnomon's.
+            Shadow(_) => run.csrs.vsatp,
+        }
+    }
+
+    /// Does a fence of the guest's for the vCPU on this hart, which another vCPU or Gnomon asked for.
+    pub fn fence<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
+        match self {
+            TwoStage => two_stage::fence(fence, env),
+            Shadow(_) => shadow::fence(g, run, fence, env),
+        }
+    }
+
+    /// Whether a hart in the guest of `vcpu` must leave it for a fence that was posted there; else it will see it in time.
+    #[must_use]
+    pub fn is_urgent(self, vcpu: &Vcpu, fence: &GuestFence) -> bool {
+        match self {
+            TwoStage => true,
+            Shadow(_) => shadow::is_urgent(vcpu, fence),
+        }
+    }
+
+    /// Other harts have changed the VM's tables: makes this one forget what it knows of them.
+    pub fn catch_up<E: Env>(self, vm: &Vm, env: &mut E) {
+        match self {
+            TwoStage => env.fence_g_stage(vm.index, FenceScope::Everything),
+            Shadow(_) => env.fence_guest(None, None),
+        }
+    }
+
+    /// Makes a page of the VM's memory ready for an access.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`].
+    pub fn reach<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        what: (Addr<Gpa>, Access),
+        env: &mut E,
+    ) -> Result<Addr<Hpa>, Unreachable> {
+        match self {
+            TwoStage => two_stage::reach(g, vm, what, env),
+            Shadow(_) => shadow::reach(g, vm, what, env),
+        }
+    }
+
+    /// Gnomon itself has written to that frame of the VM.
+    pub fn host_wrote<E: Env>(self, vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
+        match self {
+            TwoStage => {}
+            Shadow(_) => shadow::host_wrote(vm, gfn, env),
+        }
+    }
+}

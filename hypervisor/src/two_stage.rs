@@ -1,0 +1,132 @@
+//! Guests behind a G-stage: the hart walks their own tables and their VM's, which is made as they touch their memory.
+
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::isa::Isa;
+use crate::offer::{GuestMode, Offer};
+use crate::shootdown::shoot_down;
+use crate::vcpu::VcpuRun;
+use crate::vm::{Memory, Unreachable, Vm};
+use abi::bundle::VmConfig;
+use alloc::format;
+use alloc::string::String;
+use mmu::frames::Frames;
+use mmu::gstage::{How, Images, Ready, Resolved, Unresolved, with_ready};
+use mmu::shadow::GuestFence;
+use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES};
+
+/// Whether this machine can put such a VM behind a G-stage; a message if not.
+pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
+    if offer.guest == GuestMode::Supervisor {
+        let modes = "use mmu = shadow, unsync or lazy instead";
+        return Err(format!("mmu = nested needs the H extension, which this machine's harts lack: {modes}"));
+    }
+    if config.svadu && !offer.nested_svadu {
+        let modes = "use mmu = shadow, unsync or lazy, or leave svadu off";
+        return Err(format!("svadu with mmu = nested needs harts and firmware that grant it (henvcfg.ADUE): {modes}"));
+    }
+    Ok(())
+}
+
+/// What its harts are told to have. Who sets A and D is known where the hart lets Gnomon choose (`henvcfg.ADUE`).
+pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
+    if offer.nested_svadu { offer.isa.with_svadu(config.svadu) } else { offer.isa.clone() }
+}
+
+/// How its images are mapped: hardware that sets A and D in a guest's table does not ask the G-stage everywhere.
+pub(crate) fn images(config: &VmConfig) -> Images {
+    if config.svadu { Images::Private } else { Images::Shared }
+}
+
+/// Takes the VM's memory away. None of its vCPUs is on a hart.
+pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) {
+    vm.past.lock().space += *memory.space.counters();
+    let stale = memory.space.destroy(&env.mem());
+    // TLBs still hold the VM's translations: the fence makes every hart forget them before it
+    // enters this VM again, and nobody else's VMID reaches them.
+    let retired = stale.fence(&mut GStageFence { g, vm, env });
+    retired.release(&g.harts[env.hart()].frames);
+}
+
+/// Puts a vCPU on this hart.
+pub(crate) fn load<E: Env>(run: &VcpuRun, env: &mut E) {
+    let table = run.vm.memory.lock().as_ref().map(|memory| memory.space.root());
+    // A VM loses its tables only when all its vCPUs are parked; Bare would be all of memory.
+    let Some(table) = table else { unreachable!("{} has no memory, but a vCPU to run", run.vm.config.name) };
+    env.load_two_stage(run, table);
+}
+
+/// Does one fence that another vCPU, or Gnomon, asked of the loaded one.
+pub(crate) fn fence<E: Env>(fence: &GuestFence, env: &mut E) {
+    match fence.pages() {
+        Some(pages) => pages.for_each(|page| env.fence_guest(Some(page), fence.asid)),
+        None => env.fence_guest(None, fence.asid),
+    }
+}
+
+/// Makes `gpa` ready for `access`.
+pub(crate) fn reach<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    what: (Addr<Gpa>, Access),
+    env: &mut E,
+) -> Result<Addr<Hpa>, Unreachable> {
+    let frames = &g.harts[env.hart()].frames;
+    with_ready(frames, &mut env.mem(), |ready, mem| try_reach(g, vm, what, (frames, ready), mem, env))
+}
+
+/// One attempt, under the VM's lock.
+fn try_reach<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (gpa, access): (Addr<Gpa>, Access),
+    (frames, ready): (&Frames, &mut Ready),
+    mem: &mut E::Mem,
+    env: &mut E,
+) -> Result<Addr<Hpa>, Unresolved<Unreachable>> {
+    let mut guard = vm.memory.lock();
+    let Memory { space, .. } = guard.as_mut().ok_or(Unresolved::For(Unreachable::Gone))?;
+    let resolved = space.resolve_with(gpa, access, ready, frames, mem);
+    let resolved = resolved.map_err(|unresolved| unresolved.map(Unreachable::from))?;
+    let Resolved::Mapped { hpa, how, stale, publish } = resolved else {
+        return Err(Unresolved::For(Unreachable::Hole));
+    };
+    if how == How::Spurious {
+        // The entry is right and this hart faulted all the same: another hart was
+        // faster, or this TLB remembers the older entry. Forget it, here only.
+        let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
+        g.harts[env.hart()].counters.fences.bump();
+        env.fence_g_stage(vm.index, page);
+    }
+    if how == How::Copied || access == Access::Fetch {
+        // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
+        env.fence_instructions();
+    }
+    // The VM's own lock stays held: no hart may resolve this page meanwhile and have its
+    // translation overtaken by this fence, or see the copy before all others have left.
+    let retired = stale.fence(&mut GStageFence { g, vm, env });
+    if let Some(publish) = publish {
+        publish.publish(mem);
+    }
+    retired.release(frames);
+    Ok(hpa)
+}
+
+/// Fences of one VM's G-stage table, as the harts of the machine need them.
+struct GStageFence<'a, E> {
+    g: &'a Gnomon,
+    vm: &'a Vm,
+    /// The hart that edits.
+    env: &'a mut E,
+}
+
+impl<E: Env> Fence<Gpa> for GStageFence<'_, E> {
+    fn fence(&mut self, scope: FenceScope<Gpa>) {
+        shoot_down(self.g, self.vm, self.env);
+        self.env.fence_g_stage(self.vm.index, scope);
+        // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
+        self.env.fence_instructions();
+    }
+
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
