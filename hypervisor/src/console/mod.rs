@@ -11,16 +11,19 @@
 //! before it goes. So no hart waits for another VM's output, and none waits for the port either: when that has no room, its
 //! interrupt says when to go on.
 
+mod port;
+mod ring;
 mod screen;
 
+pub use port::{Listen, Port};
 pub use screen::{Command, ESCAPE};
 
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
-use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use ring::Ring;
 use screen::{Done, Screen};
 use spin::Mutex;
 use spin::mutex::TicketMutex;
@@ -34,29 +37,6 @@ const FAVOUR: usize = 64;
 /// How much Gnomon's own output may pile up, in bytes, before whoever adds to it waits for the port.
 const PILE: usize = 64 << 10;
 
-/// The host's serial port. The console calls it under its own lock, so never from two harts at once.
-pub trait Port: Sync {
-    /// How many bytes can be sent now without waiting.
-    fn room(&self) -> usize;
-    /// Sends a byte: one of those that [`Port::room`] allowed.
-    fn send(&self, byte: u8);
-    /// A byte that has come in.
-    fn receive(&self) -> Option<u8>;
-    /// Sets which of its interrupts reach Gnomon: one for input, and one for room. Where there are none, nothing happens.
-    fn listen(&self, wanted: Listen);
-    /// Whether there are interrupts.
-    fn interrupts(&self) -> bool;
-}
-
-/// What a port is to interrupt for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Listen {
-    /// Something has come in.
-    pub input: bool,
-    /// Something can be sent again.
-    pub room: bool,
-}
-
 /// What is left when a hart stops printing.
 #[must_use = "what is left needs somebody who looks again"]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,27 +45,6 @@ pub enum Left {
     Nothing,
     /// There is more to print: somebody must look again soon.
     More,
-}
-
-/// Output of one guest on its way to the screen.
-#[derive(Default, Debug)]
-struct Ring {
-    bytes: VecDeque<u8>,
-    /// How many of them end a line.
-    line_ends: usize,
-}
-
-impl Ring {
-    fn push(&mut self, byte: u8) {
-        self.line_ends += usize::from(byte == b'\n');
-        self.bytes.push_back(byte);
-    }
-
-    fn pop(&mut self) -> Option<u8> {
-        let byte = self.bytes.pop_front()?;
-        self.line_ends -= usize::from(byte == b'\n');
-        Some(byte)
-    }
 }
 
 /// The console.

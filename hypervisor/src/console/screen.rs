@@ -1,6 +1,7 @@
 //! What is on the screen: whose output is shown, in which form, and what the keys do.
 
-use super::{Listen, Port, Ring};
+use super::port::{Listen, Port};
+use super::ring::Ring;
 use abi::bundle::ConsoleMode;
 use abi::record::{MARK, Record};
 use alloc::collections::VecDeque;

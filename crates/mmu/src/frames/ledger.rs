@@ -1,7 +1,8 @@
 //! Who owns which frame, what for, and how much each owner may have. Any hart may write here at any time: the words of a
 //! frame are those of whoever holds its [`Run`], and sums are atomic.
 
-use super::{AllocError, MOST_OWNERS, Owner, Run, Usage, Use};
+use super::owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
+use super::run::Run;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use rv::{Hpa, Pfn};

@@ -13,175 +13,18 @@
 //! what is free, or somebody else's, is a bug of ours and panics.
 
 mod ledger;
+mod owner;
+mod run;
 mod store;
+
+pub use owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
+pub use run::{Ahead, MEGA_ORDER, Run};
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt;
 use ledger::Ledger;
 use rv::{Hpa, Pfn};
 use store::{ORDERS, Store};
-
-/// Most VMs that can own frames at a time.
-pub const MOST_OWNERS: u16 = 64;
-
-/// The order of a 2 MiB run.
-pub const MEGA_ORDER: u8 = 9;
-
-/// Who pays for a frame.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Owner {
-    /// The hypervisor itself; images shared by VMs, too.
-    Host,
-    /// A VM, by number.
-    Vm(u16),
-}
-
-/// What a frame is for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
-pub enum Use {
-    /// Guest memory.
-    Guest,
-    /// Page tables.
-    Table,
-    /// Images: kernels, initial RAM disks, firmware.
-    Image,
-    /// Anything else.
-    Other,
-}
-
-/// Why no frames are given: because of the owner, or because of the host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AllocError {
-    /// The owner would exceed its limit. Its own doing.
-    OverLimit {
-        /// Who asked.
-        owner: Owner,
-        /// Its limit, in frames.
-        limit: u64,
-    },
-    /// No run of that size is free, whoever asks.
-    OutOfMemory,
-}
-
-impl fmt::Display for AllocError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AllocError::OverLimit { owner, limit } => write!(f, "{owner:?} has reached its limit of {limit} frames"),
-            AllocError::OutOfMemory => write!(f, "the host is out of memory"),
-        }
-    }
-}
-
-/// What an owner has, in frames.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Usage {
-    /// Guest memory.
-    pub guest: u64,
-    /// Page tables.
-    pub table: u64,
-    /// Images.
-    pub image: u64,
-    /// Anything else.
-    pub other: u64,
-}
-
-impl Usage {
-    /// All of it.
-    #[must_use]
-    pub const fn total(&self) -> u64 {
-        self.guest + self.table + self.image + self.other
-    }
-}
-
-/// The right to 2^order frames, aligned to their number. Neither `Clone` nor `Copy`: it is given
-/// back once. Dropping it leaks the frames.
-#[must_use = "dropping a run leaks its frames"]
-#[derive(PartialEq, Eq)]
-pub struct Run {
-    /// The first frame's number above the order's 6 bits: one word, because the end of a VM may
-    /// hold one run for each of its pages.
-    packed: u64,
-}
-
-const ORDER_BITS: u32 = 6;
-const _: () = assert!(ORDERS <= 1 << ORDER_BITS && size_of::<Run>() == 8);
-
-impl Run {
-    const fn new(first: Pfn<Hpa>, order: u8) -> Run {
-        Run { packed: first.raw() << ORDER_BITS | order as u64 }
-    }
-
-    /// The first frame.
-    #[must_use]
-    pub const fn first(&self) -> Pfn<Hpa> {
-        Pfn::new(self.packed >> ORDER_BITS)
-    }
-
-    /// log2 of the number of frames.
-    #[must_use]
-    pub const fn order(&self) -> u8 {
-        (self.packed & ((1 << ORDER_BITS) - 1)) as u8
-    }
-
-    /// The number of frames.
-    #[must_use]
-    pub const fn pages(&self) -> u64 {
-        1 << self.order()
-    }
-
-    /// The two halves, the lower first, or the run itself if it is a single frame. Each half may be
-    /// freed on its own.
-    ///
-    /// # Errors
-    /// The run itself, unchanged, if it is a single frame.
-    pub fn split(self) -> Result<(Run, Run), Run> {
-        match self.order().checked_sub(1) {
-            Some(order) => Ok((Run::new(self.first(), order), Run::new(self.first().add(1 << order), order))),
-            None => Err(self),
-        }
-    }
-
-    /// Puts the run into the form of its first frame's number, for a page-table entry to keep.
-    pub(crate) fn into_entry(self) -> Pfn<Hpa> {
-        self.first()
-    }
-
-    /// Takes a run back out of a page-table entry that kept it (or a part of it: frames of a split
-    /// 2 MiB leaf). The caller must have removed the entry, or the run would exist twice.
-    pub(crate) const fn from_entry(first: Pfn<Hpa>, order: u8) -> Run {
-        Run::new(first, order)
-    }
-}
-
-/// 2^order frames that a hart has taken ahead of need, and that are nobody's yet. Dropping it leaks the frames.
-#[must_use = "dropping it leaks its frames"]
-#[derive(PartialEq, Eq, Debug)]
-pub struct Ahead {
-    first: Pfn<Hpa>,
-    order: u8,
-}
-
-impl Ahead {
-    /// The first frame.
-    #[must_use]
-    pub const fn first(&self) -> Pfn<Hpa> {
-        self.first
-    }
-
-    /// The number of frames.
-    #[must_use]
-    pub const fn pages(&self) -> u64 {
-        1 << self.order
-    }
-}
-
-impl fmt::Debug for Run {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} +{} frames", self.first(), self.pages())
-    }
-}
 
 /// All host RAM that is handed out by the frame, as one hart sees it.
 #[derive(Debug)]

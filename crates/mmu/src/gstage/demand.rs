@@ -6,9 +6,8 @@
 //! To clear or copy 2 MiB takes long. So a resolution that wants that says so ([`Unresolved::Wants`]) and has changed
 //! nothing; the caller makes them ready ([`Content::prepare`]) without any lock, and tries again with what is [`Ready`].
 
-use super::{
-    AddressSpace, How, Images, OWNED, Object, Prot, Publish, Region, ResolveError, Resolved, Superpages, arrival,
-};
+use super::region::{Object, Prot, Region};
+use super::space::{AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
 use crate::walk::Slot;

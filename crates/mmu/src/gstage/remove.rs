@@ -1,6 +1,6 @@
 //! Removal: pages become untouched again, or the address space ends.
 
-use super::{AddressSpace, OWNED};
+use super::space::{AddressSpace, OWNED};
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::table;

@@ -5,7 +5,7 @@ use crate::guest::{Abilities, GuestHart};
 use crate::hart::{Hart, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
-use crate::{entry, heap, panic};
+use crate::{heap, panic, pen};
 use abi::bundle::{Config, MAX_VCPUS, MAX_VMS};
 use abi::record::{Boot, Record};
 use alloc::boxed::Box;
@@ -144,7 +144,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, heap });
     lifecycle::start_all(g, &mut hart);
     match seat {
-        Seat::Firmware => entry::release(&ids),
+        Seat::Firmware => pen::release(&ids),
         Seat::Payload => {
             for (index, id) in ids.iter().enumerate().skip(1) {
                 seat::start_hart(*id, index)

@@ -1,23 +1,14 @@
 //! The first instructions of every hart: which seat is this, who boots, where is a stack.
 
+use crate::boot;
+use crate::pen::{HART_IDS, RELEASED, STACK_BYTES};
 use core::arch::global_asm;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::AtomicU32;
 use hypervisor::harts::MAX_HARTS;
-
-/// Bytes of stack for each hart.
-pub const STACK_BYTES: usize = 64 << 10;
 
 /// Taken by the first hart to arrive. In `.data`: it must survive the clearing of `.bss`.
 #[unsafe(link_section = ".data.boot")]
 static LOTTERY: AtomicU32 = AtomicU32::new(0);
-/// How many entries of [`HART_IDS`] are valid; the waiting harts of the firmware seat go on when it
-/// is not 0.
-#[unsafe(link_section = ".data.boot")]
-static RELEASED: AtomicU64 = AtomicU64::new(0);
-/// The hart id of each hart in use, by Gnomon's index.
-#[unsafe(link_section = ".data.boot")]
-static HART_IDS: [AtomicU64; MAX_HARTS] = [const { AtomicU64::new(u64::MAX) }; MAX_HARTS];
-
 global_asm!(
     ".section .text.entry, \"ax\"",
     ".global __stack_bytes",
@@ -80,29 +71,6 @@ global_asm!(
     lottery = sym LOTTERY,
     released = sym RELEASED,
     ids = sym HART_IDS,
-    boot = sym crate::boot::boot,
-    secondary = sym crate::boot::secondary,
+    boot = sym boot::boot,
+    secondary = sym boot::secondary,
 );
-
-unsafe extern "C" {
-    fn gnomon_secondary();
-    static __stacks: u8;
-}
-
-/// The address at which a secondary hart starts in the payload seat, with its index in a1.
-pub fn secondary_address() -> u64 {
-    gnomon_secondary as *const () as u64
-}
-
-/// The end of the stack of hart `index`.
-pub fn stack_end(index: usize) -> u64 {
-    (&raw const __stacks) as u64 + (STACK_BYTES * (index + 1)) as u64
-}
-
-/// Lets the harts that wait at the start go on; `ids` are theirs, by index.
-pub fn release(ids: &[u64]) {
-    for (slot, id) in HART_IDS.iter().zip(ids) {
-        slot.store(*id, Ordering::Relaxed);
-    }
-    RELEASED.store(ids.len() as u64, Ordering::SeqCst);
-}

@@ -5,6 +5,7 @@
 //! itself; and only here do seat and guest mode meet. Three pairs exist: the payload seat has VS
 //! mode only.
 
+mod bank;
 mod probe;
 mod state;
 
@@ -12,6 +13,7 @@ pub use probe::Abilities;
 
 use crate::seat::Seat;
 use alloc::string::String;
+use bank::with_bank;
 use hypervisor::isa::Isa;
 use hypervisor::machine::HostHart;
 use hypervisor::offer::GuestMode;
@@ -35,24 +37,6 @@ const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Int
 const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
 /// ENVCFG, and the right to `sstateen0` itself: what guests without further state extensions need.
 const STATEEN: u64 = 1 << 63 | 1 << 62;
-
-/// `$body`, where `$bank` names the CSRs that hold the guest's supervisor state: the VS-level ones, or
-/// the S-level ones themselves.
-macro_rules! with_bank {
-    ($mode:expr, |$bank:ident| $body:expr) => {
-        match $mode {
-            GuestMode::Virtual => {
-                use metal::csr::vs as $bank;
-                $body
-            }
-            GuestMode::Supervisor => {
-                use metal::csr as $bank;
-                $body
-            }
-        }
-    };
-}
-use with_bank;
 
 /// An interrupt line of a guest's hart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,7 +163,8 @@ impl GuestHart {
             GuestMode::Supervisor if has_envcfg => csr::menvcfg::read(),
             GuestMode::Supervisor => 0,
         };
-        let abilities = this.probe(environment, common.has("v"))?;
+        let vlenb = if common.has("v") { this.vector_bytes() } else { 0 };
+        let abilities = probe::probe(mode, environment, vlenb)?;
         this.has_vmids = abilities.vmid_bits != 0;
         Ok((this, abilities))
     }

@@ -8,6 +8,7 @@ mod load;
 
 use crate::drivers::PlicContext;
 use crate::guest::{GuestHart, Line};
+use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -157,7 +158,7 @@ impl Hart {
             ram: start.ram,
             reach: start.reach,
             plic: start.plic,
-            stack_end: crate::entry::stack_end(start.index),
+            stack_end: pen::stack_end(start.index),
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.
             vmids: Ids::new(1, start.vmid_bits),

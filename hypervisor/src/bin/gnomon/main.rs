@@ -15,5 +15,6 @@ mod guest;
 mod hart;
 mod heap;
 mod panic;
+mod pen;
 mod protect;
 mod seat;

@@ -2,6 +2,7 @@
 //! mode above somebody else's firmware (payload seat). What differs for its guests is in `guest.rs`;
 //! everything else of Gnomon is the same in both.
 
+use crate::pen;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use hypervisor::machine::{HostHart, Machine};
 use metal::csr;
@@ -168,7 +169,7 @@ pub fn send_ipi(id: u64, msip: u64) {
 /// # Errors
 /// The SBI's error code.
 pub fn start_hart(id: u64, index: usize) -> Result<(), i64> {
-    let address = crate::entry::secondary_address();
+    let address = pen::secondary_address();
     // SAFETY: starts at the code meant for it, with a stack of its own.
     match unsafe { sbi::call(hsm::EID_HSM, hsm::HART_START, [id, address, index as u64]) } {
         (0, _) => Ok(()),

@@ -1,6 +1,7 @@
-//! What the upkeeps answer differently: all questions are in [`Rules`], and here alone it matters which one a VM has.
+//! What the upkeeps answer differently: all questions are in [`rules`], and here alone it matters which one a VM has.
 
 mod lazy;
+mod rules;
 mod shadow;
 mod unsync;
 
@@ -8,22 +9,8 @@ use super::config::{Host, Upkeep};
 use super::engine::Shadow;
 use super::page::{At, Id};
 use super::sabotage::Sabotage;
+use rules::Rules;
 use rv::{Fence, Gpa, PhysMem};
-
-/// An upkeep.
-trait Rules {
-    /// Whether a guest table is write-protected from its first shadow on. If not, none ever is.
-    const PROTECTS: bool;
-    /// Whether the lane may take fences.
-    const HAS_LANE: bool;
-    /// Whether the first store to a protected table lets it go, where it could be emulated. `are_leaves`: it is a table of
-    /// leaves wherever it is used.
-    fn lets_go(are_leaves: bool) -> bool;
-    /// A fence by address arrives at a live entry that is no pointer to a table.
-    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>);
-    /// A fence of everything that a root leads to.
-    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>);
-}
 
 macro_rules! ask {
     ($shadow:ident, $rules:ident => $question:expr) => {

@@ -3,11 +3,12 @@
 use super::super::config::Host;
 use super::super::engine::Shadow;
 use super::super::page::{At, Id};
+use super::rules;
 use rv::{Fence, Gpa, PhysMem};
 
 pub(super) struct Rules;
 
-impl super::Rules for Rules {
+impl rules::Rules for Rules {
     const PROTECTS: bool = true;
     const HAS_LANE: bool = false;
 

@@ -1,6 +1,6 @@
 //! What the device tree does not tell of a hart, found by writing WARL fields and reading them back.
 
-use super::{GuestHart, with_bank};
+use super::bank::with_bank;
 use alloc::string::String;
 use alloc::vec::Vec;
 use hypervisor::offer::GuestMode;
@@ -28,32 +28,29 @@ pub struct Abilities {
     pub vlenb: usize,
 }
 
-impl GuestHart {
-    /// Tries what the registers hold. No guest is loaded.
-    pub(super) fn probe(&self, environment: u64, has_v: bool) -> Result<Abilities, String> {
-        let (g_format, vmid_bits) = match self.mode {
-            GuestMode::Virtual => probe_g_stage().ok_or("the hart has no G-stage format that Gnomon knows")?,
-            GuestMode::Supervisor => (&SV39X4, 0),
-        };
-        let formats: Vec<_> = [&SV39, &SV48, &SV57].into_iter().filter(|f| self.takes(f, 0).is_some()).collect();
-        let least = formats.first().ok_or("the hart has no page-table format that Gnomon knows")?;
-        let asids = self.takes(least, atp::ASID_BITS).unwrap_or(0);
-        let vlenb = if has_v { self.vector_bytes() } else { 0 };
-        Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb })
-    }
+/// Tries what the registers of this hart hold, whose guests run in that mode. No guest is loaded.
+pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize) -> Result<Abilities, String> {
+    let (g_format, vmid_bits) = match guest {
+        GuestMode::Virtual => probe_g_stage().ok_or("the hart has no G-stage format that Gnomon knows")?,
+        GuestMode::Supervisor => (&SV39X4, 0),
+    };
+    let formats: Vec<_> = [&SV39, &SV48, &SV57].into_iter().filter(|f| takes(guest, f, 0).is_some()).collect();
+    let least = formats.first().ok_or("the hart has no page-table format that Gnomon knows")?;
+    let asids = takes(guest, least, atp::ASID_BITS).unwrap_or(0);
+    Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb })
+}
 
-    /// Whether the guest's root register takes the format; and if so, what remains of the ASID bits.
-    fn takes(&self, format: &Format, asid_bits: u64) -> Option<u64> {
-        let mode = u64::from(format.mode);
-        // SAFETY: no guest is entered meanwhile, and Gnomon's own addresses do not go through it.
-        let read = with_bank!(self.mode, |bank| unsafe {
-            bank::satp::write(mode << atp::MODE_SHIFT | asid_bits << atp::ID_SHIFT);
-            let read = bank::satp::read();
-            bank::satp::write(0);
-            read
-        });
-        (read >> atp::MODE_SHIFT == mode).then_some(read >> atp::ID_SHIFT & atp::ASID_BITS)
-    }
+/// Whether the guest's root register takes the format; and if so, what remains of the ASID bits.
+fn takes(guest: GuestMode, format: &Format, asid_bits: u64) -> Option<u64> {
+    let mode = u64::from(format.mode);
+    // SAFETY: no guest is entered meanwhile, and Gnomon's own addresses do not go through it.
+    let read = with_bank!(guest, |bank| unsafe {
+        bank::satp::write(mode << atp::MODE_SHIFT | asid_bits << atp::ID_SHIFT);
+        let read = bank::satp::read();
+        bank::satp::write(0);
+        read
+    });
+    (read >> atp::MODE_SHIFT == mode).then_some(read >> atp::ID_SHIFT & atp::ASID_BITS)
 }
 
 fn probe_g_stage() -> Option<(&'static Format, u32)> {

@@ -1,7 +1,8 @@
 //! Moving a vCPU's registers between its box and the hart. What every exit saves is the trap
 //! vector's; this is the rest, moved only when the hart changes vCPUs.
 
-use super::{GuestHart, S_INTERRUPTS, with_bank};
+use super::bank::with_bank;
+use super::{GuestHart, S_INTERRUPTS};
 use crate::seat::Seat;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::vcpu::{VcpuRun, VsCsrs};

@@ -1,0 +1,316 @@
+//! The address space: its regions, its table, and what a resolution says.
+
+use super::region::{Prot, Region, RegionError};
+use crate::frames::{AllocError, Frames, Owner, Run, Use};
+use crate::stale::Stale;
+use crate::walk::{Ram, Slot, descend};
+use alloc::vec::Vec;
+use rv::{Addr, Caps, Entry, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// The software bit of leaves whose frames belong to the VM.
+pub const OWNED: PteFlags = PteFlags::RSW0;
+
+/// The leaf sizes in use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Superpages {
+    /// 4 KiB only.
+    Never,
+    /// 2 MiB where a region and the host's memory have room, else 4 KiB.
+    Mega,
+}
+
+/// What becomes of image pages that the guest only reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Images {
+    /// They are the host's own frames.
+    Shared,
+    /// They are copies from the first touch on, for guests whose hardware may write where the G-stage
+    /// forbids it.
+    Private,
+}
+
+/// How an address space is filled.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Policy {
+    /// The leaf sizes in use.
+    pub superpages: Superpages,
+    /// Whether images are shared.
+    pub images: Images,
+}
+
+/// What happened so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// Anonymous 4 KiB pages given.
+    pub anonymous_4k: u64,
+    /// Anonymous 2 MiB pages given.
+    pub anonymous_2m: u64,
+    /// Faults and copies that could have been served with 2 MiB, had there been a run or the budget.
+    pub mega_denied: u64,
+    /// Image pages mapped with 4 KiB leaves.
+    pub image_4k: u64,
+    /// Image pages mapped with 2 MiB leaves.
+    pub image_2m: u64,
+    /// Image pages copied because the guest stored to them, or its hardware might.
+    pub copies: u64,
+    /// The same, 2 MiB at once.
+    pub copies_2m: u64,
+    /// 2 MiB leaves broken into 4 KiB ones.
+    pub splits: u64,
+    /// Faults that found the access allowed already.
+    pub spurious: u64,
+    /// Faults that the region's protection forbids.
+    pub denied: u64,
+    /// Tables added, the root not counted.
+    pub tables: u64,
+}
+
+impl core::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.anonymous_4k += other.anonymous_4k;
+        self.anonymous_2m += other.anonymous_2m;
+        self.mega_denied += other.mega_denied;
+        self.image_4k += other.image_4k;
+        self.image_2m += other.image_2m;
+        self.copies += other.copies;
+        self.copies_2m += other.copies_2m;
+        self.splits += other.splits;
+        self.spurious += other.spurious;
+        self.denied += other.denied;
+        self.tables += other.tables;
+    }
+}
+
+/// How a fault was resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum How {
+    /// The table allowed the access already: another hart was faster, or this hart's TLB remembers
+    /// an older entry. A fence of that page on this hart makes sure of the latter.
+    Spurious,
+    /// The entry was invalid, and now maps zeroed memory or an image.
+    Filled,
+    /// The guest gets its own copy of an image page, or of the 2 MiB around it, as the fence says. Until [`Publish`], nothing is mapped there: a hart
+    /// that saw the copy while another still read the image would break the coherence of memory.
+    /// The copy was written by this hart as data, so whoever may execute it owes a `fence.i`, too.
+    Copied,
+}
+
+/// What is to be done about a guest's access.
+#[must_use = "a resolved fault may owe a fence"]
+#[derive(Debug)]
+pub enum Resolved {
+    /// Let the guest try again.
+    Mapped {
+        /// Where the access goes.
+        hpa: Addr<Hpa>,
+        /// What was done.
+        how: How,
+        /// What must be fenced before it is in force. None for an entry that was invalid: a hart that
+        /// remembers it as such faults, and that is [`How::Spurious`].
+        stale: Stale<Gpa>,
+        /// With [`How::Copied`]: what to do once the fence is done, before anything else is resolved.
+        publish: Option<Publish>,
+    },
+    /// No region there: a device to emulate, or nothing.
+    Hole,
+}
+
+/// An entry whose time comes after a fence.
+#[must_use = "the page stays unmapped, and its frame is lost, until this is published"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct Publish {
+    pub(super) at: Addr<Hpa>,
+    pub(super) leaf: Pte,
+}
+
+impl Publish {
+    /// Makes the copy visible. To be called after [`Stale::fence`], with the address space not used in
+    /// between.
+    pub fn publish(self, mem: &mut impl PhysMem) {
+        mem.write_u64(self.at, self.leaf.0);
+    }
+}
+
+/// Why an access cannot be resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ResolveError {
+    /// The region's protection forbids it. The guest's doing.
+    Denied,
+    /// There is no frame for it. Nothing has changed.
+    OutOfFrames(AllocError),
+}
+
+impl From<AllocError> for ResolveError {
+    fn from(error: AllocError) -> Self {
+        ResolveError::OutOfFrames(error)
+    }
+}
+
+/// What the table says about an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Translation {
+    /// Where it leads.
+    pub hpa: Addr<Hpa>,
+    /// The leaf's flags, without V.
+    pub flags: PteFlags,
+    /// The leaf's level.
+    pub level: Level,
+}
+
+/// A VM's guest physical memory.
+///
+/// Dropping one leaks its frames; end it with [`AddressSpace::destroy`].
+#[must_use = "dropping an address space leaks its frames"]
+pub struct AddressSpace {
+    pub(super) format: &'static Format,
+    pub(super) owner: Owner,
+    pub(super) policy: Policy,
+    pub(super) root: Run,
+    /// By address; disjoint.
+    regions: Vec<Region>,
+    pub(super) counters: Counters,
+}
+
+impl AddressSpace {
+    /// An address space without regions. Its tables are charged to `owner`.
+    ///
+    /// # Errors
+    /// If there are no frames for the root.
+    ///
+    /// # Panics
+    /// If `format` is not a G-stage format.
+    pub fn new(
+        format: &'static Format,
+        owner: Owner,
+        policy: Policy,
+        frames: &Frames,
+        mem: &mut impl PhysMem,
+    ) -> Result<Self, AllocError> {
+        assert!(format.is_g_stage(), "{} is not a G-stage format", format.name);
+        // norm:hgatp_ppn_op: the root is 16 KiB, aligned to its size; a run of order 2 is.
+        let root = frames.alloc(owner, Use::Table, format.root_extra_bits)?;
+        mem.zero_frames(root.first(), root.pages());
+        Ok(Self { format, owner, policy, root, regions: Vec::new(), counters: Counters::default() })
+    }
+
+    /// Adds a region. Nothing is mapped by it.
+    ///
+    /// # Errors
+    /// If it does not fit; nothing has changed then.
+    pub fn add_region(&mut self, region: Region) -> Result<(), RegionError> {
+        let end = Pfn::new(1 << (self.format.input_bits() - rv::PAGE_SHIFT));
+        if region.pages == 0 {
+            return Err(RegionError::Empty);
+        }
+        if region.start.raw().checked_add(region.pages).is_none_or(|last| last > end.raw()) {
+            return Err(RegionError::TooHigh { end });
+        }
+        if region.prot.is_empty() || (region.prot.contains(Prot::W) && !region.prot.contains(Prot::R)) {
+            return Err(RegionError::BadProt(region.prot));
+        }
+        // Disjoint and sorted: only the last that starts at or below us, and the next, can overlap.
+        let at = self.regions.partition_point(|other| other.start <= region.start);
+        let below = at.checked_sub(1).map(|i| self.regions[i]).filter(|other| other.end() > region.start.raw());
+        let above = self.regions.get(at).copied().filter(|other| other.start.raw() < region.end());
+        if let Some(other) = below.or(above) {
+            return Err(RegionError::Overlap(other));
+        }
+        self.regions.insert(at, region);
+        Ok(())
+    }
+
+    /// The regions, by address.
+    #[must_use]
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The region that holds `page`.
+    #[must_use]
+    pub fn region_of(&self, page: Pfn<Gpa>) -> Option<&Region> {
+        let at = self.regions.partition_point(|region| region.start <= page).checked_sub(1)?;
+        Some(&self.regions[at]).filter(|region| page.raw() < region.end())
+    }
+
+    /// The first page of the root table, for `hgatp`.
+    #[must_use]
+    pub const fn root(&self) -> Pfn<Hpa> {
+        self.root.first()
+    }
+
+    /// The table's format.
+    #[must_use]
+    pub const fn format(&self) -> &'static Format {
+        self.format
+    }
+
+    /// Who pays.
+    #[must_use]
+    pub const fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What the table says about `gpa` now. Changes nothing, fills nothing.
+    #[must_use]
+    pub fn translate(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Translation> {
+        if !self.format.fits(gpa) {
+            return None;
+        }
+        // The tables are ours: whatever is valid in them is a pointer or a leaf. Shadow paging asks at every fault.
+        let (mut table, mut level) = (self.root(), self.format.root_level());
+        loop {
+            let pte = Pte(mem.read_u64(table.at(8 * self.format.index(gpa, level) as u64)));
+            let flags = pte.flags();
+            if !flags.contains(PteFlags::V) {
+                return None;
+            }
+            if flags.intersects(PteFlags::R | PteFlags::X) {
+                let hpa = pte.pfn().at(gpa.raw() & (level.bytes() - 1));
+                return Some(Translation { hpa, flags: flags.difference(PteFlags::V), level });
+            }
+            (table, level) = (pte.pfn(), level.down().expect("a pointer is above level 0"));
+        }
+    }
+
+    /// The entry that decides about `gpa`, or `None` if the format cannot translate it.
+    pub(super) fn slot(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
+        let slot = descend(self.format, self.root(), gpa, Caps::default(), &mut Ram(mem)).ok()?;
+        // Nobody else writes these tables, so anything else in them is a bug of ours.
+        assert!(matches!(slot.entry, Entry::Invalid | Entry::Leaf(_)), "{gpa}: {:?} in a G-stage table", slot.pte);
+        Some(slot)
+    }
+
+    /// An entry that maps `pfn` for a guest that may do `prot`.
+    pub(super) fn leaf(pfn: Pfn<Hpa>, prot: Prot, ownership: PteFlags) -> Pte {
+        let mut flags = PteFlags::U | PteFlags::A | ownership;
+        flags.set(PteFlags::R, prot.contains(Prot::R));
+        flags.set(PteFlags::X, prot.contains(Prot::X));
+        flags.set(PteFlags::W | PteFlags::D, prot.contains(Prot::W));
+        Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
+    }
+
+    /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, but for the entries
+    /// that `other` replaces.
+    pub(super) fn write_split(
+        table: &Run,
+        leaf: &Leaf<Hpa>,
+        mem: &mut impl PhysMem,
+        other: impl Fn(u64) -> Option<Pte>,
+    ) {
+        for index in 0..Level::MEGA.pages() {
+            let same = Entry::Leaf(Leaf { pfn: leaf.pfn.add(index), ..*leaf }).encode();
+            mem.write_u64(table.first().at(8 * index), other(index).unwrap_or(same).0);
+        }
+    }
+}
+
+/// Where `gpa` arrives by `leaf`.
+pub(super) fn arrival(leaf: &Leaf<Hpa>, level: Level, gpa: Addr<Gpa>) -> Addr<Hpa> {
+    leaf.pfn.at(gpa.raw() & (level.bytes() - 1))
+}

@@ -1,0 +1,21 @@
+//! What is asked of an upkeep.
+
+use super::super::config::Host;
+use super::super::engine::Shadow;
+use super::super::page::{At, Id};
+use rv::{Fence, Gpa, PhysMem};
+
+/// An upkeep.
+pub(super) trait Rules {
+    /// Whether a guest table is write-protected from its first shadow on. If not, none ever is.
+    const PROTECTS: bool;
+    /// Whether the lane may take fences.
+    const HAS_LANE: bool;
+    /// Whether the first store to a protected table lets it go, where it could be emulated. `are_leaves`: it is a table of
+    /// leaves wherever it is used.
+    fn lets_go(are_leaves: bool) -> bool;
+    /// A fence by address arrives at a live entry that is no pointer to a table.
+    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>);
+    /// A fence of everything that a root leads to.
+    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>);
+}

@@ -1,0 +1,24 @@
+//! The port that the console prints to.
+
+/// The host's serial port. The console calls it under its own lock, so never from two harts at once.
+pub trait Port: Sync {
+    /// How many bytes can be sent now without waiting.
+    fn room(&self) -> usize;
+    /// Sends a byte: one of those that [`Port::room`] allowed.
+    fn send(&self, byte: u8);
+    /// A byte that has come in.
+    fn receive(&self) -> Option<u8>;
+    /// Sets which of its interrupts reach Gnomon: one for input, and one for room. Where there are none, nothing happens.
+    fn listen(&self, wanted: Listen);
+    /// Whether there are interrupts.
+    fn interrupts(&self) -> bool;
+}
+
+/// What a port is to interrupt for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Listen {
+    /// Something has come in.
+    pub input: bool,
+    /// Something can be sent again.
+    pub room: bool,
+}
