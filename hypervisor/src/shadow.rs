@@ -22,17 +22,19 @@ use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, with_ready};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Shadow, Upkeep, Wrote};
 use mmu::walk::AdPolicy;
-use rv::csr::{atp, status};
+use rv::csr::atp::Satp;
+use rv::csr::status;
 use rv::insn::WordStore;
 use rv::{Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request};
 
-/// What a guest's `satp` says.
-fn decode(satp: u64, offer: &Offer) -> (Paging, Asid) {
-    let mode = satp >> atp::MODE_SHIFT;
-    let asid = Asid((satp >> atp::ID_SHIFT & atp::ASID_BITS) as u16);
-    match offer.formats.iter().find(|format| u64::from(format.mode) == mode) {
-        Some(format) => (Paging::Tables { format, root: Pfn::new(satp & atp::PPN) }, asid),
-        None => (Paging::Bare, asid),
+/// The paging that a guest's `satp` asks for, or `None` if that is not offered.
+fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
+    match satp.table() {
+        None => (satp.mode == 0).then_some(Paging::Bare),
+        Some((format, root)) => {
+            let is_offered = offer.formats.iter().any(|offered| offered.mode == format.mode);
+            is_offered.then_some(Paging::Tables { format, root })
+        }
     }
 }
 
@@ -204,7 +206,9 @@ impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
 
 /// Gives the vCPU the root that its `satp` asks for, in place of the one that it has.
 fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
-    let (paging, asid) = decode(run.csrs.vsatp, &g.offer);
+    let satp = Satp::decode(run.csrs.vsatp);
+    // A write of anything else had no effect.
+    let (paging, asid) = (paging(&satp, &g.offer).unwrap_or(Paging::Bare), satp.asid);
     let vm = Arc::clone(&run.vm);
     let mut old = run.root.take();
     run.context.lane.turn_off();
@@ -265,7 +269,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
         let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
-            let insn = fetch::instruction(host.space, satp, mode, context.pc, &*host.mem)?;
+            let insn = fetch::instruction(host.space, satp, mode, context.pc, host.mem)?;
             WordStore::decode(insn, &context.x, gva.raw())
         });
         let insn = insn.filter(|insn| insn.is_aligned(gpa.raw() % 8));
@@ -380,11 +384,9 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
     run.context.set(rd, old);
     run.context.skip(4);
     run.shared.counters.satp_accesses.bump();
-    let mode = new >> atp::MODE_SHIFT;
     // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
     // MODE, the entire write has no effect" (norm:satp_mode_unsupported).
-    let is_supported = mode == 0 || g.offer.formats.iter().any(|format| u64::from(format.mode) == mode);
-    if new == old || !is_supported {
+    if new == old || paging(&Satp::decode(new), &g.offer).is_none() {
         return Some(Outcome::Resume);
     }
     run.csrs.vsatp = new;

@@ -11,7 +11,7 @@ use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::Frames;
-use mmu::gstage::{How, Images, Ready, Resolved, Unresolved, with_ready};
+use mmu::gstage::{How, Images, Ready, Resolved, Unresolved, settle, with_ready};
 use mmu::shadow::GuestFence;
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES};
 
@@ -104,11 +104,7 @@ fn try_reach<E: Env>(
     }
     // The VM's own lock stays held: no hart may resolve this page meanwhile and have its
     // translation overtaken by this fence, or see the copy before all others have left.
-    let retired = stale.fence(&mut GStageFence { g, vm, env });
-    if let Some(publish) = publish {
-        publish.publish(mem);
-    }
-    retired.release(frames);
+    settle(stale, publish, &mut GStageFence { g, vm, env }, mem).release(frames);
     Ok(hpa)
 }
 

@@ -40,11 +40,11 @@ impl Space {
     /// What the roots say for V=0 or V=1 (below M mode); `None` if nothing is translated.
     #[must_use]
     pub fn new(is_virtual: bool, roots: Roots) -> Option<Self> {
-        use rv::csr::atp::{ASID_BITS, ID_SHIFT, MODE_SHIFT, PPN, VMID_BITS};
-        let root = if is_virtual { roots.vsatp } else { roots.satp };
-        let first = Format::of_vs_mode(root >> MODE_SHIFT).map(|format| (format, Pfn::new(root & PPN)));
+        use rv::csr::atp::{ID_SHIFT, MODE_SHIFT, PPN, Satp, VMID_BITS};
+        let root = Satp::decode(if is_virtual { roots.vsatp } else { roots.satp });
+        let first = root.table();
         let regime = if is_virtual { Regime::Two } else { Regime::One };
-        let asid = (root >> ID_SHIFT & ASID_BITS) as u16;
+        let asid = root.asid.0;
         let (g, vmid) = if is_virtual {
             // The two lowest bits of a G-stage root are zero: it is 16 KiB.
             let g = g_format(roots.hgatp >> MODE_SHIFT).map(|format| (format, Pfn::new(roots.hgatp & PPN & !3)));

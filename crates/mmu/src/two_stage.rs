@@ -42,9 +42,15 @@ pub struct Arrival {
 }
 
 /// Why the G-stage cannot serve an access to guest physical memory.
-enum GuestMemory {
-    /// A guest-page fault at this address, with this `htinst`.
-    Fault { gpa: Addr<Gpa>, tinst: u64 },
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuestMemory {
+    /// A guest-page fault.
+    Fault {
+        /// Where.
+        gpa: Addr<Gpa>,
+        /// Its `htinst`.
+        tinst: u64,
+    },
     /// No memory to read or write where a table should be.
     NoMemory,
 }
@@ -84,9 +90,11 @@ pub fn two_stage<M: UpdatePte<Hpa>>(
 }
 
 /// The guest's tables, seen through the G-stage.
-struct GuestTables<'a, M> {
-    g: Option<Stage<Hpa>>,
-    mem: &'a mut M,
+pub struct GuestTables<'a, M> {
+    /// The G-stage, if it is not Bare.
+    pub g: Option<Stage<Hpa>>,
+    /// Host memory.
+    pub mem: &'a mut M,
 }
 
 impl<M: UpdatePte<Hpa>> GuestTables<'_, M> {
@@ -115,7 +123,11 @@ impl<M: UpdatePte<Hpa>> UpdatePte<Gpa> for GuestTables<'_, M> {
     }
 }
 
-fn through_g<M: UpdatePte<Hpa>>(
+/// Where the G-stage leads, for a request as it sees it ([`Request::at_g_stage`]).
+///
+/// # Errors
+/// Why it refuses.
+pub fn through_g<M: UpdatePte<Hpa>>(
     g: &Option<Stage<Hpa>>,
     gpa: Addr<Gpa>,
     req: &Request,

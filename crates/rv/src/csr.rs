@@ -107,6 +107,35 @@ pub mod atp {
     pub const fn satp<S: Space>(format: &Format, asid: Asid, root: Pfn<S>) -> u64 {
         (format.mode as u64) << MODE_SHIFT | (asid.0 as u64) << ID_SHIFT | root.raw()
     }
+
+    /// What a `satp` or `vsatp` says.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Satp {
+        /// MODE: 0 is Bare.
+        pub mode: u64,
+        /// The ASID.
+        pub asid: Asid,
+        /// The root's page number, in whatever space the register's tables are.
+        pub ppn: u64,
+    }
+
+    impl Satp {
+        /// The register's fields.
+        #[must_use]
+        pub const fn decode(value: u64) -> Self {
+            let asid = Asid((value >> ID_SHIFT & ASID_BITS) as u16);
+            Self { mode: value >> MODE_SHIFT, asid, ppn: value & PPN }
+        }
+
+        /// The format and the root, or `None` for Bare and for reserved modes.
+        #[must_use]
+        pub const fn table<S: Space>(&self) -> Option<(&'static Format, Pfn<S>)> {
+            match Format::of_vs_mode(self.mode) {
+                Some(format) => Some((format, Pfn::new(self.ppn))),
+                None => None,
+            }
+        }
+    }
 }
 
 /// `hcounteren` and its like: cycle, time and instret.

@@ -25,4 +25,5 @@ pub use demand::{Content, Ready, Unresolved, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
 pub use space::{
     AddressSpace, Counters, How, Images, OWNED, Policy, Publish, ResolveError, Resolved, Superpages, Translation,
+    settle,
 };

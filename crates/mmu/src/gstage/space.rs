@@ -2,10 +2,11 @@
 
 use super::region::{Prot, Region, RegionError};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
-use crate::stale::Stale;
-use crate::walk::{Ram, Slot, descend};
+use crate::stale::{Retired, Stale};
+use crate::two_stage::Stage;
+use crate::walk::{AdPolicy, Ram, Slot, descend};
 use alloc::vec::Vec;
-use rv::{Addr, Caps, Entry, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Caps, Entry, Fence, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// The software bit of leaves whose frames belong to the VM.
 pub const OWNED: PteFlags = PteFlags::RSW0;
@@ -125,10 +126,25 @@ pub struct Publish {
 
 impl Publish {
     /// Makes the copy visible. To be called after [`Stale::fence`], with the address space not used in
-    /// between.
+    /// between; [`settle`] does both.
     pub fn publish(self, mem: &mut impl PhysMem) {
         mem.write_u64(self.at, self.leaf.0);
     }
+}
+
+/// Fences what a resolution has made stale, then makes its copy visible, if it made one: no hart sees the copy while another
+/// still reads what it was made from. Returns the frames that are now free to go.
+pub fn settle(
+    stale: Stale<Gpa>,
+    publish: Option<Publish>,
+    hw: &mut impl Fence<Gpa>,
+    mem: &mut impl PhysMem,
+) -> Retired {
+    let retired = stale.fence(hw);
+    if let Some(publish) = publish {
+        publish.publish(mem);
+    }
+    retired
 }
 
 /// Why an access cannot be resolved.
@@ -236,6 +252,12 @@ impl AddressSpace {
     #[must_use]
     pub const fn root(&self) -> Pfn<Hpa> {
         self.root.first()
+    }
+
+    /// The table, for walks as hardware makes them.
+    #[must_use]
+    pub fn stage(&self) -> Stage<Hpa> {
+        Stage { format: self.format, root: self.root(), caps: Caps::default(), ad: AdPolicy::Svade }
     }
 
     /// The table's format.

@@ -7,7 +7,7 @@ use super::index::List;
 use super::page::{Body, Id, Role};
 use super::sabotage::Sabotage;
 use crate::frames::{AllocError, Frames, Use};
-use crate::gstage::{How, Publish};
+use crate::gstage::{self, How, Publish};
 use crate::stale::Stale;
 use crate::table::Owed;
 use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem};
@@ -171,10 +171,16 @@ impl Shadow {
         }
     }
 
-    /// Spends what an edit of the G-stage owes: all harts forget all that they know of the VM, then its frames are free.
-    fn spend<M: PhysMem, H: Fence<Gpa>>(&mut self, stale: Stale<Gpa>, host: &mut Host<'_, M, H>) {
+    /// Spends what an edit of the G-stage owes: all harts forget all that they know of the VM, a copy becomes visible, then
+    /// the frames are free.
+    fn spend<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        stale: Stale<Gpa>,
+        publish: Option<Publish>,
+        host: &mut Host<'_, M, H>,
+    ) {
         let is_fenced = !stale.is_none();
-        let retired = stale.fence(host.hw);
+        let retired = gstage::settle(stale, publish, host.hw, host.mem);
         if is_fenced {
             self.flushed(host);
         }
@@ -199,10 +205,7 @@ impl Shadow {
             };
             (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
         }
-        self.spend(stale, host);
-        if let Some(publish) = publish {
-            publish.publish(host.mem);
-        }
+        self.spend(stale, publish, host);
     }
 
     /// Pages of guest RAM become untouched again ([`crate::AddressSpace::unmap`]), and nothing of them stays in
@@ -218,7 +221,7 @@ impl Shadow {
     ) -> Result<(), AllocError> {
         let stale = host.space.unmap(start, pages, host.frames, host.mem)?;
         (0..pages).for_each(|n| self.forget(start.add(n), host));
-        self.spend(stale, host);
+        self.spend(stale, None, host);
         self.conclude(host);
         Ok(())
     }
