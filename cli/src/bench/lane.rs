@@ -15,7 +15,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// The figures of the guest, and what they are.
-const KINDS: [(&str, &str); 8] = [
+const KINDS: [(&str, &str); 10] = [
     ("fence_page_asid", "sfence.vma va, asid"),
     ("fence_page_asid_again", "the same, again"),
     ("fence_page", "sfence.vma va, x0"),
@@ -24,6 +24,8 @@ const KINDS: [(&str, &str); 8] = [
     ("switch_satp", "csrw satp, a known root"),
     ("ecall", "SBI call (base)"),
     ("fault", "load, new table, known memory"),
+    ("uart_byte", "sb to the UART, a byte"),
+    ("dbcn_byte", "SBI debug console, a byte"),
 ];
 
 /// Measures.

@@ -9,7 +9,7 @@
 use core::arch::asm;
 use guests::paging::{self, RW, Space};
 use guests::window::{ASID, PAGES, Window, address};
-use guests::{Check, access, console, ensure, run};
+use guests::{Check, access, console, ensure, run, sbi};
 use metal::{csr, fence};
 use rv::PAGE_BYTES;
 use rv::format::SV39;
@@ -97,9 +97,32 @@ fn measure() -> Check {
     let by = csr::satp::read() ^ other.satp();
     switch_satp(by);
     measure("switch_satp", switch_satp, "", flip, by)?;
+    output();
     faults(&window)?;
     paging::leave();
     Ok(())
+}
+
+/// What a byte of output costs, through the UART and by the debug console.
+fn output() {
+    let bytes = (ROUNDS * PAGES) as usize;
+    let ticks = |work: &dyn Fn()| {
+        let start = metal::time();
+        work();
+        metal::time() - start
+    };
+    let floor = ticks(&|| (0..bytes).for_each(|at| _ = core::hint::black_box(at)));
+    let line = |at: usize| if at % 64 == 63 { b'\n' } else { b'.' };
+    let uart = ticks(&|| (0..bytes).for_each(|at| access::out8(console::UART, line(at))));
+    console::figure("uart_byte", uart.saturating_sub(floor));
+    let text: [u8; 256] = core::array::from_fn(line);
+    let dbcn = ticks(&|| {
+        let mut left = bytes;
+        while left > 0 {
+            left -= (sbi::console_write(&text[..left.min(text.len())]).1 as usize).min(left);
+        }
+    });
+    console::figure("dbcn_byte", dbcn);
 }
 
 /// Another address space with the window as it is mapped now.
