@@ -7,6 +7,7 @@ use crate::board;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
+use crate::serial;
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Departure, Devices, Memory, Phase, Vm};
 use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
@@ -253,6 +254,7 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     match departure {
         Departure::End(reason) => start(g, over(g, &vm, reason), env),
         Departure::Reboot => {
+            serial::last_words(g, &vm);
             g.console.say_of(vm.index, &format!("{} starts over", vm.config.name), false);
             start(g, VecDeque::from([vm]), env);
         }
@@ -278,6 +280,7 @@ fn over(g: &Gnomon, vm: &Vm, reason: EndReason) -> VecDeque<Arc<Vm>> {
         EndReason::Killed { message } => format!("{name} was stopped: {message}"),
         EndReason::NotStarted { message } => format!("{name} could not be started: {message}"),
     };
+    serial::last_words(g, vm);
     g.console.say_of(vm.index, &message, true);
     g.console.record(&Record::VmEnd(VmEnd { vm: name.into(), reason }));
     g.ended.fetch_add(1, Ordering::SeqCst);

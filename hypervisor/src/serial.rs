@@ -1,11 +1,13 @@
 //! The host's serial port and the guests: what they print, and what is typed for them.
 
 use crate::console::{Command, Left};
+use crate::device::Uart;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
 use crate::vm::{Devices, Vm};
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
 use spin::MutexGuard;
 
 /// Prints output of a guest; returns how many bytes were taken. The others are to be offered again.
@@ -17,8 +19,46 @@ pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usi
     taken
 }
 
+/// Prints what a guest's UART has to send, when that is worth it; else soon.
+pub fn send<E: Env>(g: &Gnomon, vm: &Vm, uart: &mut Uart, env: &mut E) {
+    if !uart.lot().is_empty() {
+        let taken = print(g, vm.index, uart.lot(), env);
+        uart.sent(taken);
+    }
+    if uart.wants_moment() && !vm.is_sending.swap(true, Ordering::SeqCst) {
+        env.attend_soon();
+    }
+}
+
+/// Prints all that a guest's UART has to send, but for what the console has no room for.
+pub fn send_all<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    if vm.is_sending.swap(false, Ordering::SeqCst) {
+        let mut devices = vm.devices.lock();
+        let taken = print(g, vm.index, devices.uart.sending(), env);
+        devices.uart.sent(taken);
+        devices.uart.moment();
+        if devices.uart.wants_moment() {
+            vm.is_sending.store(true, Ordering::SeqCst);
+            env.attend_soon();
+        }
+        lines::update_uart(g, vm, devices, env);
+    }
+}
+
+/// The guest makes no more output in this life: what its UART still has to send joins the rest.
+pub fn last_words(g: &Gnomon, vm: &Vm) {
+    vm.is_sending.store(false, Ordering::SeqCst);
+    let mut devices = vm.devices.lock();
+    g.console.append(vm.index, devices.uart.sending());
+    let count = devices.uart.sending().len();
+    devices.uart.sent(count);
+}
+
 /// Goes on with output that is left.
 pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
+    for vm in &g.vms {
+        send_all(g, vm, env);
+    }
     if g.console.is_dirty() && g.console.print() == Left::More {
         env.attend_soon();
     }

@@ -9,7 +9,7 @@ use abi::record::EndReason;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, ResolveError};
 use mmu::shadow::{Shadow, Upkeep};
@@ -137,6 +137,8 @@ pub struct Vm {
     pub past: Mutex<Past>,
     /// The devices.
     pub devices: Mutex<Devices>,
+    /// The UART has something to send, or to say, and some hart looks after it soon.
+    pub is_sending: AtomicBool,
     /// Its vCPUs, by hart id.
     pub vcpus: Vec<Arc<Vcpu>>,
     /// Where it is in its life.
@@ -194,6 +196,7 @@ impl Vm {
             memory: Mutex::new(None),
             past: Mutex::new(Past::default()),
             devices: Mutex::new(Devices::new(config.vcpus)),
+            is_sending: AtomicBool::new(false),
             vcpus,
             phase: Mutex::new(Phase::Leaving(Departure::Reboot)),
             tlb_generation: AtomicU64::new(0),

@@ -100,6 +100,12 @@ impl Console {
         (taken, self.print_some(BUDGET))
     }
 
+    /// Takes the last few bytes of a guest's output, even if its ring is full. They are printed with what comes next.
+    pub fn append(&self, guest: usize, bytes: &[u8]) {
+        let mut ring = self.rings[guest].lock();
+        bytes.iter().for_each(|byte| ring.push(*byte));
+    }
+
     /// Whether some output may be waiting for somebody who prints it.
     #[must_use]
     pub fn is_dirty(&self) -> bool {

@@ -1,13 +1,21 @@
 //! A 16550 UART as guests see it (National Semiconductor PC16550D data sheet; register names from
-//! there). The line is infinitely fast: what is written has left at once, so the transmitter is
-//! always empty.
+//! there). Whoever polls finds the transmitter empty at all times, but the interrupt that says so comes a moment after the
+//! last byte: a driver that goes on in its interrupt handler for as long as there is room comes to an end.
+//!
+//! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when there are
+//! many, or at [`Uart::moment`].
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 /// Bytes of the register file: eight registers.
 pub const REGISTERS: u64 = 8;
 /// Bytes from the host that wait for the guest to read. Further ones wait where they come from.
 const BACKLOG: usize = 1024;
+/// Bytes that leave at once when there are so many.
+const LOT: usize = 64;
+/// Bytes that wait to leave at most.
+const MOST_SENDING: usize = 2 * LOT;
 /// Bytes of the FIFO that loopback fills.
 const FIFO: usize = 16;
 /// After the guest has emptied its FIFO, the next byte is on its way until the guest wants an interrupt for it, or has read
@@ -47,6 +55,10 @@ pub struct Uart {
     overrun: bool,
     /// A THRE interrupt that has neither been read in IIR nor been made moot by a write.
     thre: bool,
+    /// The transmitter will say that it is empty.
+    draining: bool,
+    /// What is to leave.
+    sending: Vec<u8>,
     /// The guest has claimed an interrupt since that one was raised.
     thre_seen: bool,
     received: VecDeque<u8>,
@@ -67,6 +79,8 @@ impl Default for Uart {
             fifo: false,
             overrun: false,
             thre: false,
+            draining: false,
+            sending: Vec::with_capacity(MOST_SENDING),
             thre_seen: false,
             received: VecDeque::new(),
             quiet: QUIET_READS,
@@ -175,21 +189,61 @@ impl Uart {
         }
     }
 
-    /// Writes register `offset` (0..8); returns a byte that goes out on the line.
-    #[must_use = "the byte goes to the console"]
-    pub fn write(&mut self, offset: u64, value: u8) -> Option<u8> {
+    /// What is to leave now: a lot, or nothing yet.
+    #[must_use]
+    pub fn lot(&self) -> &[u8] {
+        let is_lot = self.sending.len() >= LOT || self.sending.last() == Some(&b'\n');
+        if is_lot { &self.sending } else { &[] }
+    }
+
+    /// What is to leave at some time.
+    #[must_use]
+    pub fn sending(&self) -> &[u8] {
+        &self.sending
+    }
+
+    /// So many bytes of that have left.
+    pub fn sent(&mut self, count: usize) {
+        self.sending.drain(..count);
+    }
+
+    /// Whether another byte can be written.
+    #[must_use]
+    pub fn can_send(&self) -> bool {
+        self.sending.len() < MOST_SENDING
+    }
+
+    /// Whether there is to be a [`Uart::moment`] soon.
+    #[must_use]
+    pub fn wants_moment(&self) -> bool {
+        self.draining || !self.sending.is_empty()
+    }
+
+    /// Some time has passed since the last byte was written.
+    pub fn moment(&mut self) {
+        if core::mem::take(&mut self.draining) {
+            self.raise_thre();
+        }
+    }
+
+    /// Writes register `offset` (0..8). A byte to be sent joins those that leave; the caller has seen that it can.
+    pub fn write(&mut self, offset: u64, value: u8) {
         let latched = self.lcr & LCR_DLAB != 0;
         match offset {
             0 if latched => self.divisor = self.divisor & 0xff00 | u16::from(value),
             0 => {
-                self.raise_thre(); // sent at once: empty again
+                self.thre = false;
+                if self.ier & IER_THRE != 0 {
+                    self.draining = true;
+                } else {
+                    self.raise_thre(); // nobody is to be told when
+                }
                 if self.quiet > 0 {
                     self.quiet = QUIET_READS; // LSR was read for the sake of this byte
                 }
                 if self.mcr & MCR_LOOP == 0 {
-                    return Some(value);
-                }
-                if self.looped.len() < FIFO {
+                    self.sending.push(value);
+                } else if self.looped.len() < FIFO {
                     self.looped.push_back(value);
                 } else {
                     self.overrun = true;
@@ -200,7 +254,7 @@ impl Uart {
                 let enabled = value & IER_MASK & !self.ier;
                 self.ier = value & IER_MASK;
                 // Enabling it while the transmitter is empty raises it at once.
-                if enabled & IER_THRE != 0 {
+                if enabled & IER_THRE != 0 && !self.draining {
                     self.raise_thre();
                 }
                 if self.ier & IER_RX != 0 {
@@ -219,7 +273,6 @@ impl Uart {
             7 => self.scratch = value,
             _ => {} // LSR and MSR are read-only
         }
-        None
     }
 }
 
@@ -230,8 +283,13 @@ mod tests {
     #[test]
     fn what_is_written_goes_out_and_what_comes_is_read() {
         let mut uart = Uart::default();
-        let _ = uart.write(1, IER_RX);
-        assert_eq!(uart.write(0, b'x'), Some(b'x'));
+        uart.write(1, IER_RX);
+        uart.write(0, b'x');
+        assert_eq!((uart.sending(), uart.lot()), (&b"x"[..], &b""[..]), "more may come");
+        uart.write(0, b'\n');
+        assert_eq!(uart.lot(), b"x\n");
+        uart.sent(2);
+        assert!(!uart.wants_moment());
         uart.receive(b'a');
         uart.receive(b'b');
         assert_eq!(uart.read(5) & LSR_READY, LSR_READY);
@@ -244,41 +302,43 @@ mod tests {
         let mut uart = Uart::default();
         uart.receive(b'a');
         assert!(!uart.interrupt());
-        let _ = uart.write(1, IER_RX | IER_THRE);
+        uart.write(1, IER_RX | IER_THRE);
         assert_eq!(uart.read(2), IIR_RX, "receive data goes first");
         uart.read(0);
         assert_eq!(uart.read(2), IIR_THRE, "enabling THRE on an empty transmitter raises it");
         assert!(!uart.interrupt(), "reading IIR acknowledges THRE");
-        let _ = uart.write(0, b'x');
+        uart.write(0, b'x');
+        assert!(!uart.interrupt() && uart.wants_moment(), "it is not empty yet");
+        uart.moment();
         assert!(uart.interrupt());
-        let _ = uart.write(1, 0);
+        uart.write(1, 0);
         assert!(!uart.interrupt());
     }
 
     #[test]
     fn the_divisor_hides_behind_dlab() {
         let mut uart = Uart::default();
-        let _ = uart.write(3, LCR_DLAB | 3);
-        let _ = uart.write(0, 0x34);
-        let _ = uart.write(1, 0x12);
+        uart.write(3, LCR_DLAB | 3);
+        uart.write(0, 0x34);
+        uart.write(1, 0x12);
         assert_eq!((uart.read(0), uart.read(1)), (0x34, 0x12));
-        let _ = uart.write(3, 3);
+        uart.write(3, 3);
         assert_eq!(uart.read(1), 0, "IER is untouched");
     }
 
     #[test]
     fn loopback_is_how_drivers_probe() {
         let mut uart = Uart::default();
-        let _ = uart.write(4, MCR_LOOP | 0x0a);
+        uart.write(4, MCR_LOOP | 0x0a);
         assert_eq!(uart.read(6), 0x90);
-        assert_eq!(uart.write(0, 7), None);
+        uart.write(0, 7);
         assert_eq!(uart.read(0), 7);
     }
 
     #[test]
     fn a_flood_is_bounded_and_says_so() {
         let mut uart = Uart::default();
-        let _ = uart.write(1, IER_RX);
+        uart.write(1, IER_RX);
         while uart.has_room() {
             uart.receive(1);
         }
@@ -288,8 +348,9 @@ mod tests {
         assert_eq!(uart.read(5) & LSR_OVERRUN, 0);
         uart.read(0);
         assert!(uart.has_room());
-        let _ = uart.write(4, MCR_LOOP);
-        (0..FIFO + 1).for_each(|_| assert_eq!(uart.write(0, 7), None));
+        uart.write(4, MCR_LOOP);
+        (0..FIFO + 1).for_each(|_| uart.write(0, 7));
+        assert!(uart.sending().is_empty());
         assert_eq!(uart.read(5) & LSR_OVERRUN, LSR_OVERRUN);
     }
 
@@ -299,14 +360,14 @@ mod tests {
         uart.receive(b'a');
         // As Linux's does.
         for value in [FCR_ENABLE, FCR_ENABLE | FCR_CLEAR_RX, 0] {
-            let _ = uart.write(2, value);
+            uart.write(2, value);
         }
         for byte in b"messages that are longer than that" {
             uart.read(5);
-            let _ = uart.write(0, *byte);
+            uart.write(0, *byte);
         }
         assert_eq!((uart.read(5) & LSR_READY, uart.read(0)), (0, 0));
-        let _ = uart.write(1, IER_RX);
+        uart.write(1, IER_RX);
         assert_eq!((uart.interrupt(), uart.read(5) & LSR_READY, uart.read(0)), (true, LSR_READY, b'a'));
     }
 
@@ -321,18 +382,21 @@ mod tests {
     #[test]
     fn a_kernel_that_never_reads_iir_gets_one_interrupt_for_an_empty_transmitter() {
         let mut uart = Uart::default();
-        let _ = uart.write(1, IER_THRE);
-        let _ = uart.write(0, b'x');
+        uart.write(1, IER_THRE);
+        uart.write(0, b'x');
+        uart.moment();
         assert!(uart.interrupt());
         uart.claimed();
-        let _ = uart.write(0, b'y');
+        uart.write(0, b'y');
+        uart.moment();
         uart.completed();
         assert!(uart.interrupt(), "it has become empty once more");
         uart.claimed();
         uart.completed();
         assert!(!uart.interrupt());
         uart.completed();
-        let _ = uart.write(0, b'z');
+        uart.write(0, b'z');
+        uart.moment();
         uart.completed();
         assert!(uart.interrupt(), "nobody has claimed that");
     }

@@ -27,6 +27,9 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         _ => access,
     };
     let vm = Arc::clone(&run.vm);
+    if !is_implicit && !vm.in_ram(gpa.raw(), 1) {
+        return outside_ram(g, run, access, gpa, env);
+    }
     match vm.reach(g, gpa, needed, env) {
         Ok(_) => {
             run.shared.counters.faults_memory.bump();

@@ -71,10 +71,14 @@ fn uart_access<E: Env>(
             run.context.set(rd, op.extend(value.into()));
             true
         }
-        MemOp::Store { rs, .. } => match devices.uart.write(offset, run.context.x[usize::from(rs)] as u8) {
-            Some(byte) => serial::print(g, run.vm.index, &[byte], env) == 1,
-            None => true,
-        },
+        MemOp::Store { rs, .. } => {
+            if !devices.uart.can_send() {
+                return false;
+            }
+            devices.uart.write(offset, run.context.x[usize::from(rs)] as u8);
+            serial::send(g, &run.vm, &mut devices.uart, env);
+            true
+        }
     }
 }
 
