@@ -2,6 +2,7 @@
 //! tested on and that Gnomon is measured against.
 
 use crate::machine::{Machine, MachineError, Next, Outcome};
+use crate::place::Unnamed;
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
 use crate::size::Size;
 use crate::stream::Piece;
@@ -11,7 +12,6 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode};
 use miette::{IntoDiagnostic, miette};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tempfile::NamedTempFile;
 
 /// QEMU writes a device tree sooner.
 const DUMP_PATIENCE: Duration = Duration::from_secs(60);
@@ -73,8 +73,8 @@ pub fn run(
 ///
 /// # Errors
 /// If QEMU does not say what its device tree is, or scratch files cannot be written.
-pub fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, NamedTempFile)> {
-    let file = NamedTempFile::new().into_diagnostic()?;
+pub fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, Unnamed)> {
+    let file = Unnamed::new()?;
     let mut dump = machine.clone();
     dump.extra.extend(["-machine".into(), format!("dumpdtb={}", file.path().display())]);
     let (running, _) = Machine::start(&dump)?;

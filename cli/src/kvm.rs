@@ -6,14 +6,13 @@
 
 use crate::debian::{DebianError, Files, HostKernel, Package, Software, Suite, Wanted};
 use crate::initramfs::{Archive, InitramfsError};
-use crate::place::IoError;
+use crate::place::{IoError, Unnamed};
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
 use crate::size::{MIB, Size};
 use cpio::newc::ModeFileType;
 use miette::Diagnostic;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
 
 /// The host's first process.
 const INIT: &str = include_str!("kvm/init.sh");
@@ -129,10 +128,10 @@ impl KvmHost {
     ///
     /// # Errors
     /// [`KvmError`] if the guest cannot be read, or the initramfs not be written.
-    pub fn machine(&self, guest: &KvmGuest, thp: Thp) -> Result<(MachineSpec, NamedTempFile), KvmError> {
+    pub fn machine(&self, guest: &KvmGuest, thp: Thp) -> Result<(MachineSpec, Unnamed), KvmError> {
         let archive = self.archive(guest, thp)?;
-        let mut initrd = NamedTempFile::new().map_err(IoError::at("create", std::env::temp_dir()))?;
-        initrd.write_all(&archive).map_err(IoError::at("write", initrd.path()))?;
+        let mut initrd = Unnamed::new()?;
+        initrd.as_file_mut().write_all(&archive).map_err(IoError::at("write", initrd.path()))?;
         let spec = MachineSpec {
             boot: Boot::Bare {
                 kernel: self.kernel.image.clone(),

@@ -60,6 +60,8 @@ pub enum Stopped {
     Deaf,
     /// Its output could not be passed on.
     OutputClosed,
+    /// This program got a signal that ends it: its number.
+    Signal(i32),
 }
 
 /// What to do after a piece of output.

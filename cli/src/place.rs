@@ -1,6 +1,7 @@
 //! Where things are: the repository, its cache, scratch space.
 
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -73,8 +74,47 @@ impl Drop for CacheLock {
     }
 }
 
-/// Removes files that have lain in a directory for longer than `age`: left by a process that was
-/// killed, or kept for a look.
+/// A file without a name. The system removes it when this process ends, however that dies; other processes open it by
+/// its path in `/proc` meanwhile.
+#[derive(Debug)]
+pub struct Unnamed {
+    file: File,
+    path: PathBuf,
+}
+
+impl Unnamed {
+    /// Makes one, on the disk that a directory is on.
+    ///
+    /// # Errors
+    /// If the directory cannot be written.
+    pub fn new_in(dir: &Path) -> Result<Self, IoError> {
+        let file = tempfile::tempfile_in(dir).map_err(IoError::at("create a file in", dir))?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
+        Ok(Self { file, path })
+    }
+
+    /// Makes one on the disk for scratch files.
+    ///
+    /// # Errors
+    /// If that cannot be written.
+    pub fn new() -> Result<Self, IoError> {
+        Self::new_in(&std::env::temp_dir())
+    }
+
+    /// Where other processes find it, as long as this lives.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// To write it.
+    pub fn as_file_mut(&mut self) -> &mut File {
+        &mut self.file
+    }
+}
+
+/// Removes files that have lain in a directory for longer than `age`: kept for a look, or left by a process that was
+/// killed.
 pub fn prune(dir: &Path, age: Duration) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {

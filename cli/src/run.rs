@@ -73,8 +73,8 @@ impl RunSpec {
 /// # Errors
 /// [`MachineError`] if QEMU cannot be run at all; everything else is told in [`RunEnd`].
 pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> Result<RunEnd, MachineError> {
-    tty::handle_signals()?;
     let (machine, stopper) = Machine::start(&prepared.machine)?;
+    tty::handle_signals(stopper.clone())?;
     let raw = match prepared.console {
         ConsoleMode::Attached => Some(tty::RawMode::enter()?),
         ConsoleMode::Lines => None,
@@ -86,12 +86,12 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> Result<R
     let mut view = Show::new(prepared.console, demux, show.is_verbose);
     let started = Instant::now();
     let outcome = machine.run(None, |piece| view.piece(piece))?;
-    view.finish();
     drop(raw);
+    view.finish();
     let demux = view.demux();
     let end = judge(prepared, &outcome, demux, started.elapsed());
     for line in end.details(&view) {
-        eprintln!("{line}");
+        tty::say(&line);
     }
     if let Some(path) = &show.stats {
         end.write_stats(path, prepared, &outcome);

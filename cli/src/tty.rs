@@ -4,7 +4,7 @@ use crate::machine::{Input, Stopped, Stopper};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::{Read, stdin, stdout};
+use std::io::{Read, Write, stderr, stdin, stdout};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -62,19 +62,42 @@ fn restore() {
     }
 }
 
-/// From now on, a signal that ends this program restores the terminal first. QEMU ends with us.
+/// From now on, a signal that ends this program stops the machine, so that all is cleared away and said. The second one,
+/// or patience that ends (whoever should read our output may not), ends this program at once; QEMU ends with us.
 ///
 /// # Errors
 /// If handlers cannot be set.
-pub fn handle_signals() -> std::io::Result<()> {
+pub fn handle_signals(stopper: Stopper) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            restore();
-            std::process::exit(128 + signal);
+        let mut signals = signals.forever();
+        let Some(first) = signals.next() else { return };
+        stopper.stop(Stopped::Signal(first));
+        std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE);
+            give_up(first);
+        });
+        if let Some(second) = signals.next() {
+            give_up(second);
         }
     });
     Ok(())
+}
+
+fn give_up(signal: i32) -> ! {
+    restore();
+    std::process::exit(signal_status(signal).into())
+}
+
+/// The exit status that tells of a signal, as shells have it.
+#[must_use]
+pub fn signal_status(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+/// Says something in a line of its own on standard error. A terminal that is gone is no reason to fail.
+pub fn say(line: &str) {
+    let _ = writeln!(stderr(), "{line}");
 }
 
 /// Passes what is typed, or piped in, on to the machine from a thread of its own, until the input
@@ -103,7 +126,7 @@ pub fn forward_input(input: Input, stopper: Stopper) {
             }
         }
         if !isatty(stdin()) {
-            eprintln!("gnomon: standard input has ended, the VMs run on (--exec runs commands and powers off)");
+            say("gnomon: standard input has ended, the VMs run on (--exec runs commands and powers off)");
         }
     });
 }

@@ -9,7 +9,7 @@ use crate::build;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
-use crate::place::{IoError, cache, prune, write_whole};
+use crate::place::{IoError, Unnamed, cache, prune, write_whole};
 use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::size::Size;
@@ -271,7 +271,7 @@ impl Lab {
     }
 
     /// The machine, with what must live as long as it.
-    fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<NamedTempFile>)> {
+    fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<Unnamed>)> {
         let Load { kernel, initrd, append, memory, svadu, has_few_devices } = load.clone();
         match subject {
             Subject::Native => {

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 /// to all VM files given.
 ///
 /// Exit status: 0 all VMs powered off; with --exec, the commands' status; 1 bad input; 2 wrong
-/// usage; 3 a VM was stopped, failed, or never started; 4 Gnomon or QEMU failed.
+/// usage; 3 a VM was stopped, failed, or never started; 4 Gnomon or QEMU failed; 128 + N signal N.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct RunArgs {
@@ -137,8 +137,7 @@ impl RunArgs {
         let prepared = run::prepare(&spec, None)?;
         eprintln!("{}", prepared.versions);
         if is_dry_run {
-            println!("{}", prepared.machine.command_line());
-            prepared.keep_bundle()?;
+            println!("{}", prepared.kept()?.command_line());
             return Ok(0);
         }
         let end = run::run(&prepared, spec.exec.as_deref(), &ShowSpec { is_verbose, stats })?;

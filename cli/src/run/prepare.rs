@@ -7,7 +7,7 @@ use crate::layout;
 use crate::meter::Metered;
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
-use crate::place::{IoError, cache, prune};
+use crate::place::{IoError, Unnamed, cache, prune};
 use crate::qemu::{self, Boot, Clock, MachineSpec};
 use crate::spec::{self, SpecError, VmSpec};
 use crate::vmfile::{Console, Initrd, Kernel};
@@ -17,10 +17,9 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tempfile::NamedTempFile;
 
 const RNG_SEED_BYTES: usize = 32;
-/// How long bundles are kept that a killed process, or `--dry-run`, has left.
+/// How long bundles are kept that `--dry-run` has left.
 const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A machine that can be started.
@@ -37,23 +36,32 @@ pub struct Prepared {
     /// What takes part.
     pub versions: Versions,
     /// Lives as long as the machine needs it.
-    bundle: NamedTempFile,
+    bundle: Unnamed,
 }
 
 impl Prepared {
     /// The machine, with the bundle that must live as long as it is run.
     #[must_use]
-    pub fn machine_and_bundle(self) -> (MachineSpec, NamedTempFile) {
+    pub fn machine_and_bundle(self) -> (MachineSpec, Unnamed) {
         (self.machine, self.bundle)
     }
 
-    /// Leaves the bundle in the cache.
+    /// Leaves a copy of the bundle in the cache, for a machine that somebody else starts; returns that machine.
     ///
     /// # Errors
     /// If it cannot be kept.
-    pub fn keep_bundle(self) -> Result<(), IoError> {
-        let path = self.bundle.path().to_owned();
-        self.bundle.keep().map(drop).map_err(|error| IoError::at("keep", path)(error.error))
+    pub fn kept(mut self) -> Result<MachineSpec, IoError> {
+        let dir = cache("run")?;
+        let copy = || {
+            let kept = tempfile::Builder::new().prefix("bundle-").tempfile_in(&dir)?;
+            std::fs::copy(self.bundle.path(), kept.path())?;
+            Ok(kept.keep()?.1)
+        };
+        let path = copy().map_err(IoError::at("keep the bundle in", &dir))?;
+        if let Boot::Gnomon { bundle, .. } = &mut self.machine.boot {
+            *bundle = path;
+        }
+        Ok(self.machine)
     }
 }
 
@@ -108,10 +116,9 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         .collect::<miette::Result<Vec<_>>>()?;
     let dir = cache("run")?;
     prune(&dir, BUNDLES_KEPT);
-    let mut bundle =
-        tempfile::Builder::new().prefix("bundle-").tempfile_in(&dir).map_err(IoError::at("create", &dir))?;
+    let mut bundle = Unnamed::new_in(&dir)?;
     let bundle_bytes =
-        pack.write(configs, spec.console, bundle.as_file_mut()).map_err(IoError::at("write", bundle.path()))?;
+        pack.write(configs, spec.console, bundle.as_file_mut()).map_err(IoError::at("write a bundle in", &dir))?;
     let memory = qemu::memory_for(total, bundle_bytes);
     qemu::check_memory(memory)?;
     let hypervisor = match hypervisor {

@@ -6,8 +6,10 @@ use crate::console::ExecDemux;
 use crate::machine::{Outcome, Stopped};
 use crate::place::write_whole;
 use crate::qemu::{HExtension, QEMU, Seat};
+use crate::tty;
 use abi::record::{Boot, EndReason, Stats, VmEnd};
 use serde::Serialize;
+use signal_hook::low_level::signal_name;
 use std::path::Path;
 use std::time::Duration;
 
@@ -59,6 +61,12 @@ pub fn judge(prepared: &Prepared, outcome: &Outcome, demux: Option<&ExecDemux>, 
             end.trouble(STATUS_VM, format!("VM {vm} {how}"));
         }
     }
+    if let Some(Stopped::Signal(signal)) = outcome.stopped {
+        // The user's wish is no trouble, and nothing that did not happen for it is worth a word.
+        end.lines.push(format!("ended by {}", signal_name(signal).unwrap_or("a signal")));
+        end.status = tty::signal_status(signal);
+        return end;
+    }
     for (vm, status) in demux.into_iter().flat_map(ExecDemux::statuses) {
         let has_other_end = outcome.ends.iter().any(|end| end.vm == vm && end.reason != EndReason::Poweroff);
         match status {
@@ -78,7 +86,7 @@ pub fn judge(prepared: &Prepared, outcome: &Outcome, demux: Option<&ExecDemux>, 
             Some(Stopped::Timeout) => format!("the time was up after {} s", took.as_secs()),
             Some(Stopped::Deaf) => "Gnomon did not react and was stopped".into(),
             Some(Stopped::OutputClosed) => "standard output was closed".into(),
-            Some(Stopped::Enough) => "the machine was stopped".into(),
+            Some(Stopped::Enough | Stopped::Signal(_)) => "the machine was stopped".into(),
             None => {
                 let status = outcome.status.map_or_else(String::new, |status| format!(" ({status})"));
                 let said = if outcome.stderr.is_empty() { "without a message" } else { outcome.stderr.as_str() };

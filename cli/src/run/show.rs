@@ -3,8 +3,9 @@
 use crate::console::{ExecDemux, ExecEvent, Tail};
 use crate::machine::{Next, Stopped};
 use crate::stream::{Lines, Piece};
+use crate::tty;
 use abi::bundle::ConsoleMode;
-use std::io::{Write, stdout};
+use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
 /// How long a panicked kernel may go on talking.
@@ -19,11 +20,13 @@ pub struct Show {
     lines: Lines,
     tail: Tail,
     panic: Option<(usize, String)>,
+    /// Whether what was printed ends with a whole line.
+    is_fresh: bool,
 }
 
 impl Show {
     pub fn new(mode: ConsoleMode, demux: Option<ExecDemux>, is_verbose: bool) -> Self {
-        Self { mode, demux, is_verbose, lines: Lines::default(), tail: Tail::default(), panic: None }
+        Self { mode, demux, is_verbose, lines: Lines::default(), tail: Tail::default(), panic: None, is_fresh: true }
     }
 
     pub fn demux(&self) -> Option<&ExecDemux> {
@@ -49,14 +52,14 @@ impl Show {
                 let events = demux.push(bytes);
                 self.exec_events(events)
             }
-            (None, ConsoleMode::Attached) => print(bytes).map(|()| Next::Continue),
+            (None, ConsoleMode::Attached) => self.print(bytes).map(|()| Next::Continue),
             (None, ConsoleMode::Lines) => {
                 let mut text = Vec::new();
                 for line in self.lines.push(bytes) {
                     text.extend(line);
                     text.push(b'\n');
                 }
-                print(&text).map(|()| Next::Continue)
+                self.print(&text).map(|()| Next::Continue)
             }
         };
         result.unwrap_or(Next::Stop(Stopped::OutputClosed))
@@ -68,7 +71,11 @@ impl Show {
         let rest = self.lines.finish().unwrap_or_default();
         // The run is over; output that is closed by now is no news.
         let _ = self.exec_events(last.into_iter().collect());
-        let _ = print(&rest);
+        let _ = self.print(&rest);
+        // What is said next, and the user's prompt, start a line. A file gets what the guests printed, no more.
+        if !self.is_fresh && stdout().is_terminal() {
+            tty::say("");
+        }
     }
 
     fn exec_events(&mut self, events: Vec<ExecEvent>) -> std::io::Result<Next> {
@@ -76,7 +83,7 @@ impl Show {
         for event in events {
             match event {
                 ExecEvent::Output(bytes) => {
-                    print(&bytes)?;
+                    self.print(&bytes)?;
                     let line = bytes.strip_prefix(b"\n").unwrap_or(&bytes);
                     self.tail.push(line.strip_suffix(b"\n").unwrap_or(line));
                 }
@@ -97,13 +104,12 @@ impl Show {
         }
         self.tail.push(line);
     }
-}
 
-fn print(bytes: &[u8]) -> std::io::Result<()> {
-    if bytes.is_empty() {
-        return Ok(());
+    fn print(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        let Some(last) = bytes.last() else { return Ok(()) };
+        self.is_fresh = *last == b'\n';
+        let mut out = stdout().lock();
+        out.write_all(bytes)?;
+        out.flush()
     }
-    let mut out = stdout().lock();
-    out.write_all(bytes)?;
-    out.flush()
 }

@@ -1,0 +1,164 @@
+//! How runs end from outside, and by a guest that does not: with what status, with which last line, and with nothing
+//! left behind. The guests are a few instructions each, so that nothing is fetched.
+
+use rexpect::session::spawn_command;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use tempfile::TempDir;
+
+const PATIENCE_MS: u64 = 120_000;
+
+/// A cache of its own, and a kernel that prints a text and then does nothing for ever.
+struct Scratch {
+    dir: TempDir,
+    kernel: PathBuf,
+}
+
+impl Scratch {
+    fn new(text: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let kernel = dir.path().join("talker");
+        std::fs::write(&kernel, talker(text)).expect("a file");
+        Self { dir, kernel }
+    }
+
+    /// `gnomon run` of the kernel.
+    fn run(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+        command.env("GNOMON_CACHE", self.cache()).args(["run", "--memory", "16M", "--kernel"]).arg(&self.kernel);
+        command.args(args);
+        command
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+
+    fn left(&self) -> Vec<PathBuf> {
+        let run = std::fs::read_dir(self.cache().join("run")).expect("a place for bundles");
+        run.map(|entry| entry.expect("an entry").path()).collect()
+    }
+}
+
+/// Each byte by the SBI's debug console, then a loop.
+fn talker(text: &str) -> Vec<u8> {
+    const ECALL: u32 = 0x73;
+    let byte = |byte: u8| [u32::from(byte) << 20 | 0x513, ECALL]; // li a0, byte; ecall
+    let start = [
+        0x4442_48b7, // lui a7, 0x44424
+        0x34e8_8893, // addi a7, a7, 0x34e: "DBCN"
+        0x0020_0813, // li a6, 2: write a byte
+    ];
+    let end = [0x0000_006f]; // j .
+    let code = start.into_iter().chain(text.bytes().flat_map(byte)).chain(end);
+    code.flat_map(u32::to_le_bytes).collect()
+}
+
+/// Starts it, and waits until the guest has said a line.
+fn start(command: &mut Command, line: &str) -> (Child, BufReader<impl Read + use<>>) {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gnomon");
+    let mut output = BufReader::new(child.stdout.take().expect("its output"));
+    let mut said = String::new();
+    while !said.contains(line) {
+        said.clear();
+        assert_ne!(output.read_line(&mut said).expect("text"), 0, "it ended without `{line}`");
+    }
+    (child, output)
+}
+
+fn end_of(mut child: Child) -> (ExitStatus, String) {
+    let mut said = String::new();
+    child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
+    (child.wait().expect("its status"), said)
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("it lives");
+}
+
+#[test]
+fn signals_end_a_run_and_leave_nothing() {
+    let scratch = Scratch::new("hello\n");
+    for (signal, name) in
+        [(Signal::TERM, "SIGTERM"), (Signal::INT, "SIGINT"), (Signal::HUP, "SIGHUP"), (Signal::QUIT, "SIGQUIT")]
+    {
+        let (child, _output) = start(&mut scratch.run(&[]), "hello");
+        send(&child, signal);
+        let (status, said) = end_of(child);
+        assert_eq!(status.code(), Some(128 + signal.as_raw()), "{said}");
+        assert!(said.ends_with(&format!("\ngnomon: ended by {name}\n")), "{said}");
+        assert!(scratch.left().is_empty(), "{:?}", scratch.left());
+    }
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_nothing_either() {
+    let scratch = Scratch::new("hello\n");
+    let (child, mut output) = start(&mut scratch.run(&[]), "hello");
+    send(&child, Signal::KILL);
+    let (status, _) = end_of(child);
+    assert_eq!(status.code(), None, "{status}");
+    // QEMU holds the other end until it has gone, too.
+    let _ = output.read_to_string(&mut String::new());
+    assert!(scratch.left().is_empty(), "{:?}", scratch.left());
+}
+
+#[test]
+fn a_bundle_is_kept_where_it_is_asked_for() {
+    let scratch = Scratch::new("hello\n");
+    let output = scratch.run(&["--dry-run"]).output().expect("gnomon");
+    assert!(output.status.success(), "{output:?}");
+    let (line, left) = (String::from_utf8(output.stdout).expect("text"), scratch.left());
+    assert_eq!(left.len(), 1);
+    assert!(line.trim_end().ends_with(left[0].to_str().expect("UTF-8")), "{line}");
+    assert!(std::fs::metadata(&left[0]).expect("a file").len() > 4096);
+}
+
+#[test]
+fn what_follows_a_run_starts_a_line() {
+    let scratch = Scratch::new("prompt# ");
+    let run = words(&scratch.run(&[]));
+    let mut shell = Command::new("/bin/sh");
+    shell.env("GNOMON_CACHE", scratch.cache());
+    shell.args(["-c", &format!("sh -c 'echo pid $$.; exec {run}'; printf %s=== after")]);
+    let mut session = spawn_command(shell, Some(PATIENCE_MS)).expect("a terminal");
+    let (_, pid) = session.exp_regex(r"pid [0-9]+\.").expect("the process");
+    let pid = pid.trim_start_matches("pid ").trim_end_matches('.').parse().expect("a number");
+    session.exp_string("prompt# ").expect("the guest");
+    kill_process(Pid::from_raw(pid).expect("a process"), Signal::TERM).expect("it lives");
+    session.exp_string("\r\ngnomon: ended by SIGTERM\r\nafter===").expect("lines of their own");
+    session.exp_eof().expect("the shell's end");
+}
+
+fn words(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_str().expect("UTF-8")).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_terminal_that_closes_ends_a_run() {
+    let scratch = Scratch::new("hello\n");
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+    grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("a terminal");
+    let name = ptsname(&ours, Vec::new()).expect("a terminal").into_string().expect("UTF-8");
+    let theirs = || File::options().read(true).write(true).open(&name).expect("a terminal");
+    let run = scratch.run(&[]);
+    // A session of its own, with that terminal: a shell's, as it were.
+    let mut session = Command::new("setsid");
+    session.arg("--ctty").arg(run.get_program()).args(run.get_args()).env("GNOMON_CACHE", scratch.cache());
+    let mut child = session.stdin(theirs()).stdout(theirs()).stderr(theirs()).spawn().expect("gnomon");
+    drop(session);
+    let mut output = BufReader::new(File::from(ours));
+    let mut said = String::new();
+    while !said.contains("hello") {
+        output.read_line(&mut said).expect("text");
+    }
+    drop(output);
+    assert_eq!(child.wait().expect("its status").code(), Some(128 + Signal::HUP.as_raw()));
+    assert!(scratch.left().is_empty(), "{:?}", scratch.left());
+}
