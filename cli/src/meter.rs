@@ -1,5 +1,6 @@
 //! The meter: a plugin of QEMU's that counts what hardware would see. See docs/meter.md.
 
+use crate::place::check_writable;
 use crate::qemu::Clock;
 use crate::size::Size;
 use meter::args::Level;
@@ -8,7 +9,6 @@ use miette::Diagnostic;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// What is to be counted, and where the report goes.
@@ -71,7 +71,14 @@ impl MeterSpec {
     /// [`MeterError`].
     pub fn check(&self, harts: u32, clock: Clock) -> Result<(), MeterError> {
         Core::find_all(self.cores.iter().map(String::as_str))?;
-        File::create(&self.out).map_err(|why| MeterError::Unwritable { path: self.out.clone(), why })?;
+        let unwritable = |why| MeterError::Unwritable { path: self.out.clone(), why };
+        check_writable(&self.out).map_err(|error| unwritable(error.source))?;
+        match std::fs::metadata(&self.out) {
+            // A report of another run would be taken for this one's.
+            Ok(there) if there.is_file() => std::fs::remove_file(&self.out).map_err(unwritable)?,
+            Ok(_) => return Err(unwritable(std::io::Error::other("it is no regular file"))),
+            Err(_) => {}
+        }
         if harts > 1 && clock == Clock::Instructions { Err(MeterError::SeveralHarts(harts)) } else { Ok(()) }
     }
 }

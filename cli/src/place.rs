@@ -1,7 +1,9 @@
 //! Where things are: the repository, its cache, scratch space.
 
 use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -126,17 +128,86 @@ pub fn prune(dir: &Path, age: Duration) {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file whole or not at all, with the rights that the user's mask leaves. What is no regular file, such as a
+/// terminal, is written as it is.
 ///
 /// # Errors
-/// If the directory cannot be written.
+/// If the directory, or what is there, cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), IoError> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
-        std::io::Write::write_all(&mut file, bytes)?;
-        file.persist(path)?;
-        Ok(())
+    let write = || match Place::of(path)? {
+        Place::Beside(mut file, target) => {
+            file.write_all(bytes)?;
+            file.persist(target)?;
+            Ok(())
+        }
+        Place::Itself(mut file) => file.write_all(bytes),
     };
     write().map_err(IoError::at("write", path))
+}
+
+/// Finds out whether [`write_whole`] can write there. What is there stays as it is.
+///
+/// # Errors
+/// As [`write_whole`].
+pub fn check_writable(path: &Path) -> Result<(), IoError> {
+    Place::of(path).map(drop).map_err(IoError::at("write", path))
+}
+
+/// Where a file is written.
+enum Place {
+    /// Beside the file that it will be, whose path follows.
+    Beside(tempfile::NamedTempFile, PathBuf),
+    /// Where it is: a device or a pipe cannot be replaced.
+    Itself(File),
+}
+
+impl Place {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        match fs::metadata(&target) {
+            Ok(there) if there.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+            Ok(there) if !there.is_file() => return Ok(Self::Itself(File::options().write(true).open(target)?)),
+            _ => {}
+        }
+        let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o666)).tempfile_in(dir)?;
+        Ok(Self::Beside(file, target))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_whole_or_absent_and_have_the_masks_rights() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let names = || fs::read_dir(dir.path()).expect("a directory").count();
+        let path = dir.path().join("report");
+        check_writable(&path).expect("it can be written");
+        assert_eq!(names(), 0, "looking leaves nothing");
+        write_whole(&path, b"one").expect("it can be written");
+        check_writable(&path).expect("it can be written again");
+        assert_eq!(fs::read(&path).expect("a file"), b"one", "looking changes nothing");
+        // As any file that is made the usual way.
+        let usual = dir.path().join("usual");
+        File::create(&usual).expect("a file");
+        let mode = |path: &Path| fs::metadata(path).expect("a file").permissions().mode();
+        assert_eq!(mode(&path), mode(&usual));
+        // Through a link, which stays one.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("report", &link).expect("a link");
+        write_whole(&link, b"two").expect("it can be written");
+        assert_eq!(fs::read(&path).expect("a file"), b"two");
+        assert!(fs::symlink_metadata(&link).expect("a link").is_symlink());
+    }
+
+    #[test]
+    fn what_is_no_file_is_written_or_refused() {
+        write_whole(Path::new("/dev/null"), b"gone").expect("it can be written");
+        assert!(!fs::metadata("/dev/null").expect("a device").is_file());
+        for path in ["/nowhere/at/all", "/tmp", "/dev/null/x"] {
+            assert!(check_writable(Path::new(path)).is_err() && write_whole(Path::new(path), b"x").is_err(), "{path}");
+        }
+    }
 }

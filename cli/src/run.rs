@@ -71,12 +71,12 @@ impl RunSpec {
 /// Runs what was prepared, on the user's terminal, to its end.
 ///
 /// # Errors
-/// [`MachineError`] if QEMU cannot be run at all; everything else is told in [`RunEnd`].
-pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> Result<RunEnd, MachineError> {
+/// If QEMU cannot be run at all, or the counters not be written; everything else is told in [`RunEnd`].
+pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
     let (machine, stopper) = Machine::start(&prepared.machine)?;
-    tty::handle_signals(stopper.clone())?;
+    tty::handle_signals(stopper.clone()).map_err(MachineError::from)?;
     let raw = match prepared.console {
-        ConsoleMode::Attached => Some(tty::RawMode::enter()?),
+        ConsoleMode::Attached => Some(tty::RawMode::enter().map_err(MachineError::from)?),
         ConsoleMode::Lines => None,
     };
     if exec.is_none() {
@@ -94,7 +94,7 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> Result<R
         tty::say(&line);
     }
     if let Some(path) = &show.stats {
-        end.write_stats(path, prepared, &outcome);
+        end.write_stats(path, prepared, &outcome)?;
     }
     Ok(end)
 }

@@ -226,10 +226,22 @@ fn what_cannot_be_metered() {
         INPUT,
         &["cannot write the meter's report to /nowhere/at/all.json", "directory"],
     );
+    scratch.refused(&["--meter", "/dev/null", "--kernel", "none"], INPUT, &["/dev/null", "no regular file"]);
     let several = ["--meter", text(&out), "--icount", "--vcpus", "2", "--kernel", "none"];
     scratch.refused(&several, INPUT, &["one hart only, not 2", "--harts 1"]);
     scratch.refused(&["--core", "u74"], USAGE, &["--meter"]);
     scratch.refused(&["--meter", text(&out), "--meter-level", "all"], USAGE, &["counts", "tlb", "check"]);
+}
+
+#[test]
+fn counters_that_cannot_be_written() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("raw", [0x6f, 0, 0, 0]);
+    for place in ["/nowhere/at/all.json", "/tmp"] {
+        scratch.refused(&["--kernel", text(&kernel), "--stats", place], INPUT, &["cannot write", place]);
+    }
+    // Nothing was prepared by then.
+    assert!(!scratch.0.path().join("cache").exists());
 }
 
 #[test]

@@ -6,10 +6,9 @@ use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::workload::Scale;
 use crate::bench::{boot, fig5, fig6, lane, page, papers};
-use crate::place::{IoError, write_whole};
+use crate::place::{IoError, check_writable, write_whole};
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The cores that are modelled if none are named: one like a board's, and one without walk caches.
@@ -119,7 +118,7 @@ impl BenchArgs {
             Choice { words: self.subject.clone(), modes: self.mmu.iter().map(|mmu| mmu.0).collect(), no_h: self.no_h };
         choice.check()?;
         for path in self.json.iter().chain(&self.html) {
-            writable(path)?;
+            check_writable(path)?;
         }
         let scale = if self.quick { Scale::Quick } else { Scale::Full };
         let lab = Lab::open(&self.core, self.fresh)?;
@@ -167,11 +166,6 @@ impl BenchArgs {
         );
         words.join(" ")
     }
-}
-
-/// Finds out before a long benchmark whether a file can be written. What is in it stays until then.
-fn writable(path: &Path) -> Result<(), IoError> {
-    File::options().append(true).create(true).open(path).map(drop).map_err(IoError::at("write", path))
 }
 
 fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), IoError> {

@@ -1,6 +1,7 @@
 //! `gnomon run`.
 
 use crate::meter::{MeterSpec, Report};
+use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
@@ -134,6 +135,7 @@ impl RunArgs {
     pub fn run(self) -> miette::Result<u8> {
         let (is_dry_run, stats, is_verbose) = (self.dry_run, self.stats.clone(), self.verbose);
         let spec = self.into_spec()?;
+        stats.as_deref().map_or(Ok(()), check_writable)?;
         let prepared = run::prepare(&spec, None)?;
         eprintln!("{}", prepared.versions);
         if is_dry_run {

@@ -4,7 +4,7 @@ use super::prepare::{Prepared, Versions};
 use super::show::Show;
 use crate::console::ExecDemux;
 use crate::machine::{Outcome, Stopped};
-use crate::place::write_whole;
+use crate::place::{IoError, write_whole};
 use crate::qemu::{HExtension, QEMU, Seat};
 use crate::tty;
 use abi::record::{Boot, EndReason, Stats, VmEnd};
@@ -132,7 +132,7 @@ impl RunEnd {
         lines
     }
 
-    pub(super) fn write_stats(&self, path: &Path, prepared: &Prepared, outcome: &Outcome) {
+    pub(super) fn write_stats(&self, path: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), IoError> {
         let file = StatsFile {
             versions: &prepared.versions,
             command_line: std::env::args().collect(),
@@ -147,8 +147,6 @@ impl RunEnd {
         };
         let mut text = serde_json::to_vec_pretty(&file).unwrap_or_default();
         text.push(b'\n');
-        if let Err(error) = write_whole(path, &text) {
-            eprintln!("gnomon: {error}");
-        }
+        write_whole(path, &text)
     }
 }
