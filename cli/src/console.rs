@@ -35,13 +35,6 @@ pub enum ExecEvent {
     Output(Vec<u8>),
     /// A line of something else: the kernel, init, Gnomon.
     Other(Vec<u8>),
-    /// This VM's kernel has panicked: it will not come to an end by itself.
-    Panic {
-        /// The VM, by its place in the list.
-        vm: usize,
-        /// What the kernel said.
-        message: String,
-    },
 }
 
 /// Follows the commands of `--exec` in all VMs.
@@ -97,16 +90,11 @@ impl ExecDemux {
 
     fn line(&mut self, line: Vec<u8>) -> ExecEvent {
         let is_one = self.vms.len() == 1;
-        let whose = self.vms.iter().enumerate().find_map(|(index, vm)| {
-            let rest =
-                if is_one { Some(&line[..]) } else { line.strip_prefix(vm.name.as_bytes())?.strip_prefix(b"| ") };
-            rest.map(|rest| (index, rest.to_vec()))
-        });
-        let Some((index, content)) = whose else { return ExecEvent::Other(line) };
+        let whose = whose(&line, self.vms.iter().map(|vm| vm.name.as_str()));
+        let Some((index, content)) = whose.map(|(index, content)| (index, content.to_vec())) else {
+            return ExecEvent::Other(line);
+        };
         let state = &mut self.vms[index].state;
-        if let Some(message) = panic_message(&content) {
-            return ExecEvent::Panic { vm: index, message };
-        }
         match *state {
             ExecState::Before if content == BEGIN => {
                 *state = ExecState::Inside { holds_newline: false };
@@ -137,12 +125,112 @@ impl ExecDemux {
     }
 }
 
+/// The VM that printed a line, by its place, and what it printed: of several, each line has its VM's name before it.
+fn whose<'a>(line: &'a [u8], names: impl ExactSizeIterator<Item = &'a str>) -> Option<(usize, &'a [u8])> {
+    if names.len() == 1 {
+        return Some((0, line));
+    }
+    names.enumerate().find_map(|(index, name)| Some((index, line.strip_prefix(name.as_bytes())?.strip_prefix(b"| ")?)))
+}
+
+/// Watches for kernels that have panicked: their VMs come to no end by themselves. Whoever prints such a line and then goes
+/// on with something else than the kernel's last words has not panicked.
+#[derive(Debug)]
+pub struct PanicWatch {
+    vms: Vec<Watched>,
+    lines: Lines,
+}
+
+#[derive(Debug)]
+struct Watched {
+    name: String,
+    /// The VM that has to end before this one starts.
+    after: Option<usize>,
+    has_ended: bool,
+    panic: Option<String>,
+}
+
+impl PanicWatch {
+    /// For VMs in console order: their names, and the place of the one that each waits for. Where one of several
+    /// consoles is attached, nobody can tell whose a line is: that takes a watch for one VM.
+    #[must_use]
+    pub fn new<'a>(vms: impl IntoIterator<Item = (&'a str, Option<u32>)>) -> Self {
+        let vm = |(name, after): (&str, Option<u32>)| Watched {
+            name: name.to_owned(),
+            after: after.map(|place| place as usize),
+            has_ended: false,
+            panic: None,
+        };
+        Self { vms: vms.into_iter().map(vm).collect(), lines: Lines::default() }
+    }
+
+    /// Takes in console output.
+    pub fn push(&mut self, bytes: &[u8]) {
+        for line in self.lines.push(bytes) {
+            let names = self.vms.iter().map(|vm| vm.name.as_str());
+            let Some((index, content)) = whose(&line, names) else { continue };
+            let (message, may_be_last_words) = (panic_message(content), may_be_last_words(content));
+            let panic = &mut self.vms[index].panic;
+            match message {
+                Some(_) => *panic = panic.take().or(message),
+                None if !may_be_last_words => *panic = None,
+                None => {}
+            }
+        }
+        // A prompt has no end of line.
+        if let [vm] = &mut self.vms[..]
+            && !may_be_last_words(self.lines.partial())
+        {
+            vm.panic = None;
+        }
+    }
+
+    /// A VM has ended.
+    pub fn ended(&mut self, name: &str) {
+        self.vms.iter_mut().filter(|vm| vm.name == name).for_each(|vm| vm.has_ended = true);
+    }
+
+    /// The VMs that have panicked and not ended, and what each said.
+    pub fn panicked(&self) -> impl Iterator<Item = (&str, &str)> {
+        let running = self.vms.iter().filter(|vm| !vm.has_ended);
+        running.filter_map(|vm| Some((vm.name.as_str(), vm.panic.as_deref()?)))
+    }
+
+    /// Whether there is none left that could still come to its end.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let mut hangs = Vec::new();
+        for vm in &self.vms {
+            let waits_in_vain = vm.after.is_some_and(|before| hangs.get(before) == Some(&true));
+            hangs.push(!vm.has_ended && (vm.panic.is_some() || waits_in_vain));
+        }
+        hangs.contains(&true) && self.vms.iter().zip(hangs).all(|(vm, hangs)| vm.has_ended || hangs)
+    }
+}
+
+/// Whether a line, or the start of one, can come from a kernel that has panicked and stands still: it can not if it
+/// announces that it starts over.
+fn may_be_last_words(line: &[u8]) -> bool {
+    const GNOMON: &[u8] = b"gnomon: ";
+    let is_gnomons = line.starts_with(GNOMON) || GNOMON.starts_with(line);
+    is_gnomons
+        || kernel_line(line).is_some_and(|said| !said.starts_with("Rebooting in "))
+        || (line.first() == Some(&b'[') && !line.contains(&b']'))
+}
+
+/// What follows the time in a line of Linux's: `[    0.123456] text`, or with the caller too, `[    0.123456][    T1] text`.
+fn kernel_line(line: &[u8]) -> Option<&str> {
+    let (time, mut rest) = std::str::from_utf8(line).ok()?.strip_prefix('[')?.split_once(']')?;
+    time.trim().parse::<f64>().ok()?;
+    if let Some((_caller, text)) = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        rest = text;
+    }
+    Some(rest.trim_start())
+}
+
 /// The message of a line `[    0.123456] Kernel panic - not syncing: message`.
 fn panic_message(line: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(line).ok()?;
-    let (time, rest) = text.strip_prefix('[')?.split_once(']')?;
-    time.trim().parse::<f64>().ok()?;
-    rest.trim_start().strip_prefix("Kernel panic - not syncing: ").map(str::to_owned)
+    kernel_line(line)?.strip_prefix("Kernel panic - not syncing: ").map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -180,12 +268,52 @@ mod tests {
         assert_eq!(demux.statuses().collect::<Vec<_>>(), [("a", Some(0)), ("b", None)]);
     }
 
+    const PANIC: &str = "[    0.5] Kernel panic - not syncing: no init\r\n";
+
+    fn watch(vms: &[(&str, Option<u32>)], stream: &str) -> PanicWatch {
+        let mut watch = PanicWatch::new(vms.iter().copied());
+        stream.as_bytes().chunks(7).for_each(|piece| watch.push(piece));
+        watch
+    }
+
     #[test]
     fn a_panic_is_noticed() {
+        let one = [("linux", None)];
+        for (said, is_over) in [
+            (PANIC.to_owned(), true),
+            (format!("{PANIC}[    0.6] ---[ end Kernel panic - not syncing: no init ]---\r\n"), true),
+            (format!("[    0.5][    T1] {}", &PANIC[10..]), true),
+            ("Kernel panic - not syncing: echo\n".into(), false),
+            // Whoever prints it lives on.
+            (format!("{PANIC}# "), false),
+            (format!("{PANIC}gnomon-exec: end 0\n"), false),
+            (format!("{PANIC}[    0.6] Rebooting in 5 seconds..\n"), false),
+            (format!("{PANIC}# \n{PANIC}"), true),
+        ] {
+            let watch = watch(&one, &said);
+            assert_eq!(watch.is_over(), is_over, "{said}");
+            assert_eq!(watch.panicked().collect::<Vec<_>>(), [("linux", "no init")][..usize::from(is_over)], "{said}");
+        }
+    }
+
+    #[test]
+    fn a_panic_marks_its_vm_only() {
+        let three = [("a", None), ("b", None), ("c", Some(0))];
+        let mut watch = watch(&three, &format!("a| {PANIC}b| one\na| [ 0.6] two\n"));
+        assert_eq!(watch.panicked().collect::<Vec<_>>(), [("a", "no init")]);
+        assert!(!watch.is_over());
+        // `c` waits for `a` in vain.
+        watch.ended("b");
+        assert!(watch.is_over());
+        watch.ended("a");
+        assert!(!watch.is_over() && watch.panicked().next().is_none());
+    }
+
+    #[test]
+    fn commands_may_print_such_a_line() {
         let mut demux = ExecDemux::new(["linux"]);
-        let events = demux.push(b"[    0.5] Kernel panic - not syncing: no init\r\nKernel panic - not syncing: echo\n");
-        assert_eq!(events[0], ExecEvent::Panic { vm: 0, message: "no init".into() });
-        assert!(matches!(events[1], ExecEvent::Other(_)));
+        let stream = format!("gnomon-exec: begin\n{PANIC}\ngnomon-exec: end 0\n");
+        assert_eq!(output(&mut demux, stream.as_bytes()), PANIC.replace('\r', ""));
     }
 
     #[test]

@@ -71,8 +71,10 @@ pub enum Next {
     Continue,
     /// Stop the machine now.
     Stop(Stopped),
-    /// Stop the machine if it has not ended by itself at this time.
+    /// Stop the machine if it has not ended by itself at this time, and nothing else is said until then.
     StopAt(Instant, Stopped),
+    /// Go on; what was said of a time is off.
+    Revoke,
 }
 
 /// What a machine has said and how it ended.
@@ -161,8 +163,9 @@ impl Machine {
     ) -> Result<Outcome, MachineError> {
         let mut outcome = Outcome::default();
         let mut deadline = deadline.map(|at| (at, Stopped::Timeout));
+        let mut wish = None;
         loop {
-            let event = match deadline {
+            let event = match deadline.into_iter().chain(wish).min_by_key(|(at, _)| *at) {
                 None => self.events.recv().unwrap_or(Event::End),
                 Some((at, why)) => match self.events.recv_timeout(at.saturating_duration_since(Instant::now())) {
                     Ok(event) => event,
@@ -187,9 +190,8 @@ impl Machine {
                     deadline = Some(deadline.map_or((soon, Stopped::Enough), |(at, why)| (at.min(soon), why)));
                 }
                 Next::Continue => {}
-                Next::StopAt(at, why) => {
-                    deadline = Some(deadline.filter(|(earlier, _)| *earlier <= at).unwrap_or((at, why)));
-                }
+                Next::StopAt(at, why) => wish = Some((at, why)),
+                Next::Revoke => wish = None,
                 Next::Stop(why) => {
                     // Gnomon's last word is said: stopping QEMU then is no event of its own.
                     if !has_ended {

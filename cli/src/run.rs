@@ -4,7 +4,7 @@ mod prepare;
 mod report;
 mod show;
 
-use crate::console::ExecDemux;
+use crate::console::{ExecDemux, PanicWatch};
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
 use crate::qemu::{Clock, HExtension, Seat};
@@ -12,10 +12,10 @@ use crate::tty;
 use crate::vmfile::VmFile;
 use abi::bundle::ConsoleMode;
 pub use prepare::{Prepared, Versions, prepare};
-pub use report::{RunEnd, judge};
+pub use report::RunEnd;
 use show::Show;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The most harts that are chosen without being asked for.
 const MOST_DEFAULT_HARTS: u32 = 8;
@@ -52,6 +52,8 @@ pub struct ShowSpec {
     pub is_verbose: bool,
     /// Where the counters go.
     pub stats: Option<PathBuf>,
+    /// The longest that the run may take.
+    pub timeout: Option<Duration>,
 }
 
 impl RunSpec {
@@ -83,13 +85,17 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         tty::forward_input(machine.input(), stopper);
     }
     let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
-    let mut view = Show::new(prepared.console, demux, show.is_verbose);
+    // Whose a line is on the attached one of several consoles, nobody can tell.
+    let is_watched = prepared.console == ConsoleMode::Lines || prepared.vms.len() == 1;
+    let vms = prepared.vms.iter().map(String::as_str).zip(prepared.after.iter().copied());
+    let watch = is_watched.then(|| PanicWatch::new(vms));
+    let mut view = Show::new(prepared.console, demux, watch, show.is_verbose);
     let started = Instant::now();
-    let outcome = machine.run(None, |piece| view.piece(piece))?;
+    let deadline = show.timeout.and_then(|timeout| started.checked_add(timeout));
+    let outcome = machine.run(deadline, |piece| view.piece(piece))?;
     drop(raw);
     view.finish();
-    let demux = view.demux();
-    let end = judge(prepared, &outcome, demux, started.elapsed());
+    let end = report::judge(prepared, &outcome, &view, started.elapsed());
     for line in end.details(&view) {
         tty::say(&line);
     }

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
 
@@ -106,6 +106,46 @@ fn a_run_that_is_killed_leaves_nothing_either() {
     // QEMU holds the other end until it has gone, too.
     let _ = output.read_to_string(&mut String::new());
     assert!(scratch.left().is_empty(), "{:?}", scratch.left());
+}
+
+const PANIC: &str = "[    0.000000] Kernel panic - not syncing: no init\n";
+
+#[test]
+fn a_panic_ends_a_run() {
+    let scratch = Scratch::new(PANIC);
+    let output = scratch.run(&["--timeout", "60"]).stdin(Stdio::null()).output().expect("gnomon");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("gnomon: the kernel of VM linux panicked: no init\n"), "{said}");
+}
+
+#[test]
+fn a_panic_is_one_vms() {
+    let scratch = Scratch::new(PANIC);
+    let calm = Scratch::new("calm\n");
+    let file = |name: &str, kernel: &Path| {
+        let path = scratch.dir.path().join(name).with_extension("toml");
+        std::fs::write(&path, format!("kernel = {kernel:?}\nmemory = '16M'\n")).expect("a file");
+        path
+    };
+    let mut run = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    run.env("GNOMON_CACHE", scratch.cache()).args(["run", "--timeout", "5"]).stdin(Stdio::null());
+    run.arg(file("loud", &scratch.kernel)).arg(file("calm", &calm.kernel));
+    let output = run.output().expect("gnomon");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("gnomon: the kernel of VM loud panicked: no init\n"), "{said}");
+    // The other ran on.
+    assert!(said.ends_with("gnomon: the time was up after 5 s\n"), "{said}");
+}
+
+#[test]
+fn a_run_may_have_a_time() {
+    let scratch = Scratch::new("hello\n");
+    let output = scratch.run(&["--timeout", "1"]).stdin(Stdio::null()).output().expect("gnomon");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.ends_with("gnomon: the time was up after 1 s\n"), "{said}");
 }
 
 #[test]

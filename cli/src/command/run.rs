@@ -10,6 +10,7 @@ use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use clap::{Args, ValueEnum, builder::PossibleValue};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Run virtual machines.
 ///
@@ -66,6 +67,9 @@ pub struct RunArgs {
     /// Run these commands in each guest's shell, print their output, exit with their status
     #[arg(long, value_name = "COMMANDS", allow_hyphen_values = true)]
     exec: Option<String>,
+    /// Stop the machine if it has not ended by itself after this time
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
     /// Write all counters to a file at the end (JSON)
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -133,16 +137,18 @@ impl RunArgs {
     /// # Errors
     /// Whatever kept the machine from starting.
     pub fn run(self) -> miette::Result<u8> {
-        let (is_dry_run, stats, is_verbose) = (self.dry_run, self.stats.clone(), self.verbose);
+        let is_dry_run = self.dry_run;
+        let timeout = self.timeout.map(Duration::from_secs);
+        let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout };
         let spec = self.into_spec()?;
-        stats.as_deref().map_or(Ok(()), check_writable)?;
+        show.stats.as_deref().map_or(Ok(()), check_writable)?;
         let prepared = run::prepare(&spec, None)?;
         eprintln!("{}", prepared.versions);
         if is_dry_run {
             println!("{}", prepared.kept()?.command_line());
             return Ok(0);
         }
-        let end = run::run(&prepared, spec.exec.as_deref(), &ShowSpec { is_verbose, stats })?;
+        let end = run::run(&prepared, spec.exec.as_deref(), &show)?;
         if let Some(meter) = &spec.meter {
             for remark in Report::read(&meter.out)?.remarks() {
                 eprintln!("gnomon: meter: {remark}");

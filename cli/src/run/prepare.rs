@@ -29,6 +29,8 @@ pub struct Prepared {
     pub machine: MachineSpec,
     /// The VMs' names, in console order.
     pub vms: Vec<String>,
+    /// The place of the one that each waits for.
+    pub after: Vec<Option<u32>>,
     /// How the guests share the console.
     pub console: ConsoleMode,
     /// Where Gnomon sits.
@@ -140,6 +142,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     };
     Ok(Prepared {
         machine,
+        after: vms.iter().map(|vm| vm.after).collect(),
         vms: vms.into_iter().map(|vm| vm.name).collect(),
         console: spec.console,
         seat: spec.seat,

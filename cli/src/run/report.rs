@@ -45,8 +45,7 @@ struct StatsFile<'a> {
 }
 
 /// Judges how a run ended.
-#[must_use]
-pub fn judge(prepared: &Prepared, outcome: &Outcome, demux: Option<&ExecDemux>, took: Duration) -> RunEnd {
+pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: Duration) -> RunEnd {
     let mut end = RunEnd { status: 0, lines: Vec::new(), is_trouble: false };
     for VmEnd { vm, reason } in &outcome.ends {
         let how = match reason {
@@ -67,7 +66,7 @@ pub fn judge(prepared: &Prepared, outcome: &Outcome, demux: Option<&ExecDemux>, 
         end.status = tty::signal_status(signal);
         return end;
     }
-    for (vm, status) in demux.into_iter().flat_map(ExecDemux::statuses) {
+    for (vm, status) in view.demux().into_iter().flat_map(ExecDemux::statuses) {
         let has_other_end = outcome.ends.iter().any(|end| end.vm == vm && end.reason != EndReason::Poweroff);
         match status {
             Some(0) => {}
@@ -79,6 +78,9 @@ pub fn judge(prepared: &Prepared, outcome: &Outcome, demux: Option<&ExecDemux>, 
             None => end.trouble(STATUS_VM, format!("the commands in VM {vm} did not come to their end")),
         }
     }
+    for (vm, message) in view.panicked() {
+        end.trouble(STATUS_VM, format!("the kernel of VM {vm} panicked: {message}"));
+    }
     if let Some(message) = &outcome.failed {
         end.trouble(STATUS_GNOMON, format!("Gnomon failed: {message}"));
     } else if !outcome.has_halted {
@@ -86,14 +88,17 @@ pub fn judge(prepared: &Prepared, outcome: &Outcome, demux: Option<&ExecDemux>, 
             Some(Stopped::Timeout) => format!("the time was up after {} s", took.as_secs()),
             Some(Stopped::Deaf) => "Gnomon did not react and was stopped".into(),
             Some(Stopped::OutputClosed) => "standard output was closed".into(),
-            Some(Stopped::Enough | Stopped::Signal(_)) => "the machine was stopped".into(),
+            Some(Stopped::Enough | Stopped::Signal(_)) => {
+                "the machine was stopped, there is nothing left that runs".into()
+            }
             None => {
                 let status = outcome.status.map_or_else(String::new, |status| format!(" ({status})"));
                 let said = if outcome.stderr.is_empty() { "without a message" } else { outcome.stderr.as_str() };
                 format!("{QEMU} ended unexpectedly{status}: {said}")
             }
         };
-        let status = if outcome.stopped == Some(Stopped::Enough) { STATUS_VM } else { STATUS_GNOMON };
+        let is_of_vms = matches!(outcome.stopped, Some(Stopped::Enough | Stopped::Timeout));
+        let status = if is_of_vms { STATUS_VM } else { STATUS_GNOMON };
         end.trouble(status, what);
     }
     for vm in &prepared.vms {
@@ -124,9 +129,6 @@ impl RunEnd {
         if self.is_trouble && view.unshown_tail().next().is_some() {
             lines.push("gnomon: the last lines of the console were:".into());
             lines.extend(view.unshown_tail().map(|line| format!("  {line}")));
-        }
-        if let Some((_, message)) = view.panic() {
-            lines.push(format!("gnomon: the guest's kernel panicked: {message}"));
         }
         lines.extend(self.lines.iter().map(|line| format!("gnomon: {line}")));
         lines

@@ -1,10 +1,11 @@
 //! What of the machine's output goes where.
 
-use crate::console::{ExecDemux, ExecEvent, Tail};
+use crate::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
 use crate::machine::{Next, Stopped};
 use crate::stream::{Lines, Piece};
 use crate::tty;
 use abi::bundle::ConsoleMode;
+use abi::record::Record;
 use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
@@ -19,14 +20,25 @@ pub struct Show {
     is_verbose: bool,
     lines: Lines,
     tail: Tail,
-    panic: Option<(usize, String)>,
+    watch: Option<PanicWatch>,
+    /// When the run is to be stopped, since only panicked kernels are left.
+    stop_at: Option<Instant>,
     /// Whether what was printed ends with a whole line.
     is_fresh: bool,
 }
 
 impl Show {
-    pub fn new(mode: ConsoleMode, demux: Option<ExecDemux>, is_verbose: bool) -> Self {
-        Self { mode, demux, is_verbose, lines: Lines::default(), tail: Tail::default(), panic: None, is_fresh: true }
+    pub fn new(mode: ConsoleMode, demux: Option<ExecDemux>, watch: Option<PanicWatch>, is_verbose: bool) -> Self {
+        Self {
+            mode,
+            demux,
+            is_verbose,
+            lines: Lines::default(),
+            tail: Tail::default(),
+            watch,
+            stop_at: None,
+            is_fresh: true,
+        }
     }
 
     pub fn demux(&self) -> Option<&ExecDemux> {
@@ -39,30 +51,47 @@ impl Show {
         self.tail.lines().filter(move |_| is_unshown)
     }
 
-    /// The VM whose kernel panicked under `--exec`, by its place, and what it said.
-    pub fn panic(&self) -> Option<&(usize, String)> {
-        self.panic.as_ref()
+    /// The VMs whose kernels have panicked, and what they said.
+    pub fn panicked(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.watch.iter().flat_map(PanicWatch::panicked)
     }
 
     /// Shows a piece of output.
     pub fn piece(&mut self, piece: &Piece) -> Next {
-        let Piece::Text(bytes) = piece else { return Next::Continue };
-        let result = match (&mut self.demux, self.mode) {
+        if let Some(watch) = &mut self.watch {
+            match piece {
+                Piece::Text(bytes) => watch.push(bytes),
+                Piece::Record(Record::VmEnd(end)) => watch.ended(&end.vm),
+                Piece::Record(_) => {}
+            }
+        }
+        if let Piece::Text(bytes) = piece
+            && self.text(bytes).is_err()
+        {
+            return Next::Stop(Stopped::OutputClosed);
+        }
+        if !self.watch.as_ref().is_some_and(PanicWatch::is_over) {
+            return self.stop_at.take().map_or(Next::Continue, |_| Next::Revoke);
+        }
+        Next::StopAt(*self.stop_at.get_or_insert_with(|| Instant::now() + LAST_WORDS), Stopped::Enough)
+    }
+
+    fn text(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match (&mut self.demux, self.mode) {
             (Some(demux), _) => {
                 let events = demux.push(bytes);
                 self.exec_events(events)
             }
-            (None, ConsoleMode::Attached) => self.print(bytes).map(|()| Next::Continue),
+            (None, ConsoleMode::Attached) => self.print(bytes),
             (None, ConsoleMode::Lines) => {
                 let mut text = Vec::new();
                 for line in self.lines.push(bytes) {
                     text.extend(line);
                     text.push(b'\n');
                 }
-                self.print(&text).map(|()| Next::Continue)
+                self.print(&text)
             }
-        };
-        result.unwrap_or(Next::Stop(Stopped::OutputClosed))
+        }
     }
 
     /// Shows what is left at the end of the output.
@@ -78,8 +107,7 @@ impl Show {
         }
     }
 
-    fn exec_events(&mut self, events: Vec<ExecEvent>) -> std::io::Result<Next> {
-        let mut next = Next::Continue;
+    fn exec_events(&mut self, events: Vec<ExecEvent>) -> std::io::Result<()> {
         for event in events {
             match event {
                 ExecEvent::Output(bytes) => {
@@ -88,14 +116,9 @@ impl Show {
                     self.tail.push(line.strip_suffix(b"\n").unwrap_or(line));
                 }
                 ExecEvent::Other(line) => self.other(&line),
-                ExecEvent::Panic { vm, message } => {
-                    self.other(format!("Kernel panic - not syncing: {message}").as_bytes());
-                    self.panic.get_or_insert((vm, message));
-                    next = Next::StopAt(Instant::now() + LAST_WORDS, Stopped::Enough);
-                }
             }
         }
-        Ok(next)
+        Ok(())
     }
 
     fn other(&mut self, line: &[u8]) {

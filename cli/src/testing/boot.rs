@@ -10,7 +10,7 @@ use super::{Programs, Verdict};
 use crate::bare::BareSpec;
 use crate::bench::workload::{HugePages, Scale};
 use crate::build;
-use crate::console::{ExecDemux, ExecEvent};
+use crate::console::{ExecDemux, ExecEvent, PanicWatch};
 use crate::debian::{Files, Software};
 use crate::initramfs;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
@@ -238,6 +238,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
     let (input, vms) = (machine.input(), case.vms());
     let mut dialog = Dialog::new(&test.dialog);
     let mut demux = case.has_commands().then(|| ExecDemux::new(vms.iter().map(String::as_str)));
+    let mut watch = PanicWatch::new(vms.iter().map(|vm| (vm.as_str(), None)));
     // Those beside, as long as they run.
     let mut running = vms[test.vms..].to_vec();
     let mut transcript = Transcript::default();
@@ -261,13 +262,15 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
         }
         let mut next = Next::Continue;
         for event in demux.iter_mut().flat_map(|demux| demux.push(bytes)) {
-            match event {
-                ExecEvent::Output(bytes) => transcript.exec_output.extend_from_slice(&bytes),
-                ExecEvent::Other(_) => {}
-                ExecEvent::Panic { message, .. } => {
-                    transcript.panic.get_or_insert(message);
-                    next = Next::StopAt(Instant::now() + LAST_WORDS, Stopped::Enough);
-                }
+            if let ExecEvent::Output(bytes) = event {
+                transcript.exec_output.extend_from_slice(&bytes);
+            }
+        }
+        watch.push(bytes);
+        if case.has_commands() && transcript.panic.is_none() {
+            transcript.panic = watch.panicked().next().map(|(_, message)| message.to_owned());
+            if transcript.panic.is_some() {
+                next = Next::StopAt(Instant::now() + LAST_WORDS, Stopped::Enough);
             }
         }
         match &test.expect.until {
