@@ -105,18 +105,22 @@ impl ExecDemux {
                 let status = content.strip_prefix(END).and_then(|rest| std::str::from_utf8(rest).ok()?.parse().ok());
                 if let Some(status) = status {
                     *state = ExecState::Ended(status);
-                    // Beside other VMs' lines, a line needs its end.
-                    return if is_one || !holds_newline { ExecEvent::Other(line) } else { ExecEvent::Output(vec![]) };
+                    return ExecEvent::Other(line);
                 }
-                *state = ExecState::Inside { holds_newline: true };
+                // Beside other VMs' lines each needs its end; what is held back then is an empty line.
+                let is_held = is_one || content.is_empty();
+                *state = ExecState::Inside { holds_newline: is_held };
                 let mut out = Vec::with_capacity(line.len() + 1);
-                if is_one {
-                    if holds_newline {
-                        out.push(b'\n');
-                    }
-                    out.extend(content);
-                } else {
+                if holds_newline && !is_one {
+                    out.extend(&line[..line.len() - content.len()]);
+                }
+                if holds_newline {
+                    out.push(b'\n');
+                }
+                if is_one || !is_held {
                     out.extend(line);
+                }
+                if !is_held {
                     out.push(b'\n');
                 }
                 ExecEvent::Output(out)
@@ -264,8 +268,18 @@ mod tests {
         let mut demux = ExecDemux::new(["a", "b"]);
         let stream = b"a| gnomon-exec: begin\nb| noise\nb| gnomon-exec: begin\na| one\nb| uno\nstray\n\
                        a| \na| gnomon-exec: end 0\nb| two\n";
-        assert_eq!(output(&mut demux, stream), "a| one\nb| uno\na| \nb| two\n");
+        // The empty line before the end is init's.
+        assert_eq!(output(&mut demux, stream), "a| one\nb| uno\nb| two\n");
         assert_eq!(demux.statuses().collect::<Vec<_>>(), [("a", Some(0)), ("b", None)]);
+    }
+
+    #[test]
+    fn empty_lines_of_several_vms_are_their_own() {
+        for (said, shown) in [("x\na| \n", "a| x\n"), ("\na| x\n", "a| \na| x\n"), ("\na| \n", "a| \n"), ("", "")] {
+            let mut demux = ExecDemux::new(["a", "b"]);
+            let stream = format!("a| gnomon-exec: begin\na| {said}a| gnomon-exec: end 0\n");
+            assert_eq!(output(&mut demux, stream.as_bytes()), shown, "{said:?}");
+        }
     }
 
     const PANIC: &str = "[    0.5] Kernel panic - not syncing: no init\r\n";

@@ -78,7 +78,10 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     let (machine, stopper) = Machine::start(&prepared.machine)?;
     tty::handle_signals(stopper.clone()).map_err(MachineError::from)?;
     let raw = match prepared.console {
-        ConsoleMode::Attached => Some(tty::RawMode::enter().map_err(MachineError::from)?),
+        ConsoleMode::Attached => {
+            tty::say("gnomon: Ctrl-A x ends the run, Ctrl-A h shows the other keys");
+            Some(tty::RawMode::enter().map_err(MachineError::from)?)
+        }
         ConsoleMode::Lines => None,
     };
     if exec.is_none() {

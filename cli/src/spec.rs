@@ -11,6 +11,8 @@ pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
 /// The least RAM a VM can have.
 pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
+const MOST_NAME_CHARS: usize = 32;
+
 /// One VM, complete.
 #[derive(Clone, PartialEq, Debug)]
 pub struct VmSpec {
@@ -32,8 +34,8 @@ pub struct VmSpec {
     pub console: Console,
     /// How memory is virtualized; `None`: Gnomon chooses, by what the hart can do.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane serves fences by address.
-    pub lane: bool,
+    /// Whether the fast lane serves fences by address, if the user said so.
+    pub lane: Option<bool>,
     /// Whether Svvptc is advertised in the modes that shadow.
     pub svvptc: bool,
     /// Whether hardware updates of A and D bits are promised.
@@ -113,6 +115,10 @@ pub enum SpecError {
         "choose `shadow`, `unsync` or `lazy`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
     ))]
     NestedWithoutH(String),
+    /// Debian builds its kernel without a driver for the SBI console.
+    #[error("VM `{0}` asks for console `hvc0`, and Debian's kernel has no driver for it")]
+    #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
+    NoSbiConsole(String),
     /// `--exec` cannot work with this VM.
     #[error("--exec cannot be used with VM `{vm}`: {why}")]
     #[diagnostic(help(
@@ -159,7 +165,7 @@ impl VmSpec {
 
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
         let spec = Self {
-            name: vm.name.unwrap_or_else(|| "linux".into()),
+            name: vm.name.unwrap_or_else(|| default_name(vm.kernel.as_ref())),
             // Known only among the others.
             after: None,
             memory: vm.memory.unwrap_or(DEFAULT_MEMORY),
@@ -169,14 +175,13 @@ impl VmSpec {
             append: vm.append.unwrap_or_default(),
             console: vm.console.unwrap_or(Console::Uart),
             mmu: vm.mmu,
-            lane: vm.lane.unwrap_or(true),
+            lane: vm.lane,
             svvptc: vm.svvptc.unwrap_or(true),
             svadu: vm.svadu.unwrap_or(false),
             shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
         };
-        let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if !(1..=32).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
+        if !(1..=MOST_NAME_CHARS).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
             return Err(SpecError::Name(spec.name));
         }
         if !(1..=MAX_VCPUS).contains(&spec.vcpus) {
@@ -184,6 +189,9 @@ impl VmSpec {
         }
         if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
+        }
+        if spec.console == Console::Sbi && spec.kernel == Kernel::Debian {
+            return Err(SpecError::NoSbiConsole(spec.name));
         }
         let least = Size(LEAST_SHADOW_BYTES_PER_VCPU * u64::from(spec.vcpus));
         if let Some(shadow) = spec.shadow.filter(|shadow| *shadow < least || !shadow.0.is_multiple_of(PAGE)) {
@@ -206,6 +214,21 @@ impl VmSpec {
         let is_nested = self.mmu.map_or(h == HExtension::Present, |mode| mode == MmuMode::Nested);
         if is_nested { Size(0) } else { self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))) }
     }
+}
+
+/// The name of a VM without one, by what it boots: that of a file as far as it can be a name.
+fn default_name(kernel: Option<&Kernel>) -> String {
+    let file = match kernel {
+        None | Some(Kernel::Debian) => return "linux".into(),
+        Some(Kernel::UBoot) => return "u-boot".into(),
+        Some(Kernel::File(path)) => path.file_stem().unwrap_or_default().to_string_lossy(),
+    };
+    let name: String = file.chars().filter(|c| is_name_char(*c)).take(MOST_NAME_CHARS).collect();
+    if name.is_empty() { "vm".into() } else { name }
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
 }
 
 /// The most memory that these VMs need at once, with that of their shadow tables: those that start after another need
@@ -244,6 +267,7 @@ pub fn check_machine(vms: &[VmSpec], seat: Seat, h: HExtension) -> Result<(), Sp
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     fn settle(vm: VmFile) -> Result<Vec<VmSpec>, SpecError> {
         VmSpec::settle(vec![vm], &VmFile::default(), true)
@@ -257,8 +281,34 @@ mod tests {
     }
 
     #[test]
+    fn names_follow_from_what_is_booted() {
+        let name = |kernel| settle(VmFile { kernel, ..VmFile::default() }).map(|vms| vms[0].name.clone());
+        let named = |kernel: &str| {
+            VmSpec::settle(
+                vec![],
+                &VmFile { kernel: Some(Kernel::from(PathBuf::from(kernel))), ..VmFile::default() },
+                false,
+            )
+        };
+        assert_eq!(name(None).as_deref(), Ok("linux"));
+        for (kernel, name) in [
+            ("debian", "linux"),
+            ("u-boot", "u-boot"),
+            ("sub/Image", "Image"),
+            ("a b|c.elf", "abc"),
+            ("/k/\u{e4}", "vm"),
+            ("0123456789012345678901234567890123456789", "01234567890123456789012345678901"),
+        ] {
+            assert_eq!(named(kernel).expect("valid")[0].name, name, "{kernel}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         let vm = VmFile::default();
+        let sbi = |kernel| VmFile { console: Some(Console::Sbi), kernel, ..VmFile::default() };
+        assert_eq!(settle(sbi(None)), Err(SpecError::NoSbiConsole("linux".into())));
+        assert!(settle(sbi(Some(Kernel::File("Image".into())))).is_ok());
         assert!(matches!(settle(VmFile { vcpus: Some(0), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
         assert!(matches!(settle(VmFile { vcpus: Some(33), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
         assert!(matches!(settle(VmFile { memory: Some(Size(1 << 20)), ..vm.clone() }), Err(SpecError::Memory { .. })));

@@ -116,7 +116,7 @@ fn a_panic_ends_a_run() {
     let output = scratch.run(&["--timeout", "60"]).stdin(Stdio::null()).output().expect("gnomon");
     let said = String::from_utf8(output.stderr).expect("text");
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("gnomon: the kernel of VM linux panicked: no init\n"), "{said}");
+    assert!(said.contains("gnomon: the kernel of VM talker panicked: no init\n"), "{said}");
 }
 
 #[test]

@@ -144,6 +144,7 @@ impl RunArgs {
         show.stats.as_deref().map_or(Ok(()), check_writable)?;
         let prepared = run::prepare(&spec, None)?;
         eprintln!("{}", prepared.versions);
+        prepared.warnings.iter().for_each(|warning| eprintln!("gnomon: warning: {warning}"));
         if is_dry_run {
             println!("{}", prepared.kept()?.command_line());
             return Ok(0);

@@ -52,10 +52,26 @@ pub enum AptError {
         /// The suite.
         suite: &'static str,
     },
+    /// The disk is full.
+    #[error("apt could not {action}: {message}")]
+    #[diagnostic(help("make room on the disk of {}, or set GNOMON_CACHE to a directory on another one", dir.display()))]
+    NoRoom {
+        /// What it should have done.
+        action: String,
+        /// What it said.
+        message: String,
+        /// Where it writes.
+        dir: PathBuf,
+    },
     /// The cache could not be used.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Io(#[from] IoError),
+}
+
+/// Whether apt's trouble is with the disk, not with the network.
+fn is_of_the_disk(message: &str) -> bool {
+    message.contains("No space left on device") || message.contains("enough free space")
 }
 
 /// A release of Debian that software is taken from.
@@ -170,12 +186,11 @@ impl Apt {
     }
 
     fn failed(&self, action: impl Into<String>, message: impl Into<String>) -> AptError {
-        AptError::Failed {
-            action: action.into(),
-            message: message.into(),
-            mirror: self.mirror.clone(),
-            suite: self.suite.name(),
+        let (action, message) = (action.into(), message.into());
+        if is_of_the_disk(&message) {
+            return AptError::NoRoom { action, message, dir: self.dir.clone() };
         }
+        AptError::Failed { action, message, mirror: self.mirror.clone(), suite: self.suite.name() }
     }
 
     fn command(&self, program: &str) -> Command {
@@ -301,6 +316,19 @@ fn other_index_targets() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_not_the_networks_fault() {
+        let apt = Apt { dir: "/cache/apt".into(), suite: Suite::Trixie, mirror: "http://a.example".into() };
+        let help = |message: &str| apt.failed("download x", message).help().expect("a remedy").to_string();
+        for message in [
+            "E: You don't have enough free space in /cache/apt/archives/.",
+            "E: Failed to fetch http://a.example/x.deb  Error writing to file - write (28: No space left on device)",
+        ] {
+            assert!(help(message).contains("room on the disk of /cache/apt"), "{}", help(message));
+        }
+        assert!(help("E: Failed to fetch http://a.example/x.deb  404").contains("the network"));
+    }
 
     #[test]
     fn the_mirror_is_derived() {

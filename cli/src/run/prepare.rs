@@ -8,17 +8,19 @@ use crate::meter::Metered;
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
-use crate::qemu::{self, Boot, Clock, MachineSpec};
+use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
 use crate::spec::{self, SpecError, VmSpec};
 use crate::vmfile::{Console, Initrd, Kernel};
 use crate::{build, run::Seat};
-use abi::bundle::{ConsoleMode, VmConfig};
+use abi::bundle::{ConsoleMode, MmuMode, VmConfig};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const RNG_SEED_BYTES: usize = 32;
+/// What Linux has room for, an end mark included (`COMMAND_LINE_SIZE` of arch/riscv).
+const COMMAND_LINE_BYTES: usize = 1024;
 /// How long bundles are kept that `--dry-run` has left.
 const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -37,6 +39,8 @@ pub struct Prepared {
     pub seat: Seat,
     /// What takes part.
     pub versions: Versions,
+    /// What has no effect, or not the whole one, in a line each.
+    pub warnings: Vec<String>,
     /// Lives as long as the machine needs it.
     bundle: Unnamed,
 }
@@ -116,6 +120,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
             place(vm, contents, spec, &mut pack)
         })
         .collect::<miette::Result<Vec<_>>>()?;
+    let warnings =
+        vms.iter().zip(&configs).flat_map(|(vm, (config, _))| warnings(vm, spec.h, &config.bootargs)).collect();
     let dir = cache("run")?;
     prune(&dir, BUNDLES_KEPT);
     let mut bundle = Unnamed::new_in(&dir)?;
@@ -147,6 +153,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         console: spec.console,
         seat: spec.seat,
         versions,
+        warnings,
         bundle,
     })
 }
@@ -211,7 +218,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         memory_bytes: vm.memory.0,
         vcpus: vm.vcpus,
         mmu: vm.mmu,
-        lane: vm.lane,
+        lane: vm.lane.unwrap_or(true),
         svvptc: vm.svvptc,
         svadu: vm.svadu,
         shadow_bytes: vm.shadow.map(|size| size.0),
@@ -246,6 +253,24 @@ fn bootargs(vm: &VmSpec, kind: Kind, has_exec: bool, has_own_initramfs: bool) ->
     words.join(" ")
 }
 
+/// What of a VM has no effect, or not the whole one.
+fn warnings(vm: &VmSpec, h: HExtension, bootargs: &str) -> Vec<String> {
+    let mut warnings = Vec::new();
+    // Without H, `lazy` is what Gnomon chooses.
+    let has_lane = vm.mmu.map_or(h == HExtension::Absent, |mode| mode == MmuMode::Lazy);
+    if vm.lane == Some(true) && !has_lane {
+        warnings.push(format!("VM `{}` has no fast lane: it belongs to mmu `lazy`", vm.name));
+    }
+    if bootargs.len() >= COMMAND_LINE_BYTES {
+        let (name, bytes) = (&vm.name, bootargs.len());
+        warnings.push(format!(
+            "the command line of VM `{name}` has {bytes} bytes; Linux reads no more than {} of them",
+            COMMAND_LINE_BYTES - 1
+        ));
+    }
+    warnings
+}
+
 fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
     match clock {
         Clock::Instructions => Ok(Sha256::digest(vm.name.as_bytes()).to_vec()),
@@ -278,6 +303,19 @@ mod tests {
         );
         let silent = VmFile { console: Some(Console::None), ..options };
         assert_eq!(bootargs(&vm(&silent), Kind::Linux, false, false), "a b");
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said() {
+        let lane = |lane, mmu, h| warnings(&vm(&VmFile { lane, mmu, ..VmFile::default() }), h, "").len();
+        assert_eq!(lane(Some(true), None, HExtension::Present), 1);
+        assert_eq!(lane(Some(true), Some(MmuMode::Shadow), HExtension::Absent), 1);
+        assert_eq!(lane(Some(true), Some(MmuMode::Lazy), HExtension::Present), 0);
+        assert_eq!(lane(Some(true), None, HExtension::Absent), 0);
+        assert_eq!(lane(Some(false), None, HExtension::Present) + lane(None, None, HExtension::Present), 0);
+        let cut = |bytes: usize| warnings(&vm(&VmFile::default()), HExtension::Present, &"x".repeat(bytes));
+        assert_eq!(cut(1023), [""; 0]);
+        assert!(cut(1024)[0].contains("1024 bytes; Linux reads no more than 1023"), "{:?}", cut(1024));
     }
 
     #[test]

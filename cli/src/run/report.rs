@@ -54,10 +54,13 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
             EndReason::Killed { message } => format!("was stopped: {message}"),
             EndReason::NotStarted { message } => format!("could not be started: {message}"),
         };
-        if *reason == EndReason::Poweroff {
+        if *reason != EndReason::Poweroff {
+            end.is_trouble = true;
+            end.raise(STATUS_VM);
+        }
+        // Else Gnomon's own words on the console have said it.
+        if !view.shows_consoles() {
             end.lines.push(format!("VM {vm} {how}"));
-        } else {
-            end.trouble(STATUS_VM, format!("VM {vm} {how}"));
         }
     }
     if let Some(Stopped::Signal(signal)) = outcome.stopped {

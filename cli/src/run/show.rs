@@ -45,9 +45,14 @@ impl Show {
         self.demux.as_ref()
     }
 
+    /// Whether all that the consoles have is shown.
+    pub fn shows_consoles(&self) -> bool {
+        self.demux.is_none() || self.is_verbose
+    }
+
     /// The last lines of the consoles, unless they were shown.
     pub fn unshown_tail(&self) -> impl Iterator<Item = &str> {
-        let is_unshown = self.demux.is_some() && !self.is_verbose;
+        let is_unshown = !self.shows_consoles();
         self.tail.lines().filter(move |_| is_unshown)
     }
 
