@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// The target of everything that runs on the machine.
@@ -17,8 +18,8 @@ pub const TARGET: &str = "riscv64imac-unknown-none-elf";
 pub const HYPERVISOR: &str = "gnomon-hypervisor";
 /// What builds of the programs for Linux are called.
 const PROGRAMS: &str = "the programs for Linux";
-/// A build that is done sooner is not worth a progress line.
-const QUIET: Duration = Duration::from_secs(1);
+/// No silence is longer.
+const BEAT: Duration = Duration::from_secs(10);
 
 /// Why there is no program to run.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -120,6 +121,33 @@ pub fn cargo() -> Command {
     command
 }
 
+/// Shows what cargo says while it compiles, and from time to time that it still does; returns all of it.
+fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
+    let (sender, receiver) = channel();
+    std::thread::scope(|scope| {
+        // Nobody listens no more only if this thread panics.
+        scope.spawn(move || lines.map(|line| sender.send(line)).all(|sent| sent.is_ok()));
+        let (started, mut step, mut said) = (Instant::now(), None, String::new());
+        loop {
+            match receiver.recv_timeout(BEAT) {
+                Ok(line) => {
+                    // Where there is nothing to do, the end is all it says.
+                    if !line.trim_start().starts_with("Finished") {
+                        step.get_or_insert_with(|| Step::spinner(&format!("building {what}"))).report(line.trim());
+                    }
+                    said.push_str(&line);
+                    said.push('\n');
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let step = step.get_or_insert_with(|| Step::spinner(&format!("building {what}")));
+                    step.report(&format!("{} s so far", started.elapsed().as_secs()));
+                }
+                Err(RecvTimeoutError::Disconnected) => return said,
+            }
+        }
+    })
+}
+
 fn build(what: &'static str, args: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
     let mut child = cargo()
         .args(["build", "--release", "--message-format=json-render-diagnostics"])
@@ -135,15 +163,8 @@ fn build(what: &'static str, args: &[&str]) -> Result<BTreeMap<String, PathBuf>,
         let _ = stdout.map(|mut pipe| pipe.read_to_string(&mut text));
         text
     });
-    let (started, mut step, mut said) = (Instant::now(), None, String::new());
-    for line in child.stderr.take().map(BufReader::new).into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
-        if started.elapsed() > QUIET {
-            step.get_or_insert_with(|| Step::spinner(&format!("building {what}"))).note(line.trim());
-        }
-        said.push_str(&line);
-        said.push('\n');
-    }
-    drop(step);
+    let lines = child.stderr.take().map(BufReader::new).into_iter().flat_map(BufRead::lines).map_while(Result::ok);
+    let said = follow(what, lines);
     let messages = messages.join().unwrap_or_default();
     if !child.wait().map_err(BuildError::NoCargo)?.success() {
         return Err(BuildError::Failed { what, output: said });

@@ -5,6 +5,7 @@ mod run;
 mod test;
 
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Bad input, or something that is needed is not there.
@@ -23,6 +24,55 @@ enum Action {
     Run(Box<run::RunArgs>),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
+    /// Says what a command line needs to be installed, for the script that installs it.
+    #[command(hide = true)]
+    Needs {
+        /// The command line.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
+}
+
+/// Something that the `gnomon` script installs when it is needed: a function of its own, `need_NAME`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Need {
+    /// Debian's archive keys.
+    Keys,
+    /// QEMU.
+    Qemu,
+    /// A browser, for the tests.
+    Browser,
+}
+
+impl Need {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Keys => "keys",
+            Self::Qemu => "qemu",
+            Self::Browser => "browser",
+        }
+    }
+
+    /// What guests need.
+    const GUESTS: [Self; 2] = [Self::Keys, Self::Qemu];
+}
+
+impl Action {
+    /// What it needs.
+    fn needs(&self) -> Vec<Need> {
+        match self {
+            Self::Run(_) => Need::GUESTS.to_vec(),
+            Self::Bench(args) => args.needs(),
+            Self::Test(args) => args.needs(),
+            Self::Needs { .. } => Vec::new(),
+        }
+    }
+}
+
+/// What a command line needs: nothing if it is wrong, or asks for help.
+fn needs(words: Vec<OsString>) -> Vec<Need> {
+    let words = std::iter::once("gnomon".into()).chain(words);
+    Command::try_parse_from(words).map(|command| command.action.needs()).unwrap_or_default()
 }
 
 /// Runs the command line that this process was started with.
@@ -32,6 +82,10 @@ pub fn main() -> ExitCode {
         Action::Run(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
+        Action::Needs { words } => {
+            needs(words).into_iter().for_each(|need| println!("{}", need.name()));
+            Ok(0)
+        }
     };
     match result {
         Ok(status) => status.into(),
@@ -58,5 +112,33 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Command::command().debug_assert();
+    }
+
+    #[test]
+    fn only_what_is_run_needs_something() {
+        let needs = |line: &str| needs(line.split_whitespace().map(OsString::from).collect());
+        for line in [
+            "",
+            "--help",
+            "--version",
+            "run --help",
+            "run --colour blue",
+            "bench",
+            "bench fig7 --help",
+            "test --help",
+            "test --list",
+            "test --full --list linux",
+            "test no-such-test",
+            "test host/format",
+            "needs test",
+        ] {
+            assert_eq!(needs(line), [], "{line}");
+        }
+        for line in ["run", "run --exec --help", "bench fig7", "test --full linux/"] {
+            assert_eq!(needs(line), Need::GUESTS, "{line}");
+        }
+        for line in ["test", "test --jobs 1 host/tests"] {
+            assert_eq!(needs(line), [Need::Keys, Need::Qemu, Need::Browser], "{line}");
+        }
     }
 }

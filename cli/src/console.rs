@@ -275,9 +275,15 @@ mod tests {
 
     #[test]
     fn empty_lines_of_several_vms_are_their_own() {
-        for (said, shown) in [("x\na| \n", "a| x\n"), ("\na| x\n", "a| \na| x\n"), ("\na| \n", "a| \n"), ("", "")] {
+        for (said, shown) in [
+            ("a| x\na| \n", "a| x\n"),
+            ("a| x\n", "a| x\n"),
+            ("a| \na| x\n", "a| \na| x\n"),
+            ("a| \na| \n", "a| \n"),
+            ("a| \n", ""),
+        ] {
             let mut demux = ExecDemux::new(["a", "b"]);
-            let stream = format!("a| gnomon-exec: begin\na| {said}a| gnomon-exec: end 0\n");
+            let stream = format!("a| gnomon-exec: begin\n{said}a| gnomon-exec: end 0\n");
             assert_eq!(output(&mut demux, stream.as_bytes()), shown, "{said:?}");
         }
     }

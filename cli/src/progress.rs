@@ -65,6 +65,14 @@ impl Step {
         self.bar.set_message(text.into());
     }
 
+    /// The same, in logs too, where it is a line of its own.
+    pub fn report(&self, text: &str) {
+        self.note(text);
+        if self.bar.is_hidden() {
+            eprintln!("gnomon: {text}");
+        }
+    }
+
     /// Lets something else print lines.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)

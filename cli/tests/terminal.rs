@@ -52,7 +52,7 @@ fn the_end_key_ends_everything() {
     let (mut shell, _) = shell();
     shell.send("\x01x").expect("typing");
     shell.flush().expect("typing");
-    shell.exp_string("gnomon: ").expect("the end");
+    shell.exp_string("gnomon: u-boot powered off").expect("the end");
     expect_restored(&mut shell, "0");
 }
 

@@ -1,5 +1,6 @@
 //! `gnomon bench`.
 
+use super::Need;
 use super::run::Mmu;
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
@@ -103,6 +104,11 @@ impl Name {
 }
 
 impl BenchArgs {
+    /// What has to be installed for it.
+    pub(super) fn needs(&self) -> Vec<Need> {
+        if self.names.is_empty() { Vec::new() } else { Need::GUESTS.to_vec() }
+    }
+
     /// Runs it; returns the exit status.
     ///
     /// # Errors

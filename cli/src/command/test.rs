@@ -1,5 +1,6 @@
 //! `gnomon test`.
 
+use super::Need;
 use crate::testing::{Extent, Suite};
 use clap::Args;
 use std::time::Instant;
@@ -24,13 +25,31 @@ pub struct TestArgs {
 }
 
 impl TestArgs {
+    /// What has to be installed for it.
+    pub(super) fn needs(&self) -> Vec<Need> {
+        let suite = if self.list { None } else { self.suite().ok() };
+        let names: Vec<String> = suite.iter().flat_map(Suite::names).collect();
+        // The page that benchmarks write is tested in a real browser.
+        if names.iter().any(|name| name == "host/tests") {
+            [&Need::GUESTS[..], &[Need::Browser]].concat()
+        } else if names.iter().any(|name| !name.starts_with("host/")) {
+            Need::GUESTS.to_vec()
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn suite(&self) -> miette::Result<Suite> {
+        let extent = if self.full { Extent::Full } else { Extent::Default };
+        Suite::select(&self.filters, extent)
+    }
+
     /// Runs it; returns the exit status.
     ///
     /// # Errors
     /// If there is nothing to run.
     pub fn run(self) -> miette::Result<u8> {
-        let extent = if self.full { Extent::Full } else { Extent::Default };
-        let suite = Suite::select(&self.filters, extent)?;
+        let suite = self.suite()?;
         if self.list {
             suite.names().for_each(|name| println!("{name}"));
             return Ok(0);

@@ -1,0 +1,118 @@
+//! The `gnomon` script: what it installs and when, and what it says. Programs of the system that could change something are
+//! stand-ins here that write down how they were called.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// What the script calls that changes nothing.
+const REAL: [&str; 14] =
+    ["bash", "sh", "readlink", "dirname", "sed", "sort", "head", "mkdir", "env", "cat", "rm", "true", "cp", "dpkg-deb"];
+
+/// A clone of its own, on a system with a Rust toolchain, and neither QEMU nor a browser.
+struct Clone(TempDir);
+
+impl Clone {
+    fn new() -> Self {
+        let clone = Self(tempfile::tempdir().expect("a directory"));
+        for dir in ["bin", "sysroot/bin", "sysroot/lib/rustlib/riscv64imac-unknown-none-elf", "home"] {
+            fs::create_dir_all(clone.path(dir)).expect("a directory");
+        }
+        for name in REAL {
+            let found = ["/usr/bin", "/bin"].map(|dir| PathBuf::from(dir).join(name));
+            let real = found.into_iter().find(|path| path.exists()).expect(name);
+            symlink(real, clone.path("bin").join(name)).expect("a link");
+        }
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        fs::copy(format!("{root}/gnomon"), clone.path("gnomon")).expect("the script");
+        fs::copy(format!("{root}/tests.toml"), clone.path("tests.toml")).expect("the tests");
+        let sysroot = clone.path("sysroot").display().to_string();
+        clone.program("sysroot/bin/cargo-clippy", "");
+        clone.program("bin/rustc", &format!("[ $1 = --version ] && echo 'rustc 1.90.0' || echo {sysroot}"));
+        // What it builds is this build's command.
+        let built = format!("cp {} $CARGO_TARGET_DIR/command/gnomon", env!("CARGO_BIN_EXE_gnomon"));
+        let says = "echo '   Compiling gnomon v0.1.0' >&2; echo '    Finished `command` profile' >&2";
+        clone.program("bin/cargo", &format!("mkdir -p $CARGO_TARGET_DIR/command; {built}; {says}"));
+        clone.program("bin/cc", "");
+        for name in ["apt-get", "apt-cache", "sudo"] {
+            let log = clone.path("log");
+            clone.program(&format!("bin/{name}"), &format!("echo {name} $* >>{}; exit 1", log.display()));
+        }
+        clone
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        let path = self.path(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
+    }
+
+    /// Starts the script; also returns the calls of programs that install.
+    fn start(&self, args: &[&str]) -> (Output, String) {
+        let mut command = Command::new(self.path("gnomon"));
+        command.args(args).env_clear().env("PATH", self.path("bin")).env("HOME", self.path("home"));
+        let output = command.output().expect("the script");
+        (output, fs::read_to_string(self.path("log")).unwrap_or_default())
+    }
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn questions_install_nothing() {
+    let clone = Clone::new();
+    for args in [&["test", "--help"][..], &["test", "--list"], &["--version"], &["run", "--help"], &["bench"]] {
+        let (output, calls) = clone.start(args);
+        assert!(output.status.success() && calls.is_empty(), "{args:?}: {calls}{}", errors(&output));
+    }
+}
+
+#[test]
+fn what_a_run_needs_is_installed() {
+    let clone = Clone::new();
+    let (output, calls) = clone.start(&["run"]);
+    assert!(!output.status.success() && calls.contains("qemu-system-riscv"), "{calls}{}", errors(&output));
+}
+
+#[test]
+fn building_the_command_is_no_silence() {
+    let clone = Clone::new();
+    // A stale one is built again.
+    for _ in 0..2 {
+        let (output, _) = clone.start(&["--version"]);
+        let errors = errors(&output);
+        assert!(errors.contains("Compiling gnomon") && !errors.contains("Finished"), "{errors}");
+    }
+}
+
+#[test]
+fn a_clone_that_cannot_be_written_is_named() {
+    // No directory can be made where a file is: also root cannot.
+    for (place, variable) in [("target", "CARGO_TARGET_DIR"), (".cache", "GNOMON_CACHE")] {
+        let clone = Clone::new();
+        fs::write(clone.path(place), "").expect("a file");
+        let (output, _) = clone.start(&["--version"]);
+        let errors = errors(&output);
+        assert!(!output.status.success() && errors.contains(&format!("Set {variable} to")), "{errors}");
+    }
+}
+
+#[test]
+fn builds_of_what_runs_are_no_silence() {
+    let clone = Clone::new();
+    clone.program("bin/cargo", "echo '   Compiling slow v1.0.0' >&2; exit 1");
+    fs::write(clone.path("kernel"), [0x6f, 0, 0, 0]).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    command.args(["run", "--kernel"]).arg(clone.path("kernel")).env("GNOMON_CACHE", clone.path(".cache"));
+    let output = command.env("CARGO", clone.path("bin/cargo")).output().expect("gnomon");
+    let errors = errors(&output);
+    assert!(errors.contains("gnomon: building the hypervisor\ngnomon: Compiling slow v1.0.0\n"), "{errors}");
+}
