@@ -115,8 +115,8 @@ pub enum SpecError {
         "choose `shadow`, `unsync` or `lazy`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
     ))]
     NestedWithoutH(String),
-    /// Debian builds its kernel without a driver for the SBI console.
-    #[error("VM `{0}` asks for console `hvc0`, and Debian's kernel has no driver for it")]
+    /// The kernel was built without a driver for the SBI console: Debian's is, others may say so.
+    #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
     #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
     /// `--exec` cannot work with this VM.

@@ -5,7 +5,7 @@ use rexpect::session::spawn_command;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
@@ -137,6 +137,18 @@ fn a_panic_is_one_vms() {
     assert!(said.contains("gnomon: the kernel of VM loud panicked: no init\n"), "{said}");
     // The other ran on.
     assert!(said.ends_with("gnomon: the time was up after 5 s\n"), "{said}");
+}
+
+#[test]
+fn a_compressed_kernel_runs() {
+    let scratch = Scratch::new("unpacked\n");
+    let plain = std::fs::read(&scratch.kernel).expect("a kernel");
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    packer.write_all(&plain).expect("in memory");
+    std::fs::write(&scratch.kernel, packer.finish().expect("in memory")).expect("a file");
+    let (child, _output) = start(&mut scratch.run(&[]), "unpacked");
+    send(&child, Signal::TERM);
+    end_of(child);
 }
 
 #[test]

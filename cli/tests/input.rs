@@ -86,7 +86,11 @@ fn kernel_for_another_machine() {
 fn compressed_kernel() {
     let scratch = Scratch::new();
     let kernel = scratch.file("vmlinuz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
-    scratch.refused(&["--kernel", text(&kernel)], INPUT, &[text(&kernel), "gzip", "gunzip"]);
+    scratch.refused(&["--kernel", text(&kernel)], INPUT, &[text(&kernel), "gzip", "cut off", "gunzip"]);
+    let lz4 = scratch.file("Image.lz4", b"\x04\x22\x4d\x18....");
+    scratch.refused(&["--kernel", text(&lz4)], INPUT, &[text(&lz4), "LZ4", "unlz4"]);
+    let stub = scratch.file("vmlinuz.efi", b"MZ\0\0zimg\0\x01\0\0\0\x01\0\0");
+    scratch.refused(&["--kernel", text(&stub)], INPUT, &[text(&stub), "EFI image", "cut off"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::{Kind, Payload, Unfit, field};
 use crate::size::{SUPERPAGE, Size};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
+use std::io::Read;
 
 const HEADER_BYTES: usize = 64;
 const MAGIC2: [u8; 4] = *b"RSC\x05";
@@ -45,6 +46,16 @@ pub fn read(bytes: Vec<u8>) -> Result<Payload, Unfit> {
         }
     };
     Ok(Payload { kind: Kind::Linux, gpa, entry_gpa: gpa, span_bytes: file_bytes.max(header.image_bytes), bytes })
+}
+
+/// The configuration in a kernel that has it (`kernel/configs.c`), up to a bound.
+pub fn config(bytes: &[u8]) -> Option<String> {
+    const START: &[u8] = b"IKCFG_ST\x1f\x8b";
+    const MOST_BYTES: u64 = 1 << 24;
+    let at = bytes.windows(START.len()).position(|window| window == START)? + START.len() - 2;
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(&bytes[at..]).take(MOST_BYTES).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 struct Header {
@@ -131,6 +142,16 @@ mod tests {
         assert_eq!((payload.gpa, payload.entry_gpa, payload.span_bytes), (0x8020_0000, 0x8020_0000, 0x8000));
         assert_eq!(read(image(0x3000, 0x8000, 0)).expect("an image").gpa, GUEST_ENTRY);
         assert!(read(image(0x3000, 0x8000, 0x1000)).expect_err("misplaced").what.contains("2 MiB"));
+    }
+
+    #[test]
+    fn a_kernel_tells_its_configuration() {
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        std::io::Write::write_all(&mut packer, b"CONFIG_A=y\n").expect("in memory");
+        let packed = packer.finish().expect("in memory");
+        let bytes = [&[0; 5], &b"IKCFG_ST"[..], &packed, b"IKCFG_ED"].concat();
+        assert_eq!(config(&bytes).as_deref(), Some("CONFIG_A=y\n"));
+        assert_eq!((config(b"IKCFG_ST\x1f\x8b"), config(b"")), (None, None));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Payloads: what a VM boots, read from a file.
 
+mod compressed;
 mod elf;
 mod linux;
 mod sniff;
@@ -75,7 +76,7 @@ impl Unfit {
 }
 
 impl Payload {
-    /// Reads a file.
+    /// Reads a file, and uncompresses it if it is compressed.
     ///
     /// # Errors
     /// [`PayloadError`] if it cannot be read or is recognisably something else.
@@ -88,7 +89,14 @@ impl Payload {
         })
     }
 
+    /// What a Linux Image says of its own configuration (`CONFIG_IKCONFIG`), if it does.
+    #[must_use]
+    pub fn kernel_config(&self) -> Option<String> {
+        (self.kind == Kind::Linux).then(|| linux::config(&self.bytes)).flatten()
+    }
+
     fn from_bytes(bytes: Vec<u8>) -> Result<Self, Unfit> {
+        let bytes = compressed::unpack(&bytes).unwrap_or(Ok(bytes))?;
         if linux::is_image(&bytes) {
             return linux::read(bytes);
         }

@@ -24,9 +24,7 @@ pub fn refuse(bytes: &[u8]) -> Result<(), Unfit> {
             return Err(Unfit::new(format!("is compressed with {name}"), remedy));
         }
     }
-    let what = if field(bytes, 4) == Some(*b"zimg") {
-        "is a compressed EFI image (vmlinuz.efi)"
-    } else if field(bytes, 0x202) == Some(*b"HdrS") {
+    let what = if field(bytes, 0x202) == Some(*b"HdrS") {
         "is a Linux bzImage for x86"
     } else if field(bytes, 0x38) == Some(*b"ARM\x64") {
         "is a Linux Image for 64-bit Arm"

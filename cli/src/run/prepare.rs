@@ -178,6 +178,10 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     if spec.exec.is_some() && !is_linux {
         Err(SpecError::Exec { vm: vm.name.clone(), why: "its kernel is not a Linux Image" })?;
     }
+    let lacks_driver = |config: String| !config.lines().any(|line| line == "CONFIG_HVC_RISCV_SBI=y");
+    if vm.console == Console::Sbi && payload.kernel_config().is_some_and(lacks_driver) {
+        Err(SpecError::NoSbiConsole(vm.name.clone()))?;
+    }
     let initrd = match &vm.initrd {
         Some(initrd) => initrd.clone(),
         None if is_linux => Initrd::Busybox,
