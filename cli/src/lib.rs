@@ -2,12 +2,13 @@
 //! machines into a bundle, and runs the whole in QEMU.
 //!
 //! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
-//! [`spec`] settle what each VM is, [`debian`] and [`initramfs`] provide the default guest,
+//! [`spec`] settle what each VM is, [`debian`], [`added`] and [`initramfs`] provide the default guest,
 //! [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
 //! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
 #![forbid(unsafe_code)]
 
+pub mod added;
 pub mod bare;
 pub mod bench;
 pub mod build;

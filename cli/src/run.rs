@@ -7,13 +7,14 @@ mod show;
 use crate::console::{ExecDemux, PanicWatch};
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
-use crate::qemu::{Clock, HExtension, Seat};
+use crate::qemu::{Boot, Clock, HExtension, Seat};
 use crate::tty;
 use crate::vmfile::VmFile;
 use abi::bundle::ConsoleMode;
 pub use prepare::{Prepared, Versions, prepare};
 pub use report::RunEnd;
 use show::Show;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,8 @@ pub struct ShowSpec {
     pub stats: Option<PathBuf>,
     /// The longest that the run may take.
     pub timeout: Option<Duration>,
+    /// The port on which QEMU waits for a debugger.
+    pub gdb: Option<NonZeroU16>,
 }
 
 impl RunSpec {
@@ -76,6 +79,12 @@ impl RunSpec {
 /// If QEMU cannot be run at all, or the counters not be written; everything else is told in [`RunEnd`].
 pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
     let (machine, stopper) = Machine::start(&prepared.machine)?;
+    if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
+        tty::say(&format!(
+            "gnomon: waiting for gdb: gdb-multiarch {} -ex 'target remote :{port}'",
+            hypervisor.display()
+        ));
+    }
     tty::handle_signals(stopper.clone()).map_err(MachineError::from)?;
     let raw = match prepared.console {
         ConsoleMode::Attached => {
@@ -90,6 +99,8 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
     // Whose a line is on the attached one of several consoles, nobody can tell.
     let is_watched = prepared.console == ConsoleMode::Lines || prepared.vms.len() == 1;
+    // With a debugger at hand, a kernel that has panicked is there to be looked at.
+    let is_watched = is_watched && show.gdb.is_none();
     let vms = prepared.vms.iter().map(String::as_str).zip(prepared.after.iter().copied());
     let watch = is_watched.then(|| PanicWatch::new(vms));
     let mut view = Show::new(prepared.console, demux, watch, show.is_verbose);

@@ -5,6 +5,7 @@ use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
 use miette::Diagnostic;
+use std::path::PathBuf;
 
 /// RAM of a VM that does not say.
 pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
@@ -28,6 +29,8 @@ pub struct VmSpec {
     pub kernel: Kernel,
     /// The initial RAM disk, if the user said which.
     pub initrd: Option<Initrd>,
+    /// What the user adds to the initramfs.
+    pub add: Vec<PathBuf>,
     /// What the user adds to the command line.
     pub append: String,
     /// The console that Linux is told to use.
@@ -115,6 +118,10 @@ pub enum SpecError {
         "choose `shadow`, `unsync` or `lazy`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
     ))]
     NestedWithoutH(String),
+    /// There is nothing to add files to.
+    #[error("VM `{0}` has no initramfs of Gnomon's, to which files could be added")]
+    #[diagnostic(help("leave out `initrd`, and boot a Linux kernel; or put the files into your own initrd"))]
+    Add(String),
     /// The kernel was built without a driver for the SBI console: Debian's is, others may say so.
     #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
     #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
@@ -172,6 +179,7 @@ impl VmSpec {
             vcpus: vm.vcpus.unwrap_or(1),
             kernel: vm.kernel.unwrap_or(Kernel::Debian),
             initrd: vm.initrd,
+            add: vm.add.unwrap_or_default(),
             append: vm.append.unwrap_or_default(),
             console: vm.console.unwrap_or(Console::Uart),
             mmu: vm.mmu,
@@ -267,7 +275,6 @@ pub fn check_machine(vms: &[VmSpec], seat: Seat, h: HExtension) -> Result<(), Sp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     fn settle(vm: VmFile) -> Result<Vec<VmSpec>, SpecError> {
         VmSpec::settle(vec![vm], &VmFile::default(), true)

@@ -23,6 +23,8 @@ pub struct VmFile {
     pub kernel: Option<Kernel>,
     /// The initial RAM disk.
     pub initrd: Option<Initrd>,
+    /// Files and directories that go into Gnomon's own initramfs.
+    pub add: Option<Vec<PathBuf>>,
     /// Added to the kernel's command line.
     pub append: Option<String>,
     /// The console that Linux is told to use.
@@ -143,6 +145,7 @@ impl VmFile {
         if let Some(Initrd::File(file)) = &mut vm.initrd {
             *file = dir.join(&*file);
         }
+        vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
         if vm.name.is_none() {
             vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         }
@@ -160,6 +163,7 @@ impl VmFile {
             vcpus: over.vcpus.or(self.vcpus),
             kernel: over.kernel.or(self.kernel),
             initrd: over.initrd.or(self.initrd),
+            add: over.add.or(self.add),
             append: over.append.or(self.append),
             console: over.console.or(self.console),
             mmu: over.mmu.or(self.mmu),
@@ -186,7 +190,7 @@ mod tests {
     #[test]
     fn a_whole_file() {
         let vm = read(
-            "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nappend = 'x'\n\
+            "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
              console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
              superpages = false\n",
         )
@@ -195,6 +199,8 @@ mod tests {
         assert_eq!(vm.memory, Some(Size(1 << 30)));
         assert_eq!(vm.kernel, Some(Kernel::File("/k".into())));
         assert!(matches!(vm.initrd, Some(Initrd::File(path)) if path.ends_with("sub/i") && path.is_absolute()));
+        let added = vm.add.expect("what is added");
+        assert!(added[0].ends_with("f") && added[0].is_absolute() && added[1] == Path::new("/g"), "{added:?}");
         assert_eq!((vm.console, vm.superpages), (Some(Console::Sbi), Some(false)));
         assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
         assert_eq!((vm.lane, vm.svvptc, vm.svadu), (Some(false), Some(false), Some(true)));

@@ -109,6 +109,16 @@ fn missing_initrd() {
 }
 
 #[test]
+fn what_cannot_be_added() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("raw", [0x13, 0, 0, 0]);
+    let args = ["--kernel", text(&kernel), "--add", text(&kernel)];
+    scratch.refused(&args, INPUT, &["`raw`", "no initramfs", "initrd"]);
+    scratch.refused(&["--gdb", "0"], USAGE, &["--gdb"]);
+    scratch.refused(&["--gdb", "vm.toml"], USAGE, &["vm.toml", "--gdb"]);
+}
+
+#[test]
 fn missing_vm_file() {
     Scratch::new().refused(&["nowhere.toml"], INPUT, &["nowhere.toml"]);
 }

@@ -9,6 +9,7 @@ use crate::vmfile::{Console, Initrd, Kernel, VmFile};
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use clap::{Args, ValueEnum, builder::PossibleValue};
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +35,9 @@ pub struct RunArgs {
     /// The initial RAM disk: `busybox`, `none`, or a file
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
+    /// Put a file or a directory into each guest's /root; can be given more than once
+    #[arg(long, value_name = "FILE")]
+    add: Vec<PathBuf>,
     /// Words to add to the kernel's command line
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     append: Option<String>,
@@ -88,6 +92,9 @@ pub struct RunArgs {
     /// With --exec: show everything the guests print, on standard error
     #[arg(long)]
     verbose: bool,
+    /// Wait for gdb on this port of the host before the machine starts (see docs/debugging.md) [default: 1234]
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "1234")]
+    gdb: Option<NonZeroU16>,
     /// A further argument for QEMU; can be given more than once
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
@@ -139,7 +146,7 @@ impl RunArgs {
     pub fn run(self) -> miette::Result<u8> {
         let is_dry_run = self.dry_run;
         let timeout = self.timeout.map(Duration::from_secs);
-        let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout };
+        let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout, gdb: self.gdb };
         let spec = self.into_spec()?;
         show.stats.as_deref().map_or(Ok(()), check_writable)?;
         let prepared = run::prepare(&spec, None)?;
@@ -159,6 +166,10 @@ impl RunArgs {
     }
 
     fn into_spec(self) -> miette::Result<RunSpec> {
+        let mut qemu_args = self.qemu_arg;
+        if let Some(port) = self.gdb {
+            qemu_args.extend(["-S".into(), "-gdb".into(), format!("tcp:127.0.0.1:{port}")]);
+        }
         let files = self.files.iter().map(|path| VmFile::read(path)).collect::<Result<_, _>>()?;
         let options = VmFile {
             name: self.name,
@@ -167,6 +178,7 @@ impl RunArgs {
             vcpus: self.vcpus,
             kernel: self.kernel.map(Kernel::from),
             initrd: self.initrd.map(Initrd::from),
+            add: Some(self.add).filter(|files| !files.is_empty()),
             append: self.append,
             console: self.console,
             mmu: self.mmu.map(|mmu| mmu.0),
@@ -189,7 +201,7 @@ impl RunArgs {
             exec: self.exec,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },
             meter,
-            qemu_args: self.qemu_arg,
+            qemu_args,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Everything that a run needs before the machine starts.
 
 use super::RunSpec;
+use crate::added;
 use crate::debian::{Package, Software};
 use crate::initramfs;
 use crate::layout;
@@ -187,6 +188,9 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
         None if is_linux => Initrd::Busybox,
         None => Initrd::None,
     };
+    if initrd != Initrd::Busybox && !vm.add.is_empty() {
+        Err(SpecError::Add(vm.name.clone()))?;
+    }
     let bytes = match &initrd {
         Initrd::None => None,
         Initrd::File(path) => Some(std::fs::read(path).map_err(IoError::at("read the initrd", path))?),
@@ -198,7 +202,9 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
                 None => None,
             };
             let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;
-            let files: Vec<_> = mark.iter().map(|mark| ("bin/mark", mark.as_slice())).collect();
+            let added = added::read(&vm.add)?;
+            let files = added.iter().map(|(path, content)| (path.as_str(), content.as_slice()));
+            let files: Vec<_> = mark.iter().map(|mark| ("bin/mark", mark.as_slice())).chain(files).collect();
             Some(initramfs::build_with(&busybox, spec.exec.as_deref(), &files)?)
         }
     };
