@@ -8,7 +8,7 @@ use crate::console::{ExecDemux, PanicWatch};
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
 use crate::qemu::{Boot, Clock, HExtension, Seat};
-use crate::tty;
+use crate::tty::{self, TerminalSize};
 use crate::vmfile::VmFile;
 use abi::bundle::ConsoleMode;
 pub use prepare::{Prepared, Versions, prepare};
@@ -44,6 +44,8 @@ pub struct RunSpec {
     pub qemu_args: Vec<String>,
     /// How the guests share the console.
     pub console: ConsoleMode,
+    /// The size of the terminal that shells run on, if it is one.
+    pub terminal: Option<TerminalSize>,
 }
 
 /// How a run is shown.

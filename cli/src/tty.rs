@@ -1,7 +1,7 @@
 //! The user's terminal: raw while a console is attached to it, and restored on every way out.
 
 use crate::machine::{Input, Stopped, Stopper};
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, Write, stderr, stdin, stdout};
@@ -22,6 +22,24 @@ static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 #[must_use]
 pub fn is_interactive() -> bool {
     isatty(stdin()) && isatty(stdout())
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TerminalSize {
+    /// Its lines.
+    pub lines: u16,
+    /// Its columns.
+    pub columns: u16,
+}
+
+impl TerminalSize {
+    /// That of the terminal that this program writes to, if it is one that knows.
+    #[must_use]
+    pub fn of_output() -> Option<Self> {
+        let size = tcgetwinsize(stdout()).ok()?;
+        (size.ws_row > 0 && size.ws_col > 0).then_some(Self { lines: size.ws_row, columns: size.ws_col })
+    }
 }
 
 /// The terminal is raw for as long as this lives.

@@ -67,3 +67,17 @@ fn a_signal_leaves_the_terminal_as_it_was() {
     }
     expect_restored(&mut shell, "143");
 }
+
+#[test]
+fn a_shell_knows_the_terminals_size() {
+    let mut command = Command::new("/bin/sh");
+    command.env("GNOMON", env!("CARGO_BIN_EXE_gnomon"));
+    command.args(["-c", "stty rows 41 cols 133; exec $GNOMON run --memory 128M"]);
+    let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a terminal");
+    shell.exp_string("linux:~# ").expect("the prompt");
+    shell.send("stty size; exit\r").expect("typing");
+    shell.flush().expect("typing");
+    shell.exp_string("\n41 133").expect("the size");
+    shell.exp_string("gnomon: linux powered off").expect("the end");
+    shell.exp_eof().expect("the end");
+}

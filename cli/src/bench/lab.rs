@@ -356,6 +356,7 @@ fn run_spec(gnomon: Gnomon, vm: VmFile) -> RunSpec {
         meter: None,
         qemu_args: Vec::new(),
         console: ConsoleMode::Lines,
+        terminal: None,
     }
 }
 

@@ -5,6 +5,7 @@ use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
+use crate::tty::TerminalSize;
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
@@ -198,6 +199,7 @@ impl RunArgs {
             h: if self.no_h { HExtension::Absent } else { HExtension::Present },
             seat: self.seat,
             console: RunSpec::console_mode(self.exec.as_deref()),
+            terminal: TerminalSize::of_output().filter(|_| self.exec.is_none()),
             exec: self.exec,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },
             meter,

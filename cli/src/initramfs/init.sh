@@ -23,6 +23,9 @@ if [ -f /exec.sh ]; then
 fi
 
 echo "Linux $(uname -r), $(nproc) CPU, $(free -m | awk '/^Mem:/ { print $2 }') MiB. exit or Ctrl-D powers off."
+# The kernel passes on what it does not know. Programs are to ask the terminal, whose size may change.
+[ -z "$COLUMNS" ] || stty rows "$LINES" cols "$COLUMNS"
+unset LINES COLUMNS
 setsid cttyhack sh -l
 stty sane
 poweroff -f

@@ -11,6 +11,7 @@ use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
 use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
 use crate::spec::{self, SpecError, VmSpec};
+use crate::tty::TerminalSize;
 use crate::vmfile::{Console, Initrd, Kernel};
 use crate::{build, run::Seat};
 use abi::bundle::{ConsoleMode, MmuMode, VmConfig};
@@ -236,7 +237,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),
-        bootargs: bootargs(vm, kind, spec.exec.is_some(), has_own_initramfs),
+        bootargs: bootargs(vm, kind, spec, has_own_initramfs),
         rng_seed: rng_seed(vm, spec.clock)?,
     };
     Ok((config, placed))
@@ -244,7 +245,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
 
 /// The command line: for Linux a console, and early output through the firmware (far fewer exits
 /// than printing everything again when the UART's driver starts); and what the user adds.
-fn bootargs(vm: &VmSpec, kind: Kind, has_exec: bool, has_own_initramfs: bool) -> String {
+fn bootargs(vm: &VmSpec, kind: Kind, spec: &RunSpec, has_own_initramfs: bool) -> String {
     let mut words = match vm.console {
         _ if kind != Kind::Linux => vec![],
         Console::Uart => vec!["console=ttyS0".to_owned(), "earlycon=sbi".to_owned()],
@@ -253,8 +254,11 @@ fn bootargs(vm: &VmSpec, kind: Kind, has_exec: bool, has_own_initramfs: bool) ->
     };
     if has_own_initramfs {
         words.push(format!("hostname={}", vm.name));
+        if let Some(TerminalSize { lines, columns }) = spec.terminal {
+            words.push(format!("LINES={lines} COLUMNS={columns}"));
+        }
     }
-    if has_exec {
+    if spec.exec.is_some() {
         words.push("quiet".into());
     }
     if !vm.append.is_empty() {
@@ -303,16 +307,38 @@ mod tests {
         VmSpec::settle(vec![], options, false).expect("valid").remove(0)
     }
 
+    fn spec() -> RunSpec {
+        RunSpec {
+            files: vec![],
+            options: VmFile::default(),
+            harts: None,
+            h: HExtension::Present,
+            seat: Seat::Firmware,
+            exec: None,
+            clock: Clock::Real,
+            meter: None,
+            qemu_args: vec![],
+            console: ConsoleMode::Lines,
+            terminal: None,
+        }
+    }
+
     #[test]
     fn the_command_line_suits_the_payload() {
         let options = VmFile { append: Some("a b".into()), ..VmFile::default() };
-        assert_eq!(bootargs(&vm(&options), Kind::Elf, false, false), "a b");
+        let shell = RunSpec { terminal: Some(TerminalSize { lines: 40, columns: 132 }), ..spec() };
+        let commands = RunSpec { exec: Some("true".into()), ..spec() };
+        assert_eq!(bootargs(&vm(&options), Kind::Elf, &shell, false), "a b");
         assert_eq!(
-            bootargs(&vm(&options), Kind::Linux, true, true),
+            bootargs(&vm(&options), Kind::Linux, &commands, true),
             "console=ttyS0 earlycon=sbi hostname=linux quiet a b"
         );
+        assert_eq!(
+            bootargs(&vm(&options), Kind::Linux, &shell, true),
+            "console=ttyS0 earlycon=sbi hostname=linux LINES=40 COLUMNS=132 a b"
+        );
         let silent = VmFile { console: Some(Console::None), ..options };
-        assert_eq!(bootargs(&vm(&silent), Kind::Linux, false, false), "a b");
+        assert_eq!(bootargs(&vm(&silent), Kind::Linux, &shell, false), "a b");
     }
 
     #[test]

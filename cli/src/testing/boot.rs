@@ -171,6 +171,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
         qemu_args: test.qemu.clone(),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
+        terminal: None,
     };
     let hypervisor = programs.hypervisor.as_ref().map_err(|why| miette!("{why}"))?;
     let prepared = run::prepare(&spec, Some(hypervisor))?;
