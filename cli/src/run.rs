@@ -8,9 +8,11 @@ use crate::console::{ExecDemux, PanicWatch};
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
 use crate::qemu::{Boot, Clock, HExtension, Seat};
+use crate::stream::Piece;
 use crate::tty::{self, TerminalSize};
 use crate::vmfile::VmFile;
 use abi::bundle::ConsoleMode;
+use abi::record::Record;
 pub use prepare::{Prepared, Versions, prepare};
 pub use report::RunEnd;
 use show::Show;
@@ -95,9 +97,7 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         }
         ConsoleMode::Lines => None,
     };
-    if exec.is_none() {
-        tty::forward_input(machine.input(), stopper);
-    }
+    let mut input = exec.is_none().then(|| tty::forward_input(machine.input(), stopper));
     let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
     // Whose a line is on the attached one of several consoles, nobody can tell.
     let is_watched = prepared.console == ConsoleMode::Lines || prepared.vms.len() == 1;
@@ -108,7 +108,15 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     let mut view = Show::new(prepared.console, demux, watch, show.is_verbose);
     let started = Instant::now();
     let deadline = show.timeout.and_then(|timeout| started.checked_add(timeout));
-    let outcome = machine.run(deadline, |piece| view.piece(piece))?;
+    let outcome = machine.run(deadline, |piece| {
+        if let Piece::Record(Record::Boot(_)) = piece
+            && let Some(begin) = input.take()
+        {
+            // If nobody is left to begin, nobody is left to type for.
+            let _ = begin.send(());
+        }
+        view.piece(piece)
+    })?;
     drop(raw);
     view.finish();
     let end = report::judge(prepared, &outcome, &view, started.elapsed());

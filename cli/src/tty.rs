@@ -5,6 +5,7 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize,
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, Write, stderr, stdin, stdout};
+use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use std::time::Duration;
 const PREFIX: u8 = 0x01;
 /// After the prefix: end everything.
 const END_KEY: u8 = b'x';
+/// How many pieces of input wait for the machine at most.
+const MOST_CHUNKS: usize = 16;
 /// How long Gnomon may take to end everything.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -118,9 +121,25 @@ pub fn say(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Passes what is typed, or piped in, on to the machine from a thread of its own, until the input
-/// ends.
-pub fn forward_input(input: Input, stopper: Stopper) {
+/// Passes what is typed, or piped in, on to the machine, from threads of their own, until the input ends. It is passed on
+/// when the sender that this returns has been used: before that, firmware would lose some. The keys that end everything are
+/// noticed at once, even if the machine takes no input any more.
+#[must_use]
+pub fn forward_input(input: Input, stopper: Stopper) -> Sender<()> {
+    let (begin, begins) = channel();
+    let (chunks, typed) = sync_channel::<Vec<u8>>(MOST_CHUNKS);
+    std::thread::spawn(move || {
+        if begins.recv().is_ok() {
+            for chunk in typed {
+                if input.write(&chunk).is_err() {
+                    return;
+                }
+            }
+            if !isatty(stdin()) {
+                say("gnomon: standard input has ended, the VMs run on (--exec runs commands and powers off)");
+            }
+        }
+    });
     std::thread::spawn(move || {
         let mut keys = Keys::default();
         let mut buffer = [0; 4096];
@@ -128,9 +147,6 @@ pub fn forward_input(input: Input, stopper: Stopper) {
             match stdin().read(&mut buffer) {
                 Ok(0) => break,
                 Ok(count) => {
-                    if input.write(&buffer[..count]).is_err() {
-                        return;
-                    }
                     if keys.is_end(&buffer[..count]) {
                         let stopper = stopper.clone();
                         std::thread::spawn(move || {
@@ -138,15 +154,16 @@ pub fn forward_input(input: Input, stopper: Stopper) {
                             stopper.stop(Stopped::Deaf);
                         });
                     }
+                    if chunks.send(buffer[..count].to_vec()).is_err() {
+                        return;
+                    }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => break,
             }
         }
-        if !isatty(stdin()) {
-            say("gnomon: standard input has ended, the VMs run on (--exec runs commands and powers off)");
-        }
     });
+    begin
 }
 
 /// Follows the keys, to notice the wish to end everything.

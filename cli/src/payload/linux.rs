@@ -10,9 +10,8 @@ const MAGIC2: [u8; 4] = *b"RSC\x05";
 const MAGIC2_AT: usize = 0x38;
 /// `IMAGE_FILE_MACHINE_RISCV64`.
 const PE_RISCV64: u16 = 0x5064;
-/// Without a table of sections, an image whose file is smaller than this part of its extent in
-/// memory cannot be whole: no kernel is three quarters zeros.
-const LEAST_PART: u64 = 4;
+/// No machine has so much memory.
+const TOO_LONG: u64 = 1 << 48;
 
 /// Whether the file has the header.
 pub fn is_image(bytes: &[u8]) -> bool {
@@ -27,10 +26,17 @@ pub fn read(bytes: Vec<u8>) -> Result<Payload, Unfit> {
         return Err(Unfit::new("is a big-endian Linux Image", "build the kernel for little-endian RISC-V"));
     }
     let file_bytes = bytes.len() as u64;
-    let need = sections_end(&bytes)?.unwrap_or(header.image_bytes / LEAST_PART);
+    // The header promises the extent in memory, of which any part may be zeros that no file has.
+    let need = sections_end(&bytes)?.unwrap_or(0);
     if file_bytes < need {
         return Err(Unfit::new(
             format!("is truncated: it has {}, its header promises at least {}", Size(file_bytes), Size(need)),
+            "copy the file again, or build it again",
+        ));
+    }
+    if header.image_bytes >= TOO_LONG {
+        return Err(Unfit::new(
+            format!("asks for {:#x} bytes of memory in its header", header.image_bytes),
             "copy the file again, or build it again",
         ));
     }
@@ -156,11 +162,19 @@ mod tests {
 
     #[test]
     fn cut_images_are_refused() {
-        assert!(read(image(64, 0x8000, 0x20_0000)).expect_err("cut").what.contains("truncated"));
+        assert!(read(image(64, 0x8000, 0x20_0000)).is_ok(), "the rest may be zeros");
         let sections = [(0x2000, 0x1000), (0x1000, 0x3000)];
         assert!(read(efi_image(0x4000, &sections, PE_RISCV64)).is_ok());
         let error = read(efi_image(0x3fff, &sections, PE_RISCV64)).expect_err("cut");
         assert!(error.what.contains("truncated") && error.what.contains("16 KiB"), "{}", error.what);
+    }
+
+    #[test]
+    fn an_extent_beyond_all_memory_is_refused() {
+        for extent in [TOO_LONG, u64::MAX - 0x8000_0000, u64::MAX] {
+            assert!(read(image(0x3000, extent, 0x20_0000)).expect_err("too long").what.contains("bytes of memory"));
+        }
+        assert!(read(image(0x3000, TOO_LONG - 1, 0x20_0000)).is_ok());
     }
 
     #[test]
