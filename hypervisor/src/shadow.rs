@@ -24,7 +24,7 @@ use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Shadow, Up
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::status;
-use rv::insn::WordStore;
+use rv::insn::{WordStore, is_cache_block_management};
 use rv::{Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request};
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
@@ -266,6 +266,15 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     let context = &mut run.context;
     let answer = with_memory(g, &vm, env, |shadow, host| {
         let answer = shadow.fault(root, gva, &request, host);
+        // Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store (CMO
+        // specification, 2.5).
+        if access == Access::Store
+            && matches!(answer, Ok(Answer::Inject(_)))
+            && fetch::instruction(host.space, satp, mode, context.pc, host.mem).is_some_and(is_cache_block_management)
+        {
+            let as_load = shadow.fault(root, gva, &Request { access: Access::Load, ..request }, host);
+            return if matches!(as_load, Ok(Answer::Inject(_) | Answer::Device { .. })) { answer } else { as_load };
+        }
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
         let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {

@@ -249,6 +249,12 @@ impl WordStore {
     }
 }
 
+/// Whether an instruction cleans, flushes or invalidates a cache block (Zicbom: CBO.CLEAN, CBO.FLUSH, CBO.INVAL).
+#[must_use]
+pub const fn is_cache_block_management(insn: u32) -> bool {
+    insn & 0x7fff == 0x200f && insn >> 20 <= 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use guests::expect::ILLEGAL;
 use guests::paging::{self, RW, RWX, Space, TEST_VA, leaf, page};
 use guests::user::User;
-use guests::{Check, access, ensure, ensure_eq, fail, run};
+use guests::{Check, access, board, ensure, ensure_eq, fail, run};
 use rv::format::SV39;
 use rv::{Level, PteFlags};
 
@@ -15,6 +15,9 @@ fn main() {
     run("edges/store-across-into-a-table", store_across_into_a_table);
     run("edges/fence-in-user-mode", fence_in_user_mode);
     run("edges/mmio-from-aged-code", mmio_from_aged_code);
+    if board().has("zicbom") {
+        run("edges/flush-of-a-read-only-page", flush_of_a_read_only_page);
+    }
 }
 
 /// The first half goes to data, the second to a table that is in use.
@@ -56,6 +59,27 @@ fn fence_in_user_mode() -> Check {
     let trap = user.run();
     paging::leave();
     ensure_eq!((trap.cause, trap.epc), (ILLEGAL, at), "sfence.vma in user mode");
+    Ok(())
+}
+
+/// A cache block may be flushed where it may be read; where not, the fault is a store's.
+fn flush_of_a_read_only_page() -> Check {
+    let space = Space::new(&SV39, 6);
+    let (code, data) = (page(), page());
+    let at = TEST_VA + (4 << 30);
+    // cbo.flush (a0); ret
+    code.fill([0x0025_200f_u32, 0x8067].map(u32::to_le_bytes).as_flattened());
+    space.map(at, code.address(), RWX);
+    space.map(at + 0x1000, data.address(), PteFlags::R | PteFlags::A);
+    space.map(at + 0x2000, data.address(), PteFlags::X | PteFlags::A);
+    space.enter();
+    let first = access::call(at, at + 0x1000);
+    let loaded = access::ld(at + 0x1000);
+    let second = access::call(at, at + 0x1000);
+    let refused = [0x2000, 0x3000].map(|offset| access::call(at, at + offset).map_err(|trap| trap.cause));
+    paging::leave();
+    ensure!(first.is_ok() && loaded.is_ok() && second.is_ok(), "{first:x?}, {loaded:x?}, {second:x?}");
+    ensure_eq!(refused, [Err(15), Err(15)], "where nothing can be read");
     Ok(())
 }
 
