@@ -84,6 +84,8 @@ counters! {
         sbi_srst = "sbi.srst",
         /// SBI debug console calls.
         sbi_dbcn = "sbi.dbcn",
+        /// SBI legacy calls.
+        sbi_legacy = "sbi.legacy",
         /// SBI calls of extensions or functions that do not exist.
         sbi_unknown = "sbi.unknown",
         /// Guest-page faults resolved by the address space.

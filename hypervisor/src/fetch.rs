@@ -4,7 +4,7 @@ use mmu::gstage::AddressSpace;
 use mmu::two_stage::{GuestTables, through_g};
 use mmu::walk::{Ram, walk};
 use rv::csr::atp::Satp;
-use rv::{Access, Addr, Caps, Gva, Hpa, Mode, PAGE_BYTES, PhysMem, Request};
+use rv::{Access, Addr, Caps, Gpa, Gva, Hpa, Mode, PAGE_BYTES, PhysMem, Request};
 
 /// Reads the instruction at `pc` through the guest's own tables (`satp`), as a fetch from `mode`. Changes no mapping.
 /// `None` if it cannot be fetched: the guest changed its tables since the trap. Of a compressed one, the upper half
@@ -27,18 +27,34 @@ pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: 
 
 /// Where a fetch of `pc` arrives, by the tables as they are now.
 fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u64, mem: &mut M) -> Option<Addr<Hpa>> {
-    let g = Some(space.stage());
     let request = Request { mode, ..Request::supervisor(Access::Fetch) };
-    let mem = &mut Ram(mem);
-    let gpa = match satp.table() {
-        None => Addr::new(pc),
-        Some((format, root)) => {
-            // Whatever the guest is offered: the hart has executed the instruction's fetch.
-            let caps = Caps { svnapot: true, svpbmt: true };
-            let mut tables = GuestTables { g, mem };
-            // A was set when the hart fetched it, whatever the guest has done since.
-            walk(format, root, Addr::<Gva>::new(pc), &request, caps, &mut tables).ok()?.out
-        }
-    };
-    through_g(&g, gpa, &request.at_g_stage(), mem).ok()
+    let gpa = walked(space, satp, Addr::new(pc), &request, mem)?;
+    through_g(&Some(space.stage()), gpa, &request.at_g_stage(), &mut Ram(mem)).ok()
+}
+
+/// Where an access of the guest's leads in its physical memory, through its own tables (`satp`) as they are now. Changes no
+/// mapping. `None` if it is not allowed.
+pub fn guest_physical<M: PhysMem>(
+    space: &AddressSpace,
+    satp: u64,
+    gva: Addr<Gva>,
+    request: &Request,
+    mem: &mut M,
+) -> Option<Addr<Gpa>> {
+    walked(space, &Satp::decode(satp), gva, request, mem)
+}
+
+fn walked<M: PhysMem>(
+    space: &AddressSpace,
+    satp: &Satp,
+    gva: Addr<Gva>,
+    request: &Request,
+    mem: &mut M,
+) -> Option<Addr<Gpa>> {
+    let Some((format, root)) = satp.table() else { return Some(Addr::new(gva.raw())) };
+    // Whatever the guest is offered: the hart has executed the instruction's fetch.
+    let caps = Caps { svnapot: true, svpbmt: true };
+    let mut tables = GuestTables { g: Some(space.stage()), mem: &mut Ram(mem) };
+    // A was set when the hart fetched it, whatever the guest has done since.
+    Some(walk(format, root, gva, request, caps, &mut tables).ok()?.out)
 }

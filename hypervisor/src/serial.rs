@@ -19,6 +19,12 @@ pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usi
     taken
 }
 
+/// The same, after what the guest's UART still has to send.
+pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
+    send_all(g, vm, env);
+    print(g, vm.index, bytes, env)
+}
+
 /// Prints what a guest's UART has to send, when that is worth it; else soon.
 pub fn send<E: Env>(g: &Gnomon, vm: &Vm, uart: &mut Uart, env: &mut E) {
     if !uart.lot().is_empty() {

@@ -5,7 +5,7 @@ mod fake;
 use fake::{LISTENS, TYPED, world};
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
-use sbi_spec::dbcn;
+use sbi_spec::{dbcn, legacy};
 
 #[test]
 fn input_waits_for_the_guest_and_none_is_lost() {
@@ -34,4 +34,16 @@ fn input_waits_for_the_guest_and_none_is_lost() {
         assert!(LISTENS.get().input, "there is room: the port interrupts again");
     }
     assert_eq!(read, typed);
+}
+
+#[test]
+fn the_legacy_calls_read_and_print_a_byte() {
+    let mut w = world(1, GuestTimer::Sstc);
+    TYPED.with_borrow_mut(|queue| queue.extend(b"q"));
+    assert_eq!(serial::attend(&w.g, &mut w.hart), None);
+    for expected in [i64::from(b'q'), -1] {
+        assert_eq!(w.sbi(legacy::LEGACY_CONSOLE_GETCHAR, 0, &[0, 5]), (expected, 5), "a1 stays");
+    }
+    assert_eq!(w.sbi(legacy::LEGACY_CONSOLE_PUTCHAR, 0, &[b'!'.into(), 5]), (0, 5));
+    assert!(fake::printed().ends_with('!'));
 }

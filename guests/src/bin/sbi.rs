@@ -5,10 +5,12 @@
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
+use guests::paging::{Space, TEST_VA};
 use guests::sbi::{self, ALL_HARTS, INVALID_PARAM, NOT_SUPPORTED, SUCCESS, call};
-use guests::{Check, access, board, ensure, ensure_eq, hart, paging, run};
+use guests::{Check, Text, access, board, ensure, ensure_eq, hart, paging, run, trap};
 use rv::Interrupt;
-use sbi_spec::{base, dbcn, hsm, rfnc, spi, srst, time};
+use rv::format::SV39;
+use sbi_spec::{base, dbcn, hsm, legacy, rfnc, spi, srst, time};
 
 guests::entry_point!(main);
 
@@ -27,6 +29,8 @@ fn main() {
     run("sbi/console-write-byte", console_write_byte);
     run("sbi/console-read", console_read);
     run("sbi/set-timer-far", set_timer_far);
+    run("sbi/legacy", legacy_calls);
+    run("sbi/legacy-hart-mask", legacy_hart_mask);
     run("sbi/empty-hart-mask", empty_hart_mask);
     run("sbi/hart-status", hart_status);
     run("sbi/reset-bad-type", reset_bad_type);
@@ -243,6 +247,55 @@ fn console_read() -> Check {
 }
 
 /// "If the supervisor wishes to clear the timer interrupt, it can request one infinitely far away."
+/// What a legacy call returns in a0; a1 is to stay as it was.
+fn call_legacy(eid: usize, argument: u64) -> Result<i64, Text> {
+    const MARK: u64 = 0x5a5a;
+    let (value, kept) = call(eid, 0, [argument, MARK, 0, 0, 0, 0]);
+    if kept == MARK { Ok(value) } else { Err(Text::of(format_args!("legacy call {eid} leaves {kept:#x} in a1"))) }
+}
+
+/// The calls that there were before there were extensions. There is no input.
+fn legacy_calls() -> Check {
+    for eid in legacy::LEGACY_SET_TIMER..=legacy::LEGACY_SHUTDOWN {
+        ensure!(sbi::probe(eid), "legacy call {eid} is missing");
+    }
+    for (eid, argument, value) in [
+        (legacy::LEGACY_CONSOLE_PUTCHAR, b'\n'.into(), 0),
+        (legacy::LEGACY_CONSOLE_GETCHAR, 0, -1),
+        (legacy::LEGACY_SET_TIMER, u64::MAX, 0),
+        (legacy::LEGACY_REMOTE_FENCE_I, 0, 0),
+        (legacy::LEGACY_REMOTE_SFENCE_VMA, 0, 0),
+        (legacy::LEGACY_REMOTE_SFENCE_VMA_ASID, 0, 0),
+    ] {
+        ensure_eq!(call_legacy(eid, argument)?, value, "legacy call {eid}");
+    }
+    Ok(())
+}
+
+/// It lies in memory, at a virtual address; where there is none the call faults like a load.
+fn legacy_hart_mask() -> Check {
+    let mask = 1_u64 << hart::id();
+    let at = core::ptr::from_ref(&mask).expose_provenance() as u64;
+    let own = || trap::pending() & Interrupt::SSoft.bit() != 0;
+    let space = Space::new(&SV39, 0);
+    for paged in [false, true] {
+        if paged {
+            space.enter();
+        }
+        let sent = call_legacy(legacy::LEGACY_SEND_IPI, at);
+        let came = hart::wait_for(hart::PATIENCE_MS, own);
+        let cleared = call_legacy(legacy::LEGACY_CLEAR_IPI, 0);
+        let stays = own();
+        paging::leave();
+        ensure_eq!((sent?, came, cleared?, stays), (0, true, 0, false), "an IPI to this hart, paging {paged}");
+    }
+    space.enter();
+    let trap = trap::catch(|| _ = call(legacy::LEGACY_SEND_IPI, 0, [TEST_VA, 0, 0, 0, 0, 0]));
+    paging::leave();
+    ensure_eq!(trap.map(|trap| (trap.cause, trap.tval)), Some((13, TEST_VA)), "a mask that is not there");
+    Ok(())
+}
+
 fn set_timer_far() -> Check {
     ensure_eq!(sbi::set_timer(0), SUCCESS, "set_timer(0)");
     let is_pending = || guests::trap::pending() & Interrupt::STimer.bit() != 0;

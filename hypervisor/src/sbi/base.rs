@@ -1,6 +1,7 @@
 //! The base extension (SBI 2.0, chapter 4).
 
 use super::encoding::{Args, Error, Reply};
+use super::legacy::EIDS as LEGACY;
 use sbi_spec::base::{self, UNAVAILABLE_EXTENSION, Version};
 use sbi_spec::{dbcn, hsm, rfnc, spi, srst, time};
 
@@ -18,7 +19,8 @@ pub(super) fn call(function: usize, args: Args) -> Reply {
         base::GET_SBI_IMPL_ID => Ok(IMPLEMENTATION),
         base::GET_SBI_IMPL_VERSION => Ok(IMPLEMENTATION_VERSION),
         base::PROBE_EXTENSION => {
-            let found = OFFERED.contains(&(args[0] as usize));
+            let wanted = args[0] as usize;
+            let found = OFFERED.contains(&wanted) || LEGACY.contains(&wanted);
             Ok(if found { 1 } else { UNAVAILABLE_EXTENSION as u64 })
         }
         // Zero says "not implemented" for each of the three. A guest never learns the host's: some

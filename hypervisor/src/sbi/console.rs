@@ -15,7 +15,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     match function {
         dbcn::CONSOLE_WRITE => write(g, run, args, env),
         dbcn::CONSOLE_READ => Answer::Reply(read(g, run, args, env)),
-        dbcn::CONSOLE_WRITE_BYTE => match print(g, run, &[args[0] as u8], env) {
+        dbcn::CONSOLE_WRITE_BYTE => match serial::print_in_order(g, &run.vm, &[args[0] as u8], env) {
             0 => Answer::Again,
             _ => Answer::Reply(Ok(0)),
         },
@@ -47,17 +47,11 @@ fn write<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Answer {
     match read {
         Err(error) => Answer::Reply(Err(error)),
         Ok(0) => Answer::Reply(Ok(0)),
-        Ok(count) => match print(g, run, &buffer[..count], env) {
+        Ok(count) => match serial::print_in_order(g, &run.vm, &buffer[..count], env) {
             0 => Answer::Again,
             taken => Answer::Reply(Ok(taken as u64)),
         },
     }
-}
-
-/// After what the UART still has to send.
-fn print<E: Env>(g: &Gnomon, run: &VcpuRun, bytes: &[u8], env: &mut E) -> usize {
-    serial::send_all(g, &run.vm, env);
-    serial::print(g, run.vm.index, bytes, env)
 }
 
 fn read<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {

@@ -1,4 +1,4 @@
-//! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST and DBCN.
+//! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST and DBCN, and the legacy calls.
 //! Numbers come from the `sbi-spec` crate.
 
 mod base;
@@ -6,6 +6,7 @@ mod console;
 mod encoding;
 mod fences;
 mod hart_state;
+mod legacy;
 
 pub use encoding::Error;
 
@@ -65,6 +66,10 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
                 Answer::Outcome(outcome) => return outcome,
                 Answer::Again => return again(run),
             }
+        }
+        _ if legacy::EIDS.contains(&extension) => {
+            counters.sbi_legacy.bump();
+            return legacy::call(g, run, extension, args, env);
         }
         _ => Err(Error::NotSupported),
     };

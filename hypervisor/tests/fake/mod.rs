@@ -73,6 +73,7 @@ pub enum Event {
     TimerInterrupt(bool),
     Deadline(u64),
     AttendSoon,
+    SoftwareCleared,
 }
 
 pub struct Hart {
@@ -118,6 +119,9 @@ impl Env for Hart {
     }
     fn set_timer_interrupt(&mut self, high: bool) {
         self.events.push(Event::TimerInterrupt(high));
+    }
+    fn clear_software_interrupt(&mut self) {
+        self.events.push(Event::SoftwareCleared);
     }
     fn set_guest_deadline(&mut self, deadline: u64) {
         self.events.push(Event::Deadline(deadline));

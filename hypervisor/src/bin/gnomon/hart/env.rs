@@ -59,6 +59,10 @@ impl Env for Hart {
         self.guest.set_line(Line::Timer, high);
     }
 
+    fn clear_software_interrupt(&mut self) {
+        self.guest.set_line(Line::Software, false);
+    }
+
     fn set_guest_deadline(&mut self, deadline: u64) {
         self.guest.set_comparator(deadline);
     }
