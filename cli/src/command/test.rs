@@ -1,8 +1,12 @@
 //! `gnomon test`.
 
 use super::Need;
-use crate::testing::{Extent, Suite};
+use crate::testing::{Extent, Suite, junit};
 use clap::Args;
+use miette::miette;
+use std::error::Error;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Run the tests: those on the host, and boot tests in QEMU.
@@ -22,6 +26,9 @@ pub struct TestArgs {
     /// How many processors to keep busy
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
+    /// Also write the results to a file, as JUnit's XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
 }
 
 impl TestArgs {
@@ -54,11 +61,25 @@ impl TestArgs {
             suite.names().for_each(|name| println!("{name}"));
             return Ok(0);
         }
+        // Now, rather than when all has been run: a file that cannot be is told at once.
+        let create = |path: PathBuf| match File::create(&path) {
+            Ok(file) => Ok((file, path)),
+            Err(why) => Err(unwritable(&path, &why)),
+        };
+        let junit = self.junit.map(create).transpose()?;
         let started = Instant::now();
         let tally = suite.run(self.jobs.into());
-        tally.times(started.elapsed()).iter().for_each(|line| println!("{line}"));
+        let wall = started.elapsed();
+        tally.times(wall).iter().for_each(|line| println!("{line}"));
         tally.failures().for_each(|line| println!("{line}"));
         println!("{}", tally.summary());
+        if let Some((file, path)) = junit {
+            junit::write(&tally, wall, file).map_err(|why| unwritable(&path, &why))?;
+        }
         Ok(u8::from(!tally.is_good()))
     }
+}
+
+fn unwritable(path: &Path, why: &dyn Error) -> miette::Report {
+    miette!(help = "give --junit another file", "cannot write {}: {why}", path.display())
 }

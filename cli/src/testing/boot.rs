@@ -110,9 +110,6 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
         }
     }
-    if test.meter.is_some() {
-        files.push(("bin/mark".into(), std::fs::read(build::mark()?).map_err(|why| miette!("{why}"))?));
-    }
     let files: Vec<_> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
     let mut file = NamedTempFile::new().map_err(|why| miette!("{why}"))?;
     let archive = initramfs::build_with(&busybox, test.exec.as_deref(), &files)?;

@@ -1,9 +1,9 @@
 //! Tests that run on the host: cargo's.
 
-use super::tally::{Spent, Tally, Verdict};
+use super::tally::{Run, Spent, Tally, Verdict};
 use crate::build::{self, TARGET};
 use crate::processors;
-use std::io::{BufRead, BufReader};
+use std::io::Read;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub struct Ran {
 impl Group {
     /// Runs it, on so many processors.
     pub fn run(&self, processors: usize) -> std::io::Result<Ran> {
-        let (reader, writer) = std::io::pipe()?;
+        let (mut reader, writer) = std::io::pipe()?;
         let mut command = build::cargo();
         command.args(self.args).env("CARGO_TERM_COLOR", "never").stdout(writer.try_clone()?).stderr(writer);
         let processors = processors.to_string();
@@ -75,43 +75,64 @@ impl Group {
         let mut child = command.spawn()?;
         // The command holds the writing ends; while it lives, the pipe does not end.
         drop(command);
-        let lines = BufReader::new(reader).lines().map_while(Result::ok).collect();
+        let mut said = Vec::new();
+        reader.read_to_end(&mut said)?;
         let cpu = processors::wait(&child)?;
-        Ok(Ran { lines, status: child.wait()?, cpu })
+        Ok(Ran {
+            lines: String::from_utf8_lossy(&said).lines().map(str::to_owned).collect(),
+            status: child.wait()?,
+            cpu,
+        })
     }
 
     /// Counts what has come of it in `wall` time.
     pub fn count(&self, ran: std::io::Result<Ran>, wall: Duration, tally: &mut Tally) {
-        let (lines, status, cpu) = match ran {
-            Ok(Ran { lines, status, cpu }) => (lines, status, cpu),
-            Err(why) => {
-                tally.add(Verdict::failed(self.name, format!("cannot run cargo: {why}")));
-                return;
-            }
+        let (lines, failed, cpu) = match ran {
+            Ok(Ran { lines, status, cpu }) => (lines, (!status.success()).then(|| status.to_string()), cpu),
+            Err(why) => (Vec::new(), Some(why.to_string()), Duration::ZERO),
         };
+        let mut why = failed.map(|why| format!("cargo {} failed: {why}", self.args.join(" ")));
+        let output = lines[lines.len().saturating_sub(SHOWN_LINES)..].to_vec();
         let mut verdicts = Vec::new();
         if self.kind == Kind::EachTest {
-            count_tests(&lines, tally);
-        } else if status.success() {
+            let mut programs = read_programs(&lines);
+            let complaint = complaint(&programs);
+            let failed = programs.iter_mut().flat_map(|program| &mut program.tests).rfind(|test| test.result.is_err());
+            if let (Some(last), None) = (failed, &complaint) {
+                // Cargo's failure is told by its tests.
+                (last.output, why) = (output.clone(), None);
+            }
+            why = complaint.or(why);
+            programs.into_iter().for_each(|Program { name, tests, .. }| tally.add_program(name, tests));
+        } else if why.is_none() {
             verdicts.push(Verdict::passed(self.name));
         }
-        if !status.success() {
-            let output = lines[lines.len().saturating_sub(SHOWN_LINES)..].to_vec();
-            if self.kind == Kind::EachTest && has_test_failures(&lines) {
-                // The failures are counted; what they printed is still to be shown.
-                output.iter().for_each(|line| println!("     | {line}"));
-            } else {
-                let why = format!("cargo {} failed ({status})", self.args.join(" "));
-                verdicts.push(Verdict { output, ..Verdict::failed(self.name, why) });
-            }
-        }
-        tally.add_run(self.name.to_owned(), verdicts, Spent { wall, cpu, machines: 0 });
+        verdicts.extend(why.map(|why| Verdict { output, ..Verdict::failed(self.name, why) }));
+        tally.add(Run { name: self.name.to_owned(), verdicts, spent: Spent { wall, cpu, machines: 0 } });
     }
+}
+
+/// A program with tests.
+#[derive(Default)]
+struct Program {
+    /// What cargo calls it.
+    name: String,
+    /// How many tests it said that it would run.
+    announced: usize,
+    /// Those whose results it told.
+    tests: Vec<Verdict>,
 }
 
 /// What libtest says of one test: `test NAME ... ok`.
 fn test_line(line: &str) -> Option<(&str, &str)> {
-    line.strip_prefix("test ")?.rsplit_once(" ... ").filter(|(_, result)| ["ok", "FAILED"].contains(result))
+    let (name, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
+    ["ok", "FAILED", "ignored"].iter().any(|known| result.starts_with(known)).then_some((name, result))
+}
+
+/// What libtest says before the tests of a program: `running 7 tests`.
+fn announcement(line: &str) -> Option<usize> {
+    let (count, tests) = line.strip_prefix("running ")?.split_once(' ')?;
+    if tests.starts_with("test") { count.parse().ok() } else { None }
 }
 
 /// What cargo says before the tests of one program: the program.
@@ -120,46 +141,79 @@ fn program_line(line: &str) -> Option<&str> {
     line.strip_prefix("Running ").or_else(|| line.strip_prefix("Doc-tests "))
 }
 
-fn has_test_failures(lines: &[String]) -> bool {
-    lines.iter().filter_map(|line| test_line(line)).any(|(_, result)| result == "FAILED")
-}
-
-fn count_tests(lines: &[String], tally: &mut Tally) {
-    let mut program = "tests";
-    let mut passed = 0;
-    let finish = |program: &str, passed: &mut usize, tally: &mut Tally| {
-        if *passed > 0 {
-            println!("ok   {program}: {passed} tests");
-            tally.add_passed(std::mem::take(passed));
-        }
-    };
+fn read_programs(lines: &[String]) -> Vec<Program> {
+    let mut programs: Vec<Program> = Vec::new();
     for line in lines {
-        if let Some(next) = program_line(line) {
-            finish(program, &mut passed, tally);
-            program = next;
-        } else if let Some((name, result)) = test_line(line) {
-            match result {
-                "ok" => passed += 1,
-                _ => tally.add(Verdict::failed(format!("{program}: {name}"), "see the output below")),
-            }
+        if let Some(name) = program_line(line) {
+            programs.push(Program { name: name.to_owned(), ..Program::default() });
+            continue;
+        }
+        let Some(program) = programs.last_mut() else { continue };
+        if let Some(count) = announcement(line) {
+            program.announced += count;
+        } else if let Some((test, result)) = test_line(line) {
+            let name = format!("{}: {test}", program.name);
+            program.tests.push(match result {
+                "ok" => Verdict::passed(name),
+                "FAILED" => Verdict::failed(name, "see the output below"),
+                ignored => Verdict::failed(name, format!("it was not run: {ignored}")),
+            });
         }
     }
-    finish(program, &mut passed, tally);
+    programs
+}
+
+/// What is wrong with what programs told, whatever their tests came to.
+fn complaint(programs: &[Program]) -> Option<String> {
+    let silent = programs.iter().find(|program| program.tests.len() != program.announced);
+    match silent {
+        Some(Program { name, announced, tests }) => {
+            Some(format!("{name} was to run {announced} tests, and told the results of {}", tests.len()))
+        }
+        None if programs.iter().all(|program| program.tests.is_empty()) => Some("no test was run".into()),
+        None => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    /// The tally and the failures when cargo has said so, and ended with this status.
+    fn counted(text: &str, status: i32) -> (String, Vec<String>) {
+        let group = GROUPS.iter().find(|group| group.kind == Kind::EachTest).expect("cargo's tests");
+        let lines = text.lines().map(str::to_owned).collect();
+        let ran = Ran { lines, status: ExitStatus::from_raw(status << 8), cpu: Duration::ZERO };
+        let mut tally = Tally::default();
+        group.count(Ok(ran), Duration::ZERO, &mut tally);
+        (tally.summary(), tally.failures().collect())
+    }
+
+    const GOOD: &str = "   Compiling x\n     Running unittests src/lib.rs (target/debug/deps/x-1)\n\nrunning 2 tests\n\
+                        test a::b ... ok\ntest c - should panic ... ok\ntest result: ok. 2 passed\n\
+                        Doc-tests y\nrunning 1 test\ntest f (line 3) ... ok\n";
 
     #[test]
     fn tests_are_counted() {
-        let text = "   Compiling x\n     Running unittests src/lib.rs (target/debug/deps/x-1)\n\ntest a::b ... ok\n\
-                    test c - should panic ... ok\ntest d ... ignored\ntest e ... FAILED\n\
-                    test result: FAILED. 2 passed\n   Doc-tests y\ntest f (line 3) ... ok\n";
-        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        let mut tally = Tally::default();
-        count_tests(&lines, &mut tally);
-        assert_eq!(tally.summary(), "3 passed, 1 failed");
-        assert!(has_test_failures(&lines));
+        assert_eq!(counted(GOOD, 0).0, "3 passed, 0 failed");
+        let bad = GOOD.replace("running 2 tests", "running 3 tests\ntest e ... FAILED");
+        let (summary, failures) = counted(&bad, 101);
+        assert_eq!((summary.as_str(), failures.len()), ("3 passed, 1 failed", 1));
+        assert!(failures[0].contains("x-1): e: see the output"), "{failures:?}");
+    }
+
+    #[test]
+    fn what_was_not_run_has_failed() {
+        for (text, status, why) in [
+            (GOOD.to_owned(), 101, "cargo test --no-fail-fast failed"),
+            (GOOD.replace("should panic ... ok", "should panic ... ignored, slow"), 0, "it was not run: ignored, slow"),
+            (GOOD.replace("test a::b ... ok", "test a::b ... \u{fffd}ok"), 0, "run 2 tests, and told the results of 1"),
+            ("   Compiling x\n".to_owned(), 0, "no test was run"),
+            ("     Running unittests x\nrunning 0 tests\n".to_owned(), 0, "no test was run"),
+        ] {
+            let (summary, failures) = counted(&text, status);
+            assert!(failures.len() == 1 && failures[0].contains(why), "{summary}: {failures:?}");
+        }
     }
 }

@@ -9,6 +9,7 @@ mod counters;
 mod dialog;
 mod host;
 mod judge;
+pub mod junit;
 mod metered;
 mod pairs;
 mod plan;
@@ -25,7 +26,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-pub use tally::{Tally, Verdict};
+pub use tally::{Run, Tally, Verdict};
 
 /// What boot tests run: built once, for the first.
 #[derive(Debug)]
@@ -77,26 +78,28 @@ impl Suite {
     /// extent.
     ///
     /// # Errors
-    /// If the plan is broken, or nothing matches.
+    /// If the plan is broken, or nothing matches one of the filters.
     pub fn select(filters: &[String], extent: Extent) -> miette::Result<Self> {
         let cases = plan::read(&place::root().join("tests.toml"))?;
         Ok(Self::of(cases, filters, extent)?)
     }
 
     fn of(cases: Vec<Case>, filters: &[String], extent: Extent) -> Result<Self, NoMatch> {
-        let matches = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
         let is_named = |name: &str| filters.iter().any(|filter| filter == name);
-        let host: Vec<_> = host::GROUPS.iter().filter(|group| matches(group.name)).cloned().collect();
-        let (matching, all) =
-            (cases.into_iter().filter(|case| matches(&case.name())).collect::<Vec<_>>(), filters.join(", "));
-        let has_matches = !matching.is_empty();
         let is_in = |case: &Case| extent == Extent::Full || case.by_default || is_named(&case.name());
-        let boot: Vec<_> = matching.into_iter().filter(is_in).collect();
-        match host.len() + boot.len() {
-            0 if has_matches => Err(NoMatch::InFull(all)),
-            0 => Err(NoMatch::Nowhere(all)),
-            _ => Ok(Self { host, boot }),
+        let (mut boot, hidden): (Vec<_>, Vec<_>) = cases.into_iter().partition(is_in);
+        let mut host = host::GROUPS.to_vec();
+        for filter in filters {
+            let has = |cases: &[Case]| cases.iter().any(|case| case.name().contains(filter));
+            if !has(&boot) && !host.iter().any(|group| group.name.contains(filter)) {
+                let no_match = if has(&hidden) { NoMatch::InFull } else { NoMatch::Nowhere };
+                return Err(no_match(filter.clone()));
+            }
         }
+        let matches = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
+        host.retain(|group| matches(group.name));
+        boot.retain(|case| matches(&case.name()));
+        Ok(Self { host, boot })
     }
 
     /// The names of all tests.
@@ -129,7 +132,7 @@ impl Suite {
             Work::Boot(case) => {
                 step.note(case.name());
                 let (verdicts, spent) = boot::run(case, &programs);
-                step.suspend(|| lock(&tally).add_run(case.name(), verdicts, spent));
+                step.suspend(|| lock(&tally).add(Run { name: case.name(), verdicts, spent }));
             }
         });
         drop(step);
@@ -172,6 +175,10 @@ mod tests {
         let part = &hidden[..hidden.len() - 1];
         assert!(matches!(select(&[part], Extent::Default), Err(NoMatch::InFull(_))), "{part}");
         assert!(matches!(select(&["nothing"], Extent::Full), Err(NoMatch::Nowhere(_))));
+        // Each filter has to match something, whatever the others do.
+        let error = |filters: &[&str], extent| select(filters, extent).expect_err("one matches nothing").to_string();
+        assert_eq!(error(&["b/", "nothing", "host/"], Extent::Full), "no test matches nothing");
+        assert!(error(&["host/", part], Extent::Default).ends_with(&format!("run by default matches {part}")));
         assert_eq!(some(&["host/"], Extent::Default).len(), host::GROUPS.len());
     }
 }

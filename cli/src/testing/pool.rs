@@ -20,9 +20,26 @@ struct State<T> {
     free: usize,
 }
 
+/// Gives slots back, also when the work ends in a panic: others wait for them.
+struct Taken<'a, T> {
+    slots: usize,
+    state: &'a Mutex<State<T>>,
+    freed: &'a Condvar,
+}
+
+impl<T> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        lock(self.state).free += self.slots;
+        self.freed.notify_all();
+    }
+}
+
 /// Does all jobs by `work`, each on a thread of the pool, and returns when all are done. The widest come first, so that
 /// slots are left idle for a wide one only once; among those as wide the longest come first, so that none is left alone
 /// at the end.
+///
+/// # Panics
+/// If `work` does, when the other threads have done what is left; the thread of that job does no other.
 pub fn run<T: Send>(mut jobs: Vec<Job<T>>, slots: usize, work: impl Fn(T) + Sync) {
     jobs.sort_by_key(|job| std::cmp::Reverse((job.slots.min(slots), job.estimate)));
     let state = Mutex::new(State { to_do: jobs.into(), free: slots });
@@ -37,10 +54,10 @@ pub fn run<T: Send>(mut jobs: Vec<Job<T>>, slots: usize, work: impl Fn(T) + Sync
             let Some(job) = now.to_do.pop_front() else { break };
             now.free -= wanted;
             drop(now);
+            let taken = Taken { slots: wanted, state: &state, freed: &freed };
             work(job.work);
+            drop(taken);
             now = lock(&state);
-            now.free += wanted;
-            freed.notify_all();
         }
     };
     std::thread::scope(|scope| {
@@ -89,5 +106,20 @@ mod tests {
             done.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!((most.into_inner(), done.into_inner()), (SLOTS, 60));
+    }
+
+    #[test]
+    fn a_panic_takes_no_slots_along() {
+        let done = Mutex::new(vec![]);
+        let all = std::panic::AssertUnwindSafe(|| {
+            run(vec![job(3, 1, 0), job(1, 9, 1), job(2, 3, 2), job(3, 0, 3), job(1, 1, 4)], 3, |work| {
+                assert_ne!(work, 0, "the job that fails");
+                done.lock().expect("whole").push(work);
+            });
+        });
+        assert!(std::panic::catch_unwind(all).is_err());
+        let mut done = done.into_inner().expect("whole");
+        done.sort_unstable();
+        assert_eq!(done, [1, 2, 3, 4]);
     }
 }

@@ -29,6 +29,11 @@ impl Verdict {
     pub fn failed(name: impl Into<String>, why: impl Into<String>) -> Self {
         Self { name: name.into(), result: Err(why.into()), output: Vec::new() }
     }
+
+    fn show_failure(&self, spent: &str, why: &str) {
+        println!("FAIL {}{spent}: {why}", self.name);
+        self.output.iter().for_each(|line| println!("     | {line}"));
+    }
 }
 
 /// What a run took.
@@ -65,82 +70,89 @@ impl fmt::Display for Spent {
     }
 }
 
+/// Something that was run by itself, and the results that it gave.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// Its name.
+    pub name: String,
+    /// The results.
+    pub verdicts: Vec<Verdict>,
+    /// What it took; nothing if that is in another run's.
+    pub spent: Spent,
+}
+
 /// All results so far.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    passed: usize,
-    failed: Vec<(String, String)>,
-    spent: Vec<(String, Spent)>,
+    runs: Vec<Run>,
 }
 
 impl Tally {
-    /// Counts the results of a run, and shows them with what it took.
-    pub fn add_run(&mut self, name: String, verdicts: Vec<Verdict>, spent: Spent) {
-        let last = verdicts.len().saturating_sub(1);
-        for (at, verdict) in verdicts.into_iter().enumerate() {
-            self.show(verdict, (at == last).then_some(spent));
-        }
-        self.spent.push((name, spent));
-    }
-
-    /// Counts a result and shows it.
-    pub fn add(&mut self, verdict: Verdict) {
-        self.show(verdict, None);
-    }
-
-    fn show(&mut self, verdict: Verdict, spent: Option<Spent>) {
-        let spent = spent.map_or_else(String::new, |spent| format!(" ({spent})"));
-        match verdict.result {
-            Ok(()) => {
-                self.passed += 1;
-                println!("ok   {}{spent}", verdict.name);
-            }
-            Err(why) => {
-                println!("FAIL {}{spent}: {why}", verdict.name);
-                for line in &verdict.output {
-                    println!("     | {line}");
-                }
-                self.failed.push((verdict.name, why));
+    /// Counts a run, and shows each of its results; with the last, what it took.
+    pub fn add(&mut self, run: Run) {
+        let last = run.verdicts.len().saturating_sub(1);
+        for (at, verdict) in run.verdicts.iter().enumerate() {
+            let spent = if at == last { format!(" ({})", run.spent) } else { String::new() };
+            match &verdict.result {
+                Ok(()) => println!("ok   {}{spent}", verdict.name),
+                Err(why) => verdict.show_failure(&spent, why),
             }
         }
+        self.runs.push(run);
     }
 
-    /// Counts tests that passed and are shown as a whole.
-    pub fn add_passed(&mut self, count: usize) {
-        self.passed += count;
+    /// Counts a run that is one program with many tests, part of another run, and shows those that passed by their number.
+    pub fn add_program(&mut self, name: String, verdicts: Vec<Verdict>) {
+        let failures = verdicts.iter().filter_map(|verdict| Some((verdict, verdict.result.as_ref().err()?)));
+        failures.clone().for_each(|(verdict, why)| verdict.show_failure("", why));
+        match verdicts.len() - failures.count() {
+            0 => {}
+            passed => println!("ok   {name}: {passed} tests"),
+        }
+        self.runs.push(Run { name, verdicts, spent: Spent::default() });
+    }
+
+    /// All runs, in the order in which they ended.
+    #[must_use]
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
+        self.runs.iter().flat_map(|run| &run.verdicts)
+    }
+
+    fn failed(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.verdicts().filter_map(|verdict| Some((verdict.name.as_str(), verdict.result.as_ref().err()?.as_str())))
     }
 
     /// Whether all passed.
     #[must_use]
     pub fn is_good(&self) -> bool {
-        self.failed.is_empty()
-    }
-
-    /// What each run took, in the order in which they ended.
-    pub fn spent(&self) -> impl Iterator<Item = (&str, Spent)> {
-        self.spent.iter().map(|(name, spent)| (name.as_str(), *spent))
+        self.failed().next().is_none()
     }
 
     /// What the whole took, given the time by the clock, and the slowest: a line each.
     #[must_use]
     pub fn times(&self, wall: Duration) -> Vec<String> {
-        let Spent { cpu, machines, .. } = self.spent().map(|(_, spent)| spent).sum();
+        let Spent { cpu, machines, .. } = self.runs.iter().map(|run| run.spent).sum();
         let total = Spent { wall, cpu, machines };
-        let mut slowest: Vec<_> = self.spent().collect();
-        slowest.sort_by_key(|(_, spent)| std::cmp::Reverse(spent.wall));
-        let slowest = slowest.into_iter().take(SLOWEST).map(|(name, spent)| format!("slow: {name}: {spent}"));
+        let mut slowest: Vec<_> = self.runs.iter().filter(|run| !run.spent.wall.is_zero()).collect();
+        slowest.sort_by_key(|run| std::cmp::Reverse(run.spent.wall));
+        let slowest = slowest.into_iter().take(SLOWEST).map(|run| format!("slow: {}: {}", run.name, run.spent));
         slowest.chain([format!("took {total}; {machines} starts of QEMU")]).collect()
     }
 
     /// The last line of all.
     #[must_use]
     pub fn summary(&self) -> String {
-        format!("{} passed, {} failed", self.passed, self.failed.len())
+        let failed = self.failed().count();
+        format!("{} passed, {failed} failed", self.verdicts().count() - failed)
     }
 
     /// What failed, a line each.
     pub fn failures(&self) -> impl Iterator<Item = String> {
-        self.failed.iter().map(|(name, why)| format!("failed: {name}: {}", why.lines().next().unwrap_or_default()))
+        self.failed().map(|(name, why)| format!("failed: {name}: {}", why.lines().next().unwrap_or_default()))
     }
 }
 
@@ -152,9 +164,10 @@ mod tests {
     fn results_are_counted() {
         let mut tally = Tally::default();
         assert_eq!((tally.is_good(), tally.summary().as_str()), (true, "0 passed, 0 failed"));
-        tally.add(Verdict::passed("a"));
-        tally.add(Verdict::failed("b", "no\nmore"));
-        tally.add_passed(3);
+        let run = |verdicts| Run { name: "r".into(), verdicts, spent: Spent::default() };
+        tally.add_program("p".into(), vec![Verdict::passed("c"); 3]);
+        assert_eq!((tally.is_good(), tally.summary().as_str()), (true, "3 passed, 0 failed"));
+        tally.add(run(vec![Verdict::passed("a"), Verdict::failed("b", "no\nmore")]));
         assert_eq!((tally.is_good(), tally.summary().as_str()), (false, "4 passed, 1 failed"));
         assert_eq!(tally.failures().collect::<Vec<_>>(), ["failed: b: no"]);
     }
@@ -166,7 +179,8 @@ mod tests {
         for second in 1..=12 {
             let spent = Spent { wall: seconds(second), cpu: seconds(1), machines: 2 };
             let name = format!("t{second}");
-            tally.add_run(name.clone(), vec![Verdict::passed(format!("{name}/a")), Verdict::passed(name)], spent);
+            let verdicts = vec![Verdict::passed(format!("{name}/a")), Verdict::passed(name.clone())];
+            tally.add(Run { name, verdicts, spent });
         }
         let times = tally.times(seconds(40));
         assert_eq!((times.len(), times[0].as_str()), (11, "slow: t12: 12.0 s, 1.0 s of processors"));
