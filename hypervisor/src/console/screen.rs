@@ -309,6 +309,7 @@ impl Screen {
             ESCAPE => return Some(Command::Input(self.listener()?, ESCAPE)),
             b'n' => self.attach_next(),
             b'1'..=b'9' if usize::from(byte - b'1') < self.guests.len() => self.attach(usize::from(byte - b'1')),
+            b'1'..=b'9' => self.say("there is no such VM; Ctrl-A h lists them"),
             b's' => return Some(Command::Stats),
             b'x' => return Some(Command::Quit),
             b'h' | b'?' => self.help(),
@@ -470,6 +471,11 @@ mod tests {
         assert_eq!(console.key(b'k'), Some(Command::Input(1, b'k')));
         console.key(ESCAPE);
         assert_eq!(console.key(ESCAPE), Some(Command::Input(1, ESCAPE)));
+        console.key(ESCAPE);
+        assert_eq!(
+            (console.key(b'3'), line.out().as_str()),
+            (None, "\r\ngnomon: there is no such VM; Ctrl-A h lists them\r\n")
+        );
         console.key(ESCAPE);
         assert_eq!(console.key(b's'), Some(Command::Stats));
         console.say_of(1, "b ended", true);
