@@ -13,8 +13,9 @@ use std::time::Duration;
 const PREFIX: u8 = 0x01;
 /// After the prefix: end everything.
 const END_KEY: u8 = b'x';
-/// How many pieces of input wait for the machine at most.
+/// How many pieces of input wait for the machine at most: from a pipe, and from a terminal.
 const MOST_CHUNKS: usize = 16;
+const MOST_KEYS: usize = 1 << 16;
 /// How long Gnomon may take to end everything.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -127,7 +128,9 @@ pub fn say(line: &str) {
 #[must_use]
 pub fn forward_input(input: Input, stopper: Stopper) -> Sender<()> {
     let (begin, begins) = channel();
-    let (chunks, typed) = sync_channel::<Vec<u8>>(MOST_CHUNKS);
+    // Keys are few, and are never to wait for the machine; what is piped in is to.
+    let most = if isatty(stdin()) { MOST_KEYS } else { MOST_CHUNKS };
+    let (chunks, typed) = sync_channel::<Vec<u8>>(most);
     std::thread::spawn(move || {
         if begins.recv().is_ok() {
             for chunk in typed {

@@ -26,6 +26,8 @@ pub trait Env {
     fn status(&self) -> u64;
     /// Writes them back (`vstvec` is not changed).
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
+    /// The guest's `senvcfg`; 0 if the hart has none.
+    fn user_environment(&self) -> u64;
     /// The `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;
     /// Whether an interrupt is pending for the loaded vCPU that its `sie` enables (whatever SIE is: that
@@ -62,8 +64,9 @@ pub trait Env {
     /// This hart caused the VM's TLB generation to become `generation` and has fenced for it: unless
     /// an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);
-    /// This hart calls [`crate::serial::go_on`] soon, whatever its guest does.
-    fn attend_soon(&mut self);
+    /// This hart calls [`crate::serial::go_on`] soon, whatever its guest does; and looks after the UART of that guest then, if
+    /// one is named.
+    fn attend_soon(&mut self, guest: Option<usize>);
     /// Lets hardware know that this is a busy-waiting loop.
     fn relax(&self) {
         core::hint::spin_loop();

@@ -1,15 +1,14 @@
 //! Reading the guest's instructions by a software walk.
 
 use mmu::gstage::AddressSpace;
-use mmu::two_stage::{GuestTables, through_g};
-use mmu::walk::{Ram, walk};
+use mmu::walk::{ReadPte, walk};
 use rv::csr::atp::Satp;
-use rv::{Access, Addr, Caps, Gpa, Gva, Hpa, Mode, PAGE_BYTES, PhysMem, Request};
+use rv::{Access, Addr, Caps, Gpa, Gva, Hpa, Mode, PAGE_BYTES, PhysMem, Pte, PteFlags, Request};
 
 /// Reads the instruction at `pc` through the guest's own tables (`satp`), as a fetch from `mode`. Changes no mapping.
 /// `None` if it cannot be fetched: the guest changed its tables since the trap. Of a compressed one, the upper half
 /// is zero.
-pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mem: &mut M) -> Option<u32> {
+pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mem: &M) -> Option<u32> {
     let from = (&Satp::decode(satp), mode);
     let low = fetched(space, from, pc, mem)?;
     // Both halves at once, unless a page ends between them.
@@ -26,10 +25,10 @@ pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: 
 }
 
 /// Where a fetch of `pc` arrives, by the tables as they are now.
-fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u64, mem: &mut M) -> Option<Addr<Hpa>> {
+fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u64, mem: &M) -> Option<Addr<Hpa>> {
     let request = Request { mode, ..Request::supervisor(Access::Fetch) };
-    let gpa = walked(space, satp, Addr::new(pc), &request, mem)?;
-    through_g(&Some(space.stage()), gpa, &request.at_g_stage(), &mut Ram(mem)).ok()
+    let there = space.translate(walked(space, satp, Addr::new(pc), &request, mem)?, mem)?;
+    there.flags.contains(PteFlags::X).then_some(there.hpa)
 }
 
 /// Where an access of the guest's leads in its physical memory, through its own tables (`satp`) as they are now. Changes no
@@ -39,7 +38,7 @@ pub fn guest_physical<M: PhysMem>(
     satp: u64,
     gva: Addr<Gva>,
     request: &Request,
-    mem: &mut M,
+    mem: &M,
 ) -> Option<Addr<Gpa>> {
     walked(space, &Satp::decode(satp), gva, request, mem)
 }
@@ -49,12 +48,25 @@ fn walked<M: PhysMem>(
     satp: &Satp,
     gva: Addr<Gva>,
     request: &Request,
-    mem: &mut M,
+    mem: &M,
 ) -> Option<Addr<Gpa>> {
     let Some((format, root)) = satp.table() else { return Some(Addr::new(gva.raw())) };
     // Whatever the guest is offered: the hart has executed the instruction's fetch.
     let caps = Caps { svnapot: true, svpbmt: true };
-    let mut tables = GuestTables { g: Some(space.stage()), mem: &mut Ram(mem) };
     // A was set when the hart fetched it, whatever the guest has done since.
-    Some(walk(format, root, gva, request, caps, &mut tables).ok()?.out)
+    Some(walk(format, root, gva, request, caps, &mut MappedTables { space, mem }).ok()?.out)
+}
+
+/// A guest's tables in memory that is mapped. It judges no permissions, since all of that memory can be read, and costs half of what
+/// [`mmu::two_stage::GuestTables`] does: in some modes each store to a table comes by here.
+struct MappedTables<'a, M> {
+    space: &'a AddressSpace,
+    mem: &'a M,
+}
+
+impl<M: PhysMem> ReadPte<Gpa> for MappedTables<'_, M> {
+    type Error = ();
+    fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, ()> {
+        self.space.translate(at, self.mem).map(|there| Pte(self.mem.read_u64(there.hpa))).ok_or(())
+    }
 }

@@ -9,7 +9,7 @@ use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::serial;
 use crate::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Departure, Devices, Memory, Phase, Vm};
+use crate::vm::{Departure, Memory, Phase, Vm};
 use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
 use abi::record::{EndReason, Record, VmEnd};
 use alloc::boxed::Box;
@@ -71,7 +71,7 @@ fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
     let memory = build_memory(g, vm, env)?;
     *vm.memory.lock() = Some(memory);
     announce(g, vm);
-    *vm.devices.lock() = Devices::new(vm.config.vcpus);
+    vm.devices.lock().reset(vm.config.vcpus);
     g.console.release_input();
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
     let tree = board::device_tree(&vm.config, &g.offer, &vm.translation.isa(&vm.config, &g.offer));

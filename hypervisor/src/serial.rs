@@ -14,14 +14,17 @@ use spin::MutexGuard;
 pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usize {
     let (taken, left) = g.console.write(guest, bytes);
     if left == Left::More {
-        env.attend_soon();
+        env.attend_soon(None);
     }
     taken
 }
 
-/// The same, after what the guest's UART still has to send.
+/// The same, after what the guest's UART still has to send: nothing, if that is not taken.
 pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
-    send_all(g, vm, env);
+    if vm.is_sending.load(Ordering::SeqCst) && !send_all(g, vm, env) {
+        let _ = g.console.print();
+        return 0;
+    }
     print(g, vm.index, bytes, env)
 }
 
@@ -31,24 +34,25 @@ pub fn send<E: Env>(g: &Gnomon, vm: &Vm, uart: &mut Uart, env: &mut E) {
         let taken = print(g, vm.index, uart.lot(), env);
         uart.sent(taken);
     }
-    if uart.wants_moment() && !vm.is_sending.swap(true, Ordering::SeqCst) {
-        env.attend_soon();
+    if uart.wants_moment() {
+        vm.is_sending.store(true, Ordering::SeqCst);
+        env.attend_soon(Some(vm.index));
     }
 }
 
-/// Prints all that a guest's UART has to send, but for what the console has no room for.
-pub fn send_all<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
-    if vm.is_sending.swap(false, Ordering::SeqCst) {
-        let mut devices = vm.devices.lock();
-        let taken = print(g, vm.index, devices.uart.sending(), env);
-        devices.uart.sent(taken);
-        devices.uart.moment();
-        if devices.uart.wants_moment() {
-            vm.is_sending.store(true, Ordering::SeqCst);
-            env.attend_soon();
-        }
-        lines::update_uart(g, vm, devices, env);
+/// Leaves all that a guest's UART has to send with the console; false if that has no room for it.
+fn send_all<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
+    let mut devices = vm.devices.lock();
+    let taken = g.console.leave(vm.index, devices.uart.sending());
+    devices.uart.sent(taken);
+    devices.uart.moment();
+    let is_left = devices.uart.wants_moment();
+    vm.is_sending.store(is_left, Ordering::SeqCst);
+    if is_left {
+        env.attend_soon(Some(vm.index));
     }
+    lines::update_uart(g, vm, devices, env);
+    !is_left
 }
 
 /// The guest makes no more output in this life: what its UART still has to send joins the rest.
@@ -60,20 +64,21 @@ pub fn last_words(g: &Gnomon, vm: &Vm) {
     devices.uart.sent(count);
 }
 
-/// Goes on with output that is left.
-pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
-    for vm in &g.vms {
+/// Goes on with output that is left, and with what the UARTs of `guests` (by bit) have to send: those that this hart was to
+/// look after.
+pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
+    for vm in g.vms.iter().filter(|vm| guests >> vm.index & 1 == 1) {
         send_all(g, vm, env);
     }
     if g.console.is_dirty() && g.console.print() == Left::More {
-        env.attend_soon();
+        env.attend_soon(None);
     }
 }
 
 /// The port wants attention: prints what it has room for, and takes in what was typed, as far as the guests have room for
 /// that. Returns what a key asks for beyond that.
 pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
-    go_on(g, env);
+    go_on(g, 0, env);
     while has_taker(g)
         && let Some(byte) = g.console.receive()
     {
@@ -94,12 +99,12 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
 /// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever
 /// sends.
 fn has_taker(g: &Gnomon) -> bool {
-    let Some(guest) = g.console.listener() else { return true };
-    let has_room = || g.vms[guest].devices.lock().uart.has_room();
+    // Asked anew each time: somebody else may listen by now.
+    let has_room = || g.console.listener().is_none_or(|guest| g.vms[guest].devices.lock().uart.has_room());
     if has_room() {
         return true;
     }
-    // Whoever makes room does so and then looks whether input is held.
+    // Whoever makes room, or ends, does so and then looks whether input is held.
     g.console.hold_input();
     let has_room = has_room();
     if has_room {

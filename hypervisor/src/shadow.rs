@@ -23,7 +23,7 @@ use mmu::gstage::{Ready, Unresolved, with_ready};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Shadow, Upkeep, Wrote};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
-use rv::csr::status;
+use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request};
 
@@ -261,6 +261,10 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     let has = |bit| status & bit != 0;
     let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false };
     let Some(root) = run.root else { unreachable!("a guest without a root") };
+    // Most stores that the guest is to hear of are copies on write of its user mode.
+    let may_manage = access == Access::Store
+        && run.context.exit.tinst == 0
+        && (mode == Mode::Supervisor || env.user_environment() & envcfg::USER_CBO != 0);
     let vm = Arc::clone(&run.vm);
     let satp = run.csrs.vsatp;
     let context = &mut run.context;
@@ -268,9 +272,10 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         let answer = shadow.fault(root, gva, &request, host);
         // Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store (CMO
         // specification, 2.5).
-        if access == Access::Store
+        if may_manage
             && matches!(answer, Ok(Answer::Inject(_)))
-            && fetch::instruction(host.space, satp, mode, context.pc, host.mem).is_some_and(is_cache_block_management)
+            && g.offer.isa.has("zicbom")
+            && fetch::instruction(host.space, satp, mode, context.pc, &*host.mem).is_some_and(is_cache_block_management)
         {
             let as_load = shadow.fault(root, gva, &Request { access: Access::Load, ..request }, host);
             return if matches!(as_load, Ok(Answer::Inject(_) | Answer::Device { .. })) { answer } else { as_load };
@@ -278,7 +283,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
         let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
-            let insn = fetch::instruction(host.space, satp, mode, context.pc, host.mem)?;
+            let insn = fetch::instruction(host.space, satp, mode, context.pc, &*host.mem)?;
             WordStore::decode(insn, &context.x, gva.raw())
         });
         let insn = insn.filter(|insn| insn.is_aligned(gpa.raw() % 8));

@@ -54,6 +54,11 @@ impl Devices {
         Self { uart: Uart::default(), plic: Plic::new(vcpus), uart_line: false }
     }
 
+    /// Resets them.
+    pub fn reset(&mut self, vcpus: u32) {
+        *self = Self { uart: self.uart.after_reset(), ..Self::new(vcpus) };
+    }
+
     /// Reads a register of the PLIC; a claim that names the UART is told to it.
     pub fn read_plic(&mut self, offset: u64) -> u32 {
         let value = self.plic.read(offset);

@@ -167,7 +167,7 @@ fn the_uart_prints_what_is_stored_whoever_decodes() {
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 6);
     assert_eq!(w.run.shared.counters.mmio_decoded.get(), 1);
     assert!(w.hart.events.contains(&Event::AttendSoon) && !printed().ends_with("AB"), "more may come");
-    hypervisor::serial::go_on(&w.g, &mut w.hart);
+    hypervisor::serial::go_on(&w.g, 1, &mut w.hart);
     assert!(printed().ends_with("AB"));
 }
 

@@ -68,6 +68,8 @@ pub mod envcfg {
     pub const CBIE_FLUSH: u64 = 1 << 4;
     /// `cbo.clean` and `cbo.flush` allowed.
     pub const CBCFE: u64 = 1 << 6;
+    /// What lets user mode clean, flush or invalidate cache blocks: CBCFE, and CBIE other than 00.
+    pub const USER_CBO: u64 = CBCFE | 0b11 << 4;
     /// `cbo.zero` allowed.
     pub const CBZE: u64 = 1 << 7;
     /// Hardware updating of A and D (Svadu).

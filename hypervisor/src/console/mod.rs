@@ -80,30 +80,45 @@ impl Console {
     /// Takes output of guest number `guest`: says how many bytes, from the first on. What was not taken is to be offered
     /// again. A detached console takes all.
     pub fn write(&self, guest: usize, bytes: &[u8]) -> (usize, Left) {
-        let forgets = self.mode == ConsoleMode::Attached && guest != self.attached.load(Ordering::SeqCst);
-        let taken = {
-            let mut ring = self.rings[guest].lock();
-            if forgets {
-                let excess = (ring.bytes.len() + bytes.len()).saturating_sub(RING);
-                for _ in 0..excess {
-                    ring.pop();
-                }
-            }
-            let taken = bytes.len().min(RING.saturating_sub(ring.bytes.len()));
-            bytes[..taken].iter().for_each(|byte| ring.push(*byte));
-            taken
-        };
-        if forgets {
+        let taken = self.put(guest, bytes);
+        // Asked again: whoever has attached it meanwhile may have found the ring empty.
+        if self.is_detached(guest) {
             return (taken, Left::Nothing);
         }
         self.is_dirty.store(true, Ordering::SeqCst);
         (taken, self.print_some(BUDGET))
     }
 
+    fn put(&self, guest: usize, bytes: &[u8]) -> usize {
+        let mut ring = self.rings[guest].lock();
+        if self.is_detached(guest) {
+            let excess = (ring.len() + bytes.len()).saturating_sub(RING);
+            ring.forget(excess);
+        }
+        let taken = bytes.len().min(RING.saturating_sub(ring.len()));
+        bytes[..taken].iter().for_each(|byte| ring.push(*byte));
+        taken
+    }
+
+    /// Takes as much of a guest's output as there is room for, and leaves the printing to others.
+    pub fn leave(&self, guest: usize, bytes: &[u8]) -> usize {
+        let taken = self.put(guest, bytes);
+        self.is_dirty.store(true, Ordering::SeqCst);
+        taken
+    }
+
     /// Takes the last few bytes of a guest's output, even if its ring is full. They are printed with what comes next.
     pub fn append(&self, guest: usize, bytes: &[u8]) {
         let mut ring = self.rings[guest].lock();
         bytes.iter().for_each(|byte| ring.push(*byte));
+        if self.is_detached(guest) {
+            let excess = ring.len().saturating_sub(RING);
+            ring.forget(excess);
+        }
+    }
+
+    fn is_detached(&self, guest: usize) -> bool {
+        self.mode == ConsoleMode::Attached && guest != self.attached.load(Ordering::SeqCst)
     }
 
     /// Whether some output may be waiting for somebody who prints it.

@@ -21,4 +21,15 @@ impl Ring {
         self.line_ends -= usize::from(byte == b'\n');
         Some(byte)
     }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Drops the oldest so many.
+    pub(super) fn forget(&mut self, count: usize) {
+        for _ in 0..count {
+            self.pop();
+        }
+    }
 }

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 /// Bytes of the register file: eight registers.
 pub const REGISTERS: u64 = 8;
 /// Bytes from the host that wait for the guest to read. Further ones wait where they come from.
-const BACKLOG: usize = 1024;
+const BACKLOG: usize = 16 << 10;
 /// Bytes that leave at once when there are so many.
 const LOT: usize = 64;
 /// Bytes that wait to leave at most.
@@ -90,6 +90,12 @@ impl Default for Uart {
 }
 
 impl Uart {
+    /// The same UART after a reset: what came from the outside is still there to be read.
+    #[must_use]
+    pub fn after_reset(&mut self) -> Self {
+        Self { received: core::mem::take(&mut self.received), ..Self::default() }
+    }
+
     /// Whether the interrupt line is high.
     #[must_use]
     pub fn interrupt(&self) -> bool {
@@ -136,7 +142,7 @@ impl Uart {
 
     /// The guest has claimed the UART's interrupt.
     pub fn claimed(&mut self) {
-        self.thre_seen = self.thre;
+        self.thre_seen = self.identification() == IIR_THRE;
     }
 
     /// The guest says that it has handled the interrupt that it claimed. A transmitter that was empty then, and that it

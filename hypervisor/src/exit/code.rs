@@ -22,5 +22,5 @@ pub(super) fn refetch<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Out
 pub(super) fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {
     let guard = run.vm.memory.lock();
     let satp = run.vm.translation.satp(run, env);
-    fetch::instruction(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, &mut env.mem())
+    fetch::instruction(&guard.as_ref()?.space, satp, env.privilege(), run.context.pc, &env.mem())
 }

@@ -73,7 +73,10 @@ fn uart_access<E: Env>(
         }
         MemOp::Store { rs, .. } => {
             if !devices.uart.can_send() {
-                return false;
+                serial::send(g, &run.vm, &mut devices.uart, env);
+                if !devices.uart.can_send() {
+                    return false;
+                }
             }
             devices.uart.write(offset, run.context.x[usize::from(rs)] as u8);
             serial::send(g, &run.vm, &mut devices.uart, env);

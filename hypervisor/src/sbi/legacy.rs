@@ -102,7 +102,7 @@ fn hart_mask<E: Env>(g: &Gnomon, run: &VcpuRun, at: u64, env: &mut E) -> Result<
         let part = (PAGE_BYTES - gva.page_offset()).min((bytes.len() - done) as u64) as usize;
         let gpa = {
             let guard = run.vm.memory.lock();
-            guard.as_ref().and_then(|memory| fetch::guest_physical(&memory.space, satp, gva, &request, &mut env.mem()))
+            guard.as_ref().and_then(|memory| fetch::guest_physical(&memory.space, satp, gva, &request, &env.mem()))
         };
         let read = gpa.is_some_and(|gpa| run.vm.read(g, gpa, &mut bytes[done..done + part], env).is_ok());
         if !read {

@@ -111,6 +111,9 @@ impl Env for Hart {
     fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
         self.regs = *regs;
     }
+    fn user_environment(&self) -> u64 {
+        0
+    }
     fn vsatp(&self) -> u64 {
         self.vsatp
     }
@@ -155,7 +158,7 @@ impl Env for Hart {
         self.events.push(Event::FenceInstructions);
     }
     fn fenced_for(&mut self, _: usize, _: u64) {}
-    fn attend_soon(&mut self) {
+    fn attend_soon(&mut self, _: Option<usize>) {
         self.events.push(Event::AttendSoon);
     }
     fn relax(&self) {

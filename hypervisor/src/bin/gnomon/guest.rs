@@ -349,6 +349,11 @@ impl GuestHart {
         with_bank!(self.mode, |bank| bank::sstatus::read())
     }
 
+    /// The guest's `senvcfg`; 0 if the hart has none.
+    pub fn user_environment(&self) -> u64 {
+        if self.has_envcfg { csr::senvcfg::read() } else { 0 }
+    }
+
     /// Writes them back but for `vstvec`.
     pub fn set_trap_regs(&self, regs: &VsTrapRegs) {
         // SAFETY: the guest's registers. `sstatus` shows no bit that concerns M mode, which uses

@@ -94,6 +94,8 @@ pub struct Hart {
     waiters: u64,
     /// When it looks after the serial port next, for output that was left.
     serial_due: u64,
+    /// The guests whose UARTs it looks after then, by bit.
+    serial_guests: u64,
     /// What Gnomon's timer is set to.
     armed: u64,
     ticks: Ticks,
@@ -172,6 +174,7 @@ impl Hart {
             slice_end: u64::MAX,
             waiters: u64::MAX,
             serial_due: u64::MAX,
+            serial_guests: 0,
             armed: u64::MAX,
             ticks: Ticks {
                 slice: SLICE_MS * per_ms,
@@ -488,9 +491,11 @@ impl Hart {
 
     /// Goes on with output that was left, if it is time.
     fn look_after_serial(&mut self, now: u64) {
-        if self.serial_due <= now {
+        // Of what is left by a hart that had no time to look again, some hart hears at its timer.
+        if self.serial_due <= now || self.g.console.is_dirty() {
             self.serial_due = u64::MAX;
-            serial::go_on(self.g, self);
+            let guests = core::mem::take(&mut self.serial_guests);
+            serial::go_on(self.g, guests, self);
         }
     }
 

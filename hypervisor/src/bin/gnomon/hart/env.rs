@@ -47,6 +47,10 @@ impl Env for Hart {
         self.guest.set_trap_regs(regs);
     }
 
+    fn user_environment(&self) -> u64 {
+        self.guest.user_environment()
+    }
+
     fn vsatp(&self) -> u64 {
         self.guest.guest_root()
     }
@@ -161,7 +165,10 @@ impl Env for Hart {
         }
     }
 
-    fn attend_soon(&mut self) {
-        self.serial_due = self.serial_due.min(metal::time() + self.ticks.serial);
+    fn attend_soon(&mut self, guest: Option<usize>) {
+        self.serial_guests |= guest.map_or(0, |guest| 1 << guest);
+        if self.serial_due == u64::MAX {
+            self.serial_due = metal::time() + self.ticks.serial;
+        }
     }
 }
