@@ -14,6 +14,7 @@ use miette::Diagnostic;
 use regex::Regex;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
 /// A boot test, as it stands in the file. Its name is the key.
@@ -106,6 +107,10 @@ pub struct BootTest {
     /// Seconds until it has failed.
     #[serde(default = "timeout")]
     pub timeout: u64,
+    /// How often it is tried until it passes: for figures of several harts, which a busy host spoils when it suspends one that
+    /// others wait for.
+    #[serde(default = "once")]
+    pub attempts: NonZeroU8,
     /// What must come of it.
     #[serde(default)]
     pub expect: Expect,
@@ -361,6 +366,10 @@ const fn yes() -> bool {
 
 const fn timeout() -> u64 {
     60
+}
+
+fn once() -> NonZeroU8 {
+    NonZeroU8::MIN
 }
 
 #[cfg(test)]
