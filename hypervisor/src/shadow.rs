@@ -25,7 +25,10 @@ use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
-use rv::{Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request};
+use rv::{
+    Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request,
+    Trap,
+};
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
@@ -248,7 +251,49 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.shared.asid.store(NO_ASID, Ordering::SeqCst);
 }
 
+/// An access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was reported as.
+/// Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store (CMO specification,
+/// 2.5).
+#[cold]
+fn refused<E: Env>(
+    g: &Gnomon,
+    run: &VcpuRun,
+    (gva, request): (Addr<Gva>, &Request),
+    trap: Trap,
+    env: &mut E,
+) -> Faulted {
+    // Most such stores are for copies on write, of user modes that may not manage caches.
+    let may_manage = request.access == Access::Store
+        && run.context.exit.tinst == 0
+        && (request.mode == Mode::Supervisor || env.user_environment() & envcfg::USER_CBO != 0)
+        && g.offer.isa.has("zicbom");
+    let (Some(root), true) = (run.root, may_manage) else { return Faulted::Inject(trap) };
+    let as_load = Request { access: Access::Load, ..*request };
+    let (satp, pc) = (run.csrs.vsatp, run.context.pc);
+    let answer = with_memory(g, &run.vm, env, |shadow, host| {
+        let insn = fetch::instruction(host.space, satp, request.mode, pc, &*host.mem);
+        if insn.is_some_and(is_cache_block_management) {
+            shadow.fault(root, gva, &as_load, host)
+        } else {
+            Ok(Answer::Inject(trap))
+        }
+    });
+    match answer {
+        Ok(Answer::Filled { fence }) => {
+            if fence {
+                env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None);
+            }
+            Faulted::Settled
+        }
+        Ok(Answer::Retry) => Faulted::Settled,
+        Ok(_) => Faulted::Inject(trap),
+        Err(error) => Faulted::Fatal(no_memory(error)),
+    }
+}
+
 /// A page fault of the guest's.
+// Within the handling of all exits, its frame would be theirs.
+#[inline(never)]
 pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
     run.shared.counters.exits_page_fault.bump();
     let access = match exception {
@@ -261,25 +306,11 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     let has = |bit| status & bit != 0;
     let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false };
     let Some(root) = run.root else { unreachable!("a guest without a root") };
-    // Most stores that the guest is to hear of are copies on write of its user mode.
-    let may_manage = access == Access::Store
-        && run.context.exit.tinst == 0
-        && (mode == Mode::Supervisor || env.user_environment() & envcfg::USER_CBO != 0);
     let vm = Arc::clone(&run.vm);
     let satp = run.csrs.vsatp;
     let context = &mut run.context;
     let answer = with_memory(g, &vm, env, |shadow, host| {
         let answer = shadow.fault(root, gva, &request, host);
-        // Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store (CMO
-        // specification, 2.5).
-        if may_manage
-            && matches!(answer, Ok(Answer::Inject(_)))
-            && g.offer.isa.has("zicbom")
-            && fetch::instruction(host.space, satp, mode, context.pc, &*host.mem).is_some_and(is_cache_block_management)
-        {
-            let as_load = shadow.fault(root, gva, &Request { access: Access::Load, ..request }, host);
-            return if matches!(as_load, Ok(Answer::Inject(_) | Answer::Device { .. })) { answer } else { as_load };
-        }
         let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
         // Its instruction, while the tables are as they were for the fault.
         let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
@@ -310,7 +341,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
             }
             Faulted::Settled
         }
-        Ok(Answer::Inject(trap)) => Faulted::Inject(trap),
+        Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
         Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
         Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
         Err(error) => Faulted::Fatal(no_memory(error)),
