@@ -63,3 +63,9 @@ pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterat
     let vm = Arc::clone(&run.vm);
     Ok((0..count).filter(named).map(move |id| Arc::clone(&vm.vcpus[id as usize])))
 }
+
+/// Nothing has happened yet: the `ecall` is executed once more, after whatever interrupts the guest meanwhile.
+pub(super) fn again(run: &mut VcpuRun) -> Outcome {
+    run.context.pc = run.context.pc.wrapping_sub(4);
+    Outcome::Yield
+}

@@ -1,8 +1,9 @@
 //! The legacy calls (SBI 2.0, chapter 5), for guests that know no others. Each is an extension of its own; a reply is in a0
 //! alone, and a hart mask lies in the guest's memory.
 
-use super::encoding::{Answer, Args, Error, Reply};
-use super::{fences, send_ipi, set_timer};
+use super::encoding::{Answer, Args, Error, Reply, again};
+use super::fences;
+use super::signals::{send_ipi, set_timer};
 use crate::env::Env;
 use crate::exit::{self, Outcome};
 use crate::fetch;
@@ -43,7 +44,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args
     };
     match answer {
         Answer::Outcome(outcome) => outcome,
-        Answer::Again => super::again(run),
+        Answer::Again => again(run),
         Answer::Reply(reply) => {
             run.context.x[10] = reply.unwrap_or_else(|error| error as i64 as u64);
             Outcome::Resume

@@ -7,19 +7,19 @@ mod encoding;
 mod fences;
 mod hart_state;
 mod legacy;
+mod signals;
 
 pub use encoding::Error;
 
 use crate::env::Env;
 use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
-use crate::offer::GuestTimer;
-use crate::vcpu::{VcpuRun, request};
+use crate::vcpu::VcpuRun;
 use crate::vm::Departure;
 use abi::record::EndReason;
-use core::sync::atomic::Ordering;
-use encoding::{Answer, Args, Reply, answer, targets};
+use encoding::{Answer, Args, again, answer};
 use sbi_spec::{base as spec_base, dbcn, hsm, rfnc, spi, srst, time};
+use signals::{send_ipi, set_timer};
 
 /// Handles an SBI call of the loaded vCPU; `pc` is already past the `ecall`.
 pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
@@ -78,40 +78,6 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     }
     answer(run, reply);
     Outcome::Resume
-}
-
-/// Nothing has happened yet: the `ecall` is executed once more, after whatever interrupts the guest meanwhile.
-fn again(run: &mut VcpuRun) -> Outcome {
-    run.context.pc = run.context.pc.wrapping_sub(4);
-    Outcome::Yield
-}
-
-/// TIME: the deadline in guest time; an earlier interrupt is withdrawn.
-fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, deadline: u64, env: &mut E) -> Reply {
-    if function != time::SET_TIMER {
-        return Err(Error::NotSupported);
-    }
-    match g.offer.timer {
-        GuestTimer::Sstc => env.set_guest_deadline(deadline),
-        GuestTimer::Sbi => {
-            let zero = run.vm.time_zero.load(Ordering::Relaxed);
-            run.deadline = deadline.saturating_add(zero);
-            env.set_timer_interrupt(false);
-        }
-    }
-    Ok(0)
-}
-
-/// IPI: supervisor software interrupts.
-fn send_ipi<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
-    if function != spi::SEND_IPI {
-        return Err(Error::NotSupported);
-    }
-    for vcpu in targets(run, args[0], args[1])? {
-        run.shared.counters.inject_software.bump();
-        g.post(&vcpu, request::SOFTWARE, env);
-    }
-    Ok(0)
 }
 
 /// SRST: shutdown, or a reboot of this VM; warm is as cold.
