@@ -32,9 +32,9 @@ impl Clone {
         clone.program("sysroot/bin/cargo-clippy", "");
         clone.program("bin/rustc", &format!("[ $1 = --version ] && echo 'rustc 1.90.0' || echo {sysroot}"));
         // What it builds is this build's command.
-        let built = format!("cp {} $CARGO_TARGET_DIR/command/gnomon", env!("CARGO_BIN_EXE_gnomon"));
-        let says = "echo '   Compiling gnomon v0.1.0' >&2; echo '    Finished `command` profile' >&2";
-        clone.program("bin/cargo", &format!("mkdir -p $CARGO_TARGET_DIR/command; {built}; {says}"));
+        let built = format!("cp {} $CARGO_TARGET_DIR/debug/gnomon", env!("CARGO_BIN_EXE_gnomon"));
+        let says = "echo '   Compiling gnomon v0.1.0' >&2; echo '    Finished `dev` profile' >&2";
+        clone.program("bin/cargo", &format!("mkdir -p $CARGO_TARGET_DIR/debug; {built}; {says}"));
         clone.program("bin/cc", "");
         for name in ["apt-get", "apt-cache", "sudo"] {
             let log = clone.path("log");
