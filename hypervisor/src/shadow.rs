@@ -430,7 +430,7 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
     run.context.skip(4);
     run.shared.counters.satp_accesses.bump();
     // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
-    // MODE, the entire write has no effect" (norm:satp_mode_unsupported).
+    // MODE, the entire write has no effect" (norm:satp-mode_op_unsupported).
     if new == old || paging(&Satp::decode(new), &g.offer).is_none() {
         return Some(Outcome::Resume);
     }

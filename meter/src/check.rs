@@ -1,7 +1,7 @@
 //! Check mode: whether any access could have used a translation that is no longer there.
 //!
 //! An emulator forgets translations far more often than hardware does, so it hides missing fences. Here
-//! is a TLB that forgets nothing but what a fence tells it to (norm:sfence_vma_ordering_semantics): each
+//! is a TLB that forgets nothing but what a fence tells it to (norm:sfence-vma_ordering_semantics): each
 //! access and each page fault is compared with what that TLB still knows.
 
 use crate::array::{Ids, Invalidation, Regime};

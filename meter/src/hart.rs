@@ -358,7 +358,7 @@ impl Hart {
             FenceKind::Sfence | FenceKind::Sinval | FenceKind::HfenceVvma | FenceKind::HinvalVvma => {
                 Invalidation { regime: Regime::Two, vmid: Some(vmid), asid, page }
             }
-            // norm:hfence_gvma_rs1: the register has the guest physical address shifted right by 2.
+            // norm:hfence-gvma_op: the register has the guest physical address shifted right by 2.
             FenceKind::HfenceGvma | FenceKind::HinvalGvma => Invalidation {
                 regime: Regime::G,
                 vmid: id.map(|id| (id & atp::VMID_BITS) as u16),

@@ -59,7 +59,7 @@ pub fn gvma_vmid(vmid: Vmid) {
 
 /// `hfence.gvma gpa, vmid`: leaf translations of one guest physical page of one VMID.
 pub fn gvma_page(gpa: Addr<Gpa>, vmid: Vmid) {
-    // norm:hfence-gvma_addr: rs1 holds the guest physical address shifted right by 2.
+    // norm:hfence-gvma_op: rs1 holds the guest physical address shifted right by 2.
     let (gpa, vmid) = (gpa.raw() >> 2, u64::from(vmid.0));
     // SAFETY: a fence.
     unsafe {

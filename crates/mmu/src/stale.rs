@@ -2,7 +2,8 @@
 //!
 //! An edit that removes or narrows a translation returns a [`Stale`]: which translations some hart
 //! may still use, and which frames they lead to. It is spent exactly once, by a fence or by saying
-//! why none is needed, and only then do the frames return to the allocator (OWNERSHIP).
+//! why none is needed, and only then do the frames return to the allocator (OWNERSHIP). What may be mapped only after
+//! the fence, a [`crate::gstage::Publish`], comes with it: [`crate::gstage::settle`] does both in that order.
 
 use crate::frames::{Frames, Run};
 use crate::table::{Debt, Owed};

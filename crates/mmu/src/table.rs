@@ -65,7 +65,7 @@ bitflags! {
         const LEAVES = 1;
         /// Let a store through.
         const STORES = 2;
-        /// Walk by a pointer. A fence by address need not end that (norm:sfence_vma_ordering_semantics).
+        /// Walk by a pointer. A fence by address need not end that (norm:sfence-vma_ordering_semantics).
         const POINTERS = 4;
     }
 }

@@ -219,12 +219,12 @@ fn allows(flags: PteFlags, req: &Request) -> bool {
     let has = |flag| flags.contains(flag);
     let privileged_enough = match req.mode {
         Mode::User => has(PteFlags::U),
-        // norm:sstatus_sum: SUM lets loads and stores reach user pages, never fetches. HLVX is a load.
+        // norm:sstatus-sum: SUM lets loads and stores reach user pages, never fetches. HLVX is a load.
         Mode::Supervisor => !has(PteFlags::U) || (req.sum && req.access != Access::Fetch),
     };
     privileged_enough
         && match req.access {
-            // norm:vsstatus_mxr_vm, norm:sstatus_mxr_vm: HS's MXR counts in both stages.
+            // norm:vsstatus-mxr_vm, norm:sstatus-mxr_vm: HS's MXR counts in both stages.
             Access::Load => has(PteFlags::R) || ((req.mxr || req.hs_mxr) && has(PteFlags::X)),
             Access::Store => has(PteFlags::W),
             // HLVX: "execute permission takes the place of read permission"; MXR plays no part.

@@ -1,6 +1,6 @@
 //! Which translations each hart may still use.
 //!
-//! The whole semantics is one sentence of the manual (norm:sfence_vma_ordering_semantics, and
+//! The whole semantics is one sentence of the manual (norm:sfence-vma_ordering_semantics, and
 //! likewise for `hfence.gvma`): an implicit read of the tables may use any translation that was valid
 //! at any time since the last fence that subsumes it. So for each hart the model keeps the
 //! translations that the table no longer makes but the hart may still use (*leftovers*), and the

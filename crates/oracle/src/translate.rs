@@ -114,14 +114,14 @@ pub fn translate(mem: &mut impl Words, ctx: &Context, gva: u64) -> Outcome {
         match stop {
             Stop::Access => Raised { cause: [1, 5, 7][column], tval: gva, htval: 0, htinst: 0 },
             Stop::Page => Raised { cause: [12, 13, 15][column], tval: gva, htval: 0, htinst: 0 },
-            // norm:htval_trapval: the guest physical address shifted right by 2 bits.
+            // norm:htval_trapval_param: the guest physical address shifted right by 2 bits.
             Stop::Guest(gpa, htinst) => Raised { cause: [20, 21, 23][column], tval: gva, htval: gpa >> 2, htinst },
         }
     })
 }
 
 fn both_stages(mem: &mut impl Words, ctx: &Context, gva: u64) -> Result<u64, Stop> {
-    // norm:sstatus_mxr_vm: HS's MXR counts in both stages; norm:vsstatus_mxr_vm: VS's only in the first.
+    // norm:sstatus-mxr_vm: HS's MXR counts in both stages; norm:vsstatus-mxr_vm: VS's only in the first.
     let explicit = Need { access: ctx.access, user: true, sum: false, mxr: ctx.hs_mxr };
     let gpa = match &ctx.vs {
         None => gva,

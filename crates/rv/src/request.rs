@@ -36,7 +36,7 @@ pub struct Request {
     /// `MXR` of the status register that governs the first stage (vsstatus, for two stages).
     pub mxr: bool,
     /// `sstatus.MXR` of HS: makes execute-only pages readable in *both* stages
-    /// (norm:H_vm_mxr). Equal to `mxr` or false for one-stage walks.
+    /// (norm:sstatus-mxr_vm). Equal to `mxr` or false for one-stage walks.
     pub hs_mxr: bool,
 }
 

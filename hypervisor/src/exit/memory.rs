@@ -15,7 +15,7 @@ use rv::{Access, Addr, Exception, Gpa};
 /// The guest touched a guest physical page that the G-stage does not allow (yet).
 pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
     let exit = run.context.exit;
-    // norm:htval: bits 1:0 of the address are those of the virtual address, except for implicit
+    // norm:mtval2_htval_virtaddr: bits 1:0 of the address are those of the virtual address, except for implicit
     // accesses, whose addresses are aligned.
     let is_implicit = exit.tinst == mmu::two_stage::TINST_PTE_READ || exit.tinst == mmu::two_stage::TINST_PTE_WRITE;
     let low = if is_implicit { 0 } else { exit.tval & 3 };

@@ -203,7 +203,7 @@ impl AddressSpace {
         mem: &mut impl PhysMem,
     ) -> Result<Self, AllocError> {
         assert!(format.is_g_stage(), "{} is not a G-stage format", format.name);
-        // norm:hgatp_ppn_op: the root is 16 KiB, aligned to its size; a run of order 2 is.
+        // norm:hgatp-ppn_op: the root is 16 KiB, aligned to its size; a run of order 2 is.
         let root = frames.alloc(owner, Use::Table, format.root_extra_bits)?;
         mem.zero_frames(root.first(), root.pages());
         Ok(Self { format, owner, policy, root, regions: Vec::new(), counters: Counters::default() })

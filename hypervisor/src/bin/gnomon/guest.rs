@@ -1,9 +1,9 @@
 //! The guests' side of a hart: in which mode guests run, which registers hold a guest's supervisor
 //! state, what of it traps, and whose tables translate.
 //!
-//! Only this file knows that guests run in VS mode or, where the hart lacks the H extension, in S mode
-//! itself; and only here do seat and guest mode meet. Three pairs exist: the payload seat has VS
-//! mode only.
+//! Guests run in VS mode or, where the hart lacks the H extension, in S mode itself. Only this file and those below it
+//! know what that means for registers and instructions, and only here do seat and guest mode meet. Three pairs exist: the
+//! payload seat has VS mode only. What else depends on the guest mode is decided by `hypervisor::offer::GuestMode`.
 
 mod bank;
 mod probe;

@@ -1,0 +1,164 @@
+//! What the pages and the sources refer to is there: files, headings, rules of the manual.
+
+#[path = "docs/markdown.rs"]
+mod markdown;
+
+use markdown::Page;
+use regex::Regex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+/// Most characters of a table's cell: more belong into a paragraph.
+const MOST_IN_CELL: usize = 200;
+/// What absolute paths may begin with: they are those of a system, of a guest's, or of a device tree.
+const KNOWN_TOPS: [&str; 11] = ["bin", "chosen", "dev", "etc", "init", "proc", "root", "sys", "tmp", "usr", "var"];
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the repository").into()
+}
+
+/// The files of the repository, by their paths in it: what git has, or would have.
+fn files() -> BTreeSet<PathBuf> {
+    let args = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let listed = Command::new("git").args(args).current_dir(repository()).output().expect("git");
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let names = String::from_utf8(listed.stdout).expect("names are text");
+    let files: BTreeSet<_> = names.split_terminator('\0').map(PathBuf::from).collect();
+    // What is deleted and not yet committed is listed, too.
+    let files: BTreeSet<_> = files.into_iter().filter(|path| repository().join(path).is_file()).collect();
+    assert!(files.contains(Path::new("README.md")), "the repository is here: {files:?}");
+    files
+}
+
+fn read(path: &Path) -> String {
+    String::from_utf8_lossy(&std::fs::read(repository().join(path)).expect("a file")).into_owned()
+}
+
+fn pages() -> BTreeMap<PathBuf, Page> {
+    let pages = files().into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "md"));
+    pages.map(|path| (path.clone(), Page::read(&read(&path)))).collect()
+}
+
+/// A path relative to that of a file, or `None` if it leads out of the repository.
+fn resolve(from: &Path, to: &str) -> Option<PathBuf> {
+    let mut path = from.parent()?.to_owned();
+    for part in Path::new(to).components() {
+        match part {
+            Component::Normal(name) => path.push(name),
+            Component::CurDir => {}
+            Component::ParentDir => path.pop().then_some(())?,
+            Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(path)
+}
+
+fn complain(complaints: &[String]) {
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let (pages, files) = (pages(), files());
+    let mut complaints = Vec::new();
+    for (path, link) in pages.iter().flat_map(|(path, page)| page.links.iter().map(move |link| (path, link))) {
+        if link.contains("://") {
+            continue;
+        }
+        let (file, anchor) = link.split_once('#').map_or((link.as_str(), None), |(file, anchor)| (file, Some(anchor)));
+        let target = if file.is_empty() { Some(path.clone()) } else { resolve(path, file) };
+        let is_there = |target: &PathBuf| files.iter().any(|file| file.starts_with(target));
+        let Some(target) = target.filter(is_there) else {
+            complaints.push(format!("{}: the link {link} leads nowhere", path.display()));
+            continue;
+        };
+        let has = |anchor: &str| pages.get(&target).is_some_and(|page| page.anchors.iter().any(|one| one == anchor));
+        if anchor.is_some_and(|anchor| !has(anchor)) {
+            complaints.push(format!("{}: the link {link} names no heading", path.display()));
+        }
+    }
+    complain(&complaints);
+}
+
+/// A file may be named by the end of its path, such as `exit/memory.rs`.
+#[test]
+fn files_that_pages_name_are_there() {
+    let files = files();
+    let source = Regex::new(r"^[\w./-]+\.(rs|md)$").expect("a pattern");
+    let tops: BTreeSet<_> = files.iter().filter_map(|file| file.iter().next()).collect();
+    let mut complaints = Vec::new();
+    for (path, code) in pages().iter().flat_map(|(path, page)| page.code.iter().map(move |code| (path, code))) {
+        let named = Path::new(code);
+        let is_source = source.is_match(code);
+        let is_path = code.contains('/') && !code.contains(char::is_whitespace);
+        let is_below_top = is_path && named.iter().next().is_some_and(|top| tops.contains(top));
+        let is_there = || files.iter().any(|file| file.ends_with(named) || file.starts_with(named));
+        if (is_source || is_below_top) && !named.is_absolute() && !is_there() {
+            complaints.push(format!("{}: there is no `{code}`", path.display()));
+        }
+        let is_known = || named.iter().nth(1).is_some_and(|top| KNOWN_TOPS.iter().any(|known| top == *known));
+        if is_path && named.is_absolute() && !is_known() {
+            complaints.push(format!("{}: `{code}` is outside of the repository", path.display()));
+        }
+    }
+    complain(&complaints);
+}
+
+#[test]
+fn pages_that_sources_name_are_there() {
+    let pattern = Regex::new(r"\bdocs/[\w-]+\.md\b").expect("a pattern");
+    let files = files();
+    let mut complaints = Vec::new();
+    for path in files.iter().filter(|path| path.extension().is_none_or(|kind| kind != "lock")) {
+        for named in pattern.find_iter(&read(path)).filter(|named| !files.contains(Path::new(named.as_str()))) {
+            complaints.push(format!("{}: there is no {}", path.display(), named.as_str()));
+        }
+    }
+    complain(&complaints);
+}
+
+#[test]
+fn every_test_guest_is_described() {
+    let plan: toml::Table = read(Path::new("guests/Cargo.toml")).parse().expect("a manifest");
+    let page = Page::read(&read(Path::new("docs/test-guests.md")));
+    let guests = plan["bin"].as_array().expect("binaries").iter().filter_map(|guest| guest["name"].as_str());
+    let described = |name: &str| page.cells.iter().any(|cell| cell.contains(&format!("`{name}`")));
+    complain(
+        &guests.filter(|name| !described(name)).map(|name| format!("nothing describes {name}")).collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn cells_of_tables_are_short() {
+    let mut complaints = Vec::new();
+    for (path, cell) in pages().iter().flat_map(|(path, page)| page.cells.iter().map(move |cell| (path, cell))) {
+        let length = cell.chars().count();
+        if length > MOST_IN_CELL {
+            complaints.push(format!("{}: a cell of {length} characters: {cell}", path.display()));
+        }
+    }
+    complain(&complaints);
+}
+
+/// `norm:` ids are those of the RISC-V manual's normative rules. Which of them are named here stands in a list, each looked
+/// up in the manual.
+#[test]
+fn rules_of_the_manual_are_known() {
+    let pattern = Regex::new(r"\bnorm:[\w-]*").expect("a pattern");
+    let list = Path::new("cli/tests/docs/norms.txt");
+    let known = read(list);
+    let known: BTreeSet<_> = known.lines().filter(|line| !line.starts_with('#')).collect();
+    let (mut complaints, mut named) = (Vec::new(), BTreeSet::new());
+    for path in files().into_iter().filter(|path| path != list && !path.ends_with(file!())) {
+        for norm in pattern.find_iter(&read(&path)).map(|norm| norm.as_str()).filter(|norm| *norm != "norm:") {
+            if !known.contains(norm) {
+                complaints.push(format!("{}: {norm} is not in {}", path.display(), list.display()));
+            }
+            named.insert(norm.to_owned());
+        }
+    }
+    let unused = known.iter().filter(|norm| !named.contains(**norm));
+    complaints.extend(unused.map(|norm| format!("{}: nothing names {norm}", list.display())));
+    complain(&complaints);
+}
