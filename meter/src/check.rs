@@ -9,9 +9,9 @@ use crate::counts::Stale;
 use crate::mode::Mode;
 use crate::model::Use;
 use crate::walk::{Leaf, Mapping, Reference, Space, Stage, Trace, Words, walk_on};
+use rustc_hash::FxHashMap;
 use rv::{Access, PteFlags, Request};
 use serde::Serialize;
-use std::collections::HashMap;
 
 /// Findings that are kept in full; all are counted.
 const MOST_FINDINGS: usize = 100;
@@ -59,10 +59,12 @@ const SPANS: [u8; 6] = [0, 4, 9, 18, 27, 36];
 /// The TLB of a hart that forgets nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Check {
-    leaves: HashMap<Key, Vec<Cached>>,
+    leaves: FxHashMap<Key, Vec<Cached>>,
+    /// The sizes that leaves of each regime ever had: a bit for each place in [`SPANS`]. Others need no search.
+    spans: [u8; 3],
     /// Where the pieces of a first-stage leaf are, that is larger than what both stages translate at once.
-    pieces: HashMap<Key, Vec<Key>>,
-    pointers: HashMap<Key, Vec<Pointer>>,
+    pieces: FxHashMap<Key, Vec<Key>>,
+    pointers: FxHashMap<Key, Vec<Pointer>>,
     /// What was found, up to a bound.
     pub findings: Vec<Finding>,
 }
@@ -113,11 +115,18 @@ impl Check {
     }
 
     fn find(&self, page: u64, ids: Ids) -> Option<(Key, Cached)> {
-        SPANS.iter().find_map(|span| {
+        let used = self.spans[ids.regime as usize];
+        SPANS.iter().enumerate().filter(|(place, _)| used >> place & 1 != 0).find_map(|(_, span)| {
             let key = (ids.regime, *span, page >> span);
             let found = self.leaves.get(&key)?.iter().find(|cached| cached.ids.serve(cached.is_global, ids))?;
             Some((key, *found))
         })
+    }
+
+    fn remember(&mut self, key: Key, cached: Cached) {
+        let (regime, span, _) = key;
+        self.spans[regime as usize] |= SPANS.iter().position(|known| *known == span).map_or(0, |place| 1 << place);
+        self.leaves.entry(key).or_default().push(cached);
     }
 
     fn forget(&mut self, key: Key, ids: Ids) {
@@ -229,7 +238,7 @@ impl Check {
                 verified: event.generation,
             };
             let key = (space.ids.regime, span, event.page >> span);
-            self.leaves.entry(key).or_default().push(cached);
+            self.remember(key, cached);
             let whole = mapping.first_span();
             if whole > span {
                 self.pieces.entry((space.ids.regime, whole, event.page >> whole)).or_default().push(key);
@@ -264,7 +273,7 @@ impl Check {
         let g = Some(Leaf { span, flags: PteFlags::from_bits_truncate(entry.pte) });
         let mapping = Mapping { guest_page: input, page: base, first: None, g, is_global: false };
         let cached = Cached { ids, is_global: false, page: input, mapping, verified: event.generation };
-        self.leaves.entry((Regime::G, span, input >> span)).or_default().push(cached);
+        self.remember((Regime::G, span, input >> span), cached);
     }
 
     /// A fence.

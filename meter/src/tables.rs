@@ -6,8 +6,8 @@
 
 use crate::args::Level;
 use crate::walk::{Reference, Stage, Words};
+use rustc_hash::FxHashMap;
 use rv::PteFlags;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -26,7 +26,7 @@ struct Copy {
 pub struct Tables {
     level: Level,
     ram: OnceLock<Ram>,
-    copies: Mutex<HashMap<u64, Copy>>,
+    copies: Mutex<FxHashMap<u64, Copy>>,
     generation: AtomicU64,
     epoch: AtomicU64,
 }
@@ -74,8 +74,8 @@ impl Tables {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// A number that grows whenever a table is edited or met for the first time: until then, what was
-    /// found out about tables and pages still holds.
+    /// A number that grows whenever a table is edited, so that it may translate otherwise, or met for the first time:
+    /// until then, what was found out about tables and pages still holds.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
@@ -93,7 +93,7 @@ impl Tables {
         self.bit(frame).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    fn copies(&self) -> MutexGuard<'_, HashMap<u64, Copy>> {
+    fn copies(&self) -> MutexGuard<'_, FxHashMap<u64, Copy>> {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -116,7 +116,7 @@ impl Tables {
         }
     }
 
-    fn learn(&self, copies: &mut HashMap<u64, Copy>, frame: u64, level: Option<u8>, words: &impl Words) {
+    fn learn(&self, copies: &mut FxHashMap<u64, Copy>, frame: u64, level: Option<u8>, words: &impl Words) {
         let Some((known, bit)) = self.bit(frame) else { return };
         if known.load(Ordering::Relaxed) & bit != 0 {
             return;
@@ -141,14 +141,19 @@ impl Tables {
     /// Software has stored bytes at a physical address in a table.
     pub fn stored(&self, at: u64, bytes: u64, words: &impl Words) {
         let mut copies = self.copies();
+        let mut is_edit = false;
         for at in (at & !7..at + bytes).step_by(8) {
             let Some(copy) = copies.get_mut(&(at >> rv::PAGE_SHIFT)) else { continue };
             let Some(word) = words.word(at) else { continue };
-            copy.words[(at / 8 % WORDS) as usize] = word;
+            let before = std::mem::replace(&mut copy.words[(at / 8 % WORDS) as usize], word);
+            is_edit |= may_differ(before, word);
             let below = copy.level.and_then(|level| level.checked_sub(1));
             if let (Some(level), Some(child)) = (below, pointer(word)) {
                 self.learn(&mut copies, child, Some(level), words);
             }
+        }
+        if !is_edit {
+            return;
         }
         self.generation.fetch_add(1, Ordering::Release);
         if self.level == Level::Check {
@@ -173,6 +178,14 @@ impl Tables {
         }
         updates
     }
+}
+
+/// Whether a table may translate otherwise since an entry of it was stored. Of a leaf that looks as before nobody knows
+/// whether hardware had set A or D in between.
+fn may_differ(before: u64, now: u64) -> bool {
+    let is_valid = |word: u64| word & PteFlags::V.bits() != 0;
+    let is_leaf = is_valid(now) && pointer(now).is_none();
+    (is_valid(before) || is_valid(now)) && (before != now || is_leaf)
 }
 
 /// The frame that a valid pointer leads to.
@@ -236,10 +249,20 @@ mod tests {
             tables.set_ram(0x8000_0000, 0x1_0000);
             let before = tables.epoch();
             tables.learn_root(0x8_0000..0x8_0001, 0, &ram);
-            let met = tables.epoch();
-            assert!(met > before);
-            tables.stored(0x8000_0000, 8, &ram);
-            assert_eq!(tables.epoch() > met, level == Level::Check);
+            assert!(tables.epoch() > before);
+            let store = |at: u64, value: u64| {
+                let before = tables.epoch();
+                ram.0.borrow_mut().insert(at, value);
+                tables.stored(at, 8, &ram);
+                tables.epoch() > before
+            };
+            for (value, is_edit) in [(0, false), (6, false), (LEAF, true), (LEAF, true), (LEAF & !1, true), (8, false)]
+            {
+                assert_eq!(store(0x8000_0000, value), is_edit && level == Level::Check, "{value:#x}");
+            }
+            // At the last level there are no pointers to follow.
+            assert_eq!(store(0x8000_0008, 0x8_0003 << 10 | 1), level == Level::Check);
+            assert!(!store(0x8000_0008, 0x8_0003 << 10 | 1));
         }
     }
 

@@ -2,7 +2,7 @@
 
 mod fake;
 
-use fake::{BASE, BYTES, CODE, Fake, LEAF, PAGES_AT, Rig, USER_LEAF, VA, guest, leaf, root};
+use fake::{BASE, CODE, Fake, LEAF, PAGES_AT, Rig, USER_LEAF, VA, guest, leaf, root};
 use meter::block::Block;
 use meter::hart::{AccessSite, Machine, MemoryAccess, Register, Seen};
 use meter::insn::{Csr, FenceKind, Memory, Special};
@@ -102,15 +102,15 @@ fn check_mode_sees_what_a_fence_should_have_removed() {
     let at = 0x10_0000_0000;
     let g_edit = |rig: &Rig, to: u64| {
         let g = rig.fake.word_of_root(Register::Hgatp);
-        rig.fake.map(&SV39X4, g, BASE, 0, leaf(to, USER_LEAF));
+        rig.fake.map(&SV39X4, g, BASE, 0, leaf(to, USER_LEAF))
     };
     for is_fenced in [false, true] {
         let mut rig = guest(&["core=plain", "level=check"], 0);
         rig.access(at, Mode::VS, Memory::Load);
-        g_edit(&rig, BASE + 0x9000);
+        let entry = g_edit(&rig, BASE + 0x9000);
         // The hypervisor's store.
-        *rig.fake.physical.borrow_mut() = Some(BASE + BYTES / 2);
-        rig.access(BASE + BYTES / 2, Mode::M, Memory::Store);
+        *rig.fake.physical.borrow_mut() = Some(entry);
+        rig.access(entry, Mode::M, Memory::Store);
         if is_fenced {
             rig.fake.set(Register::X(10), BASE >> 2);
             rig.execute(Special::Fence { kind: FenceKind::HfenceGvma, rs1: 10, rs2: 0 }, Mode::M);

@@ -165,7 +165,9 @@ fn pages_that_drive_each_other_out_are_all_missed() {
     let mut rig = Rig::with(&Args { cores: vec![core], ..Args::default() });
     let roots = tables(&rig.fake, Some(&SV39), Some(&SV39X4), 0);
     let table = (roots.vsatp & ((1 << 44) - 1)) << 12;
-    (0..3).for_each(|page| rig.fake.map(&SV39, table, PAGES_AT + (page << 12), 0, leaf(BASE, LEAF)));
+    for page in 0..3 {
+        rig.fake.map(&SV39, table, PAGES_AT + (page << 12), 0, leaf(BASE, LEAF));
+    }
     rig.set_roots(roots);
     for _ in 0..4 {
         sweep(&mut rig, 0..1);

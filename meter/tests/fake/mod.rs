@@ -67,17 +67,20 @@ impl Fake {
     }
 
     /// Makes the entry for `from` at `level` of the table at `root`, with what is missing on the way.
-    pub fn map(&self, format: &Format, root: u64, from: u64, level: u8, entry: u64) {
+    /// Returns where it is.
+    pub fn map(&self, format: &Format, root: u64, from: u64, level: u8, entry: u64) -> u64 {
         let mut table = root;
         for step in format.levels_down() {
             let at = table + 8 * format.index(Addr::<Gpa>::new(from), step) as u64;
             if step.number() == level {
-                return self.poke(at, entry);
+                self.poke(at, entry);
+                return at;
             }
             let found = self.word(at).expect("tables are in RAM");
             table = if found & 1 == 1 { found >> 10 << 12 } else { self.frames(1) };
             self.poke(at, table >> 12 << 10 | 1);
         }
+        unreachable!("the format has this level")
     }
 }
 
