@@ -1,8 +1,8 @@
 //! Sparse RAM.
 
+use rustc_hash::FxHashMap;
 use rv::{Addr, Hpa, Pfn, PhysMem};
 use std::cell::Cell;
-use std::collections::BTreeMap;
 
 const WORDS: usize = 512;
 /// What each word of a frame is before anybody writes it. Not zero, so that a forgotten clearing
@@ -13,7 +13,7 @@ pub const GARBAGE: u64 = 0x5_5555_5e00 << 10 | 0xdf;
 /// test, and panics.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Machine {
-    frames: BTreeMap<u64, Box<[u64; WORDS]>>,
+    frames: FxHashMap<u64, Box<[u64; WORDS]>>,
     reads: Cell<u64>,
 }
 

@@ -73,11 +73,12 @@ impl Rig {
     ) -> Option<Addr<Gpa>> {
         let at = table.at(8 * format.index(gva, level) as u64);
         let present = self.guest_word(at)?;
-        let (pointers, leaves) = {
-            let history = &self.bus.0.borrow().history;
-            (history.since(at, since.0, present), history.since(at, since.1, present))
-        };
-        for value in pointers {
+        let history = &self.bus.0.borrow().history;
+        // What was never written is as it is.
+        let present = [(0, present)];
+        let values = |since| Some(history.since(at, since)).filter(|values| !values.is_empty()).unwrap_or(&present);
+        let (pointers, leaves) = (values(since.0), values(since.1));
+        for (_, value) in pointers.iter().copied() {
             match Pte(value).decode::<Gpa>(level, Caps::default()) {
                 Entry::Table(next) => {
                     let below = level.down()?;
@@ -86,7 +87,7 @@ impl Rig {
                         return found;
                     }
                 }
-                Entry::Leaf(leaf) if leaves.contains(&value) => {
+                Entry::Leaf(leaf) if leaves.iter().any(|(_, known)| *known == value) => {
                     let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
                     let mut most = leaf.flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
                     most.set(PteFlags::W, leaf.flags.contains(PteFlags::W | PteFlags::D));
@@ -141,8 +142,9 @@ impl Rig {
         seen: &mut Vec<(u64, Level, rv::Leaf<Hpa>)>,
     ) {
         assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
-        let words = *self.bus.0.borrow().machine.frame(table);
-        for (index, word) in words.into_iter().enumerate().filter(|(_, word)| word & 1 == 1) {
+        let words = self.bus.0.borrow();
+        let words = words.machine.frame(table).iter().copied();
+        for (index, word) in words.enumerate().filter(|(_, word)| word & 1 == 1) {
             let unused = 64 - format.input_bits();
             let gva = ((gva | (index as u64) << level.shift()) << unused) as i64 >> unused;
             match Pte(word).decode::<Hpa>(level, Caps::default()) {

@@ -2,8 +2,8 @@
 //! is one that a real TLB may hold if its pointers were there at some time since the last wide fence, and its leaf at
 //! some time since the last fence that covers it (norm:sfence-vma_ordering_semantics).
 
+use rustc_hash::FxHashMap;
 use rv::{Addr, Asid, Gpa, Gva};
-use std::collections::HashMap;
 
 pub type Time = u64;
 
@@ -11,7 +11,7 @@ pub type Time = u64;
 pub struct History {
     now: Time,
     /// For each word that was ever written: what it was from when on.
-    words: HashMap<Addr<Gpa>, Vec<(Time, u64)>>,
+    words: FxHashMap<Addr<Gpa>, Vec<(Time, u64)>>,
 }
 
 impl History {
@@ -28,11 +28,11 @@ impl History {
         self.now
     }
 
-    /// All that the word was since `since`; `present` if it was never written.
-    pub fn since(&self, at: Addr<Gpa>, since: Time, present: u64) -> Vec<u64> {
-        let Some(word) = self.words.get(&at) else { return vec![present] };
+    /// All that the word was since `since`, with from when on; nothing if it was never written.
+    pub fn since(&self, at: Addr<Gpa>, since: Time) -> &[(Time, u64)] {
+        let Some(word) = self.words.get(&at) else { return &[] };
         let first = word.partition_point(|(time, _)| *time <= since).saturating_sub(1);
-        word[first..].iter().map(|(_, value)| *value).collect()
+        &word[first..]
     }
 }
 
@@ -40,9 +40,9 @@ impl History {
 #[derive(Default)]
 pub struct Fences {
     all: Time,
-    asids: HashMap<Asid, Time>,
-    pages: HashMap<u64, Time>,
-    asid_pages: HashMap<(Asid, u64), Time>,
+    asids: FxHashMap<Asid, Time>,
+    pages: FxHashMap<u64, Time>,
+    asid_pages: FxHashMap<(Asid, u64), Time>,
 }
 
 impl Fences {

@@ -449,7 +449,7 @@ impl Rig {
         for at in gone.flat_map(|t| (0..512).map(move |i| RAM.add(t).at(8 * i))) {
             let present = self.guest_word(at).expect("RAM");
             let mut hardware = self.bus.0.borrow_mut();
-            let last = hardware.history.since(at, u64::MAX - 1, present)[0];
+            let last = hardware.history.since(at, u64::MAX - 1).first().map_or(present, |(_, value)| *value);
             if last != present {
                 hardware.history.record(at, last, present);
             }
