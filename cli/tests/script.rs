@@ -4,12 +4,27 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
 
 /// What the script calls that changes nothing.
 const REAL: [&str; 14] =
     ["bash", "sh", "readlink", "dirname", "sed", "sort", "head", "mkdir", "env", "cat", "rm", "true", "cp", "dpkg-deb"];
+
+/// Held while a program is written, and while one is started: a child has the files that its parent had open, for a moment,
+/// and what is open for writing cannot be started (`ETXTBSY`). The tests are threads of one process.
+static WRITING_OR_STARTING: Mutex<()> = Mutex::new(());
+
+/// Starts a program, and waits for its end.
+fn output(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = {
+        let _alone = WRITING_OR_STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        command.spawn().expect("a program")
+    };
+    child.wait_with_output().expect("its output")
+}
 
 /// A clone of its own, on a system with a Rust toolchain, and neither QEMU nor a browser.
 struct Clone(TempDir);
@@ -26,7 +41,8 @@ impl Clone {
             symlink(real, clone.path("bin").join(name)).expect("a link");
         }
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-        fs::copy(format!("{root}/gnomon"), clone.path("gnomon")).expect("the script");
+        fs::write(clone.path("rust-toolchain.toml"), "[toolchain]\nchannel = \"1.2.3\"\n").expect("a toolchain");
+        clone.program("gnomon", &fs::read_to_string(format!("{root}/gnomon")).expect("the script"));
         fs::copy(format!("{root}/tests.toml"), clone.path("tests.toml")).expect("the tests");
         let sysroot = clone.path("sysroot").display().to_string();
         clone.program("sysroot/bin/cargo-clippy", "");
@@ -47,9 +63,12 @@ impl Clone {
         self.0.path().join(name)
     }
 
+    /// A script; one that does not name its shell is for `sh`.
     fn program(&self, name: &str, script: &str) {
         let path = self.path(name);
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a file");
+        let shell = if script.starts_with("#!") { "" } else { "#!/bin/sh\n" };
+        let _alone = WRITING_OR_STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        fs::write(&path, format!("{shell}{script}\n")).expect("a file");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
     }
 
@@ -57,7 +76,7 @@ impl Clone {
     fn start(&self, args: &[&str]) -> (Output, String) {
         let mut command = Command::new(self.path("gnomon"));
         command.args(args).env_clear().env("PATH", self.path("bin")).env("HOME", self.path("home"));
-        let output = command.output().expect("the script");
+        let output = output(&mut command);
         (output, fs::read_to_string(self.path("log")).unwrap_or_default())
     }
 }
@@ -80,6 +99,23 @@ fn what_a_run_needs_is_installed() {
     let clone = Clone::new();
     let (output, calls) = clone.start(&["run"]);
     assert!(!output.status.success() && calls.contains("qemu-system-riscv"), "{calls}{}", errors(&output));
+}
+
+#[test]
+fn the_toolchain_is_pinned_and_another_one_said() {
+    let clone = Clone::new();
+    // It is not there, and cannot be installed: the stable one is.
+    let sysroot = clone.path("sysroot").display().to_string();
+    let rustc = format!(
+        "[ \"$RUSTUP_TOOLCHAIN\" = stable ] || exit 1\n[ $1 = --version ] && echo 'rustc 1.90.0' || echo {sysroot}"
+    );
+    clone.program("bin/rustc", &rustc);
+    let log = clone.path("log");
+    clone.program("bin/rustup", &format!("echo rustup $* >>{}; exit 1", log.display()));
+    let (output, calls) = clone.start(&["--version"]);
+    let errors = errors(&output);
+    assert!(output.status.success() && calls.contains("rustup toolchain install 1.2.3 "), "{calls}{errors}");
+    assert!(errors.contains("going on with rustc 1.90.0"), "{errors}");
 }
 
 #[test]
@@ -112,7 +148,7 @@ fn builds_of_what_runs_are_no_silence() {
     fs::write(clone.path("kernel"), [0x6f, 0, 0, 0]).expect("a file");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
     command.args(["run", "--kernel"]).arg(clone.path("kernel")).env("GNOMON_CACHE", clone.path(".cache"));
-    let output = command.env("CARGO", clone.path("bin/cargo")).output().expect("gnomon");
+    let output = output(command.env("CARGO", clone.path("bin/cargo")));
     let errors = errors(&output);
     assert!(errors.contains("gnomon: building the hypervisor\ngnomon: Compiling slow v1.0.0\n"), "{errors}");
 }
