@@ -4,10 +4,12 @@
 //! ends in a [`report::Report`]. Experiments with test guests are [`series`], those with Linux are [`linux`] plans
 //! of [`workload`]s.
 
+pub mod baseline;
 pub mod boot;
 pub mod counts;
 pub mod fig5;
 pub mod fig6;
+pub mod files;
 pub mod lab;
 pub mod lane;
 pub mod linux;

@@ -2,12 +2,13 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One step of work that may take a while.
 #[derive(Debug)]
 pub struct Step {
     bar: ProgressBar,
+    started: Instant,
 }
 
 impl Step {
@@ -26,7 +27,7 @@ impl Step {
     /// Starts so many steps of one kind.
     #[must_use]
     pub fn counted(what: &str, steps: usize) -> Self {
-        Self::start(what, "{spinner} {prefix} [{bar:30}] {pos}/{len} {wide_msg}", Some(steps as u64))
+        Self::start(what, "{spinner} {prefix} [{bar:30}] {pos}/{len}, {eta} left {wide_msg}", Some(steps as u64))
     }
 
     /// One of them is done.
@@ -34,7 +35,13 @@ impl Step {
         self.bar.inc(1);
         self.note(what);
         if self.bar.is_hidden() {
-            eprintln!("gnomon: {}/{}: {what}", self.bar.position(), self.bar.length().unwrap_or(0));
+            let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
+            let left = match left(self.started.elapsed(), done, all).as_secs() {
+                0 => String::new(),
+                seconds @ ..60 => format!(", about {seconds} s left"),
+                seconds => format!(", about {} min left", seconds.div_ceil(60)),
+            };
+            eprintln!("gnomon: {done}/{all}: {what}{left}");
         }
     }
 
@@ -45,7 +52,7 @@ impl Step {
             if let Some(length) = length {
                 bar.set_length(length);
             }
-            return Self { bar };
+            return Self { bar, started: Instant::now() };
         }
         let bar = match length {
             Some(length) => ProgressBar::new(length),
@@ -57,7 +64,7 @@ impl Step {
         }
         bar.set_prefix(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(120));
-        Self { bar }
+        Self { bar, started: Instant::now() }
     }
 
     /// Says what is being done right now.
@@ -84,8 +91,28 @@ impl Step {
     }
 }
 
+/// How long the rest takes if each step takes as long as those done.
+fn left(elapsed: Duration, done: u64, all: u64) -> Duration {
+    let rest = all.saturating_sub(done);
+    elapsed.mul_f64(if done == 0 { 0.0 } else { rest as f64 / done as f64 })
+}
+
 impl Drop for Step {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_takes_as_long_as_what_was() {
+        let minute = Duration::from_secs(60);
+        assert_eq!(
+            [left(minute, 1, 4), left(minute, 4, 4), left(minute, 0, 4)],
+            [3 * minute, Duration::ZERO, Duration::ZERO]
+        );
     }
 }

@@ -272,6 +272,9 @@ fn what_cannot_be_benchmarked() {
     refused(&["fig7", "--subject", "kvm", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
     refused(&["fig7", "--mmu", "nested", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
     refused(&["fig7", "--json", "/nowhere/at/all.json"], INPUT, &["/nowhere/at/all.json"]);
+    refused(&["fig7", "--files", "/dev/null/x"], INPUT, &["/dev/null/x"]);
+    refused(&["fig7", "--baseline", "Cargo.toml"], INPUT, &["Cargo.toml is no baseline", "--json"]);
+    refused(&["fig7", "--baseline", "/nowhere"], INPUT, &["/nowhere is no baseline"]);
     refused(&["fig7", "--core", "plain,plain"], INPUT, &["two cores are called `plain`"]);
     refused(&["fig7", "--core", "z80"], INPUT, &["no core `z80`", "docs/meter.md"]);
 }

@@ -1,7 +1,7 @@
 //! The page of `gnomon bench --html` in a real browser, at the width of a phone.
 
 use gnomon::bench::page::page;
-use gnomon::bench::report::{Block, Chart, ChartKind, Report};
+use gnomon::bench::report::{Block, Chart, ChartKind, Line, Report};
 use gnomon::bench::table::Table;
 use std::process::Command;
 
@@ -28,14 +28,19 @@ fn reports() -> Vec<Report> {
     let names = ["native", "firmware/nested", "firmware/lazy-noh-nolane", "kvm-4k"];
     let bars = names.iter().zip([1.0, 1.1, 1.3, 2.0]).map(|(name, value)| ((*name).to_owned(), Some(value))).collect();
     let stacks = names.iter().map(|name| ((*name).to_owned(), vec![3e5, 2e4, 0.0])).collect();
-    let lines = names.iter().map(|name| ((*name).to_owned(), vec![(0.0, 0.0), (100.0, 2e5)])).collect();
+    let line = |name: &str, most: f64| Line { name: name.into(), points: vec![(0.0, 0.0), (100.0, most)] };
+    let lines = names.iter().zip([1.6e5, 1.5e5, 1.2e5, 1e5]).map(|(name, most)| line(name, most)).collect();
     let kinds = [
         ChartKind::Bars { bars, reference: Some(1.0) },
         ChartKind::Stacks {
             parts: ["load guest-page fault", "ecall", "others"].map(Into::into).to_vec(),
             bars: stacks,
         },
-        ChartKind::Lines { axes: ["per cent".into(), "traps".into()], lines },
+        ChartKind::Lines {
+            axes: ["per cent".into(), "traps".into()],
+            lines,
+            paper: vec![line("paper, traditional", 2e5), line("paper, lazy", 1e5)],
+        },
     ];
     let charts = kinds.map(|kind| Block::Chart(Chart { title: "a plot".into(), kind }));
     vec![Report {

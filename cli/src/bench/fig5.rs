@@ -6,7 +6,7 @@
 //! are those of a run less those of a run without operations.
 
 use super::lab::Lab;
-use super::report::{Block, Report};
+use super::report::{Block, Line, Report};
 use super::series::{self, Plan, Point, Series, cell};
 use super::subject::{Choice, Subject};
 use super::table::Table;
@@ -38,6 +38,13 @@ fn percents() -> impl Iterator<Item = usize> {
 fn paper(percent: usize) -> [String; 2] {
     let traditional = 2 * OPERATIONS * percent as u64 / 100;
     [traditional.to_string(), if percent == 100 { (traditional / 2).to_string() } else { "-".into() }]
+}
+
+/// The same for the plots.
+fn paper_points() -> Vec<Line> {
+    let all = OPERATIONS as f64;
+    let traditional = Line { name: "paper, traditional".into(), points: vec![(0.0, 0.0), (100.0, 2.0 * all)] };
+    vec![traditional, Line { name: "paper, lazy".into(), points: vec![(100.0, all)] }]
 }
 
 /// Full exits and lane traps per change.
@@ -72,7 +79,7 @@ fn report(all: &[Series], versions: &str) -> Report {
         blocks.push(Block::Table(title, rows(["paper, trad.", "paper, lazy"], total)));
         let x: Vec<f64> = percents().map(|percent| percent as f64).collect();
         let x = ("per cent of operations that change an entry", x.as_slice());
-        blocks.extend(group.plots(x));
+        blocks.extend(group.plots(x, paper_points()));
     }
     let paper = json!({ "traditional_at_100_percent": 2 * OPERATIONS, "lazy_at_100_percent": OPERATIONS });
     let json = json!({

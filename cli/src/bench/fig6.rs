@@ -7,7 +7,7 @@
 //! those of a run without windows.
 
 use super::lab::Lab;
-use super::report::{Block, Report};
+use super::report::{Block, Line, Report};
 use super::series::{self, Group, Plan, Point, Series, cell};
 use super::subject::{Choice, Subject};
 use super::table::Table;
@@ -48,6 +48,17 @@ fn sizes() -> std::ops::RangeInclusive<u64> {
     1..=10
 }
 
+/// What the paper's text gives, for the plots.
+fn paper_points() -> Vec<Line> {
+    let traditional = PAPER_TRADITIONAL as f64;
+    let lazy = traditional * (100 - PAPER_SAVING) as f64 / 100.0;
+    let every = sizes().map(|size| (size as f64, traditional)).collect();
+    vec![
+        Line { name: "paper, traditional".into(), points: every },
+        Line { name: "paper, lazy".into(), points: vec![(1.0, lazy)] },
+    ]
+}
+
 /// What a mode saves of the traps of `shadow` in the same group, in per cent.
 fn saving(traps: u64, shadow: u64) -> Option<f64> {
     (shadow > 0).then(|| 100.0 * (1.0 - traps as f64 / shadow as f64))
@@ -77,7 +88,7 @@ fn report(all: &[Series], versions: &str) -> Report {
         blocks.push(Block::Table(title, table(Some(PAPER_TRADITIONAL.to_string()), &counts)));
         let x: Vec<f64> = sizes().map(|size| size as f64).collect();
         let x = ("N: accesses in a window, in 1024", x.as_slice());
-        blocks.extend(group.plots(x));
+        blocks.extend(group.plots(x, paper_points()));
         let Some(shadow) = shadow(&group) else { continue };
         let share = |at, subject, point: &Point| {
             let of = shadow.point(at).map(|point| point.traps(shadow.subject));

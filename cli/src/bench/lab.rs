@@ -9,7 +9,7 @@ use crate::build;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
-use crate::place::{IoError, Unnamed, cache, prune, write_whole};
+use crate::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
 use crate::size::Size;
@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::{NamedTempFile, TempDir};
@@ -117,6 +118,8 @@ pub struct Lab {
     cores: Vec<Core>,
     core_names: Vec<String>,
     qemu: String,
+    /// The commit of the sources, and its date.
+    commit: String,
     /// SHA-256 of this program: it makes the machines.
     command: String,
     is_fresh: bool,
@@ -169,6 +172,7 @@ impl Lab {
             cores: found,
             core_names: cores.iter().map(core_name).collect::<Result<_, IoError>>()?,
             qemu: qemu::version()?,
+            commit: commit(&root()),
             command: digest(&std::fs::read(command).map_err(IoError::at("read", command))?),
             is_fresh,
             kvm: Mutex::default(),
@@ -187,7 +191,7 @@ impl Lab {
     pub fn versions(&self) -> String {
         let host = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
         let kvm = host.as_ref().map(|host| format!("; KVM: {}", host.versions().join(", "))).unwrap_or_default();
-        format!("gnomon {}, QEMU {}{kvm}", env!("CARGO_PKG_VERSION"), self.qemu)
+        format!("gnomon {} ({}), QEMU {}{kvm}", env!("CARGO_PKG_VERSION"), self.commit, self.qemu)
     }
 
     /// Runs a guest on a subject, or looks up what that came to before.
@@ -340,6 +344,18 @@ impl Lab {
         }
         Ok((machine.command_line(), inputs))
     }
+}
+
+/// The commit that is checked out, its date, and whether files of it were changed since. The date is not today's, so that
+/// the same sources write the same bytes.
+fn commit(root: &Path) -> String {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(root).args(args).stdin(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["log", "-1", "--format=%h of %cs"]) else { return "of no known commit".into() };
+    let is_changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|files| !files.is_empty());
+    commit + if is_changed { ", changed" } else { "" }
 }
 
 /// A run of one VM on one hart.

@@ -7,7 +7,7 @@
 
 use super::INSTRUCTIONS_PER_TICK;
 use super::lab::Lab;
-use super::report::{Block, Report};
+use super::report::{Block, Chart, ChartKind, Report};
 use super::series::{self, Plan, Point, Series, cell};
 use super::subject::Choice;
 use super::table::Table;
@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 /// The figures of the guest, and what they are.
 const KINDS: [(&str, &str); 10] = [
     ("fence_page_asid", "sfence.vma va, asid"),
-    ("fence_page_asid_again", "the same, again"),
+    ("fence_page_asid_again", "sfence.vma va, asid, again"),
     ("fence_page", "sfence.vma va, x0"),
-    ("fence_page_again", "the same, again"),
+    ("fence_page_again", "sfence.vma va, x0, again"),
     ("write_satp", "csrw satp, the same value"),
     ("switch_satp", "csrw satp, a known root"),
     ("ecall", "SBI call (base)"),
@@ -55,6 +55,14 @@ fn report(all: &[Series], versions: &str) -> Report {
             );
         }
         blocks.push(Block::Table(group.title, table));
+    }
+    for (kind, name) in KINDS {
+        let bar = |series: &Series| {
+            let each = series.point(0).and_then(|point| instructions(point, kind));
+            (series.subject.to_string(), each)
+        };
+        let kind = ChartKind::Bars { bars: all.iter().map(bar).collect(), reference: None };
+        blocks.push(Block::Chart(Chart { title: format!("{name}: instructions"), kind }));
     }
     let each = |series: &Series| {
         let of = |point: &Point| KINDS.map(|(kind, _)| (kind, instructions(point, kind))).into_iter().collect();

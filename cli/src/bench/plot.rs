@@ -1,6 +1,6 @@
 //! Plots as SVG, narrow enough to be read on a phone.
 
-use super::report::{Chart, ChartKind};
+use super::report::{Chart, ChartKind, Line};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -14,24 +14,38 @@ const GAP: i32 = 5;
 const LABELS: i32 = 164;
 const NUMBERS: i32 = 56;
 const LINES_HEIGHT: u32 = 260;
+/// Height of a row of the names below lines.
+const ROW: i32 = 16;
 const FONT: &str = "sans-serif";
 const FONT_SIZE: i32 = 13;
 /// Average width of a character of [`FONT_SIZE`].
 const CHARACTER: i32 = 7;
 const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 const PALE: RGBColor = RGBColor(0xaa, 0xaa, 0xaa);
-/// Colours that the colour-blind can tell apart (Okabe and Ito), and two shades more.
-const COLOURS: [RGBColor; 9] = [
-    RGBColor(0x00, 0x72, 0xb2),
-    RGBColor(0xe6, 0x9f, 0x00),
-    RGBColor(0x00, 0x9e, 0x73),
-    RGBColor(0xcc, 0x79, 0xa7),
-    RGBColor(0x56, 0xb4, 0xe9),
-    RGBColor(0xd5, 0x5e, 0x00),
-    RGBColor(0xf0, 0xe4, 0x42),
-    RGBColor(0x80, 0x80, 0x80),
-    RGBColor(0x40, 0x40, 0x70),
+/// What subjects are drawn in, in all plots. The colour-blind can tell them apart (Okabe and Ito).
+const KINDS: [(&str, RGBColor); 5] = [
+    ("nested", RGBColor(0x00, 0x72, 0xb2)),
+    ("shadow", RGBColor(0xe6, 0x9f, 0x00)),
+    ("unsync", RGBColor(0x00, 0x9e, 0x73)),
+    ("lazy", RGBColor(0xcc, 0x79, 0xa7)),
+    ("kvm", RGBColor(0x56, 0xb4, 0xe9)),
 ];
+/// What others are drawn in: the bare machine.
+const OTHER: RGBColor = RGBColor(0x80, 0x80, 0x80);
+/// Parts of a bar have colours that mean no subject (Tol's muted ones).
+const PARTS: [RGBColor; 9] = [
+    RGBColor(0x33, 0x22, 0x88),
+    RGBColor(0xdd, 0xcc, 0x77),
+    RGBColor(0x88, 0x22, 0x55),
+    RGBColor(0x11, 0x77, 0x33),
+    RGBColor(0xcc, 0x66, 0x77),
+    RGBColor(0x44, 0xaa, 0x99),
+    RGBColor(0x99, 0x99, 0x33),
+    RGBColor(0xaa, 0x44, 0x99),
+    RGBColor(0x66, 0x66, 0x66),
+];
+/// Lines of one colour differ in their dashes: so much of each is drawn, and so much left out.
+const DASHES: [(u32, u32); 3] = [(1, 0), (9, 5), (2, 4)];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -45,14 +59,14 @@ pub fn svg(chart: &Chart) -> miette::Result<String> {
     let height = match &chart.kind {
         ChartKind::Bars { bars, .. } => bars_height(bars.len(), 0),
         ChartKind::Stacks { parts, bars } => bars_height(bars.len(), legend_rows(parts)),
-        ChartKind::Lines { lines, .. } => LINES_HEIGHT + 16 * lines.len() as u32,
+        ChartKind::Lines { lines, paper, .. } => LINES_HEIGHT + ROW as u32 * (lines.len() + paper.len()) as u32,
     };
     {
         let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
         let drawn = match &chart.kind {
             ChartKind::Bars { bars, reference } => draw_bars(&area, bars, *reference),
             ChartKind::Stacks { parts, bars } => draw_stacks(&area, parts, bars),
-            ChartKind::Lines { axes, lines } => draw_lines(&area, axes, lines),
+            ChartKind::Lines { axes, lines, paper } => draw_lines(&area, axes, lines, paper),
         };
         drawn
             .and_then(|()| Ok(area.present()?))
@@ -121,8 +135,7 @@ fn draw_bars(area: &Area<'_>, bars: &[(String, Option<f64>)], reference: Option<
 
 /// Bars of one kind of subject have one colour in all plots.
 fn colour_of(name: &str) -> RGBColor {
-    let kinds = ["nested", "shadow", "unsync", "lazy", "kvm"];
-    kinds.iter().position(|kind| name.contains(kind)).map_or(COLOURS[7], |at| COLOURS[at])
+    KINDS.iter().find(|(kind, _)| name.contains(kind)).map_or(OTHER, |(_, colour)| *colour)
 }
 
 /// Where each part's name stands in the legend: row and left edge.
@@ -152,7 +165,7 @@ fn draw_stacks(area: &Area<'_>, parts: &[String], bars: &[(String, Vec<f64>)]) -
         let top = GAP + row as i32 * (BAR + GAP);
         write(area, name, (LABELS - 6, top + BAR / 2), INK, HPos::Right)?;
         let (mut sum, mut left) = (0.0, LABELS);
-        for (value, colour) in values.iter().zip(COLOURS.iter().cycle()) {
+        for (value, colour) in values.iter().zip(PARTS.iter().cycle()) {
             sum += value;
             let right = LABELS + length(sum, most);
             if right > left {
@@ -163,7 +176,7 @@ fn draw_stacks(area: &Area<'_>, parts: &[String], bars: &[(String, Vec<f64>)]) -
         write(area, &short(sum), (left + 5, top + BAR / 2), INK, HPos::Left)?;
     }
     let top = bars_height(bars.len(), 0) as i32;
-    for ((part, (row, left)), colour) in parts.iter().zip(legend(parts)).zip(COLOURS.iter().cycle()) {
+    for ((part, (row, left)), colour) in parts.iter().zip(legend(parts)).zip(PARTS.iter().cycle()) {
         let middle = top + row * (FONT_SIZE + GAP) + FONT_SIZE / 2;
         fill(area, (left + 2, middle - 5), (left + 12, middle + 5), *colour)?;
         write(area, part, (left + 16, middle), INK, HPos::Left)?;
@@ -171,15 +184,32 @@ fn draw_stacks(area: &Area<'_>, parts: &[String], bars: &[(String, Vec<f64>)]) -
     Ok(())
 }
 
-fn draw_lines(area: &Area<'_>, axes: &[String; 2], lines: &[(String, Vec<(f64, f64)>)]) -> Drawn {
-    let points = || lines.iter().flat_map(|(_, points)| points.iter());
+/// The colour and the dashes of each line.
+fn styles(lines: &[Line]) -> Vec<(RGBColor, (u32, u32))> {
+    let colours: Vec<_> = lines.iter().map(|line| colour_of(&line.name)).collect();
+    let before = |at: usize| colours[..at].iter().filter(|other| **other == colours[at]).count();
+    (0..lines.len()).map(|at| (colours[at], DASHES[before(at) % DASHES.len()])).collect()
+}
+
+/// Marks of what a paper gives: hollow circles, crosses.
+fn mark(area: &Area<'_>, paper: usize, at: (i32, i32)) -> Drawn {
+    if paper == 0 {
+        area.draw(&Circle::new(at, 4, INK))?;
+    } else {
+        area.draw(&Cross::new(at, 4, INK))?;
+    }
+    Ok(())
+}
+
+fn draw_lines(area: &Area<'_>, axes: &[String; 2], lines: &[Line], paper: &[Line]) -> Drawn {
+    let points = || lines.iter().chain(paper).flat_map(|line| line.points.iter());
     let least_x = points().map(|point| point.0).fold(f64::INFINITY, f64::min).min(0.0);
     let most = points().fold((1.0, 1.0), |most: (f64, f64), point| (most.0.max(point.0), most.1.max(point.1)));
     let (plot, names) = area.split_vertically(LINES_HEIGHT);
     let mut chart = ChartBuilder::on(&plot)
-        .margin(8)
-        .x_label_area_size(34)
-        .y_label_area_size(52)
+        .margin(10)
+        .x_label_area_size(44)
+        .y_label_area_size(68)
         .build_cartesian_2d(least_x..most.0, 0.0..most.1 * 1.05)?;
     chart
         .configure_mesh()
@@ -188,14 +218,32 @@ fn draw_lines(area: &Area<'_>, axes: &[String; 2], lines: &[(String, Vec<(f64, f
         .y_desc(axes[1].as_str())
         .x_labels(6)
         .y_labels(6)
+        .x_label_formatter(&|value| format!("{value}"))
         .y_label_formatter(&|value| short(*value))
         .label_style(text_style(&INK, Pos::default()))
         .draw()?;
-    for (row, ((name, points), colour)) in lines.iter().zip(COLOURS.iter().cycle()).enumerate() {
-        chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
-        let middle = 8 + 16 * row as i32;
-        fill(&names, (56, middle - 2), (76, middle + 2), *colour)?;
-        write(&names, name, (82, middle), INK, HPos::Left)?;
+    let row = |row: usize| 8 + ROW * row as i32;
+    for (at, (line, (colour, (size, gap)))) in lines.iter().zip(styles(lines)).enumerate() {
+        let points = line.points.iter().copied();
+        let style = colour.stroke_width(2);
+        if gap == 0 {
+            chart.draw_series(LineSeries::new(points, style))?;
+        } else {
+            chart.draw_series(DashedLineSeries::new(points, size, gap, style))?;
+        }
+        let period = (size + gap) as usize;
+        for left in (76..104).step_by(if gap == 0 { 28 } else { period }) {
+            let end = if gap == 0 { 104 } else { left + size as i32 };
+            fill(&names, (left, row(at) - 1), (end, row(at) + 1), colour)?;
+        }
+        write(&names, &line.name, (112, row(at)), INK, HPos::Left)?;
+    }
+    for (at, line) in paper.iter().enumerate() {
+        for point in &line.points {
+            mark(&plot, at, chart.backend_coord(point))?;
+        }
+        mark(&names, at, (90, row(lines.len() + at)))?;
+        write(&names, &line.name, (112, row(lines.len() + at)), INK, HPos::Left)?;
     }
     Ok(())
 }
@@ -228,11 +276,18 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_drawn() {
-        let lines =
-            vec![("lazy".into(), vec![(0.0, 0.0), (100.0, 5.0)]), ("shadow".into(), vec![(0.0, 1.0), (100.0, 9.0)])];
-        let text = drawn(ChartKind::Lines { axes: ["x".into(), "y".into()], lines });
-        assert!(text.matches("<polyline").count() >= 2, "{text}");
+    fn lines_of_one_mode_have_one_colour() {
+        let line = |name: &str, points: &[(f64, f64)]| Line { name: name.into(), points: points.to_vec() };
+        let names = ["lazy", "shadow", "lazy-nolane", "native"];
+        let lines = names.map(|name| line(name, &[(0.0, 0.0), (100.0, 5.0)])).to_vec();
+        let styles = styles(&lines);
+        assert_eq!((styles[0].0, styles[0].1 != styles[2].1), (styles[2].0, true));
+        assert!(styles[0].0 != styles[1].0 && styles[3].0 == OTHER);
+        let paper = vec![line("paper, lazy", &[(100.0, 9.0)])];
+        let text = drawn(ChartKind::Lines { axes: ["x".into(), "y".into()], lines, paper });
+        assert!(text.matches("<polyline").count() >= 4, "{text}");
+        // In the plot and in the legend.
+        assert_eq!((text.matches("<circle").count(), text.contains("paper, lazy")), (2, true), "{text}");
     }
 
     #[test]

@@ -65,9 +65,20 @@ pub enum ChartKind {
     Lines {
         /// What the axes show.
         axes: [String; 2],
-        /// Names and points, in the order of x.
-        lines: Vec<(String, Vec<(f64, f64)>)>,
+        /// What was measured.
+        lines: Vec<Line>,
+        /// What a paper gives: marks, without a line between them.
+        paper: Vec<Line>,
     },
+}
+
+/// A line of a plot.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Line {
+    /// Its name.
+    pub name: String,
+    /// Its points, in the order of x.
+    pub points: Vec<(f64, f64)>,
 }
 
 impl Chart {
@@ -77,8 +88,26 @@ impl Chart {
         match &self.kind {
             ChartKind::Bars { bars, .. } => bars.iter().all(|(_, value)| value.is_none()),
             ChartKind::Stacks { bars, .. } => bars.iter().all(|(_, parts)| parts.iter().all(|part| *part == 0.0)),
-            ChartKind::Lines { lines, .. } => lines.iter().all(|(_, points)| points.is_empty()),
+            ChartKind::Lines { lines, .. } => lines.iter().all(|line| line.points.is_empty()),
         }
+    }
+}
+
+impl Report {
+    /// Its tables, with their titles.
+    pub fn tables(&self) -> impl Iterator<Item = (&str, &Table)> {
+        self.blocks.iter().filter_map(|block| match block {
+            Block::Table(title, table) => Some((title.as_str(), table)),
+            _ => None,
+        })
+    }
+
+    /// Its plots, but those that show nothing.
+    pub fn charts(&self) -> impl Iterator<Item = &Chart> {
+        self.blocks.iter().filter_map(|block| match block {
+            Block::Chart(chart) if !chart.is_empty() => Some(chart),
+            _ => None,
+        })
     }
 }
 

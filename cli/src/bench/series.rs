@@ -3,7 +3,7 @@
 use super::counts::{CoreCounts, Counts};
 use super::lab::{Lab, Load};
 use super::linux::{number, ratio};
-use super::report::{Block, Chart, ChartKind};
+use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Small, Subject};
 use super::table::Table;
 use super::{in_parallel, progress};
@@ -157,25 +157,32 @@ impl Group<'_> {
         self.series.iter().map(|series| series.subject.short())
     }
 
-    /// Plots of traps and of instructions against the points.
-    pub fn plots(&self, x: (&str, &[f64])) -> [Block; 2] {
-        let instructions =
-            |_: Subject, point: &Point| point.counts().map_or(0.0, |counts| counts.instructions() as f64);
+    /// Traps and instructions against the points: plots, with what a paper gives of traps, and a table of the instructions.
+    pub fn plots(&self, x: (&str, &[f64]), paper: Vec<Line>) -> [Block; 3] {
+        let instructions = |point: &Point| point.counts().map(|counts| counts.instructions());
+        let mut table = Table::new(std::iter::once(String::new()).chain(self.headings()));
+        for (at, value) in x.1.iter().enumerate() {
+            let each = |series: &&Series| {
+                series.point(at).and_then(instructions).map_or_else(|| "-".into(), |count| count.to_string())
+            };
+            table.row(std::iter::once(value.to_string()).chain(self.series.iter().map(each)));
+        }
         [
-            self.lines("traps", x, |subject, point| point.traps(subject) as f64),
-            self.lines("instructions", x, instructions),
+            Block::Table(format!("{}: instructions, all privilege modes; {}", self.title, x.0), table),
+            self.lines("traps", x, paper, |subject, point| point.traps(subject) as f64),
+            self.lines("instructions", x, Vec::new(), |_, point| instructions(point).unwrap_or(0) as f64),
         ]
     }
 
     /// A plot of something against the points.
-    fn lines(&self, what: &str, x: (&str, &[f64]), say: impl Fn(Subject, &Point) -> f64) -> Block {
+    fn lines(&self, what: &str, x: (&str, &[f64]), paper: Vec<Line>, say: impl Fn(Subject, &Point) -> f64) -> Block {
         let line = |series: &&Series| {
             let points = series.points.as_deref().unwrap_or_default();
             let points = x.1.iter().zip(points).map(|(x, point)| (*x, say(series.subject, point)));
-            (series.subject.short(), points.collect())
+            Line { name: series.subject.short(), points: points.collect() }
         };
         let lines = self.series.iter().map(line).collect();
-        let kind = ChartKind::Lines { axes: [x.0.into(), what.into()], lines };
+        let kind = ChartKind::Lines { axes: [x.0.into(), what.into()], lines, paper };
         Block::Chart(Chart { title: format!("{}: {what}", self.title), kind })
     }
 }

@@ -1,9 +1,14 @@
-//! Tables of text: columns as wide as what stands in them.
+//! Tables of text: columns as wide as what stands in them, as many side by side as a terminal is sure to have room for.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// The most characters in a line.
+const WIDTH: usize = 100;
+
 /// A table.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -26,20 +31,42 @@ impl Table {
     }
 }
 
+impl Table {
+    /// The columns that stand side by side: the first, which names the rows, and then as many others as there is room for.
+    fn parts_of(widths: &[usize]) -> Vec<std::ops::Range<usize>> {
+        let names = widths.first().copied().unwrap_or(0);
+        let mut parts = Vec::new();
+        let (mut from, mut used) = (1, names);
+        for (column, width) in widths.iter().enumerate().skip(1) {
+            if column > from && used + 2 + width > WIDTH {
+                parts.push(from..column);
+                (from, used) = (column, names);
+            }
+            used += 2 + width;
+        }
+        parts.push(from..widths.len());
+        parts
+    }
+}
+
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
+        let cell = |row: &[String], column: usize| row.get(column).cloned().unwrap_or_default();
+        let width = |column| self.rows.iter().map(|row| cell(row, column).chars().count()).max().unwrap_or(0);
         let widths: Vec<_> = (0..columns).map(width).collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                // The first column holds names, the others numbers.
-                line += &if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") };
+        for (at, part) in Self::parts_of(&widths).into_iter().enumerate() {
+            if at > 0 {
+                writeln!(f)?;
             }
-            writeln!(f, "{}", line.trim_end())?;
+            for row in &self.rows {
+                // The first column holds names, the others numbers.
+                let mut line = format!("{:<width$}", cell(row, 0), width = widths.first().copied().unwrap_or(0));
+                for column in part.clone() {
+                    line += &format!("  {:>width$}", cell(row, column), width = widths[column]);
+                }
+                writeln!(f, "{}", line.trim_end())?;
+            }
         }
         Ok(())
     }
@@ -55,5 +82,18 @@ mod tests {
         table.row(["10 %", "1", "200"]);
         table.row(["100 %", "12"]);
         assert_eq!(table.to_string(), "x      nested    b\n10 %        1  200\n100 %      12\n");
+        assert_eq!(Table { rows: vec![vec![]] }.to_string(), "\n");
+    }
+
+    #[test]
+    fn wide_ones_are_cut_between_columns() {
+        let wide = "w".repeat(45);
+        let mut table = Table::new(["name", &wide, &wide, &wide]);
+        table.row(["a", "1", "2", "3"]);
+        let text = table.to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let w = wide.as_str();
+        assert_eq!(lines, [vec!["name", w, w], vec!["a", "1", "2"], vec![], vec!["name", w], vec!["a", "3"]]);
     }
 }

@@ -2,11 +2,12 @@
 
 use super::Need;
 use super::run::Mmu;
+use crate::bench::baseline::{self, Baseline};
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::workload::Scale;
-use crate::bench::{boot, fig5, fig6, lane, page, papers};
+use crate::bench::{boot, fig5, fig6, files, lane, page, papers};
 use crate::place::{IoError, check_writable, write_whole};
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -52,6 +53,12 @@ pub struct BenchArgs {
     /// Write a page with plots, too (HTML)
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write each table (CSV) and each plot (SVG) to a file in a directory, too
+    #[arg(long, value_name = "DIRECTORY")]
+    files: Option<PathBuf>,
+    /// Say what changed since a file that --json wrote
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
 }
 
 /// What can be named.
@@ -126,6 +133,11 @@ impl BenchArgs {
         for path in self.json.iter().chain(&self.html) {
             check_writable(path)?;
         }
+        if let Some(dir) = &self.files {
+            std::fs::create_dir_all(dir).map_err(IoError::at("make the directory", dir))?;
+            check_writable(&dir.join("table.csv"))?;
+        }
+        let baseline = self.baseline.as_deref().map(Baseline::read).transpose()?;
         let scale = if self.quick { Scale::Quick } else { Scale::Full };
         let lab = Lab::open(&self.core, self.fresh)?;
         let is_all = self.names.contains(&Name::All);
@@ -147,12 +159,29 @@ impl BenchArgs {
             report.failures.iter().for_each(|why| eprintln!("gnomon: could not measure {why}"));
             reports.push(report);
             // Each time: a benchmark that is stopped has written what it had.
-            self.json.as_deref().map_or(Ok(()), |path| write_json(path, &self.command(), &lab, &reports))?;
-            if let Some(path) = &self.html {
-                write_whole(path, page::page(&reports, &self.command(), &lab.versions())?.as_bytes())?;
-            }
+            self.write(&lab, &reports)?;
+        }
+        if let Some(baseline) = baseline {
+            let report = baseline.compare(&reports);
+            print!("{}{report}", if reports.is_empty() { "" } else { "\n" });
+            reports.push(report);
+            self.write(&lab, &reports)?;
         }
         Ok(u8::from(has_failed || reports.iter().any(|report| !report.failures.is_empty())))
+    }
+
+    /// Writes the reports so far, the last of them as files of its own.
+    fn write(&self, lab: &Lab, reports: &[Report]) -> miette::Result<()> {
+        if let Some(path) = &self.json {
+            write_json(path, &self.command(), lab, reports)?;
+        }
+        if let Some(path) = &self.html {
+            write_whole(path, page::page(reports, &self.command(), &lab.versions())?.as_bytes())?;
+        }
+        match (&self.files, reports.last()) {
+            (Some(dir), Some(report)) => files::write(dir, report),
+            _ => Ok(()),
+        }
     }
 
     /// The command that measures the same.
@@ -175,7 +204,12 @@ impl BenchArgs {
 }
 
 fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), IoError> {
-    let experiments: Vec<_> = reports.iter().map(|report| &report.json).collect();
+    let experiment = |report: &Report| {
+        let mut all = report.json.clone();
+        all["tables"] = baseline::tables(report).into();
+        all
+    };
+    let experiments: Vec<_> = reports.iter().map(experiment).collect();
     let all = json!({ "command": command, "versions": lab.versions(), "experiments": experiments });
     write_whole(path, format!("{all:#}\n").as_bytes())
 }
