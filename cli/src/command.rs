@@ -42,6 +42,8 @@ enum Need {
     Qemu,
     /// A browser, for the tests.
     Browser,
+    /// A C++ compiler, for the fuzzer.
+    Cxx,
 }
 
 impl Need {
@@ -50,6 +52,7 @@ impl Need {
             Self::Keys => "keys",
             Self::Qemu => "qemu",
             Self::Browser => "browser",
+            Self::Cxx => "cxx",
         }
     }
 

@@ -136,8 +136,7 @@ impl VmFile {
     pub fn read(path: &Path) -> Result<Self, VmFileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| VmFileError::Unreadable { path: path.to_owned(), source })?;
-        let mut vm: Self = toml::from_str(&text)
-            .map_err(|error| VmFileError::Invalid { path: path.to_owned(), message: error.to_string() })?;
+        let mut vm = Self::parse(&text).map_err(|message| VmFileError::Invalid { path: path.to_owned(), message })?;
         let dir = path.parent().unwrap_or(Path::new("."));
         if let Some(Kernel::File(file)) = &mut vm.kernel {
             *file = dir.join(&*file);
@@ -150,6 +149,14 @@ impl VmFile {
             vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         }
         Ok(vm)
+    }
+
+    /// The same for what stands in the file, with paths as they stand there.
+    ///
+    /// # Errors
+    /// What is wrong, and where.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
     }
 
     /// This, with everything that `over` says in place of what stood here.

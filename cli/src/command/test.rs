@@ -36,14 +36,20 @@ impl TestArgs {
     pub(super) fn needs(&self) -> Vec<Need> {
         let suite = if self.list { None } else { self.suite().ok() };
         let names: Vec<String> = suite.iter().flat_map(Suite::names).collect();
-        // The page that benchmarks write is tested in a real browser.
-        if names.iter().any(|name| name == "host/tests") {
-            [&Need::GUESTS[..], &[Need::Browser]].concat()
-        } else if names.iter().any(|name| !name.starts_with("host/")) {
-            Need::GUESTS.to_vec()
-        } else {
-            Vec::new()
+        let has = |wanted: &[&str]| names.iter().any(|name| wanted.contains(&name.as_str()));
+        let boots = names.iter().any(|name| !name.starts_with("host/"));
+        let mut needs = Vec::new();
+        // The page that benchmarks write is tested in a real browser, and other tests start machines.
+        if boots || has(&["host/tests"]) {
+            needs.extend(Need::GUESTS);
         }
+        if has(&["host/tests"]) {
+            needs.push(Need::Browser);
+        }
+        if has(&["host/lint", "host/fuzz"]) {
+            needs.push(Need::Cxx);
+        }
+        needs
     }
 
     fn suite(&self) -> miette::Result<Suite> {

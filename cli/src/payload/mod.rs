@@ -64,9 +64,11 @@ pub enum PayloadError {
 
 /// What is wrong with a payload: a predicate ("is ..."), and a remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Unfit {
-    what: String,
-    remedy: String,
+pub struct Unfit {
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
 }
 
 impl Unfit {
@@ -95,7 +97,11 @@ impl Payload {
         (self.kind == Kind::Linux).then(|| linux::config(&self.bytes)).flatten()
     }
 
-    fn from_bytes(bytes: Vec<u8>) -> Result<Self, Unfit> {
+    /// The same for what stands in the file.
+    ///
+    /// # Errors
+    /// [`Unfit`] if it is recognisably something else.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, Unfit> {
         let bytes = compressed::unpack(&bytes).unwrap_or(Ok(bytes))?;
         if linux::is_image(&bytes) {
             return linux::read(bytes);

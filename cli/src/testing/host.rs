@@ -2,6 +2,7 @@
 
 use super::tally::{Run, Spent, Tally, Verdict};
 use crate::build::{self, TARGET};
+use crate::place::root;
 use crate::processors;
 use std::io::Read;
 use std::process::ExitStatus;
@@ -17,6 +18,8 @@ pub struct Group {
     pub name: &'static str,
     args: &'static [&'static str],
     kind: Kind,
+    /// What the crates of this workspace are compiled by in place of rustc, in the project.
+    wrapper: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,8 +32,25 @@ enum Kind {
 
 /// All of them, quick ones first.
 pub const GROUPS: &[Group] = &[
-    Group { name: "host/format", args: &["fmt", "--all", "--check"], kind: Kind::Whole },
-    Group { name: "host/lint", args: &["clippy", "--all-targets", "--", "-D", "warnings"], kind: Kind::Whole },
+    Group { name: "host/format", args: &["fmt", "--all", "--check"], kind: Kind::Whole, wrapper: None },
+    Group {
+        name: "host/lint",
+        // The fuzzer is no default member: its tests need coverage.
+        args: &[
+            "clippy",
+            "--workspace",
+            "--exclude",
+            "metal",
+            "--exclude",
+            "guests",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        kind: Kind::Whole,
+        wrapper: None,
+    },
     Group {
         name: "host/lint-riscv64",
         args: &[
@@ -52,8 +72,15 @@ pub const GROUPS: &[Group] = &[
             "warnings",
         ],
         kind: Kind::Whole,
+        wrapper: None,
     },
-    Group { name: "host/tests", args: &["test", "--no-fail-fast"], kind: Kind::EachTest },
+    Group { name: "host/tests", args: &["test", "--no-fail-fast"], kind: Kind::EachTest, wrapper: None },
+    Group {
+        name: "host/fuzz",
+        args: &["test", "--no-fail-fast", "-p", "fuzz"],
+        kind: Kind::EachTest,
+        wrapper: Some("fuzz/cover"),
+    },
 ];
 
 /// What a command has come to.
@@ -70,6 +97,9 @@ impl Group {
         let (mut reader, writer) = std::io::pipe()?;
         let mut command = build::cargo();
         command.args(self.args).env("CARGO_TERM_COLOR", "never").stdout(writer.try_clone()?).stderr(writer);
+        if let Some(wrapper) = self.wrapper {
+            command.env("RUSTC_WORKSPACE_WRAPPER", root().join(wrapper));
+        }
         let processors = processors.to_string();
         command.env("CARGO_BUILD_JOBS", &processors).env("RUST_TEST_THREADS", &processors);
         let mut child = command.spawn()?;

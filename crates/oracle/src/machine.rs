@@ -9,11 +9,17 @@ const WORDS: usize = 512;
 /// shows; and, in a table of level 0 or 1, a legal leaf that allows everything.
 pub const GARBAGE: u64 = 0x5_5555_5e00 << 10 | 0xdf;
 
+/// The words of a frame.
+type Words = [u64; WORDS];
+
+static UNTOUCHED: Words = [GARBAGE; WORDS];
+
 /// RAM of which only some frames exist. Reading or writing any other is a bug of the code under
 /// test, and panics.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Machine {
-    frames: FxHashMap<u64, Box<[u64; WORDS]>>,
+    /// Those that exist; with nothing while nobody has written there.
+    frames: FxHashMap<u64, Option<Box<Words>>>,
     reads: Cell<u64>,
 }
 
@@ -35,7 +41,7 @@ impl Machine {
     /// Makes `pages` more frames exist, full of garbage. Those that exist already stay as they are.
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
         for frame in first.raw()..first.raw() + pages {
-            self.frames.entry(frame).or_insert_with(|| Box::new([GARBAGE; WORDS]));
+            self.frames.entry(frame).or_default();
         }
     }
 
@@ -56,13 +62,15 @@ impl Machine {
     #[must_use]
     pub fn peek(&self, at: u64) -> Option<u64> {
         assert!(at.is_multiple_of(8), "a reference to {at:#x} is not aligned");
-        self.frames.get(&(at >> 12)).map(|words| words[(at >> 3) as usize % WORDS])
+        let words = self.frames.get(&(at >> 12))?.as_deref().unwrap_or(&UNTOUCHED);
+        Some(words[(at >> 3) as usize % WORDS])
     }
 
     /// Writes 8 bytes, bringing the frame into existence, zeroed, if need be: for building tables.
     pub fn poke(&mut self, at: u64, value: u64) {
         assert!(at.is_multiple_of(8), "a reference to {at:#x} is not aligned");
-        self.frames.entry(at >> 12).or_insert_with(|| Box::new([0; WORDS]))[(at >> 3) as usize % WORDS] = value;
+        let words = self.frames.entry(at >> 12).or_insert_with(|| Some(Box::new([0; WORDS])));
+        touched(words)[(at >> 3) as usize % WORDS] = value;
     }
 
     /// The words of a frame.
@@ -70,18 +78,24 @@ impl Machine {
     /// # Panics
     /// If it does not exist.
     #[must_use]
-    pub fn frame(&self, frame: Pfn<Hpa>) -> &[u64; WORDS] {
-        self.frames.get(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out"))
+    pub fn frame(&self, frame: Pfn<Hpa>) -> &Words {
+        let words = self.frames.get(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out"));
+        words.as_deref().unwrap_or(&UNTOUCHED)
     }
 
-    fn frame_mut(&mut self, frame: Pfn<Hpa>) -> &mut [u64; WORDS] {
-        self.frames.get_mut(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out"))
+    fn frame_mut(&mut self, frame: Pfn<Hpa>) -> &mut Words {
+        touched(self.frames.get_mut(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out")))
     }
 
     fn word_of(at: Addr<Hpa>) -> usize {
         assert!(at.is_aligned(8), "a reference to {at} is not aligned");
         (at.page_offset() / 8) as usize
     }
+}
+
+/// The words of a frame, to be written.
+fn touched(words: &mut Option<Box<Words>>) -> &mut Words {
+    words.get_or_insert_with(|| Box::new(UNTOUCHED))
 }
 
 impl PhysMem for Machine {

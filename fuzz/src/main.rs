@@ -1,0 +1,35 @@
+//! One program for all targets: `GNOMON_FUZZ` names the one that the fuzzer's inputs go to.
+#![no_main]
+
+mod exits;
+#[path = "../../hypervisor/tests/fake/mod.rs"]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "it is linted where it belongs")]
+mod fake;
+mod files;
+mod walks;
+
+use std::sync::OnceLock;
+
+/// What an input is given to. A fault panics.
+type Target = fn(&[u8]);
+
+/// The targets: what guests and files feed Gnomon.
+const TARGETS: [(&str, Target); 7] = [
+    ("bundle", files::bundle),
+    ("exits", exits::exits),
+    ("instructions", walks::instructions),
+    ("payload", files::payload),
+    ("tree", files::tree),
+    ("vm-file", files::vm_file),
+    ("walks", walks::walks),
+];
+
+static TARGET: OnceLock<Target> = OnceLock::new();
+
+fn target() -> Target {
+    let name = std::env::var("GNOMON_FUZZ").unwrap_or_default();
+    let known = TARGETS.iter().find(|(known, _)| *known == name);
+    known.unwrap_or_else(|| panic!("GNOMON_FUZZ names one of {:?}", TARGETS.map(|(name, _)| name))).1
+}
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| TARGET.get_or_init(target)(data));
