@@ -148,7 +148,8 @@ pub fn instructions(data: &[u8]) {
     }
 }
 
-/// What `htinst` holds for a load or a store (privileged specification, "Transformed Instruction or Pseudoinstruction for mtinst or htinst"): no offset, and rs1 cleared.
+/// What `htinst` holds for a load or a store (privileged specification, "Transformed Instruction or Pseudoinstruction for
+/// mtinst or htinst"): no offset, and rs1 cleared.
 fn transformed(insn: u32, op: MemOp) -> u32 {
     const RS1: u32 = 0x1f << 15;
     match op {
