@@ -20,15 +20,16 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, with_ready};
-use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Shadow, Upkeep, Wrote};
+use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Root, Shadow, Upkeep, Wrote};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request,
-    Trap,
+    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem,
+    Request, Trap,
 };
+use spin::MutexGuard;
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
@@ -41,15 +42,17 @@ fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
     }
 }
 
-/// Lends the VM's engine and what it needs, under the VM's lock. `None` if the VM has no memory any more.
+/// A VM's memory, under its lock.
+type Locked<'a> = MutexGuard<'a, Option<Memory>>;
+
+/// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
 fn lend<E: Env, R>(
-    (g, vm): (&Gnomon, &Vm),
+    (g, vm, mut guard): (&Gnomon, &Vm, Locked<'_>),
     from: (&Frames, &mut Ready),
     mem: &mut E::Mem,
     env: &mut E,
     to: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> R,
 ) -> Option<R> {
-    let mut guard = vm.memory.lock();
     let Memory { space, shadow } = guard.as_mut()?;
     let mut hw = ShadowFence { g, vm, env };
     Some(to(shadow.as_mut()?, &mut Host::new(space, from, mem, &mut hw)))
@@ -64,7 +67,7 @@ fn with_memory<E: Env, R>(
 ) -> Result<R, Unreachable> {
     let frames = &g.harts[env.hart()].frames;
     with_ready(frames, &mut env.mem(), |ready, mem| {
-        let attempted = lend((g, vm), (frames, ready), mem, env, &mut attempt);
+        let attempted = lend((g, vm, vm.memory.lock()), (frames, ready), mem, env, &mut attempt);
         let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
         attempted.map_err(|unresolved| unresolved.map(Unreachable::from))
     })
@@ -268,27 +271,36 @@ fn refused<E: Env>(
         && (request.mode == Mode::Supervisor || env.user_environment() & envcfg::USER_CBO != 0)
         && g.offer.isa.has("zicbom");
     let (Some(root), true) = (run.root, may_manage) else { return Faulted::Inject(trap) };
-    let as_load = Request { access: Access::Load, ..*request };
+    let access = Access::Load;
+    let as_load = Request { access, ..*request };
     let (satp, pc) = (run.csrs.vsatp, run.context.pc);
     let answer = with_memory(g, &run.vm, env, |shadow, host| {
         let insn = fetch::instruction(host.space, satp, request.mode, pc, &*host.mem);
         if insn.is_some_and(is_cache_block_management) {
-            shadow.fault(root, gva, &as_load, host)
+            shadow.fault(&root, gva, &as_load, host)
         } else {
             Ok(Answer::Inject(trap))
         }
     });
     match answer {
-        Ok(Answer::Filled { fence }) => {
-            if fence {
-                env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None);
-            }
-            Faulted::Settled
-        }
+        Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
         Ok(Answer::Retry) => Faulted::Settled,
         Ok(_) => Faulted::Inject(trap),
         Err(error) => Faulted::Fatal(no_memory(error)),
     }
+}
+
+/// The entry that a fault was about lets the access through now; whether this hart has to forget the older one.
+#[inline(always)]
+fn filled<E: Env>(gva: Addr<Gva>, access: Access, fence: bool, env: &mut E) -> Faulted {
+    if fence {
+        env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None);
+    }
+    if access == Access::Fetch {
+        // An earlier owner's code may still be cached.
+        env.fence_instructions();
+    }
+    Faulted::Settled
 }
 
 /// A page fault of the guest's.
@@ -305,22 +317,87 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     let (status, mode) = (env.status(), env.privilege());
     let has = |bit| status & bit != 0;
     let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false };
-    let Some(root) = run.root else { unreachable!("a guest without a root") };
-    let vm = Arc::clone(&run.vm);
-    let satp = run.csrs.vsatp;
-    let context = &mut run.context;
-    let answer = with_memory(g, &vm, env, |shadow, host| {
-        let answer = shadow.fault(root, gva, &request, host);
-        let Ok(Answer::TableWrite { gpa, hpa }) = answer else { return answer };
-        // Its instruction, while the tables are as they were for the fault.
+    let Some(root) = &run.root else { unreachable!("a guest without a root") };
+    let mut memory = run.vm.memory.lock();
+    let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else {
+        return Faulted::Fatal(no_memory(Unreachable::Gone));
+    };
+    // All that most faults take.
+    let known = shadow.fault_in_known_tables(root, gva, &request, space, &mut env.mem());
+    let mut store = Store { gva, satp: run.csrs.vsatp, mode, context: &mut run.context };
+    let answer = match known {
+        Some(Answer::Filled { fence }) => {
+            drop(memory);
+            return filled(gva, access, fence, env);
+        }
+        Some(Answer::Device { gpa }) => return Faulted::NoRam { access, gpa },
+        Some(Answer::Retry) => return Faulted::Settled,
+        Some(Answer::TableWrite { gpa, hpa }) => {
+            let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+            // While the tables are as they were for the fault.
+            lend((g, &run.vm, memory), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+                store.carry_out((gpa, hpa), shadow, host);
+            });
+            return Faulted::Settled;
+        }
+        _ => {
+            drop(memory);
+            other_fault(g, (&run.vm, root), store, &request, env)
+        }
+    };
+    match answer {
+        Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
+        Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
+        Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
+        Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
+        Err(error) => Faulted::Fatal(no_memory(error)),
+    }
+}
+
+/// A page fault that is not answered by what is known. A store to a guest's table is carried out.
+#[inline(never)]
+fn other_fault<E: Env>(
+    g: &Gnomon,
+    (vm, root): (&Vm, &Root),
+    mut store: Store<'_>,
+    request: &Request,
+    env: &mut E,
+) -> Result<Answer, Unreachable> {
+    with_memory(g, vm, env, |shadow, host| {
+        let answer = shadow.fault_from_root(root, store.gva, request, host)?;
+        if let Answer::TableWrite { gpa, hpa } = answer {
+            store.carry_out((gpa, hpa), shadow, host);
+        }
+        Ok(answer)
+    })
+}
+
+/// A guest's instruction that may be a store to one of its tables.
+struct Store<'a> {
+    gva: Addr<Gva>,
+    /// The guest's `satp`, and the mode that it is executed in.
+    satp: u64,
+    mode: Mode,
+    context: &'a mut Context,
+}
+
+impl Store<'_> {
+    /// Performs the store, and goes on behind it, if it is of a kind that is emulated. Else the guest will do it itself.
+    fn carry_out<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        (gpa, hpa): (Addr<Gpa>, Addr<Hpa>),
+        shadow: &mut Shadow,
+        host: &mut Host<'_, M, H>,
+    ) {
+        let Store { gva, satp, mode, context } = self;
         let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
-            let insn = fetch::instruction(host.space, satp, mode, context.pc, &*host.mem)?;
+            let insn = fetch::instruction(host.space, *satp, *mode, context.pc, &*host.mem)?;
             WordStore::decode(insn, &context.x, gva.raw())
         });
         let insn = insn.filter(|insn| insn.is_aligned(gpa.raw() % 8));
         let Some(insn) = insn else {
             let _ = shadow.table_write((gpa, hpa), None, host);
-            return answer;
+            return;
         };
         let operand = context.x[usize::from(insn.rs)];
         let store = |old| insn.apply(old, gpa.raw() % 8, operand);
@@ -328,23 +405,6 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
             context.set(insn.rd, insn.result(old, gpa.raw() % 8));
             context.skip(insn.length.into());
         }
-        answer
-    });
-    match answer {
-        Ok(Answer::Filled { fence }) => {
-            if fence {
-                env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None);
-            }
-            if access == Access::Fetch {
-                // An earlier owner's code may still be cached.
-                env.fence_instructions();
-            }
-            Faulted::Settled
-        }
-        Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
-        Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
-        Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
-        Err(error) => Faulted::Fatal(no_memory(error)),
     }
 }
 
@@ -355,7 +415,7 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let done = lend((g, &vm), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+    let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         shadow.fence(fence, root, views, log, host);
     });
     done.expect("the VM of a loaded vCPU has memory");

@@ -28,16 +28,27 @@ impl Ram {
         Self { zero_block }
     }
 
+    #[inline(always)]
     fn word(at: Addr<Hpa>) -> *mut u64 {
-        assert!(at.is_aligned(8), "unaligned word access to {at}");
+        if !at.is_aligned(8) {
+            unaligned(at);
+        }
         ptr::with_exposed_provenance_mut(at.raw() as usize)
     }
 
+    #[inline(always)]
     fn atomic<'a>(at: Addr<Hpa>) -> &'a AtomicU64 {
         // SAFETY: aligned (checked), in a frame that no Rust object occupies (promise of `new`);
         // everybody, hardware walkers included, accesses such words atomically.
         unsafe { AtomicU64::from_ptr(Self::word(at)) }
     }
+}
+
+// Apart: a call in the way of each access would cost more than the access.
+#[cold]
+#[inline(never)]
+fn unaligned(at: Addr<Hpa>) -> ! {
+    panic!("unaligned word access to {at}")
 }
 
 impl PhysMem for Ram {

@@ -128,7 +128,7 @@ impl World {
         let mut hw = Hardware;
         let (space, frames) = (&mut self.space, &self.frames);
         let answer = with_ready(frames, &mut self.mem, |ready, mem| {
-            self.shadow.fault(self.root, GVA, request, &mut Host::new(space, (frames, ready), mem, &mut hw))
+            self.shadow.fault(&self.root, GVA, request, &mut Host::new(space, (frames, ready), mem, &mut hw))
         });
         answer.expect("frames")
     }

@@ -10,7 +10,7 @@ use super::engine::Shadow;
 use super::index::{Index, List};
 use super::page::{At, CAPS, Id, MARK, NO_PTE, Role, permissions};
 use super::sabotage::Sabotage;
-use crate::gstage::Translation;
+use crate::gstage::{AddressSpace, Translation};
 use crate::table::{self, Debt, Owed, State, Writer};
 use core::sync::atomic::{Ordering, fence};
 use rv::{Entry, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -26,16 +26,16 @@ pub(super) struct Both {
 
 impl Shadow {
     /// Reads an entry and the guest's behind it, in the order that a fill needs.
-    #[inline]
-    pub(super) fn look<M: PhysMem, H>(&mut self, (id, index): At, host: &Host<'_, M, H>) -> Both {
+    #[inline(always)]
+    pub(super) fn look(&mut self, (id, index): At, space: &AddressSpace, mem: &impl PhysMem) -> Both {
         let page = self.index.page(id);
-        let ours = Pte(host.mem.read_u64(page.entry_at(index)));
+        let ours = Pte(mem.read_u64(page.entry_at(index)));
         // The guest's entry is read after ours: see above.
         fence(Ordering::SeqCst);
         let frame = match (page.guest, page.key.role) {
             (_, Role::Direct(_) | Role::Bare) => return Both { ours, guests: Some(NO_PTE) },
             (Some(frame), Role::Table) => frame,
-            (None, Role::Table) => match host.space.translate(page.key.gfn.base(), host.mem) {
+            (None, Role::Table) => match space.translate(page.key.gfn.base(), mem) {
                 Some(there) => {
                     self.index.page_mut(id).guest = Some(there.hpa.pfn());
                     there.hpa.pfn()
@@ -43,34 +43,27 @@ impl Shadow {
                 None => return Both { ours, guests: None },
             },
         };
-        let guests = Some(Pte(host.mem.read_u64(frame.at(8 * index as u64))));
+        let guests = Some(Pte(mem.read_u64(frame.at(8 * index as u64))));
         Both { ours, guests }
     }
 
-    /// Writes an entry, unless it is no longer `old`. Says whether it did; what that owes is added to the operation's.
+    /// Writes an entry, unless it is no longer `old`. Returns what that owes, if it did.
     #[inline(always)]
-    fn write<M: PhysMem, H>(&mut self, (id, index): At, old: Pte, new: Pte, host: &mut Host<'_, M, H>) -> bool {
+    fn write(&self, (id, index): At, old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
         let page = self.index.page(id);
         debug_assert!(State::of(new).may_be_made_by(Writer::Engine, page.key.level));
         let at = page.entry_at(index);
-        let written = if self.is_sabotaged(Sabotage::StoresBlindly) {
-            host.mem.write_u64(at, new.0);
+        if self.is_sabotaged(Sabotage::StoresBlindly) {
+            mem.write_u64(at, new.0);
             Some(Debt::of(old, new))
         } else {
-            table::compare_exchange(at, old, new, host.mem)
-        };
-        match written {
-            Some(debt) => {
-                self.owe(debt, host);
-                true
-            }
-            None => false,
+            table::compare_exchange(at, old, new, mem)
         }
     }
 
     /// Adds to what the operation owes.
     #[inline]
-    fn owe<M, H>(&mut self, debt: Debt, host: &mut Host<'_, M, H>) {
+    pub(super) fn owe<M, H>(&mut self, debt: Debt, host: &mut Host<'_, M, H>) {
         if debt.owes(Owed::POINTERS) && !self.is_sabotaged(Sabotage::RemembersWalks) {
             self.walks.forget_all();
         }
@@ -111,7 +104,9 @@ impl Shadow {
         if pte.flags().contains(PteFlags::V | PteFlags::W) {
             let narrower = Pte(pte.0 & !(PteFlags::W | PteFlags::D).bits());
             // If the lane passes now, it allows nothing at all.
-            self.write((id, index), pte, narrower, host);
+            if let Some(debt) = self.write((id, index), pte, narrower, host.mem) {
+                self.owe(debt, host);
+            }
         }
     }
 
@@ -128,30 +123,30 @@ impl Shadow {
     }
 
     /// Makes an entry the leaf `new`, made from `mirror`, unless it is no longer `old`: then the lane has
-    /// passed over it meanwhile, and what `mirror` was read from may have changed. Says whether it did.
+    /// passed over it meanwhile, and what `mirror` was read from may have changed. Returns what it owes, if it did.
     // Each call in the way of a fault costs it some thirty instructions, to save and restore registers.
     #[inline(always)]
-    pub(super) fn set_leaf<M: PhysMem, H>(
+    pub(super) fn set_leaf(
         &mut self,
         at: At,
         (old, new): (Pte, Pte),
         mirror: Pte,
-        host: &mut Host<'_, M, H>,
-    ) -> bool {
+        mem: &mut impl PhysMem,
+    ) -> Option<Debt> {
         let page = self.index.page(at.0);
         let key = page.key;
         let is_pointer = page.is_pointer(old);
-        match page.mirror(at.1, host.mem) {
+        match page.mirror(at.1, mem) {
             Some(known) if known == mirror && !is_pointer => {}
             known => {
                 if let Some(known) = known {
-                    let was = self.index.list_of(at, known, is_pointer, host.mem);
-                    self.index.remove(at, was, host.mem);
+                    let was = self.index.list_of(at, known, is_pointer, mem);
+                    self.index.remove(at, was, mem);
                 }
-                self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), host.mem);
+                self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
             }
         }
-        self.write(at, old, new, host)
+        self.write(at, old, new, mem)
     }
 
     /// What a guest's leaf with A allows.
@@ -206,7 +201,7 @@ impl Shadow {
     /// Brings one entry of the shadow of a table in step with the guest's, as far as that takes neither shadow pages nor
     /// guest memory that is not there yet; otherwise the entry goes, and a fault will fill it.
     pub(super) fn derive<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
-        let Both { ours, guests } = self.look(at, host);
+        let Both { ours, guests } = self.look(at, host.space, host.mem);
         let page = self.index.page(at.0);
         let level = page.key.level;
         let known = page.mirror(at.1, host.mem);
@@ -222,8 +217,9 @@ impl Shadow {
             && let Some(there) = host.space.translate(leaf.pfn.base(), host.mem)
             && self.leaf_fits(leaf.pfn, level, there.level)
             && let Some(new) = self.leaf(leaf.pfn, level, self.rights(leaf.flags), there, host.mem)
-            && self.set_leaf(at, (ours, new), pte, host)
+            && let Some(debt) = self.set_leaf(at, (ours, new), pte, host.mem)
         {
+            self.owe(debt, host);
             return;
         }
         self.drop_entry(at, host);

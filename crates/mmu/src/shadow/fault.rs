@@ -11,7 +11,8 @@ use super::entries::Both;
 use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
-use crate::gstage::{ResolveError, Resolved, Translation, Unresolved};
+use crate::gstage::{AddressSpace, ResolveError, Resolved, Translation, Unresolved};
+use crate::table::Debt;
 use crate::two_stage::{access_fault, page_fault};
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
 use rv::{Access, Addr, Entry, Fence, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
@@ -117,30 +118,30 @@ impl Shadow {
     /// ready first.
     pub fn fault<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: Root,
+        root: &Root,
         gva: Addr<Gva>,
         request: &Request,
         host: &mut Host<'_, M, H>,
     ) -> Result<Answer, Unresolved> {
-        let answer = match self.fault_in_known_tables(root, gva, request, host) {
+        match self.fault_in_known_tables(root, gva, request, host.space, host.mem) {
             Some(answer) => Ok(answer),
             None => self.fault_from_root(root, gva, request, host),
-        };
-        self.conclude(host);
-        answer
+        }
     }
 
     /// Goes down the shadow's pointers as far as they lead from one shadow of a guest's table to another, and says where
     /// it arrives: the entry that decides about `gva`, or the last above it.
     #[inline(always)]
-    pub(super) fn descend(&mut self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+    pub(super) fn descend(&mut self, root: &Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
         match self.walks.find(root.serial, gva) {
             Some(id) => (id, root.format.index(gva, Level::PAGE)),
             None => self.descend_from_root(root, gva, mem),
         }
     }
 
-    fn descend_from_root(&mut self, root: Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+    #[cold]
+    #[inline(never)]
+    fn descend_from_root(&mut self, root: &Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
         let (mut id, format) = (root.id, root.format);
         loop {
             let page = self.index.page(id);
@@ -156,19 +157,24 @@ impl Shadow {
         }
     }
 
-    /// A fault whose tables are all shadowed and whose memory is there. `None`: it is none, or the guest may be to blame.
-    fn fault_in_known_tables<M: PhysMem, H: Fence<Gpa>>(
+    /// The first half of [`Shadow::fault`]: answers most faults, those whose tables are all shadowed and whose memory is there.
+    /// `None`: it is none of them, or the guest may be to blame, as [`Shadow::fault_from_root`] finds out.
+    ///
+    /// It takes no frames, and owes no fence.
+    #[inline(always)]
+    pub fn fault_in_known_tables(
         &mut self,
-        root: Root,
+        root: &Root,
         gva: Addr<Gva>,
         request: &Request,
-        host: &mut Host<'_, M, H>,
+        space: &AddressSpace,
+        mem: &mut impl PhysMem,
     ) -> Option<Answer> {
         if !root.format.fits(gva) {
             return None;
         }
-        let at = self.descend(root, gva, host.mem);
-        let Both { ours, guests } = self.look(at, host);
+        let at = self.descend(root, gva, mem);
+        let Both { ours, guests } = self.look(at, space, mem);
         let page = self.index.page_mut(at.0);
         page.is_recent = true;
         let Key { level, role: Role::Table, .. } = page.key else { return None };
@@ -184,21 +190,42 @@ impl Shadow {
             return None;
         }
         let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
-        let there = host.space.translate(gpa, host.mem).filter(|there| there.flags.contains(needed(request.access)))?;
-        if request.access == Access::Store && self.is_protected(gpa.pfn(), host.mem) {
+        let there = space.translate(gpa, mem).filter(|there| there.flags.contains(needed(request.access)));
+        let Some(there) = there else {
+            return space.region_of(gpa.pfn()).is_none().then_some(Answer::Device { gpa });
+        };
+        if request.access == Access::Store && self.is_protected(gpa.pfn(), mem) {
             return Some(Answer::TableWrite { gpa, hpa: there.hpa });
         }
-        if !self.leaf_fits(gpa.pfn(), level, there.level) {
+        // Harts may walk by a pointer until they are fenced.
+        if ours.is_pointer() || !self.leaf_fits(gpa.pfn(), level, there.level) {
             return None;
         }
         let found = Found { gpa, allowed: self.rights(leaf.flags), level, pte };
-        Some(self.set(at, ours, &found, there, host))
+        let (answer, debt) = self.set(at, ours, &found, there, mem);
+        self.leave(debt);
+        Some(answer)
     }
 
-    /// Any other fault.
-    fn fault_from_root<M: PhysMem, H: Fence<Gpa>>(
+    /// The second half of [`Shadow::fault`]: any other fault.
+    ///
+    /// # Errors
+    /// As for [`Shadow::fault`].
+    pub fn fault_from_root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: Root,
+        root: &Root,
+        gva: Addr<Gva>,
+        request: &Request,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Answer, Unresolved> {
+        let answer = self.walk_and_fill(root, gva, request, host);
+        self.conclude(host);
+        answer
+    }
+
+    fn walk_and_fill<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root,
         gva: Addr<Gva>,
         request: &Request,
         host: &mut Host<'_, M, H>,
@@ -236,7 +263,7 @@ impl Shadow {
     /// The walk of the guest's tables, which sets A and D as promised; and the last shadow page on its way.
     fn find_leaf<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: Root,
+        root: &Root,
         gva: Addr<Gva>,
         request: &Request,
         host: &mut Host<'_, M, H>,
@@ -303,7 +330,7 @@ impl Shadow {
     /// Goes down from a shadow page, linking what is missing, and sets the leaf.
     fn fill<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: Root,
+        root: &Root,
         from: Id,
         gva: Addr<Gva>,
         found: &Found,
@@ -316,7 +343,9 @@ impl Shadow {
             page.is_recent = true;
             let key = page.key;
             let index = root.format.index(gva, key.level);
-            let Both { ours, guests: Some(pte) } = self.look((id, index), host) else { return self.retry() };
+            let Both { ours, guests: Some(pte) } = self.look((id, index), host.space, host.mem) else {
+                return self.retry();
+            };
             let is_leaf = match pte.decode::<Gpa>(key.level, CAPS) {
                 _ if key.role != Role::Table => true,
                 Entry::Table(_) if key.level > found.level => false,
@@ -325,7 +354,9 @@ impl Shadow {
                 _ => return self.retry(),
             };
             if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level) {
-                return self.set((id, index), ours, found, there, host);
+                let (answer, debt) = self.set((id, index), ours, found, there, host.mem);
+                self.owe(debt, host);
+                return answer;
             }
             id = match self.pointer((id, index), ours, pte, host) {
                 Some(child) => child,
@@ -374,31 +405,23 @@ impl Shadow {
         Some(self.make(key, guest, host))
     }
 
-    /// Sets the leaf that the fault is about.
+    /// Sets the leaf that the fault is about. Says what that owes, too.
     #[inline(always)]
-    fn set<M: PhysMem, H: Fence<Gpa>>(
-        &mut self,
-        at: At,
-        ours: Pte,
-        found: &Found,
-        there: Translation,
-        host: &mut Host<'_, M, H>,
-    ) -> Answer {
+    fn set(&mut self, at: At, ours: Pte, found: &Found, there: Translation, mem: &mut impl PhysMem) -> (Answer, Debt) {
         let Key { level, role, .. } = self.index.page(at.0).key;
         let (allowed, mirror) = match role {
             Role::Direct(allowed) => (allowed, NO_PTE),
             Role::Bare => (found.allowed, NO_PTE),
             Role::Table => (found.allowed, found.pte),
         };
-        let Some(new) = self.leaf(found.gpa.pfn(), level, allowed, there, host.mem) else { return self.retry() };
-        if !self.set_leaf(at, (ours, new), mirror, host) {
-            return self.retry();
-        }
+        let new = self.leaf(found.gpa.pfn(), level, allowed, there, mem);
+        let debt = new.and_then(|new| self.set_leaf(at, (ours, new), mirror, mem));
+        let Some(debt) = debt else { return (self.retry(), Debt::none()) };
         if level == Level::PAGE {
             self.counters.filled_4k += 1
         } else {
             self.counters.filled_2m += 1
         }
-        Answer::Filled { fence: ours.flags().contains(PteFlags::V) }
+        (Answer::Filled { fence: ours.flags().contains(PteFlags::V) }, debt)
     }
 }

@@ -74,7 +74,7 @@ impl Shadow {
         gva: Addr<Gva>,
         host: &mut Host<'_, M, H>,
     ) {
-        let at = self.descend(root, gva, host.mem);
+        let at = self.descend(&root, gva, host.mem);
         let page = self.index.page(at.0);
         // The identity does not change, and what is not live says nothing.
         if page.key.role == Role::Table && page.is_live(at.1) && !self.is_sabotaged(Sabotage::ForgetsFence) {

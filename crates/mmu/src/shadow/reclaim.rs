@@ -9,7 +9,7 @@ use super::sabotage::Sabotage;
 use crate::frames::{AllocError, Frames, Use};
 use crate::gstage::{self, How, Publish};
 use crate::stale::Stale;
-use crate::table::Owed;
+use crate::table::{Debt, Owed};
 use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
@@ -110,8 +110,15 @@ impl Shadow {
         if host.debt.owes(Owed::POINTERS) && !self.is_sabotaged(Sabotage::KeepsPointers) {
             self.flush(host);
         } else {
-            self.stores_may_pass |= host.debt.take().waive().contains(Owed::STORES);
+            let debt = host.debt.take();
+            self.leave(debt);
         }
+    }
+
+    /// TLBs may have these leaves until the guest's own fence.
+    #[inline(always)]
+    pub(super) fn leave(&mut self, debt: Debt) {
+        self.stores_may_pass |= debt.waive().contains(Owed::STORES);
     }
 
     /// Ends a shadow page: nothing leads to it, and it leads nowhere. TLBs may still walk it.

@@ -345,7 +345,7 @@ impl Rig {
             let root = self.vcpus[n].root;
             let meddled = self.bus.0.borrow().meddling.is_some();
             let shadow = self.shadow.as_mut().expect("until the end");
-            let outcome = ready!(self, mem, hw, |host| shadow.fault(root, gva, request, host));
+            let outcome = ready!(self, mem, hw, |host| shadow.fault(&root, gva, request, host));
             self.learn();
             match outcome {
                 Answer::Filled { fence } => {
