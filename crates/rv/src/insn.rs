@@ -2,8 +2,8 @@
 //!
 //! The source is either `htinst`/`mtinst`, the *transformed* instruction (privileged spec,
 //! "Transformed Instruction or Pseudoinstruction for `mtinst` or `htinst`"), or the instruction
-//! itself, read from the guest's memory. The address comes from the trap, so only the width, the
-//! direction and the register matter.
+//! itself, read from the guest's memory. The address comes from the trap. It is that of the access only if
+//! the access begins there: of one across two pages, the trap may name the second.
 
 use crate::PAGE_BYTES;
 
@@ -80,10 +80,17 @@ fn compressed(insn: u32) -> Option<MemOp> {
 
 impl MemInsn {
     /// Decodes an instruction as it stands in memory (the low 16 bits suffice for a compressed
-    /// one). `None` if it is not an integer load or store: AMOs, LR/SC, floating point and vector
-    /// accesses have no business with a device.
+    /// one), which with the registers `x` faulted at `at`. `None` if it is not an integer load or store: AMOs,
+    /// LR/SC, floating point and vector accesses have no business with a device. Nor has an access that does
+    /// not begin at `at`: what it does before belongs to somebody else.
     #[must_use]
-    pub fn decode(insn: u32) -> Option<Self> {
+    pub fn decode(insn: u32, x: &[u64; 32], at: u64) -> Option<Self> {
+        let decoded = Self::of(insn)?;
+        (begins(insn, x) == at).then_some(decoded)
+    }
+
+    /// What it is, wherever it goes.
+    fn of(insn: u32) -> Option<Self> {
         if insn & 3 == 3 {
             Some(Self { op: standard(insn)?, length: 4 })
         } else {
@@ -92,9 +99,10 @@ impl MemInsn {
     }
 
     /// Decodes a transformed instruction of `htinst` or `mtinst`. `None` if the register holds
-    /// zero, a pseudoinstruction or a custom value; the instruction must then be read from memory.
+    /// zero, a pseudoinstruction or a custom value, or if it does not tell that the access begins at `at`; the
+    /// instruction must then be read from memory.
     #[must_use]
-    pub fn from_tinst(tinst: u64) -> Option<Self> {
+    pub fn from_tinst(tinst: u64, at: u64) -> Option<Self> {
         let insn = u32::try_from(tinst).ok()?;
         // Bit 0 set: a transformed standard instruction. Bit 1 clear: it was a 16-bit one, expanded.
         // A pseudoinstruction has bit 0 clear.
@@ -102,11 +110,19 @@ impl MemInsn {
             return None;
         }
         let length = if insn & 2 != 0 { 4 } else { 2 };
-        Some(Self { op: standard(insn | 2)?, length })
+        let decoded = Self { op: standard(insn | 2)?, length };
+        (decoded.op.width() == 1 || tells_begin(insn, at)).then_some(decoded)
     }
 }
 
 impl MemOp {
+    /// Bytes read or written: 1, 2, 4 or 8.
+    #[must_use]
+    pub const fn width(self) -> u8 {
+        let (MemOp::Load { width, .. } | MemOp::Store { width, .. }) = self;
+        width
+    }
+
     /// Extends what a device returned to the value a load leaves in its register.
     #[must_use]
     pub fn extend(self, value: u64) -> u64 {
@@ -147,23 +163,39 @@ enum StoreOp {
     MaxU,
 }
 
-/// Where a store or an AMO goes: its base register, and what is added. Of no meaning for other instructions.
-fn store_address(insn: u32) -> (u8, i64) {
+/// Whether a transformed instruction tells that its access begins at `at`. By the spec rs1 gives way to the distance from
+/// there, but to QEMU 10's it is the low bits of `at`: 0 in the second page of an access across two.
+const fn tells_begin(tinst: u32, at: u64) -> bool {
+    field(tinst, 15, 5) == 0 && !at.is_multiple_of(PAGE_BYTES)
+}
+
+/// Where a load, a store or an AMO goes: its base register, and what is added. Of no meaning for other instructions.
+fn place(insn: u32) -> (u8, i64) {
+    const LOAD: u32 = 0x03;
     const STORE: u32 = 0x23;
     // Bits of the instruction from `low` on, moved to `to`.
     let bits = |low, count, to: u32| i64::from(field(insn, low, count)) << to;
     let compressed_base = field(insn, 7, 3) + 8;
     match (insn & 3, field(insn, 13, 3)) {
+        (3, _) if insn & 0x7f == LOAD => (field(insn, 15, 5), i64::from(insn as i32 >> 20)),
         (3, _) if insn & 0x7f == STORE => (field(insn, 15, 5), i64::from(insn as i32 >> 25) << 5 | bits(7, 5, 0)),
         (3, _) => (field(insn, 15, 5), 0),
-        (0, 6) => (compressed_base, bits(10, 3, 3) | bits(6, 1, 2) | bits(5, 1, 6)), // c.sw
-        (0, 7) => (compressed_base, bits(10, 3, 3) | bits(5, 2, 6)),                 // c.sd
+        (0, 2 | 6) => (compressed_base, bits(10, 3, 3) | bits(6, 1, 2) | bits(5, 1, 6)), // c.lw, c.sw
+        (0, 3 | 7) => (compressed_base, bits(10, 3, 3) | bits(5, 2, 6)),                 // c.ld, c.sd
         // Zcb.
-        (0, _) if field(insn, 10, 3) == 2 => (compressed_base, bits(6, 1, 0) | bits(5, 1, 1)), // c.sb
-        (0, _) => (compressed_base, bits(5, 1, 1)),                                            // c.sh
+        (0, _) if field(insn, 10, 1) == 0 => (compressed_base, bits(6, 1, 0) | bits(5, 1, 1)), // c.lbu, c.sb
+        (0, _) => (compressed_base, bits(5, 1, 1)),                                            // c.lh, c.lhu, c.sh
+        (_, 2) => (2, bits(12, 1, 5) | bits(4, 3, 2) | bits(2, 2, 6)),                         // c.lwsp
+        (_, 3) => (2, bits(12, 1, 5) | bits(5, 2, 3) | bits(2, 3, 6)),                         // c.ldsp
         (_, 6) => (2, bits(9, 4, 2) | bits(7, 2, 6)),                                          // c.swsp
         (..) => (2, bits(10, 3, 3) | bits(7, 3, 6)),                                           // c.sdsp
     }
+}
+
+/// The address at which its access begins, with the registers `x`.
+fn begins(insn: u32, x: &[u64; 32]) -> u64 {
+    let (base, offset) = place(insn);
+    x[usize::from(base)].wrapping_add_signed(offset)
 }
 
 impl WordStore {
@@ -172,24 +204,21 @@ impl WordStore {
     /// two pages that faulted in the second.
     #[must_use]
     pub fn decode(insn: u32, x: &[u64; 32], at: u64) -> Option<Self> {
-        let (base, offset) = store_address(insn);
-        (x[usize::from(base)].wrapping_add_signed(offset) == at).then_some(())?;
-        Self::of(insn)
+        (begins(insn, x) == at).then(|| Self::of(insn))?
     }
 
     /// The same for a transformed instruction of `htinst` or `mtinst`; see [`MemInsn::from_tinst`]. `None` also
-    /// where it does not tell that the access begins at `at`. By the spec rs1 gives way to the distance from there,
-    /// but to QEMU 10's it is the low bits of `at`: 0 in the second page of a store across two.
+    /// where it does not tell that the access begins at `at`.
     #[must_use]
     pub fn from_tinst(tinst: u64, at: u64) -> Option<Self> {
-        let insn = u32::try_from(tinst).ok().filter(|insn| insn & 1 != 0 && field(*insn, 15, 5) == 0)?;
+        let insn = u32::try_from(tinst).ok().filter(|insn| insn & 1 != 0 && tells_begin(*insn, at))?;
         let length = if insn & 2 != 0 { 4 } else { 2 };
-        (!at.is_multiple_of(PAGE_BYTES)).then_some(Self { length, ..Self::of(insn | 2)? })
+        Some(Self { length, ..Self::of(insn | 2)? })
     }
 
     fn of(insn: u32) -> Option<Self> {
         const AMO: u32 = 0x2f;
-        if let Some(MemInsn { op: MemOp::Store { rs, width }, length }) = MemInsn::decode(insn) {
+        if let Some(MemInsn { op: MemOp::Store { rs, width }, length }) = MemInsn::of(insn) {
             return Some(Self { op: StoreOp::Store, width, rs, rd: 0, length });
         }
         if insn & 0x7f != AMO || field(insn, 12, 3) > 3 {
@@ -269,34 +298,34 @@ mod tests {
     // Encodings from `llvm-mc -triple=riscv64 -mattr=+c,+zcb -show-encoding`.
     #[test]
     fn forms_and_widths() {
-        assert_eq!(MemInsn::decode(0x0005_0583), load(11, 1, true, 4)); // lb a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x0005_4583), load(11, 1, false, 4)); // lbu a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x0045_5583), load(11, 2, false, 4)); // lhu a1, 4(a0)
-        assert_eq!(MemInsn::decode(0x0005_2583), load(11, 4, true, 4)); // lw a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x0005_6583), load(11, 4, false, 4)); // lwu a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x0005_3583), load(11, 8, true, 4)); // ld a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x00b5_0023), store(11, 1, 4)); // sb a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x00b5_3423), store(11, 8, 4)); // sd a1, 8(a0)
-        assert_eq!(MemInsn::decode(0x410c), load(11, 4, true, 2)); // c.lw a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x610c), load(11, 8, true, 2)); // c.ld a1, 0(a0)
-        assert_eq!(MemInsn::decode(0xc10c), store(11, 4, 2)); // c.sw a1, 0(a0)
-        assert_eq!(MemInsn::decode(0xe10c), store(11, 8, 2)); // c.sd a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x4582), load(11, 4, true, 2)); // c.lwsp a1, 0(sp)
-        assert_eq!(MemInsn::decode(0xe02e), store(11, 8, 2)); // c.sdsp a1, 0(sp)
-        assert_eq!(MemInsn::decode(0x810c), load(11, 1, false, 2)); // c.lbu a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x890c), store(11, 1, 2)); // c.sb a1, 0(a0)
-        assert_eq!(MemInsn::decode(0x0005_2587), None); // flw fa1, 0(a0)
-        assert_eq!(MemInsn::decode(0x00b5_252f), None); // amoadd.w a0, a1, (a0)
-        assert_eq!(MemInsn::decode(0x0000_0013), None); // nop
+        assert_eq!(MemInsn::of(0x0005_0583), load(11, 1, true, 4)); // lb a1, 0(a0)
+        assert_eq!(MemInsn::of(0x0005_4583), load(11, 1, false, 4)); // lbu a1, 0(a0)
+        assert_eq!(MemInsn::of(0x0045_5583), load(11, 2, false, 4)); // lhu a1, 4(a0)
+        assert_eq!(MemInsn::of(0x0005_2583), load(11, 4, true, 4)); // lw a1, 0(a0)
+        assert_eq!(MemInsn::of(0x0005_6583), load(11, 4, false, 4)); // lwu a1, 0(a0)
+        assert_eq!(MemInsn::of(0x0005_3583), load(11, 8, true, 4)); // ld a1, 0(a0)
+        assert_eq!(MemInsn::of(0x00b5_0023), store(11, 1, 4)); // sb a1, 0(a0)
+        assert_eq!(MemInsn::of(0x00b5_3423), store(11, 8, 4)); // sd a1, 8(a0)
+        assert_eq!(MemInsn::of(0x410c), load(11, 4, true, 2)); // c.lw a1, 0(a0)
+        assert_eq!(MemInsn::of(0x610c), load(11, 8, true, 2)); // c.ld a1, 0(a0)
+        assert_eq!(MemInsn::of(0xc10c), store(11, 4, 2)); // c.sw a1, 0(a0)
+        assert_eq!(MemInsn::of(0xe10c), store(11, 8, 2)); // c.sd a1, 0(a0)
+        assert_eq!(MemInsn::of(0x4582), load(11, 4, true, 2)); // c.lwsp a1, 0(sp)
+        assert_eq!(MemInsn::of(0xe02e), store(11, 8, 2)); // c.sdsp a1, 0(sp)
+        assert_eq!(MemInsn::of(0x810c), load(11, 1, false, 2)); // c.lbu a1, 0(a0)
+        assert_eq!(MemInsn::of(0x890c), store(11, 1, 2)); // c.sb a1, 0(a0)
+        assert_eq!(MemInsn::of(0x0005_2587), None); // flw fa1, 0(a0)
+        assert_eq!(MemInsn::of(0x00b5_252f), None); // amoadd.w a0, a1, (a0)
+        assert_eq!(MemInsn::of(0x0000_0013), None); // nop
     }
 
     #[test]
     fn transformed_instructions_keep_their_length() {
-        assert_eq!(MemInsn::from_tinst(0x0005_2583 & !0xf8000), load(11, 4, true, 4));
+        assert_eq!(MemInsn::from_tinst(0x0005_2583 & !0xf8000, 0x1008), load(11, 4, true, 4));
         // Bit 1 clear: a compressed load, expanded (hardware.md saw 0x3501 for c.ld a0).
-        assert_eq!(MemInsn::from_tinst(0x3501), load(10, 8, true, 2));
-        assert_eq!(MemInsn::from_tinst(0), None);
-        assert_eq!(MemInsn::from_tinst(0x3000), None);
+        assert_eq!(MemInsn::from_tinst(0x3501, 0x1008), load(10, 8, true, 2));
+        assert_eq!(MemInsn::from_tinst(0, 0x1008), None);
+        assert_eq!(MemInsn::from_tinst(0x3000, 0x1008), None);
     }
 
     #[test]
@@ -345,6 +374,41 @@ mod tests {
         }
     }
 
+    // Encodings as above.
+    #[test]
+    fn loads_begin_where_the_fault_was() {
+        let mut x = [0; 32];
+        (x[2], x[10]) = (0x2000, 0x1000);
+        for (raw, at) in [
+            (0x7ff5_3583, 0x17ff), // ld a1, 2047(a0)
+            (0x8005_3583, 0x0800), // ld a1, -2048(a0)
+            (0x5d6c, 0x107c),      // c.lw a1, 124(a0)
+            (0x414c, 0x1004),      // c.lw a1, 4(a0)
+            (0x7d6c, 0x10f8),      // c.ld a1, 248(a0)
+            (0x612c, 0x1040),      // c.ld a1, 64(a0)
+            (0x816c, 0x1003),      // c.lbu a1, 3(a0)
+            (0x852c, 0x1002),      // c.lhu a1, 2(a0)
+            (0x856c, 0x1002),      // c.lh a1, 2(a0)
+            (0x55fe, 0x20fc),      // c.lwsp a1, 252(sp)
+            (0x4586, 0x2040),      // c.lwsp a1, 64(sp)
+            (0x75fe, 0x21f8),      // c.ldsp a1, 504(sp)
+            (0x6586, 0x2040),      // c.ldsp a1, 64(sp)
+        ] {
+            let decoded = MemInsn::decode(raw, &x, at);
+            assert!(matches!(decoded, Some(MemInsn { op: MemOp::Load { rd: 11, .. }, .. })), "{raw:#x}: {decoded:?}");
+            assert_eq!(MemInsn::decode(raw, &x, at + 4), None, "{raw:#x}: its second half");
+        }
+    }
+
+    #[test]
+    fn a_transformed_access_tells_where_it_begins_but_at_the_start_of_a_page() {
+        let lw = load(11, 4, true, 4);
+        assert_eq!(MemInsn::from_tinst(0x0000_2583, 0x1004), lw);
+        assert_eq!(MemInsn::from_tinst(0x0000_2583, 0x1000), None);
+        assert_eq!(MemInsn::from_tinst(0x0001_2583, 0x1004), None, "2 bytes on");
+        assert_eq!(MemInsn::from_tinst(0x0000_0583, 0x1000), load(11, 1, true, 4), "a byte lies in one page");
+    }
+
     #[test]
     fn a_transformed_store_tells_where_it_goes_but_at_the_start_of_a_page() {
         let sd = WordStore::of(0x00b5_3023);
@@ -357,8 +421,8 @@ mod tests {
 
     #[test]
     fn loads_extend() {
-        let lb = MemInsn::decode(0x0005_0583).unwrap().op;
-        let lbu = MemInsn::decode(0x0005_4583).unwrap().op;
+        let lb = MemInsn::of(0x0005_0583).unwrap().op;
+        let lbu = MemInsn::of(0x0005_4583).unwrap().op;
         assert_eq!(lb.extend(0x80), 0xffff_ffff_ffff_ff80);
         assert_eq!(lbu.extend(0xffff_ff80), 0x80);
     }

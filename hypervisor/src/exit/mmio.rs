@@ -16,14 +16,14 @@ use rv::insn::{MemInsn, MemOp};
 
 /// A load or store that reaches a device of the board.
 pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: Device, env: &mut E) -> Outcome {
-    let insn = match MemInsn::from_tinst(run.context.exit.tinst) {
+    let insn = match MemInsn::from_tinst(run.context.exit.tinst, run.context.exit.tval) {
         Some(insn) => insn,
         None => {
             run.shared.counters.mmio_decoded.bump();
             let Some(insn) = fetch(run, env) else { return refetch(g, run, env) };
-            match MemInsn::decode(insn) {
+            match MemInsn::decode(insn, &run.context.x, run.context.exit.tval) {
                 Some(insn) => insn,
-                // Not a plain load or store. Devices take no others.
+                // Not a plain load or store, or one that begins in another page. Devices take no others.
                 None => return deny(run, access, env),
             }
         }
