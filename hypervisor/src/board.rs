@@ -1,50 +1,29 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::device::{plic, uart};
+use crate::device::{Device, Rtc, plic, uart};
 use crate::isa::Isa;
 use crate::offer::Offer;
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
-use rv::{Addr, Gpa};
 
-/// GPA of the UART's registers.
-pub const UART: u64 = 0x1000_0000;
-/// The UART's PLIC source.
-pub const UART_SOURCE: u32 = 10;
-/// GPA of the PLIC's registers.
-pub const PLIC: u64 = 0x0c00_0000;
+/// GPA and PLIC source of the RTC.
+const RTC: (u64, u32) = (0x10_1000, 11);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
 pub const LEAST_RAM: u64 = 4 << 20;
 
-/// A device of the board, and the offset of an access within it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Device {
-    /// The UART.
-    Uart(u64),
-    /// The PLIC.
-    Plic(u64),
+/// The devices beside UART and PLIC.
+#[must_use]
+pub fn devices(offer: &Offer) -> Vec<Box<dyn Device>> {
+    let rtc = offer.clock.map(|clock| Rtc::new(RTC.0, RTC.1, clock));
+    rtc.into_iter().map(|rtc| Box::new(rtc) as Box<dyn Device>).collect()
 }
-
-impl Device {
-    /// The device at `gpa`, if there is one.
-    #[must_use]
-    pub fn at(gpa: Addr<Gpa>) -> Option<Self> {
-        match gpa.raw() {
-            a @ UART..UART_END => Some(Device::Uart(a - UART)),
-            a @ PLIC..PLIC_END => Some(Device::Plic(a - PLIC)),
-            _ => None,
-        }
-    }
-}
-
-const UART_END: u64 = UART + uart::REGISTERS;
-const PLIC_END: u64 = PLIC + plic::BYTES;
 
 /// Where the device tree of a VM with that much RAM stands: its last 64 KiB.
 #[must_use]
@@ -87,9 +66,14 @@ fn intc_phandle(hart: u32) -> u32 {
     2 + hart
 }
 
-/// The flattened device tree of a VM whose harts have that `isa`.
+/// The flattened device tree of a VM with these devices, whose harts have that `isa`.
 #[must_use]
-pub fn device_tree(config: &VmConfig, offer: &Offer, isa: &Isa) -> Vec<u8> {
+pub fn device_tree<'a>(
+    config: &VmConfig,
+    offer: &Offer,
+    isa: &Isa,
+    devices: impl Iterator<Item = &'a dyn Device>,
+) -> Vec<u8> {
     let mut tree = DeviceTree::new();
     let root = &mut tree.root;
     for property in [
@@ -100,8 +84,8 @@ pub fn device_tree(config: &VmConfig, offer: &Offer, isa: &Isa) -> Vec<u8> {
     ] {
         root.add_property(property);
     }
-    let mut chosen =
-        node("chosen", [text("stdout-path", &format!("/soc/serial@{UART:x}")), text("bootargs", &config.bootargs)]);
+    let console = format!("/soc/serial@{:x}", uart::START);
+    let mut chosen = node("chosen", [text("stdout-path", &console), text("bootargs", &config.bootargs)]);
     if !config.rng_seed.is_empty() {
         chosen.add_property(DeviceTreeProperty::new_unchecked("rng-seed", config.rng_seed.as_slice()));
     }
@@ -110,13 +94,13 @@ pub fn device_tree(config: &VmConfig, offer: &Offer, isa: &Isa) -> Vec<u8> {
         chosen.add_property(wide("linux,initrd-end", &[gpa + bytes]));
     }
     root.add_child(chosen);
-    root.add_child(node("aliases", [text("serial0", &format!("/soc/serial@{UART:x}"))]));
+    root.add_child(node("aliases", [text("serial0", &console)]));
     root.add_child(node(
         format!("memory@{GUEST_RAM_BASE:x}"),
         [text("device_type", "memory"), wide("reg", &[GUEST_RAM_BASE, config.memory_bytes])],
     ));
     root.add_child(cpus(config.vcpus, offer, isa));
-    root.add_child(soc(config.vcpus));
+    root.add_child(soc(config.vcpus, devices));
     tree.to_dtb()
 }
 
@@ -166,30 +150,30 @@ fn cpus(count: u32, offer: &Offer, isa: &Isa) -> DeviceTreeNode {
     cpus
 }
 
-fn soc(vcpus: u32) -> DeviceTreeNode {
+fn soc<'a>(vcpus: u32, devices: impl Iterator<Item = &'a dyn Device>) -> DeviceTreeNode {
     /// "No interrupt": the M-mode contexts exist, as on QEMU's board, but belong to no one.
     const NOBODY: u32 = u32::MAX;
     const S_EXTERNAL: u32 = 9;
+    /// Bytes that a device is said to have, of which its registers are the first.
+    const WINDOW: u64 = 0x100;
     let mut soc = node(
         "soc",
         [cells("#address-cells", &[2]), cells("#size-cells", &[2]), text("compatible", "simple-bus"), flag("ranges")],
     );
-    soc.add_child(node(
-        format!("serial@{UART:x}"),
-        [
-            text("compatible", "ns16550a"),
-            wide("reg", &[UART, 0x100]),
-            cells("clock-frequency", &[3_686_400]),
-            cells("interrupts", &[UART_SOURCE]),
-            cells("interrupt-parent", &[PLIC_PHANDLE]),
-        ],
-    ));
+    for device in devices {
+        let start = device.place().start;
+        let mut node = node(format!("{}@{start:x}", device.name()), device.properties());
+        node.add_property(wide("reg", &[start, WINDOW]));
+        node.add_property(cells("interrupts", &[device.source()]));
+        node.add_property(cells("interrupt-parent", &[PLIC_PHANDLE]));
+        soc.add_child(node);
+    }
     let contexts: Vec<u32> = (0..vcpus).flat_map(|h| [intc_phandle(h), NOBODY, intc_phandle(h), S_EXTERNAL]).collect();
     soc.add_child(node(
-        format!("plic@{PLIC:x}"),
+        format!("plic@{:x}", plic::START),
         [
             strings("compatible", ["sifive,plic-1.0.0", "riscv,plic0"].into_iter()),
-            wide("reg", &[PLIC, plic::BYTES]),
+            wide("reg", &[plic::PLACE.start, plic::PLACE.bytes]),
             cells("#interrupt-cells", &[1]),
             cells("#address-cells", &[0]),
             flag("interrupt-controller"),
@@ -206,6 +190,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::offer::GuestTimer;
+    use crate::vm::Devices;
 
     fn config(vcpus: u32) -> VmConfig {
         VmConfig {
@@ -238,18 +223,24 @@ mod tests {
             timer: GuestTimer::Sstc,
             vlenb: 0,
             timebase: 10_000_000,
+            clock: Some(crate::device::rtc::Clock::new(10_000_000, 0, 0)),
         }
+    }
+
+    fn tree(config: &VmConfig) -> Vec<u8> {
+        let devices = Devices::new(config.vcpus, &offer());
+        device_tree(config, &offer(), &offer().isa, devices.iter())
     }
 
     #[test]
     fn our_own_reader_understands_the_tree() {
-        let tree = device_tree(&config(3), &offer(), &offer().isa);
+        let tree = tree(&config(3));
         assert!(tree.len() < TREE_BYTES as usize);
         let machine = Machine::parse(&tree).unwrap();
         assert_eq!(machine.harts.len(), 3);
         assert_eq!(machine.harts[2].plic_supervisor, Some(5));
         assert_eq!(machine.harts[2].plic_machine, None);
-        assert_eq!(machine.uart.map(|u| (u.span.start, u.source)), Some((UART, UART_SOURCE)));
+        assert_eq!(machine.uart.map(|u| (u.span.start, u.source)), Some((uart::START, uart::SOURCE)));
         assert_eq!(machine.initrd.map(|s| (s.start, s.bytes)), Some((0x8100_0000, 5)));
         assert!(machine.common_isa().has("sstc"));
     }
@@ -258,13 +249,16 @@ mod tests {
     fn the_largest_tree_fits() {
         let mut config = config(abi::bundle::MAX_VCPUS);
         config.bootargs = "x".repeat(2048);
-        assert!(device_tree(&config, &offer(), &offer().isa).len() < TREE_BYTES as usize);
+        assert!(tree(&config).len() < TREE_BYTES as usize);
     }
 
     #[test]
-    fn devices_end_where_their_registers_end() {
-        assert_eq!(Device::at(Addr::new(UART + 7)), Some(Device::Uart(7)));
-        assert_eq!(Device::at(Addr::new(UART + 8)), None);
-        assert_eq!(Device::at(Addr::new(PLIC - 1)), None);
+    fn the_tree_has_a_clock_if_the_host_has_one() {
+        let rtc = Machine::parse(&tree(&config(1))).unwrap().rtc;
+        assert_eq!(rtc.map(|span| span.start), Some(RTC.0));
+        let offer = Offer { clock: None, ..offer() };
+        let devices = Devices::new(1, &offer);
+        let tree = device_tree(&config(1), &offer, &offer.isa, devices.iter());
+        assert_eq!(Machine::parse(&tree).unwrap().rtc, None);
     }
 }

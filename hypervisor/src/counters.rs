@@ -98,6 +98,8 @@ counters! {
         mmio_uart = "mmio.uart",
         /// Accesses to the PLIC.
         mmio_plic = "mmio.plic",
+        /// Accesses to other devices.
+        mmio_other = "mmio.other",
         /// Instructions read from guest memory because the trap did not give them.
         mmio_decoded = "mmio.decoded",
         /// Exceptions delivered to the guest.

@@ -64,9 +64,11 @@ pub trait Env {
     /// This hart caused the VM's TLB generation to become `generation` and has fenced for it: unless
     /// an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);
-    /// This hart calls [`crate::serial::go_on`] soon, whatever its guest does; and looks after the UART of that guest then, if
-    /// one is named.
+    /// This hart calls [`crate::serial::go_on`] soon, whatever its guest does; and looks after the devices of that guest then,
+    /// if one is named.
     fn attend_soon(&mut self, guest: Option<usize>);
+    /// The same at `time` of the host, or a little later, for that guest.
+    fn attend_at(&mut self, time: u64, guest: usize);
     /// Lets hardware know that this is a busy-waiting loop.
     fn relax(&self) {
         core::hint::spin_loop();

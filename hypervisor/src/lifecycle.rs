@@ -74,7 +74,8 @@ fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
     vm.devices.lock().reset(vm.config.vcpus);
     g.console.release_input();
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
-    let tree = board::device_tree(&vm.config, &g.offer, &vm.translation.isa(&vm.config, &g.offer));
+    let isa = vm.translation.isa(&vm.config, &g.offer);
+    let tree = board::device_tree(&vm.config, &g.offer, &isa, vm.devices.lock().iter());
     let at = board::tree_address(vm.config.memory_bytes);
     if tree.len() as u64 > board::TREE_BYTES {
         return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));

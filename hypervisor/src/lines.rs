@@ -3,7 +3,7 @@
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vcpu::request;
-use crate::vm::{Devices, Vm};
+use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
 use spin::MutexGuard;
 
@@ -18,9 +18,20 @@ pub fn update<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env
     }
 }
 
-/// The same after an access to the UART: mostly its line has not changed.
-pub fn update_uart<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
-    if devices.pass_line() {
+/// The same after an access to a device: mostly its line has not changed.
+pub fn settle<E: Env>(g: &Gnomon, vm: &Vm, (mut devices, target): (MutexGuard<'_, Devices>, Target), env: &mut E) {
+    let has_changed = match target {
+        Target::Plic => true,
+        Target::Device(at) => devices.pass_line(at),
+    };
+    if has_changed {
+        update(g, vm, devices, env);
+    }
+}
+
+/// The same after what may have changed the lines of several devices.
+pub fn settle_all<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
+    if devices.pass_lines() {
         update(g, vm, devices, env);
     }
 }

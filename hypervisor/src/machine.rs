@@ -70,6 +70,8 @@ pub struct Machine {
     pub uart: Option<Uart>,
     /// The PLIC's registers.
     pub plic: Option<Span>,
+    /// A Goldfish RTC's registers.
+    pub rtc: Option<Span>,
     /// A SiFive test finisher, which powers the machine off.
     pub finisher: Option<Span>,
     /// `cpu` nodes' `mmu-type`, such as `riscv,sv57`.
@@ -164,6 +166,7 @@ impl Machine {
             timebase: 0,
             uart: None,
             plic: None,
+            rtc: None,
             finisher: None,
             mmu_type: String::new(),
         };
@@ -286,6 +289,8 @@ impl Machine {
             if let Some(span) = spans(node)?.first() {
                 self.number(&extended(), intcs, 3, |hart, index| hart.msip = Some(span.start + 4 * index));
             }
+        } else if self.rtc.is_none() && is(&node, &["google,goldfish-rtc"]) {
+            self.rtc = spans(node)?.first().copied();
         } else if self.finisher.is_none() && is(&node, &["sifive,test0", "sifive,test1"]) {
             self.finisher = spans(node)?.first().copied();
         }

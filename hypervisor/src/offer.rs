@@ -1,5 +1,6 @@
 //! What the machine offers to guests.
 
+use crate::device::rtc::Clock;
 use crate::isa::Isa;
 use abi::bundle::MmuMode;
 use alloc::string::String;
@@ -46,6 +47,8 @@ pub struct Offer {
     pub vlenb: usize,
     /// Ticks of `time` in a second.
     pub timebase: u64,
+    /// The time of day, if the host knows it.
+    pub clock: Option<Clock>,
 }
 
 impl Offer {

@@ -1,14 +1,17 @@
 //! The host's serial port and the guests: what they print, and what is typed for them.
 
 use crate::console::{Command, Left};
-use crate::device::Uart;
+use crate::device::Outside;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
-use crate::vm::{Devices, Vm};
+use crate::vcpu::request;
+use crate::vm::{Devices, Target, Vm};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use spin::MutexGuard;
+
+const UART: Target = Target::Device(0);
 
 /// Prints output of a guest; returns how many bytes were taken. The others are to be offered again.
 pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usize {
@@ -21,54 +24,98 @@ pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usi
 
 /// The same, after what the guest's UART still has to send: nothing, if that is not taken.
 pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
-    if vm.is_sending.load(Ordering::SeqCst) && !send_all(g, vm, env) {
-        let _ = g.console.print();
-        return 0;
+    if vm.has_moment.load(Ordering::SeqCst) {
+        give_moment(g, vm, env);
+        if vm.has_moment.load(Ordering::SeqCst) {
+            let _ = g.console.print();
+            return 0;
+        }
     }
     print(g, vm.index, bytes, env)
 }
 
-/// Prints what a guest's UART has to send, when that is worth it; else soon.
-pub fn send<E: Env>(g: &Gnomon, vm: &Vm, uart: &mut Uart, env: &mut E) {
-    if !uart.lot().is_empty() {
-        let taken = print(g, vm.index, uart.lot(), env);
-        uart.sent(taken);
-    }
-    if uart.wants_moment() {
-        vm.is_sending.store(true, Ordering::SeqCst);
-        env.attend_soon(Some(vm.index));
-    }
+/// Gives a guest's devices their moment, the UART among them: what that has to send is left with the console.
+fn give_moment<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    let mut devices = vm.devices.lock();
+    vm.has_moment.store(false, Ordering::SeqCst);
+    devices.moment(&mut Reach { g, vm, env, output: Output::Leave });
+    lines::settle_all(g, vm, devices, env);
 }
 
-/// Leaves all that a guest's UART has to send with the console; false if that has no room for it.
-fn send_all<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
-    let mut devices = vm.devices.lock();
-    let taken = g.console.leave(vm.index, devices.uart.sending());
-    devices.uart.sent(taken);
-    devices.uart.moment();
-    let is_left = devices.uart.wants_moment();
-    vm.is_sending.store(is_left, Ordering::SeqCst);
-    if is_left {
-        env.attend_soon(Some(vm.index));
+/// How far a guest's devices reach, from this hart.
+pub struct Reach<'a, E> {
+    /// All.
+    pub g: &'a Gnomon,
+    /// The guest.
+    pub vm: &'a Vm,
+    /// The hart.
+    pub env: &'a mut E,
+    /// What becomes of output.
+    pub output: Output,
+}
+
+/// What becomes of output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// It is printed, with what others have left.
+    Print,
+    /// It is left for whoever prints next.
+    Leave,
+}
+
+impl<E: Env> Outside for Reach<'_, E> {
+    fn now(&self) -> u64 {
+        self.env.now()
     }
-    lines::update_uart(g, vm, devices, env);
-    !is_left
+
+    fn print(&mut self, bytes: &[u8]) -> usize {
+        match self.output {
+            Output::Print => print(self.g, self.vm.index, bytes, self.env),
+            Output::Leave => self.g.console.leave(self.vm.index, bytes),
+        }
+    }
+
+    fn take_input(&mut self) {
+        self.g.console.release_input();
+    }
+
+    fn soon(&mut self) {
+        // Whoever has said so sees to it.
+        if !self.vm.has_moment.swap(true, Ordering::SeqCst) {
+            self.env.attend_soon(Some(self.vm.index));
+        }
+    }
+
+    fn at(&mut self, time: u64) {
+        self.env.attend_at(time, self.vm.index);
+    }
+
+    fn wake(&mut self) {
+        if self.vm.held.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        if !self.g.console.has_room(self.vm.index) {
+            self.soon();
+        } else {
+            let held = self.vm.held.swap(0, Ordering::SeqCst);
+            let named = self.vm.vcpus.iter().filter(|vcpu| held >> vcpu.id & 1 == 1);
+            named.for_each(|vcpu| self.g.post(vcpu, request::AGAIN, self.env));
+        }
+    }
 }
 
 /// The guest makes no more output in this life: what its UART still has to send joins the rest.
 pub fn last_words(g: &Gnomon, vm: &Vm) {
-    vm.is_sending.store(false, Ordering::SeqCst);
     let mut devices = vm.devices.lock();
     g.console.append(vm.index, devices.uart.sending());
     let count = devices.uart.sending().len();
     devices.uart.sent(count);
 }
 
-/// Goes on with output that is left, and with what the UARTs of `guests` (by bit) have to send: those that this hart was to
-/// look after.
+/// Goes on with output that is left, and with the devices of `guests` (by bit): those that this hart was to look after.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
     for vm in g.vms.iter().filter(|vm| guests >> vm.index & 1 == 1) {
-        send_all(g, vm, env);
+        give_moment(g, vm, env);
     }
     if g.console.is_dirty() && g.console.print() == Left::More {
         env.attend_soon(None);
@@ -87,7 +134,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
                 let vm = Arc::clone(&g.vms[guest]);
                 let mut devices = vm.devices.lock();
                 devices.uart.receive(byte);
-                lines::update_uart(g, &vm, devices, env);
+                lines::settle(g, &vm, (devices, UART), env);
             }
             Some(command) => return Some(command),
             None => {}
@@ -113,10 +160,10 @@ fn has_taker(g: &Gnomon) -> bool {
     has_room
 }
 
-/// To be called after a guest's access to its UART: passes its line on, and there may be room for more input.
-pub fn accessed<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
+/// To be called when input was taken from the UART: passes its line on, and there may be room for more.
+pub fn input_taken<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
     let has_room = devices.uart.has_room();
-    lines::update_uart(g, vm, devices, env);
+    lines::settle(g, vm, (devices, UART), env);
     if has_room {
         g.console.release_input();
     }

@@ -1,14 +1,16 @@
 //! A VM: its memory, its devices, its vCPUs.
 
-use crate::board::UART_SOURCE;
-use crate::device::{Plic, Uart};
+use crate::board;
+use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic};
 use crate::offer::Offer;
 use crate::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, ResolveError};
@@ -43,49 +45,110 @@ pub struct Devices {
     pub uart: Uart,
     /// The interrupt controller.
     pub plic: Plic,
-    /// The level of the UART's line, as the PLIC was last told.
-    uart_line: bool,
+    others: Vec<Box<dyn Device>>,
+}
+
+/// What is at a guest physical address where there is no RAM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// The interrupt controller.
+    Plic,
+    /// That one of the devices; 0 is the UART.
+    Device(usize),
 }
 
 impl Devices {
     /// The devices as they are after reset.
     #[must_use]
-    pub fn new(vcpus: u32) -> Self {
-        Self { uart: Uart::default(), plic: Plic::new(vcpus), uart_line: false }
+    pub fn new(vcpus: u32, offer: &Offer) -> Self {
+        Self { uart: Uart::default(), plic: Plic::new(vcpus), others: board::devices(offer) }
+    }
+
+    /// All but the interrupt controller, the UART first.
+    pub fn iter(&self) -> impl Iterator<Item = &dyn Device> {
+        iter::once(&self.uart as &dyn Device).chain(self.others.iter().map(|device| &**device))
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
+        iter::once(&mut self.uart as &mut dyn Device).chain(self.others.iter_mut().map(|device| &mut **device))
+    }
+
+    fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
+        match at {
+            0 => &mut self.uart,
+            _ => &mut *self.others[at - 1],
+        }
+    }
+
+    /// The device of a PLIC source.
+    fn of_source(&self, source: u64) -> Option<usize> {
+        self.iter().position(|device| u64::from(device.source()) == source & 0xffff_ffff)
     }
 
     /// Resets them.
     pub fn reset(&mut self, vcpus: u32) {
-        *self = Self { uart: self.uart.after_reset(), ..Self::new(vcpus) };
+        self.plic = Plic::new(vcpus);
+        self.iter_mut().for_each(Device::reset);
     }
 
-    /// Reads a register of the PLIC; a claim that names the UART is told to it.
-    pub fn read_plic(&mut self, offset: u64) -> u32 {
-        let value = self.plic.read(offset);
-        if value == UART_SOURCE && Plic::claims(offset) {
-            self.uart.claimed();
+    /// A load of `width` bytes at `offset`. A claim is told to the device that it names.
+    pub fn load(&mut self, target: Target, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64> {
+        match target {
+            Target::Device(at) => self.get(at).load(offset, width, outside),
+            Target::Plic => {
+                let answer = self.plic.load(offset, width);
+                if let (Answer::Done(source), true) = (answer, Plic::claims(offset))
+                    && let Some(at) = self.of_source(source)
+                {
+                    self.get(at).claimed();
+                }
+                answer
+            }
         }
-        value
     }
 
-    /// Writes a register of the PLIC; a completion of the UART's interrupt is told to it first.
-    pub fn write_plic(&mut self, offset: u64, value: u32) {
-        if value == UART_SOURCE && Plic::claims(offset) {
-            self.uart.completed();
-            self.pass_line();
+    /// A store. A completion is told to the device first whose interrupt it was.
+    pub fn store(
+        &mut self,
+        target: Target,
+        (offset, width): (u64, u8),
+        value: u64,
+        outside: &mut dyn Outside,
+    ) -> Answer<()> {
+        match target {
+            Target::Device(at) => self.get(at).store(offset, width, value, outside),
+            Target::Plic => {
+                if Plic::claims(offset)
+                    && width == 4
+                    && let Some(at) = self.of_source(value)
+                {
+                    self.get(at).completed();
+                    self.pass_line(at);
+                }
+                self.plic.store(offset, width, value)
+            }
         }
-        self.plic.write(offset, value);
     }
 
-    /// Passes the UART's line on to the PLIC; says whether it has changed.
-    pub fn pass_line(&mut self) -> bool {
-        let high = self.uart.interrupt();
-        let changed = high != self.uart_line;
-        if changed {
-            self.uart_line = high;
-            self.plic.set_level(UART_SOURCE, high);
+    /// The time has come that one of them asked for.
+    pub fn moment(&mut self, outside: &mut dyn Outside) {
+        self.iter_mut().for_each(|device| device.moment(outside));
+    }
+
+    /// Passes a device's line on to the PLIC; says whether it has changed.
+    pub fn pass_line(&mut self, at: usize) -> bool {
+        let device = self.get(at);
+        let (source, high) = (device.source(), device.interrupt());
+        let has_changed = high != self.plic.is_high(source);
+        if has_changed {
+            self.plic.set_level(source, high);
         }
-        changed
+        has_changed
+    }
+
+    /// The same for all of them.
+    pub fn pass_lines(&mut self) -> bool {
+        (0..=self.others.len()).fold(false, |changed, at| self.pass_line(at) | changed)
     }
 }
 
@@ -142,8 +205,12 @@ pub struct Vm {
     pub past: Mutex<Past>,
     /// The devices.
     pub devices: Mutex<Devices>,
-    /// The UART has something to send, or to say, and some hart looks after it soon.
-    pub is_sending: AtomicBool,
+    /// Where they are, in the order of their numbers.
+    places: Vec<Place>,
+    /// A device, such as the UART with something to send, is to have its moment soon: some hart sees to that.
+    pub has_moment: AtomicBool,
+    /// The vCPUs (by bit) whose last exit is to be made again when a device, or the console, can go on.
+    pub held: AtomicU64,
     /// Its vCPUs, by hart id.
     pub vcpus: Vec<Arc<Vcpu>>,
     /// Where it is in its life.
@@ -195,13 +262,16 @@ impl Vm {
     #[must_use]
     pub fn new(index: usize, config: VmConfig, offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(index, id))).collect();
+        let devices = Devices::new(config.vcpus, offer);
         Self {
             index,
             translation: offer.mode(config.mmu).into(),
             memory: Mutex::new(None),
             past: Mutex::new(Past::default()),
-            devices: Mutex::new(Devices::new(config.vcpus)),
-            is_sending: AtomicBool::new(false),
+            places: devices.iter().map(Device::place).collect(),
+            devices: Mutex::new(devices),
+            has_moment: AtomicBool::new(false),
+            held: AtomicU64::new(0),
             vcpus,
             phase: Mutex::new(Phase::Leaving(Departure::Reboot)),
             tlb_generation: AtomicU64::new(0),
@@ -209,6 +279,15 @@ impl Vm {
             time_zero: AtomicU64::new(0),
             config,
         }
+    }
+
+    /// The device at `gpa`, if there is one, and where in its registers that is: offset and how many bytes are left.
+    #[must_use]
+    pub fn device_at(&self, gpa: u64) -> Option<(Target, u64, u64)> {
+        let find = |(at, place): (usize, &Place)| Some((Target::Device(at), place.offset(gpa)?, place.bytes));
+        let found = self.places.iter().enumerate().find_map(find);
+        let found = found.or_else(|| Some((Target::Plic, plic::PLACE.offset(gpa)?, plic::PLACE.bytes)));
+        found.map(|(target, offset, bytes)| (target, offset, bytes - offset))
     }
 
     /// Whether `[gpa, gpa + bytes)` lies within the VM's RAM.

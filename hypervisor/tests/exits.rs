@@ -5,11 +5,12 @@ mod fake;
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
 use abi::record::EndReason;
 use fake::{Event, MEMORY, World, printed, world};
-use hypervisor::board::{PLIC, UART};
+use hypervisor::device::plic::START as PLIC;
+use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{Outcome, watch};
 use hypervisor::offer::{GuestMode, GuestTimer};
 use hypervisor::vcpu::VsTrapRegs;
-use hypervisor::vm::Departure;
+use hypervisor::vm::{Departure, Target};
 use rv::csr::status;
 use rv::{Addr, Exception, Mode};
 use std::sync::atomic::Ordering;
@@ -21,6 +22,8 @@ const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
 /// `lw a1, 0(a0)` and `sw a1, 0(a0)`, transformed (rs1 cleared).
 const LW: u64 = 0x2583;
 const SW: u64 = 0x00b0_2023;
+const SB: u64 = 0x00b0_0023;
+const LB: u64 = 0x0583;
 
 fn nested() -> World {
     world(1, GuestTimer::Sstc)
@@ -157,8 +160,9 @@ fn a_guest_that_gets_on_is_not_stuck() {
 #[test]
 fn the_uart_prints_what_is_stored_whoever_decodes() {
     let mut w = nested();
+    w.run.context.x[10] = UART;
     w.run.context.x[11] = u64::from(b'A');
-    assert_eq!(w.exit(STORE, UART, UART, SW), Outcome::Resume);
+    assert_eq!(w.exit(STORE, UART, UART, SB), Outcome::Resume);
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
     // The trap does not say: the instruction is read from the guest's memory. `c.sw a1, 0(a0)`.
     w.run.vm.clone().write(&w.g, Addr::new(GUEST_ENTRY + 4), &[0x0c, 0xc1], &mut w.hart).unwrap();
@@ -185,10 +189,30 @@ fn what_is_no_plain_access_to_a_device_is_refused() {
 }
 
 #[test]
+fn an_access_that_begins_or_ends_elsewhere_is_refused() {
+    let mut w = nested();
+    let (before, after) = (UART - 4, UART + 4);
+    w.run.context.x[10] = before;
+    // sd a1, 0(a0), from the page before into the UART's.
+    w.run.vm.clone().write(&w.g, Addr::new(GUEST_ENTRY), &0x00b5_3023u32.to_le_bytes(), &mut w.hart).unwrap();
+    // The trap tells nothing; what QEMU's tells, which looks like one that begins there; what the spec's tells.
+    for tinst in [0, 0x00b0_3023, 0x00b2_3023] {
+        w.run.context.pc = GUEST_ENTRY;
+        let outcome = w.exit(STORE, UART, UART, tinst);
+        trapped(&w, outcome, Exception::StoreAccess, UART, GUEST_ENTRY);
+    }
+    // From the UART's last registers beyond them.
+    w.run.context.pc = GUEST_ENTRY;
+    let outcome = w.exit(STORE, after, after, 0x00b0_3023);
+    trapped(&w, outcome, Exception::StoreAccess, after, GUEST_ENTRY);
+    assert_eq!(w.run.vm.devices.lock().uart.sending(), b"");
+}
+
+#[test]
 fn an_instruction_that_changed_meanwhile_runs_again() {
     let mut w = nested();
     w.run.context.x[11] = 7;
-    assert_eq!(w.exit(STORE, UART, UART, LW), Outcome::Resume);
+    assert_eq!(w.exit(STORE, UART, UART, LB), Outcome::Resume);
     assert_eq!(w.run.context.pc, GUEST_ENTRY);
     assert_eq!(w.run.context.x[11], 7);
 }
@@ -207,7 +231,7 @@ fn uart_input_reaches_the_guest_through_the_plic() {
     let vm = w.run.vm.clone();
     let mut devices = vm.devices.lock();
     devices.uart.receive(b'k');
-    hypervisor::lines::update_uart(&w.g, &vm, devices, &mut w.hart);
+    hypervisor::lines::settle(&w.g, &vm, (devices, Target::Device(0)), &mut w.hart);
     assert!(w.run.shared.external.load(Ordering::SeqCst));
     let claim = PLIC + 0x20_1004;
     assert_eq!(w.exit(LOAD, claim, claim, LW), Outcome::Resume);

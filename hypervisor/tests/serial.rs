@@ -1,11 +1,16 @@
-//! Input from the host's serial port waits there until a guest has room for it.
+//! Input from the host's serial port waits there until a guest has room for it, and guests wait until it has room for their
+//! output.
 
 mod fake;
 
-use fake::{LISTENS, TYPED, world};
+use fake::{Event, LISTENS, ROOM, TYPED, World, world};
+use hypervisor::device::uart::START as UART;
+use hypervisor::exit::Outcome;
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
+use hypervisor::vcpu::request;
 use sbi_spec::{dbcn, legacy};
+use std::sync::atomic::Ordering;
 
 #[test]
 fn input_waits_for_the_guest_and_none_is_lost() {
@@ -30,10 +35,45 @@ fn input_waits_for_the_guest_and_none_is_lost() {
                 read.push(devices.uart.read(0));
             }
         }
-        serial::accessed(&w.g, &w.run.vm, devices, &mut w.hart);
+        serial::input_taken(&w.g, &w.run.vm, devices, &mut w.hart);
         assert!(LISTENS.get().input, "there is room: the port interrupts again");
     }
     assert_eq!(read, typed);
+}
+
+/// A line that nobody reads: who prints on it waits, and goes on when somebody does.
+#[test]
+fn a_guest_that_prints_too_much_waits_until_there_is_room() {
+    const STORE: u64 = 23;
+    const SB: u64 = 0x00b0_0023;
+    let mut w = world(1, GuestTimer::Sstc);
+    ROOM.set(0);
+    w.run.context.x[11] = b'.'.into();
+    let by_uart = |w: &mut World| w.exit(STORE, UART, UART, SB);
+    let mut stored = 0;
+    while by_uart(&mut w) == Outcome::Resume {
+        stored += 1;
+        assert!(stored < 100_000, "it never waits");
+    }
+    let pc = w.run.context.pc;
+    assert_eq!(by_uart(&mut w), Outcome::Later);
+    assert_eq!(w.run.context.pc, pc, "the store is still to be made");
+    (w.run.context.x[10], w.run.context.x[16], w.run.context.x[17]) = (b'!'.into(), 2, dbcn::EID_DBCN as u64);
+    assert_eq!(w.exit(10, 0, 0, 0), Outcome::Later);
+    assert_eq!(w.run.context.pc, pc, "the call as well");
+    let is_awake = |w: &World| w.run.shared.posted.load(Ordering::SeqCst) & request::AGAIN != 0;
+    serial::go_on(&w.g, 1, &mut w.hart);
+    assert!(!is_awake(&w) && w.hart.events.contains(&Event::AttendSoon), "there is no room yet");
+    ROOM.set(16);
+    for _ in 0..10 {
+        serial::go_on(&w.g, 1, &mut w.hart);
+    }
+    assert!(is_awake(&w));
+    assert_eq!(by_uart(&mut w), Outcome::Resume);
+    for _ in 0..1000 {
+        serial::go_on(&w.g, 1, &mut w.hart);
+    }
+    assert_eq!(fake::printed().matches('.').count(), stored + 1);
 }
 
 #[test]

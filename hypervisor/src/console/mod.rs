@@ -117,6 +117,12 @@ impl Console {
         }
     }
 
+    /// Whether output of a guest would be taken.
+    #[must_use]
+    pub fn has_room(&self, guest: usize) -> bool {
+        self.is_detached(guest) || self.rings[guest].lock().len() < RING
+    }
+
     fn is_detached(&self, guest: usize) -> bool {
         self.mode == ConsoleMode::Attached && guest != self.attached.load(Ordering::SeqCst)
     }

@@ -2,11 +2,16 @@
 //! QEMU's `virt`: two contexts for each hart, 2h for M mode, which no guest can use, and 2h+1 for
 //! S mode.
 
+use super::{Answer, Place};
 use alloc::vec;
 use alloc::vec::Vec;
 
+/// GPA of its registers, on QEMU's `virt`.
+pub const START: u64 = 0x0c00_0000;
 /// Bytes of the register file.
-pub const BYTES: u64 = 0x60_0000;
+const BYTES: u64 = 0x60_0000;
+/// Where it is.
+pub const PLACE: Place = Place { start: START, bytes: BYTES };
 /// Interrupt sources, 1..=95; source 0 does not exist.
 pub const SOURCES: u32 = 95;
 const WORDS: usize = (SOURCES as usize + 32) / 32;
@@ -49,6 +54,10 @@ fn bit(source: u32) -> (usize, u32) {
     (source as usize / 32, 1 << (source % 32))
 }
 
+fn is_word(offset: u64, width: u8) -> bool {
+    width == 4 && offset.is_multiple_of(4)
+}
+
 impl Plic {
     /// A PLIC for `harts` harts.
     #[must_use]
@@ -86,6 +95,20 @@ impl Plic {
             }
             _ => Register::None,
         }
+    }
+
+    /// Loads `width` bytes at `offset`: only whole, aligned words.
+    pub fn load(&mut self, offset: u64, width: u8) -> Answer<u64> {
+        if is_word(offset, width) { Answer::Done(self.read(offset).into()) } else { Answer::Refused }
+    }
+
+    /// Stores them.
+    pub fn store(&mut self, offset: u64, width: u8, value: u64) -> Answer<()> {
+        if !is_word(offset, width) {
+            return Answer::Refused;
+        }
+        self.write(offset, value as u32);
+        Answer::Done(())
     }
 
     /// Whether `offset` is that of a claim register.
@@ -144,6 +167,13 @@ impl Plic {
             // As QEMU does for level sources: a request that was withdrawn is forgotten.
             self.pending[word] &= !mask;
         }
+    }
+
+    /// Whether a source's line is high, as [`Plic::set_level`] was last told.
+    #[must_use]
+    pub fn is_high(&self, source: u32) -> bool {
+        let (word, mask) = bit(source);
+        self.level[word] & mask != 0
     }
 
     /// The pending, enabled source of the highest priority above the threshold; the lowest number

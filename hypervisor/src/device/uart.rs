@@ -5,11 +5,17 @@
 //! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when there are
 //! many, or at [`Uart::moment`].
 
+use super::{Answer, Device, Outside, Place};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use dtoolkit::model::DeviceTreeProperty;
 
+/// GPA of its registers, on QEMU's `virt`.
+pub const START: u64 = 0x1000_0000;
+/// Its PLIC source there.
+pub const SOURCE: u32 = 10;
 /// Bytes of the register file: eight registers.
-pub const REGISTERS: u64 = 8;
+const REGISTERS: u64 = 8;
 /// Bytes from the host that wait for the guest to read. Further ones wait where they come from.
 const BACKLOG: usize = 16 << 10;
 /// Bytes that leave at once when there are so many.
@@ -90,18 +96,6 @@ impl Default for Uart {
 }
 
 impl Uart {
-    /// The same UART after a reset: what came from the outside is still there to be read.
-    #[must_use]
-    pub fn after_reset(&mut self) -> Self {
-        Self { received: core::mem::take(&mut self.received), ..Self::default() }
-    }
-
-    /// Whether the interrupt line is high.
-    #[must_use]
-    pub fn interrupt(&self) -> bool {
-        self.identification() != IIR_NONE
-    }
-
     /// The highest interrupt that is pending and enabled, as IIR names it.
     fn identification(&self) -> u8 {
         if self.overrun && self.ier & IER_LINE != 0 {
@@ -138,20 +132,6 @@ impl Uart {
     /// Whether RBR holds a byte.
     fn is_ready(&self) -> bool {
         if self.mcr & MCR_LOOP != 0 { !self.looped.is_empty() } else { self.quiet == 0 && !self.received.is_empty() }
-    }
-
-    /// The guest has claimed the UART's interrupt.
-    pub fn claimed(&mut self) {
-        self.thre_seen = self.identification() == IIR_THRE;
-    }
-
-    /// The guest says that it has handled the interrupt that it claimed. A transmitter that was empty then, and that it
-    /// neither asked about nor wrote to since, interrupts no more: QEMU's board takes such an interrupt for one event, and
-    /// there are kernels that never read IIR.
-    pub fn completed(&mut self) {
-        if core::mem::take(&mut self.thre_seen) {
-            self.thre = false;
-        }
     }
 
     fn raise_thre(&mut self) {
@@ -195,11 +175,15 @@ impl Uart {
         }
     }
 
-    /// What is to leave now: a lot, or nothing yet.
-    #[must_use]
-    pub fn lot(&self) -> &[u8] {
-        let is_lot = self.sending.len() >= LOT || self.sending.last() == Some(&b'\n');
-        if is_lot { &self.sending } else { &[] }
+    /// Whether it is worth while to let go what is to leave: a line, or a lot.
+    fn has_lot(&self) -> bool {
+        self.sending.len() >= LOT || self.sending.last() == Some(&b'\n')
+    }
+
+    /// Lets go what there is room for outside.
+    fn send(&mut self, outside: &mut dyn Outside) {
+        let taken = outside.print(&self.sending);
+        self.sent(taken);
     }
 
     /// What is to leave at some time.
@@ -214,22 +198,13 @@ impl Uart {
     }
 
     /// Whether another byte can be written.
-    #[must_use]
-    pub fn can_send(&self) -> bool {
+    fn can_send(&self) -> bool {
         self.sending.len() < MOST_SENDING
     }
 
-    /// Whether there is to be a [`Uart::moment`] soon.
-    #[must_use]
-    pub fn wants_moment(&self) -> bool {
+    /// Whether there is to be a [`Device::moment`] soon.
+    fn wants_moment(&self) -> bool {
         self.draining || !self.sending.is_empty()
-    }
-
-    /// Some time has passed since the last byte was written.
-    pub fn moment(&mut self) {
-        if core::mem::take(&mut self.draining) {
-            self.raise_thre();
-        }
     }
 
     /// Writes register `offset` (0..8). A byte to be sent joins those that leave; the caller has seen that it can.
@@ -282,20 +257,119 @@ impl Uart {
     }
 }
 
+impl Device for Uart {
+    fn name(&self) -> &'static str {
+        "serial"
+    }
+
+    fn place(&self) -> Place {
+        Place { start: START, bytes: REGISTERS }
+    }
+
+    fn source(&self) -> u32 {
+        SOURCE
+    }
+
+    fn properties(&self) -> Vec<DeviceTreeProperty> {
+        const CLOCK: u32 = 3_686_400;
+        let frequency = DeviceTreeProperty::new_unchecked("clock-frequency", CLOCK.to_be_bytes().as_slice());
+        [DeviceTreeProperty::new_unchecked("compatible", "ns16550a"), frequency].into()
+    }
+
+    /// Every width reads one register, as QEMU's board does.
+    fn load(&mut self, offset: u64, _: u8, outside: &mut dyn Outside) -> Answer<u64> {
+        let value = self.read(offset);
+        if offset == 0 && self.has_room() {
+            outside.take_input();
+        }
+        Answer::Done(value.into())
+    }
+
+    /// Every width writes one register.
+    fn store(&mut self, offset: u64, _: u8, value: u64, outside: &mut dyn Outside) -> Answer<()> {
+        if !self.can_send() {
+            self.send(outside);
+            if !self.can_send() {
+                outside.soon();
+                return Answer::Later;
+            }
+        }
+        self.write(offset, value as u8);
+        if self.has_lot() {
+            self.send(outside);
+        }
+        if self.wants_moment() {
+            outside.soon();
+        }
+        Answer::Done(())
+    }
+
+    fn interrupt(&self) -> bool {
+        self.identification() != IIR_NONE
+    }
+
+    fn claimed(&mut self) {
+        self.thre_seen = self.identification() == IIR_THRE;
+    }
+
+    /// A transmitter that was empty when the guest claimed, and that it neither asked about nor wrote to since, interrupts
+    /// no more: QEMU's board takes such an interrupt for one event, and there are kernels that never read IIR.
+    fn completed(&mut self) {
+        if core::mem::take(&mut self.thre_seen) {
+            self.thre = false;
+        }
+    }
+
+    /// Some time has passed since the last byte was written.
+    fn moment(&mut self, outside: &mut dyn Outside) {
+        self.send(outside);
+        if core::mem::take(&mut self.draining) {
+            self.raise_thre();
+        }
+        if self.can_send() {
+            outside.wake();
+        }
+        if self.wants_moment() {
+            outside.soon();
+        }
+    }
+
+    /// What came from the outside is still there to be read.
+    fn reset(&mut self) {
+        *self = Self { received: core::mem::take(&mut self.received), ..Self::default() };
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::tests::World;
     use super::*;
+
+    #[test]
+    fn a_full_transmitter_holds_the_guest_until_there_is_room() {
+        let mut uart = Uart::default();
+        let mut world = World { room: 100, ..World::default() };
+        let sent = (0..).take_while(|_| uart.store(0, 1, b'.'.into(), &mut world) == Answer::Done(())).count();
+        assert_eq!((sent, world.printed.len()), (100 + MOST_SENDING, 100));
+        assert!(world.is_soon, "it has its moment");
+        uart.moment(&mut world);
+        assert_eq!((uart.sending().len(), world.is_awake), (MOST_SENDING, false), "there is no room yet");
+        world.room = 1;
+        uart.moment(&mut world);
+        assert!(world.is_awake);
+        assert_eq!(uart.store(0, 1, b'.'.into(), &mut world), Answer::Done(()));
+    }
 
     #[test]
     fn what_is_written_goes_out_and_what_comes_is_read() {
         let mut uart = Uart::default();
         uart.write(1, IER_RX);
-        uart.write(0, b'x');
-        assert_eq!((uart.sending(), uart.lot()), (&b"x"[..], &b""[..]), "more may come");
-        uart.write(0, b'\n');
-        assert_eq!(uart.lot(), b"x\n");
-        uart.sent(2);
-        assert!(!uart.wants_moment());
+        let mut world = World::default();
+        assert_eq!(uart.store(0, 1, b'x'.into(), &mut world), Answer::Done(()));
+        assert_eq!((uart.sending(), &world.printed[..], world.is_soon), (&b"x"[..], &b""[..], true), "more may come");
+        world.is_soon = false;
+        assert_eq!(uart.store(0, 1, b'\n'.into(), &mut world), Answer::Done(()));
+        assert_eq!((uart.sending(), &world.printed[..], world.is_soon), (&b""[..], &b"x\n"[..], false));
         uart.receive(b'a');
         uart.receive(b'b');
         assert_eq!(uart.read(5) & LSR_READY, LSR_READY);
@@ -315,7 +389,7 @@ mod tests {
         assert!(!uart.interrupt(), "reading IIR acknowledges THRE");
         uart.write(0, b'x');
         assert!(!uart.interrupt() && uart.wants_moment(), "it is not empty yet");
-        uart.moment();
+        uart.moment(&mut World::default());
         assert!(uart.interrupt());
         uart.write(1, 0);
         assert!(!uart.interrupt());
@@ -390,11 +464,11 @@ mod tests {
         let mut uart = Uart::default();
         uart.write(1, IER_THRE);
         uart.write(0, b'x');
-        uart.moment();
+        uart.moment(&mut World::default());
         assert!(uart.interrupt());
         uart.claimed();
         uart.write(0, b'y');
-        uart.moment();
+        uart.moment(&mut World::default());
         uart.completed();
         assert!(uart.interrupt(), "it has become empty once more");
         uart.claimed();
@@ -402,7 +476,7 @@ mod tests {
         assert!(!uart.interrupt());
         uart.completed();
         uart.write(0, b'z');
-        uart.moment();
+        uart.moment(&mut World::default());
         uart.completed();
         assert!(uart.interrupt(), "nobody has claimed that");
     }

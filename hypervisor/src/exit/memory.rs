@@ -3,7 +3,6 @@
 use super::inject::{deny, inject};
 use super::mmio;
 use super::outcome::{Faulted, Outcome};
-use crate::board::Device;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vcpu::VcpuRun;
@@ -55,8 +54,8 @@ pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 
 /// An access to guest physical memory where there is no RAM.
 fn outside_ram<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, gpa: Addr<Gpa>, env: &mut E) -> Outcome {
-    match Device::at(gpa) {
-        Some(device) if access != Access::Fetch => mmio::access(g, run, access, device, env),
+    match run.vm.device_at(gpa.raw()) {
+        Some(there) if access != Access::Fetch => mmio::access(g, run, access, there, env),
         _ => deny(run, access, env),
     }
 }

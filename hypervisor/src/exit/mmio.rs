@@ -3,19 +3,25 @@
 use super::code::{fetch, refetch};
 use super::inject::deny;
 use super::outcome::Outcome;
-use crate::board::Device;
+use crate::device::Answer;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
-use crate::serial;
+use crate::serial::{Output, Reach};
 use crate::vcpu::VcpuRun;
-use crate::vm::Devices;
+use crate::vm::Target;
 use alloc::sync::Arc;
 use rv::Access;
 use rv::insn::{MemInsn, MemOp};
 
-/// A load or store that reaches a device of the board.
-pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, device: Device, env: &mut E) -> Outcome {
+/// A load or store that reaches a device of the board, at that offset of its registers, from which on it has so many bytes.
+pub(super) fn access<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    access: Access,
+    (target, offset, left): (Target, u64, u64),
+    env: &mut E,
+) -> Outcome {
     let insn = match MemInsn::from_tinst(run.context.exit.tinst, run.context.exit.tval) {
         Some(insn) => insn,
         None => {
@@ -32,71 +38,44 @@ pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, devi
     if is_store != (access == Access::Store) {
         return refetch(g, run, env);
     }
+    let counters = &run.shared.counters;
+    match target {
+        Target::Plic => counters.mmio_plic.bump(),
+        Target::Device(0) => counters.mmio_uart.bump(),
+        Target::Device(_) => counters.mmio_other.bump(),
+    }
+    if u64::from(insn.op.width()) > left {
+        return deny(run, access, env);
+    }
     let vm = Arc::clone(&run.vm);
     let mut devices = vm.devices.lock();
-    match device {
-        Device::Uart(offset) => {
-            run.shared.counters.mmio_uart.bump();
-            if !uart_access(g, run, &mut devices, offset, insn.op, env) {
-                return Outcome::Yield;
+    let outside = &mut Reach { g, vm: &vm, env, output: Output::Print };
+    let answer = match insn.op {
+        MemOp::Load { rd, width, .. } => match devices.load(target, offset, width, outside) {
+            Answer::Done(value) => {
+                run.context.set(rd, insn.op.extend(value));
+                Answer::Done(())
             }
-            serial::accessed(g, &vm, devices, env);
+            Answer::Later => Answer::Later,
+            Answer::Refused => Answer::Refused,
+        },
+        MemOp::Store { rs, width } => devices.store(target, (offset, width), run.context.x[usize::from(rs)], outside),
+    };
+    match answer {
+        Answer::Done(()) => {
+            lines::settle(g, &vm, (devices, target), env);
+            run.shared.counters.faults_mmio.bump();
+            run.context.skip(insn.length.into());
+            Outcome::Resume
         }
-        Device::Plic(offset) => {
-            run.shared.counters.mmio_plic.bump();
-            if !plic_access(run, &mut devices, offset, insn.op) {
-                return deny(run, access, env);
-            }
-            lines::update(g, &vm, devices, env);
+        Answer::Later => {
+            // Before the lock is let go: only then can the device wake it.
+            run.hold();
+            Outcome::Later
         }
-    }
-    run.shared.counters.faults_mmio.bump();
-    run.context.skip(insn.length.into());
-    Outcome::Resume
-}
-
-/// Every width reads or writes one register, as QEMU's board does. Returns false if the console has no room for a byte: the
-/// guest tries again.
-fn uart_access<E: Env>(
-    g: &Gnomon,
-    run: &mut VcpuRun,
-    devices: &mut Devices,
-    offset: u64,
-    op: MemOp,
-    env: &mut E,
-) -> bool {
-    match op {
-        MemOp::Load { rd, .. } => {
-            let value = devices.uart.read(offset);
-            run.context.set(rd, op.extend(value.into()));
-            true
-        }
-        MemOp::Store { rs, .. } => {
-            if !devices.uart.can_send() {
-                serial::send(g, &run.vm, &mut devices.uart, env);
-                if !devices.uart.can_send() {
-                    return false;
-                }
-            }
-            devices.uart.write(offset, run.context.x[usize::from(rs)] as u8);
-            serial::send(g, &run.vm, &mut devices.uart, env);
-            true
+        Answer::Refused => {
+            drop(devices);
+            deny(run, access, env)
         }
     }
-}
-
-/// Only whole, aligned words.
-fn plic_access(run: &mut VcpuRun, devices: &mut Devices, offset: u64, op: MemOp) -> bool {
-    let (MemOp::Load { width, .. } | MemOp::Store { width, .. }) = op;
-    if width != 4 || !offset.is_multiple_of(4) {
-        return false;
-    }
-    match op {
-        MemOp::Load { rd, .. } => {
-            let value = devices.read_plic(offset);
-            run.context.set(rd, op.extend(value.into()));
-        }
-        MemOp::Store { rs, .. } => devices.write_plic(offset, run.context.x[usize::from(rs)] as u32),
-    }
-    true
 }

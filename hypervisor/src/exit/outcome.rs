@@ -20,6 +20,10 @@ pub enum Outcome {
     Wait,
     /// It waits for a store of another hart: it may as well let others run.
     Yield,
+    /// It waits for a device, or for the console: this exit is made again when it is woken ([`VcpuRun::hold`]).
+    ///
+    /// [`VcpuRun::hold`]: crate::vcpu::VcpuRun::hold
+    Later,
     /// It stops (SBI hart_stop).
     Stop,
     /// Its VM ends or starts over.

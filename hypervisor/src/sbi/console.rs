@@ -65,7 +65,7 @@ fn read<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
             buffer[count] = byte;
             count += 1;
         }
-        serial::accessed(g, &run.vm, devices, env);
+        serial::input_taken(g, &run.vm, devices, env);
     }
     run.vm.write(g, Addr::new(at), &buffer[..count], env).map_err(|_| Error::InvalidParam)?;
     Ok(count as u64)

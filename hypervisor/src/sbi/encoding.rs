@@ -1,5 +1,6 @@
 //! How calls are encoded (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
 
+use crate::env::Env;
 use crate::exit::Outcome;
 use crate::vcpu::{Vcpu, VcpuRun};
 use alloc::sync::Arc;
@@ -64,8 +65,11 @@ pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterat
     Ok((0..count).filter(named).map(move |id| Arc::clone(&vm.vcpus[id as usize])))
 }
 
-/// Nothing has happened yet: the `ecall` is executed once more, after whatever interrupts the guest meanwhile.
-pub(super) fn again(run: &mut VcpuRun) -> Outcome {
+/// The console has no room, and nothing has happened yet: the `ecall` is executed once more when there is some.
+pub(super) fn again<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
-    Outcome::Yield
+    run.hold();
+    // After that, so that whoever looks finds it.
+    env.attend_soon(Some(run.vm.index));
+    Outcome::Later
 }

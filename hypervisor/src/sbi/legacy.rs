@@ -44,7 +44,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args
     };
     match answer {
         Answer::Outcome(outcome) => outcome,
-        Answer::Again => again(run),
+        Answer::Again => again(run, env),
         Answer::Reply(reply) => {
             run.context.x[10] = reply.unwrap_or_else(|error| error as i64 as u64);
             Outcome::Resume
@@ -60,7 +60,7 @@ fn own<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args: Args, env:
             let vm = run.vm.clone();
             let mut devices = vm.devices.lock();
             let byte = devices.uart.take_received();
-            serial::accessed(g, &vm, devices, env);
+            serial::input_taken(g, &vm, devices, env);
             Ok(byte.map_or(NOTHING, u64::from))
         }
         spec::LEGACY_CLEAR_IPI => {

@@ -49,7 +49,7 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             match hart_state::call(g, run, function, args, env) {
                 Answer::Reply(reply) => reply,
                 Answer::Outcome(outcome) => return outcome,
-                Answer::Again => return again(run),
+                Answer::Again => return again(run, env),
             }
         }
         srst::EID_SRST => {
@@ -64,7 +64,7 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             match console::call(g, run, function, args, env) {
                 Answer::Reply(reply) => reply,
                 Answer::Outcome(outcome) => return outcome,
-                Answer::Again => return again(run),
+                Answer::Again => return again(run, env),
             }
         }
         _ if legacy::EIDS.contains(&extension) => {

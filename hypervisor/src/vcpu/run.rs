@@ -80,6 +80,11 @@ impl VcpuRun {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// Says that its exit is to be made again when a device, or the console, can go on.
+    pub fn hold(&self) {
+        self.vm.held.fetch_or(1 << self.shared.id, Ordering::SeqCst);
+    }
+
     /// Counts what the lane has done since the last time: before Gnomon itself writes to the lane's log, from the
     /// timer, and when the vCPU leaves its hart.
     pub fn count_lane(&mut self) {

@@ -20,6 +20,8 @@ pub mod request {
     pub const PARK: u32 = 1 << 4;
     /// Raise its timer interrupt: its deadline passed while it waited (no Sstc).
     pub const TIMER: u32 = 1 << 5;
+    /// Make its last exit again, which was to be made later.
+    pub const AGAIN: u32 = 1 << 6;
 }
 
 /// SBI HSM states of a vCPU (SBI 2.0, table "HSM Hart States").

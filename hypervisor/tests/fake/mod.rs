@@ -73,6 +73,7 @@ pub enum Event {
     TimerInterrupt(bool),
     Deadline(u64),
     AttendSoon,
+    AttendAt(u64),
     SoftwareCleared,
 }
 
@@ -161,6 +162,9 @@ impl Env for Hart {
     fn attend_soon(&mut self, _: Option<usize>) {
         self.events.push(Event::AttendSoon);
     }
+    fn attend_at(&mut self, time: u64, _: usize) {
+        self.events.push(Event::AttendAt(time));
+    }
     fn relax(&self) {
         panic!("waits for a hart that does not leave its guest");
     }
@@ -170,6 +174,8 @@ thread_local! {
     static PRINTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// What the serial port has for Gnomon.
     pub static TYPED: RefCell<VecDeque<u8>> = const { RefCell::new(VecDeque::new()) };
+    /// How much it has room for at a time.
+    pub static ROOM: Cell<usize> = const { Cell::new(16) };
     /// What it interrupts for.
     pub static LISTENS: Cell<Listen> = const { Cell::new(Listen { input: true, room: false }) };
 }
@@ -199,12 +205,12 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
     }
 }
 
-/// A serial port that takes everything.
+/// A serial port that takes everything, as long as it has room.
 struct Printer;
 
 impl Port for Printer {
     fn room(&self) -> usize {
-        16
+        ROOM.get()
     }
     fn send(&self, byte: u8) {
         PRINTED.with_borrow_mut(|all| all.push(byte));
@@ -239,6 +245,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         timer,
         vlenb: 0,
         timebase: 10_000_000,
+        clock: None,
     };
     let g = Gnomon {
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),

@@ -15,6 +15,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 use hypervisor::console::Console;
+use hypervisor::device::rtc::Clock;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::{HartShared, MAX_HARTS};
 use hypervisor::isa::Isa;
@@ -349,6 +350,7 @@ fn offer(machine: &Machine, guest: GuestMode, abilities: &Abilities) -> Offer {
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
+        clock: machine.rtc.map(|rtc| Clock::new(machine.timebase, metal::time(), drivers::time_of_day(rtc))),
         isa,
     }
 }

@@ -1,9 +1,9 @@
-//! The host's UART and PLIC, as far as Gnomon needs them: a console with a receive interrupt.
+//! The host's UART, PLIC and RTC, as far as Gnomon needs them: a console with a receive interrupt, and the time.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use hypervisor::console::{Listen, Port};
-use hypervisor::machine::{Machine, Uart};
+use hypervisor::machine::{Machine, Span, Uart};
 use metal::mmio;
 
 /// Base of the UART's registers; 0 until there is one.
@@ -99,6 +99,15 @@ pub fn put(byte: u8) {
         spin_loop();
     }
     write(RBR, byte);
+}
+
+/// What a Goldfish RTC says: nanoseconds since 1970.
+pub fn time_of_day(rtc: Span) -> u64 {
+    // SAFETY: registers of the RTC that the device tree names. The lower half holds the upper one as it was then.
+    unsafe {
+        let low = mmio::read32(rtc.start);
+        u64::from(mmio::read32(rtc.start + 4)) << 32 | u64::from(low)
+    }
 }
 
 /// One context of the host's PLIC.

@@ -333,6 +333,11 @@ impl GuestHart {
         with_bank!(self.mode, |bank| unsafe { bank::stimecmp::write(deadline) });
     }
 
+    /// What it is set to.
+    pub fn comparator(&self) -> u64 {
+        with_bank!(self.mode, |bank| bank::stimecmp::read())
+    }
+
     /// The loaded guest's trap registers.
     pub fn trap_regs(&self) -> VsTrapRegs {
         with_bank!(self.mode, |bank| VsTrapRegs {

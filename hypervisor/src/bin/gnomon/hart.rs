@@ -28,7 +28,7 @@ use metal::ram::Ram;
 use metal::{fence, world};
 use mmu::ids::{IdSlot, Ids};
 use mmu::shadow::GuestFence;
-use rv::Context;
+use rv::{Context, Mode};
 
 /// What a hart remembers of a VM.
 #[derive(Clone, Copy, Debug)]
@@ -92,9 +92,11 @@ pub struct Hart {
     slice_end: u64,
     /// The earliest time that a vCPU which waits needs this hart.
     waiters: u64,
-    /// When it looks after the serial port next, for output that was left.
+    /// When it looks after the serial port, for output that was left, and after guests' devices next.
     serial_due: u64,
-    /// The guests whose UARTs it looks after then, by bit.
+    /// That is soon.
+    serial_is_soon: bool,
+    /// The guests whose devices it looks after then, by bit.
     serial_guests: u64,
     /// What Gnomon's timer is set to.
     armed: u64,
@@ -174,6 +176,7 @@ impl Hart {
             slice_end: u64::MAX,
             waiters: u64::MAX,
             serial_due: u64::MAX,
+            serial_is_soon: false,
             serial_guests: 0,
             armed: u64::MAX,
             ticks: Ticks {
@@ -398,12 +401,22 @@ impl Hart {
             Outcome::External => self.external(),
             Outcome::Wait => {
                 if !self.interrupt_pending() && run.shared.posted.load(Ordering::SeqCst) == 0 {
-                    self.wait(run);
+                    let until = self.next_timer(&run);
+                    self.wait(run, until);
                     return None;
                 }
                 run.awake();
             }
             Outcome::Yield => return self.yield_hart(run),
+            Outcome::Later => {
+                // It may take an interrupt first, as it might before the instruction.
+                let takes = self.privilege() == Mode::User || self.status() & rv::csr::status::SIE != 0;
+                if !(takes && self.interrupt_pending()) && run.shared.posted.load(Ordering::SeqCst) == 0 {
+                    let until = if takes { self.next_timer(&run) } else { u64::MAX };
+                    self.wait(run, until);
+                    return None;
+                }
+            }
             Outcome::Stop => {
                 self.give_up(run);
                 return None;
@@ -452,14 +465,18 @@ impl Hart {
         None
     }
 
-    /// Takes the vCPU off this hart until an interrupt is pending for it.
-    fn wait(&mut self, mut run: Box<VcpuRun>) {
+    /// Host time of the next timer interrupt of the vCPU on this hart.
+    fn next_timer(&self, run: &VcpuRun) -> u64 {
+        match self.g.offer.timer {
+            GuestTimer::Sstc => self.guest.comparator().saturating_add(run.vm.time_zero.load(Ordering::Relaxed)),
+            GuestTimer::Sbi => run.deadline,
+        }
+    }
+
+    /// Takes the vCPU off this hart until something is posted to it, or until host time `until`.
+    fn wait(&mut self, mut run: Box<VcpuRun>, until: u64) {
         self.unload(&mut run);
         run.shared.counters.waits.bump();
-        let until = match self.g.offer.timer {
-            GuestTimer::Sstc => run.csrs.vstimecmp.saturating_add(run.vm.time_zero.load(Ordering::Relaxed)),
-            GuestTimer::Sbi => run.deadline,
-        };
         let shared = Arc::clone(&run.shared);
         let mut sched = self.g.sched.lock();
         shared.waiting.store(true, Ordering::SeqCst);
@@ -489,11 +506,11 @@ impl Hart {
         plic.complete_uart();
     }
 
-    /// Goes on with output that was left, if it is time.
+    /// Goes on with output that was left, and with guests' devices, if it is time. Those that are early ask again.
     fn look_after_serial(&mut self, now: u64) {
         // Of what is left by a hart that had no time to look again, some hart hears at its timer.
         if self.serial_due <= now || self.g.console.is_dirty() {
-            self.serial_due = u64::MAX;
+            (self.serial_due, self.serial_is_soon) = (u64::MAX, false);
             let guests = core::mem::take(&mut self.serial_guests);
             serial::go_on(self.g, guests, self);
         }

@@ -167,8 +167,14 @@ impl Env for Hart {
 
     fn attend_soon(&mut self, guest: Option<usize>) {
         self.serial_guests |= guest.map_or(0, |guest| 1 << guest);
-        if self.serial_due == u64::MAX {
-            self.serial_due = metal::time() + self.ticks.serial;
+        if !self.serial_is_soon {
+            self.serial_is_soon = true;
+            self.serial_due = self.serial_due.min(metal::time() + self.ticks.serial);
         }
+    }
+
+    fn attend_at(&mut self, time: u64, guest: usize) {
+        self.serial_guests |= 1 << guest;
+        self.serial_due = self.serial_due.min(time);
     }
 }
