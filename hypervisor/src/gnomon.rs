@@ -11,7 +11,7 @@ use abi::record::Record;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use mmu::frames::Frames;
 use rv::{Hpa, Pfn};
 use spin::Mutex;
@@ -32,6 +32,8 @@ pub struct Gnomon {
     pub overcommitted: AtomicBool,
     /// VMs that have ended.
     pub ended: AtomicUsize,
+    /// How often a hart has waited for the lock of Gnomon's heap.
+    pub heap_waits: &'static AtomicU64,
     /// The frame that holds the start of the bundle.
     pub bundle: Pfn<Hpa>,
     /// Length of the bundle in bytes.

@@ -5,6 +5,7 @@ use crate::vm::Vm;
 use abi::record::{Record, Stats, VmStats};
 use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
+use core::sync::atomic::Ordering::Relaxed;
 use mmu::frames::Owner;
 
 impl Gnomon {
@@ -36,7 +37,7 @@ impl Gnomon {
         let frames = self.frames();
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
-        host.insert("frames.waits".into(), frames.waits());
+        host.insert("heap.waits".into(), self.heap_waits.load(Relaxed));
         Stats { vms, host }
     }
 

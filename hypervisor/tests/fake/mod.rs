@@ -255,6 +255,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         console: Console::new(&Printer, config.console, names),
         overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),
+        heap_waits: Box::leak(Box::default()),
         bundle: Pfn::new(RAM),
         bundle_bytes: BUNDLE_PAGES << 12,
     };

@@ -1,11 +1,8 @@
 //! Host RAM, by frames, each with an owner and a use.
 //!
-//! The buddy system of `buddy_system_allocator` finds naturally aligned runs of 2^order frames; this
-//! module adds who owns each frame, what for, and how much each owner may have (ACCOUNTED).
-//!
-//! Every hart has a [`Frames`] of its own, all of one machine. In it a few single frames lie at hand, so that a fault
-//! takes no lock that other harts want: who owns what is in atomic words ([`ledger`]), and the buddy system, behind
-//! the one lock, is asked for many frames at a time, before they are needed, and when nobody else holds it ([`store`]).
+//! [`store`] finds naturally aligned runs of 2^order frames; [`ledger`] knows who owns each frame, what for, and how much each
+//! owner may have (ACCOUNTED). Both are atomic words: every hart has a [`Frames`] of its own, all of one machine, and none
+//! waits for another.
 //!
 //! A [`Run`] is the right to a run of frames. It is made by [`Frames::alloc`] and ended by
 //! [`Frames::free`]; between them it may be split in halves, and an engine may keep it in the form of
@@ -30,8 +27,8 @@ use store::{ORDERS, Store};
 #[derive(Debug)]
 pub struct Frames {
     shared: Arc<Shared>,
-    /// Which of the store's hands is this hart's.
-    hand: usize,
+    /// Which hart it is, to the store.
+    hart: usize,
 }
 
 #[derive(Default, Debug)]
@@ -50,10 +47,10 @@ impl Frames {
     /// No RAM yet, for one hart.
     #[must_use]
     pub fn new() -> Self {
-        Self { shared: Arc::new(Shared::default()), hand: 0 }
+        Self { shared: Arc::new(Shared::default()), hart: 0 }
     }
 
-    /// Adds `pages` frames from `first`, all free. Costs 4 bytes of heap per frame.
+    /// Adds `pages` frames from `first`, all free. Costs a little more than 4 bytes of heap per frame.
     ///
     /// # Panics
     /// If some are known already, or other harts share the frames already.
@@ -73,8 +70,8 @@ impl Frames {
     #[must_use]
     pub fn share(mut self, harts: usize) -> Vec<Frames> {
         let shared = Arc::get_mut(&mut self.shared).expect("shared once");
-        shared.store.set_hands(harts);
-        (0..harts).map(|hand| Frames { shared: Arc::clone(&self.shared), hand }).collect()
+        shared.store.set_harts(harts);
+        (0..harts).map(|hart| Frames { shared: Arc::clone(&self.shared), hart }).collect()
     }
 
     /// Lets `owner` have `frames` at most, from now on. What it has beyond that it keeps. Without
@@ -99,8 +96,7 @@ impl Frames {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
         let pages = pages.ok_or(AllocError::OutOfMemory)?;
         ledger.charge(owner, for_, pages)?;
-        let first = if order == 0 { store.take_single(self.hand) } else { store.take(pages) };
-        let Some(first) = first else {
+        let Some(first) = store.take(self.hart, order) else {
             ledger.discharge(owner, for_, pages);
             return Err(AllocError::OutOfMemory);
         };
@@ -119,10 +115,10 @@ impl Frames {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS)?;
         let Shared { ledger, store } = &*self.shared;
         let free = ledger.free_count();
-        if free < (store.hands() + 1).saturating_mul(pages) {
+        if free < (store.harts() + 1).saturating_mul(pages) {
             return None;
         }
-        let first = store.take_run(self.hand, pages, free > ledger.total_count() / 4)?;
+        let first = store.take(self.hart, order)?;
         Some(Ahead { first: Pfn::new(first), order })
     }
 
@@ -146,7 +142,7 @@ impl Frames {
 
     /// Gives them back.
     pub fn put_back(&self, ahead: Ahead) {
-        self.shared.store.give_run(ahead.first.raw(), ahead.pages());
+        self.shared.store.give(self.hart, ahead.first.raw(), ahead.pages());
     }
 
     /// Gives frames back. No table and no TLB may lead to them any more: runs that one did come
@@ -156,11 +152,7 @@ impl Frames {
     /// If they are not all of one owner and one use: they were given back before, or never taken.
     pub fn free(&self, run: Run) {
         self.shared.ledger.release(&run);
-        if run.order() == 0 {
-            self.shared.store.give_single(self.hand, run.first().raw());
-        } else {
-            self.shared.store.give_run(run.first().raw(), run.pages());
-        }
+        self.shared.store.give(self.hart, run.first().raw(), run.pages());
     }
 
     /// What `owner` has.
@@ -179,12 +171,6 @@ impl Frames {
     #[must_use]
     pub fn total_count(&self) -> u64 {
         self.shared.ledger.total_count()
-    }
-
-    /// How often a hart has waited for the lock that all harts share.
-    #[must_use]
-    pub fn waits(&self) -> u64 {
-        self.shared.store.waits()
     }
 
     /// Who has `frame` and what for, or `None` if it is free or not among ours.
@@ -301,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_hart_has_at_hand_is_had_before_memory_is_out() {
+    fn what_another_hart_has_given_back_is_had_before_memory_is_out() {
         let mut harts = frames(0, 64).share(3);
         let (third, second) = (harts.pop().unwrap(), harts.pop().unwrap());
         let all: Vec<Run> = (0..64).map(|_| second.alloc(VM, Use::Guest, 0).unwrap()).collect();
@@ -309,8 +295,61 @@ mod tests {
         all.into_iter().for_each(|run| second.free(run));
         assert_eq!(third.free_count(), 64);
         let whole = third.alloc(VM, Use::Guest, 6).unwrap();
-        assert_eq!((harts[0].usage(VM).guest, second.free_count(), third.waits()), (64, 0, 0));
+        assert_eq!((harts[0].usage(VM).guest, second.free_count()), (64, 0));
         third.free(whole);
+    }
+
+    #[test]
+    fn memory_is_out_only_when_nothing_is_left_anywhere() {
+        extern crate std;
+        // As much as all harts together hold at most: nobody may ever be refused, whoever gave last what is free.
+        for (order, held) in [(0, 3), (3, 2), (MEGA_ORDER, 1)] {
+            let harts = frames(0, (4 * held) << order).share(4);
+            std::thread::scope(|scope| {
+                for hart in &harts {
+                    scope.spawn(move || {
+                        let mut mine = alloc::collections::VecDeque::new();
+                        for _ in 0..30_000_u32 {
+                            mine.push_back(hart.alloc(VM, Use::Guest, order).unwrap());
+                            if mine.len() as u64 == held {
+                                hart.free(mine.pop_front().unwrap());
+                            }
+                        }
+                        mine.into_iter().for_each(|run| hart.free(run));
+                    });
+                }
+            });
+            assert_eq!(harts[0].free_count(), harts[0].total_count());
+        }
+    }
+
+    #[test]
+    fn singles_leave_blocks_whole() {
+        let harts = frames(0, 8 * 512).share(2);
+        let mut singles: Vec<Run> = (0..600).map(|n| harts[n % 2].alloc(VM, Use::Guest, 0).unwrap()).collect();
+        let all: Vec<Run> = core::iter::from_fn(|| harts[0].alloc(VM, Use::Guest, MEGA_ORDER).ok()).collect();
+        assert_eq!(all.len(), 6, "each hart has begun one block");
+        all.into_iter().for_each(|run| harts[0].free(run));
+        // The other hart goes on in a block that has room again, rather than in a whole one.
+        let kept = singles.split_off(200);
+        singles.into_iter().for_each(|run| harts[0].free(run));
+        let more: Vec<Run> = (0..600).map(|_| harts[1].alloc(VM, Use::Guest, 0).unwrap()).collect();
+        let all: Vec<Run> = core::iter::from_fn(|| harts[0].alloc(VM, Use::Guest, MEGA_ORDER).ok()).collect();
+        assert_eq!(all.len(), 6);
+        kept.into_iter().chain(more).chain(all).for_each(|run| harts[0].free(run));
+        assert_eq!(harts[1].free_count(), 8 * 512);
+    }
+
+    #[test]
+    fn runs_do_not_span_gaps_of_ram() {
+        let mut frames = frames(1024, 1024);
+        frames.add(Pfn::new(4096), 1024);
+        assert_eq!(frames.alloc(VM, Use::Guest, 11), Err(AllocError::OutOfMemory));
+        let (low, high) = (frames.alloc(VM, Use::Guest, 10).unwrap(), frames.alloc(VM, Use::Guest, 10).unwrap());
+        assert_eq!((low.first().raw(), high.first().raw(), frames.free_count()), (1024, 4096, 0));
+        frames.free(high);
+        frames.free(low);
+        assert_eq!(frames.free_count(), 2048);
     }
 
     #[test]

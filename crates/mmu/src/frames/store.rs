@@ -1,182 +1,280 @@
-//! Where free frames are: in the buddy system, behind the one lock, and some at the hand of each hart.
+//! Where free frames are: a bit for each, in words that all harts change at once.
 //!
-//! No hart waits while there is another way, because whoever holds a lock may be a hart that its host has suspended:
+//! There is no lock, because whoever holds one may be a hart that its host has suspended. A frame is taken by clearing its bit and
+//! given by setting it, each in one atomic step, so neighbours that are free are a run again without anybody joining them.
 //!
-//! 1. A hart takes from its own hand, and fills it when it runs low and nobody holds the buddy system.
-//! 2. If it is empty, or in somebody's hands, it takes from another's.
-//! 3. Only if there is nothing at any hand it waits for the buddy system, which then counts as one of [`Store::waits`].
-//!
-//! When memory is out, what lies at all hands is collected first; for a run that is only wanted ahead of need, it is not.
+//! - RAM is in [`Block`]s of 2 MiB. Each hart takes small runs from a block of its own choice, until nothing is left there.
+//! - It chooses one that is in use already, if there is one nearby, so that others stay whole for runs of 2 MiB.
+//! - A run of many words is taken word by word. If one is not free, those before it are given back. Meanwhile they count as
+//!   taken.
+//! - A hart that finds nothing looks again if any frame was given meanwhile: it may have been given behind its back. If
+//!   none was, all that it saw taken was taken at one moment, the end of its search.
 
 use alloc::vec::Vec;
-use buddy_system_allocator::FrameAllocator;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize};
 use rv::{Hpa, Pfn};
-use spin::{Mutex, MutexGuard};
 
 /// Run orders are below this: the largest run is 2^23 frames, 32 GiB.
 pub(super) const ORDERS: usize = 24;
-/// Frames fetched for a hand at once.
-const FETCHED: usize = 64;
-/// A hand with fewer frames is filled when that needs no waiting.
-const LOW: usize = 32;
-/// Frames that lie at a hand at most.
-const MOST: usize = 192;
-/// Frames that a full hand gives back at once. Each takes some hundred instructions with the lock held.
-const GIVEN: usize = 32;
-/// Frames of a run of 2 MiB.
-const MEGA: u64 = 512;
+/// log2 of the frames of a word.
+const WORD_ORDER: u8 = 6;
+/// log2 of the frames of a block.
+const BLOCK_ORDER: u8 = 9;
+const BLOCK: u64 = 1 << BLOCK_ORDER;
+const WORDS: usize = 1 << (BLOCK_ORDER - WORD_ORDER);
+/// So many blocks are looked at for one that is in use, but has room, before a whole one is begun.
+const NEARBY: usize = 64;
+/// What room means, in frames: less is not worth to change blocks for.
+const ROOM: u64 = 64;
 
-type Buddy = FrameAllocator<ORDERS>;
-
-/// What lies at the hand of a hart: numbers of first frames.
-struct Hand {
-    singles: Vec<u64>,
-    /// A run of 2 MiB, if there is plenty.
-    mega: Option<u64>,
+/// 2 MiB of RAM, or the part of it that there is.
+struct Block {
+    /// The number of its first frame divided by that of its frames.
+    number: u64,
+    /// By frame: whether it is free.
+    words: [AtomicU64; WORDS],
+    /// Free frames, at least: it grows before bits are set, and shrinks after they are cleared.
+    free: AtomicU64,
 }
 
-impl Hand {
-    fn new() -> Self {
-        Self { singles: Vec::with_capacity(MOST), mega: None }
+impl Block {
+    fn new(number: u64) -> Self {
+        Self { number, words: Default::default(), free: AtomicU64::new(0) }
+    }
+
+    /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. Its other result says whether
+    /// bits that had been cleared for a run that was not free are set again.
+    fn clear(&self, order: u8) -> Result<u64, bool> {
+        match order.checked_sub(WORD_ORDER) {
+            None => self.clear_in_word(order).ok_or(false),
+            Some(words) => {
+                let mut restored = false;
+                for first in (0..WORDS).step_by(1 << words) {
+                    match clear_words(&self.words[first..first + (1 << words)]) {
+                        Ok(()) => return Ok((first as u64) << WORD_ORDER),
+                        Err(again) => restored |= again,
+                    }
+                }
+                Err(restored)
+            }
+        }
+    }
+
+    fn clear_in_word(&self, order: u8) -> Option<u64> {
+        let ones = (1_u64 << (1 << order)) - 1;
+        // Where an aligned run may begin.
+        let places = u64::MAX / ones;
+        for (at, word) in self.words.iter().enumerate() {
+            let mut bits = word.load(Relaxed);
+            loop {
+                // A bit stays if the run that begins there is free.
+                let runs = (0..order).fold(bits, |runs, n| runs & runs >> (1 << n)) & places;
+                if runs == 0 {
+                    break;
+                }
+                let place = runs.trailing_zeros();
+                match word.compare_exchange_weak(bits, bits & !(ones << place), AcqRel, Acquire) {
+                    Ok(_) => return Some((at as u64) << WORD_ORDER | u64::from(place)),
+                    Err(now) => bits = now,
+                }
+            }
+        }
+        None
+    }
+
+    /// Sets the bits of a run that begins at `place`.
+    fn set(&self, place: u64, pages: u64) {
+        if pages < 1 << WORD_ORDER {
+            let ones = (1 << pages) - 1;
+            self.words[(place >> WORD_ORDER) as usize].fetch_or(ones << (place % 64), Release);
+        } else {
+            let (first, words) = ((place >> WORD_ORDER) as usize, (pages >> WORD_ORDER) as usize);
+            self.words[first..first + words].iter().for_each(|word| word.store(u64::MAX, Release));
+        }
     }
 }
 
+/// Clears words of which all bits are set; else none, and says whether some were cleared meanwhile.
+fn clear_words(words: &[AtomicU64]) -> Result<(), bool> {
+    for (at, word) in words.iter().enumerate() {
+        if word.compare_exchange(u64::MAX, 0, AcqRel, Acquire).is_err() {
+            words[..at].iter().for_each(|word| word.store(u64::MAX, Release));
+            return Err(at > 0);
+        }
+    }
+    Ok(())
+}
+
+/// Where a hart looks first.
+#[derive(Default)]
+struct Cursor {
+    /// Which block it takes small runs from.
+    block: AtomicUsize,
+    /// Which block it looks at first for a whole one.
+    whole: AtomicUsize,
+    /// How often it has given frames.
+    given: AtomicU64,
+}
+
 pub(super) struct Store {
-    buddy: Mutex<Buddy>,
-    hands: Vec<Mutex<Hand>>,
-    waits: AtomicU64,
+    /// By number. Most follow their predecessor's.
+    blocks: Vec<Block>,
+    cursors: Vec<Cursor>,
+    /// Blocks of which all frames are free, at least.
+    whole: AtomicIsize,
 }
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("hands", &self.hands.len()).field("waits", &self.waits).finish_non_exhaustive()
+        f.debug_struct("Store").field("blocks", &self.blocks.len()).field("whole", &self.whole).finish_non_exhaustive()
     }
 }
 
 impl Default for Store {
     fn default() -> Self {
-        let mut store = Self { buddy: Mutex::new(Buddy::new()), hands: Vec::new(), waits: AtomicU64::new(0) };
-        store.set_hands(1);
-        store
+        Self { blocks: Vec::new(), cursors: alloc::vec![Cursor::default()], whole: AtomicIsize::new(0) }
     }
 }
 
 impl Store {
-    /// Makes a hand for each of so many harts. All frames are in the buddy system then.
-    pub fn set_hands(&mut self, harts: usize) {
-        if !self.hands.is_empty() {
-            self.collect(&mut self.buddy());
-        }
-        self.hands.clear();
-        self.hands.resize_with(harts, || Mutex::new(Hand::new()));
+    /// Lets so many harts take frames, each in a part of RAM of its own to begin with.
+    pub fn set_harts(&mut self, harts: usize) {
+        let place = |hart: usize| AtomicUsize::new(self.blocks.len() * hart / harts);
+        let cursor = |hart| Cursor { block: place(hart), whole: place(hart), given: AtomicU64::new(0) };
+        self.cursors = (0..harts).map(cursor).collect();
     }
 
+    /// How many harts take frames.
+    pub fn harts(&self) -> u64 {
+        self.cursors.len() as u64
+    }
+
+    /// Adds free frames that are not known yet.
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
-        self.buddy.get_mut().add_frame(first.raw() as usize, (first.raw() + pages) as usize);
+        let (mut at, end) = (first.raw(), first.raw() + pages);
+        while at < end {
+            let number = at >> BLOCK_ORDER;
+            if let Err(place) = self.blocks.binary_search_by_key(&number, |block| block.number) {
+                self.blocks.insert(place, Block::new(number));
+            }
+            // The largest run that is aligned there, in its block, and not too long.
+            let pages = (1 << at.trailing_zeros().min(BLOCK_ORDER.into())).min(1 << (end - at).ilog2());
+            self.give(0, at, pages);
+            at += pages;
+        }
     }
 
-    /// How many hands there are.
-    pub fn hands(&self) -> u64 {
-        self.hands.len() as u64
+    /// Takes 2^order frames; returns the first one's number, or `None` if there is no such run.
+    pub fn take(&self, hart: usize, order: u8) -> Option<u64> {
+        loop {
+            let before = self.given();
+            let found = if order < BLOCK_ORDER { self.find_small(hart, order) } else { self.find_blocks(hart, order) };
+            if found.is_some() || self.given() == before {
+                return found;
+            }
+        }
     }
 
-    pub fn waits(&self) -> u64 {
-        self.waits.load(Relaxed)
+    /// Gives frames: aligned to their number, a power of two.
+    pub fn give(&self, hart: usize, first: u64, pages: u64) {
+        let at = self.place_of(first >> BLOCK_ORDER);
+        for block in &self.blocks[at..at + pages.div_ceil(BLOCK) as usize] {
+            let pages = pages.min(BLOCK);
+            if block.free.fetch_add(pages, Relaxed) + pages == BLOCK {
+                self.whole.fetch_add(1, Relaxed);
+            }
+            block.set(first % BLOCK, pages);
+        }
+        self.cursors[hart].given.fetch_add(1, Release);
     }
 
-    fn buddy(&self) -> MutexGuard<'_, Buddy> {
-        self.buddy.try_lock().unwrap_or_else(|| {
-            self.waits.fetch_add(1, Relaxed);
-            self.buddy.lock()
+    /// Grows whenever frames are given.
+    fn given(&self) -> u64 {
+        self.cursors.iter().map(|cursor| cursor.given.load(Acquire)).sum()
+    }
+
+    fn place_of(&self, number: u64) -> usize {
+        let guess = (number - self.blocks[0].number) as usize;
+        if self.blocks.get(guess).is_some_and(|block| block.number == number) {
+            return guess;
+        }
+        let found = self.blocks.binary_search_by_key(&number, |block| block.number);
+        found.unwrap_or_else(|_| panic!("block {number} is not RAM of ours"))
+    }
+
+    /// All blocks' places, from `from` on and round.
+    fn round(&self, from: usize) -> impl Iterator<Item = usize> {
+        (from..self.blocks.len()).chain(0..from)
+    }
+
+    /// A run that is smaller than a block.
+    fn find_small(&self, hart: usize, order: u8) -> Option<u64> {
+        let cursor = &self.cursors[hart];
+        let from = cursor.block.load(Relaxed);
+        let own = self.blocks.get(from)?;
+        if let Some(first) = self.take_from(hart, own, order) {
+            return Some(first);
+        }
+        let in_use = |at: &usize| (ROOM..BLOCK).contains(&self.blocks[*at].free.load(Relaxed));
+        let nearby = self.round(from).take(NEARBY).filter(in_use);
+        nearby.chain(self.round(from)).find_map(|at| {
+            let first = self.take_from(hart, &self.blocks[at], order)?;
+            cursor.block.store(at, Relaxed);
+            Some(first)
         })
     }
 
-    /// All hands that nobody holds, from `hand` on.
-    fn free_hands(&self, hand: usize) -> impl Iterator<Item = MutexGuard<'_, Hand>> {
-        (hand..self.hands.len()).chain(0..hand).filter_map(|n| self.hands[n].try_lock())
-    }
-
-    pub fn take_single(&self, hand: usize) -> Option<u64> {
-        if let Some(mut own) = self.hands[hand].try_lock() {
-            if own.singles.len() < LOW
-                && let Some(mut buddy) = self.buddy.try_lock()
-            {
-                fetch(&mut own.singles, &mut buddy);
+    fn take_from(&self, hart: usize, block: &Block, order: u8) -> Option<u64> {
+        let pages = 1 << order;
+        if block.free.load(Relaxed) < pages {
+            return None;
+        }
+        match block.clear(order) {
+            Ok(place) => {
+                if block.free.fetch_sub(pages, Relaxed) == BLOCK {
+                    self.whole.fetch_sub(1, Relaxed);
+                }
+                Some(block.number << BLOCK_ORDER | place)
             }
-            if let Some(frame) = own.singles.pop() {
-                return Some(frame);
+            Err(restored) => {
+                if restored {
+                    self.cursors[hart].given.fetch_add(1, Release);
+                }
+                None
             }
         }
-        self.free_hands(hand).find_map(|mut other| other.singles.pop()).or_else(|| self.take(1))
     }
 
-    pub fn give_single(&self, hand: usize, frame: u64) {
-        if let Some(mut to) = self.free_hands(hand).find(|hand| hand.singles.len() < MOST) {
-            to.singles.push(frame);
-            return;
+    /// A run of one or more blocks.
+    fn find_blocks(&self, hart: usize, order: u8) -> Option<u64> {
+        let blocks = 1 << (order - BLOCK_ORDER);
+        if self.whole.load(Relaxed) < blocks as isize {
+            return None;
         }
-        let mut buddy = self.buddy();
-        buddy.dealloc(frame as usize, 1);
-        if let Some(mut own) = self.hands[hand].try_lock() {
-            let given = own.singles.len().min(GIVEN);
-            own.singles.drain(..given).for_each(|frame| buddy.dealloc(frame as usize, 1));
+        let cursor = &self.cursors[hart];
+        self.round(cursor.whole.load(Relaxed)).find_map(|at| {
+            let first = self.take_blocks(hart, at, blocks)?;
+            cursor.whole.store((at + blocks) % self.blocks.len(), Relaxed);
+            Some(first)
+        })
+    }
+
+    /// Takes so many blocks, the first one at that place, if they are there, aligned, and whole.
+    fn take_blocks(&self, hart: usize, at: usize, blocks: usize) -> Option<u64> {
+        let run = self.blocks.get(at..at + blocks)?;
+        let number = run[0].number;
+        let is_run = number.is_multiple_of(blocks as u64) && run[blocks - 1].number - number == blocks as u64 - 1;
+        if !is_run || run.iter().any(|block| block.free.load(Relaxed) < BLOCK) {
+            return None;
         }
-    }
-
-    /// Takes a run, if there is one. `plenty`: there is so much free memory that 2 MiB more may be kept at hand.
-    pub fn take_run(&self, hand: usize, pages: u64, plenty: bool) -> Option<u64> {
-        let mut from_hands = self.free_hands(hand).filter(|_| pages == MEGA);
-        let taken = from_hands.find_map(|mut hand| hand.mega.take());
-        let taken = taken.or_else(|| self.buddy().alloc(pages as usize).map(|first| first as u64));
-        if plenty
-            && pages == MEGA
-            && let Some(mut own) = self.hands[hand].try_lock()
-            && own.mega.is_none()
-            && let Some(mut buddy) = self.buddy.try_lock()
-        {
-            own.mega = buddy.alloc(MEGA as usize).map(|first| first as u64);
+        for (taken, block) in run.iter().enumerate() {
+            if self.take_from(hart, block, BLOCK_ORDER).is_none() {
+                (run[..taken].iter()).for_each(|block| self.give(hart, block.number << BLOCK_ORDER, BLOCK));
+                return None;
+            }
         }
-        taken
-    }
-
-    /// Takes a run, whatever it takes.
-    pub fn take(&self, pages: u64) -> Option<u64> {
-        // Held to the end: what one hart has collected is never out of another's sight while that one finds nothing.
-        let mut buddy = self.buddy();
-        let first = buddy.alloc(pages as usize).or_else(|| {
-            // What lies at the hands may be what is missing.
-            self.collect(&mut buddy);
-            buddy.alloc(pages as usize)
-        });
-        first.map(|first| first as u64)
-    }
-
-    pub fn give_run(&self, first: u64, pages: u64) {
-        self.buddy().dealloc(first as usize, pages as usize);
-    }
-
-    /// Gives what lies at all hands back to the buddy system. To wait for a hand with that held is safe: whoever has a hand
-    /// only tries for the buddy system.
-    fn collect(&self, buddy: &mut Buddy) {
-        for hand in &self.hands {
-            let Hand { singles, mega } = core::mem::replace(&mut *hand.lock(), Hand::new());
-            singles.into_iter().for_each(|frame| buddy.dealloc(frame as usize, 1));
-            mega.into_iter().for_each(|first| buddy.dealloc(first as usize, MEGA as usize));
-        }
-    }
-}
-
-/// Frames for a hand: neighbours, the lowest last, so that it is taken first.
-fn fetch(frames: &mut Vec<u64>, buddy: &mut Buddy) {
-    if let Some(first) = buddy.alloc(FETCHED) {
-        let first = first as u64;
-        let old = frames.len();
-        frames.extend((first..first + FETCHED as u64).rev());
-        // What was there is used first.
-        frames.rotate_left(old);
-    } else if let Some(first) = buddy.alloc(1) {
-        frames.push(first as u64);
+        Some(number << BLOCK_ORDER)
     }
 }

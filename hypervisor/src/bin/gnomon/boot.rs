@@ -118,6 +118,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         console,
         overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),
+        heap_waits: heap::waits(),
         bundle: Addr::new(bundle_span.start).pfn(),
         bundle_bytes: bundle_span.bytes,
         offer,

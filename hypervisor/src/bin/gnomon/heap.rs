@@ -1,14 +1,49 @@
 //! Gnomon's own heap: a small one in the image to begin with, then a share of RAM.
 
-use buddy_system_allocator::LockedHeap;
+use buddy_system_allocator::Heap;
+use core::alloc::{GlobalAlloc, Layout};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use hypervisor::machine::Span;
+use spin::{Mutex, MutexGuard};
+
+const ORDERS: usize = 33;
+
+/// A heap that counts how often a hart waits for its lock.
+struct CountedHeap {
+    heap: Mutex<Heap<ORDERS>>,
+    waits: AtomicU64,
+}
 
 #[global_allocator]
-static HEAP: LockedHeap<33> = LockedHeap::empty();
+static HEAP: CountedHeap = CountedHeap { heap: Mutex::new(Heap::new()), waits: AtomicU64::new(0) };
 
 /// Enough to read a device tree.
 const FIRST_BYTES: usize = 1 << 20;
 static mut FIRST: [u64; FIRST_BYTES / 8] = [0; FIRST_BYTES / 8];
+
+impl CountedHeap {
+    fn lock(&self) -> MutexGuard<'_, Heap<ORDERS>> {
+        self.heap.try_lock().unwrap_or_else(|| {
+            self.waits.fetch_add(1, Relaxed);
+            self.heap.lock()
+        })
+    }
+}
+
+// SAFETY: passes on to an allocator, under its lock.
+unsafe impl GlobalAlloc for CountedHeap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.lock().alloc(layout).map_or(null_mut(), NonNull::as_ptr)
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if let Some(at) = NonNull::new(at) {
+            // SAFETY: allocated here, by the caller's promise.
+            unsafe { self.lock().dealloc(at, layout) };
+        }
+    }
+}
 
 /// Starts the heap. Once, by the boot hart.
 pub fn start() {
@@ -23,4 +58,9 @@ pub fn start() {
 pub unsafe fn add(span: Span) {
     // SAFETY: by the caller's promise.
     unsafe { HEAP.lock().add_to_heap(span.start as usize, span.end() as usize) };
+}
+
+/// How often a hart has waited for it.
+pub fn waits() -> &'static AtomicU64 {
+    &HEAP.waits
 }
