@@ -48,7 +48,7 @@ impl Block {
     /// bits that had been cleared for a run that was not free are set again.
     fn clear(&self, order: u8) -> Result<u64, bool> {
         match order.checked_sub(WORD_ORDER) {
-            None => self.clear_in_word(order).ok_or(false),
+            None => (0..WORDS).find_map(|at| self.clear_in_word(at, order)).ok_or(false),
             Some(words) => {
                 let mut restored = false;
                 for first in (0..WORDS).step_by(1 << words) {
@@ -62,26 +62,26 @@ impl Block {
         }
     }
 
-    fn clear_in_word(&self, order: u8) -> Option<u64> {
+    /// The same in one word, for a run that is smaller.
+    #[inline(always)]
+    fn clear_in_word(&self, at: usize, order: u8) -> Option<u64> {
+        let word = &self.words[at];
         let ones = (1_u64 << (1 << order)) - 1;
         // Where an aligned run may begin.
         let places = u64::MAX / ones;
-        for (at, word) in self.words.iter().enumerate() {
-            let mut bits = word.load(Relaxed);
-            loop {
-                // A bit stays if the run that begins there is free.
-                let runs = (0..order).fold(bits, |runs, n| runs & runs >> (1 << n)) & places;
-                if runs == 0 {
-                    break;
-                }
-                let place = runs.trailing_zeros();
-                match word.compare_exchange_weak(bits, bits & !(ones << place), AcqRel, Acquire) {
-                    Ok(_) => return Some((at as u64) << WORD_ORDER | u64::from(place)),
-                    Err(now) => bits = now,
-                }
+        let mut bits = word.load(Relaxed);
+        loop {
+            // A bit stays if the run that begins there is free.
+            let runs = (0..order).fold(bits, |runs, n| runs & runs >> (1 << n)) & places;
+            if runs == 0 {
+                return None;
+            }
+            let lowest = runs & runs.wrapping_neg();
+            match word.compare_exchange_weak(bits, bits & !(ones * lowest), AcqRel, Relaxed) {
+                Ok(_) => return Some((at as u64) << WORD_ORDER | u64::from(lowest.trailing_zeros())),
+                Err(now) => bits = now,
             }
         }
-        None
     }
 
     /// Sets the bits of a run that begins at `place`.
@@ -110,8 +110,8 @@ fn clear_words(words: &[AtomicU64]) -> Result<(), bool> {
 /// Where a hart looks first.
 #[derive(Default)]
 struct Cursor {
-    /// Which block it takes small runs from.
-    block: AtomicUsize,
+    /// Which word it takes small runs from, counted through all blocks.
+    word: AtomicUsize,
     /// Which block it looks at first for a whole one.
     whole: AtomicUsize,
     /// How often it has given frames.
@@ -142,7 +142,8 @@ impl Store {
     /// Lets so many harts take frames, each in a part of RAM of its own to begin with.
     pub fn set_harts(&mut self, harts: usize) {
         let place = |hart: usize| AtomicUsize::new(self.blocks.len() * hart / harts);
-        let cursor = |hart| Cursor { block: place(hart), whole: place(hart), given: AtomicU64::new(0) };
+        let word = |hart| AtomicUsize::new(place(hart).into_inner() * WORDS);
+        let cursor = |hart| Cursor { word: word(hart), whole: place(hart), given: AtomicU64::new(0) };
         self.cursors = (0..harts).map(cursor).collect();
     }
 
@@ -167,7 +168,14 @@ impl Store {
     }
 
     /// Takes 2^order frames; returns the first one's number, or `None` if there is no such run.
+    #[inline(always)]
     pub fn take(&self, hart: usize, order: u8) -> Option<u64> {
+        let at_hand = if order == 0 { self.take_at_hand(hart) } else { None };
+        at_hand.or_else(|| self.search(hart, order))
+    }
+
+    #[inline(never)]
+    fn search(&self, hart: usize, order: u8) -> Option<u64> {
         loop {
             let before = self.given();
             let found = if order < BLOCK_ORDER { self.find_small(hart, order) } else { self.find_blocks(hart, order) };
@@ -209,35 +217,35 @@ impl Store {
         (from..self.blocks.len()).chain(0..from)
     }
 
+    /// A frame from the word that the hart took the last one from.
+    #[inline(always)]
+    fn take_at_hand(&self, hart: usize) -> Option<u64> {
+        let word = self.cursors[hart].word.load(Relaxed);
+        let block = self.blocks.get(word / WORDS)?;
+        let place = block.clear_in_word(word % WORDS, 0)?;
+        Some(self.taken(block, place, 1))
+    }
+
     /// A run that is smaller than a block.
     fn find_small(&self, hart: usize, order: u8) -> Option<u64> {
         let cursor = &self.cursors[hart];
-        let from = cursor.block.load(Relaxed);
-        let own = self.blocks.get(from)?;
-        if let Some(first) = self.take_from(hart, own, order) {
-            return Some(first);
-        }
+        let from = cursor.word.load(Relaxed) / WORDS;
         let in_use = |at: &usize| (ROOM..BLOCK).contains(&self.blocks[*at].free.load(Relaxed));
         let nearby = self.round(from).take(NEARBY).filter(in_use);
-        nearby.chain(self.round(from)).find_map(|at| {
+        let own = (from..self.blocks.len()).take(1);
+        own.chain(nearby).chain(self.round(from)).find_map(|at| {
             let first = self.take_from(hart, &self.blocks[at], order)?;
-            cursor.block.store(at, Relaxed);
+            cursor.word.store((first % BLOCK >> WORD_ORDER) as usize + at * WORDS, Relaxed);
             Some(first)
         })
     }
 
     fn take_from(&self, hart: usize, block: &Block, order: u8) -> Option<u64> {
-        let pages = 1 << order;
-        if block.free.load(Relaxed) < pages {
+        if block.free.load(Relaxed) < 1 << order {
             return None;
         }
         match block.clear(order) {
-            Ok(place) => {
-                if block.free.fetch_sub(pages, Relaxed) == BLOCK {
-                    self.whole.fetch_sub(1, Relaxed);
-                }
-                Some(block.number << BLOCK_ORDER | place)
-            }
+            Ok(place) => Some(self.taken(block, place, 1 << order)),
             Err(restored) => {
                 if restored {
                     self.cursors[hart].given.fetch_add(1, Release);
@@ -245,6 +253,15 @@ impl Store {
                 None
             }
         }
+    }
+
+    /// Counts a run whose bits have been cleared; returns the first one's number.
+    #[inline(always)]
+    fn taken(&self, block: &Block, place: u64, pages: u64) -> u64 {
+        if block.free.fetch_sub(pages, Relaxed) == BLOCK {
+            self.whole.fetch_sub(1, Relaxed);
+        }
+        block.number << BLOCK_ORDER | place
     }
 
     /// A run of one or more blocks.
