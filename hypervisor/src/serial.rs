@@ -80,8 +80,9 @@ impl<E: Env> Outside for Reach<'_, E> {
     }
 
     fn soon(&mut self) {
-        // Whoever has said so sees to it.
-        if !self.vm.has_moment.swap(true, Ordering::SeqCst) {
+        // Whoever has said so sees to it. Mostly somebody has: only then is a look enough.
+        let has_moment = &self.vm.has_moment;
+        if !has_moment.load(Ordering::SeqCst) && !has_moment.swap(true, Ordering::SeqCst) {
             self.env.attend_soon(Some(self.vm.index));
         }
     }

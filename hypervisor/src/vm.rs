@@ -1,7 +1,7 @@
 //! A VM: its memory, its devices, its vCPUs.
 
 use crate::board;
-use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic};
+use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::offer::Offer;
 use crate::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::iter;
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, ResolveError};
 use mmu::shadow::{Shadow, Upkeep};
@@ -94,6 +94,8 @@ impl Devices {
     /// A load of `width` bytes at `offset`. A claim is told to the device that it names.
     pub fn load(&mut self, target: Target, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64> {
         match target {
+            // Most accesses by far: without a call through a table.
+            Target::Device(0) => self.uart.load(offset, width, outside),
             Target::Device(at) => self.get(at).load(offset, width, outside),
             Target::Plic => {
                 let answer = self.plic.load(offset, width);
@@ -116,6 +118,7 @@ impl Devices {
         outside: &mut dyn Outside,
     ) -> Answer<()> {
         match target {
+            Target::Device(0) => self.uart.store(offset, width, value, outside),
             Target::Device(at) => self.get(at).store(offset, width, value, outside),
             Target::Plic => {
                 if Plic::claims(offset)
@@ -137,8 +140,10 @@ impl Devices {
 
     /// Passes a device's line on to the PLIC; says whether it has changed.
     pub fn pass_line(&mut self, at: usize) -> bool {
-        let device = self.get(at);
-        let (source, high) = (device.source(), device.interrupt());
+        let (source, high) = match at {
+            0 => (uart::SOURCE, self.uart.interrupt()),
+            _ => (self.get(at).source(), self.get(at).interrupt()),
+        };
         let has_changed = high != self.plic.is_high(source);
         if has_changed {
             self.plic.set_level(source, high);
@@ -288,6 +293,11 @@ impl Vm {
         let found = self.places.iter().enumerate().find_map(find);
         let found = found.or_else(|| Some((Target::Plic, plic::PLACE.offset(gpa)?, plic::PLACE.bytes)));
         found.map(|(target, offset, bytes)| (target, offset, bytes - offset))
+    }
+
+    /// Says that the last exit of a vCPU is to be made again when a device, or the console, can go on.
+    pub fn hold(&self, vcpu: u32) {
+        self.held.fetch_or(1 << vcpu, Ordering::SeqCst);
     }
 
     /// Whether `[gpa, gpa + bytes)` lies within the VM's RAM.

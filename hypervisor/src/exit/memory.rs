@@ -13,7 +13,7 @@ use rv::{Access, Addr, Exception, Gpa};
 
 /// The guest touched a guest physical page that the G-stage does not allow (yet).
 pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
-    let exit = run.context.exit;
+    let exit = &run.context.exit;
     // norm:mtval2_htval_virtaddr: bits 1:0 of the address are those of the virtual address, except for implicit
     // accesses, whose addresses are aligned.
     let is_implicit = exit.tinst == mmu::two_stage::TINST_PTE_READ || exit.tinst == mmu::two_stage::TINST_PTE_WRITE;
@@ -25,10 +25,10 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         mmu::two_stage::TINST_PTE_WRITE => Access::Store,
         _ => access,
     };
-    let vm = Arc::clone(&run.vm);
-    if !is_implicit && !vm.in_ram(gpa.raw(), 1) {
+    if !is_implicit && !run.vm.in_ram(gpa.raw(), 1) {
         return outside_ram(g, run, access, gpa, env);
     }
+    let vm = Arc::clone(&run.vm);
     match vm.reach(g, gpa, needed, env) {
         Ok(_) => {
             run.shared.counters.faults_memory.bump();
@@ -53,6 +53,7 @@ pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 }
 
 /// An access to guest physical memory where there is no RAM.
+#[inline]
 fn outside_ram<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, gpa: Addr<Gpa>, env: &mut E) -> Outcome {
     match run.vm.device_at(gpa.raw()) {
         Some(there) if access != Access::Fetch => mmio::access(g, run, access, there, env),

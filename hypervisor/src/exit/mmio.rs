@@ -10,7 +10,6 @@ use crate::lines;
 use crate::serial::{Output, Reach};
 use crate::vcpu::VcpuRun;
 use crate::vm::Target;
-use alloc::sync::Arc;
 use rv::Access;
 use rv::insn::{MemInsn, MemOp};
 
@@ -47,30 +46,30 @@ pub(super) fn access<E: Env>(
     if u64::from(insn.op.width()) > left {
         return deny(run, access, env);
     }
-    let vm = Arc::clone(&run.vm);
+    let VcpuRun { vm, context, shared, .. } = &mut *run;
     let mut devices = vm.devices.lock();
-    let outside = &mut Reach { g, vm: &vm, env, output: Output::Print };
+    let outside = &mut Reach { g, vm, env, output: Output::Print };
     let answer = match insn.op {
         MemOp::Load { rd, width, .. } => match devices.load(target, offset, width, outside) {
             Answer::Done(value) => {
-                run.context.set(rd, insn.op.extend(value));
+                context.set(rd, insn.op.extend(value));
                 Answer::Done(())
             }
             Answer::Later => Answer::Later,
             Answer::Refused => Answer::Refused,
         },
-        MemOp::Store { rs, width } => devices.store(target, (offset, width), run.context.x[usize::from(rs)], outside),
+        MemOp::Store { rs, width } => devices.store(target, (offset, width), context.x[usize::from(rs)], outside),
     };
     match answer {
         Answer::Done(()) => {
-            lines::settle(g, &vm, (devices, target), env);
-            run.shared.counters.faults_mmio.bump();
-            run.context.skip(insn.length.into());
+            lines::settle(g, vm, (devices, target), env);
+            shared.counters.faults_mmio.bump();
+            context.skip(insn.length.into());
             Outcome::Resume
         }
         Answer::Later => {
             // Before the lock is let go: only then can the device wake it.
-            run.hold();
+            vm.hold(shared.id);
             Outcome::Later
         }
         Answer::Refused => {

@@ -82,7 +82,7 @@ impl VcpuRun {
 
     /// Says that its exit is to be made again when a device, or the console, can go on.
     pub fn hold(&self) {
-        self.vm.held.fetch_or(1 << self.shared.id, Ordering::SeqCst);
+        self.vm.hold(self.shared.id);
     }
 
     /// Counts what the lane has done since the last time: before Gnomon itself writes to the lane's log, from the
