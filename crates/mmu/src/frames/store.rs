@@ -235,7 +235,7 @@ impl Store {
         let own = (from..self.blocks.len()).take(1);
         own.chain(nearby).chain(self.round(from)).find_map(|at| {
             let first = self.take_from(hart, &self.blocks[at], order)?;
-            cursor.word.store((first % BLOCK >> WORD_ORDER) as usize + at * WORDS, Relaxed);
+            cursor.word.store(((first % BLOCK) >> WORD_ORDER) as usize + at * WORDS, Relaxed);
             Some(first)
         })
     }
