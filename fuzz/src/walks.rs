@@ -124,20 +124,29 @@ pub fn walks(data: &[u8]) {
     assert!(ours == theirs, "what hardware writes: {context:x?}, {gva:#x}");
 }
 
-/// An instruction means the same as it stands in memory and as hardware transforms it, and a store changes its bytes only.
+/// An instruction means the same as it stands in memory and as hardware transforms it, is taken only for what it accesses
+/// from the start, and a store changes its bytes only.
 pub fn instructions(data: &[u8]) {
     let mut u = Unstructured::new(data);
-    let (Ok(insn), Ok(at), Ok(word), Ok(operand)) =
+    let (Ok(insn), Ok(base), Ok(word), Ok(operand)) =
         (u32::arbitrary(&mut u), u64::arbitrary(&mut u), u64::arbitrary(&mut u), u64::arbitrary(&mut u))
     else {
         return;
     };
-    let decoded = MemInsn::decode(insn);
-    if let (Some(decoded), 3) = (decoded, insn & 3) {
-        assert_eq!(MemInsn::from_tinst(transformed(insn, decoded.op).into()), Some(decoded), "{insn:#x}");
+    let mut x = [0; 32];
+    (1..32).for_each(|register| x[register] = base.wrapping_add(register as u64 * 0x1_0010));
+    let at = begin(insn, &x);
+    let decoded = MemInsn::decode(insn, &x, at);
+    if insn & 3 == 3 {
+        assert_eq!(MemInsn::decode(insn, &x, at ^ 8), None, "{insn:#x} does not begin there");
     }
-    let _ = (MemInsn::from_tinst(word), WordStore::from_tinst(word, at));
-    if let Some(store) = WordStore::decode(insn, &[at; 32], at) {
+    if let (Some(decoded), 3) = (decoded, insn & 3) {
+        // At the start of a page it may be the second half of an access across two.
+        let transformed = MemInsn::from_tinst(transformed(insn, decoded.op).into(), at | 8);
+        assert_eq!(transformed, Some(decoded), "{insn:#x}");
+    }
+    let _ = (MemInsn::from_tinst(word, at), WordStore::from_tinst(word, at));
+    if let Some(store) = WordStore::decode(insn, &x, at) {
         let offset = at % 8 / u64::from(store.width) * u64::from(store.width);
         let mask = u64::MAX >> (64 - 8 * u32::from(store.width)) << (8 * offset);
         assert_eq!(store.apply(word, offset, operand) & !mask, word & !mask, "{store:?} at {offset}");
@@ -146,6 +155,16 @@ pub fn instructions(data: &[u8]) {
             assert_eq!(store.apply(word, offset, operand) & mask, operand << (8 * offset) & mask);
         }
     }
+}
+
+/// Where a load or a store of 32 bits begins, or an AMO; for others, some address.
+fn begin(insn: u32, x: &[u64; 32]) -> u64 {
+    let offset = match insn & 0x7f {
+        0x03 => insn as i32 >> 20,
+        0x23 => insn as i32 >> 25 << 5 | (insn >> 7 & 0x1f) as i32,
+        _ => 0,
+    };
+    x[(insn >> 15 & 0x1f) as usize].wrapping_add_signed(offset.into())
 }
 
 /// What `htinst` holds for a load or a store (privileged specification, "Transformed Instruction or Pseudoinstruction for
