@@ -23,6 +23,12 @@ impl Span {
     pub const fn end(&self) -> u64 {
         self.start + self.bytes
     }
+
+    /// Whether `at` is in it.
+    #[must_use]
+    pub const fn contains(&self, at: u64) -> bool {
+        at.wrapping_sub(self.start) < self.bytes
+    }
 }
 
 /// A hart that Gnomon may use.

@@ -141,7 +141,8 @@ guest_vector!(
     "52"
 );
 
-/// The vector while Gnomon runs: whatever arrives is a bug. The stack is ours.
+/// The vector while Gnomon runs: whatever arrives is a bug. The stack may be the reason, having come to its end: there is
+/// another one, for the first hart that gets here. Others, and a second trap of the same, stay.
 macro_rules! host_vector {
     ($entry:literal, $epc:literal, $cause:literal, $tval:literal) => {
         global_asm!(
@@ -151,11 +152,32 @@ macro_rules! host_vector {
             concat!("csrr a0, ", $cause),
             concat!("csrr a1, ", $epc),
             concat!("csrr a2, ", $tval),
-            "andi sp, sp, -16",
+            "la t0, gnomon_is_failing",
+            "li t1, 1",
+            ".option push",
+            ".option arch, +a",
+            "amoswap.w.aqrl t1, t1, (t0)",
+            ".option pop",
+            "bnez t1, 1f",
+            "la sp, gnomon_last_stack_end",
             "call gnomon_host_trap",
+            "1: wfi",
+            "j 1b",
         );
     };
 }
+
+global_asm!(
+    ".section .bss.world, \"aw\", @nobits",
+    ".balign 16",
+    "gnomon_last_stack: .zero {bytes}",
+    "gnomon_last_stack_end:",
+    "gnomon_is_failing: .zero 4",
+    bytes = const LAST_STACK_BYTES,
+);
+
+/// Enough to print a message.
+const LAST_STACK_BYTES: usize = 16 << 10;
 
 host_vector!("gnomon_host_m", "mepc", "mcause", "mtval");
 host_vector!("gnomon_host_s", "sepc", "scause", "stval");

@@ -98,7 +98,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let spans = set_up_memory(machine);
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
-    let map = protect_this_hart(seat, machine, &spans, ram, Map::Build(&passed))?;
+    let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
     guest.forget_everything();
     let offer = offer(machine, mode, &abilities);
 
@@ -168,7 +168,7 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
             return Err("its page-table formats or its extensions differ from the boot hart's".into());
         }
         let spans = Spans { heap: joining.heap, tables: Vec::new(), free: Vec::new() };
-        protect_this_hart(seat, machine, &spans, ram, Map::Use(joining.map))?;
+        protect_this_hart(seat, machine, (index, &spans), ram, Map::Use(joining.map))?;
         Ok((seat_hart, guest))
     });
     let (seat, guest) = started.unwrap_or_else(|message| panic::fail(format_args!("hart {hart_id}: {message}")));
@@ -313,14 +313,14 @@ enum Map<'a> {
 fn protect_this_hart(
     seat: Seat,
     machine: &Machine,
-    spans: &Spans,
+    (index, spans): (usize, &Spans),
     mut ram: Ram,
     map: Map<'_>,
 ) -> Result<Option<Pfn<Hpa>>, String> {
     match seat {
         Seat::Firmware => {
             // SAFETY: the firmware seat, once per hart.
-            unsafe { protect::set_up_pmp(machine, spans.heap) };
+            unsafe { protect::set_up_pmp(machine, spans.heap, index) };
             Ok(None)
         }
         Seat::Payload => {

@@ -1,9 +1,11 @@
 //! Gnomon's own end: a bug, or a machine it cannot run on.
 
+use crate::pen::stack_guard;
 use crate::{drivers, seat};
 use core::fmt::{self, Write};
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, Ordering};
+use hypervisor::harts::MAX_HARTS;
 
 /// Writes past the console's lock, which the failing code may hold, and without the heap.
 struct Raw;
@@ -61,6 +63,9 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 extern "C" fn gnomon_host_trap(cause: u64, epc: u64, tval: u64) -> ! {
     while FAILING.load(Ordering::SeqCst) {
         metal::wait_for_interrupt(); // the last words trapped, or another hart is saying its own
+    }
+    if let Some(hart) = (0..MAX_HARTS).find(|hart| stack_guard(*hart).contains(tval)) {
+        panic!("the stack of hart {hart} is used up, at {epc:#x}");
     }
     panic!("trap in the hypervisor: cause {cause:#x} at {epc:#x}, value {tval:#x}");
 }

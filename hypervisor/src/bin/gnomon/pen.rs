@@ -2,8 +2,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use hypervisor::harts::MAX_HARTS;
+use hypervisor::machine::Span;
 
-/// Bytes of stack for each hart.
+/// Bytes of stack for each hart, the guard page at its lower end among them.
 pub const STACK_BYTES: usize = 64 << 10;
 
 /// How many entries of [`HART_IDS`] are valid; the waiting harts of the firmware seat go on when it
@@ -27,6 +28,12 @@ pub fn secondary_address() -> u64 {
 /// The end of the stack of hart `index`.
 pub fn stack_end(index: usize) -> u64 {
     (&raw const __stacks) as u64 + (STACK_BYTES * (index + 1)) as u64
+}
+
+/// The lowest page of the stack of hart `index`, which nobody may touch: a stack that grows into it traps, where it would
+/// spoil another hart's.
+pub fn stack_guard(index: usize) -> Span {
+    Span { start: stack_end(index) - STACK_BYTES as u64, bytes: rv::PAGE_BYTES }
 }
 
 /// Lets the harts that wait at the start go on; `ids` are theirs, by index.

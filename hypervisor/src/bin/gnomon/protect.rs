@@ -1,8 +1,10 @@
 //! Gnomon's own memory protection: PMP in the firmware seat, a W^X identity map in the payload seat.
 
+use crate::pen::stack_guard;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use hypervisor::harts::MAX_HARTS;
 use hypervisor::host_map::{Builder, Kind};
 use hypervisor::machine::{Machine, Span};
 use metal::ram::Ram;
@@ -40,10 +42,11 @@ pub fn image() -> Image {
 
 /// The firmware seat's walls, on this hart. Of the lowest entry that matches:
 ///
-/// 1. code: read and execute, for M mode too (locked);
-/// 2. constants: read, for M mode too (locked);
-/// 3. data, stacks and `heap`: nothing for guests, everything for M mode;
-/// 4. all else from RAM's start upward: everything, for guests too: what they reach is for the G-stage
+/// 1. the guard page of this hart's stack: nothing, for M mode too (locked);
+/// 2. code: read and execute, for M mode too (locked);
+/// 3. constants: read, for M mode too (locked);
+/// 4. data, stacks and `heap`: nothing for guests, everything for M mode;
+/// 5. all else from RAM's start upward: everything, for guests too: what they reach is for the G-stage
 ///    or the shadow tables to say. Devices, below RAM, match nothing, which denies guests.
 ///
 /// Data stays executable for M mode: without Smepmp's machine-mode lockdown an entry cannot deny that
@@ -52,9 +55,10 @@ pub fn image() -> Image {
 /// What the TLB keeps of guests behind a G-stage is the caller's to forget.
 ///
 /// # Safety
-/// Firmware seat; once per hart. `heap` adjoins the image's end.
-pub unsafe fn set_up_pmp(machine: &Machine, heap: Span) {
+/// Firmware seat; once per hart, by hart `index`. `heap` adjoins the image's end.
+pub unsafe fn set_up_pmp(machine: &Machine, heap: Span, index: usize) {
     const TOR: u64 = 1 << 3;
+    const NAPOT: u64 = 3 << 3;
     const LOCK: u64 = 1 << 7;
     let image = image();
     let lowest = machine.ram.iter().map(|r| r.start).min().unwrap_or(0);
@@ -62,25 +66,28 @@ pub unsafe fn set_up_pmp(machine: &Machine, heap: Span) {
     let data_end = if heap.start == image.end { heap.end() } else { image.end };
     let (r, w, x) = (1, 2, 4);
     let config: [u64; 7] = [
-        0,                  // 0: the start of the code
-        TOR | LOCK | r | x, // 1: code
-        TOR | LOCK | r,     // 2: constants
-        TOR,                // 3: data, stacks and heap
-        0,                  // 4: the start of RAM
-        TOR | r | w | x,    // 5: RAM
-        0,
+        NAPOT | LOCK,       // 0: the guard
+        0,                  // 1: the start of the code
+        TOR | LOCK | r | x, // 2: code
+        TOR | LOCK | r,     // 3: constants
+        TOR,                // 4: data, stacks and heap
+        0,                  // 5: the start of RAM
+        TOR | r | w | x,    // 6: RAM
     ];
+    let guard = stack_guard(index);
     let packed = config.iter().enumerate().fold(0, |all, (i, c)| all | c << (8 * i));
     // SAFETY: the entries leave everything that M mode uses accessible to it: code stays executable,
     // constants readable, and unlocked or unmatched memory is free to M mode. Addresses first, so
     // that no entry is ever in force with another's bounds.
     unsafe {
-        csr::pmpaddr0::write(image.start >> 2);
-        csr::pmpaddr1::write(image.text_end >> 2);
-        csr::pmpaddr2::write(image.rodata_end >> 2);
-        csr::pmpaddr3::write(data_end >> 2);
-        csr::pmpaddr4::write(lowest >> 2);
-        csr::pmpaddr5::write(highest >> 2);
+        // Naturally aligned: the length is in the low bits.
+        csr::pmpaddr0::write(guard.start >> 2 | (guard.bytes / 2 - 1) >> 2);
+        csr::pmpaddr1::write(image.start >> 2);
+        csr::pmpaddr2::write(image.text_end >> 2);
+        csr::pmpaddr3::write(image.rodata_end >> 2);
+        csr::pmpaddr4::write(data_end >> 2);
+        csr::pmpaddr5::write(lowest >> 2);
+        csr::pmpaddr6::write(highest >> 2);
         csr::pmpcfg0::write(packed);
     }
     fence::sfence_all();
@@ -98,7 +105,12 @@ pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: 
         |start, end, kind| map.map(start, end, kind).map_err(|e| format!("mapping {start:#x}..{end:#x}: {e:?}"));
     add(image.start, image.text_end, Kind::Code)?;
     add(image.text_end, image.rodata_end, Kind::ReadOnly)?;
-    add(image.rodata_end, image.end, Kind::ReadWrite)?;
+    let mut at = image.rodata_end;
+    for guard in (0..MAX_HARTS).map(stack_guard) {
+        add(at, guard.start, Kind::ReadWrite)?;
+        at = guard.end();
+    }
+    add(at, image.end, Kind::ReadWrite)?;
     let whole = Span { start: image.start, bytes: image.end - image.start };
     for span in machine.free_ram(&[whole]) {
         add(span.start, span.end(), Kind::ReadWrite)?;
