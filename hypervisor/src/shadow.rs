@@ -20,14 +20,14 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, with_ready};
-use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Root, Shadow, Upkeep, Wrote};
+use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem,
-    Request, Trap,
+    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn,
+    PhysMem, Request, Trap,
 };
 use spin::MutexGuard;
 
@@ -154,7 +154,10 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result
             env.load_root(run.vm.index, &root, false);
             Ok(())
         }
-        None => attach(g, run, env),
+        None => {
+            while !attach(g, run, env)? {}
+            Ok(())
+        }
     }
 }
 
@@ -210,30 +213,51 @@ impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
     fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }
 
-/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has.
-fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
+/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Says whether it has: if it would take
+/// too long at once, it has the old one, and each attempt does a part.
+fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
     let satp = Satp::decode(run.csrs.vsatp);
     // A write of anything else had no effect.
     let (paging, asid) = (paging(&satp, &g.offer).unwrap_or(Paging::Bare), satp.asid);
-    let vm = Arc::clone(&run.vm);
-    let mut old = run.root.take();
-    run.context.lane.turn_off();
-    let log = &run.context.lane.log;
-    let loaded =
-        with_memory(g, &vm, env, |shadow, host| shadow.attach(&mut old, (paging, asid), &mut run.views, log, host));
-    let loaded = loaded.map_err(|error| Outcome::kill(no_memory(error)))?;
-    run.root = Some(loaded.root);
+    let VcpuRun { vm, root: present, views, .. } = run;
+    let lane = &mut run.context.lane;
+    lane.turn_off();
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let known = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        shadow.attach_known(present, (paging, asid), views, &lane.log, host)
+    });
+    let loaded = match known.flatten() {
+        Some(loaded) => loaded,
+        None => match attach_other((g, vm), present, (paging, asid), (views, &lane.log), env)? {
+            Some(loaded) => loaded,
+            None => return Ok(false),
+        },
+    };
     // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
     let published = if paging == Paging::Bare { NO_ASID } else { asid.0.into() };
     run.shared.asid.store(published, Ordering::SeqCst);
-    if loaded.root.has_lane && vm.config.lane {
-        let named = (!run.views.others_have(asid)).then_some(asid);
-        run.context.lane.turn_on(loaded.root.table, named, env.lane_table(loaded.root.format));
+    let Some(root) = present else { unreachable!("it has been loaded") };
+    if root.has_lane && vm.config.lane {
+        let named = (!views.others_have(asid)).then_some(asid);
+        lane.turn_on(root.table, named, env.lane_table(root.format));
     } else {
-        run.context.lane.turn_off();
+        lane.turn_off();
     }
-    env.load_root(vm.index, &loaded.root, loaded.fence);
-    Ok(())
+    env.load_root(vm.index, root, loaded.fence);
+    Ok(true)
+}
+
+/// A root that the vCPU does not know.
+#[inline(never)]
+fn attach_other<E: Env>(
+    (g, vm): (&Gnomon, &Vm),
+    present: &mut Option<Root>,
+    what: (Paging, Asid),
+    (views, log): (&mut Views, &FenceLog),
+    env: &mut E,
+) -> Result<Option<Loaded>, Outcome> {
+    let loaded = with_memory(g, vm, env, |shadow, host| shadow.attach(present, what, views, log, host));
+    loaded.map_err(|error| Outcome::kill(no_memory(error)))
 }
 
 /// Takes the vCPU's root from it.
@@ -243,14 +267,14 @@ fn detach(run: &mut VcpuRun) {
     let vm = Arc::clone(&run.vm);
     let mut memory = vm.memory.lock();
     if let Some(shadow) = memory.as_mut().and_then(|memory| memory.shadow.as_mut()) {
-        shadow.detach(root, &mut run.views, &run.context.lane.log);
+        shadow.detach(&root, &mut run.views, &run.context.lane.log);
     }
 }
 
 /// The vCPU is about to be parked: nothing of its life remains.
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
-    run.views = mmu::shadow::Views::new();
+    run.views = Views::new();
     run.shared.asid.store(NO_ASID, Ordering::SeqCst);
 }
 
@@ -486,14 +510,22 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
         (2, _) => old | operand,
         _ => old & !operand,
     };
+    // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
+    // MODE, the entire write has no effect" (norm:satp_mode_unsupported).
+    if new != old && paging(&Satp::decode(new), &g.offer).is_some() {
+        run.csrs.vsatp = new;
+        match attach(g, run, env) {
+            Ok(true) => {}
+            Ok(false) => {
+                // The guest tries again, and interrupts have their turn in between.
+                run.csrs.vsatp = old;
+                return Some(Outcome::Resume);
+            }
+            Err(outcome) => return Some(outcome),
+        }
+    }
     run.context.set(rd, old);
     run.context.skip(4);
     run.shared.counters.satp_accesses.bump();
-    // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
-    // MODE, the entire write has no effect" (norm:satp-mode_op_unsupported).
-    if new == old || paging(&Satp::decode(new), &g.offer).is_none() {
-        return Some(Outcome::Resume);
-    }
-    run.csrs.vsatp = new;
-    Some(attach(g, run, env).err().unwrap_or(Outcome::Resume))
+    Some(Outcome::Resume)
 }

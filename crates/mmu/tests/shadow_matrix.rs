@@ -90,11 +90,13 @@ impl World {
         }
         let paging = Paging::Tables { format: &SV39, root: RAM.add(TABLES[0]) };
         let mut hw = Hardware;
+        let mut root = None;
         let loaded = with_ready(&frames, &mut mem, |ready, mem| {
             let host = &mut Host::new(&mut space, (&frames, ready), mem, &mut hw);
-            shadow.attach(&mut None, (paging, Asid(0)), &mut views, &log, host)
+            shadow.attach(&mut root, (paging, Asid(0)), &mut views, &log, host)
         });
-        let root = loaded.expect("frames").root;
+        loaded.expect("frames").expect("nothing is to be taken back");
+        let root = root.expect("it is loaded");
         Self { mem, frames, space, shadow, views, log, root }
     }
 
@@ -237,7 +239,7 @@ fn matrix(upkeep: Upkeep, ad: AdPolicy, sabotage: Option<Sabotage>) -> u64 {
         assert!(world.space.translate(RAM.add(page).base(), &world.mem).is_some(), "page {page}");
     }
     let World { mem, frames, space, mut shadow, mut views, log, root, .. } = world;
-    shadow.detach(root, &mut views, &log);
+    shadow.detach(&root, &mut views, &log);
     shadow.destroy(&frames);
     let stale = space.destroy(&mem);
     stale.abandon(&mut Hardware).release(&frames);

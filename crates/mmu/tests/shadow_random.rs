@@ -49,7 +49,7 @@ fn shadow() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 26] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 28] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS"]),
@@ -80,6 +80,8 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 26] = [
     (Mutant::Engine(Sabotage::ForgetsDebt), Upkeep::Shadow, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::RemembersWalks), Upkeep::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET", "a shadow page"]),
     (Mutant::Engine(Sabotage::BlamesEarly), Upkeep::Lazy, &["not Ok"]),
+    (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Lazy, &["TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Unsync, &["TLB-LIKE"]),
 ];
 
 /// The message of the first check that `mutant` fails, in one of many random lives.

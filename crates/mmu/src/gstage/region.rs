@@ -21,7 +21,7 @@ bitflags! {
 
 impl Prot {
     /// Whether it allows that.
-    pub(super) const fn allows(self, access: Access) -> bool {
+    pub(crate) const fn allows(self, access: Access) -> bool {
         self.contains(match access {
             Access::Load => Prot::R,
             Access::Store => Prot::W,

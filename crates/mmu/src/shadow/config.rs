@@ -69,6 +69,35 @@ pub struct Host<'a, M, H> {
     pub hw: &'a mut H,
     /// What the operation owes so far.
     pub(super) debt: Debt,
+    /// What it may still do before it leaves the rest for later.
+    pub(super) budget: Budget,
+}
+
+/// What an operation may do before it leaves the rest for later (BOUNDED), in steps: an entry that is looked at is one,
+/// one that is changed some more. It is looked at between two pieces of work, so the last piece may exceed it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget(u32);
+
+impl Budget {
+    /// A step takes some 25 instructions; so this is about 100,000.
+    const STEPS: u32 = 4096;
+    /// To change an entry costs about as much as to look at so many.
+    pub(super) const EDIT: u32 = 4;
+
+    /// Takes steps from it.
+    pub(super) const fn spend(&mut self, steps: u32) {
+        self.0 = self.0.saturating_sub(steps);
+    }
+
+    /// Whether nothing is left.
+    pub(super) const fn is_spent(self) -> bool {
+        self.0 == 0
+    }
+
+    /// One half of what is left.
+    pub(super) const fn half(self) -> Self {
+        Self(self.0 / 2)
+    }
 }
 
 impl<'a, M, H> Host<'a, M, H> {
@@ -79,7 +108,15 @@ impl<'a, M, H> Host<'a, M, H> {
         mem: &'a mut M,
         hw: &'a mut H,
     ) -> Self {
-        Self { space, frames, ready, mem, hw, debt: Debt::none() }
+        Self { space, frames, ready, mem, hw, debt: Debt::none(), budget: Budget(Budget::STEPS) }
+    }
+
+    /// With so many steps for each operation, in tests.
+    #[cfg(feature = "sabotage")]
+    #[must_use]
+    pub const fn within(mut self, steps: u32) -> Self {
+        self.budget = Budget(steps);
+        self
     }
 }
 
@@ -133,6 +170,8 @@ counters! {
     unsynced = "shadow.tables_unsynced",
     /// Unsynchronised guest tables that a wide fence protected again.
     reprotected = "shadow.tables_protected",
+    /// Operations that left a part of their work for later.
+    postponed = "shadow.postponed",
     /// Flushes of all harts' TLBs that the engine needed.
     flushes = "shadow.flushes",
 }

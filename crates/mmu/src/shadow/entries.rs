@@ -5,7 +5,7 @@
 //! by: read the shadow entry, *then* the guest's, then exchange the shadow entry if it is the same as before. If
 //! a fence passed between, the exchange fails.
 
-use super::config::Host;
+use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::index::{Index, List};
 use super::page::{At, CAPS, Id, MARK, NO_PTE, Role, permissions};
@@ -79,6 +79,7 @@ impl Shadow {
         let (id, index) = at;
         let page = self.index.page(id);
         let Some(mirror) = page.mirror(index, host.mem) else { return };
+        host.budget.spend(Budget::EDIT);
         let (old, debt) = table::exchange(page.entry_at(index), Pte::INVALID, host.mem);
         let is_pointer = page.is_pointer(old);
         let list = self.index.list_of(at, mirror, is_pointer, host.mem);
@@ -100,6 +101,7 @@ impl Shadow {
 
     /// Takes from a leaf the right to store.
     pub(super) fn withdraw_writes_of<M: PhysMem, H>(&mut self, (id, index): At, host: &mut Host<'_, M, H>) {
+        host.budget.spend(Budget::EDIT);
         let pte = Pte(host.mem.read_u64(self.index.page(id).entry_at(index)));
         if pte.flags().contains(PteFlags::V | PteFlags::W) {
             let narrower = Pte(pte.0 & !(PteFlags::W | PteFlags::D).bits());
@@ -201,6 +203,7 @@ impl Shadow {
     /// Brings one entry of the shadow of a table in step with the guest's, as far as that takes neither shadow pages nor
     /// guest memory that is not there yet; otherwise the entry goes, and a fault will fill it.
     pub(super) fn derive<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        host.budget.spend(1);
         let Both { ours, guests } = self.look(at, host.space, host.mem);
         let page = self.index.page(at.0);
         let level = page.key.level;
@@ -211,6 +214,7 @@ impl Shadow {
         if known.is_some() {
             self.counters.synced_entries += 1;
         }
+        host.budget.spend(2 * Budget::EDIT);
         if let Some(pte) = guests
             && let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
             && leaf.flags.contains(PteFlags::A)

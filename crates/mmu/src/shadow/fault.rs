@@ -50,6 +50,8 @@ enum Missing {
     Nothing,
     /// It is not ready yet, or there is no frame for it.
     Not(Unresolved),
+    /// The budget is spent before it could be made ready: more is done the next time.
+    Later,
 }
 
 /// The guest's tables. As far as they are shadowed, their shadows know where they are, and the walk goes down both
@@ -86,7 +88,7 @@ impl<M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
 
 impl<M: PhysMem, H: Fence<Gpa>> UpdatePte<Gpa> for GuestTables<'_, '_, M, H> {
     fn update(&mut self, at: Addr<Gpa>, old: Pte, new: Pte) -> Result<bool, Missing> {
-        let there = self.shadow.reach(at, Access::Store, self.host)?;
+        let there = self.shadow.reach_within_budget(at, Access::Store, self.host)?;
         Ok(self.host.mem.compare_exchange_u64(there.hpa, old.0, new.0).is_ok())
     }
 }
@@ -235,6 +237,7 @@ impl Shadow {
         let (found, deepest) = match self.find_leaf(root, gva, request, host) {
             Ok(found) => found,
             Err(Reason::Memory(Missing::Not(why))) => return Err(why),
+            Err(Reason::Memory(Missing::Later)) => return Ok(self.retry()),
             Err(reason) => {
                 // A table outside of RAM is a failed access, of the kind that the guest's own was.
                 let is_access = matches!(reason, Reason::Memory(_));
@@ -243,18 +246,21 @@ impl Shadow {
                 return Ok(Answer::Inject(Trap::new(trap, gva.raw())));
             }
         };
-        let there = match self.reach(found.gpa, access, host) {
+        let there = match self.reach_within_budget(found.gpa, access, host) {
             Ok(there) => there,
             Err(Missing::Nothing) if host.space.region_of(found.gpa.pfn()).is_none() => {
                 return Ok(Answer::Device { gpa: found.gpa });
             }
             Err(Missing::Nothing) => return Ok(Answer::Inject(Trap::new(access_fault(access), gva.raw()))),
             Err(Missing::Not(why)) => return Err(why),
+            Err(Missing::Later) => return Ok(self.retry()),
         };
         if access == Access::Store && self.is_protected(found.gpa.pfn(), host.mem) {
             return Ok(Answer::TableWrite { gpa: found.gpa, hpa: there.hpa });
         }
-        self.prepare(host).map_err(ResolveError::OutOfFrames)?;
+        if !self.prepare(host).map_err(ResolveError::OutOfFrames)? {
+            return Ok(self.retry());
+        }
         // What led the walk there still does, unless pages have gone since.
         let from = if gone == self.gone { deepest } else { root.id };
         Ok(self.fill(root, from, gva, &found, there, host))
@@ -283,6 +289,22 @@ impl Shadow {
         let flags = walk.leaf.flags | unset;
         let pte = Pte(walk.pte.0 | unset.bits());
         Ok((Found { gpa: walk.out, allowed: self.rights(flags), level: walk.level, pte }, deepest))
+    }
+
+    /// [`Shadow::reach`] for the guest. A frame that is about to be copied may have any number of leaves that lead to it.
+    fn reach_within_budget<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Translation, Missing> {
+        let is_copied = access == Access::Store
+            && host.space.translate(gpa, host.mem).is_some_and(|known| !known.flags.contains(PteFlags::W))
+            && host.space.region_of(gpa.pfn()).is_some_and(|region| region.prot.allows(access));
+        if is_copied && !self.forget_ahead(gpa.pfn(), host) {
+            return Err(Missing::Later);
+        }
+        self.reach(gpa, access, host)
     }
 
     /// Makes guest memory ready for an access and says where it is, with what the G-stage allows.
@@ -324,6 +346,7 @@ impl Shadow {
             Err(Missing::Nothing) if host.space.region_of(gpa.pfn()).is_none() => Ok(None),
             Err(Missing::Nothing) => Err(ResolveError::Denied.into()),
             Err(Missing::Not(why)) => Err(why),
+            Err(Missing::Later) => unreachable!("it is done at once"),
         }
     }
 

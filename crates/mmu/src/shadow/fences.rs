@@ -82,48 +82,80 @@ impl Shadow {
         }
     }
 
-    /// Brings the page, and all that can be reached from it, in step with the guest's tables.
+    /// Brings the page, and all that can be reached from it, in step with the guest's tables. What the budget does not
+    /// suffice for cannot be reached from it any more: faults will find it again.
     pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
-        if self.may_any_lag() {
-            self.stamp += 1;
-            self.sync_tree(id, host);
+        if !self.may_any_lag() {
+            return;
+        }
+        self.stamp += 1;
+        if let Err(rest) = self.sync_tree(id, host) {
+            self.postpone(id, rest, host);
         }
     }
 
-    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    /// Leaves out what a page leads to from entry `rest` on, for there is too much of it: it is found again by faults.
+    pub(super) fn postpone<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, rest: usize, host: &mut Host<'_, M, H>) {
+        self.counters.postponed += 1;
+        if !self.is_sabotaged(Sabotage::ForgetsRest) {
+            self.empty(id, rest, host);
+        }
+    }
+
+    /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.
+    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> Result<(), usize> {
         let stamp = self.stamp;
         let page = self.index.page_mut(id);
         let key = page.key;
         if key.role != Role::Table || page.stamp == stamp {
-            return;
+            return Ok(());
         }
-        page.stamp = stamp;
-        if page.may_lag() {
-            self.sync_entries(id, host);
-        }
-        if key.level == Level::PAGE {
-            return;
+        let may_lag = page.may_lag();
+        if may_lag {
+            self.counters.synced_pages += 1;
+        } else if key.level == Level::PAGE {
+            return Ok(());
         }
         let mut at = 0;
         while let Some(index) = self.index.page(id).next_live(at) {
+            if host.budget.is_spent() {
+                return Err(index);
+            }
             at = index + 1;
+            if may_lag {
+                self.derive((id, index), host);
+            } else {
+                host.budget.spend(1);
+            }
+            if key.level == Level::PAGE {
+                continue;
+            }
             let page = self.index.page(id);
             if page.is_pointer(Pte(host.mem.read_u64(page.entry_at(index))))
                 && let Some(mirror) = page.mirror(index, host.mem)
             {
                 let child = self.index.child_of((id, index), mirror, host.mem);
-                self.sync_tree(child, host);
+                if self.sync_tree(child, host).is_err() {
+                    return Err(index);
+                }
             }
         }
+        self.index.page_mut(id).stamp = stamp;
+        Ok(())
     }
 
-    /// Compares all live entries of the shadow of a table with the guest's.
-    pub(super) fn sync_entries<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    /// Compares all live entries of the shadow of a table with the guest's, as far as the budget goes. Says whether that
+    /// was all.
+    pub(super) fn sync_entries<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> bool {
         self.counters.synced_pages += 1;
         let mut at = 0;
         while let Some(index) = self.index.page(id).next_live(at) {
+            if host.budget.is_spent() {
+                return false;
+            }
             self.derive((id, index), host);
             at = index + 1;
         }
+        true
     }
 }

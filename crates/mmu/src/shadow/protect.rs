@@ -10,6 +10,7 @@ use super::index::List;
 use super::page::{At, CAPS, Id};
 use super::sabotage::Sabotage;
 use crate::table::Owed;
+use alloc::vec::Vec;
 use rv::{Addr, Entry, Fence, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
 
 /// Writes in a row that no table would see, after which a frame is believed to have another use.
@@ -48,8 +49,12 @@ impl Shadow {
         self.index.enlist(id, host.mem);
         if !is_unsync && first.is_none() {
             *self.index.heads.protected_around(gfn) += 1;
-            self.withdraw_writes(gfn, host);
-            self.stop_stores(host);
+            if self.withdraw_writes(gfn, host) {
+                self.stop_stores(host);
+            } else {
+                self.counters.postponed += 1;
+                self.unsync(gfn, host.mem);
+            }
         }
     }
 
@@ -71,16 +76,23 @@ impl Shadow {
         self.index.tables_of(gfn, mem).next()
     }
 
-    /// Makes all leaves to the frame read-only. TLBs may know better.
-    fn withdraw_writes<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+    /// Makes all leaves to the frame read-only, as far as the budget goes. Says whether that was all. TLBs may know better.
+    fn withdraw_writes<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
         while let Some(at) = self.index.first(List::Mega(gfn), host.mem) {
+            if host.budget.is_spent() {
+                return false;
+            }
             self.drop_entry(at, host);
         }
         let mut next = self.index.first(List::Frame(gfn), host.mem);
         while let Some(at) = next {
+            if host.budget.is_spent() {
+                return false;
+            }
             self.withdraw_writes_of(at, host);
             next = self.index.next(at, host.mem);
         }
+        true
     }
 
     /// Makes sure that no TLB lets stores through that the tables no longer allow.
@@ -111,25 +123,44 @@ impl Shadow {
         }
     }
 
-    /// Protects again what is unsync, with one flush for all, and compares its entries.
-    pub(super) fn catch_up_all<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+    /// Protects again what is unsync, with one flush for all, and compares its entries. What the budget does not suffice
+    /// for stays unsync, and `root` leads nowhere then: a fault compares what it finds again.
+    pub(super) fn catch_up_all<M: PhysMem, H: Fence<Gpa>>(&mut self, root: Id, host: &mut Host<'_, M, H>) {
         if self.unsync.is_empty() {
             return;
         }
-        let all = core::mem::take(&mut self.unsync);
-        for &gfn in &all {
-            self.set_unsync(gfn, false, host.mem);
-            *self.index.heads.protected_around(gfn) += 1;
-            self.withdraw_writes(gfn, host);
+        // To compare them takes at least as much as to protect them, and those that are not compared were for nothing.
+        let to_compare = host.budget.half();
+        host.budget = to_compare;
+        let (mut taken, mut left) = (Vec::new(), Vec::new());
+        while !host.budget.is_spent()
+            && let Some(gfn) = self.unsync.pop()
+        {
+            host.budget.spend(1);
+            if self.withdraw_writes(gfn, host) {
+                self.set_unsync(gfn, false, host.mem);
+                *self.index.heads.protected_around(gfn) += 1;
+                taken.push(gfn);
+            } else {
+                left.push(gfn);
+            }
         }
-        self.counters.reprotected += all.len() as u64;
+        self.unsync.append(&mut left);
+        self.counters.reprotected += taken.len() as u64;
         self.stop_stores(host);
-        for gfn in all {
-            let mut next = self.first_table(gfn, host.mem);
+        host.budget = to_compare;
+        for gfn in taken {
+            let (mut is_in_step, mut next) = (true, self.first_table(gfn, host.mem));
             while let Some(id) = next {
-                self.sync_entries(id, host);
+                is_in_step &= self.sync_entries(id, host);
                 next = self.index.page(id).next;
             }
+            if !is_in_step {
+                self.unsync(gfn, host.mem);
+            }
+        }
+        if !self.unsync.is_empty() {
+            self.postpone(root, 0, host);
         }
     }
 
@@ -207,8 +238,8 @@ impl Shadow {
         while let Some(id) = next {
             next = self.index.page(id).next;
             let page = self.index.page(id);
-            if page.users == 0 && page.parents.entry().is_none() {
-                self.zap(id, host);
+            let is_unused = page.users == 0 && page.parents.entry().is_none();
+            if is_unused && !host.budget.is_spent() && self.zap(id, host) {
                 self.counters.dropped += 1;
             }
         }

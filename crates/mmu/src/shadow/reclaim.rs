@@ -19,10 +19,16 @@ impl Shadow {
     /// Makes sure of shadow pages for one whole walk, and of one more for its root; those of other walks go for it
     /// if need be.
     ///
+    /// Says whether there are enough now; if not, the budget is spent, and more is done the next time.
+    ///
     /// # Errors
     /// If the host has no frames and no page can be taken back. Nothing is lost.
-    pub(super) fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<(), AllocError> {
+    pub(super) fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<bool, AllocError> {
         while self.spare.len() <= DEEPEST as usize {
+            if host.budget.is_spent() {
+                self.counters.postponed += 1;
+                return Ok(false);
+            }
             let more = if self.bodies < self.config.pages { self.take_body(host.frames) } else { Ok(None) };
             match more {
                 Ok(Some(body)) => self.spare.push(body),
@@ -31,13 +37,13 @@ impl Shadow {
                 Err(error) => {
                     let before = self.spare.len();
                     self.recycle(host);
-                    if self.spare.len() == before {
+                    if self.spare.len() == before && !host.budget.is_spent() {
                         return Err(error);
                     }
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn take_body(&mut self, frames: &Frames) -> Result<Option<Body>, AllocError> {
@@ -58,23 +64,28 @@ impl Shadow {
         }
     }
 
-    /// Takes back an eighth of all pages, 64 at most, those that no fault has used for longest first, and makes all harts
-    /// forget them. The roots of vCPUs stay.
+    /// Takes back an eighth of all pages, 64 at most, as many as the budget lets, those that no fault has used for longest
+    /// first, and makes all harts forget them. The roots of vCPUs stay.
     fn recycle<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         let wanted = (self.config.pages / 8).clamp(DEEPEST + 1, MOST_AT_ONCE);
         let mut taken = 0;
         // The clock: one round to clear what is recent, one to take.
         for _ in 0..2 * self.index.end() {
-            if taken == wanted {
+            if taken == wanted || host.budget.is_spent() {
                 break;
             }
+            host.budget.spend(1);
             let id = self.hand;
             self.hand = if id + 1 >= self.index.end() { 0 } else { id + 1 };
             if self.index.get(id).is_none_or(|page| page.users != 0) {
                 continue;
             }
             if !core::mem::take(&mut self.index.page_mut(id).is_recent) {
-                self.zap(id, host);
+                if !self.zap(id, host) {
+                    // Next time it is the first one.
+                    self.hand = id;
+                    break;
+                }
                 taken += 1;
             }
         }
@@ -121,28 +132,32 @@ impl Shadow {
         self.stores_may_pass |= debt.waive().contains(Owed::STORES);
     }
 
-    /// Ends a shadow page: nothing leads to it, and it leads nowhere. TLBs may still walk it.
-    pub(super) fn zap<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    /// Ends a shadow page: nothing leads to it, and it leads nowhere. TLBs may still walk it. Says whether it has: if more
+    /// lead to it than the budget lets be dropped, it has not.
+    pub(super) fn zap<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> bool {
         debug_assert!(self.index.page(id).users == 0);
-        self.empty(id, host);
         while let Some(parent) = self.index.first(List::Parents(id), host.mem) {
+            if host.budget.is_spent() {
+                return false;
+            }
             self.drop_entry(parent, host);
             if self.is_sabotaged(Sabotage::ForgetsSharer) {
                 break;
             }
         }
+        self.empty(id, 0, host);
         if self.index.page(id).key.role == Role::Table {
             self.end_table(id, host.mem);
         } else {
             self.index.delist(id, host.mem);
         }
         self.retired.push(self.index.take(id));
+        true
     }
 
-    /// Drops all entries of a page.
-    fn empty<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    /// Drops all entries of a page from number `at` on, 512 at most, whatever the budget.
+    pub(super) fn empty<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, mut at: usize, host: &mut Host<'_, M, H>) {
         self.gone += 1;
-        let mut at = 0;
         while let Some(index) = self.index.page(id).next_live(at) {
             self.drop_entry((id, index), host);
             at = index + 1;
@@ -171,11 +186,29 @@ impl Shadow {
         let mut next = self.index.tables_of(gfn, host.mem).next();
         while let Some(id) = next {
             // What its entries were made from is another frame's contents.
-            self.empty(id, host);
+            self.empty(id, 0, host);
             let page = self.index.page_mut(id);
             page.guest = None;
             next = page.next;
         }
+    }
+
+    /// Forgets as much of where the frame is as the budget lets, so that [`Shadow::forget`] will find little to do. Says
+    /// whether it will.
+    pub(super) fn forget_ahead<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
+        if !self.index.heads.contains(gfn) {
+            return true;
+        }
+        for list in [List::Frame(gfn), List::Mega(gfn)] {
+            while let Some(at) = self.index.first(list, host.mem) {
+                if host.budget.is_spent() {
+                    self.counters.postponed += 1;
+                    return false;
+                }
+                self.drop_entry(at, host);
+            }
+        }
+        true
     }
 
     /// Spends what an edit of the G-stage owes: all harts forget all that they know of the VM, a copy becomes visible, then

@@ -42,6 +42,8 @@ pub enum Sabotage {
     ForgetsDebt,
     /// Pointers that are gone are still gone down.
     RemembersWalks,
+    /// What an operation has no budget for is believed to be done.
+    ForgetsRest,
     /// What the known tables refuse is a fault of the guest's, whatever its tables say now.
     BlamesEarly,
 }

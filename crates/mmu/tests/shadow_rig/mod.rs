@@ -34,6 +34,8 @@ const WINDOW_TABLES: u64 = 5;
 /// Roots, and tables that are no roots.
 const ROOTS: [u64; 4] = [5, 513, 1024, 1535];
 const TABLES: [u64; 12] = [6, 7, 8, 9, 514, 515, 516, 700, 1025, 1026, 1300, 1534];
+/// More steps than any operation of these guests takes.
+const AMPLE: u32 = 4096;
 /// Where tables' entries are, and so addresses.
 const INDICES: [u64; 4] = [0, 1, 5, 511];
 
@@ -74,6 +76,8 @@ pub struct Rig {
     space: AddressSpace,
     shadow: Option<Shadow>,
     vcpus: Vec<Vcpu>,
+    /// Steps that each operation may take. With few, much of the work is left for later.
+    budget: u32,
     /// Addresses that came up lately: interesting things happen to the same ones.
     recent: RefCell<Vec<Addr<Gva>>>,
     /// Accesses that came through, and traps that the guest got.
@@ -84,7 +88,7 @@ pub struct Rig {
 macro_rules! ready {
     ($rig:ident, $mem:ident, $hw:ident, |$host:ident| $attempt:expr) => {
         with_ready(&$rig.frames, &mut $mem, |ready, mem| {
-            let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut $hw);
+            let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut $hw).within($rig.budget);
             $attempt
         })
         .expect("frames")
@@ -94,7 +98,7 @@ macro_rules! ready {
 /// What never does.
 macro_rules! host {
     ($rig:ident, $mem:ident, $hw:ident) => {
-        Host::new(&mut $rig.space, (&$rig.frames, &mut Ready::Nothing), &mut $mem, &mut $hw)
+        Host::new(&mut $rig.space, (&$rig.frames, &mut Ready::Nothing), &mut $mem, &mut $hw).within($rig.budget)
     };
 }
 
@@ -107,6 +111,7 @@ impl Rig {
         let superpages = if pick(3) == 0 { Superpages::Never } else { Superpages::Mega };
         let vcpus = 1 + pick(4) as usize;
         let pages = if pick(2) == 0 { Config::least_pages(4) } else { 256 };
+        let budget = if pick(2) == 0 { AMPLE } else { 8 + pick(200) as u32 };
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
         machine.zero_frames(IMAGE, 512);
@@ -152,6 +157,7 @@ impl Rig {
             space,
             shadow: Some(shadow),
             vcpus: Vec::new(),
+            budget,
             recent: RefCell::default(),
             tally: [0; 4],
         };
@@ -247,9 +253,15 @@ impl Rig {
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let shadow = self.shadow.as_mut().expect("until the end");
         let mut old = old;
-        let loaded = ready!(self, mem, hw, |host| shadow.attach(&mut old, (paging, asid), views, &log.borrow(), host));
+        let loaded = loop {
+            let attached =
+                ready!(self, mem, hw, |host| shadow.attach(&mut old, (paging, asid), views, &log.borrow(), host));
+            if let Some(loaded) = attached {
+                break loaded;
+            }
+        };
         let mut hardware = self.bus.0.borrow_mut();
-        let root = loaded.root;
+        let root = old.expect("it is loaded");
         let hart = &mut hardware.harts[n];
         if loaded.fence && self.setup.mutant != Mutant::KeepsOwn {
             hart.forget_root(root.serial);
@@ -330,7 +342,8 @@ impl Rig {
     /// An access of the guest's, with all that it takes; `store` is what it writes, if it does. Whether it came
     /// through.
     fn access(&mut self, n: usize, gva: Addr<Gva>, request: &Request, store: Option<u64>) -> bool {
-        for _ in 0..8 {
+        let attempts = if self.budget == AMPLE { 8 } else { 8 + 20 * AMPLE / self.budget };
+        for _ in 0..attempts {
             let found = self.bus.0.borrow_mut().translate(n, gva, request);
             if let Some(found) = found {
                 let hpa = found.hpa(gva);

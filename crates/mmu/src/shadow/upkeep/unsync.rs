@@ -20,7 +20,7 @@ impl rules::Rules for Rules {
         shadow.catch_up_entry(at, host);
     }
 
-    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, _: Id, host: &mut Host<'_, M, H>) {
-        shadow.catch_up_all(host);
+    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>) {
+        shadow.catch_up_all(root, host);
     }
 }

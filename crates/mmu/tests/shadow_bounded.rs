@@ -1,0 +1,255 @@
+//! BOUNDED: the largest tables that a guest can make, and operations that concern all of them. Each does no more than its
+//! budget lets, and in the end each is done.
+//!
+//! What an operation takes is counted in accesses to memory, of which each stands for some five instructions.
+
+use mmu::shadow::{Answer, Config, GuestFence, Host, Paging, Root, Shadow, Upkeep, Views};
+use mmu::{
+    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, Unresolved,
+    with_ready,
+};
+use oracle::Machine;
+use rv::format::{SV39, SV39X4};
+use rv::{Access, Addr, Asid, Elide, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
+use std::cell::Cell;
+
+/// Most accesses of an operation.
+const MOST: u64 = 16_000;
+
+const VM: Owner = Owner::Vm(0);
+const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
+const HOST_PAGES: u64 = 4096;
+const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
+const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
+const PAGES: u64 = 1024;
+/// Guest pages: the root, the table below it, and the tables of leaves.
+const ROOT: u64 = 0;
+const MIDDLE: u64 = 1;
+const LEAVES: u64 = 2;
+const TABLES: u64 = 200;
+/// What all leaves lead to.
+const DATA: u64 = 300;
+const IMAGE_PAGE: u64 = 512;
+
+/// Memory that counts accesses.
+struct Counting {
+    machine: Machine,
+    accesses: Cell<u64>,
+}
+
+impl Counting {
+    fn count(&self) {
+        self.accesses.set(self.accesses.get() + 1);
+    }
+}
+
+impl PhysMem for Counting {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        self.count();
+        self.machine.read_u64(at)
+    }
+    fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
+        self.count();
+        self.machine.write_u64(at, value);
+    }
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        self.count();
+        self.machine.exchange_u64(at, value)
+    }
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        self.count();
+        self.machine.compare_exchange_u64(at, old, new)
+    }
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        self.machine.zero_frames(first, pages);
+    }
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        self.machine.copy_frames(from, to, pages);
+    }
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        self.machine.read_bytes(at, into);
+    }
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        self.machine.write_bytes(at, from);
+    }
+}
+
+/// No hart but the one that asks, which remembers nothing.
+struct Hardware;
+
+impl Fence<Gpa> for Hardware {
+    fn fence(&mut self, _: FenceScope<Gpa>) {}
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+/// A guest with [`TABLES`] full tables of leaves, all of them shadowed where the bound lets it.
+struct World {
+    mem: Counting,
+    frames: Frames,
+    space: AddressSpace,
+    shadow: Shadow,
+    views: Views,
+    log: FenceLog,
+    root: Root,
+    /// Most accesses of an operation so far.
+    most: u64,
+}
+
+fn gva(table: u64, entry: u64) -> Addr<Gva> {
+    Addr::new((table * 512 + entry) * PAGE_BYTES)
+}
+
+impl World {
+    /// `target`: the page that all leaves lead to, with the permissions of `flags`.
+    fn new(upkeep: Upkeep, pages: u32, target: u64, flags: u64) -> Self {
+        let mut mem = Counting { machine: Machine::with_ram(HOST, HOST_PAGES), accesses: Cell::new(0) };
+        mem.machine.add(IMAGE, 512);
+        mem.zero_frames(IMAGE, 512);
+        let mut frames = Frames::new();
+        frames.add(HOST, HOST_PAGES);
+        let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
+        let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
+        for (start, object) in [(0, Object::Anonymous), (IMAGE_PAGE, Object::Image { first: IMAGE })] {
+            let region = Region { start: RAM.add(start), pages: 512, prot: Prot::RWX, object };
+            space.add_region(region).expect("disjoint");
+        }
+        let config = Config { upkeep, ad: AdPolicy::Svade, pages, first_serial: 1 };
+        let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &frames, &mut mem).expect("frames");
+        let (mut views, log) = (Views::new(), FenceLog::new(0));
+        let paging = Paging::Tables { format: &SV39, root: RAM.add(ROOT) };
+        let mut root = None;
+        let loaded = with_ready(&frames, &mut mem, |ready, mem| {
+            let mut hw = Hardware;
+            let host = &mut Host::new(&mut space, (&frames, ready), mem, &mut hw);
+            shadow.attach(&mut root, (paging, Asid(0)), &mut views, &log, host)
+        });
+        loaded.expect("frames").expect("nothing is to be taken back");
+        let root = root.expect("it is loaded");
+        let mut world = Self { mem, frames, space, shadow, views, log, root, most: 0 };
+        let pointer = |page: u64| (RAM.raw() + page) << 10 | 1;
+        world.poke(ROOT, 0, pointer(MIDDLE));
+        for table in 0..TABLES {
+            world.poke(MIDDLE, table, pointer(LEAVES + table));
+            (0..512).for_each(|entry| world.poke(LEAVES + table, entry, (RAM.raw() + target) << 10 | flags));
+        }
+        world.fence();
+        for table in 0..TABLES {
+            (0..512).for_each(|entry| world.access(gva(table, entry), Access::Load));
+        }
+        world.most = 0;
+        world
+    }
+
+    /// One operation of the engine.
+    fn operate<R>(
+        &mut self,
+        mut operation: impl FnMut(&mut Shadow, Root, &mut Host<'_, Counting, Hardware>) -> Result<R, Unresolved>,
+    ) -> R {
+        let before = self.mem.accesses.get();
+        let Self { mem, frames, space, shadow, root, .. } = self;
+        let result = with_ready(frames, mem, |ready, mem| {
+            operation(shadow, *root, &mut Host::new(space, (frames, ready), mem, &mut Hardware))
+        });
+        self.most = self.most.max(self.mem.accesses.get() - before);
+        result.expect("frames")
+    }
+
+    /// A table's entry changes without that the engine sees it, as between two fences.
+    fn poke(&mut self, page: u64, entry: u64, value: u64) {
+        let hpa = self.operate(|shadow, _, host| shadow.resolve(RAM.add(page).base(), Access::Store, host));
+        self.mem.write_u64(hpa.expect("RAM").pfn().at(8 * entry), value);
+        self.shadow.host_wrote(RAM.add(page), &self.mem);
+    }
+
+    /// A fence of everything.
+    fn fence(&mut self) {
+        let before = self.mem.accesses.get();
+        let (mut ready, mut hw) = (Ready::Nothing, Hardware);
+        let mut host = Host::new(&mut self.space, (&self.frames, &mut ready), &mut self.mem, &mut hw);
+        let fence = GuestFence { range: None, asid: None };
+        self.shadow.fence(&fence, self.root, &mut self.views, &mut self.log, &mut host);
+        self.most = self.most.max(self.mem.accesses.get() - before);
+    }
+
+    /// An access, with all the faults that it takes until it is possible.
+    fn access(&mut self, gva: Addr<Gva>, access: Access) {
+        let request = Request { sum: true, ..Request::supervisor(access) };
+        for _ in 0..1000 {
+            match self.operate(|shadow, root, host| shadow.fault(&root, gva, &request, host)) {
+                Answer::Filled { .. } => return,
+                Answer::Retry => {}
+                other => panic!("{gva}: {other:?}"),
+            }
+        }
+        panic!("PROGRESS: {gva}");
+    }
+
+    fn check(mut self, what: &str) {
+        let counters = *self.shadow.counters();
+        assert!(self.most <= MOST, "BOUNDED: {what}: {} accesses in one operation", self.most);
+        assert!(counters.postponed + counters.recycled > 0, "{what}: nothing was too much for one operation");
+        // It goes on as before.
+        self.access(gva(TABLES - 1, 511), Access::Load);
+        println!("{what}: {} accesses at most, {} times postponed", self.most, counters.postponed);
+        self.shadow.destroy(&self.frames);
+    }
+}
+
+const ALL: [Upkeep; 3] = [Upkeep::Lazy, Upkeep::Unsync, Upkeep::Shadow];
+const READ_WRITE: u64 = 0xc7;
+
+#[test]
+fn a_fence_of_everything() {
+    for upkeep in ALL {
+        let mut world = World::new(upkeep, 512, DATA, READ_WRITE);
+        // All tables say something else, and the upkeeps that protect have let them go.
+        for table in 0..TABLES {
+            for entry in 0..512 {
+                world.poke(LEAVES + table, entry, (RAM.raw() + DATA + 1) << 10 | READ_WRITE);
+            }
+        }
+        world.most = 0;
+        world.fence();
+        world.check(&format!("fence, {upkeep:?}"));
+    }
+}
+
+#[test]
+fn a_subtree_is_linked_again() {
+    let mut world = World::new(Upkeep::Lazy, 512, DATA, READ_WRITE);
+    world.poke(ROOT, 1, (RAM.raw() + MIDDLE) << 10 | 1);
+    world.access(Addr::new(1 << 30), Access::Load);
+    world.check("linked again");
+}
+
+#[test]
+fn a_page_that_all_entries_lead_to_is_copied() {
+    for upkeep in ALL {
+        let mut world = World::new(upkeep, 512, IMAGE_PAGE, READ_WRITE);
+        world.access(gva(0, 0), Access::Store);
+        world.check(&format!("copied, {upkeep:?}"));
+    }
+}
+
+#[test]
+fn a_page_that_all_entries_lead_to_becomes_a_table() {
+    for upkeep in [Upkeep::Unsync, Upkeep::Shadow] {
+        let mut world = World::new(upkeep, 512, DATA, READ_WRITE);
+        world.poke(MIDDLE, TABLES, (RAM.raw() + DATA) << 10 | 1);
+        world.poke(DATA, 0, (RAM.raw() + DATA + 1) << 10 | READ_WRITE);
+        world.fence();
+        world.access(gva(TABLES, 0), Access::Load);
+        world.check(&format!("a table, {upkeep:?}"));
+    }
+}
+
+#[test]
+fn full_pages_are_recycled() {
+    for upkeep in ALL {
+        let mut world = World::new(upkeep, 128, DATA, READ_WRITE);
+        for table in 0..TABLES {
+            (0..512).for_each(|entry| world.access(gva(table, entry), Access::Load));
+        }
+        world.check(&format!("recycled, {upkeep:?}"));
+    }
+}
