@@ -2,7 +2,7 @@
 //! QEMU's `virt`: two contexts for each hart, 2h for M mode, which no guest can use, and 2h+1 for
 //! S mode.
 
-use super::{Answer, Place};
+use super::interface::{Answer, Place};
 use alloc::vec;
 use alloc::vec::Vec;
 

@@ -1,7 +1,7 @@
 //! A Goldfish RTC as guests see it ("Goldfish Virtual Hardware", chapter on the RTC; where that is silent, as QEMU's
 //! `virt`): nanoseconds since 1970, UTC, and an alarm.
 
-use super::{Answer, Device, Outside, Place};
+use super::interface::{Answer, Device, Outside, Place};
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
 
@@ -178,7 +178,7 @@ impl Device for Rtc {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::World;
+    use super::super::interface::tests::World;
     use super::*;
 
     /// 10 MHz; 2026-11-23 06:28:46 at tick 5.

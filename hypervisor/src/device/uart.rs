@@ -5,7 +5,7 @@
 //! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when there are
 //! many, or at [`Uart::moment`].
 
-use super::{Answer, Device, Outside, Place};
+use super::interface::{Answer, Device, Outside, Place};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
@@ -342,7 +342,7 @@ impl Device for Uart {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::World;
+    use super::super::interface::tests::World;
     use super::*;
 
     #[test]
