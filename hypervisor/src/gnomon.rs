@@ -11,10 +11,9 @@ use abi::record::Record;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use mmu::frames::Frames;
 use rv::{Hpa, Pfn};
-use spin::Mutex;
 
 /// All harts' common state. `docs/invariants.md` has the order of the locks.
 pub struct Gnomon {
@@ -22,14 +21,12 @@ pub struct Gnomon {
     pub offer: Offer,
     /// The VMs, in console order.
     pub vms: Vec<Arc<Vm>>,
-    /// vCPUs that are on no hart.
-    pub sched: Mutex<Sched>,
+    /// vCPUs that are started and on no hart.
+    pub sched: Sched,
     /// The harts in use.
     pub harts: Vec<HartShared>,
     /// The console.
     pub console: Console,
-    /// Whether there are more started vCPUs than harts.
-    pub overcommitted: AtomicBool,
     /// VMs that have ended.
     pub ended: AtomicUsize,
     /// How often a hart has waited for the lock of Gnomon's heap.
@@ -51,19 +48,11 @@ impl Gnomon {
     /// guest, a waiting one becomes ready.
     pub fn post<E: Env>(&self, vcpu: &Vcpu, requests: u32, env: &mut E) {
         vcpu.posted.fetch_or(requests, Ordering::SeqCst);
-        if vcpu.waiting.load(Ordering::SeqCst) {
-            let woken = {
-                let mut sched = self.sched.lock();
-                let woken = sched.wake(vcpu.vm, vcpu.id);
-                if woken.is_some() {
-                    vcpu.waiting.store(false, Ordering::SeqCst);
-                }
-                woken
-            };
-            if let Some(last_hart) = woken {
-                self.rouse(last_hart, env);
-                return;
-            }
+        if vcpu.waiting.load(Ordering::SeqCst) != NOWHERE
+            && let Some(hart) = self.sched.wake(vcpu, env.now())
+        {
+            self.rouse(hart, env);
+            return;
         }
         let hart = vcpu.hart.load(Ordering::SeqCst);
         if hart != NOWHERE && hart != env.hart() {
@@ -92,38 +81,13 @@ impl Gnomon {
     /// Starts a vCPU: it becomes ready, and some hart will run it.
     pub fn start<E: Env>(&self, run: Box<VcpuRun>, env: &mut E) {
         let last_hart = run.last_hart;
-        let became_overcommitted = {
-            let mut sched = self.sched.lock();
-            sched.start(run);
-            !self.recount(&sched) && self.overcommitted.load(Ordering::SeqCst)
-        };
-        if became_overcommitted {
+        let me = env.hart();
+        if self.sched.start(run, me, env.now()) {
             // Until now every vCPU had a hart to itself and no slice ever ended: all harts look again.
-            let me = env.hart();
             (0..self.harts.len()).filter(|hart| *hart != me).for_each(|hart| self.kick(hart, env));
         } else {
             self.rouse(last_hart, env);
         }
-    }
-
-    /// Says that a vCPU that was on a hart is no longer started.
-    pub fn stopped(&self) {
-        let mut sched = self.sched.lock();
-        sched.stopped();
-        self.recount(&sched);
-    }
-
-    /// Takes a VM's vCPUs out of the queues; they are no longer started.
-    pub fn take_queued(&self, vm: usize) -> Vec<Box<VcpuRun>> {
-        let mut sched = self.sched.lock();
-        let queued = sched.remove_vm(vm);
-        self.recount(&sched);
-        queued
-    }
-
-    /// Updates `overcommitted`, under the lock of what it depends on; returns what it was.
-    fn recount(&self, sched: &Sched) -> bool {
-        self.overcommitted.swap(sched.started_count() > self.harts.len(), Ordering::SeqCst)
     }
 
     /// Whether all VMs have ended.

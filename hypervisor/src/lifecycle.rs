@@ -26,7 +26,7 @@ use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
     for vm in &g.vms {
         for vcpu in &vm.vcpus {
-            g.sched.lock().park(VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
+            vm.parked.lock().insert(vcpu.id, VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
         }
     }
     start(g, g.vms.iter().filter(|vm| turn(vm) == Turn::AtOnce).cloned().collect(), env);
@@ -90,7 +90,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     if let Phase::Leaving(Departure::End(reason)) = &*phase {
         return Err(reason.clone());
     }
-    let first = g.sched.lock().unpark(vm.index, 0);
+    let first = vm.parked.lock().remove(&0);
     let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
     let zero = match g.offer.guest {
@@ -217,9 +217,7 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
-    let queued = g.take_queued(vm.index);
-    for run in queued {
-        run.shared.waiting.store(false, Ordering::SeqCst);
+    for run in g.sched.remove_vm(vm.index) {
         park(g, run, env);
     }
 }
@@ -229,11 +227,11 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     run.vm.translation.forget(&mut run);
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = {
-        let mut sched = g.sched.lock();
-        let parked = sched.park(run);
+        let mut parked = vm.parked.lock();
+        parked.insert(shared.id, run);
         // Whoever sees it stopped finds it parked.
         shared.hsm.store(hsm::STOPPED, Ordering::Release);
-        parked == vm.vcpus.len()
+        parked.len() == vm.vcpus.len()
     };
     if !all {
         return;

@@ -408,10 +408,10 @@ fn no_exit_panics() {
             ends += 1;
         }
         // vCPUs that were started wait in the queue for a hart; stop them again now and then.
-        while let Some(other) = w.g.sched.lock().take() {
-            w.g.stopped();
+        while let Some(other) = w.g.sched.take(0) {
+            w.g.sched.stopped();
             other.shared.hsm.store(hypervisor::vcpu::hsm::STOPPED, Ordering::SeqCst);
-            w.g.sched.lock().park(other);
+            w.run.vm.parked.lock().insert(other.shared.id, other);
         }
         w.hart.events.clear();
         printed();

@@ -67,7 +67,7 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
         let all = printed();
         assert!(all.contains("bad could not be started") && all.contains(complaint), "{segment:?}: {all}");
         assert_eq!(g.frames().usage(Owner::Vm(0)).total(), 0, "{segment:?}");
-        assert_eq!(g.sched.lock().take().map(|run| run.vm.config.name.clone()).as_deref(), Some("good"));
+        assert_eq!(g.sched.take(0).map(|run| run.vm.config.name.clone()).as_deref(), Some("good"));
     }
     let mut small = vm_config("small", 1);
     small.memory_bytes = 4096;
@@ -87,7 +87,7 @@ fn a_power_off_gives_every_frame_back() {
     let vm = w.run.vm.clone();
     depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
     assert_ne!(w.run.shared.posted.load(Ordering::SeqCst) & request::PARK, 0);
-    w.g.stopped();
+    w.g.sched.stopped();
     park(&w.g, w.run, &mut w.hart);
     assert_eq!(w.g.frames().free_count(), free);
     assert_eq!(*vm.phase.lock(), Phase::Ended);
@@ -103,12 +103,12 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     vm.write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 10], &mut w.hart).unwrap();
     vm.vcpus[0].external.store(true, Ordering::SeqCst);
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
-    assert_eq!(w.g.sched.lock().parked_count(0), 1, "the one in the queue is collected at once");
-    w.g.stopped();
+    assert_eq!(w.g.vms[0].parked.lock().len(), 1, "the one in the queue is collected at once");
+    w.g.sched.stopped();
     park(&w.g, w.run, &mut w.hart);
-    let run = w.g.sched.lock().take().expect("the first vCPU is ready again");
+    let run = w.g.sched.take(0).expect("the first vCPU is ready again");
     assert_eq!((run.shared.id, run.context.pc), (0, GUEST_ENTRY));
-    assert_eq!(w.g.sched.lock().started_count(), 1);
+    assert_eq!(w.g.sched.started_count(), 1);
     assert_eq!(vm.vcpus[1].hsm.load(Ordering::SeqCst), hsm::STOPPED);
     assert!(!vm.vcpus[0].external.load(Ordering::SeqCst), "the devices start over, and so do their lines");
     let mut bytes = [1; 10];
@@ -124,9 +124,9 @@ fn an_end_overrides_a_restart_that_is_not_done() {
     let (vm, free) = (w.run.vm.clone(), w.g.frames().total_count());
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
     depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
-    w.g.stopped();
+    w.g.sched.stopped();
     park(&w.g, w.run, &mut w.hart);
-    assert!(w.g.is_over() && !w.g.sched.lock().has_ready());
+    assert!(w.g.is_over() && !w.g.sched.has_ready());
     assert_eq!(w.g.frames().free_count(), free);
     assert!(matches!(&records()[..], [Record::VmEnd(end)] if end.reason == EndReason::Poweroff));
     // And nothing starts it again.
@@ -136,10 +136,10 @@ fn an_end_overrides_a_restart_that_is_not_done() {
 
 /// Ends the VM that is next to run, and says which it was.
 fn end_next(g: &Gnomon, hart: &mut fake::Hart, reason: EndReason) -> String {
-    let run = g.sched.lock().take().expect("a VM runs");
+    let run = g.sched.take(0).expect("a VM runs");
     let vm = run.vm.clone();
     depart(g, &vm, Departure::End(reason), hart);
-    g.stopped();
+    g.sched.stopped();
     park(g, run, hart);
     vm.config.name.clone()
 }
@@ -156,14 +156,14 @@ fn vms_run_one_after_another_in_the_same_memory() {
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
     let free = g.frames().free_count();
     lifecycle::start_all(&g, &mut hart);
-    assert_eq!(g.sched.lock().started_count(), 1);
+    assert_eq!(g.sched.started_count(), 1);
     let used = g.frames().usage(Owner::Vm(0)).total();
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
     let usage = |vm| g.frames().usage(Owner::Vm(vm)).total();
     assert_eq!((usage(0), usage(1), usage(2)), (0, used, 0), "one is gone before the next has anything");
     // However one ends, it is the next one's turn; here of two.
     assert_eq!(end_next(&g, &mut hart, EndReason::Killed { message: "x".into() }), "b");
-    assert_eq!((g.sched.lock().started_count(), g.is_over()), (2, false));
+    assert_eq!((g.sched.started_count(), g.is_over()), (2, false));
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "c");
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "beside");
     assert!(g.is_over());
@@ -198,7 +198,7 @@ fn a_vm_that_waits_can_be_ended() {
     depart(&g, &g.vms[1], Departure::End(EndReason::Poweroff), &mut hart);
     assert!(!g.is_over(), "it is over when its turn comes");
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
-    assert!(g.is_over() && !g.sched.lock().has_ready());
+    assert!(g.is_over() && !g.sched.has_ready());
     assert_eq!(ended(), ["a", "b"]);
 }
 
@@ -208,9 +208,9 @@ fn a_guest_may_reboot_for_ever() {
     for _ in 0..200 {
         let vm = w.run.vm.clone();
         depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
-        w.g.stopped();
+        w.g.sched.stopped();
         park(&w.g, w.run, &mut w.hart);
-        w.run = w.g.sched.lock().take().expect("it starts again");
+        w.run = w.g.sched.take(0).expect("it starts again");
     }
     let stats = w.g.stats();
     // Each life's device tree took one fault, and all lives count.
@@ -225,7 +225,7 @@ fn when_all_vcpus_have_stopped_the_vm_is_over() {
     w.run.context.x[16] = 1;
     w.run.context.x[17] = hsm_call::EID_HSM as u64;
     assert_eq!(w.exit(10, 0, 0, 0), Outcome::Stop);
-    w.g.stopped();
+    w.g.sched.stopped();
     park(&w.g, w.run, &mut w.hart);
     assert!(matches!(&records()[..], [Record::VmEnd(end)] if matches!(end.reason, EndReason::Killed { .. })));
 }
@@ -240,7 +240,7 @@ fn harts_are_started_once_and_in_ram() {
     assert_eq!(w.sbi(hsm_id, 2, &[1]), (0, 1), "stopped");
     assert_eq!(w.sbi(hsm_id, 0, &[1, GUEST_ENTRY + 8, 77]), (0, 0));
     assert_eq!(w.sbi(hsm_id, 2, &[1]), (0, 0), "started");
-    let run = w.g.sched.lock().take().unwrap();
+    let run = w.g.sched.take(0).unwrap();
     assert_eq!((run.context.pc, run.context.x[10], run.context.x[11]), (GUEST_ENTRY + 8, 1, 77));
 }
 
@@ -249,17 +249,17 @@ fn nobody_is_started_in_a_vm_that_is_leaving() {
     let mut w = world(2, GuestTimer::Sstc);
     depart(&w.g, &w.run.vm.clone(), Departure::End(EndReason::Poweroff), &mut w.hart);
     assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 0]).0, -1);
-    assert!(!w.g.sched.lock().has_ready());
+    assert!(!w.g.sched.has_ready());
 }
 
 #[test]
 fn a_third_vcpu_on_two_harts_is_one_too_many() {
     let mut w = world(3, GuestTimer::Sstc);
     w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 0]);
-    assert!(!w.g.overcommitted.load(Ordering::SeqCst));
+    assert!(!w.g.sched.is_overcommitted());
     w.hart.events.clear();
     w.sbi(hsm_call::EID_HSM, 0, &[2, GUEST_ENTRY, 0]);
-    assert!(w.g.overcommitted.load(Ordering::SeqCst));
+    assert!(w.g.sched.is_overcommitted());
     assert_eq!(w.hart.events, [Event::Ipi(1)], "the other hart looks again");
 }
 

@@ -194,8 +194,8 @@ fn no_exit_panics() {
                 let value = random();
                 write(&mut w, at, value);
             }
-            for queued in w.g.take_queued(0) {
-                w.g.sched.lock().park(queued);
+            for queued in w.g.sched.remove_vm(0) {
+                w.run.vm.parked.lock().insert(queued.shared.id, queued);
             }
         }
     }

@@ -52,7 +52,7 @@ fn start<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
         return Err(Error::Failed);
     }
     // Stopped, but its hart has not given it up yet (or another start was faster).
-    let target = g.sched.lock().unpark(run.vm.index, vcpu.id);
+    let target = run.vm.parked.lock().remove(&vcpu.id);
     let mut target = target.ok_or(Error::AlreadyAvailable)?;
     target.reset(pc, opaque);
     target.shared.hsm.store(hsm::STARTED, Ordering::Release);

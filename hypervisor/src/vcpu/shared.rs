@@ -80,8 +80,8 @@ pub struct Vcpu {
     pub posted: AtomicU32,
     /// The hart it is loaded on, or [`NOWHERE`].
     pub hart: AtomicUsize,
-    /// Whether it waits for an interrupt, off every hart.
-    pub waiting: AtomicBool,
+    /// The hart that watches over its wait for an interrupt, or [`NOWHERE`] if it does not wait.
+    pub waiting: AtomicUsize,
     /// The level of its external interrupt line.
     pub external: AtomicBool,
     /// On shadow tables: the ASID in its `satp`, or [`NO_ASID`].
@@ -103,7 +103,7 @@ impl Vcpu {
             id,
             posted: AtomicU32::new(0),
             hart: AtomicUsize::new(NOWHERE),
-            waiting: AtomicBool::new(false),
+            waiting: AtomicUsize::new(NOWHERE),
             external: AtomicBool::new(false),
             asid: AtomicU32::new(NO_ASID),
             hsm: AtomicU8::new(hsm::STOPPED),

@@ -15,12 +15,11 @@ use hypervisor::vm::Vm;
 use mmu::frames::{Frames, Owner};
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
-use spin::Mutex;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 
 /// First frame of the fake RAM.
 const RAM: u64 = 0x8_0000;
@@ -250,10 +249,9 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     let g = Gnomon {
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
         offer,
-        sched: Mutex::new(Sched::default()),
+        sched: Sched::new(harts),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
         console: Console::new(&Printer, config.console, names),
-        overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),
         heap_waits: Box::leak(Box::default()),
         bundle: Pfn::new(RAM),
@@ -293,7 +291,7 @@ pub fn shadow_world(mmu: MmuMode, vcpus: u32) -> World {
 fn world_of(config: VmConfig, timer: GuestTimer) -> World {
     let (g, mut hart) = machine(vec![config], 2, timer);
     lifecycle::start_all(&g, &mut hart);
-    let run = g.sched.lock().take().expect("the first vCPU is ready");
+    let run = g.sched.take(0).expect("the first vCPU is ready");
     run.shared.hart.store(0, std::sync::atomic::Ordering::SeqCst);
     run.shared.posted.store(0, std::sync::atomic::Ordering::SeqCst);
     hart.events.clear();

@@ -13,7 +13,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicUsize};
+use core::sync::atomic::AtomicUsize;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::gnomon::Gnomon;
@@ -29,7 +29,7 @@ use metal::ram::{Ram, boot_bytes};
 use mmu::frames::Frames;
 use rv::csr::envcfg;
 use rv::{Addr, Hpa, PAGE_BYTES, Pfn};
-use spin::{Mutex, Once};
+use spin::Once;
 
 /// What the secondary harts need to join.
 struct Joining {
@@ -113,10 +113,9 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
-        sched: Mutex::new(Sched::default()),
+        sched: Sched::new(machine.harts.len()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
         console,
-        overcommitted: AtomicBool::new(false),
         ended: AtomicUsize::new(0),
         heap_waits: heap::waits(),
         bundle: Addr::new(bundle_span.start).pfn(),

@@ -221,12 +221,8 @@ impl Hart {
             let now = self.now();
             self.expire(now);
             self.look_after_serial(now);
-            let (next, more) = {
-                let mut sched = self.g.sched.lock();
-                (sched.take(), sched.has_ready())
-            };
-            if let Some(mut run) = next {
-                if more {
+            if let Some(mut run) = self.g.sched.take(self.index) {
+                if self.g.sched.has_ready() {
                     // Whoever made them ready may have roused this hart only.
                     self.g.rouse(NOWHERE, self);
                 }
@@ -235,7 +231,7 @@ impl Hart {
             }
             // Idle: say so first and look again then, so that no wake-up falls between.
             shared.idle.store(true, Ordering::SeqCst);
-            if !self.g.sched.lock().has_ready() && !self.g.is_over() {
+            if !self.g.sched.has_ready() && !self.g.is_over() {
                 shared.counters.idles.bump();
                 self.arm(self.waiters.min(self.serial_due));
                 metal::wait_for_interrupt();
@@ -250,19 +246,16 @@ impl Hart {
 
     /// Makes those vCPUs ready that waited for a time which has come.
     fn expire(&mut self, now: u64) {
-        let mut sched = self.g.sched.lock();
-        sched.expire(self.index, now, |run| {
-            run.shared.waiting.store(false, Ordering::SeqCst);
+        self.waiters = self.g.sched.expire(self.index, now, |run| {
             if run.deadline <= now {
                 run.shared.posted.fetch_or(request::TIMER, Ordering::SeqCst);
             }
         });
-        self.waiters = sched.earliest(self.index);
     }
 
     /// WFI traps, and slices end, only while there are more vCPUs than harts.
     fn set_policy(&mut self) {
-        let overcommitted = self.g.overcommitted.load(Ordering::Relaxed);
+        let overcommitted = self.g.sched.is_overcommitted();
         if overcommitted != self.traps_wfi {
             self.traps_wfi = overcommitted;
             self.guest.set_wfi_trap(overcommitted);
@@ -309,7 +302,7 @@ impl Hart {
         self.shared.entering(vm.index);
         let is_ready = run.shared.posted.load(Ordering::SeqCst) == 0
             && vm.tlb_generation.load(Ordering::SeqCst) == self.views[vm.index].fenced
-            && self.g.overcommitted.load(Ordering::Relaxed) == self.traps_wfi
+            && self.g.sched.is_overcommitted() == self.traps_wfi
             && vm.translation.may_enter(run);
         if !is_ready {
             self.shared.left();
@@ -329,7 +322,7 @@ impl Hart {
     /// Parks the loaded vCPU.
     fn give_up(&mut self, mut run: Box<VcpuRun>) {
         self.unload(&mut run);
-        self.g.stopped();
+        self.g.sched.stopped();
         lifecycle::park(self.g, run, self);
     }
 
@@ -457,11 +450,12 @@ impl Hart {
 
     /// Lets the next ready vCPU run, if there is one.
     fn yield_hart(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
-        if !self.g.sched.lock().has_ready() {
+        if !self.g.sched.has_ready() {
             return Some(run);
         }
         self.unload(&mut run);
-        self.g.sched.lock().requeue(run);
+        let now = self.now();
+        self.g.sched.requeue(run, self.index, now);
         None
     }
 
@@ -477,14 +471,8 @@ impl Hart {
     fn wait(&mut self, mut run: Box<VcpuRun>, until: u64) {
         self.unload(&mut run);
         run.shared.counters.waits.bump();
-        let shared = Arc::clone(&run.shared);
-        let mut sched = self.g.sched.lock();
-        shared.waiting.store(true, Ordering::SeqCst);
-        sched.wait(run, until, self.index);
-        // Whoever posts looks at `waiting` after that; whoever posted before is seen here.
-        if shared.posted.load(Ordering::SeqCst) != 0 && sched.wake(shared.vm, shared.id).is_some() {
-            shared.waiting.store(false, Ordering::SeqCst);
-        }
+        let now = self.now();
+        self.g.sched.wait(run, until, self.index, now);
     }
 
     /// A device of the host wants attention: the UART.
