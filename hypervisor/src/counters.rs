@@ -130,8 +130,16 @@ counters! {
         switches = "vcpu.switches",
         /// Of those, on another hart than the last.
         migrations = "vcpu.migrations",
+        /// WFIs that came to Gnomon.
+        wfis = "vcpu.wfis",
+        /// WRS.NTOs that came to Gnomon.
+        wrs_ntos = "vcpu.wrs_ntos",
         /// WFIs that gave the hart away.
         waits = "vcpu.waits",
+        /// Times that it gave the hart away because it waited for another hart's store.
+        yields = "vcpu.yields",
+        /// Times that it lost the hart because its slice ended.
+        preemptions = "vcpu.preemptions",
     }
 }
 

@@ -66,14 +66,15 @@ impl Gnomon {
         self.harts[env.hart()].counters.ipis.bump();
     }
 
-    /// Wakes an idle hart, `preferred` if it is one, because a vCPU is ready.
+    /// Finds a hart for a vCPU that is ready: an idle one, `preferred` if it is; else one whose vCPU spins.
     pub fn rouse<E: Env>(&self, preferred: usize, env: &mut E) {
         let me = env.hart();
         // Whoever finds a hart idle claims it, so that two vCPUs made ready rouse two harts.
-        let claim = |hart: &usize| *hart != me && self.harts[*hart].idle.swap(false, Ordering::SeqCst);
+        let idle = |hart: &usize| *hart != me && self.harts[*hart].idle.swap(false, Ordering::SeqCst);
+        let spins = |hart: &usize| self.harts[*hart].spins.swap(false, Ordering::SeqCst);
         let all = 0..self.harts.len();
-        let found = Some(preferred).filter(|h| all.contains(h) && claim(h)).or_else(|| all.clone().find(claim));
-        if let Some(hart) = found {
+        let found = Some(preferred).filter(|h| all.contains(h) && idle(h));
+        if let Some(hart) = found.or_else(|| all.clone().find(idle)).or_else(|| all.clone().find(spins)) {
             self.kick(hart, env);
         }
     }

@@ -25,6 +25,8 @@ pub struct HartShared {
     pub frames: Frames,
     /// Whether it waits for work.
     pub idle: AtomicBool,
+    /// Whether its vCPU keeps it although it waits for another one's store, because nobody else was ready.
+    pub spins: AtomicBool,
     /// What it did.
     pub counters: HartCounters,
 }

@@ -79,6 +79,16 @@ fn those_whose_time_has_come_are_ready() {
 }
 
 #[test]
+fn what_was_posted_before_a_wait_ends_it() {
+    let (sched, vcpus) = ready(1, 2);
+    let run = sched.take(1).unwrap();
+    vcpus[0].posted.store(request::SOFTWARE, SeqCst);
+    assert_eq!(sched.wake(&vcpus[0], 7), None, "it does not wait yet");
+    sched.wait(run, u64::MAX, 1, 8);
+    assert_eq!((sched.ready_since(), vcpus[0].waiting.load(SeqCst)), (8, NOWHERE));
+}
+
+#[test]
 fn a_vcpu_that_something_is_posted_to_never_waits() {
     const ROUNDS: u64 = 4_000;
     let (sched, vcpus) = ready(5, 3);

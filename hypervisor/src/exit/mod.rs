@@ -129,10 +129,12 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
     match (insn, from) {
         (WFI, Mode::Supervisor) => {
             run.context.skip(4);
+            run.shared.counters.wfis.bump();
             return Outcome::Wait;
         }
         (WRS_NTO, _) => {
             run.context.skip(4);
+            run.shared.counters.wrs_ntos.bump();
             return Outcome::Yield;
         }
         _ => {}

@@ -86,8 +86,10 @@ pub struct Hart {
     root_loads: u64,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(usize, u32)>,
-    /// Whether WFI traps now.
+    /// Whether slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
     traps_wfi: bool,
+    /// Whether the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
+    spins: bool,
     /// Host time at which the running vCPU's slice ends.
     slice_end: u64,
     /// The earliest time that a vCPU which waits needs this hart.
@@ -111,6 +113,7 @@ struct Ticks {
     slice: u64,
     watch: u64,
     least_run: u64,
+    behind: u64,
     serial: u64,
 }
 
@@ -120,6 +123,8 @@ const SLICE_MS: u64 = 10;
 const WATCH_MS: u64 = 1000;
 /// How long it runs at least between two looks, in milliseconds: less than a slice.
 const LEAST_RUN_MS: u64 = 2;
+/// How far behind those that can make progress a vCPU gets in line when it waits for a store, in parts of a millisecond.
+const BEHIND_PER_MS: u64 = 5;
 /// How often a hart goes on with output that is left, in times per millisecond.
 const SERIAL_PER_MS: u64 = 10;
 /// A fence over more pages than this becomes one for the whole address space.
@@ -173,6 +178,7 @@ impl Hart {
             views: alloc::vec![view; start.g.vms.len()],
             registers_of: None,
             traps_wfi: false,
+            spins: false,
             slice_end: u64::MAX,
             waiters: u64::MAX,
             serial_due: u64::MAX,
@@ -183,6 +189,7 @@ impl Hart {
                 slice: SLICE_MS * per_ms,
                 watch: WATCH_MS * per_ms,
                 least_run: LEAST_RUN_MS * per_ms,
+                behind: per_ms / BEHIND_PER_MS,
                 serial: per_ms / SERIAL_PER_MS,
             },
             is_proven: false,
@@ -258,7 +265,17 @@ impl Hart {
         let overcommitted = self.g.sched.is_overcommitted();
         if overcommitted != self.traps_wfi {
             self.traps_wfi = overcommitted;
+            self.set_spins(false);
             self.guest.set_wfi_trap(overcommitted);
+        }
+    }
+
+    /// Lets the vCPU wait for a store in its guest, or no longer.
+    fn set_spins(&mut self, spins: bool) {
+        if spins != self.spins {
+            self.spins = spins;
+            self.shared.spins.store(spins, Ordering::SeqCst);
+            self.guest.set_wfi_trap(self.traps_wfi && !spins);
         }
     }
 
@@ -390,7 +407,10 @@ impl Hart {
                 self.armed = 0; // it has fired: whatever comes next is set anew
                 return self.tick(run);
             }
-            Outcome::Kicked => self.seat.clear_ipi(),
+            Outcome::Kicked => {
+                self.seat.clear_ipi();
+                self.set_spins(false);
+            }
             Outcome::External => self.external(),
             Outcome::Wait => {
                 if !self.interrupt_pending() && run.shared.posted.load(Ordering::SeqCst) == 0 {
@@ -400,7 +420,7 @@ impl Hart {
                 }
                 run.awake();
             }
-            Outcome::Yield => return self.yield_hart(run),
+            Outcome::Yield => return self.give_way(run),
             Outcome::Later => {
                 // It may take an interrupt first, as it might before the instruction.
                 let takes = self.privilege() == Mode::User || self.status() & rv::csr::status::SIE != 0;
@@ -423,7 +443,8 @@ impl Hart {
     /// Gnomon's timer is due.
     fn tick(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         run.count_lane();
-        let now = self.now();
+        let (now, spun) = (self.now(), self.spins);
+        self.set_spins(false);
         if run.deadline <= now {
             run.deadline = u64::MAX;
             run.shared.counters.inject_timer.bump();
@@ -445,18 +466,36 @@ impl Hart {
             return Some(run);
         }
         self.slice_end = now + self.ticks.slice;
-        self.yield_hart(run)
-    }
-
-    /// Lets the next ready vCPU run, if there is one.
-    fn yield_hart(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         if !self.g.sched.has_ready() {
             return Some(run);
         }
-        self.unload(&mut run);
-        let now = self.now();
-        self.g.sched.requeue(run, self.index, now);
+        run.shared.counters.preemptions.bump();
+        self.requeue(run, if spun { now + self.ticks.behind } else { now });
         None
+    }
+
+    /// The vCPU waits for another one's store. If somebody is ready who may make it, they go first. Else it waits in its
+    /// guest, without any exit, until somebody is.
+    fn give_way(&mut self, run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
+        let now = self.now();
+        if self.g.sched.ready_since() > now {
+            // It says so first and looks again then: who becomes ready between finds a hart that spins.
+            self.set_spins(self.traps_wfi);
+            let next = self.g.sched.ready_since();
+            if next > now {
+                self.slice_end = self.slice_end.min(next);
+                return Some(run);
+            }
+        }
+        run.shared.counters.yields.bump();
+        self.requeue(run, now + self.ticks.behind);
+        None
+    }
+
+    /// Takes the vCPU off this hart; it is ready since `since`.
+    fn requeue(&mut self, mut run: Box<VcpuRun>, since: u64) {
+        self.unload(&mut run);
+        self.g.sched.requeue(run, self.index, since);
     }
 
     /// Host time of the next timer interrupt of the vCPU on this hart.

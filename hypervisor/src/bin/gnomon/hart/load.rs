@@ -52,6 +52,7 @@ impl Hart {
     /// Takes the vCPU off this hart.
     pub(super) fn unload(&mut self, run: &mut VcpuRun) {
         run.count_lane();
+        self.set_spins(false);
         self.guest.save_csrs(&mut run.csrs, &self.g.offer);
         run.vm.translation.unload(run, self);
         run.mode = self.guest.privilege();
