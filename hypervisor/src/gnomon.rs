@@ -82,10 +82,10 @@ impl Gnomon {
     /// Starts a vCPU: it becomes ready, and some hart will run it.
     pub fn start<E: Env>(&self, run: Box<VcpuRun>, env: &mut E) {
         let last_hart = run.last_hart;
-        let me = env.hart();
-        if self.sched.start(run, me, env.now()) {
-            // Until now every vCPU had a hart to itself and no slice ever ended: all harts look again.
-            (0..self.harts.len()).filter(|hart| *hart != me).for_each(|hart| self.kick(hart, env));
+        if self.sched.start(run, env.hart(), env.now()) {
+            // Until now every vCPU had a hart to itself and no slice ever ended: all harts look again, this one included,
+            // since most entries do not look.
+            (0..self.harts.len()).for_each(|hart| self.kick(hart, env));
         } else {
             self.rouse(last_hart, env);
         }

@@ -260,7 +260,8 @@ impl Hart {
         });
     }
 
-    /// WFI traps, and slices end, only while there are more vCPUs than harts.
+    /// WFI traps, and slices end, only while there are more vCPUs than harts. When there are, harts are kicked, so an entry
+    /// need not look if the exit before it was short.
     fn set_policy(&mut self) {
         let overcommitted = self.g.sched.is_overcommitted();
         if overcommitted != self.traps_wfi {
@@ -288,6 +289,7 @@ impl Hart {
 
     /// Prepares the entry into the loaded vCPU; `None` if it was given up instead.
     fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
+        self.set_policy();
         while !self.announce(&run) {
             // What is posted is served before it is announced: it may wait for a lock whose holder waits for this hart to
             // leave. Without a root the vCPU is leaving: there was no memory for one, and the VM ends.
@@ -306,7 +308,6 @@ impl Hart {
                 // What the table now leads to may hold code that another hart copied there.
                 fence::instruction();
             }
-            self.set_policy();
         }
         Some(self.go(run))
     }
@@ -319,7 +320,6 @@ impl Hart {
         self.shared.entering(vm.index);
         let is_ready = run.shared.posted.load(Ordering::SeqCst) == 0
             && vm.tlb_generation.load(Ordering::SeqCst) == self.views[vm.index].fenced
-            && self.g.sched.is_overcommitted() == self.traps_wfi
             && vm.translation.may_enter(run);
         if !is_ready {
             self.shared.left();
