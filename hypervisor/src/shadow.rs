@@ -511,7 +511,7 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
         _ => old & !operand,
     };
     // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
-    // MODE, the entire write has no effect" (norm:satp_mode_unsupported).
+    // MODE, the entire write has no effect" (norm:satp-mode_op_unsupported).
     if new != old && paging(&Satp::decode(new), &g.offer).is_some() {
         run.csrs.vsatp = new;
         match attach(g, run, env) {
