@@ -176,7 +176,7 @@ impl Report {
 
     /// The numbers of the whole run by names such as `cores.plain.walks.VS`,
     /// `cores.plain.walks_by_leaf.VS.4K/4K.refs`, `traps.VS.M.21`
-    /// (interrupts: `i5`) and `traps.VS.M.21.handling`, and those of regions after `regions.0.`.
+    /// (interrupts: `i5`) and `traps.VS.M.21.handling`, `traps.VS.M.21.longest`, and those of regions after `regions.0.`.
     #[must_use]
     pub fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = BTreeMap::new();
@@ -250,6 +250,7 @@ fn flatten(prefix: &str, value: &Value, numbers: &mut BTreeMap<String, u64>) {
                 let name = format!("{}.{}.{kind}{}", text("from"), text("to"), trap["code"]);
                 numbers
                     .extend(trap["handling_instructions"].as_u64().map(|one| (join(&format!("{name}.handling")), one)));
+                numbers.extend(trap["longest_handling"].as_u64().map(|one| (join(&format!("{name}.longest")), one)));
                 numbers.insert(join(&name), trap["count"].as_u64().unwrap_or(0));
             }
         }

@@ -202,6 +202,34 @@ counters! {
         /// Instructions that retired, in whatever mode, before the software that was left ran again: see
         /// [`HartCounts::traps`].
         handling: u64,
+        /// The most of them that one trap took.
+        longest: Longest,
+    }
+}
+
+/// The greatest of some numbers. It cannot be taken off, so the greatest since the last mark is kept as well: a
+/// region lies between two marks that follow each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Longest {
+    /// Of all, or of a region.
+    pub of_all: u64,
+    since_mark: u64,
+}
+
+impl Longest {
+    /// One more number.
+    pub fn add(&mut self, number: u64) {
+        self.of_all = self.of_all.max(number);
+        self.since_mark = self.since_mark.max(number);
+    }
+}
+
+impl Difference for Longest {
+    fn minus(&mut self, _: &Self) {
+        self.of_all = self.since_mark;
+    }
+    fn plus(&mut self, other: &Self) {
+        self.of_all = self.of_all.max(other.of_all);
     }
 }
 
@@ -275,6 +303,11 @@ impl Traps {
     pub fn iter(&self) -> impl Iterator<Item = (TrapKind, &Trapped)> {
         let all = self.0.iter().enumerate().filter(|(_, one)| one.count > 0 || one.handling > 0);
         all.map(|(place, one)| (TrapKind::at(place), one))
+    }
+
+    /// A mark has been set, and what was counted until then is kept.
+    pub fn marked(&mut self) {
+        self.0.iter_mut().for_each(|one| one.longest.since_mark = 0);
     }
 
     /// How many.
@@ -425,9 +458,16 @@ mod tests {
         let found = |kind: TrapKind| (kind.code, kind.is_interrupt, kind.is_exit());
         assert_eq!(kinds.map(found), [(8, false, false), (5, true, false), (31, false, true)]);
         let mut later = traps.clone();
-        *later.of(kinds[0]) = Trapped { count: 2, handling: 70 };
+        traps.of(kinds[0]).longest.add(90);
+        traps.marked();
+        let mut longest = traps.of(kinds[0]).longest;
+        longest.add(50);
+        longest.add(20);
+        *later.of(kinds[0]) = Trapped { count: 2, handling: 70, longest };
         later.minus(&traps);
-        assert_eq!(later.iter().collect::<Vec<_>>(), [(kinds[0], &Trapped { count: 1, handling: 70 })]);
+        let found: Vec<_> =
+            later.iter().map(|(kind, one)| (kind, one.count, one.handling, one.longest.of_all)).collect();
+        assert_eq!((found, longest.of_all), (vec![(kinds[0], 1, 70, 50)], 90));
     }
 
     #[test]

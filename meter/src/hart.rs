@@ -185,6 +185,7 @@ impl Hart {
     fn catch_up(&mut self, board: &Scoreboard, shared: &Shared) {
         while self.snapshots.len() < shared.mark_count() {
             self.snapshots.push(self.now(board));
+            self.counts.traps.marked();
         }
     }
 

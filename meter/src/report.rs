@@ -213,6 +213,7 @@ fn hart_value(counts: &HartCounts, shared: &Shared) -> Value {
             });
             if kind.is_exit() {
                 value["handling_instructions"] = json!(one.handling);
+                value["longest_handling"] = json!(one.longest.of_all);
             }
             value
         })

@@ -51,7 +51,10 @@ impl Hart {
             _ => None,
         };
         if let Some(Exit { kind, since }) = over {
-            self.counts.traps.of(kind).handling += self.retired(board) - since;
+            let instructions = self.retired(board) - since;
+            let trapped = self.counts.traps.of(kind);
+            trapped.handling += instructions;
+            trapped.longest.add(instructions);
         }
     }
 
