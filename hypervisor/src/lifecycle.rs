@@ -17,6 +17,7 @@ use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::frames::Owner;
 use mmu::gstage::{AddressSpace, Object, Policy, Prot, Region, Superpages};
@@ -217,8 +218,58 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
-    for run in g.sched.remove_vm(vm.index) {
+    let aside = vm.paused.lock().take().unwrap_or_default();
+    for run in g.sched.remove_vm(vm.index).into_iter().chain(aside) {
         park(g, run, env);
+    }
+}
+
+/// Pauses a VM: its vCPUs leave their harts soon, and keep their state. The clock goes on for it. Returns false if it does not
+/// run, or is paused already.
+pub fn pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
+    {
+        // Held so that a vCPU which is started meanwhile comes before this, or finds it.
+        let phase = vm.phase.lock();
+        let mut paused = vm.paused.lock();
+        if *phase != Phase::Running || paused.is_some() {
+            return false;
+        }
+        *paused = Some(Vec::new());
+    }
+    for vcpu in &vm.vcpus {
+        g.post(vcpu, request::PAUSE, env);
+    }
+    true
+}
+
+/// Puts a vCPU of a paused VM aside: it is on no hart and not started. If the VM goes on meanwhile, so does the vCPU.
+pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
+    let vm = Arc::clone(&run.vm);
+    let mut paused = vm.paused.lock();
+    match &mut *paused {
+        Some(aside) => aside.push(run),
+        None => {
+            drop(paused);
+            g.start(run, env);
+        }
+    }
+}
+
+/// Lets a paused VM go on. Returns false if it is not paused.
+pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
+    let aside = vm.paused.lock().take();
+    let was_paused = aside.is_some();
+    aside.into_iter().flatten().for_each(|run| g.start(run, env));
+    was_paused
+}
+
+/// Pauses a VM, or lets it go on, and says so: a wish from the console.
+pub fn toggle_pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    let name = &vm.config.name;
+    if resume(g, vm, env) {
+        g.console.say(&format!("{name} goes on"));
+    } else if pause(g, vm, env) {
+        g.console.say(&format!("{name} is paused; Ctrl-A p lets it go on"));
     }
 }
 

@@ -219,6 +219,8 @@ pub struct Vm {
     pub held: AtomicU64,
     /// Those of its vCPUs that are stopped, by hart id.
     pub parked: Mutex<BTreeMap<u32, Box<VcpuRun>>>,
+    /// While it is paused, those of its vCPUs that have left their harts for that.
+    pub paused: Mutex<Option<Vec<Box<VcpuRun>>>>,
     /// Its vCPUs, by hart id.
     pub vcpus: Vec<Arc<Vcpu>>,
     /// Where it is in its life.
@@ -281,6 +283,7 @@ impl Vm {
             has_moment: AtomicBool::new(false),
             held: AtomicU64::new(0),
             parked: Mutex::default(),
+            paused: Mutex::default(),
             vcpus,
             phase: Mutex::new(Phase::Leaving(Departure::Reboot)),
             tlb_generation: AtomicU64::new(0),

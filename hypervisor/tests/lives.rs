@@ -8,9 +8,9 @@ use fake::{Event, MEMORY, machine, printed, vm_config, world};
 use hypervisor::board;
 use hypervisor::exit::Outcome;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle::{self, depart, park};
+use hypervisor::lifecycle::{self, depart, park, pause, put_aside, resume};
 use hypervisor::offer::{GuestMode, GuestTimer};
-use hypervisor::vcpu::{hsm, request};
+use hypervisor::vcpu::{VcpuRun, hsm, request};
 use hypervisor::vm::{Departure, Phase};
 use mmu::frames::Owner;
 use rv::Addr;
@@ -393,4 +393,53 @@ fn a_shadowed_vm_gives_all_back_at_its_end_and_at_a_reboot() {
         }
         assert!(vm.past.lock().serials > serials, "roots are numbered on");
     }
+}
+
+/// What a hart does with a vCPU that it finds asked to pause.
+fn leave_for_pause(g: &Gnomon, run: Box<VcpuRun>, hart: &mut fake::Hart) {
+    assert_ne!(run.shared.posted.swap(0, Ordering::SeqCst) & request::PAUSE, 0);
+    g.sched.stopped();
+    put_aside(g, run, hart);
+}
+
+#[test]
+fn a_paused_vm_keeps_its_state_and_goes_on() {
+    let mut w = world(2, GuestTimer::Sstc);
+    assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY + 8, 0]), (0, 0));
+    let vm = w.run.vm.clone();
+    w.run.context.x[5] = 77;
+    assert!(pause(&w.g, &vm, &mut w.hart) && !pause(&w.g, &vm, &mut w.hart));
+    let other = w.g.sched.take(1).expect("whoever takes it finds the wish");
+    leave_for_pause(&w.g, w.run, &mut w.hart);
+    assert!(resume(&w.g, &vm, &mut w.hart) && !resume(&w.g, &vm, &mut w.hart));
+    // That one was not aside yet when the VM went on.
+    leave_for_pause(&w.g, other, &mut w.hart);
+    let (first, second) = (w.g.sched.take(0).unwrap(), w.g.sched.take(0).unwrap());
+    assert_eq!((first.shared.id, first.context.x[5], second.shared.id, second.context.pc), (0, 77, 1, GUEST_ENTRY + 8));
+    assert_eq!((w.g.sched.started_count(), w.g.sched.has_ready()), (2, false));
+    assert_eq!(*vm.phase.lock(), Phase::Running);
+}
+
+#[test]
+fn a_vcpu_that_is_started_in_a_paused_vm_pauses() {
+    let mut w = world(2, GuestTimer::Sstc);
+    let vm = w.run.vm.clone();
+    assert!(pause(&w.g, &vm, &mut w.hart));
+    assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 0]), (0, 0));
+    let started = w.g.sched.take(0).unwrap();
+    leave_for_pause(&w.g, started, &mut w.hart);
+    leave_for_pause(&w.g, w.run, &mut w.hart);
+    assert!(!w.g.sched.has_ready() && w.g.sched.started_count() == 0);
+}
+
+#[test]
+fn a_paused_vm_can_be_ended_and_gives_all_back() {
+    let mut w = world(1, GuestTimer::Sstc);
+    let (vm, free) = (w.run.vm.clone(), w.g.frames().total_count());
+    assert!(pause(&w.g, &vm, &mut w.hart));
+    leave_for_pause(&w.g, w.run, &mut w.hart);
+    depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
+    assert!(w.g.is_over());
+    assert_eq!((w.g.frames().free_count(), w.g.sched.started_count()), (free, 0));
+    assert!(!pause(&w.g, &vm, &mut w.hart) && !resume(&w.g, &vm, &mut w.hart));
 }

@@ -23,6 +23,10 @@ pub enum Command {
     Input(usize, u8),
     /// Print the counters.
     Stats,
+    /// Pause the guest with this index, or let it go on.
+    Pause(usize),
+    /// End the guest with this index.
+    End(usize),
     /// End all VMs.
     Quit,
 }
@@ -310,6 +314,8 @@ impl Screen {
             b'n' => self.attach_next(),
             b'1'..=b'9' if usize::from(byte - b'1') < self.guests.len() => self.attach(usize::from(byte - b'1')),
             b'1'..=b'9' => self.say("there is no such VM; Ctrl-A h lists them"),
+            b'p' => return self.listener().map(Command::Pause),
+            b'k' => return self.listener().map(Command::End),
             b's' => return Some(Command::Stats),
             b'x' => return Some(Command::Quit),
             b'h' | b'?' => self.help(),
@@ -321,6 +327,8 @@ impl Screen {
     fn help(&mut self) {
         self.say("Ctrl-A n    next console");
         self.say("Ctrl-A 1-9  console of that VM");
+        self.say("Ctrl-A p    pause this VM, or let it go on");
+        self.say("Ctrl-A k    end this VM");
         self.say("Ctrl-A s    print counters");
         self.say("Ctrl-A x    stop all VMs and power off");
         self.say("Ctrl-A Ctrl-A  send Ctrl-A to the guest");
@@ -478,6 +486,10 @@ mod tests {
         );
         console.key(ESCAPE);
         assert_eq!(console.key(b's'), Some(Command::Stats));
+        assert_eq!(
+            [ESCAPE, b'p', ESCAPE, b'k'].map(|key| console.key(key)),
+            [None, Some(Command::Pause(1)), None, Some(Command::End(1))]
+        );
         console.say_of(1, "b ended", true);
         assert_eq!(console.key(b'k'), Some(Command::Input(0, b'k')), "the end of one attaches the next");
         console.say_of(0, "a ended", true);

@@ -4,7 +4,7 @@ use super::encoding::{Answer, Args, Error, Reply, answer};
 use crate::env::Env;
 use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
-use crate::vcpu::{VcpuRun, hsm};
+use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::Phase;
 use core::sync::atomic::Ordering;
 use sbi_spec::hsm as spec;
@@ -55,6 +55,9 @@ fn start<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
     let target = run.vm.parked.lock().remove(&vcpu.id);
     let mut target = target.ok_or(Error::AlreadyAvailable)?;
     target.reset(pc, opaque);
+    if run.vm.paused.lock().is_some() {
+        target.shared.posted.fetch_or(request::PAUSE, Ordering::SeqCst);
+    }
     target.shared.hsm.store(hsm::STARTED, Ordering::Release);
     g.start(target, env);
     Ok(0)

@@ -22,6 +22,8 @@ pub mod request {
     pub const TIMER: u32 = 1 << 5;
     /// Make its last exit again, which was to be made later.
     pub const AGAIN: u32 = 1 << 6;
+    /// Its VM is paused: put it aside.
+    pub const PAUSE: u32 = 1 << 7;
 }
 
 /// SBI HSM states of a vCPU (SBI 2.0, table "HSM Hart States").

@@ -107,6 +107,15 @@ pub struct Hart {
     is_proven: bool,
 }
 
+/// What a vCPU leaves its hart for, and is no longer started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Leaves {
+    /// It stops, or its VM does.
+    ForPark,
+    /// Its VM is paused.
+    ForPause,
+}
+
 /// Durations in ticks of the timebase.
 #[derive(Clone, Copy, Debug)]
 struct Ticks {
@@ -293,10 +302,9 @@ impl Hart {
         while !self.announce(&run) {
             // What is posted is served before it is announced: it may wait for a lock whose holder waits for this hart to
             // leave. Without a root the vCPU is leaving: there was no memory for one, and the VM ends.
-            if !run.vm.translation.may_enter(&run)
-                || (run.shared.posted.load(Ordering::SeqCst) != 0 && !self.serve(&mut run))
-            {
-                self.give_up(run);
+            let leaves = if run.vm.translation.may_enter(&run) { self.serve(&mut run) } else { Some(Leaves::ForPark) };
+            if let Some(what_for) = leaves {
+                self.give_up(run, what_for);
                 return None;
             }
             let vm = run.vm.index;
@@ -336,18 +344,26 @@ impl Hart {
         &raw mut run.context
     }
 
-    /// Parks the loaded vCPU.
-    fn give_up(&mut self, mut run: Box<VcpuRun>) {
+    /// Takes the loaded vCPU off this hart; it is no longer started.
+    fn give_up(&mut self, mut run: Box<VcpuRun>, what_for: Leaves) {
         self.unload(&mut run);
         self.g.sched.stopped();
-        lifecycle::park(self.g, run, self);
+        match what_for {
+            Leaves::ForPark => lifecycle::park(self.g, run, self),
+            Leaves::ForPause => lifecycle::put_aside(self.g, run, self),
+        }
     }
 
-    /// Does what was posted to the vCPU; false if it is to be parked.
-    fn serve(&mut self, run: &mut VcpuRun) -> bool {
+    /// Does what was posted to the vCPU, unless it is to leave its hart.
+    fn serve(&mut self, run: &mut VcpuRun) -> Option<Leaves> {
         let posted = run.shared.posted.swap(0, Ordering::SeqCst);
         if posted & request::PARK != 0 {
-            return false;
+            return Some(Leaves::ForPark);
+        }
+        if posted & request::PAUSE != 0 {
+            // All else is for later.
+            run.shared.posted.fetch_or(posted & !request::PAUSE, Ordering::SeqCst);
+            return Some(Leaves::ForPause);
         }
         if posted & request::FENCES != 0 {
             let fences = run.shared.fences.lock().take();
@@ -370,7 +386,7 @@ impl Hart {
         if posted & request::EXTERNAL != 0 {
             self.guest.set_line(Line::External, run.shared.external.load(Ordering::SeqCst));
         }
-        true
+        None
     }
 
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
@@ -431,7 +447,7 @@ impl Hart {
                 }
             }
             Outcome::Stop => {
-                self.give_up(run);
+                self.give_up(run, Leaves::ForPark);
                 return None;
             }
             // The vCPU finds its own PARK when it is about to enter.
@@ -528,6 +544,11 @@ impl Hart {
                 }
             }
             Some(Command::Stats) => self.g.print_stats(),
+            Some(Command::Pause(guest)) => lifecycle::toggle_pause(self.g, &self.g.vms[guest], self),
+            Some(Command::End(guest)) => {
+                let end = Departure::End(abi::record::EndReason::Killed { message: "by Ctrl-A k".into() });
+                lifecycle::depart(self.g, &self.g.vms[guest], end, self);
+            }
             Some(Command::Input(..)) | None => {}
         }
         plic.complete_uart();
