@@ -57,6 +57,27 @@ fn the_end_key_ends_everything() {
 }
 
 #[test]
+fn keys_pause_a_vm_let_it_go_on_and_end_it() {
+    let (mut shell, _) = shell();
+    shell.send("\x01p").expect("typing");
+    shell.flush().expect("typing");
+    shell.exp_string("gnomon: u-boot is paused").expect("a word of it");
+    // The keys wait in its UART; had it run, the prompt's echo would come before the next message.
+    shell.send("echo a''b\r").expect("typing");
+    shell.flush().expect("typing");
+    std::thread::sleep(Duration::from_millis(500));
+    shell.send("\x01p").expect("typing");
+    shell.flush().expect("typing");
+    let meanwhile = shell.exp_string("gnomon: u-boot goes on").expect("a word of it");
+    assert!(!meanwhile.contains("ab"), "it ran: {meanwhile}");
+    shell.exp_string("ab").expect("the answer");
+    shell.send("\x01k").expect("typing");
+    shell.flush().expect("typing");
+    shell.exp_string("gnomon: u-boot was stopped: by Ctrl-A k").expect("the end");
+    expect_restored(&mut shell, "3");
+}
+
+#[test]
 fn a_signal_leaves_the_terminal_as_it_was() {
     let (mut shell, pid) = shell();
     let killed = Command::new("sh").args(["-c", &format!("kill {pid}")]).status().expect("a shell");

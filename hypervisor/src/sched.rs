@@ -12,7 +12,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicIsize, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicIsize, AtomicU64};
 use spin::Mutex;
 
 /// vCPUs that are started and on no hart.
@@ -87,11 +88,11 @@ impl Sched {
         (self.surplus.load(SeqCst) + self.queues.len() as isize) as usize
     }
 
-    /// Whether there are more of them than harts.
+    /// Whether there are more of them than harts. Whoever changes that kicks the harts that must know.
     #[inline(always)]
     #[must_use]
     pub fn is_overcommitted(&self) -> bool {
-        self.surplus.load(SeqCst) > 0
+        self.surplus.load(Relaxed) > 0
     }
 
     /// Since when the vCPU that comes next is ready, in host time; `u64::MAX` if none is.
