@@ -12,8 +12,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicIsize, AtomicU64};
+use core::sync::atomic::{AtomicIsize, AtomicU64, Ordering::SeqCst};
 use spin::Mutex;
 
 /// vCPUs that are started and on no hart.
@@ -92,7 +91,7 @@ impl Sched {
     #[inline(always)]
     #[must_use]
     pub fn is_overcommitted(&self) -> bool {
-        self.surplus.load(Relaxed) > 0
+        self.surplus.load(SeqCst) > 0
     }
 
     /// Since when the vCPU that comes next is ready, in host time; `u64::MAX` if none is.
