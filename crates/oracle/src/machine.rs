@@ -16,7 +16,7 @@ static UNTOUCHED: Words = [GARBAGE; WORDS];
 
 /// RAM of which only some frames exist. Reading or writing any other is a bug of the code under
 /// test, and panics.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Machine {
     /// Those that exist; with nothing while nobody has written there.
     frames: FxHashMap<u64, Option<Box<Words>>>,
