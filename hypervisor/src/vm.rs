@@ -230,6 +230,8 @@ pub struct Vm {
     pub tlb_generation: AtomicU64,
     /// Harts (by bit) whose TLBs may hold translations of this VM.
     pub live_on: AtomicU64,
+    /// Whether it has been said that it calls an SBI function that is not there.
+    pub has_called_unknown: AtomicBool,
     /// Host time at which guest time is 0.
     pub time_zero: AtomicU64,
 }
@@ -288,6 +290,7 @@ impl Vm {
             phase: Mutex::new(Phase::Leaving(Departure::Reboot)),
             tlb_generation: AtomicU64::new(0),
             live_on: AtomicU64::new(0),
+            has_called_unknown: AtomicBool::new(false),
             time_zero: AtomicU64::new(0),
             config,
         }

@@ -341,6 +341,7 @@ fn unknown_calls_are_not_supported() {
     assert_eq!(w.sbi(base::EID_BASE, 7, &[]).0, -2);
     assert_eq!(w.sbi(9, 0, &[]).0, -2, "the first after the legacy calls");
     assert_eq!(w.run.shared.counters.sbi_unknown.get(), 3);
+    assert_eq!(printed().matches("does not have").count(), 1, "the first is named");
 }
 
 #[test]

@@ -81,10 +81,10 @@ macro_rules! csrs {
 
 csrs! {
     sstatus sie stvec scounteren senvcfg sscratch sepc scause stval sip satp stimecmp
-    hstatus hedeleg hideleg hie hcounteren hgeie htval hip hvip htinst hgatp henvcfg htimedelta hstateen0 sstateen0
+    hstatus hedeleg hideleg hie hcounteren hgeie htval hip hvip htinst hgatp henvcfg htimedelta hstateen0
     vsstatus vsie vstvec vsscratch vsepc vscause vstval vsip vsatp vstimecmp
     mstatus misa medeleg mideleg mie mtvec mcounteren menvcfg mscratch mepc mcause mtval mip mtval2 mtinst mhartid
-    mvendorid marchid mimpid mstateen0 mcountinhibit time
+    mvendorid marchid mimpid mstateen0 mcountinhibit scountinhibit time
     pmpcfg0 pmpaddr0 pmpaddr1 pmpaddr2 pmpaddr3 pmpaddr4 pmpaddr5 pmpaddr6 pmpaddr7
     vlenb vstart vcsr vl vtype fcsr
 }

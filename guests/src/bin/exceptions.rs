@@ -27,6 +27,10 @@ fn main() {
         run("exceptions/hypervisor-csrs", || csrs_are_illegal(&HYPERVISOR_CSRS[..count]));
         run("exceptions/hypervisor-instructions", hypervisor_instructions);
     }
+    if sbi::is_gnomon() {
+        // QEMU's `-cpu max` has them.
+        run("exceptions/state-enable-csrs", || csrs_are_illegal(&[0x10c, 0x10d, 0x10e, 0x10f]));
+    }
     run("exceptions/promised-cbo", promised_cbo);
     run("exceptions/misaligned", misaligned);
     run("exceptions/holes", holes);

@@ -17,6 +17,8 @@ use crate::gnomon::Gnomon;
 use crate::vcpu::VcpuRun;
 use crate::vm::Departure;
 use abi::record::EndReason;
+use alloc::format;
+use core::sync::atomic::Ordering;
 use encoding::{Answer, Args, again, answer};
 use sbi_spec::{base as spec_base, dbcn, hsm, rfnc, spi, srst, time};
 use signals::{send_ipi, set_timer};
@@ -74,10 +76,23 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         _ => Err(Error::NotSupported),
     };
     if reply == Err(Error::NotSupported) {
-        run.shared.counters.sbi_unknown.bump();
+        name_unknown(g, run, extension, function);
     }
     answer(run, reply);
     Outcome::Resume
+}
+
+/// Counts a call of what is not there, and says the first of each VM.
+#[inline(never)]
+fn name_unknown(g: &Gnomon, run: &VcpuRun, extension: usize, function: usize) {
+    run.shared.counters.sbi_unknown.bump();
+    if !run.vm.has_called_unknown.swap(true, Ordering::Relaxed) {
+        let name = &run.vm.config.name;
+        g.console.say(&format!(
+            "{name} has made an SBI call that Gnomon does not have: extension {extension:#x}, function {function}; further \
+             ones are counted as sbi.unknown"
+        ));
+    }
 }
 
 /// SRST: shutdown, or a reboot of this VM; warm is as cold.

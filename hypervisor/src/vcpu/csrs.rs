@@ -30,6 +30,8 @@ pub struct VsCsrs {
     pub scounteren: u64,
     /// `senvcfg`.
     pub senvcfg: u64,
+    /// `scountinhibit` of a guest in S mode, on harts that have it.
+    pub scountinhibit: u64,
 }
 
 /// The registers that a trap into the guest changes, and those it depends on: VS-level ones, or, where

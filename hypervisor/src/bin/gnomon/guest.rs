@@ -35,8 +35,9 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
 const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
-/// ENVCFG, and the right to `sstateen0` itself: what guests without further state extensions need.
-const STATEEN: u64 = 1 << 63 | 1 << 62;
+/// ENVCFG: what guests without further state extensions need. Not `sstateen0` itself, which nobody would save: it stays as it
+/// is, and to guests it is not there.
+const STATEEN: u64 = 1 << 62;
 
 /// An interrupt line of a guest's hart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +68,8 @@ pub struct GuestHart {
     mode: GuestMode,
     /// Whether the hart has `menvcfg` and `senvcfg`.
     has_envcfg: bool,
+    /// Whether guests in S mode have `scountinhibit`, by which they reach `mcountinhibit`.
+    has_countinhibit: bool,
     /// Whether it can tell VMID 0, which is Bare's, from others.
     has_vmids: bool,
     /// Whether what guests do with their own translation (`satp`, fences, page faults) comes to Gnomon.
@@ -94,10 +97,15 @@ impl GuestHart {
         let wanted = stce | envcfg::CBZE | envcfg::CBCFE | envcfg::CBIE_FLUSH;
         // SAFETY: M mode where it is used; the trap vectors are set.
         let has_envcfg = seat == Seat::Payload || unsafe { csr::menvcfg::exists() };
+        // Smcdeleg hands `mcountinhibit` on to S mode, in part, and nothing keeps a guest there from it. VS mode has none.
+        let has_countinhibit = mode == GuestMode::Supervisor
+            // SAFETY: M mode, where alone guests run in S mode; the trap vectors are set.
+            && unsafe { csr::scountinhibit::exists() };
         let mut this = Self {
             seat,
             mode,
             has_envcfg,
+            has_countinhibit,
             has_vmids: false,
             traps_translation: mode == GuestMode::Supervisor,
             henvcfg: wanted,

@@ -41,6 +41,9 @@ impl GuestHart {
             if self.has_envcfg {
                 csr::senvcfg::write(csrs.senvcfg);
             }
+            if self.has_countinhibit {
+                csr::mcountinhibit::write(csrs.scountinhibit);
+            }
             if offer.timer == GuestTimer::Sstc {
                 self.set_comparator(csrs.vstimecmp);
             }
@@ -92,6 +95,9 @@ impl GuestHart {
             GuestMode::Supervisor => (csr::mip::read() & S_INTERRUPTS) << 1,
         };
         csrs.scounteren = csr::scounteren::read();
+        if self.has_countinhibit {
+            csrs.scountinhibit = csr::mcountinhibit::read();
+        }
         if self.has_envcfg {
             csrs.senvcfg = csr::senvcfg::read();
         }
