@@ -344,16 +344,6 @@ impl Hart {
         &raw mut run.context
     }
 
-    /// Takes the loaded vCPU off this hart; it is no longer started.
-    fn give_up(&mut self, mut run: Box<VcpuRun>, what_for: Leaves) {
-        self.unload(&mut run);
-        self.g.sched.stopped();
-        match what_for {
-            Leaves::ForPark => lifecycle::park(self.g, run, self),
-            Leaves::ForPause => lifecycle::put_aside(self.g, run, self),
-        }
-    }
-
     /// Does what was posted to the vCPU, unless it is to leave its hart.
     fn serve(&mut self, run: &mut VcpuRun) -> Option<Leaves> {
         let posted = run.shared.posted.swap(0, Ordering::SeqCst);
@@ -508,26 +498,12 @@ impl Hart {
         None
     }
 
-    /// Takes the vCPU off this hart; it is ready since `since`.
-    fn requeue(&mut self, mut run: Box<VcpuRun>, since: u64) {
-        self.unload(&mut run);
-        self.g.sched.requeue(run, self.index, since);
-    }
-
     /// Host time of the next timer interrupt of the vCPU on this hart.
     fn next_timer(&self, run: &VcpuRun) -> u64 {
         match self.g.offer.timer {
             GuestTimer::Sstc => self.guest.comparator().saturating_add(run.vm.time_zero.load(Ordering::Relaxed)),
             GuestTimer::Sbi => run.deadline,
         }
-    }
-
-    /// Takes the vCPU off this hart until something is posted to it, or until host time `until`.
-    fn wait(&mut self, mut run: Box<VcpuRun>, until: u64) {
-        self.unload(&mut run);
-        run.shared.counters.waits.bump();
-        let now = self.now();
-        self.g.sched.wait(run, until, self.index, now);
     }
 
     /// A device of the host wants attention: the UART.

@@ -1,8 +1,10 @@
 //! A vCPU comes to a hart, and leaves it: what of its state is in the hart's registers, and what its TLB may hold.
 
-use super::Hart;
+use super::{Hart, Leaves};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
+use hypervisor::env::Env;
 use hypervisor::exit::Outcome;
 use hypervisor::lifecycle;
 use hypervisor::vcpu::{NOWHERE, VcpuRun};
@@ -59,5 +61,29 @@ impl Hart {
         self.guest.save_registers(run, &self.g.offer);
         self.guest.clear_csrs(&self.g.offer);
         run.shared.hart.store(NOWHERE, Ordering::SeqCst);
+    }
+
+    /// Takes the loaded vCPU off this hart; it is no longer started.
+    pub(super) fn give_up(&mut self, mut run: Box<VcpuRun>, what_for: Leaves) {
+        self.unload(&mut run);
+        self.g.sched.stopped();
+        match what_for {
+            Leaves::ForPark => lifecycle::park(self.g, run, self),
+            Leaves::ForPause => lifecycle::put_aside(self.g, run, self),
+        }
+    }
+
+    /// Takes the vCPU off this hart; it is ready since `since`.
+    pub(super) fn requeue(&mut self, mut run: Box<VcpuRun>, since: u64) {
+        self.unload(&mut run);
+        self.g.sched.requeue(run, self.index, since);
+    }
+
+    /// Takes the vCPU off this hart until something is posted to it, or until host time `until`.
+    pub(super) fn wait(&mut self, mut run: Box<VcpuRun>, until: u64) {
+        self.unload(&mut run);
+        run.shared.counters.waits.bump();
+        let now = self.now();
+        self.g.sched.wait(run, until, self.index, now);
     }
 }
