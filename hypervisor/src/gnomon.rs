@@ -1,5 +1,6 @@
 //! What all harts share.
 
+use crate::aside::Aside;
 use crate::console::Console;
 use crate::env::Env;
 use crate::harts::HartShared;
@@ -21,6 +22,8 @@ pub struct Gnomon {
     pub offer: Offer,
     /// The VMs, in console order.
     pub vms: Vec<Arc<Vm>>,
+    /// By VM, its vCPUs that are neither on a hart nor with `sched`.
+    pub aside: Vec<Aside>,
     /// vCPUs that are started and on no hart.
     pub sched: Sched,
     /// The harts in use.

@@ -7,6 +7,7 @@
 
 extern crate alloc;
 
+pub mod aside;
 pub mod board;
 pub mod console;
 pub mod counters;

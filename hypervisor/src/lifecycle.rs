@@ -27,7 +27,10 @@ use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
     for vm in &g.vms {
         for vcpu in &vm.vcpus {
-            vm.parked.lock().insert(vcpu.id, VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
+            g.aside[vm.index]
+                .parked
+                .lock()
+                .insert(vcpu.id, VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
         }
     }
     start(g, g.vms.iter().filter(|vm| turn(vm) == Turn::AtOnce).cloned().collect(), env);
@@ -91,7 +94,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     if let Phase::Leaving(Departure::End(reason)) = &*phase {
         return Err(reason.clone());
     }
-    let first = vm.parked.lock().remove(&0);
+    let first = g.aside[vm.index].parked.lock().remove(&0);
     let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
     let zero = match g.offer.guest {
@@ -218,7 +221,7 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
-    let aside = vm.paused.lock().take().unwrap_or_default();
+    let aside = g.aside[vm.index].paused.lock().take().unwrap_or_default();
     for run in g.sched.remove_vm(vm.index).into_iter().chain(aside) {
         park(g, run, env);
     }
@@ -230,7 +233,7 @@ pub fn pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     {
         // Held so that a vCPU which is started meanwhile comes before this, or finds it.
         let phase = vm.phase.lock();
-        let mut paused = vm.paused.lock();
+        let mut paused = g.aside[vm.index].paused.lock();
         if *phase != Phase::Running || paused.is_some() {
             return false;
         }
@@ -245,7 +248,7 @@ pub fn pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
 /// Puts a vCPU of a paused VM aside: it is on no hart and not started. If the VM goes on meanwhile, so does the vCPU.
 pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
     let vm = Arc::clone(&run.vm);
-    let mut paused = vm.paused.lock();
+    let mut paused = g.aside[vm.index].paused.lock();
     match &mut *paused {
         Some(aside) => aside.push(run),
         None => {
@@ -257,7 +260,7 @@ pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
 
 /// Lets a paused VM go on. Returns false if it is not paused.
 pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
-    let aside = vm.paused.lock().take();
+    let aside = g.aside[vm.index].paused.lock().take();
     let was_paused = aside.is_some();
     aside.into_iter().flatten().for_each(|run| g.start(run, env));
     was_paused
@@ -278,7 +281,7 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     run.vm.translation.forget(&mut run);
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = {
-        let mut parked = vm.parked.lock();
+        let mut parked = g.aside[vm.index].parked.lock();
         parked.insert(shared.id, run);
         // Whoever sees it stopped finds it parked.
         shared.hsm.store(hsm::STOPPED, Ordering::Release);

@@ -3,11 +3,10 @@
 use crate::board;
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::offer::Offer;
-use crate::vcpu::{Vcpu, VcpuRun};
+use crate::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -217,10 +216,6 @@ pub struct Vm {
     pub has_moment: AtomicBool,
     /// The vCPUs (by bit) whose last exit is to be made again when a device, or the console, can go on.
     pub held: AtomicU64,
-    /// Those of its vCPUs that are stopped, by hart id.
-    pub parked: Mutex<BTreeMap<u32, Box<VcpuRun>>>,
-    /// While it is paused, those of its vCPUs that have left their harts for that.
-    pub paused: Mutex<Option<Vec<Box<VcpuRun>>>>,
     /// Its vCPUs, by hart id.
     pub vcpus: Vec<Arc<Vcpu>>,
     /// Where it is in its life.
@@ -284,8 +279,6 @@ impl Vm {
             devices: Mutex::new(devices),
             has_moment: AtomicBool::new(false),
             held: AtomicU64::new(0),
-            parked: Mutex::default(),
-            paused: Mutex::default(),
             vcpus,
             phase: Mutex::new(Phase::Leaving(Departure::Reboot)),
             tlb_generation: AtomicU64::new(0),

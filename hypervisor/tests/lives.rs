@@ -103,7 +103,7 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     vm.write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 10], &mut w.hart).unwrap();
     vm.vcpus[0].external.store(true, Ordering::SeqCst);
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
-    assert_eq!(w.g.vms[0].parked.lock().len(), 1, "the one in the queue is collected at once");
+    assert_eq!(w.g.aside[0].parked.lock().len(), 1, "the one in the queue is collected at once");
     w.g.sched.stopped();
     park(&w.g, w.run, &mut w.hart);
     let run = w.g.sched.take(0).expect("the first vCPU is ready again");

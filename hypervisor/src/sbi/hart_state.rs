@@ -52,10 +52,10 @@ fn start<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
         return Err(Error::Failed);
     }
     // Stopped, but its hart has not given it up yet (or another start was faster).
-    let target = run.vm.parked.lock().remove(&vcpu.id);
+    let target = g.aside[run.vm.index].parked.lock().remove(&vcpu.id);
     let mut target = target.ok_or(Error::AlreadyAvailable)?;
     target.reset(pc, opaque);
-    if run.vm.paused.lock().is_some() {
+    if g.aside[run.vm.index].paused.lock().is_some() {
         target.shared.posted.fetch_or(request::PAUSE, Ordering::SeqCst);
     }
     target.shared.hsm.store(hsm::STARTED, Ordering::Release);

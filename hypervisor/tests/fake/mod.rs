@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
+use hypervisor::aside::Aside;
 use hypervisor::console::{Console, Listen, Port};
 use hypervisor::env::Env;
 use hypervisor::gnomon::Gnomon;
@@ -247,6 +248,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         clock: None,
     };
     let g = Gnomon {
+        aside: config.vms.iter().map(|_| Aside::default()).collect(),
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
         offer,
         sched: Sched::new(harts),

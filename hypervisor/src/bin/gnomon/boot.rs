@@ -14,6 +14,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicUsize;
+use hypervisor::aside::Aside;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::gnomon::Gnomon;
@@ -112,6 +113,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
+        aside: config.vms.iter().map(|_| Aside::default()).collect(),
         vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
         sched: Sched::new(machine.harts.len()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
