@@ -180,7 +180,7 @@ fn commands_without_our_initramfs() {
     let scratch = Scratch::new();
     let file = scratch.file("x", [0x13, 0, 0, 0]);
     scratch.refused(&["--exec", "true", "--initrd", text(&file)], INPUT, &["--exec", "initrd of its own"]);
-    scratch.refused(&["--exec", "true", "--kernel", text(&file)], INPUT, &["--exec", "not a Linux Image"]);
+    scratch.refused(&["--exec", "true", "--kernel", text(&file)], INPUT, &["--exec", "is not Linux"]);
 }
 
 #[test]

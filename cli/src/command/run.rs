@@ -152,6 +152,7 @@ impl RunArgs {
         show.stats.as_deref().map_or(Ok(()), check_writable)?;
         let prepared = run::prepare(&spec, None)?;
         eprintln!("{}", prepared.versions);
+        prepared.added.iter().for_each(|line| eprintln!("gnomon: {line}"));
         prepared.warnings.iter().for_each(|warning| eprintln!("gnomon: warning: {warning}"));
         if is_dry_run {
             println!("{}", prepared.kept()?.command_line());

@@ -3,6 +3,7 @@
 use super::{Kind, Payload, Unfit, field};
 use crate::size::{SUPERPAGE, Size};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
+use memchr::memmem;
 use std::io::Read;
 
 const HEADER_BYTES: usize = 64;
@@ -10,6 +11,8 @@ const MAGIC2: [u8; 4] = *b"RSC\x05";
 const MAGIC2_AT: usize = 0x38;
 /// `IMAGE_FILE_MACHINE_RISCV64`.
 const PE_RISCV64: u16 = 0x5064;
+/// How Linux begins to speak (`init/version-timestamp.c`). Others have the header, too.
+const BANNER: &[u8] = b"Linux version ";
 /// No machine has so much memory.
 const TOO_LONG: u64 = 1 << 48;
 
@@ -51,14 +54,15 @@ pub fn read(bytes: Vec<u8>) -> Result<Payload, Unfit> {
             ));
         }
     };
-    Ok(Payload { kind: Kind::Linux, gpa, entry_gpa: gpa, span_bytes: file_bytes.max(header.image_bytes), bytes })
+    let kind = if memmem::find(&bytes, BANNER).is_some() { Kind::Linux } else { Kind::Image };
+    Ok(Payload { kind, gpa, entry_gpa: gpa, span_bytes: file_bytes.max(header.image_bytes), bytes })
 }
 
 /// The configuration in a kernel that has it (`kernel/configs.c`), up to a bound.
 pub fn config(bytes: &[u8]) -> Option<String> {
     const START: &[u8] = b"IKCFG_ST\x1f\x8b";
     const MOST_BYTES: u64 = 1 << 24;
-    let at = bytes.windows(START.len()).position(|window| window == START)? + START.len() - 2;
+    let at = memmem::find(bytes, START)? + START.len() - 2;
     let mut text = String::new();
     flate2::read::GzDecoder::new(&bytes[at..]).take(MOST_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
@@ -196,5 +200,13 @@ mod tests {
                 let _ = read(good[..at].to_vec());
             }
         }
+    }
+
+    #[test]
+    fn who_has_the_header_only_is_not_linux() {
+        let mut bytes = image(4096, 8192, 0x20_0000);
+        assert_eq!(read(bytes.clone()).expect("an image").kind, Kind::Image);
+        bytes[1000..1014].copy_from_slice(BANNER);
+        assert_eq!(read(bytes).expect("an image").kind, Kind::Linux);
     }
 }

@@ -27,8 +27,10 @@ pub struct Payload {
 /// The kinds of payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A RISC-V Linux Image.
+    /// A RISC-V Linux Image: it has the header, and Linux's banner.
     Linux,
+    /// What has the header and is something else.
+    Image,
     /// An ELF executable.
     Elf,
     /// Anything else: placed and entered at [`GUEST_ENTRY`].

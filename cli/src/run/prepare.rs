@@ -41,6 +41,8 @@ pub struct Prepared {
     pub seat: Seat,
     /// What takes part.
     pub versions: Versions,
+    /// What was added to the VMs' command lines, in a line each.
+    pub added: Vec<String>,
     /// What has no effect, or not the whole one, in a line each.
     pub warnings: Vec<String>,
     /// Lives as long as the machine needs it.
@@ -122,6 +124,11 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
             place(vm, contents, spec, &mut pack)
         })
         .collect::<miette::Result<Vec<_>>>()?;
+    let added = |(vm, (config, _)): (&VmSpec, &(VmConfig, Vec<Placed>))| {
+        let own = config.bootargs.strip_suffix(&vm.append).unwrap_or_default().trim_end();
+        (!own.is_empty()).then(|| format!("{}: added to the command line: {own}", vm.name))
+    };
+    let added = vms.iter().zip(&configs).filter_map(added).collect();
     let warnings =
         vms.iter().zip(&configs).flat_map(|(vm, (config, _))| warnings(vm, spec.h, &config.bootargs)).collect();
     let dir = cache("run")?;
@@ -155,6 +162,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         console: spec.console,
         seat: spec.seat,
         versions,
+        added,
         warnings,
         bundle,
     })
@@ -178,7 +186,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     let payload = Payload::read(&path)?;
     let is_linux = payload.kind == Kind::Linux;
     if spec.exec.is_some() && !is_linux {
-        Err(SpecError::Exec { vm: vm.name.clone(), why: "its kernel is not a Linux Image" })?;
+        Err(SpecError::Exec { vm: vm.name.clone(), why: "its kernel is not Linux" })?;
     }
     let lacks_driver = |config: String| !config.lines().any(|line| line == "CONFIG_HVC_RISCV_SBI=y");
     if vm.console == Console::Sbi && payload.kernel_config().is_some_and(lacks_driver) {
@@ -328,7 +336,9 @@ mod tests {
         let options = VmFile { append: Some("a b".into()), ..VmFile::default() };
         let shell = RunSpec { terminal: Some(TerminalSize { lines: 40, columns: 132 }), ..spec() };
         let commands = RunSpec { exec: Some("true".into()), ..spec() };
-        assert_eq!(bootargs(&vm(&options), Kind::Elf, &shell, false), "a b");
+        for other in [Kind::Elf, Kind::Image] {
+            assert_eq!(bootargs(&vm(&options), other, &shell, false), "a b");
+        }
         assert_eq!(
             bootargs(&vm(&options), Kind::Linux, &commands, true),
             "console=ttyS0 earlycon=sbi hostname=linux quiet a b"
