@@ -75,16 +75,20 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         _ => Err(Error::NotSupported),
     };
-    if reply == Err(Error::NotSupported) {
-        name_unknown(g, run, extension, function);
+    if let Err(error) = reply {
+        refused(g, run, error, (extension, function));
     }
     answer(run, reply);
     Outcome::Resume
 }
 
 /// Counts a call of what is not there, and says the first of each VM.
+#[cold]
 #[inline(never)]
-fn name_unknown(g: &Gnomon, run: &VcpuRun, extension: usize, function: usize) {
+fn refused(g: &Gnomon, run: &VcpuRun, error: Error, (extension, function): (usize, usize)) {
+    if error != Error::NotSupported {
+        return;
+    }
     run.shared.counters.sbi_unknown.bump();
     if !run.vm.has_called_unknown.swap(true, Ordering::Relaxed) {
         let name = &run.vm.config.name;
