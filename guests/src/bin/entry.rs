@@ -256,7 +256,7 @@ fn no_h() -> Check {
 }
 
 fn only_what_there_is() -> Check {
-    for name in ["virtio,mmio", "google,goldfish-rtc", "sifive,test0", "qemu,fw-cfg-mmio", "pci-host-ecam-generic"] {
+    for name in ["virtio,mmio", "sifive,test0", "qemu,fw-cfg-mmio", "pci-host-ecam-generic"] {
         ensure!(compatible(&[name]).is_none(), "the tree has a {name}");
     }
     Ok(())

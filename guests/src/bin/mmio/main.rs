@@ -1,7 +1,9 @@
-//! The UART and the PLIC, by every instruction that can reach them, and what they do.
+//! The UART, the PLIC and the RTC, by every instruction that can reach them, and what they do.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "compressed forms by assembly")]
+
+mod rtc;
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -71,6 +73,8 @@ fn main() {
         // QEMU's TLB lets each half through.
         run_quietly("", "across-into-a-device", across_into_a_device);
     }
+    run_quietly("rtc", "time-of-day", rtc::time_of_day);
+    run_quietly("rtc", "alarm", rtc::alarm);
     run_quietly("uart", "idle-status", idle_status);
     run_quietly("uart", "divisor-latch", divisor_latch);
     run_quietly("uart", "fifo-bits", fifo_bits);
