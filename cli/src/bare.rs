@@ -12,6 +12,7 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode};
 use miette::{IntoDiagnostic, miette};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tempfile::NamedTempFile;
 
 /// QEMU writes a device tree sooner.
 const DUMP_PATIENCE: Duration = Duration::from_secs(60);
@@ -74,18 +75,20 @@ pub fn run(
 /// # Errors
 /// If QEMU does not say what its device tree is, or scratch files cannot be written.
 pub fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, Unnamed)> {
-    let file = Unnamed::new()?;
+    // QEMU writes another file and gives it this name: an unnamed one would stay empty.
+    let dumped = NamedTempFile::new().into_diagnostic()?;
     let mut dump = machine.clone();
-    dump.extra.extend(["-machine".into(), format!("dumpdtb={}", file.path().display())]);
+    dump.extra.extend(["-machine".into(), format!("dumpdtb={}", dumped.path().display())]);
     let (running, _) = Machine::start(&dump)?;
     running.run(Some(Instant::now() + DUMP_PATIENCE), |_| Next::Continue)?;
-    let blob = std::fs::read(file.path()).into_diagnostic()?;
+    let blob = std::fs::read(dumped.path()).into_diagnostic()?;
     let fdt = Fdt::new(&blob).map_err(|why| miette!("QEMU's device tree: {why}"))?;
     let mut tree = DeviceTree::from_fdt(&fdt);
     remove_children(&mut tree.root, &["flash@", "fw-cfg@", "platform-bus@", "pmu"]);
     if let Some(soc) = tree.root.child_mut("soc") {
-        remove_children(soc, &["pci@", "rtc@", "virtio_mmio@"]);
+        remove_children(soc, &["pci@", "virtio_mmio@"]);
     }
+    let file = Unnamed::new()?;
     std::fs::write(file.path(), tree.to_dtb()).into_diagnostic()?;
     machine.extra.extend(["-dtb".into(), file.path().display().to_string()]);
     Ok((machine, file))
