@@ -303,7 +303,7 @@ mod tests {
     fn memory_is_out_only_when_nothing_is_left_anywhere() {
         extern crate std;
         // As much as all harts together hold at most: nobody may ever be refused, whoever gave last what is free.
-        for (order, held) in [(0, 3), (3, 2), (MEGA_ORDER, 1)] {
+        for (order, held) in [(0, 3), (3, 2), (7, 2), (8, 1), (MEGA_ORDER, 1)] {
             let harts = frames(0, (4 * held) << order).share(4);
             std::thread::scope(|scope| {
                 for hart in &harts {
@@ -350,6 +350,21 @@ mod tests {
         frames.free(high);
         frames.free(low);
         assert_eq!(frames.free_count(), 2048);
+    }
+
+    #[test]
+    fn a_run_that_is_free_in_part_is_no_run() {
+        let frames = frames(0, 512);
+        let singles: Vec<Run> = (0..512).map(|_| frames.alloc(VM, Use::Guest, 0).unwrap()).collect();
+        // Of each run of 128 or 256 frames the beginning is free, and nothing else.
+        let (kept, freed): (Vec<Run>, Vec<Run>) = singles.into_iter().partition(|run| run.first().raw() % 128 >= 100);
+        freed.into_iter().for_each(|run| frames.free(run));
+        for order in 7..10 {
+            assert_eq!(frames.alloc(VM, Use::Guest, order), Err(AllocError::OutOfMemory), "{order}");
+        }
+        kept.into_iter().for_each(|run| frames.free(run));
+        let whole = frames.alloc(VM, Use::Guest, 9).unwrap();
+        frames.free(whole);
     }
 
     #[test]

@@ -96,8 +96,12 @@ impl Block {
     }
 }
 
-/// Clears words of which all bits are set; else none, and says whether some were cleared meanwhile.
+/// Clears words of which all bits are set; else none, and says whether some were cleared meanwhile: only if another hart
+/// has taken one of them since they were looked at. So of those who search because of each other, one gets somewhere.
 fn clear_words(words: &[AtomicU64]) -> Result<(), bool> {
+    if words.iter().any(|word| word.load(Relaxed) != u64::MAX) {
+        return Err(false);
+    }
     for (at, word) in words.iter().enumerate() {
         if word.compare_exchange(u64::MAX, 0, AcqRel, Acquire).is_err() {
             words[..at].iter().for_each(|word| word.store(u64::MAX, Release));
