@@ -1,7 +1,7 @@
-//! Processor time of programs that were started.
+//! Programs that were started: their processor time, and their end.
 
 use rustix::param::clock_ticks_per_second;
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::process::Child;
 use std::time::Duration;
 
@@ -22,6 +22,24 @@ pub fn wait(child: &Child) -> std::io::Result<Duration> {
     look(child, WaitIdOptions::empty())?;
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
     Ok(in_stat(&stat, clock_ticks_per_second()).unwrap_or_default())
+}
+
+/// Ends a program by force, and all that it started and they started. What they start meanwhile may be left.
+///
+/// # Errors
+/// If it is none of ours any more.
+pub fn end_with_children(child: &Child) -> std::io::Result<()> {
+    let mut to_end = vec![Pid::from_child(child)];
+    while let Some(pid) = to_end.pop() {
+        // By the thread that started them. Who is gone has none.
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            to_end.extend(children.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().ok()?)));
+        }
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    look(child, WaitIdOptions::empty()).map(drop)
 }
 
 fn look(child: &Child, how: WaitIdOptions) -> std::io::Result<bool> {

@@ -5,11 +5,16 @@ use crate::build::{self, TARGET};
 use crate::place::root;
 use crate::processors;
 use std::io::Read;
-use std::process::ExitStatus;
-use std::time::Duration;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 /// Lines of output shown for a failure.
 const SHOWN_LINES: usize = 80;
+/// When a command has failed that has not ended: many times what it takes on a busy machine.
+const LIMIT: Duration = Duration::from_mins(25);
+/// So long after the command's end what it started may keep its output open.
+const LEFTOVERS: Duration = Duration::from_secs(5);
 
 /// A cargo command that is a test, or many.
 #[derive(Clone, Debug)]
@@ -87,38 +92,33 @@ pub const GROUPS: &[Group] = &[
 pub struct Ran {
     /// Both outputs in the order in which they came.
     lines: Vec<String>,
-    status: ExitStatus,
+    /// How it ended, unless it had to be ended.
+    status: Option<ExitStatus>,
     cpu: Duration,
 }
 
 impl Group {
     /// Runs it, on so many processors.
     pub fn run(&self, processors: usize) -> std::io::Result<Ran> {
-        let (mut reader, writer) = std::io::pipe()?;
         let mut command = build::cargo();
-        command.args(self.args).env("CARGO_TERM_COLOR", "never").stdout(writer.try_clone()?).stderr(writer);
+        command.args(self.args).env("CARGO_TERM_COLOR", "never");
         if let Some(wrapper) = self.wrapper {
             command.env("RUSTC_WORKSPACE_WRAPPER", root().join(wrapper));
         }
         let processors = processors.to_string();
         command.env("CARGO_BUILD_JOBS", &processors).env("RUST_TEST_THREADS", &processors);
-        let mut child = command.spawn()?;
-        // The command holds the writing ends; while it lives, the pipe does not end.
-        drop(command);
-        let mut said = Vec::new();
-        reader.read_to_end(&mut said)?;
-        let cpu = processors::wait(&child)?;
-        Ok(Ran {
-            lines: String::from_utf8_lossy(&said).lines().map(str::to_owned).collect(),
-            status: child.wait()?,
-            cpu,
-        })
+        follow(command, LIMIT)
     }
 
     /// Counts what has come of it in `wall` time.
     pub fn count(&self, ran: std::io::Result<Ran>, wall: Duration, tally: &mut Tally) {
         let (lines, failed, cpu) = match ran {
-            Ok(Ran { lines, status, cpu }) => (lines, (!status.success()).then(|| status.to_string()), cpu),
+            Ok(Ran { lines, status: Some(status), cpu }) if status.success() => (lines, None, cpu),
+            Ok(Ran { lines, status, cpu }) => {
+                let why =
+                    status.map_or_else(|| format!("no end in {} s", LIMIT.as_secs()), |status| status.to_string());
+                (lines, Some(why), cpu)
+            }
             Err(why) => (Vec::new(), Some(why.to_string()), Duration::ZERO),
         };
         let mut why = failed.map(|why| format!("cargo {} failed: {why}", self.args.join(" ")));
@@ -140,6 +140,49 @@ impl Group {
         verdicts.extend(why.map(|why| Verdict { output, ..Verdict::failed(self.name, why) }));
         tally.add(Run { name: self.name.to_owned(), verdicts, spent: Spent { wall, cpu, machines: 0 } });
     }
+}
+
+/// Runs a command until it ends, but not longer than `limit`. A test that hangs must not take along what others have told.
+fn follow(mut command: Command, limit: Duration) -> std::io::Result<Ran> {
+    let started = Instant::now();
+    let (mut reader, writer) = std::io::pipe()?;
+    let mut child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    // The command holds the writing ends; while it lives, the pipe does not end.
+    drop(command);
+    let (sender, pieces) = channel();
+    // It ends with the last that has the pipe open, which may be never: nobody waits for it.
+    std::thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while let Ok(length @ 1..) = reader.read(&mut piece) {
+            if sender.send(piece[..length].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    let (mut said, mut ended) = (Vec::new(), None);
+    let is_late = loop {
+        match pieces.recv_timeout(Duration::from_millis(100)) {
+            Ok(piece) => said.extend(piece),
+            Err(RecvTimeoutError::Disconnected) => break false,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if ended.is_none() && processors::has_ended(&child)? {
+            ended = Some(Instant::now());
+        }
+        if ended.is_some_and(|ended| ended.elapsed() > LEFTOVERS) {
+            break false;
+        } else if ended.is_none() && started.elapsed() > limit {
+            break true;
+        }
+    };
+    if is_late {
+        processors::end_with_children(&child)?;
+        said.extend(pieces.try_iter().flatten());
+    }
+    let cpu = processors::wait(&child)?;
+    let status = child.wait()?;
+    let lines = String::from_utf8_lossy(&said).lines().map(str::to_owned).collect();
+    Ok(Ran { lines, status: (!is_late).then_some(status), cpu })
 }
 
 /// A program with tests.
@@ -214,7 +257,7 @@ mod tests {
     fn counted(text: &str, status: i32) -> (String, Vec<String>) {
         let group = GROUPS.iter().find(|group| group.kind == Kind::EachTest).expect("cargo's tests");
         let lines = text.lines().map(str::to_owned).collect();
-        let ran = Ran { lines, status: ExitStatus::from_raw(status << 8), cpu: Duration::ZERO };
+        let ran = Ran { lines, status: Some(ExitStatus::from_raw(status << 8)), cpu: Duration::ZERO };
         let mut tally = Tally::default();
         group.count(Ok(ran), Duration::ZERO, &mut tally);
         (tally.summary(), tally.failures().collect())
@@ -231,6 +274,37 @@ mod tests {
         let (summary, failures) = counted(&bad, 101);
         assert_eq!((summary.as_str(), failures.len()), ("3 passed, 1 failed", 1));
         assert!(failures[0].contains("x-1): e: see the output"), "{failures:?}");
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn what_hangs_is_ended_with_all_that_it_started() {
+        let script = "echo Running x; echo running 2 tests; echo test a ... ok; sleep 987 & echo $! >&2; wait";
+        let ran = follow(shell(script), Duration::from_secs(1)).expect("a shell");
+        assert_eq!((ran.status, ran.lines.len()), (None, 4), "{:?}", ran.lines);
+        let sleeper = std::path::PathBuf::from(format!("/proc/{}/cmdline", ran.lines[3]));
+        let is_there = || std::fs::read(&sleeper).is_ok_and(|line| line.starts_with(b"sleep"));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while is_there() {
+            assert!(Instant::now() < deadline, "{} is still there", sleeper.display());
+        }
+        let mut tally = Tally::default();
+        GROUPS.iter().find(|group| group.kind == Kind::EachTest).expect("one").count(Ok(ran), LIMIT, &mut tally);
+        let failures: Vec<_> = tally.failures().collect();
+        assert!(failures.len() == 1 && failures[0].contains("told the results of 1"), "{failures:?}");
+    }
+
+    #[test]
+    fn what_a_test_leaves_behind_holds_nobody_up() {
+        let started = Instant::now();
+        let ran = follow(shell("sleep 20 & echo done"), Duration::from_mins(10)).expect("a shell");
+        assert!(ran.status.is_some_and(|status| status.success()) && ran.lines == ["done"], "{:?}", ran.lines);
+        assert!(started.elapsed() < Duration::from_secs(19));
     }
 
     #[test]
