@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Lines of output shown for a failure.
 const SHOWN_LINES: usize = 80;
 /// When a command has failed that has not ended: many times what it takes on a busy machine.
-const LIMIT: Duration = Duration::from_mins(25);
+const LIMIT: Duration = Duration::from_secs(25 * 60);
 /// So long after the command's end what it started may keep its output open.
 const LEFTOVERS: Duration = Duration::from_secs(5);
 
