@@ -22,9 +22,11 @@ pub mod subject;
 pub mod table;
 pub mod workload;
 
+use crate::pool::{self, Job};
 use crate::progress::Step;
-use miette::miette;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// Instructions in a tick of QEMU's 10 MHz timebase, at one nanosecond each.
 const INSTRUCTIONS_PER_TICK: u64 = 100;
@@ -32,26 +34,14 @@ const INSTRUCTIONS_PER_TICK: u64 = 100;
 const WORKERS: usize = 2;
 
 /// Does something with each item, two at a time. The results are in the order of the items.
-fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> miette::Result<Vec<R>> {
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        std::iter::from_fn(|| {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            Some((at, work(items.get(at)?)))
-        })
-        .collect::<Vec<_>>()
-    };
-    let mut results = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
-        let join =
-            |worker: std::thread::ScopedJoinHandle<'_, _>| worker.join().map_err(|_| miette!("a benchmark panicked"));
-        workers.into_iter().map(join).collect::<miette::Result<Vec<Vec<_>>>>()
-    })?
-    .into_iter()
-    .flatten()
-    .collect::<Vec<_>>();
-    results.sort_by_key(|(at, _)| *at);
-    Ok(results.into_iter().map(|(_, result)| result).collect())
+fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let results = Mutex::new(BTreeMap::new());
+    let job = |work| Job { slots: 1, estimate: Duration::ZERO, work };
+    pool::run(items.iter().enumerate().map(job).collect(), WORKERS, |(at, item)| {
+        let result = work(item);
+        results.lock().unwrap_or_else(PoisonError::into_inner).insert(at, result);
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
 }
 
 /// Shows how many of an experiment's runs are done.
@@ -68,7 +58,7 @@ mod tests {
         for count in 0..5 {
             let items: Vec<_> = (0..count).collect();
             let doubled: Vec<_> = items.iter().map(|n| n * 2).collect();
-            assert_eq!(in_parallel(&items, |n| n * 2).ok(), Some(doubled));
+            assert_eq!(in_parallel(&items, |n| n * 2), doubled);
         }
     }
 }

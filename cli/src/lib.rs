@@ -24,6 +24,7 @@ pub mod meter;
 pub mod pack;
 pub mod payload;
 pub mod place;
+pub mod pool;
 pub mod processors;
 pub mod progress;
 pub mod qemu;

@@ -102,7 +102,7 @@ impl Plan {
             let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
             run.map_err(|why| why.to_string())
-        })?
+        })
         .into_iter();
         let cases = self.cases.iter().map(|case| {
             let mut runs: Vec<_> = subjects.iter().copied().zip(runs.by_ref()).collect();

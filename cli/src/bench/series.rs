@@ -119,11 +119,11 @@ pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Se
     let guests = build::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;
     let step = progress(plan.name, subjects.len());
-    in_parallel(&subjects, |&subject| {
+    Ok(in_parallel(&subjects, |&subject| {
         let points = points(plan, lab, guest, subject).map_err(|why| why.to_string());
         step.done(&format!("{} on {subject}", plan.name));
         Series { subject, points }
-    })
+    }))
 }
 
 fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> miette::Result<Vec<Point>> {

@@ -13,15 +13,14 @@ pub mod junit;
 mod metered;
 mod pairs;
 mod plan;
-mod pool;
 mod tally;
 
 use crate::build::{self, BuildError};
 use crate::place;
+use crate::pool::{self, Job};
 use crate::progress::Step;
 pub use cases::Case;
 pub use plan::PlanError;
-use pool::Job;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
