@@ -130,7 +130,10 @@ impl Group {
             let failed = programs.iter_mut().flat_map(|program| &mut program.tests).rfind(|test| test.result.is_err());
             if let (Some(last), None) = (failed, &complaint) {
                 // Cargo's failure is told by its tests.
-                (last.output, why) = (output.clone(), None);
+                why = None;
+                if last.output.is_empty() {
+                    last.output.clone_from(&output);
+                }
             }
             why = complaint.or(why);
             programs.into_iter().for_each(|Program { name, tests, .. }| tally.add_program(name, tests));
@@ -214,15 +217,30 @@ fn program_line(line: &str) -> Option<&str> {
     line.strip_prefix("Running ").or_else(|| line.strip_prefix("Doc-tests "))
 }
 
+/// What libtest says before what a failed test said: `---- NAME stdout ----`.
+fn speaker_line(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
+}
+
 fn read_programs(lines: &[String]) -> Vec<Program> {
     let mut programs: Vec<Program> = Vec::new();
+    // Whose output the lines are.
+    let mut speaker = None;
     for line in lines {
         if let Some(name) = program_line(line) {
             programs.push(Program { name: name.to_owned(), ..Program::default() });
+            speaker = None;
             continue;
         }
         let Some(program) = programs.last_mut() else { continue };
-        if let Some(count) = announcement(line) {
+        if let Some(test) = speaker_line(line) {
+            let name = format!("{}: {test}", program.name);
+            speaker = program.tests.iter().position(|verdict| verdict.name == name);
+        } else if line == "failures:" {
+            speaker = None;
+        } else if let Some(speaker) = speaker {
+            program.tests[speaker].output.push(line.clone());
+        } else if let Some(count) = announcement(line) {
             program.announced += count;
         } else if let Some((test, result)) = test_line(line) {
             let name = format!("{}: {test}", program.name);
@@ -274,6 +292,13 @@ mod tests {
         let (summary, failures) = counted(&bad, 101);
         assert_eq!((summary.as_str(), failures.len()), ("3 passed, 1 failed", 1));
         assert!(failures[0].contains("x-1): e: see the output"), "{failures:?}");
+        let said = bad.replace(
+            "test result: ok. 2",
+            "\nfailures:\n\n---- e stdout ----\nthread e panicked\nno\n\nfailures:\n    e\n2",
+        );
+        let programs = read_programs(&said.lines().map(str::to_owned).collect::<Vec<_>>());
+        let output: Vec<_> = programs.iter().flat_map(|program| &program.tests).map(|test| test.output.len()).collect();
+        assert_eq!((output, programs[0].tests[0].output[1].as_str()), (vec![3, 0, 0, 0], "no"));
     }
 
     fn shell(script: &str) -> Command {
