@@ -39,7 +39,7 @@ pub fn ensure_trap<T: core::fmt::Debug>(found: Result<T, Trap>, cause: u64, tval
     }
 }
 
-/// Runs one instruction in S mode, with `a0` given.
+/// Runs one instruction in S mode, with `a0` given. Only one hart at a time may.
 ///
 /// # Errors
 /// The trap, if there was one.
@@ -48,7 +48,17 @@ pub fn ensure_trap<T: core::fmt::Debug>(found: Result<T, Trap>, cause: u64, tval
 /// If the trap names another instruction.
 pub fn execute(instruction: u32, a0: u64) -> Result<u64, Trap> {
     static CODE: spin::Once<&Page> = spin::Once::new();
-    let code = CODE.call_once(page);
+    execute_in(CODE.call_once(page), instruction, a0)
+}
+
+/// The same in a page that is nobody else's.
+///
+/// # Errors
+/// The trap, if there was one.
+///
+/// # Panics
+/// If the trap names another instruction.
+pub fn execute_in(code: &Page, instruction: u32, a0: u64) -> Result<u64, Trap> {
     code.fill([instruction, 0x8067].map(u32::to_le_bytes).as_flattened());
     let found = access::call(code.address(), a0);
     if let Err(trap) = found {

@@ -7,6 +7,9 @@
 
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use guests::expect::{execute_in, read_csr, write_csr};
+use guests::paging::Page;
+use guests::ram::pages;
 use guests::trap::{self, disable, enable, on_interrupt, pending, with_interrupts};
 use guests::{Check, access, board, ensure, ensure_eq, hart, run, sbi};
 use metal::csr::{self, sstatus};
@@ -31,6 +34,7 @@ fn main() {
     if board().has("sstc") {
         everywhere("migrate/stimecmp", stimecmp);
     }
+    everywhere("migrate/every-csr", every_csr);
     everywhere("migrate/timer-ticks", timer_ticks);
     everywhere("migrate/atomics", atomics);
     run("migrate/atomics-sum", atomics_sum);
@@ -317,6 +321,46 @@ fn stimecmp() {
         }
     }
     sbi::set_timer(u64::MAX);
+}
+
+/// CSRs that do not hold what is written, or that this hart cannot do without: seed, sstatus, sie, stvec, sepc, scause,
+/// stval, sip, stimecmp, stopei, satp. Each but the seed and the claim has a check of its own.
+const PARTICULAR: [u32; 11] = [0x015, 0x100, 0x104, 0x105, 0x141, 0x142, 0x143, 0x144, 0x14d, 0x15c, 0x180];
+
+/// Whatever user's or supervisor's CSR can be written keeps what this hart wrote, known to this guest or not: it is nobody
+/// else's.
+fn every_csr() {
+    static CODE: spin::Once<&[Page]> = spin::Once::new();
+    let code = &CODE.call_once(|| pages(hart::MAX))[hart::id() as usize];
+    set_float(1);
+    let read = |number| execute_in(code, read_csr(number), 0).ok();
+    let write = |number, value| execute_in(code, write_csr(number), value).is_ok();
+    let is_asked = |number: &u32| number >> 8 & 3 < 2 && number >> 10 != 3 && !PARTICULAR.contains(number);
+    // As many as any hart has by far.
+    let mut held = [(0, 0, 0); 64];
+    let mut count = 0;
+    for number in (0..4096).filter(is_asked) {
+        if let Some(before) = read(number) {
+            held[count] = (number, before, 0);
+            count += 1;
+        }
+    }
+    let held = &mut held[..count];
+    held.iter().for_each(|&(number, ..)| _ = write(number, mark(number.into())));
+    // Some are parts of others.
+    held.iter_mut().for_each(|(number, _, value)| *value = read(*number).unwrap_or_default());
+    for_a_while(|| {
+        for (number, _, value) in held.iter() {
+            if read(*number) != Some(*value) {
+                wrong(u64::from(*number) << 32 | value & 0xffff_ffff);
+            }
+        }
+    });
+    held.iter().rev().for_each(|&(number, before, _)| _ = write(number, before));
+    if !held.iter().any(|(_, before, value)| before != value) {
+        wrong(count as u64);
+    }
+    set_float(0);
 }
 
 static NEXT: [AtomicU64; hart::MAX] = [const { AtomicU64::new(0) }; hart::MAX];

@@ -124,20 +124,22 @@ impl GuestHart {
         }
     }
 
-    /// Saves floating point and vectors, after the CSRs. In VS mode only if the guest has changed them
-    /// since they were loaded; where they are not offered they stay off: nobody saves them, so nobody
+    /// Saves floating point and vectors, after the CSRs. In VS mode only if the guest may have changed them since they were
+    /// loaded: they are dirty, or it has them on. (QEMU 10.0 marks only the guest's own state dirty where a CSR such as fcsr
+    /// is written, and the guest may mark that clean.) Where they are not offered they stay off: nobody saves them, so nobody
     /// may use them. In S mode nothing tells: a guest may mark clean what it has changed.
     pub fn save_registers(&self, run: &mut VcpuRun, offer: &Offer) {
         if self.mode == GuestMode::Supervisor {
             self.set_status(ON, ON);
         }
         let now = self.status();
-        if now & status::FS == status::FS && offer.isa.has("d") {
-            // SAFETY: FS is dirty, so it is on, and the hart has D.
+        let may_have_changed = |field| now & field == field || now & field != 0 && run.csrs.vsstatus & field != 0;
+        if may_have_changed(status::FS) && offer.isa.has("d") {
+            // SAFETY: FS is on, and the hart has D.
             unsafe { float::save(&mut run.float) };
         }
-        if now & status::VS == status::VS && !run.vector.bytes.is_empty() {
-            // SAFETY: VS is dirty, so it is on; the buffer was sized for the hart's vlenb.
+        if may_have_changed(status::VS) && !run.vector.bytes.is_empty() {
+            // SAFETY: VS is on; the buffer was sized for the hart's vlenb.
             run.vector.csrs = unsafe { vector::save(&mut run.vector.bytes) };
         }
         // Dirty becomes clean; what is off stays off.
