@@ -75,6 +75,8 @@ pub enum Next {
     StopAt(Instant, Stopped),
     /// Go on; what was said of a time is off.
     Revoke,
+    /// Go on; the machine may take until this time, whatever was its deadline.
+    Until(Instant),
 }
 
 /// What a machine has said and how it ended.
@@ -152,6 +154,12 @@ impl Machine {
         self.input.clone()
     }
 
+    /// The number of QEMU's process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Runs it to its end. `on_piece` sees all output, records included.
     ///
     /// # Errors
@@ -192,6 +200,7 @@ impl Machine {
                 Next::Continue => {}
                 Next::StopAt(at, why) => wish = Some((at, why)),
                 Next::Revoke => wish = None,
+                Next::Until(at) => deadline = Some((at, Stopped::Timeout)),
                 Next::Stop(why) => {
                     // Gnomon's last word is said: stopping QEMU then is no event of its own.
                     if !has_ended {

@@ -20,7 +20,15 @@ pub fn has_ended(child: &Child) -> std::io::Result<bool> {
 /// If it is none of ours any more.
 pub fn wait(child: &Child) -> std::io::Result<Duration> {
     look(child, WaitIdOptions::empty())?;
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
+    so_far(child.id())
+}
+
+/// The processor time that a process has taken so far, all its threads and the children that it waited for together.
+///
+/// # Errors
+/// If there is no such process.
+pub fn so_far(id: u32) -> std::io::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
     Ok(in_stat(&stat, clock_ticks_per_second()).unwrap_or_default())
 }
 

@@ -21,7 +21,7 @@ use crate::run::{self, RunSpec};
 use crate::stream::Piece;
 use crate::variant::Variant;
 use crate::vmfile::{Initrd, Kernel, VmFile};
-use abi::bundle::ConsoleMode;
+use abi::bundle::{ConsoleMode, MmuMode};
 use abi::record::Record;
 use miette::miette;
 use std::io::Write;
@@ -66,9 +66,14 @@ fn clock(test: &BootTest) -> Clock {
 }
 
 /// The file of a test guest.
-fn guest(name: &str, programs: &Programs) -> miette::Result<PathBuf> {
+pub(super) fn guest(name: &str, programs: &Programs) -> miette::Result<PathBuf> {
     let guests = programs.guests.as_ref().map_err(|why| miette!("{why}"))?;
     guests.get(name).cloned().ok_or_else(|| miette!("there is no test guest `{name}`"))
+}
+
+/// The hypervisor's file.
+pub(super) fn hypervisor(programs: &Programs) -> miette::Result<&Path> {
+    programs.hypervisor.as_deref().map_err(|why| miette!("{why}"))
 }
 
 /// The case, after its baseline if it has one.
@@ -130,6 +135,39 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
     Ok(OwnInitrd::Made(file))
 }
 
+/// A VM on Gnomon, as a case has it: all but its name, and what is started in it beside the kernel.
+pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>) -> VmFile {
+    let test = &case.test;
+    Variant { mmu, ..case.variant }.applied_to(VmFile {
+        memory: Some(test.memory),
+        vcpus: Some(case.vcpus()),
+        kernel,
+        console: test.console,
+        svvptc: test.svvptc,
+        svadu: test.svadu,
+        shadow: test.shadow,
+        superpages: Some(test.superpages),
+        ..VmFile::default()
+    })
+}
+
+/// The machine that a case has, with these VMs, each of whose lines says whose it is.
+pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
+    RunSpec {
+        files,
+        options: VmFile::default(),
+        harts: Some(case.harts),
+        h: case.variant.h,
+        seat,
+        exec: None,
+        clock: clock(&case.test),
+        meter: None,
+        qemu_args: case.test.qemu.clone(),
+        console: ConsoleMode::Lines,
+        terminal: None,
+    }
+}
+
 fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Transcript> {
     let test = &case.test;
     let kernel = match &test.guest {
@@ -138,28 +176,16 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     };
     // The commands come with Gnomon's own initramfs, or where they need programs, with one made here.
     let own_initrd = if test.programs.is_empty() && test.workload.is_none() { None } else { Some(initrd(test)?) };
-    let vm = |kernel, append: &String, variant: Variant| {
-        variant.applied_to(VmFile {
-            memory: Some(test.memory),
-            vcpus: Some(case.vcpus()),
-            kernel,
-            initrd: own_initrd.as_ref().map(|file| Initrd::File(file.path().to_owned())),
-            append: Some(if own_initrd.is_some() { format!("quiet {append}") } else { append.clone() }),
-            console: test.console,
-            svvptc: test.svvptc,
-            svadu: test.svadu,
-            shadow: test.shadow,
-            superpages: Some(test.superpages),
-            ..VmFile::default()
-        })
+    let vm = |kernel, append: &String, mmu| VmFile {
+        initrd: own_initrd.as_ref().map(|file| Initrd::File(file.path().to_owned())),
+        append: Some(if own_initrd.is_some() { format!("quiet {append}") } else { append.clone() }),
+        ..vm_file(case, kernel, mmu)
     };
     let modes = (0..test.vms).map(|number| test.vm_mmu.get(number).copied().or(case.variant.mmu));
-    let own = |mmu| vm(kernel.clone(), &test.append, Variant { mmu, ..case.variant });
-    let mut files: Vec<_> = modes.map(own).collect();
+    let mut files: Vec<_> = modes.map(|mmu| vm(kernel.clone(), &test.append, mmu)).collect();
     for companion in test.beside.iter().chain(&test.then) {
         let kernel = Kernel::File(guest(&companion.guest, programs)?);
-        let variant = Variant { mmu: companion.mmu.or(case.variant.mmu), ..case.variant };
-        files.push(vm(Some(kernel), &companion.append, variant));
+        files.push(vm(Some(kernel), &companion.append, companion.mmu.or(case.variant.mmu)));
     }
     for (file, name) in files.iter_mut().zip(case.vms()) {
         file.name = Some(name);
@@ -171,20 +197,12 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     }
     let metering = Metering::of(test)?;
     let spec = RunSpec {
-        files,
-        options: VmFile::default(),
-        harts: Some(case.harts),
-        h: case.variant.h,
-        seat,
         exec: test.exec.clone().filter(|_| own_initrd.is_none()),
-        clock: clock(test),
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
-        qemu_args: test.qemu.clone(),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
-        terminal: None,
+        ..machine(case, seat, files)
     };
-    let hypervisor = programs.hypervisor.as_ref().map_err(|why| miette!("{why}"))?;
-    let prepared = run::prepare(&spec, Some(hypervisor))?;
+    let prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
     metered::follow(test, &prepared.machine, |machine| follow(case, machine))
 }
 

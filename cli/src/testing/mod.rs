@@ -1,10 +1,12 @@
 //! `gnomon test`: everything there is, in one run.
 //!
 //! Host tests are cargo's ([`host`]). Boot tests are data ([`plan`], [`cases`]): each is run ([`boot`]) in the
-//! way that `gnomon run` runs VMs, and judged ([`judge`]) by what it printed and how it ended.
+//! way that `gnomon run` runs VMs, and judged ([`judge`]) by what it printed and how it ended. Those that need the same
+//! machine share a boot ([`chain`]).
 
 mod boot;
 mod cases;
+mod chain;
 mod counters;
 mod dialog;
 mod host;
@@ -21,7 +23,7 @@ use crate::pool::{self, Job};
 use crate::progress::Step;
 pub use cases::Case;
 pub use plan::PlanError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -69,12 +71,13 @@ pub struct Suite {
 enum Work<'a> {
     /// Cargo's: one at a time, since they would wait for each other anyway.
     Host(&'a [host::Group]),
-    Boot(&'a Case),
+    /// Cases that share a boot, or one.
+    Boot(Vec<&'a Case>),
 }
 
 impl Suite {
-    /// All tests whose name contains one of the filters; all without a filter. A whole name selects its test in any
-    /// extent.
+    /// All tests whose name contains one of the filters; all without a filter. A whole name selects its test alone, in
+    /// any extent.
     ///
     /// # Errors
     /// If the plan is broken, or nothing matches one of the filters.
@@ -95,7 +98,12 @@ impl Suite {
                 return Err(no_match(filter.clone()));
             }
         }
-        let matches = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
+        let names: HashSet<_> = boot.iter().map(Case::name).chain(host.iter().map(|group| group.name.into())).collect();
+        let selects = |filter: &String, name: &str| match names.contains(filter) {
+            true => name == filter,
+            false => name.contains(filter.as_str()),
+        };
+        let matches = |name: &str| filters.is_empty() || filters.iter().any(|filter| selects(filter, name));
         host.retain(|group| matches(group.name));
         boot.retain(|case| matches(&case.name()));
         Ok(Self { host, boot })
@@ -111,7 +119,7 @@ impl Suite {
     pub fn run(&self, processors: usize) -> Tally {
         let has_boot = !self.boot.is_empty();
         let programs = LazyLock::new(|| Programs { hypervisor: build::hypervisor(), guests: build::guests() });
-        let mut jobs: Vec<_> = self.boot.iter().map(job).collect();
+        let mut jobs: Vec<_> = chain::chains(&self.boot).into_iter().map(job).collect();
         let for_host = if has_boot { 1 } else { processors };
         if !self.host.is_empty() {
             jobs.push(Job { slots: for_host, estimate: Duration::MAX, work: Work::Host(&self.host) });
@@ -128,10 +136,10 @@ impl Suite {
                     step.suspend(|| group.count(ran, started.elapsed(), &mut lock(&tally)));
                 }
             }
-            Work::Boot(case) => {
-                step.note(case.name());
-                let (verdicts, spent) = boot::run(case, &programs);
-                step.suspend(|| lock(&tally).add(Run { name: case.name(), verdicts, spent }));
+            Work::Boot(chain) => {
+                step.note(chain.iter().map(|case| case.name()).collect::<Vec<_>>().join(", "));
+                let runs = chain::run(&chain, &programs);
+                step.suspend(|| runs.into_iter().for_each(|run| lock(&tally).add(run)));
             }
         });
         drop(step);
@@ -139,11 +147,13 @@ impl Suite {
     }
 }
 
-fn job(case: &Case) -> Job<Work<'_>> {
+fn job(chain: Vec<&Case>) -> Job<Work<'_>> {
     // QEMU has a thread for each hart, but with `icount`. Two harts seldom have work at the same time all along: they
     // keep one processor busy and a half.
-    let threads = if case.test.icount { 1 } else { case.harts };
-    Job { slots: threads.div_ceil(2) as usize, estimate: case.timeout(), work: Work::Boot(case) }
+    let threads = |case: &&Case| if case.test.icount { 1 } else { case.harts };
+    let threads = chain.iter().map(threads).max().unwrap_or(1);
+    let estimate = chain.iter().map(|case| case.timeout()).max().unwrap_or_default();
+    Job { slots: threads.div_ceil(2) as usize, estimate, work: Work::Boot(chain) }
 }
 
 fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
@@ -153,6 +163,17 @@ fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_whole_name_selects_no_other() {
+        let text = "[a]\nabout = ''\nguest = 'x'\nh = [true, false]\nseats = ['firmware']\n";
+        let select = |filter: &str| {
+            let suite = Suite::of(plan::tests::plan(text).expect("a plan"), &[filter.to_owned()], Extent::Default);
+            suite.expect("some match").names().collect::<Vec<_>>()
+        };
+        assert_eq!(select("a/firmware/"), ["a/firmware/1", "a/firmware/1/noh"]);
+        assert_eq!(select("a/firmware/1"), ["a/firmware/1"]);
+    }
 
     #[test]
     fn filters_select() {
