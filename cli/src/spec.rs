@@ -74,7 +74,7 @@ pub enum SpecError {
     #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
     NameForMany(usize),
     /// More VMs than a bundle can hold.
-    #[error("{0} VMs were given, at most {MAX_VMS} can run at once")]
+    #[error("{0} VMs were given, at most {MAX_VMS} are possible")]
     #[diagnostic(help("give fewer VM files"))]
     TooMany(usize),
     /// A number of vCPUs that no VM can have.
@@ -383,6 +383,9 @@ mod tests {
         assert!(VmSpec::settle(vec![named("a"), named("b")], &none, false).is_ok());
         assert_eq!(VmSpec::settle(vec![named("a"), named("a")], &none, false), Err(SpecError::Duplicate("a".into())));
         assert_eq!(VmSpec::settle(vec![none.clone(), none], &named("x"), false), Err(SpecError::NameForMany(2)));
-        assert_eq!(VmSpec::settle(vec![named("a"); 17], &VmFile::default(), false), Err(SpecError::TooMany(17)));
+        assert_eq!(
+            VmSpec::settle(vec![named("a"); MAX_VMS + 1], &VmFile::default(), false),
+            Err(SpecError::TooMany(MAX_VMS + 1))
+        );
     }
 }

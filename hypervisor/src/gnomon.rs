@@ -8,13 +8,17 @@ use crate::offer::Offer;
 use crate::sched::Sched;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
 use crate::vm::Vm;
+use abi::bundle::MAX_VMS;
 use abi::record::Record;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use mmu::frames::Frames;
+use mmu::frames::{Frames, MOST_OWNERS};
 use rv::{Hpa, Pfn};
+
+/// Each VM has an account of frames, and a bit where a hart notes whose devices it looks after.
+const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as usize);
 
 /// All harts' common state. `docs/invariants.md` has the order of the locks.
 pub struct Gnomon {

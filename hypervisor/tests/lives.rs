@@ -2,7 +2,7 @@
 
 mod fake;
 
-use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VMS, MmuMode, Segment, VmConfig};
 use abi::record::{EndReason, Record};
 use fake::{Event, MEMORY, machine, printed, vm_config, world};
 use hypervisor::board;
@@ -169,6 +169,20 @@ fn vms_run_one_after_another_in_the_same_memory() {
     assert!(g.is_over());
     assert_eq!(g.frames().free_count(), free);
     assert_eq!(ended(), ["a", "b", "c", "beside"]);
+}
+
+#[test]
+fn as_many_vms_as_a_bundle_may_have_run_one_after_another() {
+    let vm = |place| VmConfig { after: u32::checked_sub(place, 1), ..vm_config(&format!("vm{place}"), 1) };
+    let (g, mut hart) = machine((0..MAX_VMS as u32).map(vm).collect(), 1, GuestTimer::Sstc);
+    let free = g.frames().free_count();
+    lifecycle::start_all(&g, &mut hart);
+    for place in 0..MAX_VMS {
+        assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), format!("vm{place}"));
+    }
+    assert!(g.is_over());
+    assert_eq!(g.frames().free_count(), free);
+    printed();
 }
 
 #[test]

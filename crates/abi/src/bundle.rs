@@ -36,7 +36,7 @@ pub const MAX_VCPUS: u32 = 32;
 /// pages and loads across pages needs four walks of five tables at once; recycling keeps six more at hand.
 pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 384 << 10;
 /// Most VMs in one bundle.
-pub const MAX_VMS: usize = 16;
+pub const MAX_VMS: usize = 64;
 
 /// Everything that the hypervisor is told.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
