@@ -5,7 +5,6 @@ use std::process::Command;
 use std::time::Duration;
 
 const PATIENCE_MS: u64 = 120_000;
-const KILL_MS: u64 = 2000;
 
 /// A shell, so that the terminal can be looked at after the run. U-Boot is the quickest guest with
 /// a prompt. Also returns the process that runs it.
@@ -13,8 +12,6 @@ fn shell() -> (PtySession, String) {
     let mut command = Command::new("/bin/sh");
     command.env("PS1", "").env("GNOMON", env!("CARGO_BIN_EXE_gnomon"));
     let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a shell");
-    // A test that fails leaves a shell, which would not end when it is asked to.
-    shell.process.set_kill_timeout(Some(KILL_MS));
     shell
         .send_line("before=$(stty -g); sh -c 'echo pid $$.; exec $GNOMON run --kernel u-boot --memory 128M'")
         .expect("typing");

@@ -93,6 +93,14 @@ impl Suite {
         }
     }
 
+    /// What a mirror calls it, too, as long as it is that: a copy of its lists at another place.
+    const fn alias(self) -> &'static str {
+        match self {
+            Self::Trixie => "stable",
+            Self::Sid => "unstable",
+        }
+    }
+
     /// What is appended to names in the cache, where trixie was alone once.
     #[must_use]
     pub const fn suffix(self) -> &'static str {
@@ -127,18 +135,41 @@ impl Apt {
             std::fs::write(&path, text).map_err(IoError::at("write", path))
         };
         write("status", "")?;
-        let sources = format!("deb [arch=riscv64 signed-by={KEYRING}] {} {} main\n", apt.mirror, suite.name());
+        let sources = |name| format!("deb [arch=riscv64 signed-by={KEYRING}] {} {name} main\n", apt.mirror);
+        let (first, second) = (sources(suite.name()), sources(suite.alias()));
         // The lists are as good as new if the same sources were read a moment ago.
         let stamp = apt.dir.join("updated");
         let age = std::fs::metadata(&stamp).and_then(|file| file.modified()).ok().and_then(|time| time.elapsed().ok());
         let is_fresh = age.is_some_and(|age| age < FRESH)
-            && std::fs::read_to_string(&stamp).is_ok_and(|updated_from| updated_from == sources);
+            && std::fs::read_to_string(&stamp).is_ok_and(|updated_from| [&first, &second].contains(&&updated_from));
         if !is_fresh {
-            write("etc/sources.list", &sources)?;
-            apt.fetch("fetching Debian's package lists", &["update"], "fetch Debian's package lists")?;
-            write("updated", &sources)?;
+            let update = |sources: &str| -> Result<(), AptError> {
+                write("etc/sources.list", sources)?;
+                apt.fetch("fetching Debian's package lists", &["update"], "fetch Debian's package lists")?;
+                apt.check_codename()?;
+                Ok(write("updated", sources)?)
+            };
+            // A mirror that is being brought up to date may have a list that its index does not name, for hours; it seldom has
+            // two of those.
+            update(&first).or_else(|error| update(&second).map_err(|_| error))?;
         }
         Ok(apt)
+    }
+
+    /// Looks whether the lists are of the release that is wanted: an alias moves on to the next one.
+    fn check_codename(&self) -> Result<(), AptError> {
+        let lists = self.dir.join("lists");
+        let wanted = format!("Codename: {}", self.suite.name());
+        for entry in std::fs::read_dir(&lists).map_err(IoError::at("read", &lists))? {
+            let path = entry.map_err(IoError::at("read", &lists))?.path();
+            if path.to_string_lossy().ends_with("_InRelease") {
+                let index = std::fs::read_to_string(&path).map_err(IoError::at("read", &path))?;
+                if index.lines().any(|line| line == wanted) {
+                    return Ok(());
+                }
+            }
+        }
+        Err(self.failed("fetch Debian's package lists", format!("they are not of {}", self.suite.name())))
     }
 
     /// The packages that `package` depends on directly; of alternatives, the first. Virtual ones are
