@@ -2,7 +2,6 @@
 //! do in M mode, but with W^X: its code is never writable, and nothing else is ever executable.
 
 use alloc::vec::Vec;
-use mmu::table;
 use rv::pte::{Leaf, PteFlags};
 use rv::{Addr, Caps, Entry, Format, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
 
@@ -94,7 +93,7 @@ impl<'a, M: PhysMem> Builder<'a, M> {
                     return Err(MapError::Taken(addr));
                 }
                 let leaf = Leaf { pfn: addr.pfn(), flags: kind.flags(), napot: false };
-                table::write_unlinked(slot, Entry::Leaf(leaf).encode(), self.mem);
+                self.mem.write_u64(slot, Entry::Leaf(leaf).encode().0);
                 return Ok(());
             }
             table = match entry {
@@ -102,7 +101,7 @@ impl<'a, M: PhysMem> Builder<'a, M> {
                 Entry::Invalid => {
                     let next = self.spare.pop().ok_or(MapError::OutOfFrames)?;
                     self.mem.zero_frames(next, 1);
-                    table::write_unlinked(slot, Entry::<Hpa>::Table(next).encode(), self.mem);
+                    self.mem.write_u64(slot, Entry::<Hpa>::Table(next).encode().0);
                     next
                 }
                 Entry::Leaf(_) | Entry::Reserved(_) => return Err(MapError::Taken(addr)),

@@ -131,11 +131,6 @@ impl Drop for Debt {
     }
 }
 
-/// Writes an entry of a table that no hart walks yet, before the table is linked: so it owes nothing.
-pub fn write_unlinked(at: Addr<Hpa>, entry: Pte, mem: &mut impl PhysMem) {
-    mem.write_u64(at, entry.0);
-}
-
 /// Replaces the entry at `at`. Returns the old one, and what this owes.
 pub fn exchange(at: Addr<Hpa>, new: Pte, mem: &mut impl PhysMem) -> (Pte, Debt) {
     let old = Pte(mem.exchange_u64(at, new.0));

@@ -10,7 +10,6 @@ use super::region::{Object, Prot, Region};
 use super::space::{AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
-use crate::table;
 use crate::walk::Slot;
 use alloc::vec::Vec;
 use rv::{Access, Addr, Entry, FenceScope, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -206,7 +205,7 @@ impl AddressSpace {
             (Entry::Leaf(leaf), _) if access != Access::Store || leaf.flags.contains(PteFlags::W) => {
                 self.counters.spurious += 1;
                 let hpa = arrival(&leaf, slot.level, gpa);
-                Ok(Resolved::Mapped { hpa, how: How::Spurious, stale: Stale::none(), publish: None })
+                Ok(filled(hpa, How::Spurious))
             }
             // The region allows stores and the leaf does not: an image page not yet copied.
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
@@ -287,8 +286,8 @@ impl AddressSpace {
     ) -> Resolved {
         let Supplies { tables, data } = supplies;
         let pfn = data.expect("taken with the tables").into_entry();
-        let stale = self.link(gpa, slot, tables, Self::leaf(pfn, prot, OWNED), mem);
-        filled(pfn.at(gpa.raw() & (level.bytes() - 1)), stale)
+        self.link(gpa, slot, tables, Self::leaf(pfn, prot, OWNED), mem);
+        filled(pfn.at(gpa.raw() & (level.bytes() - 1)), How::Filled)
     }
 
     fn map_image(
@@ -309,13 +308,13 @@ impl AddressSpace {
         let supplies = Supplies::take(frames, self.owner, below(slot, level), None)?;
         // OWNERSHIP: never writable, whatever the region says; a store makes a copy.
         let leaf = Self::leaf(pfn, region.prot.difference(Prot::W), PteFlags::empty());
-        let stale = self.link(gpa, slot, supplies.tables, leaf, mem);
+        self.link(gpa, slot, supplies.tables, leaf, mem);
         if level == Level::MEGA {
             self.counters.image_2m += 1
         } else {
             self.counters.image_4k += 1
         }
-        Ok(filled(image.at(gpa.page_offset()), stale))
+        Ok(filled(image.at(gpa.page_offset()), How::Filled))
     }
 
     /// The first touch of an image page is a store. Where nothing of the 2 MiB around it is mapped, all of them
@@ -340,9 +339,7 @@ impl AddressSpace {
                 (Level::PAGE, supplies)
             }
         };
-        // Nothing was mapped; the fence is for instructions: code may be in the copy.
-        let stale = Stale::of(around(gpa, supplies.0));
-        Ok(self.commit_copy(gpa, region, slot, supplies, stale, mem))
+        Ok(self.commit_copy(gpa, region, slot, supplies, mem))
     }
 
     /// What a copy of the 2 MiB around `gpa` takes, whose page is `image`, if there may be one.
@@ -361,14 +358,12 @@ impl AddressSpace {
     }
 
     /// Tables are linked down to the one for a leaf of `level` that will map a copy. Its entry stays invalid for now.
-    /// `stale` is what must be fenced before that changes.
     fn commit_copy(
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
         slot: &Slot<Hpa>,
         (level, Supplies { tables, data }): (Level, Supplies),
-        mut stale: Stale<Gpa>,
         mem: &mut impl PhysMem,
     ) -> Resolved {
         let copy = data.expect("taken with the tables").into_entry();
@@ -377,25 +372,22 @@ impl AddressSpace {
             None => slot.at,
         };
         if !tables.is_empty() {
-            stale = stale.join(self.link(gpa, slot, tables, Pte::INVALID, mem));
+            self.link(gpa, slot, tables, Pte::INVALID, mem);
         }
-        self.copied(gpa, region, (copy, level), stale, at)
+        self.copied(gpa, region, copy, level, at)
     }
 
-    /// What is left to do about a copy: the fence, then the entry.
-    fn copied(
-        &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
-        (copy, level): (Pfn<Hpa>, Level),
-        stale: Stale<Gpa>,
-        at: Addr<Hpa>,
-    ) -> Resolved {
+    /// What is left to do about a copy: a fence, for instructions if nothing else, then the entry.
+    fn copied(&mut self, gpa: Addr<Gpa>, region: &Region, copy: Pfn<Hpa>, level: Level, at: Addr<Hpa>) -> Resolved {
         if level == Level::MEGA {
             self.counters.copies_2m += 1;
         } else {
             self.counters.copies += 1;
         }
+        // Only what was copied has another translation: a 2 MiB leaf that a TLB may still hold agrees with the
+        // table that replaces it about the other 511 pages. A fence by address removes a superpage that covers it.
+        let start = gpa.align_down(level.bytes());
+        let stale = Stale::of(FenceScope::Range { start, bytes: level.bytes() });
         let publish = Some(Publish { at, leaf: Self::leaf(copy, region.prot, OWNED) });
         Resolved::Mapped { hpa: copy.at(gpa.raw() & (level.bytes() - 1)), how: How::Copied, stale, publish }
     }
@@ -417,10 +409,8 @@ impl AddressSpace {
         if split {
             match self.mega_of_image(gpa, region, image, slot, ready, frames) {
                 Ok(supplies) => {
-                    let mut stale = Stale::none();
-                    let (_, debt) = table::exchange(slot.at, Pte::INVALID, mem);
-                    stale.owe(debt, around(gpa, Level::MEGA));
-                    return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), stale, mem));
+                    mem.write_u64(slot.at, Pte::INVALID.0);
+                    return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), mem));
                 }
                 Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
                 Err(NoMega::Denied) => {}
@@ -430,20 +420,16 @@ impl AddressSpace {
         let copy = data.expect("taken with the tables").into_entry();
         mem.copy_frames(image, copy, 1);
         let (mut entry, mut at) = (Pte::INVALID, slot.at);
-        if let Some(split) = tables.pop() {
+        if let Some(table) = tables.pop() {
             let ours = self.format.index(gpa, Level::PAGE) as u64;
-            Self::write_split(&split, leaf, mem, |index| (index == ours).then_some(Pte::INVALID));
-            at = split.first().at(8 * ours);
-            entry = Entry::Table(split.into_entry()).encode();
+            Self::write_split(&table, leaf, mem, |index| (index == ours).then_some(Pte::INVALID));
+            at = table.first().at(8 * ours);
+            entry = Entry::Table(table.into_entry()).encode();
             self.counters.splits += 1;
             self.counters.tables += 1;
         }
-        let mut stale = Stale::none();
-        let (_, debt) = table::exchange(slot.at, entry, mem);
-        // Only what was copied has another translation: a 2 MiB leaf that a TLB may still hold agrees with the
-        // table that replaces it about the other 511 pages. A fence by address removes a superpage that covers it.
-        stale.owe(debt, around(gpa, Level::PAGE));
-        Ok(self.copied(gpa, region, (copy, Level::PAGE), stale, at))
+        mem.write_u64(slot.at, entry.0);
+        Ok(self.copied(gpa, region, copy, Level::PAGE, at))
     }
 
     /// The 2 MiB around `page`, if one leaf may map them: by policy, region, and what is there.
@@ -453,35 +439,20 @@ impl AddressSpace {
     }
 
     /// Puts `leaf` below the invalid entry in `slot`, with `tables` between them (the highest first).
-    /// The exchange of `slot`'s entry comes last and publishes all. Returns what it makes stale.
-    fn link(
-        &mut self,
-        gpa: Addr<Gpa>,
-        slot: &Slot<Hpa>,
-        tables: Vec<Run>,
-        leaf: Pte,
-        mem: &mut impl PhysMem,
-    ) -> Stale<Gpa> {
+    /// The store to `slot` comes last and publishes all.
+    fn link(&mut self, gpa: Addr<Gpa>, slot: &Slot<Hpa>, tables: Vec<Run>, leaf: Pte, mem: &mut impl PhysMem) {
         self.counters.tables += tables.len() as u64;
         let top = tables.first().map_or(leaf, |table| Entry::Table(table.first()).encode());
         let mut level = slot.level;
         let mut tables = tables.into_iter().map(Run::into_entry).peekable();
-        while let Some(next) = tables.next() {
+        while let Some(table) = tables.next() {
             level = level.down().expect("one table for each level below the slot's");
-            let entry = tables.peek().map_or(leaf, |below| Entry::Table(*below).encode());
-            mem.zero_frames(next, 1);
-            table::write_unlinked(next.at(8 * self.format.index(gpa, level) as u64), entry, mem);
+            let entry = tables.peek().map_or(leaf, |next| Entry::Table(*next).encode());
+            mem.zero_frames(table, 1);
+            mem.write_u64(table.at(8 * self.format.index(gpa, level) as u64), entry.0);
         }
-        let mut stale = Stale::none();
-        let (_, debt) = table::exchange(slot.at, top, mem);
-        stale.owe(debt, around(gpa, slot.level));
-        stale
+        mem.write_u64(slot.at, top.0);
     }
-}
-
-/// What an entry of `level` translates that decides about `gpa`.
-const fn around(gpa: Addr<Gpa>, level: Level) -> FenceScope<Gpa> {
-    FenceScope::Range { start: gpa.align_down(level.bytes()), bytes: level.bytes() }
 }
 
 /// Tables needed between an entry and a leaf of `level` below it.
@@ -489,7 +460,7 @@ fn below(slot: &Slot<Hpa>, level: Level) -> u8 {
     slot.level.number() - level.number()
 }
 
-/// An entry leads to memory now.
-const fn filled(hpa: Addr<Hpa>, stale: Stale<Gpa>) -> Resolved {
-    Resolved::Mapped { hpa, how: How::Filled, stale, publish: None }
+/// An invalid entry became valid: nothing is stale.
+const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
+    Resolved::Mapped { hpa, how, stale: Stale::none(), publish: None }
 }

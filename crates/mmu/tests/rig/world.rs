@@ -41,8 +41,6 @@ pub enum Mutant {
     LinksTooEarly,
     /// Entries of removed leaves stay.
     ForgetsToClear,
-    /// What an edit of an image's leaf owes is not known: the entry is said to have been empty.
-    ForgetsDebtOfImages,
 }
 
 /// Memory and fences as the engine sees them.
@@ -105,18 +103,11 @@ impl PhysMem for World {
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
         let old = self.read_u64(at);
         self.write_u64(at, value);
-        let is_image = old & 1 == 1 && old & LEAF != 1 && old & OWNED == 0;
-        if self.mutant == Mutant::ForgetsDebtOfImages && is_image { 0 } else { old }
+        old
     }
 
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
-        match self.read_u64(at) {
-            found if found == old => {
-                self.write_u64(at, new);
-                Ok(())
-            }
-            found => Err(found),
-        }
+        self.model.compare_exchange_u64(at, old, new)
     }
 
     fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
