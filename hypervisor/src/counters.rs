@@ -157,6 +157,15 @@ counters! {
     }
 }
 
+/// What Gnomon's heap has to say.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct HeapUse {
+    /// Bytes in use.
+    pub used: u64,
+    /// How often a hart has waited for its lock.
+    pub waits: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -47,10 +47,10 @@ pub trait Env {
     /// Prepares for a vCPU that shadow tables alone translate: what its guest does with `satp`, fences and page faults comes
     /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded.
     fn load_shadow(&mut self, run: &VcpuRun);
-    /// Gives the loaded vCPU, of VM number `vm`, this shadow root. `forget`: what this hart remembers of the root is
-    /// out of date.
-    fn load_root(&mut self, vm: usize, root: &Root, forget: bool);
-    /// Removes G-stage translations of VM number `vm` from this hart's TLB.
+    /// Gives the loaded vCPU, whose VM has the number `vm`, this shadow root. `forget`: what this hart remembers of the root
+    /// is out of date.
+    fn load_root(&mut self, vm: u64, root: &Root, forget: bool);
+    /// Removes G-stage translations of the VM in slot `vm` from this hart's TLB.
     fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>);
     /// Removes translations of the loaded vCPU's guest from this hart's TLB: those of one page or all, of one ASID of the
     /// hart's own or all.
@@ -61,11 +61,11 @@ pub trait Env {
     fn lane_table(&self, format: &Format) -> u64;
     /// Lets this hart fetch what was stored before (`fence.i`).
     fn fence_instructions(&mut self);
-    /// This hart caused the VM's TLB generation to become `generation` and has fenced for it: unless
+    /// This hart caused the TLB generation of the VM in slot `vm` to become `generation` and has fenced for it: unless
     /// an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);
-    /// This hart calls [`crate::serial::go_on`] soon, whatever its guest does; and looks after the devices of that guest then,
-    /// if one is named.
+    /// This hart calls [`crate::serial::go_on`] soon, whatever its guest does; and looks after the devices of the guest in that slot
+    /// then, if one is named.
     fn attend_soon(&mut self, guest: Option<usize>);
     /// The same at `time` of the host, or a little later, for that guest.
     fn attend_at(&mut self, time: u64, guest: usize);

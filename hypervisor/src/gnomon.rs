@@ -1,43 +1,36 @@
 //! What all harts share.
 
-use crate::aside::Aside;
 use crate::console::Console;
+use crate::counters::HeapUse;
 use crate::env::Env;
 use crate::harts::HartShared;
 use crate::offer::Offer;
 use crate::sched::Sched;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
-use crate::vm::Vm;
-use abi::bundle::MAX_VMS;
+use crate::vms::Vms;
 use abi::record::Record;
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use mmu::frames::{Frames, MOST_OWNERS};
+use core::sync::atomic::Ordering;
+use mmu::frames::Frames;
 use rv::{Hpa, Pfn};
-
-/// Each VM has an account of frames, and a bit where a hart notes whose devices it looks after.
-const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as usize);
 
 /// All harts' common state. `docs/invariants.md` has the order of the locks.
 pub struct Gnomon {
     /// What guests get.
     pub offer: Offer,
-    /// The VMs, in console order.
-    pub vms: Vec<Arc<Vm>>,
-    /// By VM, its vCPUs that are neither on a hart nor with `sched`.
-    pub aside: Vec<Aside>,
+    /// The VMs.
+    pub vms: Vms,
     /// vCPUs that are started and on no hart.
     pub sched: Sched,
     /// The harts in use.
     pub harts: Vec<HartShared>,
     /// The console.
     pub console: Console,
-    /// VMs that have ended.
-    pub ended: AtomicUsize,
-    /// How often a hart has waited for the lock of Gnomon's heap.
-    pub heap_waits: &'static AtomicU64,
+    /// How Gnomon's heap is doing.
+    pub heap: fn() -> HeapUse,
+    /// Bytes of it that were in use before there was any VM.
+    pub heap_at_start: u64,
     /// The frame that holds the start of the bundle.
     pub bundle: Pfn<Hpa>,
     /// Length of the bundle in bytes.
@@ -101,7 +94,7 @@ impl Gnomon {
     /// Whether all VMs have ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.ended.load(Ordering::SeqCst) == self.vms.len()
+        self.vms.is_empty()
     }
 
     /// Prints a record.

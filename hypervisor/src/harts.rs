@@ -45,7 +45,7 @@ impl HartShared {
         Self { frames, ..Self::default() }
     }
 
-    /// Says that this hart is about to enter a guest of VM `vm`. What must be known for that is
+    /// Says that this hart is about to enter the guest in slot `vm`. What must be known for that is
     /// looked at after this call.
     pub fn entering(&self, vm: usize) {
         self.vm.store(vm, Ordering::Relaxed);
@@ -57,14 +57,14 @@ impl HartShared {
         self.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the hart is in (or about to enter) a guest of VM `vm`.
+    /// Whether the hart is in (or about to enter) the guest in slot `vm`.
     fn in_guest_of(&self, vm: usize) -> Option<u64> {
         let sequence = self.sequence.load(Ordering::SeqCst);
         (sequence & 1 == 1 && self.vm.load(Ordering::Relaxed) == vm).then_some(sequence)
     }
 }
 
-/// Kicks every hart but this one that is in a guest of VM `vm` and that `wanted` picks, and waits
+/// Kicks every hart but this one that is in the guest in slot `vm` and that `wanted` picks, and waits
 /// until each has left it at least once. Returns how many were kicked.
 pub fn drive_out<E: Env>(harts: &[HartShared], vm: usize, env: &mut E, wanted: impl Fn(usize) -> bool) -> usize {
     let me = env.hart();

@@ -7,8 +7,8 @@
 
 extern crate alloc;
 
-pub mod aside;
 pub mod board;
+mod build;
 pub mod console;
 pub mod counters;
 pub mod device;
@@ -29,8 +29,11 @@ pub mod sched;
 pub mod serial;
 mod shadow;
 mod shootdown;
+pub mod slots;
 pub mod stats;
+pub mod tenant;
 pub mod translation;
 mod two_stage;
 pub mod vcpu;
 pub mod vm;
+pub mod vms;

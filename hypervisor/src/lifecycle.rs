@@ -1,90 +1,115 @@
-//! How VMs start, start over, and end. A VM may wait for another's end, and have its memory then.
+//! How VMs are created, start, pause, start over, end, and are gone. A VM may wait for another's end, and have its memory and its
+//! slot then.
+//!
+//! ```text
+//!  wish ──► create ──► start ──► running ◄──► paused      create: a slot, the VM, its vCPUs, its console
+//!             │          ▲          │            │        start: memory, devices, the first vCPU
+//!             │          └─ reboot ─┤            │        end: all vCPUs are collected, memory is given back
+//!             └────────────► end ◄──┴────────────┘        destroy: the slot is free; what is told of the VM is kept
+//!                             └──► destroy
+//! ```
 //!
 //! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the
 //! harts notice [`request::PARK`]. Whoever parks the last one does what remains.
 
 use crate::board;
+use crate::build::build;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::serial;
+use crate::tenant::Tenant;
 use crate::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Departure, Memory, Phase, Vm};
-use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
+use crate::vm::{Departure, Phase, Vm};
+use crate::vms::{Report, Wish};
+use abi::bundle::{MAX_VCPUS, MAX_VMS};
 use abi::record::{EndReason, Record, VmEnd};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use mmu::frames::Owner;
-use mmu::gstage::{AddressSpace, Object, Policy, Prot, Region, Superpages};
-use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 
-/// Creates the parked vCPUs of every VM and starts those VMs that wait for no other.
-pub fn start_all<E: Env>(g: &Gnomon, env: &mut E) {
-    for vm in &g.vms {
-        for vcpu in &vm.vcpus {
-            g.aside[vm.index]
-                .parked
-                .lock()
-                .insert(vcpu.id, VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), g.offer.vlenb));
-        }
-    }
-    start(g, g.vms.iter().filter(|vm| turn(vm) == Turn::AtOnce).cloned().collect(), env);
-}
-
-/// When a VM starts.
-#[derive(PartialEq, Eq)]
-enum Turn {
-    AtOnce,
-    /// When the VM of that number has ended.
-    After(usize),
-}
-
-fn turn(vm: &Vm) -> Turn {
-    match vm.config.after {
-        // What does not come before it would wait for itself: that is a complaint, and not to be waited for.
-        Some(other) if (other as usize) < vm.index => Turn::After(other as usize),
-        _ => Turn::AtOnce,
-    }
-}
-
-/// Starts VMs whose vCPUs are all parked. One that cannot be started, or whose end was asked for meanwhile, ends with a
-/// message, and those that waited for it have their turn.
-pub fn start<E: Env>(g: &Gnomon, mut vms: VecDeque<Arc<Vm>>, env: &mut E) {
-    while let Some(vm) = vms.pop_front() {
-        let ended = match build(g, &vm, env) {
-            Ok(()) => launch(g, &vm, env).err(),
-            Err(message) => Some(EndReason::NotStarted { message }),
-        };
-        if let Some(reason) = ended {
-            tear_down(g, &vm, env);
-            vms.extend(over(g, &vm, reason));
+/// Creates and starts those VMs that were wished for and whose turn it is.
+pub fn start_due<E: Env>(g: &Gnomon, env: &mut E) {
+    while let Some(admitted) = g.vms.next(|wish| admit(g, wish)) {
+        match admitted {
+            Ok(vm) => set_off(g, &vm, env),
+            Err(refused) => refuse(g, refused),
         }
     }
 }
 
-/// Builds a VM's memory, devices and device tree.
-fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
-    if vm.config.after.is_some() && turn(vm) == Turn::AtOnce {
-        return Err("it is to start after a VM that does not come before it".into());
+/// Creates a VM: it has a slot, a console, and all its vCPUs, stopped. `None` if it cannot be: it is over then, with a message.
+pub fn create<E: Env>(g: &Gnomon, wish: Wish, env: &mut E) -> Option<Arc<Vm>> {
+    match admit(g, wish) {
+        Ok(vm) => Some(vm),
+        Err(refused) => {
+            refuse(g, refused);
+            start_due(g, env);
+            None
+        }
     }
-    let memory = build_memory(g, vm, env)?;
-    *vm.memory.lock() = Some(memory);
-    announce(g, vm);
-    vm.devices.lock().reset(vm.config.vcpus);
-    g.console.release_input();
-    vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
-    let isa = vm.translation.isa(&vm.config, &g.offer);
-    let tree = board::device_tree(&vm.config, &g.offer, &isa, vm.devices.lock().iter());
-    let at = board::tree_address(vm.config.memory_bytes);
-    if tree.len() as u64 > board::TREE_BYTES {
-        return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));
+}
+
+/// A VM that cannot be created: what is told of it, and why.
+type Refused = (Report, EndReason);
+
+fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
+    let Wish { number, config, end, .. } = wish;
+    let name = config.name.clone();
+    let problem = if config.after.is_some_and(|other| u64::from(other) >= number) {
+        Some("it is to start after a VM that does not come before it".into())
+    } else if !(1..=MAX_VCPUS).contains(&config.vcpus) {
+        Some(format!("{} vCPUs; 1 to {MAX_VCPUS} are possible", config.vcpus))
+    } else {
+        None
+    };
+    let refused = |reason| (Report { number, name: name.clone(), counters: Vec::new() }, reason);
+    if let Some(reason) = end.or(problem.map(|message| EndReason::NotStarted { message })) {
+        return Err(refused(reason));
     }
-    vm.write(g, Addr::new(at), &tree, env).map_err(|e| format!("no memory for its device tree: {e}"))
+    let moved_in = g.vms.move_in(number, |handle| {
+        g.console.open(handle, &config.name);
+        Tenant::new(handle, config, &g.offer)
+    });
+    moved_in.ok_or_else(|| refused(EndReason::NotStarted { message: format!("there are {MAX_VMS} VMs already") }))
+}
+
+fn refuse(g: &Gnomon, (report, reason): Refused) {
+    g.console.say(&last_message(&report.name, &reason));
+    g.console.record(&Record::VmEnd(VmEnd { vm: report.name.clone(), reason }));
+    let number = report.number;
+    g.vms.reports().push(report);
+    g.vms.over(number);
+}
+
+/// Starts a VM that was created. If that cannot be, or if its end was asked for meanwhile, it ends with a message, and those
+/// that waited for it have their turn.
+pub fn start<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
+    set_off(g, vm, env);
+    start_due(g, env);
+}
+
+fn set_off<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
+    {
+        let mut phase = vm.phase.lock();
+        if *phase != Phase::Created {
+            return;
+        }
+        *phase = Phase::Leaving(Departure::Reboot);
+    }
+    bring_up(g, vm, env);
+}
+
+/// Starts a VM whose vCPUs are all parked, for the first time or over; or ends it.
+fn bring_up<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
+    let built = build(g, vm, env).map_err(|message| EndReason::NotStarted { message });
+    if let Err(reason) = built.and_then(|()| launch(g, vm, env)) {
+        tear_down(g, vm, env);
+        over(g, vm, reason);
+    }
 }
 
 /// Starts the first vCPU, unless the VM's end was asked for while it was built.
@@ -94,7 +119,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     if let Phase::Leaving(Departure::End(reason)) = &*phase {
         return Err(reason.clone());
     }
-    let first = g.aside[vm.index].parked.lock().remove(&0);
+    let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
     let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
     let zero = match g.offer.guest {
@@ -109,120 +134,36 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     Ok(())
 }
 
-/// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse
-/// regions, and its shadow tables. Documented in `docs/memory.md`.
-fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
-    let ram = config.memory_bytes / PAGE_BYTES;
-    ram + ram / 256 + 64 + table_frames
-}
-
-/// Says how the VM's memory is virtualized, and who chose.
-fn announce(g: &Gnomon, vm: &Vm) {
-    let mode = g.offer.mode(vm.config.mmu);
-    let who = match (vm.config.mmu, g.offer.guest) {
-        (Some(_), _) => "",
-        (None, GuestMode::Virtual) => ", the default with the H extension",
-        (None, GuestMode::Supervisor) => ", the default without the H extension",
-    };
-    g.console.say(&format!("{}: mmu = {mode}{who}", vm.config.name));
-}
-
-fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, String> {
-    let (config, translation) = (&vm.config, vm.translation);
-    // The bundle's promises are checked here, where they are used.
-    let bytes = config.memory_bytes;
-    if bytes < board::LEAST_RAM || !bytes.is_multiple_of(PAGE_BYTES) {
-        return Err(format!("{bytes} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
-    }
-    translation.check(config, &g.offer)?;
-    let owner = Owner::Vm(vm.index as u16);
-    let policy = Policy {
-        superpages: if config.superpages { Superpages::Mega } else { Superpages::Never },
-        images: translation.images(config),
-    };
-    let mut mem = env.mem();
-    let frames = &g.harts[env.hart()].frames;
-    frames.set_limit(owner, frame_limit(config, translation.table_frames(config)?));
-    let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
-    let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
-    let built = add_regions(&mut space, g, config).and_then(|()| translation.build(vm, (owner, frames), &mut mem));
-    match built {
-        Ok(shadow) => Ok(Memory { space, shadow }),
-        Err(message) => {
-            // No hart has seen these tables: their frames go straight back.
-            let mut nobody = Unseen;
-            space.destroy(&mem).abandon(&mut nobody).release(frames);
-            Err(message)
-        }
-    }
-}
-
-/// The fence for tables that no hart has used.
-struct Unseen;
-
-impl Fence<Gpa> for Unseen {
-    fn fence(&mut self, _: FenceScope<Gpa>) {}
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
-}
-
-/// RAM: images where there are segments, anonymous memory elsewhere.
-fn add_regions(space: &mut AddressSpace, g: &Gnomon, config: &VmConfig) -> Result<(), String> {
-    let prot = Prot::R | Prot::W | Prot::X;
-    let end = GUEST_RAM_BASE + config.memory_bytes;
-    let mut at = GUEST_RAM_BASE;
-    let mut add = |start: u64, end: u64, object| -> Result<(), String> {
-        if start == end {
-            return Ok(());
-        }
-        let region = Region { start: Addr::new(start).pfn(), pages: (end - start) / PAGE_BYTES, prot, object };
-        space.add_region(region).map_err(|e| format!("its memory map: {e}"))
-    };
-    for segment in &config.segments {
-        let (start, pages_end) = segment_span(segment, at, end, g.bundle_bytes)?;
-        add(at, start, Object::Anonymous)?;
-        let first = Pfn::new(g.bundle.raw() + segment.offset / PAGE_BYTES);
-        add(start, pages_end, Object::Image { first })?;
-        at = pages_end;
-    }
-    add(at, end, Object::Anonymous)
-}
-
-fn segment_span(segment: &Segment, from: u64, to: u64, bundle_bytes: u64) -> Result<(u64, u64), String> {
-    let Segment { gpa, offset, bytes, label } = segment;
-    let bad = |what: &str| format!("its {label} at {gpa:#x} {what}");
-    if gpa % PAGE_BYTES != 0 || offset % PAGE_BYTES != 0 || *bytes == 0 {
-        return Err(bad("is not in whole pages"));
-    }
-    let end = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|n| gpa.checked_add(n));
-    let end = end.filter(|end| *gpa >= from && *end <= to);
-    let end = end.ok_or_else(|| bad("does not fit its memory, or overlaps what is below"))?;
-    if offset.checked_add(end - gpa).is_none_or(|last| last > bundle_bytes) {
-        return Err(bad("is cut off: the bundle is too short"));
-    }
-    Ok((*gpa, end))
+/// Ends all VMs, and those that were wished for when their turn comes.
+pub fn end_all<E: Env>(g: &Gnomon, reason: &EndReason, env: &mut E) {
+    g.vms.cancel(|_| true, reason);
+    g.vms.all().for_each(|vm| depart(g, &vm, Departure::End(reason.clone()), env));
 }
 
 /// Begins the end of a VM, or its restart. Its vCPUs leave their harts soon; the caller parks its
 /// own. Of several wishes the first counts, but an end overrides a restart that is not yet done.
 pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut E) {
-    {
+    let before = {
         let mut phase = vm.phase.lock();
         match (&*phase, &departure) {
-            (Phase::Running, _) => *phase = Phase::Leaving(departure),
-            (Phase::Leaving(Departure::Reboot), Departure::End(_)) => {
-                // The vCPUs are being collected already, or are all parked: whoever restarts the VM
-                // finds this instead.
-                *phase = Phase::Leaving(departure);
-                return;
+            (Phase::Running, _) | (Phase::Created | Phase::Leaving(Departure::Reboot), Departure::End(_)) => {
+                core::mem::replace(&mut *phase, Phase::Leaving(departure))
             }
             _ => return,
         }
+    };
+    match before {
+        // The vCPUs are being collected already, or are all parked: whoever restarts the VM finds this instead.
+        Phase::Leaving(_) | Phase::Ended => return,
+        // They are all parked, and nobody is about to start it.
+        Phase::Created => return leave(g, Arc::clone(vm), env),
+        Phase::Running => {}
     }
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
-    let aside = g.aside[vm.index].paused.lock().take().unwrap_or_default();
-    for run in g.sched.remove_vm(vm.index).into_iter().chain(aside) {
+    let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten().unwrap_or_default();
+    for run in g.sched.remove_vm(vm.handle.number).into_iter().chain(aside) {
         park(g, run, env);
     }
 }
@@ -233,11 +174,19 @@ pub fn pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     {
         // Held so that a vCPU which is started meanwhile comes before this, or finds it.
         let phase = vm.phase.lock();
-        let mut paused = g.aside[vm.index].paused.lock();
-        if *phase != Phase::Running || paused.is_some() {
+        if *phase != Phase::Running {
             return false;
         }
-        *paused = Some(Vec::new());
+        let begun = g.vms.tenant(vm, |tenant| match &tenant.paused {
+            Some(_) => false,
+            None => {
+                tenant.paused = Some(Vec::new());
+                true
+            }
+        });
+        if begun != Some(true) {
+            return false;
+        }
     }
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PAUSE, env);
@@ -248,19 +197,23 @@ pub fn pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
 /// Puts a vCPU of a paused VM aside: it is on no hart and not started. If the VM goes on meanwhile, so does the vCPU.
 pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
     let vm = Arc::clone(&run.vm);
-    let mut paused = g.aside[vm.index].paused.lock();
-    match &mut *paused {
-        Some(aside) => aside.push(run),
-        None => {
-            drop(paused);
-            g.start(run, env);
+    let kept = g.vms.tenant(&vm, |tenant| match &mut tenant.paused {
+        Some(aside) => {
+            aside.push(run);
+            None
         }
+        None => Some(run),
+    });
+    match kept {
+        Some(None) => {}
+        Some(Some(run)) => g.start(run, env),
+        None => unreachable!("{STAYS}"),
     }
 }
 
 /// Lets a paused VM go on. Returns false if it is not paused.
 pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
-    let aside = g.aside[vm.index].paused.lock().take();
+    let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten();
     let was_paused = aside.is_some();
     aside.into_iter().flatten().for_each(|run| g.start(run, env));
     was_paused
@@ -280,16 +233,24 @@ pub fn toggle_pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
 pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     run.vm.translation.forget(&mut run);
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
-    let all = {
-        let mut parked = g.aside[vm.index].parked.lock();
-        parked.insert(shared.id, run);
+    let all = g.vms.tenant(&vm, |tenant| {
+        tenant.parked.insert(shared.id, run);
         // Whoever sees it stopped finds it parked.
         shared.hsm.store(hsm::STOPPED, Ordering::Release);
-        parked.len() == vm.vcpus.len()
-    };
-    if !all {
-        return;
+        tenant.parked.len() == vm.vcpus.len()
+    });
+    match all {
+        Some(true) => leave(g, vm, env),
+        Some(false) => {}
+        None => unreachable!("{STAYS}"),
     }
+}
+
+/// Why a vCPU that somebody has finds its VM's slot.
+const STAYS: &str = "a VM whose vCPUs are not all parked stays in its slot";
+
+/// What remains to be done for a VM that ends or restarts when all its vCPUs are parked.
+fn leave<E: Env>(g: &Gnomon, vm: Arc<Vm>, env: &mut E) {
     let departure = {
         let mut phase = vm.phase.lock();
         match &*phase {
@@ -300,18 +261,20 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
                 *phase = Phase::Leaving(end.clone());
                 end
             }
-            Phase::Ended => return,
+            Phase::Created | Phase::Ended => return,
         }
     };
     tear_down(g, &vm, env);
     match departure {
-        Departure::End(reason) => start(g, over(g, &vm, reason), env),
+        Departure::End(reason) => over(g, &vm, reason),
         Departure::Reboot => {
             serial::last_words(g, &vm);
-            g.console.say_of(vm.index, &format!("{} starts over", vm.config.name), false);
-            start(g, VecDeque::from([vm]), env);
+            g.console.say_of(vm.slot(), &format!("{} starts over", vm.config.name), false);
+            bring_up(g, &vm, env);
         }
     }
+    drop(vm);
+    start_due(g, env);
 }
 
 /// Takes a VM's memory away. None of its vCPUs is on a hart.
@@ -322,20 +285,28 @@ fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     }
 }
 
-/// Says that a VM is over, its memory given back; returns those whose turn it is now.
-#[must_use]
-fn over(g: &Gnomon, vm: &Vm, reason: EndReason) -> VecDeque<Arc<Vm>> {
+/// Says that a VM is over, its memory given back, and destroys it.
+fn over(g: &Gnomon, vm: &Vm, reason: EndReason) {
     *vm.phase.lock() = Phase::Ended;
     let name = vm.config.name.as_str();
-    let message = match &reason {
+    serial::last_words(g, vm);
+    g.console.say_of(vm.slot(), &last_message(name, &reason), true);
+    g.console.record(&Record::VmEnd(VmEnd { vm: name.into(), reason }));
+    destroy(g, vm);
+}
+
+fn last_message(name: &str, reason: &EndReason) -> String {
+    match reason {
         EndReason::Poweroff => format!("{name} powered off"),
         EndReason::SystemFailure => format!("{name} powered off after a system failure"),
         EndReason::Killed { message } => format!("{name} was stopped: {message}"),
         EndReason::NotStarted { message } => format!("{name} could not be started: {message}"),
-    };
-    serial::last_words(g, vm);
-    g.console.say_of(vm.index, &message, true);
-    g.console.record(&Record::VmEnd(VmEnd { vm: name.into(), reason }));
-    g.ended.fetch_add(1, Ordering::SeqCst);
-    g.vms.iter().filter(|other| turn(other) == Turn::After(vm.index)).cloned().collect()
+    }
+}
+
+/// Frees the slot of a VM that has ended. Nothing of the VM is left but what is told of it: it goes with the last who holds it.
+fn destroy(g: &Gnomon, vm: &Vm) {
+    let report = g.report(vm);
+    drop(g.vms.move_out(vm.handle, report));
+    g.vms.over(vm.handle.number);
 }

@@ -177,9 +177,9 @@ impl Sched {
         }
     }
 
-    /// Takes all vCPUs of a VM that are ready or wait; they are no longer started. One that comes to a queue meanwhile may
+    /// Takes all vCPUs of the VM of that number that are ready or wait; they are no longer started. One that comes to a queue meanwhile may
     /// be missed: whoever takes it finds what was posted to it.
-    pub fn remove_vm(&self, vm: usize) -> Vec<Box<VcpuRun>> {
+    pub fn remove_vm(&self, vm: u64) -> Vec<Box<VcpuRun>> {
         let mut out = Vec::new();
         for queue in &self.queues {
             queue.with(|lists| {

@@ -7,7 +7,6 @@ use crate::gnomon::Gnomon;
 use crate::lines;
 use crate::vcpu::request;
 use crate::vm::{Devices, Target, Vm};
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use spin::MutexGuard;
 
@@ -31,7 +30,7 @@ pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) ->
             return 0;
         }
     }
-    print(g, vm.index, bytes, env)
+    print(g, vm.slot(), bytes, env)
 }
 
 /// Gives a guest's devices their moment, the UART among them: what that has to send is left with the console.
@@ -70,8 +69,8 @@ impl<E: Env> Outside for Reach<'_, E> {
 
     fn print(&mut self, bytes: &[u8]) -> usize {
         match self.output {
-            Output::Print => print(self.g, self.vm.index, bytes, self.env),
-            Output::Leave => self.g.console.leave(self.vm.index, bytes),
+            Output::Print => print(self.g, self.vm.slot(), bytes, self.env),
+            Output::Leave => self.g.console.leave(self.vm.slot(), bytes),
         }
     }
 
@@ -83,19 +82,19 @@ impl<E: Env> Outside for Reach<'_, E> {
         // Whoever has said so sees to it. Mostly somebody has: only then is a look enough.
         let has_moment = &self.vm.has_moment;
         if !has_moment.load(Ordering::SeqCst) && !has_moment.swap(true, Ordering::SeqCst) {
-            self.env.attend_soon(Some(self.vm.index));
+            self.env.attend_soon(Some(self.vm.slot()));
         }
     }
 
     fn at(&mut self, time: u64) {
-        self.env.attend_at(time, self.vm.index);
+        self.env.attend_at(time, self.vm.slot());
     }
 
     fn wake(&mut self) {
         if self.vm.held.load(Ordering::SeqCst) == 0 {
             return;
         }
-        if !self.g.console.has_room(self.vm.index) {
+        if !self.g.console.has_room(self.vm.slot()) {
             self.soon();
         } else {
             let held = self.vm.held.swap(0, Ordering::SeqCst);
@@ -108,15 +107,16 @@ impl<E: Env> Outside for Reach<'_, E> {
 /// The guest makes no more output in this life: what its UART still has to send joins the rest.
 pub fn last_words(g: &Gnomon, vm: &Vm) {
     let mut devices = vm.devices.lock();
-    g.console.append(vm.index, devices.uart.sending());
+    g.console.append(vm.slot(), devices.uart.sending());
     let count = devices.uart.sending().len();
     devices.uart.sent(count);
 }
 
 /// Goes on with output that is left, and with the devices of `guests` (by bit): those that this hart was to look after.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
-    for vm in g.vms.iter().filter(|vm| guests >> vm.index & 1 == 1) {
-        give_moment(g, vm, env);
+    // Whoever had the slot may be gone. To whoever has it now, it does no harm.
+    for vm in (0..u64::BITS as usize).filter(|slot| guests >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
+        give_moment(g, &vm, env);
     }
     if g.console.is_dirty() && g.console.print() == Left::More {
         env.attend_soon(None);
@@ -132,7 +132,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
     {
         match g.console.key(byte) {
             Some(Command::Input(guest, byte)) => {
-                let vm = Arc::clone(&g.vms[guest]);
+                let Some(vm) = g.vms.get(guest) else { continue };
                 let mut devices = vm.devices.lock();
                 devices.uart.receive(byte);
                 lines::settle(g, &vm, (devices, UART), env);
@@ -148,7 +148,8 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
 /// sends.
 fn has_taker(g: &Gnomon) -> bool {
     // Asked anew each time: somebody else may listen by now.
-    let has_room = || g.console.listener().is_none_or(|guest| g.vms[guest].devices.lock().uart.has_room());
+    let listener = || g.console.listener().and_then(|guest| g.vms.get(guest));
+    let has_room = || listener().is_none_or(|vm| vm.devices.lock().uart.has_room());
     if has_room() {
         return true;
     }

@@ -151,7 +151,7 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result
     env.load_shadow(run);
     match run.root {
         Some(root) => {
-            env.load_root(run.vm.index, &root, false);
+            env.load_root(run.vm.handle.number, &root, false);
             Ok(())
         }
         None => {
@@ -243,7 +243,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
     } else {
         lane.turn_off();
     }
-    env.load_root(vm.index, root, loaded.fence);
+    env.load_root(vm.handle.number, root, loaded.fence);
     Ok(true)
 }
 

@@ -13,9 +13,9 @@ pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let others = vm.live_on.load(Ordering::SeqCst) & !(1 << me);
     if others != 0 {
         let generation = vm.tlb_generation.fetch_add(1, Ordering::SeqCst) + 1;
-        env.fenced_for(vm.index, generation);
+        env.fenced_for(vm.slot(), generation);
         g.harts[me].counters.shootdowns.bump();
-        harts::drive_out(&g.harts, vm.index, env, |hart| others >> hart & 1 == 1);
+        harts::drive_out(&g.harts, vm.slot(), env, |hart| others >> hart & 1 == 1);
     }
     // This hart is about to forget them, too.
     g.harts[me].counters.fences.bump();

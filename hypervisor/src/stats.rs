@@ -2,11 +2,13 @@
 
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
+use crate::vms::Report;
 use abi::record::{Record, Stats, VmStats};
 use alloc::collections::BTreeMap;
-use alloc::string::{String, ToString};
-use core::sync::atomic::Ordering::Relaxed;
+use alloc::string::ToString;
+use alloc::vec::Vec;
 use mmu::frames::Owner;
+use mmu::shadow::Counters;
 
 impl Gnomon {
     /// Prints all counters, for programs and for people.
@@ -29,7 +31,17 @@ impl Gnomon {
     /// All counters as they stand.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let vms = self.vms.iter().map(|vm| self.vm_stats(vm)).collect();
+        let heap = (self.heap)();
+        // None goes meanwhile: each is told of once.
+        let gone = self.vms.reports();
+        let mut all: Vec<Report> = gone.iter().cloned().chain(self.vms.all().map(|vm| self.report(&vm))).collect();
+        let gone_count = gone.len() as u64;
+        drop(gone);
+        all.sort_by_key(|report| report.number);
+        let named = |(name, count): (&str, u64)| (name.to_string(), count);
+        let told =
+            |report: Report| VmStats { vm: report.name, counters: report.counters.into_iter().map(named).collect() };
+        let vms = all.into_iter().map(told).collect();
         let mut host = BTreeMap::new();
         for (name, count) in self.harts.iter().flat_map(|hart| hart.counters.each()) {
             *host.entry(name.to_string()).or_default() += count;
@@ -37,33 +49,36 @@ impl Gnomon {
         let frames = self.frames();
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
-        host.insert("heap.waits".into(), self.heap_waits.load(Relaxed));
+        host.insert("heap.waits".into(), heap.waits);
+        host.insert("heap.used".into(), heap.used);
+        host.insert("heap.at_start".into(), self.heap_at_start);
+        host.insert("vms.most".into(), self.vms.most() as u64);
+        host.insert("vms.gone".into(), gone_count);
         Stats { vms, host }
     }
 
-    fn vm_stats(&self, vm: &Vm) -> VmStats {
-        let mut counters: BTreeMap<String, u64> = BTreeMap::new();
+    /// What a VM has done.
+    #[must_use]
+    pub fn report(&self, vm: &Vm) -> Report {
+        let mut counters: BTreeMap<&str, u64> = BTreeMap::new();
         for (name, count) in vm.vcpus.iter().flat_map(|vcpu| vcpu.counters.each()) {
-            *counters.entry(name.to_string()).or_default() += count;
+            *counters.entry(name).or_default() += count;
         }
         let mut space = vm.past.lock().space;
         if let Some(memory) = vm.memory.lock().as_ref() {
             space += *memory.space.counters();
         }
-        add_g_stage(&mut counters, &space);
-        if let Some(shadow) = vm.translation.counters(vm) {
-            counters.extend(shadow.each().map(|(name, count)| (name.to_string(), count)));
-        }
-        let usage = self.frames().usage(Owner::Vm(vm.index as u16));
-        counters.insert("frames.guest".into(), usage.guest);
-        counters.insert("frames.table".into(), usage.table);
-        VmStats { vm: vm.config.name.clone(), counters }
+        counters.extend(g_stage(&space));
+        counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
+        let usage = self.frames().usage(Owner::Vm(vm.slot() as u16));
+        counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
+        Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
     }
 }
 
-/// Adds an address space's counters by name.
-fn add_g_stage(to: &mut BTreeMap<String, u64>, c: &mmu::gstage::Counters) {
-    for (name, count) in [
+/// An address space's counters by name.
+fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 11] {
+    [
         ("gstage.anonymous_4k", c.anonymous_4k),
         ("gstage.anonymous_2m", c.anonymous_2m),
         ("gstage.mega_denied", c.mega_denied),
@@ -75,7 +90,5 @@ fn add_g_stage(to: &mut BTreeMap<String, u64>, c: &mmu::gstage::Counters) {
         ("gstage.spurious", c.spurious),
         ("gstage.denied", c.denied),
         ("gstage.tables", c.tables),
-    ] {
-        *to.entry(name.to_string()).or_default() += count;
-    }
+    ]
 }

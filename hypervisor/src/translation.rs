@@ -202,7 +202,7 @@ impl Translation {
     /// Other harts have changed the VM's tables: makes this one forget what it knows of them.
     pub fn catch_up<E: Env>(self, vm: &Vm, env: &mut E) {
         match self {
-            TwoStage => env.fence_g_stage(vm.index, FenceScope::Everything),
+            TwoStage => env.fence_g_stage(vm.slot(), FenceScope::Everything),
             Shadow(_) => env.fence_guest(None, None),
         }
     }

@@ -96,7 +96,7 @@ fn try_reach<E: Env>(
         // faster, or this TLB remembers the older entry. Forget it, here only.
         let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
         g.harts[env.hart()].counters.fences.bump();
-        env.fence_g_stage(vm.index, page);
+        env.fence_g_stage(vm.slot(), page);
     }
     if how == How::Copied || access == Access::Fetch {
         // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
@@ -119,7 +119,7 @@ struct GStageFence<'a, E> {
 impl<E: Env> Fence<Gpa> for GStageFence<'_, E> {
     fn fence(&mut self, scope: FenceScope<Gpa>) {
         shoot_down(self.g, self.vm, self.env);
-        self.env.fence_g_stage(self.vm.index, scope);
+        self.env.fence_g_stage(self.vm.slot(), scope);
         // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
         self.env.fence_instructions();
     }

@@ -3,6 +3,7 @@
 use crate::board;
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::offer::Offer;
+use crate::slots::Handle;
 use crate::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
@@ -20,6 +21,8 @@ use spin::Mutex;
 /// Where a VM is in its life.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Phase {
+    /// It has not started yet.
+    Created,
     /// Running.
     Running,
     /// Its vCPUs are being collected, or it is being built anew; then this happens. A restart may
@@ -198,8 +201,8 @@ pub struct Past {
 
 /// One VM.
 pub struct Vm {
-    /// Its number: index into [`crate::gnomon::Gnomon::vms`], and its owner number for frames.
-    pub index: usize,
+    /// Its name to [`crate::vms::Vms`].
+    pub handle: Handle,
     /// What it was asked to be.
     pub config: VmConfig,
     /// How its memory is virtualized.
@@ -265,13 +268,13 @@ impl From<ResolveError> for Unreachable {
 }
 
 impl Vm {
-    /// A VM with all its vCPUs still to be parked.
+    /// A VM that has not started, its vCPUs stopped.
     #[must_use]
-    pub fn new(index: usize, config: VmConfig, offer: &Offer) -> Self {
-        let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(index, id))).collect();
+    pub fn new(handle: Handle, config: VmConfig, offer: &Offer) -> Self {
+        let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
         let devices = Devices::new(config.vcpus, offer);
         Self {
-            index,
+            handle,
             translation: offer.mode(config.mmu).into(),
             memory: Mutex::new(None),
             past: Mutex::new(Past::default()),
@@ -280,13 +283,19 @@ impl Vm {
             has_moment: AtomicBool::new(false),
             held: AtomicU64::new(0),
             vcpus,
-            phase: Mutex::new(Phase::Leaving(Departure::Reboot)),
+            phase: Mutex::new(Phase::Created),
             tlb_generation: AtomicU64::new(0),
             live_on: AtomicU64::new(0),
             has_called_unknown: AtomicBool::new(false),
             time_zero: AtomicU64::new(0),
             config,
         }
+    }
+
+    /// Where it is while it is there: its console's number, and its account of frames.
+    #[must_use]
+    pub const fn slot(&self) -> usize {
+        self.handle.slot
     }
 
     /// The device at `gpa`, if there is one, and where in its registers that is: offset and how many bytes are left.

@@ -411,7 +411,7 @@ fn no_exit_panics() {
         while let Some(other) = w.g.sched.take(0) {
             w.g.sched.stopped();
             other.shared.hsm.store(hypervisor::vcpu::hsm::STOPPED, Ordering::SeqCst);
-            w.g.aside[0].parked.lock().insert(other.shared.id, other);
+            w.set_aside(other);
         }
         w.hart.events.clear();
         printed();

@@ -39,7 +39,7 @@ fn a_nested_vm_on_harts_without_h_is_told_what_to_use_instead() {
     let config = VmConfig { mmu: Some(MmuMode::Nested), ..vm_config("vm", 1) };
     let (mut g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
     g.offer.guest = GuestMode::Supervisor;
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     let all = printed();
     let complaint = ["vm could not be started", "nested", "H extension", "shadow", "unsync", "lazy"];
     assert!(complaint.iter().all(|part| all.contains(part)), "{all}");
@@ -59,14 +59,18 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
         (segment(GUEST_ENTRY, 0x7000, 0x2000), "cut off"),
         (segment(GUEST_ENTRY, !0xfff, 0x1000), "cut off"),
     ];
+    let (g, mut hart) = machine(vec![vm_config("good", 1)], 1, GuestTimer::Sstc);
+    lifecycle::start_due(&g, &mut hart);
+    let alone = g.frames().free_count();
     for (segment, complaint) in cases {
         let mut bad = vm_config("bad", 1);
         bad.segments = vec![segment.clone()];
         let (g, mut hart) = machine(vec![bad, vm_config("good", 1)], 1, GuestTimer::Sstc);
-        lifecycle::start_all(&g, &mut hart);
+        lifecycle::start_due(&g, &mut hart);
         let all = printed();
         assert!(all.contains("bad could not be started") && all.contains(complaint), "{segment:?}: {all}");
-        assert_eq!(g.frames().usage(Owner::Vm(0)).total(), 0, "{segment:?}");
+        assert_eq!(g.frames().free_count(), alone, "{segment:?}: the other one alone has any");
+        assert_eq!(g.vms.most(), 1);
         assert_eq!(g.sched.take(0).map(|run| run.vm.config.name.clone()).as_deref(), Some("good"));
     }
     let mut small = vm_config("small", 1);
@@ -74,7 +78,7 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
     let mut huge = vm_config("huge", 1);
     huge.memory_bytes = 1 << 50;
     let (g, mut hart) = machine(vec![small, huge], 1, GuestTimer::Sstc);
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     assert!(g.is_over());
 }
 
@@ -103,7 +107,7 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     vm.write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 10], &mut w.hart).unwrap();
     vm.vcpus[0].external.store(true, Ordering::SeqCst);
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
-    assert_eq!(w.g.aside[0].parked.lock().len(), 1, "the one in the queue is collected at once");
+    assert_eq!(w.g.vms.tenant(&vm, |tenant| tenant.parked.len()), Some(1), "the one in the queue is collected at once");
     w.g.sched.stopped();
     park(&w.g, w.run, &mut w.hart);
     let run = w.g.sched.take(0).expect("the first vCPU is ready again");
@@ -155,12 +159,16 @@ fn vms_run_one_after_another_in_the_same_memory() {
     let vms = vec![after("a", None), after("b", Some(0)), after("c", Some(1)), after("beside", Some(1))];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
     let free = g.frames().free_count();
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     assert_eq!(g.sched.started_count(), 1);
     let used = g.frames().usage(Owner::Vm(0)).total();
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
     let usage = |vm| g.frames().usage(Owner::Vm(vm)).total();
-    assert_eq!((usage(0), usage(1), usage(2)), (0, used, 0), "one is gone before the next has anything");
+    assert_eq!(
+        (usage(0), usage(1), g.vms.most()),
+        (used, 0, 1),
+        "the next has the slot, and nothing more than the first"
+    );
     // However one ends, it is the next one's turn; here of two.
     assert_eq!(end_next(&g, &mut hart, EndReason::Killed { message: "x".into() }), "b");
     assert_eq!((g.sched.started_count(), g.is_over()), (2, false));
@@ -176,7 +184,7 @@ fn as_many_vms_as_a_bundle_may_have_run_one_after_another() {
     let vm = |place| VmConfig { after: u32::checked_sub(place, 1), ..vm_config(&format!("vm{place}"), 1) };
     let (g, mut hart) = machine((0..MAX_VMS as u32).map(vm).collect(), 1, GuestTimer::Sstc);
     let free = g.frames().free_count();
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     for place in 0..MAX_VMS {
         assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), format!("vm{place}"));
     }
@@ -197,7 +205,7 @@ fn those_that_wait_for_a_vm_that_cannot_start_have_their_turn() {
         after("later", Some(9)),
     ];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "c");
     assert!(g.is_over());
     let all = printed();
@@ -208,8 +216,8 @@ fn those_that_wait_for_a_vm_that_cannot_start_have_their_turn() {
 fn a_vm_that_waits_can_be_ended() {
     let vms = vec![vm_config("a", 1), VmConfig { after: Some(0), ..vm_config("b", 1) }];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
-    lifecycle::start_all(&g, &mut hart);
-    depart(&g, &g.vms[1], Departure::End(EndReason::Poweroff), &mut hart);
+    lifecycle::start_due(&g, &mut hart);
+    g.vms.cancel(|wish| wish.number == 1, &EndReason::Poweroff);
     assert!(!g.is_over(), "it is over when its turn comes");
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
     assert!(g.is_over() && !g.sched.has_ready());
@@ -282,7 +290,7 @@ fn two_vcpus_made_ready_rouse_two_harts() {
     let (g, mut hart) = machine((0..2).map(|i| vm_config(&format!("vm{i}"), 1)).collect(), 3, GuestTimer::Sstc);
     g.harts[1].idle.store(true, Ordering::SeqCst);
     g.harts[2].idle.store(true, Ordering::SeqCst);
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     let ipis: Vec<_> = hart.events.iter().filter(|e| matches!(e, Event::Ipi(_))).collect();
     assert_eq!(ipis, [&Event::Ipi(1), &Event::Ipi(2)]);
 }
@@ -362,7 +370,7 @@ fn unknown_calls_are_not_supported() {
 fn every_counter_is_documented() {
     let lazy = VmConfig { mmu: Some(MmuMode::Lazy), ..vm_config("lazy", 1) };
     let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     let stats = g.stats();
     let names: std::collections::BTreeSet<_> =
         stats.vms.iter().flat_map(|vm| vm.counters.keys()).chain(stats.host.keys()).cloned().collect();
@@ -381,7 +389,7 @@ fn what_shadow_tables_cannot_be_given_is_said() {
     ];
     for (config, complaint) in cases {
         let (g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
-        lifecycle::start_all(&g, &mut hart);
+        lifecycle::start_due(&g, &mut hart);
         let all = printed();
         assert!(all.contains("could not be started") && all.contains(complaint), "{all}");
         assert_eq!(g.frames().usage(Owner::Vm(0)).total(), 0);

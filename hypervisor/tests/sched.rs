@@ -3,6 +3,7 @@
 mod fake;
 
 use fake::{machine, vm_config};
+use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
@@ -11,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// So many vCPUs of one VM, ready since times 0, 1, ... in the queues of so many harts.
 fn ready(vcpus: u32, harts: usize) -> (Sched, Vec<Arc<Vcpu>>) {
-    let (g, _) = machine(vec![vm_config("vm", vcpus)], harts, GuestTimer::Sstc);
+    let (g, mut hart) = machine(vec![], harts, GuestTimer::Sstc);
     let sched = Sched::new(harts);
-    let vm = &g.vms[0];
+    let vm = lifecycle::create(&g, g.vms.draw(vm_config("vm", vcpus)), &mut hart).expect("there is room");
     for vcpu in &vm.vcpus {
-        let run = VcpuRun::new(Arc::clone(vm), Arc::clone(vcpu), 0);
+        let run = VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), 0);
         let one_too_many = sched.start(run, vcpu.id as usize % harts, vcpu.id.into());
         assert_eq!(one_too_many, vcpu.id as usize == harts);
     }

@@ -195,7 +195,7 @@ fn no_exit_panics() {
                 write(&mut w, at, value);
             }
             for queued in w.g.sched.remove_vm(0) {
-                w.g.aside[0].parked.lock().insert(queued.shared.id, queued);
+                w.set_aside(queued);
             }
         }
     }

@@ -35,7 +35,7 @@ pub const MAX_VCPUS: u32 = 32;
 /// Least bound of shadow memory for each vCPU of a VM, in bytes: 32 shadow pages. An instruction that crosses
 /// pages and loads across pages needs four walks of five tables at once; recycling keeps six more at hand.
 pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 384 << 10;
-/// Most VMs in one bundle.
+/// Most VMs in one bundle, and most that there are at a time.
 pub const MAX_VMS: usize = 64;
 
 /// Everything that the hypervisor is told.

@@ -14,13 +14,15 @@
 mod port;
 mod ring;
 mod screen;
+#[cfg(test)]
+mod tests;
 
 pub use port::{Listen, Port};
 pub use screen::{Command, ESCAPE};
 
-use abi::bundle::ConsoleMode;
+use crate::slots::Handle;
+use abi::bundle::{ConsoleMode, MAX_VMS};
 use abi::record::Record;
-use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use ring::Ring;
@@ -51,6 +53,7 @@ pub enum Left {
 pub struct Console {
     port: &'static dyn Port,
     mode: ConsoleMode,
+    /// By slot.
     rings: Vec<Mutex<Ring>>,
     /// The guest whose console is attached, in `Attached` mode: the others' rings forget their oldest bytes.
     attached: AtomicUsize,
@@ -63,21 +66,30 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console of guests of these names, in the order of their indices.
+    /// A console without guests. `has_names`: where all guests' lines are shown, whose they are stands in front.
     #[must_use]
-    pub fn new(port: &'static dyn Port, mode: ConsoleMode, names: Vec<String>) -> Self {
+    pub fn new(port: &'static dyn Port, mode: ConsoleMode, has_names: bool) -> Self {
         Self {
             port,
             mode,
-            rings: names.iter().map(|_| Mutex::default()).collect(),
+            rings: (0..MAX_VMS).map(|_| Mutex::default()).collect(),
             attached: AtomicUsize::new(0),
-            screen: TicketMutex::new(Screen::new(mode, names)),
+            screen: TicketMutex::new(Screen::new(mode, has_names)),
             is_dirty: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
         }
     }
 
-    /// Takes output of guest number `guest`: says how many bytes, from the first on. What was not taken is to be offered
+    /// Gives a guest the console of its slot. What its predecessor there has printed and nobody has seen stays.
+    pub fn open(&self, guest: Handle, name: &str) {
+        self.add(|screen| {
+            screen.open(guest, name);
+            self.attached.store(screen.attached(), Ordering::SeqCst);
+        });
+        self.release_input();
+    }
+
+    /// Takes output of the guest in slot `guest`: says how many bytes, from the first on. What was not taken is to be offered
     /// again. A detached console takes all.
     pub fn write(&self, guest: usize, bytes: &[u8]) -> (usize, Left) {
         let taken = self.put(guest, bytes);
@@ -208,7 +220,7 @@ impl Console {
 
     /// The guest that a key would go to now; `None` if the next key is Gnomon's own, or nobody listens.
     #[must_use]
-    pub fn listener(&self) -> Option<usize> {
+    pub fn listener(&self) -> Option<Handle> {
         self.screen.lock().listener()
     }
 

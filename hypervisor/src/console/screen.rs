@@ -2,6 +2,7 @@
 
 use super::port::{Listen, Port};
 use super::ring::Ring;
+use crate::slots::Handle;
 use abi::bundle::ConsoleMode;
 use abi::record::{MARK, Record};
 use alloc::collections::VecDeque;
@@ -19,14 +20,14 @@ const PIECE: usize = 64;
 /// What a key sequence asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// Give this byte to the guest with this index.
-    Input(usize, u8),
+    /// Give this byte to that guest.
+    Input(Handle, u8),
     /// Print the counters.
     Stats,
-    /// Pause the guest with this index, or let it go on.
-    Pause(usize),
-    /// End the guest with this index.
-    End(usize),
+    /// Pause that guest, or let it go on.
+    Pause(Handle),
+    /// End that guest.
+    End(Handle),
     /// End all VMs.
     Quit,
 }
@@ -44,6 +45,8 @@ pub(super) enum Done {
 
 #[derive(Debug)]
 struct Guest {
+    /// The VM that has the slot, or had it last.
+    number: u64,
     name: String,
     running: bool,
 }
@@ -61,6 +64,8 @@ struct Line {
 #[derive(Debug)]
 pub(super) struct Screen {
     mode: ConsoleMode,
+    has_names: bool,
+    /// By slot; only as many as were ever taken.
     guests: Vec<Guest>,
     attached: usize,
     escaped: bool,
@@ -76,10 +81,11 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    pub(super) fn new(mode: ConsoleMode, names: Vec<String>) -> Self {
+    pub(super) fn new(mode: ConsoleMode, has_names: bool) -> Self {
         Self {
             mode,
-            guests: names.into_iter().map(|name| Guest { name, running: true }).collect(),
+            has_names,
+            guests: Vec::new(),
             attached: 0,
             escaped: false,
             out: VecDeque::new(),
@@ -134,7 +140,25 @@ impl Screen {
 
     /// Whether lines of several guests are mixed on the screen.
     fn mixes(&self) -> bool {
-        self.mode == ConsoleMode::Lines && self.guests.len() > 1
+        self.mode == ConsoleMode::Lines && self.has_names
+    }
+
+    /// A guest has come to its slot. If nobody is left on the attached console, its own is attached.
+    pub(super) fn open(&mut self, Handle { slot, number }: Handle, name: &str) {
+        let is_first = self.guests.is_empty();
+        let nobody = || Guest { number, name: String::new(), running: false };
+        self.guests.resize_with(self.guests.len().max(slot + 1), nobody);
+        self.guests[slot] = Guest { number, name: name.into(), running: true };
+        if is_first {
+            self.attached = slot;
+        } else if self.mode == ConsoleMode::Attached && (slot == self.attached || !self.guests[self.attached].running) {
+            self.attach(slot);
+        }
+    }
+
+    fn handle(&self, slot: usize) -> Option<Handle> {
+        let guest = self.guests.get(slot).filter(|guest| guest.running)?;
+        Some(Handle { slot, number: guest.number })
     }
 
     /// Sends what is to be sent, and takes more from the rings in turn, until there is nothing left, or no room, or as
@@ -194,7 +218,7 @@ impl Screen {
             return ring.is_some_and(|mut ring| self.take_piece(&mut ring, PIECE));
         }
         if self.line.is_none() {
-            let count = rings.len();
+            let count = self.guests.len();
             let is_whole = |ring: &Ring| ring.line_ends > 0 || ring.bytes.len() >= LINE;
             let whole = |guest: &usize| rings[*guest].try_lock().is_some_and(|ring| is_whole(&ring));
             let Some(guest) = (self.turn..self.turn + count).map(|turn| turn % count).find(whole) else { return false };
@@ -279,6 +303,11 @@ impl Screen {
         }
         if ends {
             self.guests[guest].running = false;
+            // The next guest in that slot begins a line of its own, and a ring.
+            self.line.take_if(|line| line.guest == guest);
+            if ring.bytes.is_empty() {
+                *ring = Ring::default();
+            }
             if self.mode == ConsoleMode::Attached && guest == self.attached {
                 self.attach_next();
             }
@@ -290,11 +319,11 @@ impl Screen {
     }
 
     /// Who would get the next key.
-    pub(super) fn listener(&self) -> Option<usize> {
+    pub(super) fn listener(&self) -> Option<Handle> {
         match self.mode {
-            ConsoleMode::Lines => self.guests.iter().position(|guest| guest.running),
+            ConsoleMode::Lines => (0..self.guests.len()).find_map(|slot| self.handle(slot)),
             ConsoleMode::Attached if self.escaped => None,
-            ConsoleMode::Attached => Some(self.attached).filter(|at| self.guests.get(*at).is_some_and(|g| g.running)),
+            ConsoleMode::Attached => self.handle(self.attached),
         }
     }
 
@@ -359,214 +388,5 @@ impl Screen {
         self.attached = guest;
         let message = alloc::format!("console of {}", self.guests[guest].name);
         self.say(&message);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    extern crate std;
-    use super::super::{BUDGET, Console, Left, RING};
-    use super::*;
-    use alloc::boxed::Box;
-    use alloc::string::ToString;
-    use std::sync::Mutex as StdMutex;
-
-    /// A port that takes so many bytes until it is given more room.
-    #[derive(Debug)]
-    struct Line(StdMutex<State>);
-
-    #[derive(Debug)]
-    struct State {
-        out: Vec<u8>,
-        room: usize,
-        wanted: Listen,
-    }
-
-    impl Port for Line {
-        fn room(&self) -> usize {
-            self.0.lock().unwrap().room.min(16)
-        }
-        fn send(&self, byte: u8) {
-            let mut state = self.0.lock().unwrap();
-            state.room = state.room.checked_sub(1).expect("only as much as there is room for");
-            state.out.push(byte);
-        }
-        fn receive(&self) -> Option<u8> {
-            None
-        }
-        fn listen(&self, wanted: Listen) {
-            self.0.lock().unwrap().wanted = wanted;
-        }
-        fn interrupts(&self) -> bool {
-            true
-        }
-    }
-
-    impl Line {
-        fn out(&self) -> String {
-            String::from_utf8(core::mem::take(&mut self.0.lock().unwrap().out)).unwrap()
-        }
-        fn wants_room(&self) -> bool {
-            self.0.lock().unwrap().wanted.room
-        }
-    }
-
-    fn console_with_room(mode: ConsoleMode, names: &[&str], room: usize) -> (Console, &'static Line) {
-        let wanted = Listen { input: true, room: false };
-        let line = Box::leak(Box::new(Line(StdMutex::new(State { out: Vec::new(), room, wanted }))));
-        (Console::new(line, mode, names.iter().map(ToString::to_string).collect()), line)
-    }
-
-    fn console(mode: ConsoleMode, names: &[&str]) -> (Console, &'static Line) {
-        console_with_room(mode, names, usize::MAX)
-    }
-
-    fn print(console: &Console, guest: usize, text: &str) {
-        assert_eq!(console.write(guest, text.as_bytes()), (text.len(), Left::Nothing));
-    }
-
-    #[test]
-    fn lines_of_several_guests_do_not_mix() {
-        let (console, line) = console(ConsoleMode::Lines, &["a", "b"]);
-        print(&console, 0, "hel");
-        print(&console, 1, "world\r\n\n");
-        print(&console, 0, "lo\r\nrest");
-        console.say_of(0, "a ended", true);
-        assert_eq!(line.out(), "b| world\r\nb| \r\na| hello\r\na| rest\r\ngnomon: a ended\r\n");
-    }
-
-    #[test]
-    fn a_carriage_return_leaves_the_name_in_front() {
-        let (console, line) = console(ConsoleMode::Lines, &["a", "b"]);
-        print(&console, 0, "10%\r20%\r\n");
-        assert_eq!(line.out(), "a| 10%\ra| 20%\r\n");
-    }
-
-    #[test]
-    fn no_line_starts_below_the_end_of_another() {
-        let (console, line) = console(ConsoleMode::Lines, &["a"]);
-        print(&console, 0, "one\ntwo\r\n\n");
-        console.say("three\nfour");
-        assert_eq!(line.out(), "one\r\ntwo\r\n\r\ngnomon: three\r\nfour\r\n");
-    }
-
-    #[test]
-    fn a_guest_cannot_forge_a_record() {
-        let (console, line) = console(ConsoleMode::Lines, &["a"]);
-        print(&console, 0, "x\u{1e}\"halt\"\n");
-        assert_eq!(line.out(), "x?\"halt\"\r\n");
-        console.say("killed: \u{1e}\"halt\"");
-        console.record(&Record::Halt);
-        assert_eq!(line.out(), "gnomon: killed: ?\"halt\"\r\n\u{1e}\"halt\"\n");
-    }
-
-    #[test]
-    fn records_start_a_line() {
-        let (console, line) = console(ConsoleMode::Lines, &["a"]);
-        print(&console, 0, "# ");
-        console.record(&Record::Halt);
-        assert_eq!(line.out(), "# \r\n\u{1e}\"halt\"\n");
-    }
-
-    #[test]
-    fn keys_switch_and_missed_output_is_shown() {
-        let (console, line) = console(ConsoleMode::Attached, &["a", "b"]);
-        print(&console, 1, "missed");
-        assert_eq!(console.key(b'k'), Some(Command::Input(0, b'k')));
-        assert_eq!(console.key(ESCAPE), None);
-        assert_eq!((console.listener(), console.key(b'n'), console.listener()), (None, None, Some(1)));
-        assert_eq!(line.out(), "gnomon: console of b\r\nmissed");
-        assert_eq!(console.key(b'k'), Some(Command::Input(1, b'k')));
-        console.key(ESCAPE);
-        assert_eq!(console.key(ESCAPE), Some(Command::Input(1, ESCAPE)));
-        console.key(ESCAPE);
-        assert_eq!(
-            (console.key(b'3'), line.out().as_str()),
-            (None, "\r\ngnomon: there is no such VM; Ctrl-A h lists them\r\n")
-        );
-        console.key(ESCAPE);
-        assert_eq!(console.key(b's'), Some(Command::Stats));
-        assert_eq!(
-            [ESCAPE, b'p', ESCAPE, b'k'].map(|key| console.key(key)),
-            [None, Some(Command::Pause(1)), None, Some(Command::End(1))]
-        );
-        console.say_of(1, "b ended", true);
-        assert_eq!(console.key(b'k'), Some(Command::Input(0, b'k')), "the end of one attaches the next");
-        console.say_of(0, "a ended", true);
-        assert_eq!(console.key(b'k'), None);
-    }
-
-    #[test]
-    fn a_detached_console_keeps_the_end_of_what_was_missed() {
-        let (console, line) = console(ConsoleMode::Attached, &["a", "b"]);
-        let text: String = (0..3 * RING).map(|n| char::from(b'a' + (n / RING) as u8)).collect();
-        text.as_bytes().chunks(1000).for_each(|part| assert_eq!(console.write(1, part), (part.len(), Left::Nothing)));
-        console.key(ESCAPE);
-        console.key(b'n');
-        while console.print() == Left::More {}
-        assert_eq!(line.out(), alloc::format!("gnomon: console of b\r\n{}", "c".repeat(RING)));
-    }
-
-    #[test]
-    fn a_port_without_room_makes_nobody_wait_and_loses_nothing() {
-        let (console, line) = console_with_room(ConsoleMode::Lines, &["a"], 3);
-        print(&console, 0, "hello");
-        assert_eq!((line.out().as_str(), line.wants_room()), ("hel", true));
-        let text = "x".repeat(2 * RING);
-        let (taken, left) = console.write(0, text.as_bytes());
-        assert!(left == Left::Nothing && taken < text.len(), "the guest is to offer the rest again");
-        assert_eq!(console.write(0, b"y"), (0, Left::Nothing));
-        line.0.lock().unwrap().room = usize::MAX;
-        assert_eq!((console.write(0, b"").0, line.wants_room()), (0, false));
-        while console.print() == Left::More {}
-        assert_eq!(line.out(), alloc::format!("lo{}", "x".repeat(taken)));
-    }
-
-    #[test]
-    fn nobody_prints_for_ever_and_turns_are_fair() {
-        let (console, line) = console_with_room(ConsoleMode::Lines, &["a", "b"], 0);
-        let flood = "a line of some length\n".repeat(500);
-        assert_eq!(console.write(0, flood.as_bytes()).1, Left::Nothing);
-        print(&console, 1, "help\n");
-        line.0.lock().unwrap().room = usize::MAX;
-        assert_eq!(console.write(0, b""), (0, Left::More));
-        let out = line.out();
-        assert!(out.len() == BUDGET && out.contains("b| help\r\n"), "{out}");
-    }
-
-    #[test]
-    fn what_harts_print_at_once_is_whole() {
-        let names: Vec<String> = (0..4).map(|n| alloc::format!("vm{n}")).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let (console, line) = console(ConsoleMode::Lines, &names);
-        std::thread::scope(|scope| {
-            for guest in 0..4 {
-                let console = &console;
-                scope.spawn(move || {
-                    for round in 0..500 {
-                        let text = alloc::format!("{guest} says {round}\n");
-                        let mut rest = text.as_bytes();
-                        while !rest.is_empty() {
-                            let (taken, left) = console.write(guest, rest);
-                            rest = &rest[taken..];
-                            if left == Left::More {
-                                let _ = console.print();
-                            }
-                        }
-                    }
-                });
-            }
-        });
-        while console.print() == Left::More {}
-        let out = line.out();
-        for guest in 0..4 {
-            let mut rounds = 0;
-            for said in out.lines().filter_map(|line| line.strip_prefix(&alloc::format!("vm{guest}| {guest} says "))) {
-                assert_eq!(said, rounds.to_string());
-                rounds += 1;
-            }
-            assert_eq!(rounds, 500);
-        }
-        assert_eq!(out.lines().count(), 2000);
     }
 }

@@ -70,6 +70,6 @@ pub(super) fn again<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
     run.hold();
     // After that, so that whoever looks finds it.
-    env.attend_soon(Some(run.vm.index));
+    env.attend_soon(Some(run.vm.slot()));
     Outcome::Later
 }

@@ -37,7 +37,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
             on_harts |= 1 << hart;
         }
     }
-    harts::drive_out(&g.harts, run.vm.index, env, |hart| on_harts >> hart & 1 == 1);
+    harts::drive_out(&g.harts, run.vm.slot(), env, |hart| on_harts >> hart & 1 == 1);
     Ok(0)
 }
 

@@ -52,10 +52,11 @@ fn start<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
         return Err(Error::Failed);
     }
     // Stopped, but its hart has not given it up yet (or another start was faster).
-    let target = g.aside[run.vm.index].parked.lock().remove(&vcpu.id);
-    let mut target = target.ok_or(Error::AlreadyAvailable)?;
+    let target =
+        g.vms.tenant(&run.vm, |tenant| Some((tenant.parked.remove(&vcpu.id)?, tenant.paused.is_some()))).flatten();
+    let (mut target, is_paused) = target.ok_or(Error::AlreadyAvailable)?;
     target.reset(pc, opaque);
-    if g.aside[run.vm.index].paused.lock().is_some() {
+    if is_paused {
         target.shared.posted.fetch_or(request::PAUSE, Ordering::SeqCst);
     }
     target.shared.hsm.store(hsm::STARTED, Ordering::Release);

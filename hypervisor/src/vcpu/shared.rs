@@ -74,8 +74,8 @@ impl FenceQueue {
 /// The part of a vCPU that every hart may look at.
 #[derive(Debug)]
 pub struct Vcpu {
-    /// Its VM's number.
-    pub vm: usize,
+    /// Its VM's number, which no other VM ever has.
+    pub vm: u64,
     /// Its hart id in the VM.
     pub id: u32,
     /// [`request`] bits. Set by anyone, taken by the hart that enters the vCPU.
@@ -99,7 +99,7 @@ pub struct Vcpu {
 impl Vcpu {
     /// vCPU `id` of VM `vm`, stopped.
     #[must_use]
-    pub fn new(vm: usize, id: u32) -> Self {
+    pub fn new(vm: u64, id: u32) -> Self {
         Self {
             vm,
             id,

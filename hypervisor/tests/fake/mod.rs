@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
-use hypervisor::aside::Aside;
 use hypervisor::console::{Console, Listen, Port};
+use hypervisor::counters::HeapUse;
 use hypervisor::env::Env;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
@@ -12,15 +12,13 @@ use hypervisor::lifecycle;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
-use hypervisor::vm::Vm;
+use hypervisor::vms::Vms;
 use mmu::frames::{Frames, Owner};
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 /// First frame of the fake RAM.
 const RAM: u64 = 0x8_0000;
@@ -65,7 +63,7 @@ pub enum Event {
     Ipi(usize),
     Fence(FenceScope<Gpa>),
     FenceInstructions,
-    Root(usize, u64, bool),
+    Root(u64, u64, bool),
     GuestFence(Option<Addr<Gva>>, Option<Asid>),
     TwoStage,
     Shadow,
@@ -143,7 +141,7 @@ impl Env for Hart {
     fn fence_g_stage(&mut self, _: usize, scope: FenceScope<Gpa>) {
         self.events.push(Event::Fence(scope));
     }
-    fn load_root(&mut self, vm: usize, root: &Root, forget: bool) {
+    fn load_root(&mut self, vm: u64, root: &Root, forget: bool) {
         self.events.push(Event::Root(vm, root.serial, forget));
     }
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
@@ -234,7 +232,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     let mut frames = Frames::new();
     frames.add(Pfn::new(RAM + BUNDLE_PAGES), PAGES - BUNDLE_PAGES);
     let config = Config { vms, console: ConsoleMode::Lines };
-    let names = config.vms.iter().map(|vm| vm.name.clone()).collect();
+    let has_names = config.vms.len() > 1;
     let offer = Offer {
         guest: GuestMode::Virtual,
         g_format: &rv::format::SV39X4,
@@ -248,14 +246,13 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         clock: None,
     };
     let g = Gnomon {
-        aside: config.vms.iter().map(|_| Aside::default()).collect(),
-        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
+        vms: Vms::new(config.vms),
         offer,
         sched: Sched::new(harts),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
-        console: Console::new(&Printer, config.console, names),
-        ended: AtomicUsize::new(0),
-        heap_waits: Box::leak(Box::default()),
+        console: Console::new(&Printer, config.console, has_names),
+        heap: HeapUse::default,
+        heap_at_start: 0,
         bundle: Pfn::new(RAM),
         bundle_bytes: BUNDLE_PAGES << 12,
     };
@@ -292,7 +289,7 @@ pub fn shadow_world(mmu: MmuMode, vcpus: u32) -> World {
 
 fn world_of(config: VmConfig, timer: GuestTimer) -> World {
     let (g, mut hart) = machine(vec![config], 2, timer);
-    lifecycle::start_all(&g, &mut hart);
+    lifecycle::start_due(&g, &mut hart);
     let run = g.sched.take(0).expect("the first vCPU is ready");
     run.shared.hart.store(0, std::sync::atomic::Ordering::SeqCst);
     run.shared.posted.store(0, std::sync::atomic::Ordering::SeqCst);
@@ -318,6 +315,12 @@ impl World {
         assert_eq!(outcome, hypervisor::exit::Outcome::Resume);
         assert_eq!(self.run.context.pc, pc + 4);
         (self.run.context.x[10] as i64, self.run.context.x[11])
+    }
+
+    /// Puts a vCPU that is on no hart aside, as stopped.
+    pub fn set_aside(&self, run: Box<VcpuRun>) {
+        let vm = run.vm.clone();
+        self.g.vms.tenant(&vm, |tenant| tenant.parked.insert(run.shared.id, run)).expect("the VM is there");
     }
 
     pub fn frames_used(&self) -> u64 {

@@ -13,8 +13,6 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::AtomicUsize;
-use hypervisor::aside::Aside;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::gnomon::Gnomon;
@@ -24,7 +22,7 @@ use hypervisor::lifecycle;
 use hypervisor::machine::{Machine, Span};
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::sched::Sched;
-use hypervisor::vm::Vm;
+use hypervisor::vms::Vms;
 use metal::csr;
 use metal::ram::{Ram, boot_bytes};
 use mmu::frames::Frames;
@@ -105,21 +103,19 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
 
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
-    let names = config.vms.iter().map(|vm| vm.name.clone()).collect();
-    let console = Console::new(&drivers::HostUart, config.console, names);
+    let console = Console::new(&drivers::HostUart, config.console, config.vms.len() > 1);
     left_out.iter().for_each(|message| console.say(message));
     let mut frames = Frames::new();
     for span in &spans.free {
         frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
-        aside: config.vms.iter().map(|_| Aside::default()).collect(),
-        vms: config.vms.into_iter().enumerate().map(|(i, vm)| Arc::new(Vm::new(i, vm, &offer))).collect(),
+        vms: Vms::new(config.vms),
         sched: Sched::new(machine.harts.len()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
         console,
-        ended: AtomicUsize::new(0),
-        heap_waits: heap::waits(),
+        heap: heap::in_use,
+        heap_at_start: heap::in_use().used,
         bundle: Addr::new(bundle_span.start).pfn(),
         bundle_bytes: bundle_span.bytes,
         offer,
@@ -145,7 +141,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
     let heap = spans.heap;
     JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, heap });
-    lifecycle::start_all(g, &mut hart);
+    lifecycle::start_due(g, &mut hart);
     match seat {
         Seat::Firmware => pen::release(&ids),
         Seat::Payload => {

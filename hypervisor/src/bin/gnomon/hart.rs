@@ -10,6 +10,8 @@ use crate::drivers::PlicContext;
 use crate::guest::{GuestHart, Line};
 use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
+use abi::bundle::MAX_VMS;
+use abi::record::{EndReason, Record};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -30,9 +32,12 @@ use mmu::ids::{IdSlot, Ids};
 use mmu::shadow::GuestFence;
 use rv::{Context, Mode};
 
-/// What a hart remembers of a VM.
+/// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
+#[repr(align(64))]
 #[derive(Clone, Copy, Debug)]
 struct View {
+    /// Its number; `u64::MAX` if none was seen there.
+    vm: u64,
     /// Its VMID on this hart.
     slot: IdSlot,
     /// The TLB generation that this hart has fenced for.
@@ -41,10 +46,18 @@ struct View {
     last_vcpu: u32,
 }
 
+impl View {
+    /// A VM that has not been on this hart.
+    const fn of(vm: u64, generation: u64) -> Self {
+        Self { vm, slot: IdSlot::new(), fenced: generation, last_vcpu: u32::MAX }
+    }
+}
+
 /// The ASID of a shadow root on this hart.
 #[derive(Clone, Copy, Debug)]
 struct RootAsid {
-    vm: usize,
+    /// The number of its VM.
+    vm: u64,
     serial: u64,
     slot: IdSlot,
     /// When it was last loaded.
@@ -77,6 +90,7 @@ pub struct Hart {
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
     vmids: Ids,
+    /// By slot.
     views: Vec<View>,
     asids: Ids,
     /// The ASIDs of shadow roots.
@@ -85,7 +99,7 @@ pub struct Hart {
     loaded_root: usize,
     root_loads: u64,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
-    registers_of: Option<(usize, u32)>,
+    registers_of: Option<(u64, u32)>,
     /// Whether slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
     traps_wfi: bool,
     /// Whether the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
@@ -166,7 +180,6 @@ pub struct Start {
 impl Hart {
     /// The hart's block, ready to run.
     pub fn new(start: Start) -> Self {
-        let view = View { slot: IdSlot::new(), fenced: 0, last_vcpu: u32::MAX };
         let per_ms = start.g.offer.timebase / 1000;
         Self {
             index: start.index,
@@ -184,7 +197,7 @@ impl Hart {
             roots: Vec::new(),
             loaded_root: 0,
             root_loads: 0,
-            views: alloc::vec![view; start.g.vms.len()],
+            views: alloc::vec![View::of(u64::MAX, 0); MAX_VMS],
             registers_of: None,
             traps_wfi: false,
             spins: false,
@@ -307,7 +320,7 @@ impl Hart {
                 self.give_up(run, what_for);
                 return None;
             }
-            let vm = run.vm.index;
+            let vm = run.vm.slot();
             let generation = run.vm.tlb_generation.load(Ordering::SeqCst);
             if self.views[vm].fenced != generation {
                 self.views[vm].fenced = generation;
@@ -325,9 +338,9 @@ impl Hart {
     #[inline(always)]
     fn announce(&mut self, run: &VcpuRun) -> bool {
         let vm = &run.vm;
-        self.shared.entering(vm.index);
+        self.shared.entering(vm.slot());
         let is_ready = run.shared.posted.load(Ordering::SeqCst) == 0
-            && vm.tlb_generation.load(Ordering::SeqCst) == self.views[vm.index].fenced
+            && vm.tlb_generation.load(Ordering::SeqCst) == self.views[vm.slot()].fenced
             && vm.translation.may_enter(run);
         if !is_ready {
             self.shared.left();
@@ -459,7 +472,7 @@ impl Hart {
         if run.watch.due() <= now
             && let Some(message) = watch::look(&mut run, (now, self.ticks.watch), self)
         {
-            let end = Departure::End(abi::record::EndReason::Killed { message });
+            let end = Departure::End(EndReason::Killed { message });
             lifecycle::depart(self.g, &Arc::clone(&run.vm), end, self);
             return Some(run);
         }
@@ -513,17 +526,18 @@ impl Hart {
             return;
         }
         match serial::attend(self.g, self) {
-            Some(Command::Quit) => {
-                for vm in &self.g.vms {
-                    let end = Departure::End(abi::record::EndReason::Poweroff);
-                    lifecycle::depart(self.g, vm, end, self);
+            Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Poweroff, self),
+            Some(Command::Stats) => self.g.print_stats(),
+            Some(Command::Pause(guest)) => {
+                if let Some(vm) = self.g.vms.get(guest) {
+                    lifecycle::toggle_pause(self.g, &vm, self);
                 }
             }
-            Some(Command::Stats) => self.g.print_stats(),
-            Some(Command::Pause(guest)) => lifecycle::toggle_pause(self.g, &self.g.vms[guest], self),
             Some(Command::End(guest)) => {
-                let end = Departure::End(abi::record::EndReason::Killed { message: "by Ctrl-A k".into() });
-                lifecycle::depart(self.g, &self.g.vms[guest], end, self);
+                if let Some(vm) = self.g.vms.get(guest) {
+                    let end = Departure::End(EndReason::Killed { message: "by Ctrl-A k".into() });
+                    lifecycle::depart(self.g, &vm, end, self);
+                }
             }
             Some(Command::Input(..)) | None => {}
         }
@@ -542,8 +556,8 @@ impl Hart {
 
     fn power_off(&self) -> ! {
         if !POWERING_OFF.swap(true, Ordering::SeqCst) {
-            self.g.record(&abi::record::Record::Stats(self.g.stats()));
-            self.g.record(&abi::record::Record::Halt);
+            self.g.record(&Record::Stats(self.g.stats()));
+            self.g.record(&Record::Halt);
             self.g.console.flush();
             seat::power_off(PowerOff::Done);
         }

@@ -4,6 +4,7 @@ use buddy_system_allocator::Heap;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use hypervisor::counters::HeapUse;
 use hypervisor::machine::Span;
 use spin::{Mutex, MutexGuard};
 
@@ -60,7 +61,7 @@ pub unsafe fn add(span: Span) {
     unsafe { HEAP.lock().add_to_heap(span.start as usize, span.end() as usize) };
 }
 
-/// How often a hart has waited for it.
-pub fn waits() -> &'static AtomicU64 {
-    &HEAP.waits
+/// How it is doing.
+pub fn in_use() -> HeapUse {
+    HeapUse { used: HEAP.lock().stats_alloc_user() as u64, waits: HEAP.waits.load(Relaxed) }
 }

@@ -78,7 +78,7 @@ impl Env for Hart {
 
     fn load_two_stage(&mut self, run: &VcpuRun, table: Pfn<Hpa>) {
         let is_new = self.is_new(run);
-        let view = &mut self.views[run.vm.index];
+        let view = &mut self.views[run.vm.slot()];
         let acquired = self.vmids.acquire(&mut view.slot);
         self.guest.set_two_stage(atp::hgatp(self.g.offer.g_format, Vmid(view.slot.id()), table));
         self.guest.set_svadu(run.vm.config.svadu);
@@ -113,7 +113,7 @@ impl Env for Hart {
         }
     }
 
-    fn load_root(&mut self, vm: usize, root: &Root, forget: bool) {
+    fn load_root(&mut self, vm: u64, root: &Root, forget: bool) {
         let known = self.roots.iter().position(|known| known.serial == root.serial && known.vm == vm);
         let at = known.unwrap_or_else(|| {
             let entry = RootAsid { vm, serial: root.serial, slot: IdSlot::new(), stamp: 0 };

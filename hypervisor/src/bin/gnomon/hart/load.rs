@@ -1,6 +1,6 @@
 //! A vCPU comes to a hart, and leaves it: what of its state is in the hart's registers, and what its TLB may hold.
 
-use super::{Hart, Leaves};
+use super::{Hart, Leaves, View};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -15,9 +15,14 @@ impl Hart {
         let vm = Arc::clone(&run.vm);
         // Before any walk can happen: whoever edits the tables looks here.
         vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
+        if self.views[vm.slot()].vm != vm.handle.number {
+            // OWNERSHIP: what the slot's last VM left in the TLB is under a VMID that nobody gets again before all are fenced,
+            // and so the new one has nothing there yet.
+            self.views[vm.slot()] = View::of(vm.handle.number, vm.tlb_generation.load(Ordering::SeqCst));
+        }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
         let loaded = vm.translation.load(self.g, run, self);
-        self.views[vm.index].last_vcpu = run.shared.id;
+        self.views[vm.slot()].last_vcpu = run.shared.id;
         let counters = &run.shared.counters;
         counters.switches.bump();
         if run.last_hart != self.index && run.last_hart != NOWHERE {
@@ -25,7 +30,7 @@ impl Hart {
         }
         // SAFETY: the last vCPU's registers were saved by `unload`.
         unsafe { self.guest.load_csrs(&run.csrs, &self.g.offer) };
-        let who = (vm.index, run.shared.id);
+        let who = (vm.handle.number, run.shared.id);
         if self.registers_of != Some(who) || run.last_hart != self.index {
             self.guest.load_registers(run, &self.g.offer);
             self.registers_of = Some(who);
@@ -48,7 +53,7 @@ impl Hart {
     /// Whether the TLB and the instruction cache may hold what is not this vCPU's, under its VM's tags: another vCPU of the VM,
     /// or this one on another hart, fenced its own only.
     pub(super) fn is_new(&self, run: &VcpuRun) -> bool {
-        run.last_hart != self.index || self.views[run.vm.index].last_vcpu != run.shared.id
+        run.last_hart != self.index || self.views[run.vm.slot()].last_vcpu != run.shared.id
     }
 
     /// Takes the vCPU off this hart.

@@ -1,0 +1,33 @@
+//! A VM in its slot, with those of its vCPUs that are neither on a hart nor with the scheduler. `docs/invariants.md` has the
+//! order of the locks.
+
+use crate::offer::Offer;
+use crate::slots::Handle;
+use crate::vcpu::VcpuRun;
+use crate::vm::Vm;
+use abi::bundle::VmConfig;
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// All that there is of a VM.
+pub struct Tenant {
+    /// The VM.
+    pub vm: Arc<Vm>,
+    /// Those vCPUs that are stopped, by hart id.
+    pub parked: BTreeMap<u32, Box<VcpuRun>>,
+    /// While the VM is paused, those that have left their harts for that.
+    pub paused: Option<Vec<Box<VcpuRun>>>,
+}
+
+impl Tenant {
+    /// A VM with all its vCPUs stopped.
+    #[must_use]
+    pub fn new(handle: Handle, config: VmConfig, offer: &Offer) -> Self {
+        let vm = Arc::new(Vm::new(handle, config, offer));
+        let run = |vcpu: &Arc<_>| VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), offer.vlenb);
+        let parked = vm.vcpus.iter().map(|vcpu| (vcpu.id, run(vcpu))).collect();
+        Self { vm, parked, paused: None }
+    }
+}
