@@ -2,7 +2,7 @@
 
 use rexpect::session::{PtySession, spawn_command};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE_MS: u64 = 120_000;
 
@@ -101,4 +101,38 @@ fn a_shell_knows_the_terminals_size() {
     shell.exp_string("\n41 133").expect("the size");
     shell.exp_string("gnomon: linux powered off").expect("the end");
     shell.exp_eof().expect("the end");
+}
+
+/// Keys come at any moment of the VMs' lives: while one starts, while it is paused, while nobody is there.
+#[test]
+fn vms_that_follow_each_other_can_be_ended_as_they_come() {
+    let names: Vec<String> = (0..8).map(|place| format!("v{place}")).collect();
+    let dir = tempfile::tempdir().expect("a directory");
+    for (place, name) in names.iter().enumerate() {
+        let after = place.checked_sub(1).map(|before| format!("after = \"{}\"\n", names[before])).unwrap_or_default();
+        let mode = ["shadow", "lazy", "unsync", "nested"][place % 4];
+        let (memory, vcpus) = (64 + 16 * (place % 3), 1 + place % 5);
+        let rest = format!("kernel = \"u-boot\"\nmmu = \"{mode}\"\nmemory = \"{memory}M\"\nvcpus = {vcpus}\n");
+        std::fs::write(dir.path().join(format!("{name}.toml")), after + &rest).expect("a VM file");
+    }
+    let mut command = Command::new("/bin/sh");
+    command.env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).current_dir(dir.path());
+    let files = names.iter().map(|name| format!("{name}.toml")).collect::<Vec<_>>().join(" ");
+    command.args(["-c", &format!("$GNOMON run --harts 2 {files}; echo status $?; read line")]);
+    let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a terminal");
+    shell.exp_string("gnomon: v0: mmu = shadow").expect("the first starts");
+    let (mut all, started) = (String::new(), Instant::now());
+    for round in 0.. {
+        all.extend(std::iter::from_fn(|| shell.try_read()));
+        if all.contains("status ") {
+            break;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "{all}");
+        shell.send(if round % 3 == 0 { "\x01p\x01k" } else { "\x01k" }).expect("typing");
+        shell.flush().expect("typing");
+        std::thread::sleep(Duration::from_millis(5 * (round % 16)));
+    }
+    let place = |text: String| all.find(&text).unwrap_or_else(|| panic!("no {text:?} in {all}"));
+    let ends: Vec<_> = names.iter().map(|name| place(format!("gnomon: {name} was stopped: by Ctrl-A k"))).collect();
+    assert!(ends.is_sorted() && place("status 3".into()) > ends[7], "{all}");
 }

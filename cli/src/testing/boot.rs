@@ -185,7 +185,8 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let mut files: Vec<_> = modes.map(|mmu| vm(kernel.clone(), &test.append, mmu)).collect();
     for companion in test.beside.iter().chain(&test.then) {
         let kernel = Kernel::File(guest(&companion.guest, programs)?);
-        files.push(vm(Some(kernel), &companion.append, companion.mmu.or(case.variant.mmu)));
+        let file = vm(Some(kernel), &companion.append, companion.mmu.or(case.variant.mmu));
+        files.push(VmFile { memory: companion.memory.or(file.memory), vcpus: companion.vcpus.or(file.vcpus), ..file });
     }
     for (file, name) in files.iter_mut().zip(case.vms()) {
         file.name = Some(name);

@@ -183,6 +183,10 @@ pub struct Companion {
     pub append: String,
     /// The mode of its VM, if it is another than that of the VM that the test is about.
     pub mmu: Option<MmuMode>,
+    /// RAM of its VM, likewise.
+    pub memory: Option<Size>,
+    /// Its vCPUs, likewise.
+    pub vcpus: Option<u32>,
 }
 
 /// A text and how often it must appear.
