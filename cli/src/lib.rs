@@ -34,5 +34,6 @@ pub mod spec;
 pub mod stream;
 pub mod testing;
 pub mod tty;
+pub mod turns;
 pub mod variant;
 pub mod vmfile;

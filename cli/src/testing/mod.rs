@@ -21,6 +21,7 @@ use crate::build::{self, BuildError};
 use crate::place;
 use crate::pool::{self, Job};
 use crate::progress::Step;
+use crate::turns::take_turns;
 pub use cases::Case;
 pub use plan::PlanError;
 use std::collections::{BTreeMap, HashSet};
@@ -138,7 +139,7 @@ impl Suite {
             }
             Work::Boot(chain) => {
                 step.note(chain.iter().map(|case| case.name()).collect::<Vec<_>>().join(", "));
-                let runs = chain::run(&chain, &programs);
+                let runs = take_turns(threads(&chain), || chain::run(&chain, &programs));
                 step.suspend(|| runs.into_iter().for_each(|run| lock(&tally).add(run)));
             }
         });
@@ -148,12 +149,15 @@ impl Suite {
 }
 
 fn job(chain: Vec<&Case>) -> Job<Work<'_>> {
-    // QEMU has a thread for each hart, but with `icount`. Two harts seldom have work at the same time all along: they
-    // keep one processor busy and a half.
-    let threads = |case: &&Case| if case.test.icount { 1 } else { case.harts };
-    let threads = chain.iter().map(threads).max().unwrap_or(1);
+    // Two harts seldom have work at the same time all along: they keep one processor busy and a half.
+    let slots = threads(&chain).div_ceil(2) as usize;
     let estimate = chain.iter().map(|case| case.timeout()).max().unwrap_or_default();
-    Job { slots: threads.div_ceil(2) as usize, estimate, work: Work::Boot(chain) }
+    Job { slots, estimate, work: Work::Boot(chain) }
+}
+
+/// QEMU has a thread for each hart, but with `icount`.
+fn threads(chain: &[&Case]) -> u32 {
+    chain.iter().map(|case| if case.test.icount { 1 } else { case.harts }).max().unwrap_or(1)
 }
 
 fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
