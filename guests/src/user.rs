@@ -5,6 +5,7 @@ use crate::trap::{self, Trap};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use metal::csr;
+use rv::Mode;
 use rv::csr::status;
 
 /// A user program's registers, and where the kernel's are kept meanwhile.
@@ -119,10 +120,19 @@ impl User {
     /// Runs the program until its next trap, an interrupt included, and leaves `pc` at the trapped
     /// instruction.
     pub fn run(&mut self) -> Trap {
-        // SAFETY: SPP=U and SPIE only matter to the sret that follows; the assembly keeps every
+        self.run_in(Mode::User)
+    }
+
+    /// The same in either mode. In supervisor mode the program has to leave `stvec`, `sscratch`, `satp` and the kernel's memory
+    /// alone.
+    pub fn run_in(&mut self, mode: Mode) -> Trap {
+        // SAFETY: SPP and SPIE only matter to the sret that follows; the assembly keeps every
         // register that Rust needs, and restores the vector by the write below.
         unsafe {
-            csr::sstatus::clear(status::SPP);
+            match mode {
+                Mode::User => csr::sstatus::clear(status::SPP),
+                Mode::Supervisor => csr::sstatus::set(status::SPP),
+            }
             csr::sstatus::set(status::SPIE);
             guest_enter_user(self);
         }

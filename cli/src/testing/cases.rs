@@ -173,10 +173,12 @@ pub fn expand(name: &str, test: &BootTest) -> Result<Vec<Case>, String> {
         let thp = test.thp.iter().map(|thp| if *thp { Thp::Always } else { Thp::Never });
         cases.extend(thp.map(|thp| case(Site::Kvm(thp), 1, Variant::DEFAULT)));
     }
-    if test.variants == Choice::Pairs {
+    if test.variants != Choice::Full {
         let rows: Vec<_> = cases.iter().map(Case::circumstances).collect();
-        for place in pairs::covering(&rows) {
-            cases[place].by_default = true;
+        let chosen = pairs::covering(&rows);
+        match test.variants {
+            Choice::Never => cases = chosen.into_iter().map(|place| cases[place].clone()).collect(),
+            _ => chosen.into_iter().for_each(|place| cases[place].by_default = true),
         }
     }
     check_bounds(test, &cases)?;
@@ -200,8 +202,9 @@ fn check_bounds(test: &BootTest, cases: &[Case]) -> Result<(), String> {
         return Err("it would never run".into());
     }
     let chosen = |selector: &Selector| {
-        let mut by_default = cases.iter().filter(|case| case.by_default && matches!(case.site, Site::Gnomon(_)));
-        by_default.any(|case| selector.selects(case.variant))
+        let is_run = |case: &&Case| case.by_default || test.variants == Choice::Never;
+        let mut runs = cases.iter().filter(|case| is_run(case) && matches!(case.site, Site::Gnomon(_)));
+        runs.any(|case| selector.selects(case.variant))
     };
     match test.expect.counters_for.keys().find(|selector| !chosen(selector)) {
         Some(selector) => Err(format!("`counters_for` has bounds for {selector}, and no run is of that kind")),
@@ -287,5 +290,11 @@ mod tests {
         }
         let all = plan(&format!("{text}variants = 'full'\n")).expect("a plan");
         assert!(all.iter().all(|case| case.by_default));
+        let never = plan(&format!("{text}variants = 'never'\n")).expect("a plan");
+        assert_eq!(
+            never.iter().map(Case::name).collect::<Vec<_>>(),
+            by_default.iter().map(|case| case.name()).collect::<Vec<_>>()
+        );
+        assert!(never.iter().all(|case| !case.by_default));
     }
 }

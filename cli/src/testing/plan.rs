@@ -235,6 +235,8 @@ pub enum Choice {
     Pairs,
     /// All.
     Full,
+    /// None: they take long. In the full run they are as with `Pairs`.
+    Never,
 }
 
 /// A regular expression; `^` and `$` match at line ends.
