@@ -2,6 +2,7 @@
 //! do in M mode, but with W^X: its code is never writable, and nothing else is ever executable.
 
 use alloc::vec::Vec;
+use mmu::table;
 use rv::pte::{Leaf, PteFlags};
 use rv::{Addr, Caps, Entry, Format, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
 
@@ -93,7 +94,7 @@ impl<'a, M: PhysMem> Builder<'a, M> {
                     return Err(MapError::Taken(addr));
                 }
                 let leaf = Leaf { pfn: addr.pfn(), flags: kind.flags(), napot: false };
-                self.mem.write_u64(slot, Entry::Leaf(leaf).encode().0);
+                table::write_unlinked(slot, Entry::Leaf(leaf).encode(), self.mem);
                 return Ok(());
             }
             table = match entry {
@@ -101,7 +102,7 @@ impl<'a, M: PhysMem> Builder<'a, M> {
                 Entry::Invalid => {
                     let next = self.spare.pop().ok_or(MapError::OutOfFrames)?;
                     self.mem.zero_frames(next, 1);
-                    self.mem.write_u64(slot, Entry::<Hpa>::Table(next).encode().0);
+                    table::write_unlinked(slot, Entry::<Hpa>::Table(next).encode(), self.mem);
                     next
                 }
                 Entry::Leaf(_) | Entry::Reserved(_) => return Err(MapError::Taken(addr)),

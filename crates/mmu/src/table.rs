@@ -131,6 +131,21 @@ impl Drop for Debt {
     }
 }
 
+/// Writes an entry of a table that no hart walks yet, before the table is linked: so it owes nothing.
+pub fn write_unlinked(at: Addr<Hpa>, entry: Pte, mem: &mut impl PhysMem) {
+    mem.write_u64(at, entry.0);
+}
+
+/// Writes an entry that is invalid and that nobody else writes: so it owes nothing, and needs no exchange.
+#[inline(always)]
+pub fn fill(at: Addr<Hpa>, entry: Pte, mem: &mut impl PhysMem) {
+    debug_assert!(
+        matches!(State::of(Pte(mem.read_u64(at))), State::Empty | State::Poison),
+        "SPENT: {at} is not invalid"
+    );
+    mem.write_u64(at, entry.0);
+}
+
 /// Replaces the entry at `at`. Returns the old one, and what this owes.
 pub fn exchange(at: Addr<Hpa>, new: Pte, mem: &mut impl PhysMem) -> (Pte, Debt) {
     let old = Pte(mem.exchange_u64(at, new.0));

@@ -34,7 +34,7 @@ fn scenarios_reach_everything() {
 
 /// Each mutant, and the checks that may catch it, by their messages. That the scenarios trip none by
 /// themselves is the test above.
-const MUTANTS: [(Mutant, &[&str]); 16] = [
+const MUTANTS: [(Mutant, &[&str]); 17] = [
     (Mutant::DropsFences, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOneHart, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOnePage, &["StalePermission", "FreedWhileReachable"]),
@@ -51,6 +51,7 @@ const MUTANTS: [(Mutant, &[&str]); 16] = [
     (Mutant::ForgetsToCopy, &["contents of"]),
     (Mutant::LinksTooEarly, &["StalePermission"]),
     (Mutant::ForgetsToClear, &["exactly the range is gone"]),
+    (Mutant::ForgetsDebtOfImages, &["a copy without a fence", "a fence is owed for what is gone"]),
 ];
 
 /// The message of the first check that `mutant` fails, in one of many random scenarios.

@@ -10,6 +10,7 @@ use super::region::{Object, Prot, Region};
 use super::space::{AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
+use crate::table;
 use crate::walk::Slot;
 use alloc::vec::Vec;
 use rv::{Access, Addr, Entry, FenceScope, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -339,7 +340,9 @@ impl AddressSpace {
                 (Level::PAGE, supplies)
             }
         };
-        Ok(self.commit_copy(gpa, region, slot, supplies, mem))
+        // Nothing was mapped; the fence is for instructions: code may be in the copy.
+        let stale = Stale::of(around(gpa, supplies.0));
+        Ok(self.commit_copy(gpa, region, slot, supplies, stale, mem))
     }
 
     /// What a copy of the 2 MiB around `gpa` takes, whose page is `image`, if there may be one.
@@ -358,12 +361,14 @@ impl AddressSpace {
     }
 
     /// Tables are linked down to the one for a leaf of `level` that will map a copy. Its entry stays invalid for now.
+    /// `stale` is what must be fenced before that changes.
     fn commit_copy(
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
         slot: &Slot<Hpa>,
         (level, Supplies { tables, data }): (Level, Supplies),
+        stale: Stale<Gpa>,
         mem: &mut impl PhysMem,
     ) -> Resolved {
         let copy = data.expect("taken with the tables").into_entry();
@@ -374,20 +379,23 @@ impl AddressSpace {
         if !tables.is_empty() {
             self.link(gpa, slot, tables, Pte::INVALID, mem);
         }
-        self.copied(gpa, region, copy, level, at)
+        self.copied(gpa, region, (copy, level), stale, at)
     }
 
-    /// What is left to do about a copy: a fence, for instructions if nothing else, then the entry.
-    fn copied(&mut self, gpa: Addr<Gpa>, region: &Region, copy: Pfn<Hpa>, level: Level, at: Addr<Hpa>) -> Resolved {
+    /// What is left to do about a copy: the fence, then the entry.
+    fn copied(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        (copy, level): (Pfn<Hpa>, Level),
+        stale: Stale<Gpa>,
+        at: Addr<Hpa>,
+    ) -> Resolved {
         if level == Level::MEGA {
             self.counters.copies_2m += 1;
         } else {
             self.counters.copies += 1;
         }
-        // Only what was copied has another translation: a 2 MiB leaf that a TLB may still hold agrees with the
-        // table that replaces it about the other 511 pages. A fence by address removes a superpage that covers it.
-        let start = gpa.align_down(level.bytes());
-        let stale = Stale::of(FenceScope::Range { start, bytes: level.bytes() });
         let publish = Some(Publish { at, leaf: Self::leaf(copy, region.prot, OWNED) });
         Resolved::Mapped { hpa: copy.at(gpa.raw() & (level.bytes() - 1)), how: How::Copied, stale, publish }
     }
@@ -409,8 +417,10 @@ impl AddressSpace {
         if split {
             match self.mega_of_image(gpa, region, image, slot, ready, frames) {
                 Ok(supplies) => {
-                    mem.write_u64(slot.at, Pte::INVALID.0);
-                    return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), mem));
+                    let mut stale = Stale::none();
+                    let (_, debt) = table::exchange(slot.at, Pte::INVALID, mem);
+                    stale.owe(debt, around(gpa, Level::MEGA));
+                    return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), stale, mem));
                 }
                 Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
                 Err(NoMega::Denied) => {}
@@ -420,16 +430,20 @@ impl AddressSpace {
         let copy = data.expect("taken with the tables").into_entry();
         mem.copy_frames(image, copy, 1);
         let (mut entry, mut at) = (Pte::INVALID, slot.at);
-        if let Some(table) = tables.pop() {
+        if let Some(split) = tables.pop() {
             let ours = self.format.index(gpa, Level::PAGE) as u64;
-            Self::write_split(&table, leaf, mem, |index| (index == ours).then_some(Pte::INVALID));
-            at = table.first().at(8 * ours);
-            entry = Entry::Table(table.into_entry()).encode();
+            Self::write_split(&split, leaf, mem, |index| (index == ours).then_some(Pte::INVALID));
+            at = split.first().at(8 * ours);
+            entry = Entry::Table(split.into_entry()).encode();
             self.counters.splits += 1;
             self.counters.tables += 1;
         }
-        mem.write_u64(slot.at, entry.0);
-        Ok(self.copied(gpa, region, copy, Level::PAGE, at))
+        let mut stale = Stale::none();
+        let (_, debt) = table::exchange(slot.at, entry, mem);
+        // Only what was copied has another translation: a 2 MiB leaf that a TLB may still hold agrees with the
+        // table that replaces it about the other 511 pages. A fence by address removes a superpage that covers it.
+        stale.owe(debt, around(gpa, Level::PAGE));
+        Ok(self.copied(gpa, region, (copy, Level::PAGE), stale, at))
     }
 
     /// The 2 MiB around `page`, if one leaf may map them: by policy, region, and what is there.
@@ -439,20 +453,25 @@ impl AddressSpace {
     }
 
     /// Puts `leaf` below the invalid entry in `slot`, with `tables` between them (the highest first).
-    /// The store to `slot` comes last and publishes all.
+    /// The write of `slot`'s entry comes last and publishes all.
     fn link(&mut self, gpa: Addr<Gpa>, slot: &Slot<Hpa>, tables: Vec<Run>, leaf: Pte, mem: &mut impl PhysMem) {
         self.counters.tables += tables.len() as u64;
         let top = tables.first().map_or(leaf, |table| Entry::Table(table.first()).encode());
         let mut level = slot.level;
         let mut tables = tables.into_iter().map(Run::into_entry).peekable();
-        while let Some(table) = tables.next() {
+        while let Some(next) = tables.next() {
             level = level.down().expect("one table for each level below the slot's");
-            let entry = tables.peek().map_or(leaf, |next| Entry::Table(*next).encode());
-            mem.zero_frames(table, 1);
-            mem.write_u64(table.at(8 * self.format.index(gpa, level) as u64), entry.0);
+            let entry = tables.peek().map_or(leaf, |below| Entry::Table(*below).encode());
+            mem.zero_frames(next, 1);
+            table::write_unlinked(next.at(8 * self.format.index(gpa, level) as u64), entry, mem);
         }
-        mem.write_u64(slot.at, top.0);
+        table::fill(slot.at, top, mem);
     }
+}
+
+/// What an entry of `level` translates that decides about `gpa`.
+const fn around(gpa: Addr<Gpa>, level: Level) -> FenceScope<Gpa> {
+    FenceScope::Range { start: gpa.align_down(level.bytes()), bytes: level.bytes() }
 }
 
 /// Tables needed between an entry and a leaf of `level` below it.
@@ -460,7 +479,7 @@ fn below(slot: &Slot<Hpa>, level: Level) -> u8 {
     slot.level.number() - level.number()
 }
 
-/// An invalid entry became valid: nothing is stale.
+/// An invalid entry became valid, or was valid already: nothing is stale.
 const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
     Resolved::Mapped { hpa, how, stale: Stale::none(), publish: None }
 }

@@ -10,8 +10,8 @@
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
 //!   leaf; one without leads to image frames and has W=0 (OWNERSHIP).
 //! - Leaves are 4 KiB or 2 MiB. Pointers never change but from invalid and, in `remove`, back.
-//! - A new table or page is complete before the one store that links it. [`PhysMem::write_u64`]
-//!   releases, so a concurrent hardware walk finds the old state or the new one.
+//! - A new table or page is complete before the one write that links it, which releases, so a concurrent hardware
+//!   walk finds the old state or the new one. It says what it owes, as all writes of tables do ([`crate::table`]).
 //!
 //! The caller serialises edits of one address space; frames and memory are lent for each call, so
 //! that it may guard them by locks of its own.

@@ -3,6 +3,7 @@
 use super::region::{Prot, Region, RegionError};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::{Retired, Stale};
+use crate::table;
 use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
 use alloc::vec::Vec;
@@ -127,8 +128,13 @@ pub struct Publish {
 impl Publish {
     /// Makes the copy visible. To be called after [`Stale::fence`], with the address space not used in
     /// between; [`settle`] does both.
+    ///
+    /// # Panics
+    /// If something is mapped there meanwhile.
     pub fn publish(self, mem: &mut impl PhysMem) {
-        mem.write_u64(self.at, self.leaf.0);
+        let debt = table::compare_exchange(self.at, Pte::INVALID, self.leaf, mem);
+        // What was there before is fenced.
+        let _ = debt.expect("nothing is mapped there until it is published").paid();
     }
 }
 
@@ -320,14 +326,14 @@ impl AddressSpace {
     /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, but for the entries
     /// that `other` replaces.
     pub(super) fn write_split(
-        table: &Run,
+        split: &Run,
         leaf: &Leaf<Hpa>,
         mem: &mut impl PhysMem,
         other: impl Fn(u64) -> Option<Pte>,
     ) {
         for index in 0..Level::MEGA.pages() {
             let same = Entry::Leaf(Leaf { pfn: leaf.pfn.add(index), ..*leaf }).encode();
-            mem.write_u64(table.first().at(8 * index), other(index).unwrap_or(same).0);
+            table::write_unlinked(split.first().at(8 * index), other(index).unwrap_or(same), mem);
         }
     }
 }

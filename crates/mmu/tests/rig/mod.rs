@@ -401,7 +401,8 @@ impl Rig {
                 let range = start..start + pages;
                 let count = before.len();
                 before.retain(|page, _| !range.contains(page));
-                assert_eq!(stale.is_none(), count == before.len() && stale.retired().is_empty());
+                let is_same = count == before.len() && stale.retired().is_empty();
+                assert_eq!(stale.is_none(), is_same, "a fence is owed for what is gone");
                 // Levels may differ: leaves were split.
                 let flat = |map: &Map| map.iter().map(|(p, m)| (*p, m.page, m.flags)).collect::<Vec<_>>();
                 assert_eq!(flat(&before), flat(&after), "exactly the range is gone");

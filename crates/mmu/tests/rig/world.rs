@@ -41,6 +41,8 @@ pub enum Mutant {
     LinksTooEarly,
     /// Entries of removed leaves stay.
     ForgetsToClear,
+    /// What an edit of an image's leaf owes is not known: the entry is said to have been empty.
+    ForgetsDebtOfImages,
 }
 
 /// Memory and fences as the engine sees them.
@@ -103,11 +105,18 @@ impl PhysMem for World {
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
         let old = self.read_u64(at);
         self.write_u64(at, value);
-        old
+        let is_image = old & 1 == 1 && old & LEAF != 1 && old & OWNED == 0;
+        if self.mutant == Mutant::ForgetsDebtOfImages && is_image { 0 } else { old }
     }
 
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
-        self.model.compare_exchange_u64(at, old, new)
+        match self.read_u64(at) {
+            found if found == old => {
+                self.write_u64(at, new);
+                Ok(())
+            }
+            found => Err(found),
+        }
     }
 
     fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
