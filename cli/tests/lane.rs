@@ -269,7 +269,7 @@ impl Scene {
         let token = self.lane(counter) + token::STEP;
         hart.memory.insert(LANE + counter as u64, token);
         if !by_asid {
-            let slot = token / token::STEP % FenceLog::LENGTH;
+            let slot = token / token::STEP % <FenceLog>::LENGTH;
             hart.memory.insert(LANE + Lane::LOG_RING_AT as u64 + 8 * slot, address);
         }
         hart.memory.insert(entry, token);

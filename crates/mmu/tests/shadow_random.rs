@@ -3,6 +3,8 @@
 mod shadow_rig;
 
 use mmu::shadow::{Sabotage, Upkeep};
+use rv::{Gva, L2Gpa};
+use shadow_rig::subject::Subject;
 use shadow_rig::{Mutant, Rig, Setup};
 use std::panic::catch_unwind;
 
@@ -14,45 +16,53 @@ fn steps() -> u64 {
     std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(1_000_000)
 }
 
-fn run(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 4]) {
-    let mut rig = Rig::new(Setup { upkeep, seed, mutant });
+fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 4]) {
+    let mut rig = Rig::<S>::new(Setup { upkeep, seed, mutant });
     (0..STEPS).for_each(|_| rig.step());
     let tally = rig.tally;
     (rig.finish(), tally)
 }
 
-fn million(upkeep: Upkeep) {
+fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
     let mut sum = mmu::shadow::Counters::default();
     let mut tallies = [0; 4];
-    for seed in 0..steps() / STEPS {
-        let result = catch_unwind(|| run(upkeep, seed, Mutant::None));
-        let (counters, tally) = result.unwrap_or_else(|_| panic!("{upkeep:?}, seed {seed}"));
+    for seed in 0..steps / STEPS {
+        let result = catch_unwind(|| run::<S>(upkeep, seed, Mutant::None));
+        let (counters, tally) = result.unwrap_or_else(|_| panic!("{} {upkeep:?}, seed {seed}", S::NAME));
         sum += counters;
         tallies.iter_mut().zip(tally).for_each(|(sum, n)| *sum += n);
     }
-    println!("{upkeep:?}: {tallies:?} {sum:?}");
+    println!("{} {upkeep:?}: {tallies:?} {sum:?}", S::NAME);
 }
 
 #[test]
 fn lazy() {
-    million(Upkeep::Lazy);
+    lives::<Gva>(Upkeep::Lazy, steps());
 }
 
 #[test]
 fn unsync() {
-    million(Upkeep::Unsync);
+    lives::<Gva>(Upkeep::Unsync, steps());
 }
 
 #[test]
 fn shadow() {
-    million(Upkeep::Shadow);
+    lives::<Gva>(Upkeep::Shadow, steps());
+}
+
+/// The G-stage that a guest has made for a guest of its own, with roots of four frames.
+#[test]
+fn a_guests_own_g_stage() {
+    for upkeep in [Upkeep::Lazy, Upkeep::Unsync, Upkeep::Shadow] {
+        lives::<L2Gpa>(upkeep, steps() / 10);
+    }
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
 const MUTANTS: [(Mutant, Upkeep, &[&str]); 28] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
-    (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS"]),
+    (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
     (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Lazy, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Unsync, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::ForgetsWideFence), Upkeep::Lazy, &["TLB-LIKE"]),
@@ -67,7 +77,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 28] = [
     ),
     (Mutant::Engine(Sabotage::ForgetsLeaf), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::IgnoresDirty), Upkeep::Lazy, &["TLB-LIKE"]),
-    (Mutant::Engine(Sabotage::ForgetsUser), Upkeep::Lazy, &["TLB-LIKE", "PROGRESS"]),
+    (Mutant::Engine(Sabotage::ForgetsUser), Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
     (Mutant::Engine(Sabotage::IgnoresHost), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::AllowsTableWrites), Upkeep::Shadow, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::CoversTables), Upkeep::Shadow, &["TLB-LIKE"]),
@@ -85,9 +95,9 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 28] = [
 ];
 
 /// The message of the first check that `mutant` fails, in one of many random lives.
-fn caught(mutant: Mutant, upkeep: Upkeep) -> Option<String> {
+fn caught<S: Subject>(mutant: Mutant, upkeep: Upkeep) -> Option<String> {
     (0..1000).find_map(|seed| {
-        let failed = catch_unwind(|| run(upkeep, seed, mutant)).err()?;
+        let failed = catch_unwind(|| run::<S>(upkeep, seed, mutant)).err()?;
         let text = failed.downcast_ref::<String>().cloned();
         Some(text.or_else(|| failed.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
     })
@@ -96,7 +106,24 @@ fn caught(mutant: Mutant, upkeep: Upkeep) -> Option<String> {
 #[test]
 fn every_mutant_is_caught() {
     for (mutant, upkeep, checks) in MUTANTS {
-        let message = caught(mutant, upkeep).unwrap_or_else(|| panic!("{mutant:?} was not caught in {upkeep:?}"));
+        let message =
+            caught::<Gva>(mutant, upkeep).unwrap_or_else(|| panic!("{mutant:?} was not caught in {upkeep:?}"));
+        assert!(checks.iter().any(|check| message.contains(check)), "{mutant:?} was caught by chance: {message}");
+    }
+}
+
+/// The same for what is broken in roots of several frames only, and what holds every frame of them.
+const MUTANTS_OF_ROOTS: [(Mutant, Upkeep, &[&str]); 4] = [
+    (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
+    (Mutant::Engine(Sabotage::ForgetsWideFence), Upkeep::Lazy, &["TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::AliasesRoots), Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
+    (Mutant::Engine(Sabotage::ForgetsFrames), Upkeep::Lazy, &["TLB-LIKE"]),
+];
+
+#[test]
+fn every_mutant_of_roots_of_several_frames_is_caught() {
+    for (mutant, upkeep, checks) in MUTANTS_OF_ROOTS {
+        let message = caught::<L2Gpa>(mutant, upkeep).unwrap_or_else(|| panic!("{mutant:?} was not caught"));
         assert!(checks.iter().any(|check| message.contains(check)), "{mutant:?} was caught by chance: {message}");
     }
 }

@@ -1,7 +1,8 @@
 //! What an exit saves: the part of a vCPU that the trap vector touches.
 
-use crate::addr::{Addr, Gva, Hpa, Pfn};
+use crate::addr::{Addr, Gva, Hpa, Pfn, Space};
 use crate::fence::Asid;
+use core::marker::PhantomData;
 use core::mem::offset_of;
 
 /// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
@@ -52,20 +53,23 @@ pub mod token {
 /// them later. A ring: what is overwritten counts as a fence of everything.
 #[repr(C)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FenceLog {
+pub struct FenceLog<S: Space = Gva> {
     /// The last fence's token: the offset of its slot, modulo the ring's size.
     head: u64,
-    ring: [u64; Self::LENGTH as usize],
+    ring: [u64; LOG_LENGTH],
+    space: PhantomData<S>,
 }
 
-impl FenceLog {
+const LOG_LENGTH: usize = 64;
+
+impl<S: Space> FenceLog<S> {
     /// Fences that it holds.
-    pub const LENGTH: u64 = 64;
+    pub const LENGTH: u64 = LOG_LENGTH as u64;
 
     /// An empty log for vCPU number `vcpu`, below 2^13.
     #[must_use]
     pub const fn new(vcpu: u32) -> Self {
-        Self { head: token::start_of_log(vcpu), ring: [0; Self::LENGTH as usize] }
+        Self { head: token::start_of_log(vcpu), ring: [0; LOG_LENGTH], space: PhantomData }
     }
 
     /// How many fences it has seen, beyond some constant.
@@ -75,7 +79,7 @@ impl FenceLog {
     }
 
     /// Adds a fence of the page at `gva`.
-    pub const fn push(&mut self, gva: Addr<Gva>) {
+    pub const fn push(&mut self, gva: Addr<S>) {
         self.head += token::STEP;
         self.ring[(self.head() % Self::LENGTH) as usize] = gva.raw();
     }
@@ -93,7 +97,7 @@ impl FenceLog {
     }
 
     /// The fences since the head was `head`, [`FenceLog::LENGTH`] at most.
-    pub fn since(&self, head: u64) -> impl Iterator<Item = Addr<Gva>> + '_ {
+    pub fn since(&self, head: u64) -> impl Iterator<Item = Addr<S>> + '_ {
         (head + 1..=self.head()).map(|at| Addr::new(self.ring[(at % Self::LENGTH) as usize]))
     }
 }
@@ -137,7 +141,7 @@ impl Lane {
     /// Offset of the log's ring.
     pub const LOG_RING_AT: usize = offset_of!(Self, log) + offset_of!(FenceLog, ring);
     /// What makes the head the offset of a slot in the ring.
-    pub const LOG_RING_MASK: u64 = token::STEP * (FenceLog::LENGTH - 1);
+    pub const LOG_RING_MASK: u64 = token::STEP * (<FenceLog>::LENGTH - 1);
     /// V and the mark of a pointer between shadows of tables, as they come to stand when the entry is shifted left by 2
     /// to make its frame number an address.
     pub const POINTER_FLAGS: u64 = 0x101 << 2;

@@ -49,6 +49,9 @@ impl Level {
     }
 }
 
+/// Entries in a frame of a table.
+pub const ENTRIES: usize = 512;
+
 /// A page-table format. The constants of this module are all that exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Format {
@@ -121,13 +124,25 @@ impl Format {
     /// Entries in a table of `level`: 512, or 2048 in a G-stage root.
     #[must_use]
     pub const fn entries(&self, level: Level) -> usize {
-        if level.0 == self.levels - 1 { 512 << self.root_extra_bits } else { 512 }
+        if level.0 == self.levels - 1 { ENTRIES << self.root_extra_bits } else { ENTRIES }
     }
 
     /// The index into a table of `level` that `addr` selects (the spec's `va.vpn[i]`).
     #[must_use]
     pub const fn index<S: Space>(&self, addr: Addr<S>, level: Level) -> usize {
         (addr.raw() >> level.shift()) as usize & (self.entries(level) - 1)
+    }
+
+    /// The index that `addr` selects in its frame of a table of `level`: a root may have several ([`Format::root_frame`]).
+    #[must_use]
+    pub const fn index_in_frame<S: Space>(&self, addr: Addr<S>, level: Level) -> usize {
+        (addr.raw() >> level.shift()) as usize % ENTRIES
+    }
+
+    /// Which frame of the root `addr` selects, from 0.
+    #[must_use]
+    pub const fn root_frame<S: Space>(&self, addr: Addr<S>) -> usize {
+        self.index(addr, self.root_level()) / ENTRIES
     }
 
     /// Whether `addr` is one the format can translate at all: sign-extended from the top bit for
@@ -154,6 +169,8 @@ mod tests {
         // Treating it as 4 KiB would alias high addresses.
         assert_eq!(SV39X4.root_pages(), 4);
         assert_eq!(SV39X4.index(Addr::<Gpa>::new(1 << 40), SV39X4.root_level()), 1024);
+        let third = Addr::<Gpa>::new(1 << 40 | 7 << 30);
+        assert_eq!((SV39X4.root_frame(third), SV39X4.index_in_frame(third, SV39X4.root_level())), (2, 7));
         assert_eq!(SV39X4.input_bits(), 41);
     }
 

@@ -2,6 +2,7 @@
 
 use super::heads::Heads;
 use super::page::{FRAMES_EACH, MOST_PAGES};
+use super::shadowed::Shadowed;
 use crate::frames::Frames;
 use crate::gstage::{AddressSpace, Ready};
 use crate::table::Debt;
@@ -41,8 +42,8 @@ impl Config {
 
     /// What a VM with that many vCPUs cannot do without: a root for each, and one whole walk.
     #[must_use]
-    pub const fn least_pages(vcpus: u32) -> u32 {
-        2 * DEEPEST + 2 * vcpus
+    pub const fn least_pages<S: Shadowed>(vcpus: u32) -> u32 {
+        2 * DEEPEST + 2 * vcpus * S::ROOT_FRAMES as u32
     }
 
     /// Frames that an engine of `pages` shadow pages may take for a VM with that much RAM.

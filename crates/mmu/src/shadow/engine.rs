@@ -5,20 +5,21 @@ use super::heads::Heads;
 use super::index::Index;
 use super::page::{Body, Id, Key, Page};
 use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
 use super::walks::Walks;
 use crate::frames::{AllocError, Frames, Owner, Use};
 use alloc::vec::Vec;
-use rv::{Fence, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Fence, Gpa, Gva, Hpa, Pfn, PhysMem};
 
 /// The shadow tables of one VM.
 ///
 /// Dropping one leaks its frames; end it with [`Shadow::destroy`].
 #[must_use = "dropping an engine leaks its frames"]
-pub struct Shadow {
+pub struct Shadow<S: Shadowed = Gva> {
     pub(super) config: Config,
     pub(super) owner: Owner,
     pub(super) index: Index,
-    pub(super) walks: Walks,
+    pub(super) walks: Walks<S>,
     /// Bodies ready for use.
     pub(super) spare: Vec<Body>,
     /// Bodies that TLBs may still walk.
@@ -41,7 +42,7 @@ pub struct Shadow {
     pub(super) sabotage: Option<Sabotage>,
 }
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// An engine without shadow pages, for a VM whose RAM is `pages` pages from `first`.
     ///
     /// # Errors
@@ -57,7 +58,7 @@ impl Shadow {
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Self, AllocError> {
-        assert!(config.pages >= Config::least_pages(0) && config.pages <= Config::MOST_PAGES);
+        assert!(config.pages >= Config::least_pages::<S>(0) && config.pages <= Config::MOST_PAGES);
         // The heap is nobody's to exhaust: what it may ever take is taken here.
         let mut arena = Vec::new();
         arena.try_reserve_exact(config.pages as usize).map_err(|_| AllocError::OutOfMemory)?;
@@ -103,15 +104,15 @@ impl Shadow {
         &self.counters
     }
 
-    /// A new shadow page, found by its key from now on. Takes from what [`Shadow::prepare`] has set aside.
+    /// A new shadow page, found by its key from now on.
     /// In upkeeps that protect, the guest's table is write-protected when this returns.
     pub(super) fn make<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         key: Key,
+        body: Body,
         guest: Option<Pfn<Hpa>>,
         host: &mut Host<'_, M, H>,
     ) -> Id {
-        let body = self.spare.pop().expect("an operation prepares for the pages that it makes");
         for run in [&body.table, &body.mirror, &body.links] {
             host.mem.zero_frames(run.first(), 1);
         }

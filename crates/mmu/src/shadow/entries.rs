@@ -10,6 +10,7 @@ use super::engine::Shadow;
 use super::index::{Index, List};
 use super::page::{At, CAPS, Id, MARK, NO_PTE, Role, permissions};
 use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
 use crate::table::{self, Debt, Owed, State, Writer};
 use core::sync::atomic::{Ordering, fence};
@@ -24,7 +25,7 @@ pub(super) struct Both {
     pub guests: Option<Pte>,
 }
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// Reads an entry and the guest's behind it, in the order that a fill needs.
     #[inline(always)]
     pub(super) fn look(&mut self, (id, index): At, space: &AddressSpace, mem: &impl PhysMem) -> Both {

@@ -11,11 +11,11 @@ use super::entries::Both;
 use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, ResolveError, Resolved, Translation, Unresolved};
 use crate::table::Debt;
-use crate::two_stage::{access_fault, page_fault};
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
-use rv::{Access, Addr, Entry, Fence, Gpa, Gva, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
+use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
 
 /// What a fault comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,8 +56,8 @@ enum Missing {
 
 /// The guest's tables. As far as they are shadowed, their shadows know where they are, and the walk goes down both
 /// at once; beyond, through the G-stage, which fills as they are read.
-struct GuestTables<'a, 'h, M, H> {
-    shadow: &'a mut Shadow,
+struct GuestTables<'a, 'h, S: Shadowed, M, H> {
+    shadow: &'a mut Shadow<S>,
     host: &'a mut Host<'h, M, H>,
     /// The shadow of the table that is read next, if there is one.
     next: Option<Id>,
@@ -65,7 +65,7 @@ struct GuestTables<'a, 'h, M, H> {
     deepest: Id,
 }
 
-impl<M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
+impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, S, M, H> {
     type Error = Missing;
     fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Missing> {
         let Some((id, frame)) = self.next.take().and_then(|id| Some((id, self.shadow.index.page(id).guest?))) else {
@@ -86,7 +86,7 @@ impl<M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, M, H> {
     }
 }
 
-impl<M: PhysMem, H: Fence<Gpa>> UpdatePte<Gpa> for GuestTables<'_, '_, M, H> {
+impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> UpdatePte<Gpa> for GuestTables<'_, '_, S, M, H> {
     fn update(&mut self, at: Addr<Gpa>, old: Pte, new: Pte) -> Result<bool, Missing> {
         let there = self.shadow.reach_within_budget(at, Access::Store, self.host)?;
         Ok(self.host.mem.compare_exchange_u64(there.hpa, old.0, new.0).is_ok())
@@ -112,7 +112,7 @@ const fn needed(access: Access) -> PteFlags {
     }
 }
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// Answers a page fault at `gva` that a guest took on `root`.
     ///
     /// # Errors
@@ -120,8 +120,8 @@ impl Shadow {
     /// ready first.
     pub fn fault<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: &Root,
-        gva: Addr<Gva>,
+        root: &Root<S>,
+        gva: Addr<S>,
         request: &Request,
         host: &mut Host<'_, M, H>,
     ) -> Result<Answer, Unresolved> {
@@ -134,20 +134,20 @@ impl Shadow {
     /// Goes down the shadow's pointers as far as they lead from one shadow of a guest's table to another, and says where
     /// it arrives: the entry that decides about `gva`, or the last above it.
     #[inline(always)]
-    pub(super) fn descend(&mut self, root: &Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
+    pub(super) fn descend(&mut self, root: &Root<S>, gva: Addr<S>, mem: &impl PhysMem) -> At {
         match self.walks.find(root.serial, gva) {
-            Some(id) => (id, root.format.index(gva, Level::PAGE)),
+            Some(id) => (id, root.format.index_in_frame(gva, Level::PAGE)),
             None => self.descend_from_root(root, gva, mem),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn descend_from_root(&mut self, root: &Root, gva: Addr<Gva>, mem: &impl PhysMem) -> At {
-        let (mut id, format) = (root.id, root.format);
+    fn descend_from_root(&mut self, root: &Root<S>, gva: Addr<S>, mem: &impl PhysMem) -> At {
+        let (mut id, format) = (self.part(root, gva), root.format);
         loop {
             let page = self.index.page(id);
-            let (key, index) = (page.key, format.index(gva, page.key.level));
+            let (key, index) = (page.key, format.index_in_frame(gva, page.key.level));
             let Some(level) = key.level.down() else {
                 self.walks.remember(root.serial, gva, id);
                 return (id, index);
@@ -166,8 +166,8 @@ impl Shadow {
     #[inline(always)]
     pub fn fault_in_known_tables(
         &mut self,
-        root: &Root,
-        gva: Addr<Gva>,
+        root: &Root<S>,
+        gva: Addr<S>,
         request: &Request,
         space: &AddressSpace,
         mem: &mut impl PhysMem,
@@ -184,7 +184,7 @@ impl Shadow {
         let leaf = match walk::judge::<Gpa, Missing>(pte.decode(level, CAPS), request) {
             Ok(leaf) => leaf,
             Err(_) if self.is_sabotaged(Sabotage::BlamesEarly) => {
-                return Some(Answer::Inject(Trap::new(page_fault(request.access), gva.raw())));
+                return Some(Answer::Inject(S::page_fault(gva, request.access)));
             }
             Err(_) => return None,
         };
@@ -215,8 +215,8 @@ impl Shadow {
     /// As for [`Shadow::fault`].
     pub fn fault_from_root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: &Root,
-        gva: Addr<Gva>,
+        root: &Root<S>,
+        gva: Addr<S>,
         request: &Request,
         host: &mut Host<'_, M, H>,
     ) -> Result<Answer, Unresolved> {
@@ -227,8 +227,8 @@ impl Shadow {
 
     fn walk_and_fill<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: &Root,
-        gva: Addr<Gva>,
+        root: &Root<S>,
+        gva: Addr<S>,
         request: &Request,
         host: &mut Host<'_, M, H>,
     ) -> Result<Answer, Unresolved> {
@@ -241,9 +241,9 @@ impl Shadow {
             Err(reason) => {
                 // A table outside of RAM is a failed access, of the kind that the guest's own was.
                 let is_access = matches!(reason, Reason::Memory(_));
-                let trap = if is_access { access_fault(access) } else { page_fault(access) };
                 self.counters.guest_faults += 1;
-                return Ok(Answer::Inject(Trap::new(trap, gva.raw())));
+                let trap = if is_access { S::access_fault(gva, access) } else { S::page_fault(gva, access) };
+                return Ok(Answer::Inject(trap));
             }
         };
         let there = match self.reach_within_budget(found.gpa, access, host) {
@@ -251,7 +251,7 @@ impl Shadow {
             Err(Missing::Nothing) if host.space.region_of(found.gpa.pfn()).is_none() => {
                 return Ok(Answer::Device { gpa: found.gpa });
             }
-            Err(Missing::Nothing) => return Ok(Answer::Inject(Trap::new(access_fault(access), gva.raw()))),
+            Err(Missing::Nothing) => return Ok(Answer::Inject(S::access_fault(gva, access))),
             Err(Missing::Not(why)) => return Err(why),
             Err(Missing::Later) => return Ok(self.retry()),
         };
@@ -262,26 +262,27 @@ impl Shadow {
             return Ok(self.retry());
         }
         // What led the walk there still does, unless pages have gone since.
-        let from = if gone == self.gone { deepest } else { root.id };
+        let from = if gone == self.gone { deepest } else { self.part(root, gva) };
         Ok(self.fill(root, from, gva, &found, there, host))
     }
 
     /// The walk of the guest's tables, which sets A and D as promised; and the last shadow page on its way.
     fn find_leaf<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: &Root,
-        gva: Addr<Gva>,
+        root: &Root<S>,
+        gva: Addr<S>,
         request: &Request,
         host: &mut Host<'_, M, H>,
     ) -> Result<(Found, Id), Reason<Missing>> {
+        let part = self.part(root, gva);
         let Paging::Tables { format, root: table } = root.paging else {
             let gpa = Addr::new(gva.raw());
             let mut allowed = PteFlags::R | PteFlags::W | PteFlags::X;
             allowed.set(PteFlags::U, request.mode == Mode::User);
-            return Ok((Found { gpa, allowed, level: Level::PAGE, pte: NO_PTE }, root.id));
+            return Ok((Found { gpa, allowed, level: Level::PAGE, pte: NO_PTE }, part));
         };
         let ad = self.config.ad;
-        let mut tables = GuestTables { shadow: self, host, next: Some(root.id), deepest: root.id };
+        let mut tables = GuestTables { shadow: self, host, next: Some(part), deepest: part };
         let walk =
             walk::translate(format, table, gva, request, (CAPS, ad), &mut tables).map_err(|fault| fault.reason)?;
         let deepest = tables.deepest;
@@ -353,9 +354,9 @@ impl Shadow {
     /// Goes down from a shadow page, linking what is missing, and sets the leaf.
     fn fill<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: &Root,
+        root: &Root<S>,
         from: Id,
-        gva: Addr<Gva>,
+        gva: Addr<S>,
         found: &Found,
         there: Translation,
         host: &mut Host<'_, M, H>,
@@ -365,7 +366,7 @@ impl Shadow {
             let page = self.index.page_mut(id);
             page.is_recent = true;
             let key = page.key;
-            let index = root.format.index(gva, key.level);
+            let index = root.format.index_in_frame(gva, key.level);
             let Both { ours, guests: Some(pte) } = self.look((id, index), host.space, host.mem) else {
                 return self.retry();
             };
@@ -425,7 +426,8 @@ impl Shadow {
             Role::Table => Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn()),
             Role::Direct(_) | Role::Bare => None,
         };
-        Some(self.make(key, guest, host))
+        let body = self.spare.pop().expect("an operation prepares for the pages that it makes");
+        Some(self.make(key, body, guest, host))
     }
 
     /// Sets the leaf that the fault is about. Says what that owes, too.

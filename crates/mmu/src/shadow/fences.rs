@@ -5,14 +5,15 @@ use super::engine::Shadow;
 use super::page::{Id, Role};
 use super::root::Root;
 use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
 use super::views::Views;
-use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Level, PAGE_BYTES, PhysMem, Pte};
+use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Level, PAGE_BYTES, PhysMem, Pte, Space};
 
 /// A fence of the guest's (`sfence.vma` and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GuestFence {
+pub struct GuestFence<S: Space = Gva> {
     /// First address and length in bytes; `None` for all addresses.
-    pub range: Option<(Addr<Gva>, u64)>,
+    pub range: Option<(Addr<S>, u64)>,
     /// One address space; `None` for all, global mappings included.
     pub asid: Option<Asid>,
 }
@@ -20,9 +21,9 @@ pub struct GuestFence {
 /// Pages in a fence by address beyond which it is treated as one of all addresses.
 const MOST_PAGES: u64 = 64;
 
-impl GuestFence {
+impl<S: Space> GuestFence<S> {
     /// The pages it is about; `None` for all, or for so many that it is treated as one for all.
-    pub fn pages(&self) -> Option<impl Iterator<Item = Addr<Gva>> + Clone + use<>> {
+    pub fn pages(&self) -> Option<impl Iterator<Item = Addr<S>> + Clone + use<S>> {
         let (start, bytes) = self.range?;
         let first = start.align_down(PAGE_BYTES);
         let pages = (start.raw() - first.raw()).saturating_add(bytes).div_ceil(PAGE_BYTES);
@@ -30,14 +31,14 @@ impl GuestFence {
     }
 }
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// A fence of the guest's, on the vCPU whose root this is. TLBs of its hart are the caller's.
     pub fn fence<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        fence: &GuestFence,
-        root: Root,
-        views: &mut Views,
-        log: &mut FenceLog,
+        fence: &GuestFence<S>,
+        root: Root<S>,
+        views: &mut Views<S>,
+        log: &mut FenceLog<S>,
         host: &mut Host<'_, M, H>,
     ) {
         let is_own = fence.asid.is_none_or(|asid| asid == root.asid);
@@ -59,7 +60,7 @@ impl Shadow {
             }
             None => {
                 if is_own {
-                    self.fence_root(root.id, host);
+                    self.fence_root(&root, host);
                 }
                 views.outdate_others(fence.asid);
             }
@@ -70,8 +71,8 @@ impl Shadow {
     /// A fence by address on one root: what its tables say of `gva` may be out of date.
     pub(super) fn fence_page<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: Root,
-        gva: Addr<Gva>,
+        root: Root<S>,
+        gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) {
         let at = self.descend(&root, gva, host.mem);
@@ -79,6 +80,16 @@ impl Shadow {
         // The identity does not change, and what is not live says nothing.
         if page.key.role == Role::Table && page.is_live(at.1) && !self.is_sabotaged(Sabotage::ForgetsFence) {
             self.fence_entry(at, host);
+        }
+    }
+
+    /// [`Shadow::sync_below`] for a root.
+    pub(super) fn sync_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
+        for part in self.parts(root.id) {
+            self.sync_below(part, host);
+            if self.is_sabotaged(Sabotage::ForgetsFrames) {
+                break;
+            }
         }
     }
 

@@ -221,7 +221,7 @@ impl Index {
         for (id, page) in (0..).zip(&self.arena) {
             let Some(page) = page else { continue };
             assert_eq!(self.find(page.key, mem), Some(id), "{:?} is not found", page.key);
-            for index in (0..super::page::ENTRIES).filter(|index| page.is_live(*index)) {
+            for index in (0..rv::format::ENTRIES).filter(|index| page.is_live(*index)) {
                 let mirror = page.mirror(index, mem).expect("it is live");
                 let is_pointer = page.is_pointer(Pte(mem.read_u64(page.entry_at(index))));
                 let mut at = self.first(self.list_of((id, index), mirror, is_pointer, mem), mem);

@@ -1,4 +1,5 @@
-//! Shadow paging: tables of our own that take a guest from GVA to HPA in one stage.
+//! Shadow paging: tables of our own that take a guest from GVA to HPA in one stage. Or a guest of its own from that one's
+//! GPA, in the place of a G-stage: what an engine's tables translate is a parameter ([`Shadowed`]).
 //!
 //! One engine, and three ways to keep its tables in step with the guest's ([`Upkeep`]). The hardware walks
 //! *shadow pages*, each the shadow of one guest table at one level (or of a part of a superpage, or of the
@@ -7,6 +8,7 @@
 //! | file | what |
 //! |---|---|
 //! | `page` | a shadow page, and what a live entry is |
+//! | `shadowed` | the address spaces that can be shadowed |
 //! | `walks` | where walks down the shadow ended lately |
 //! | `heads`, `index` | pages and entries by what they lead to; knows nothing of what entries may say |
 //! | `entries` | the one place where entries change |
@@ -44,6 +46,7 @@ mod reclaim;
 mod root;
 mod roots;
 mod sabotage;
+mod shadowed;
 mod upkeep;
 mod views;
 mod walks;
@@ -57,4 +60,5 @@ pub use protect::Wrote;
 pub use root::{Paging, Root};
 pub use roots::Loaded;
 pub use sabotage::Sabotage;
+pub use shadowed::Shadowed;
 pub use views::Views;

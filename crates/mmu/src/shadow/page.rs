@@ -1,7 +1,8 @@
 //! Shadow pages: what they are, and what a live entry is.
 //!
-//! A shadow page is three frames: the *table* that hardware walks; the *mirror*, which keeps for each
-//! entry the guest's entry that it was made from; and the *links*, by which the entry is a member of
+//! A shadow page stands for one frame of a guest's tables; a root of four frames has four. It is three frames: the *table*
+//! that hardware walks; the *mirror*, which keeps for each entry the guest's entry that it was made from; and the *links*,
+//! by which the entry is a member of
 //! one doubly linked list. Rules:
 //!
 //! - An entry whose bit is set in its page's bitmap is *live*: it has a mirror, and is a member of exactly one list.
@@ -14,6 +15,7 @@
 //!   what is not a shadow of a guest's table.
 
 use crate::frames::Run;
+use rv::format::ENTRIES;
 use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// The software bit of pointers between shadows of guest tables.
@@ -21,9 +23,6 @@ pub const MARK: PteFlags = PteFlags::RSW0;
 
 /// The guest's entries are read without Svnapot and Svpbmt: the guest is not offered them.
 pub(super) const CAPS: Caps = Caps { svnapot: false, svpbmt: false };
-
-/// Entries of a shadow page.
-pub(super) const ENTRIES: usize = 512;
 
 /// Number of a shadow page: index into the arena. Reused, unlike a page's serial.
 pub(super) type Id = u32;
@@ -131,6 +130,8 @@ pub(super) struct Page {
     pub parents: Ref,
     /// The next shadow of the same guest frame.
     pub next: Option<Id>,
+    /// Of a root of several frames, the shadow of the next one. Their tables follow one another, and so do their serials.
+    pub sibling: Option<Id>,
     /// vCPUs that have it as their root.
     pub users: u32,
     /// Used since the last search for victims.
@@ -153,6 +154,7 @@ impl Page {
             live: [0; ENTRIES / 64],
             parents: Ref::NONE,
             next: None,
+            sibling: None,
             users: 0,
             is_recent: true,
             is_unsync: false,

@@ -8,7 +8,9 @@ use super::config::Host;
 use super::engine::Shadow;
 use super::index::List;
 use super::page::{At, CAPS, Id};
+use super::root::Root;
 use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
 use crate::table::Owed;
 use alloc::vec::Vec;
 use rv::{Addr, Entry, Fence, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
@@ -28,7 +30,7 @@ pub enum Wrote {
     Retry,
 }
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// Whether stores to the frame must be seen.
     pub(super) fn is_protected(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         self.protects_new_tables() && self.index.tables_of(gfn, mem).any(|id| !self.index.page(id).is_unsync)
@@ -125,7 +127,7 @@ impl Shadow {
 
     /// Protects again what is unsync, with one flush for all, and compares its entries. What the budget does not suffice
     /// for stays unsync, and `root` leads nowhere then: a fault compares what it finds again.
-    pub(super) fn catch_up_all<M: PhysMem, H: Fence<Gpa>>(&mut self, root: Id, host: &mut Host<'_, M, H>) {
+    pub(super) fn catch_up_all<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
         if self.unsync.is_empty() {
             return;
         }
@@ -160,7 +162,7 @@ impl Shadow {
             }
         }
         if !self.unsync.is_empty() {
-            self.postpone(root, 0, host);
+            self.parts(root.id).for_each(|part| self.postpone(part, 0, host));
         }
     }
 

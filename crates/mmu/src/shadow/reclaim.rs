@@ -6,16 +6,18 @@ use super::engine::Shadow;
 use super::index::List;
 use super::page::{Body, Id, Role};
 use super::sabotage::Sabotage;
-use crate::frames::{AllocError, Frames, Use};
+use super::shadowed::Shadowed;
+use crate::frames::{AllocError, Frames, Run, Use};
 use crate::gstage::{self, How, Publish};
 use crate::stale::Stale;
 use crate::table::{Debt, Owed};
+use alloc::vec::Vec;
 use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// Makes sure of shadow pages for one whole walk, and of one more for its root; those of other walks go for it
     /// if need be.
     ///
@@ -59,6 +61,34 @@ impl Shadow {
             (Err(error), other) | (other, Err(error)) => {
                 frames.free(table);
                 other.into_iter().for_each(|run| frames.free(run));
+                Err(error)
+            }
+        }
+    }
+
+    /// Bodies for a root, of those that [`Shadow::prepare`] has set aside. Their tables follow one another.
+    ///
+    /// # Errors
+    /// If the host has no frames in one piece. Nothing is lost.
+    pub(super) fn take_root(&mut self, frames: &Frames) -> Result<Vec<Body>, AllocError> {
+        let bodies = self.spare.split_off(self.spare.len() - S::ROOT_FRAMES);
+        if S::ROOT_FRAMES == 1 {
+            return Ok(bodies);
+        }
+        let release_table = |Body { table, mirror, links }| {
+            frames.free(table);
+            (mirror, links)
+        };
+        let rest: Vec<(Run, Run)> = bodies.into_iter().map(release_table).collect();
+        match frames.alloc(self.owner, Use::Table, S::ROOT_FRAMES.ilog2() as u8) {
+            Ok(tables) => {
+                let first = tables.into_entry();
+                let table = |n| Run::from_entry(first.add(n), 0);
+                Ok((0..).zip(rest).map(|(n, (mirror, links))| Body { table: table(n), mirror, links }).collect())
+            }
+            Err(error) => {
+                self.bodies -= S::ROOT_FRAMES as u32;
+                rest.into_iter().flat_map(<[Run; 2]>::from).for_each(|run| frames.free(run));
                 Err(error)
             }
         }

@@ -1,9 +1,11 @@
-//! What a guest's `satp` says, and the root that a vCPU has for it.
+//! What a guest's `satp` (or `hgatp`) says, and the root that a vCPU has for it.
 
 use super::page::Id;
-use rv::{Asid, Format, Gpa, Hpa, Pfn};
+use super::shadowed::Shadowed;
+use core::marker::PhantomData;
+use rv::{Asid, Format, Gpa, Gva, Hpa, Pfn};
 
-/// What the guest's `satp` says, but for the ASID.
+/// What the guest's `satp` (or `hgatp`) says, but for the ASID (or VMID).
 #[derive(Clone, Copy, Debug)]
 pub enum Paging {
     /// Off: guest virtual is guest physical.
@@ -12,7 +14,7 @@ pub enum Paging {
     Tables {
         /// Their format.
         format: &'static Format,
-        /// The root.
+        /// The root's first frame. Where a root has several, its number is taken as aligned to that (norm:hgatp-ppn_op).
         root: Pfn<Gpa>,
     },
 }
@@ -32,9 +34,21 @@ impl PartialEq for Paging {
 
 impl Eq for Paging {}
 
+impl Paging {
+    /// The same with the root aligned, as the register has it.
+    #[inline(always)]
+    pub(super) fn aligned<S: Shadowed>(self) -> Self {
+        match self {
+            Paging::Tables { format, root } => Paging::Tables { format, root: root.align_down(S::ROOT_FRAMES as u64) },
+            Paging::Bare => self,
+        }
+    }
+}
+
 /// A root in use by a vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Root {
+pub struct Root<S: Shadowed = Gva> {
+    /// The shadow page of its first frame.
     pub(super) id: Id,
     /// Names the root among all that the VM ever had.
     pub serial: u64,
@@ -48,4 +62,5 @@ pub struct Root {
     pub asid: Asid,
     /// Whether its entries are shadows of a guest's table, so that the lane may walk it.
     pub has_lane: bool,
+    pub(super) space: PhantomData<S>,
 }

@@ -2,13 +2,19 @@
 
 use super::config::Host;
 use super::engine::Shadow;
-use super::page::{Key, Role};
+use super::page::{Id, Key, Role};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
 use super::views::{Seen, Views};
 use crate::gstage::{ResolveError, Unresolved};
-use rv::format::SV39;
-use rv::{Access, Addr, Asid, Fence, FenceLog, Gpa, Pfn, PhysMem};
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+use rv::format::{ENTRIES, SV57X4};
+use rv::{Access, Addr, Asid, Fence, FenceLog, Format, Gpa, Pfn, PhysMem};
+
+/// Frames of the largest root.
+const MOST_FRAMES: usize = SV57X4.root_pages() as usize;
 
 /// A vCPU has got the root that it asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,7 +23,7 @@ pub struct Loaded {
     pub fence: bool,
 }
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// Takes from a vCPU the root that it has, if any, and gives it that for what its guest wrote to `satp`, up to date
     /// for it. Until it gets another, or [`Shadow::detach`], the root stays.
     ///
@@ -28,16 +34,17 @@ impl Shadow {
     /// If there is no frame for it, or 2 MiB are to be made ready first. The vCPU may have no root then.
     pub fn attach<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        present: &mut Option<Root>,
+        present: &mut Option<Root<S>>,
         (paging, asid): (Paging, Asid),
-        views: &mut Views,
-        log: &FenceLog,
+        views: &mut Views<S>,
+        log: &FenceLog<S>,
         host: &mut Host<'_, M, H>,
     ) -> Result<Option<Loaded>, Unresolved> {
+        let paging = paging.aligned::<S>();
         if let Some(loaded) = self.attach_known(present, (paging, asid), views, log, host) {
             return Ok(Some(loaded));
         }
-        let prepared = self.prepare(host);
+        let prepared = self.prepare(host).map(|is_ready| is_ready && self.clear_root(paging, host));
         self.conclude(host);
         if !prepared.map_err(ResolveError::OutOfFrames)? {
             return Ok(None);
@@ -59,13 +66,13 @@ impl Shadow {
     #[inline(always)]
     pub fn attach_known<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        present: &mut Option<Root>,
+        present: &mut Option<Root<S>>,
         (paging, asid): (Paging, Asid),
-        views: &mut Views,
-        log: &FenceLog,
+        views: &mut Views<S>,
+        log: &FenceLog<S>,
         host: &mut Host<'_, M, H>,
     ) -> Option<Loaded> {
-        let (at, _) = views.find(paging).filter(|(_, root)| self.is_there(root))?;
+        let (at, _) = views.find(paging.aligned::<S>()).filter(|(_, root)| self.is_there(root))?;
         if let Some(old) = present {
             self.detach(old, views, log);
         }
@@ -77,76 +84,147 @@ impl Shadow {
     #[inline(always)]
     fn loaded<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: &Root,
+        root: &Root<S>,
         seen: Seen,
-        log: &FenceLog,
+        log: &FenceLog<S>,
         host: &mut Host<'_, M, H>,
     ) -> Loaded {
-        let page = self.index.page_mut(root.id);
-        page.users += 1;
-        page.is_recent = true;
+        for part in self.parts(root.id) {
+            let page = self.index.page_mut(part);
+            page.users += 1;
+            page.is_recent = true;
+        }
         let fence = root.paging != Paging::Bare && self.catch_up(root, seen, log, host);
         self.conclude(host);
         Loaded { fence }
     }
 
     /// Takes the root from a vCPU that ends.
-    pub fn detach(&mut self, root: &Root, views: &mut Views, log: &FenceLog) {
-        self.index.page_mut(root.id).users -= 1;
+    pub fn detach(&mut self, root: &Root<S>, views: &mut Views<S>, log: &FenceLog<S>) {
+        self.parts(root.id).for_each(|part| self.index.page_mut(part).users -= 1);
         views.end(log.head());
     }
 
-    /// Whether the root's page has not been recycled since.
-    fn is_there(&self, root: &Root) -> bool {
-        self.index.get(root.id).is_some_and(|page| page.serial == root.serial)
+    /// Whether none of the root's pages has been recycled since.
+    #[inline(always)]
+    fn is_there(&self, root: &Root<S>) -> bool {
+        self.is_whole(root.id, root.serial)
+    }
+
+    /// Whether the page, of that serial, is the first of a root, and all others of it are there as well.
+    #[inline(always)]
+    fn is_whole(&self, first: Id, serial: u64) -> bool {
+        let mut next = Some(first);
+        (serial..).take(S::ROOT_FRAMES).all(|serial| {
+            let page = next.and_then(|id| self.index.get(id)).filter(|page| page.serial == serial);
+            next = page.and_then(|page| page.sibling);
+            page.is_some()
+        })
+    }
+
+    /// The shadow pages of a root that is whole, by the number of the first.
+    #[inline(always)]
+    pub(super) fn parts(&self, first: Id) -> impl Iterator<Item = Id> + use<S> {
+        let mut parts = [first; MOST_FRAMES];
+        for n in 1..S::ROOT_FRAMES {
+            parts[n] = self.index.page(parts[n - 1]).sibling.expect("a root has a page for each frame");
+        }
+        parts.into_iter().take(S::ROOT_FRAMES)
+    }
+
+    /// The shadow page of the root's frame that decides about `gva`.
+    #[inline(always)]
+    pub(super) fn part(&self, root: &Root<S>, gva: Addr<S>) -> Id {
+        if S::ROOT_FRAMES == 1 || self.is_sabotaged(Sabotage::AliasesRoots) {
+            return root.id;
+        }
+        self.parts(root.id).nth(root.format.root_frame(gva)).expect("a root has a page for each frame")
     }
 
     /// Brings a root up to date for a vCPU. Says whether fences have passed over it since the vCPU left it.
     fn catch_up<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
-        root: &Root,
+        root: &Root<S>,
         seen: Seen,
-        log: &FenceLog,
+        log: &FenceLog<S>,
         host: &mut Host<'_, M, H>,
     ) -> bool {
         match seen {
             _ if self.is_sabotaged(Sabotage::ForgetsToCatchUp) => {}
             Seen::At(head) if head == log.head() => return false,
-            Seen::At(head) if log.head().wrapping_sub(head) <= FenceLog::LENGTH => {
+            Seen::At(head) if log.head().wrapping_sub(head) <= FenceLog::<S>::LENGTH => {
                 log.since(head).for_each(|gva| self.fence_page(*root, gva, host));
             }
-            _ => self.fence_root(root.id, host),
+            _ => self.fence_root(root, host),
         }
         true
     }
 
-    /// A root that the vCPU does not know, or knows no more. Its shadow page has been prepared for.
+    /// The format that hardware walks a root by, and the keys of its shadow pages.
+    fn keys(paging: Paging) -> (&'static Format, impl Iterator<Item = Key>) {
+        let (format, first, role) = match paging {
+            Paging::Bare => (S::IDENTITY, Pfn::new(0), Role::Bare),
+            Paging::Tables { format, root } => (format, root, Role::Table),
+        };
+        let level = format.root_level();
+        let step = if role == Role::Bare { ENTRIES as u64 * level.pages() } else { 1 };
+        (format, (0..S::ROOT_FRAMES as u64).map(move |n| Key { gfn: first.add(n * step), level, role }))
+    }
+
+    /// The first shadow page of a root, if it is whole.
+    fn find_root(&self, paging: Paging, mem: &impl PhysMem) -> Option<Id> {
+        let first = Self::keys(paging).1.next().and_then(|key| self.index.find(key, mem))?;
+        self.is_whole(first, self.index.page(first).serial).then_some(first)
+    }
+
+    /// Takes back what is left of a root that is not whole any more, and whatever else its frames have been taken for. Says
+    /// whether that is done; if not, the budget is spent, and more is done the next time.
+    fn clear_root<M: PhysMem, H: Fence<Gpa>>(&mut self, paging: Paging, host: &mut Host<'_, M, H>) -> bool {
+        self.find_root(paging, host.mem).is_some()
+            || Self::keys(paging).1.all(|key| self.index.find(key, host.mem).is_none_or(|id| self.zap(id, host)))
+    }
+
+    /// A root that the vCPU does not know, or knows no more. Its shadow pages have been prepared for.
     fn root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         paging: Paging,
         asid: Asid,
         host: &mut Host<'_, M, H>,
-    ) -> Result<Root, Unresolved> {
-        let (format, gfn, role) = match paging {
-            Paging::Bare => (&SV39, Pfn::new(0), Role::Bare),
-            Paging::Tables { format, root } => (format, root, Role::Table),
-        };
-        let key = Key { gfn, level: format.root_level(), role };
-        let id = match self.index.find(key, host.mem) {
+    ) -> Result<Root<S>, Unresolved> {
+        let (format, keys) = Self::keys(paging);
+        let id = match self.find_root(paging, host.mem) {
             Some(id) => id,
-            None => {
-                let guest = match role {
-                    // A root outside of RAM: no walk gets anywhere, and the page stays empty.
-                    Role::Table if self.index.heads.contains(gfn) => {
-                        self.resolve(gfn.base(), Access::Load, host)?.map(Addr::pfn)
-                    }
-                    _ => None,
-                };
-                self.make(key, guest, host)
-            }
+            None => self.make_root(keys, host)?,
         };
         let page = self.index.page(id);
-        let has_lane = role == Role::Table && self.has_lane();
-        Ok(Root { id, serial: page.serial, table: page.table(), format, paging, asid, has_lane })
+        let has_lane = S::HAS_LANE && page.key.role == Role::Table && self.has_lane();
+        Ok(Root { id, serial: page.serial, table: page.table(), format, paging, asid, has_lane, space: PhantomData })
+    }
+
+    /// A new root, by the keys of its shadow pages. Returns the first.
+    fn make_root<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        keys: impl Iterator<Item = Key>,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Id, Unresolved> {
+        let mut frames = Vec::with_capacity(S::ROOT_FRAMES);
+        for key in keys {
+            // A root outside of RAM: no walk gets anywhere, and the page stays empty.
+            let guest = if self.index.is_by_frame(key) {
+                self.resolve(key.gfn.base(), Access::Load, host)?.map(Addr::pfn)
+            } else {
+                None
+            };
+            frames.push((key, guest));
+        }
+        let bodies = self.take_root(host.frames).map_err(ResolveError::OutOfFrames)?;
+        let mut made = Vec::with_capacity(S::ROOT_FRAMES);
+        for ((key, guest), body) in frames.into_iter().zip(bodies) {
+            made.push(self.make(key, body, guest, host));
+        }
+        for pair in made.windows(2) {
+            self.index.page_mut(pair[0]).sibling = Some(pair[1]);
+        }
+        Ok(made[0])
     }
 }

@@ -44,6 +44,10 @@ pub enum Sabotage {
     RemembersWalks,
     /// What an operation has no budget for is believed to be done.
     ForgetsRest,
+    /// Of a root of several frames all is looked for in the first.
+    AliasesRoots,
+    /// Of a root of several frames only the first is brought up to date.
+    ForgetsFrames,
     /// What the known tables refuse is a fault of the guest's, whatever its tables say now.
     BlamesEarly,
 }

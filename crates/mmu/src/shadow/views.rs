@@ -7,8 +7,9 @@
 //! a whole. Shadow pages are shared, so one vCPU's fence may do more for others than it must, and never less.
 
 use super::root::{Paging, Root};
+use super::shadowed::Shadowed;
 use alloc::vec::Vec;
-use rv::Asid;
+use rv::{Asid, Gva};
 
 /// Since when a root may be out of date for the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,17 +21,17 @@ pub(super) enum Seen {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View {
-    pub root: Root,
+pub(super) struct View<S: Shadowed> {
+    pub root: Root<S>,
     pub seen: Seen,
     /// When it was last used.
     stamp: u64,
 }
 
 /// The roots that a vCPU has used.
-#[derive(Clone, Default, Debug)]
-pub struct Views {
-    views: Vec<View>,
+#[derive(Clone, Debug)]
+pub struct Views<S: Shadowed = Gva> {
+    views: Vec<View<S>>,
     /// Which is the present root's. None while paging is off.
     present: Option<usize>,
     stamp: u64,
@@ -39,7 +40,13 @@ pub struct Views {
 /// Views that a vCPU keeps; older ones are forgotten, and their roots out of date.
 const MOST_VIEWS: usize = 64;
 
-impl Views {
+impl<S: Shadowed> Default for Views<S> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<S: Shadowed> Views<S> {
     /// None yet.
     #[must_use]
     pub const fn new() -> Self {
@@ -63,14 +70,14 @@ impl Views {
     }
 
     /// The view of the root that the guest's `satp` leads to, if there is one, and the root as it was.
-    pub(super) fn find(&self, paging: Paging) -> Option<(usize, &Root)> {
+    pub(super) fn find(&self, paging: Paging) -> Option<(usize, &Root<S>)> {
         let at = self.views.iter().position(|view| view.root.paging == paging)?;
         Some((at, &self.views[at].root))
     }
 
     /// A known root becomes the present one again, under this ASID. Returns it, and since when it may be out of date; from
     /// now on it is not, at `head` of the log.
-    pub(super) fn resume(&mut self, at: usize, asid: Asid, head: u64) -> (Root, Seen) {
+    pub(super) fn resume(&mut self, at: usize, asid: Asid, head: u64) -> (Root<S>, Seen) {
         self.stamp += 1;
         self.present = Some(at);
         let view = &mut self.views[at];
@@ -81,7 +88,7 @@ impl Views {
     }
 
     /// A new root is the present one, up to date at `head` of the log. `at` is the place of a view that it replaces.
-    pub(super) fn begin(&mut self, at: Option<usize>, root: Root, head: u64) {
+    pub(super) fn begin(&mut self, at: Option<usize>, root: Root<S>, head: u64) {
         self.stamp += 1;
         let view = View { root, seen: Seen::At(head), stamp: self.stamp };
         let at = at.or_else(|| {

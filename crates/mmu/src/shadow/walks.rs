@@ -3,7 +3,8 @@
 
 use super::page::Id;
 use alloc::vec::Vec;
-use rv::{Addr, Gva, Level};
+use core::marker::PhantomData;
+use rv::{Addr, Level, Space};
 
 /// The shadow page of level 0 that a walk ended at.
 #[derive(Clone, Copy)]
@@ -19,18 +20,23 @@ struct Walk {
 /// The latest walk of each kind. A power of two of kinds.
 const KINDS: usize = 64;
 
-pub(super) struct Walks {
+pub(super) struct Walks<S> {
     walks: Vec<Walk>,
     generation: u64,
+    space: PhantomData<S>,
 }
 
-impl Walks {
+impl<S: Space> Walks<S> {
     pub fn new() -> Self {
         // No walk is of the generation 0.
-        Self { walks: alloc::vec![Walk { root: 0, part: 0, generation: 0, id: 0 }; KINDS], generation: 1 }
+        Self {
+            walks: alloc::vec![Walk { root: 0, part: 0, generation: 0, id: 0 }; KINDS],
+            generation: 1,
+            space: PhantomData,
+        }
     }
 
-    const fn part(gva: Addr<Gva>) -> u64 {
+    const fn part(gva: Addr<S>) -> u64 {
         gva.raw() >> Level::MEGA.shift()
     }
 
@@ -39,13 +45,13 @@ impl Walks {
     }
 
     /// Where the walk for `gva` from that root ends.
-    pub fn find(&self, root: u64, gva: Addr<Gva>) -> Option<Id> {
+    pub fn find(&self, root: u64, gva: Addr<S>) -> Option<Id> {
         let part = Self::part(gva);
         let walk = self.walks.get(Self::kind(root, part))?;
         (walk.root == root && walk.part == part && walk.generation == self.generation).then_some(walk.id)
     }
 
-    pub fn remember(&mut self, root: u64, gva: Addr<Gva>, id: Id) {
+    pub fn remember(&mut self, root: u64, gva: Addr<S>, id: Id) {
         let part = Self::part(gva);
         self.walks[Self::kind(root, part)] = Walk { root, part, generation: self.generation, id };
     }

@@ -1,16 +1,17 @@
 //! What must hold, and what the guest should find.
 
+use super::subject::Subject;
 use super::{IMAGE, Rig, VM};
 use mmu::shadow::Paging;
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Use};
-use oracle::{Ad, Context, Machine, Table};
-use rv::{Addr, Caps, Entry, Format, Gpa, Gva, Hpa, Level, Mode, Pfn, Pte, PteFlags, Request};
+use oracle::{Ad, Machine, Table};
+use rv::{Addr, Caps, Entry, Format, Gpa, Hpa, Level, Pfn, Pte, PteFlags, Request};
 
-impl Rig {
+impl<S: Subject> Rig<S> {
     /// What real hardware would answer, by the guest's tables as they are: the oracle's word.
-    pub(super) fn expected(&self, n: usize, gva: Addr<Gva>, request: &Request) -> Result<(), u64> {
-        let vs = match self.vcpus[n].paging {
+    pub(super) fn expected(&self, n: usize, gva: Addr<S>, request: &Request) -> Result<(), u64> {
+        let table = match self.vcpus[n].paging {
             Paging::Bare => None,
             Paging::Tables { format, root } => Some(Table {
                 levels: u32::from(format.levels),
@@ -20,15 +21,7 @@ impl Rig {
                 svpbmt: false,
             }),
         };
-        let context = Context {
-            vs,
-            g: None,
-            access: request.access,
-            user: request.mode == Mode::User,
-            sum: request.sum,
-            vs_mxr: request.mxr,
-            hs_mxr: false,
-        };
+        let context = S::context(table, request);
         let mut guest = GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine };
         let arrived = oracle::translate(&mut guest, &context, gva.raw()).map_err(|raised| raised.cause)?;
         let is_ram = self.space.region_of(Addr::new(arrived).pfn()).is_some();
@@ -41,7 +34,7 @@ impl Rig {
 
     /// TLB-LIKE and SUBSET: that vCPU `n` may translate `gva` to `hpa` with these rights. Returns the guest physical
     /// address by which it may.
-    pub(super) fn check(&self, n: usize, gva: Addr<Gva>, flags: PteFlags, hpa: Addr<Hpa>, level: Level) -> Addr<Gpa> {
+    pub(super) fn check(&self, n: usize, gva: Addr<S>, flags: PteFlags, hpa: Addr<Hpa>, level: Level) -> Addr<Gpa> {
         let vcpu = &self.vcpus[n];
         let found = match vcpu.paging {
             Paging::Bare => Some(Addr::new(gva.raw())).filter(|gpa| self.leads_to(*gpa, flags, hpa)),
@@ -67,7 +60,7 @@ impl Rig {
         format: &'static Format,
         table: Pfn<Gpa>,
         level: Level,
-        (gva, since): (Addr<Gva>, (u64, u64)),
+        (gva, since): (Addr<S>, (u64, u64)),
         flags: PteFlags,
         hpa: Addr<Hpa>,
     ) -> Option<Addr<Gpa>> {
@@ -110,7 +103,10 @@ impl Rig {
     /// All that hart `n` may use now, by the shadow of its root and by its TLB.
     pub(super) fn audit(&self, n: usize) {
         let (mut seen, root) = (Vec::new(), self.bus.0.borrow().harts[n].root.expect("loaded"));
-        self.collect(root.1, root.2.root_level(), 0, root.2, &mut seen);
+        let level = root.2.root_level();
+        for frame in 0..S::ROOT_FRAMES as u64 {
+            self.collect(root.1.add(frame), level, frame << (level.shift() + 9), root.2, &mut seen);
+        }
         let pointers = self.bus.0.borrow().harts[n].pointers.clone();
         for (serial, page, level, table) in pointers {
             if serial == root.0 {
@@ -145,13 +141,10 @@ impl Rig {
         let words = self.bus.0.borrow();
         let words = words.machine.frame(table).iter().copied();
         for (index, word) in words.enumerate().filter(|(_, word)| word & 1 == 1) {
-            let unused = 64 - format.input_bits();
-            let gva = ((gva | (index as u64) << level.shift()) << unused) as i64 >> unused;
+            let gva = extended(gva | (index as u64) << level.shift(), format);
             match Pte(word).decode::<Hpa>(level, Caps::default()) {
-                Entry::Table(next) => {
-                    self.collect(next, level.down().expect("decode says so"), gva as u64, format, seen)
-                }
-                Entry::Leaf(leaf) => seen.push((gva as u64, level, leaf)),
+                Entry::Table(next) => self.collect(next, level.down().expect("decode says so"), gva, format, seen),
+                Entry::Leaf(leaf) => seen.push((gva, level, leaf)),
                 other => panic!("SUBSET: {other:?} in a shadow table"),
             }
         }
@@ -164,6 +157,12 @@ impl Rig {
             assert!(is_own || is_image && !flags.contains(PteFlags::W), "OWNERSHIP: {page:?} {flags:?}");
         }
     }
+}
+
+/// The address that the format translates, with those of its bits that are significant.
+pub(super) fn extended(bits: u64, format: &Format) -> u64 {
+    let unused = 64 - format.input_bits();
+    if format.is_g_stage() { bits << unused >> unused } else { ((bits << unused) as i64 >> unused) as u64 }
 }
 
 /// The guest's memory as words, for the oracle. What nobody has touched is as it begins.

@@ -1,15 +1,19 @@
 //! What the guest writes into its tables.
 
-use super::{INDICES, PAGES, RAM, ROOTS, Rig, TABLES, WINDOW};
-use rv::{Addr, Caps, Entry, Format, Gpa, Gva, Pfn, Pte};
+use super::subject::Subject;
+use super::{INDICES, PAGES, RAM, Rig};
+use rv::{Addr, Caps, Entry, Format, Gpa, Pfn, Pte};
 
-impl Rig {
+impl<S: Subject> Rig<S> {
     /// Something that maps memory, for a table of that level.
     pub(super) fn good_value(&self, level: u64) -> u64 {
-        let flags = 0xc3 | self.any(&[0x4, 0x4, 0xc, 0x0, 0x8]) | self.any(&[0, 0, 0x10]);
+        let flags = S::LEAF | self.any(&[0x4, 0x4, 0xc, 0x0, 0x8]) | self.any(&[0, 0, 0x10]);
         let ram = RAM.raw() + self.pick(PAGES);
-        let below: Vec<u64> =
-            TABLES.into_iter().skip(level.max(1) as usize - 1).step_by(usize::from(self.format.levels) - 1).collect();
+        let below: Vec<u64> = S::TABLES
+            .into_iter()
+            .skip(level.max(1) as usize - 1)
+            .step_by(usize::from(self.format.levels) - 1)
+            .collect();
         match (level, self.pick(6)) {
             (0, _) => ram << 10 | flags,
             (1, 0) => (ram & !511) << 10 | flags,
@@ -20,13 +24,13 @@ impl Rig {
     /// Something to write into a table.
     pub(super) fn value(&self) -> u64 {
         let ram = RAM.raw() + self.pick(PAGES);
-        let mut flags = 0xc3 | self.pick(8) << 2 | self.pick(2) << 5;
+        let mut flags = S::LEAF | self.pick(8) << 2 | self.pick(2) << 5;
         match self.pick(5) {
             0 => flags &= !0x40,
             1 => flags &= !0x80,
             _ => {}
         }
-        let table = if self.pick(4) == 0 { self.any(&ROOTS) } else { self.any(&TABLES) };
+        let table = if self.pick(4) == 0 { self.any(&S::ROOTS) } else { self.any(&S::TABLES) };
         match self.pick(18) {
             0 | 1 => 0,
             2 => ram << 10 | flags & !1,
@@ -41,12 +45,12 @@ impl Rig {
     }
 
     /// A word of a table, what is to be written there, and an address that it may be about.
-    pub(super) fn edit(&self) -> (Addr<Gpa>, u64, Addr<Gva>) {
-        let table = if self.pick(3) == 0 { self.any(&ROOTS) } else { self.any(&TABLES) };
+    pub(super) fn edit(&self) -> (Addr<Gpa>, u64, Addr<S>) {
+        let table = if self.pick(3) == 0 { self.any(&S::ROOTS) + self.any_frame() } else { self.any(&S::TABLES) };
         let (mut at, gva, mut level) = (RAM.add(table).at(8 * self.any(&INDICES)), self.address(), 0);
         // Of any root, loaded or not.
         if self.pick(3) != 0
-            && let Some(found) = self.word_about(self.format, RAM.add(self.any(&ROOTS[..3])), gva)
+            && let Some(found) = self.word_about(self.format, RAM.add(self.any(&S::ROOTS[..3])), gva)
         {
             (at, level) = found;
         }
@@ -59,18 +63,18 @@ impl Rig {
         (at, value, gva)
     }
 
+    /// Which frame of a root.
+    pub(super) fn any_frame(&self) -> u64 {
+        if S::ROOT_FRAMES == 1 { 0 } else { self.pick(S::ROOT_FRAMES as u64) }
+    }
+
     /// The word that decides about `gva`, or one above it, unless it is the window's.
-    pub(super) fn word_about(
-        &self,
-        format: &'static Format,
-        root: Pfn<Gpa>,
-        gva: Addr<Gva>,
-    ) -> Option<(Addr<Gpa>, u64)> {
+    pub(super) fn word_about(&self, format: &'static Format, root: Pfn<Gpa>, gva: Addr<S>) -> Option<(Addr<Gpa>, u64)> {
         let (mut table, mut level) = (root, format.root_level());
         loop {
             let at = table.at(8 * format.index(gva, level) as u64);
             let gfn = table.raw().wrapping_sub(RAM.raw());
-            if !(ROOTS.contains(&gfn) && at.page_offset() != 8 * WINDOW || TABLES.contains(&gfn)) {
+            if !(Self::is_root(gfn) && at != Self::window_entry(root) || S::TABLES.contains(&gfn)) {
                 return None;
             }
             match (Pte(self.guest_word(at)?).decode::<Gpa>(level, Caps::default()), level.down()) {

@@ -2,6 +2,7 @@
 //! fence, by the lane, in the middle of whatever the engine does: that is what [`Bus::tick`] is for.
 
 use super::history::History;
+use super::subject::Subject;
 use mmu::shadow::MARK;
 use mmu::table::{State, Writer};
 use oracle::Machine;
@@ -9,8 +10,8 @@ use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use rv::context::token;
 use rv::{
-    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Gva, Hpa, Leaf, Level, Mode, Pfn, PhysMem,
-    Pte, PteFlags, Request,
+    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, Leaf, Level, Mode, Pfn, PhysMem, Pte,
+    PteFlags, Request,
 };
 use std::cell::RefCell;
 
@@ -29,13 +30,13 @@ impl Cached {
         self.serial == serial && self.page == page & !(self.level.pages() - 1)
     }
 
-    pub fn hpa(&self, gva: Addr<Gva>) -> Addr<Hpa> {
+    pub fn hpa<S: Subject>(&self, gva: Addr<S>) -> Addr<Hpa> {
         self.leaf.pfn.at(gva.raw() & (self.level.bytes() - 1))
     }
 }
 
 /// A hart's TLB, and what it translates by.
-pub struct Hart {
+pub struct Hart<S: Subject> {
     pub tlb: Vec<Cached>,
     /// Pointers that it remembers: whose, above which page and at which level, and where they lead.
     pub pointers: Vec<(u64, u64, Level, Pfn<Hpa>)>,
@@ -43,10 +44,10 @@ pub struct Hart {
     /// Whether the lane may take fences of all address spaces, and of the hart's own.
     pub lane: (bool, bool),
     pub token: u64,
-    pub log: std::rc::Rc<RefCell<FenceLog>>,
+    pub log: std::rc::Rc<RefCell<FenceLog<S>>>,
 }
 
-impl Hart {
+impl<S: Subject> Hart<S> {
     pub fn forget_all(&mut self) {
         self.tlb.clear();
         self.pointers.clear();
@@ -60,42 +61,42 @@ impl Hart {
 
 /// What another hart does in the middle of an operation.
 #[derive(Clone, Copy, Debug)]
-pub struct Meddling {
+pub struct Meddling<S: Subject> {
     pub hart: usize,
     /// A guest's entry: through which address it is stored to, and what.
-    pub store: (Addr<Gva>, Addr<Gpa>, u64),
+    pub store: (Addr<S>, Addr<Gpa>, u64),
     /// What it fences then, by the lane, if it can: with its ASID or without.
-    pub fence: (Addr<Gva>, bool),
+    pub fence: (Addr<S>, bool),
 }
 
 /// Something that the history must be told, in its order.
 #[derive(Clone, Copy, Debug)]
-pub enum Event {
+pub enum Event<S: Subject> {
     /// The engine has exchanged a word, a guest's or its own.
     Exchanged(Addr<Hpa>, u64, u64),
     /// The guest has stored one.
     Stored(Addr<Gpa>, u64, u64),
     /// The lane has done a hart's fence, with its ASID or without.
-    Fenced(usize, Addr<Gva>, bool),
+    Fenced(usize, Addr<S>, bool),
 }
 
-pub struct Hardware {
+pub struct Hardware<S: Subject> {
     pub machine: Machine,
-    pub harts: Vec<Hart>,
+    pub harts: Vec<Hart<S>>,
     pub history: History,
     pub rng: TestRng,
     /// After how many accesses of the engine to memory what happens.
-    pub meddling: Option<(u32, Meddling)>,
+    pub meddling: Option<(u32, Meddling<S>)>,
     /// What happened since the history was last told.
-    pub events: Vec<Event>,
+    pub events: Vec<Event<S>>,
     /// Fences of all harts do nothing.
     pub drops_fences: bool,
 }
 
-pub struct Bus(pub RefCell<Hardware>);
+pub struct Bus<S: Subject>(pub RefCell<Hardware<S>>);
 
-pub struct Mem<'a>(pub &'a Bus);
-pub struct AllHarts<'a>(pub &'a Bus);
+pub struct Mem<'a, S: Subject>(pub &'a Bus<S>);
+pub struct AllHarts<'a, S: Subject>(pub &'a Bus<S>);
 
 pub fn rng(seed: u64) -> TestRng {
     let mut bytes = [0; 32];
@@ -103,13 +104,13 @@ pub fn rng(seed: u64) -> TestRng {
     TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
 }
 
-impl Hardware {
+impl<S: Subject> Hardware<S> {
     pub fn pick(&mut self, below: u64) -> u64 {
         self.rng.next_u64() % below
     }
 
     /// The hart's own walk of the shadow, which may begin at a pointer that it remembers.
-    fn walk(&mut self, hart: usize, gva: Addr<Gva>) -> Option<Cached> {
+    fn walk(&mut self, hart: usize, gva: Addr<S>) -> Option<Cached> {
         let (serial, mut table, format) = self.harts[hart].root?;
         if !format.fits(gva) {
             return None;
@@ -144,7 +145,7 @@ impl Hardware {
     }
 
     /// What the hart translates `gva` to, if it lets the access through.
-    pub fn translate(&mut self, hart: usize, gva: Addr<Gva>, request: &Request) -> Option<Cached> {
+    pub fn translate(&mut self, hart: usize, gva: Addr<S>, request: &Request) -> Option<Cached> {
         let serial = self.harts[hart].root?.0;
         let lets = |cached: &Cached| permits(cached.leaf.flags, request);
         if self.pick(4) != 0 {
@@ -173,13 +174,13 @@ impl Hardware {
         self.events.push(Event::Stored(gpa, old, value));
     }
 
-    pub fn forget_page(&mut self, hart: usize, gva: Addr<Gva>) {
+    pub fn forget_page(&mut self, hart: usize, gva: Addr<S>) {
         let page = gva.pfn().raw();
         self.harts[hart].tlb.retain(|c| c.page != page & !(c.level.pages() - 1));
     }
 
     /// The lane's work (`crates/metal`, `docs/lane.md`), as a model. Says whether it took the fence.
-    pub fn lane(&mut self, hart: usize, gva: Addr<Gva>, by_asid: bool) -> bool {
+    pub fn lane(&mut self, hart: usize, gva: Addr<S>, by_asid: bool) -> bool {
         let state = &self.harts[hart];
         let (Some((_, mut table, format)), (all, own)) = (state.root, state.lane) else { return false };
         if !(all && (own || !by_asid)) {
@@ -212,9 +213,9 @@ impl Hardware {
         true
     }
 
-    fn meddle(&mut self, what: Meddling) {
+    fn meddle(&mut self, what: Meddling<S>) {
         let (through, gpa, value) = what.store;
-        let request = Request { sum: true, ..Request::supervisor(Access::Store) };
+        let request = S::request(Request { sum: true, ..Request::supervisor(Access::Store) });
         if let Some(found) = self.translate(what.hart, through, &request) {
             self.store(gpa, found.hpa(through), value);
         }
@@ -237,7 +238,7 @@ pub fn permits(flags: PteFlags, request: &Request) -> bool {
         }
 }
 
-impl Bus {
+impl<S: Subject> Bus<S> {
     fn tick(&self) {
         let mut hardware = self.0.borrow_mut();
         match &mut hardware.meddling {
@@ -252,7 +253,7 @@ impl Bus {
     }
 }
 
-impl PhysMem for Mem<'_> {
+impl<S: Subject> PhysMem for Mem<'_, S> {
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
         self.0.tick();
         self.0.0.borrow().machine.read_u64(at)
@@ -286,7 +287,7 @@ impl PhysMem for Mem<'_> {
     }
 }
 
-impl Fence<Gpa> for AllHarts<'_> {
+impl<S: Subject> Fence<Gpa> for AllHarts<'_, S> {
     fn fence(&mut self, _: FenceScope<Gpa>) {
         let mut hardware = self.0.0.borrow_mut();
         if !hardware.drops_fences {

@@ -3,7 +3,8 @@
 //! some time since the last fence that covers it (norm:sfence-vma_ordering_semantics).
 
 use rustc_hash::FxHashMap;
-use rv::{Addr, Asid, Gpa, Gva};
+use rv::{Addr, Asid, Gpa, Space};
+use std::marker::PhantomData;
 
 pub type Time = u64;
 
@@ -37,16 +38,21 @@ impl History {
 }
 
 /// The fences of one vCPU.
-#[derive(Default)]
-pub struct Fences {
+pub struct Fences<S> {
     all: Time,
     asids: FxHashMap<Asid, Time>,
     pages: FxHashMap<u64, Time>,
     asid_pages: FxHashMap<(Asid, u64), Time>,
+    space: PhantomData<S>,
 }
 
-impl Fences {
-    pub fn add(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>, time: Time) {
+impl<S: Space> Fences<S> {
+    pub fn none() -> Self {
+        let (asids, pages, asid_pages) = Default::default();
+        Self { all: 0, asids, pages, asid_pages, space: PhantomData }
+    }
+
+    pub fn add(&mut self, page: Option<Addr<S>>, asid: Option<Asid>, time: Time) {
         let slot = match (page.map(|p| p.pfn().raw()), asid) {
             (None, None) => &mut self.all,
             (None, Some(asid)) => self.asids.entry(asid).or_default(),
@@ -62,7 +68,7 @@ impl Fences {
     }
 
     /// Since when leaves for the page may be remembered.
-    pub fn page(&self, asid: Asid, gva: Addr<Gva>) -> Time {
+    pub fn page(&self, asid: Asid, gva: Addr<S>) -> Time {
         let page = gva.pfn().raw();
         let by_page = self.pages.get(&page).copied().unwrap_or(0);
         let by_both = self.asid_pages.get(&(asid, page)).copied().unwrap_or(0);

@@ -9,31 +9,29 @@ mod audit;
 mod edits;
 pub mod hardware;
 pub mod history;
+pub mod subject;
 
+use audit::extended;
 use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, with_ready};
 use oracle::Machine;
-use rv::format::{SV39, SV39X4, SV48, SV57};
-use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Request};
+use rv::format::SV39X4;
+use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Mode, Pfn, PhysMem, Request};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use subject::Subject;
 
 const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
 const PAGES: u64 = 1536;
 const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
 const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
 const VM: Owner = Owner::Vm(2);
-/// Index of the window in every root.
-const WINDOW: u64 = 256;
 /// Pages from the start of RAM that the window's own tables take, one for each level below the root and one more.
 const WINDOW_TABLES: u64 = 5;
-/// Roots, and tables that are no roots.
-const ROOTS: [u64; 4] = [5, 513, 1024, 1535];
-const TABLES: [u64; 12] = [6, 7, 8, 9, 514, 515, 516, 700, 1025, 1026, 1300, 1534];
 /// More steps than any operation of these guests takes.
 const AMPLE: u32 = 4096;
 /// Where tables' entries are, and so addresses.
@@ -59,27 +57,27 @@ pub struct Setup {
     pub mutant: Mutant,
 }
 
-struct Vcpu {
+struct Vcpu<S: Subject> {
     paging: Paging,
     asid: Asid,
-    root: Root,
-    views: Views,
-    fences: Fences,
+    root: Root<S>,
+    views: Views<S>,
+    fences: Fences<S>,
 }
 
-pub struct Rig {
+pub struct Rig<S: Subject> {
     setup: Setup,
     format: &'static Format,
     ad: AdPolicy,
-    bus: Bus,
+    bus: Bus<S>,
     frames: Frames,
     space: AddressSpace,
-    shadow: Option<Shadow>,
-    vcpus: Vec<Vcpu>,
+    shadow: Option<Shadow<S>>,
+    vcpus: Vec<Vcpu<S>>,
     /// Steps that each operation may take. With few, much of the work is left for later.
     budget: u32,
     /// Addresses that came up lately: interesting things happen to the same ones.
-    recent: RefCell<Vec<Addr<Gva>>>,
+    recent: RefCell<Vec<Addr<S>>>,
     /// Accesses that came through, and traps that the guest got.
     pub tally: [u64; 4],
 }
@@ -102,15 +100,15 @@ macro_rules! host {
     };
 }
 
-impl Rig {
+impl<S: Subject> Rig<S> {
     pub fn new(setup: Setup) -> Self {
         let mut rng = hardware::rng(setup.seed);
         let mut pick = |n: u64| proptest::prelude::Rng::next_u64(&mut rng) % n;
-        let format = [&SV39, &SV39, &SV48, &SV57][pick(4) as usize];
+        let format = S::FORMATS[(pick(4) as usize).saturating_sub(1)];
         let ad = if pick(3) == 0 { AdPolicy::Svadu } else { AdPolicy::Svade };
         let superpages = if pick(3) == 0 { Superpages::Never } else { Superpages::Mega };
         let vcpus = 1 + pick(4) as usize;
-        let pages = if pick(2) == 0 { Config::least_pages(4) } else { 256 };
+        let pages = if pick(2) == 0 { Config::least_pages::<S>(4) } else { 256 };
         let budget = if pick(2) == 0 { AMPLE } else { 8 + pick(200) as u32 };
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
@@ -165,7 +163,7 @@ impl Rig {
         for n in 0..vcpus {
             let mut views = Views::new();
             let root = rig.load(n, None, Paging::Bare, Asid(0), &mut views);
-            rig.vcpus.push(Vcpu { paging: Paging::Bare, asid: Asid(0), root, views, fences: Fences::default() });
+            rig.vcpus.push(Vcpu { paging: Paging::Bare, asid: Asid(0), root, views, fences: Fences::none() });
         }
         rig
     }
@@ -187,7 +185,7 @@ impl Rig {
     }
 
     fn build_tables(&mut self) {
-        let leaf = |gfn: u64| (RAM.raw() + gfn) << 10 | 0xcf;
+        let leaf = |gfn: u64| (RAM.raw() + gfn) << 10 | S::LEAF | 0xc;
         let pointer = |gfn: u64| (RAM.raw() + gfn) << 10 | 1;
         let levels = u64::from(self.format.levels);
         // Below the root: tables 0, 1, ... down to one of 2 MiB leaves and one of 4 KiB leaves, each at index 0.
@@ -201,11 +199,11 @@ impl Rig {
         for n in 0..512 {
             self.poke(RAM.add(WINDOW_TABLES - 1).at(8 * n), leaf(1024 + n));
         }
-        for root in ROOTS {
-            self.poke(RAM.add(root).at(8 * WINDOW), pointer(0));
+        for root in S::ROOTS {
+            self.poke(Self::window_entry(RAM.add(root)), pointer(0));
         }
-        let tables = (0..).zip(TABLES).map(|(n, table)| (n % (levels - 1), table));
-        for (level, table) in tables.chain(ROOTS.map(|root| (levels - 1, root))) {
+        let tables = (0..).zip(S::TABLES).map(|(n, table)| (n % (levels - 1), table));
+        for (level, table) in tables.chain(Self::root_frames().map(|root| (levels - 1, root))) {
             for index in INDICES {
                 self.poke(RAM.add(table).at(8 * index), self.good_value(level));
             }
@@ -213,15 +211,29 @@ impl Rig {
         self.bus.0.borrow_mut().events.clear();
     }
 
+    /// The root's entry that leads to the window.
+    fn window_entry(root: Pfn<Gpa>) -> Addr<Gpa> {
+        root.at(8 * S::WINDOW)
+    }
+
+    /// The pages of RAM that are frames of roots.
+    fn root_frames() -> impl Iterator<Item = u64> {
+        S::ROOTS.into_iter().flat_map(|root| (0..S::ROOT_FRAMES as u64).map(move |frame| root + frame))
+    }
+
+    /// Whether a page of RAM is a frame of a root.
+    fn is_root(page: u64) -> bool {
+        Self::root_frames().any(|frame| frame == page)
+    }
+
     /// The window's address of a page of RAM.
-    fn window(&self, gpa: Addr<Gpa>) -> Addr<Gva> {
-        let shift = self.format.root_level().shift();
-        let top = (u64::MAX << (shift + 9)) | WINDOW << shift;
+    fn window(&self, gpa: Addr<Gpa>) -> Addr<S> {
+        let top = extended(S::WINDOW << self.format.root_level().shift(), self.format);
         Addr::new(top + (gpa.raw() - RAM.base().raw()))
     }
 
     /// An address that the tables may say something about.
-    fn address(&self) -> Addr<Gva> {
+    fn address(&self) -> Addr<S> {
         let known = self.recent.borrow().len() as u64;
         if known != 0 && self.pick(4) != 0 {
             return self.recent.borrow()[self.pick(known) as usize];
@@ -235,7 +247,7 @@ impl Rig {
         fresh
     }
 
-    fn fresh_address(&self) -> Addr<Gva> {
+    fn fresh_address(&self) -> Addr<S> {
         if self.pick(8) == 0 {
             return self
                 .window(RAM.add(self.any(&[0, 4, 5, 6, 513, 515, 700, 1024, 1300, 1535])).at(8 * self.pick(512)));
@@ -244,11 +256,11 @@ impl Rig {
         for level in self.format.levels_down() {
             gva |= self.any(&INDICES) << level.shift();
         }
-        let unused = 64 - self.format.input_bits();
-        Addr::new(((gva << unused) as i64 >> unused) as u64)
+        let frame = self.any_frame() << (self.format.root_level().shift() + 9);
+        Addr::new(extended(gva | frame, self.format))
     }
 
-    fn load(&mut self, n: usize, old: Option<Root>, paging: Paging, asid: Asid, views: &mut Views) -> Root {
+    fn load(&mut self, n: usize, old: Option<Root<S>>, paging: Paging, asid: Asid, views: &mut Views<S>) -> Root<S> {
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let shadow = self.shadow.as_mut().expect("until the end");
@@ -276,7 +288,7 @@ impl Rig {
         let paging = match self.pick(12) {
             0 => Paging::Bare,
             1 => Paging::Tables { format: self.format, root: Pfn::new(self.any(&[0x10, 0x7_ffff, 0x8_0600])) },
-            _ => Paging::Tables { format: self.format, root: RAM.add(self.any(&ROOTS[..3])) },
+            _ => Paging::Tables { format: self.format, root: RAM.add(self.any(&S::ROOTS[..3])) },
         };
         // Mostly, a root has an ASID of its own.
         let own = match paging {
@@ -288,6 +300,11 @@ impl Rig {
         // Whatever meddles from here on fences for the new root or for nobody.
         self.bus.0.borrow_mut().harts[n].lane = (false, false);
         let root = self.load(n, Some(self.vcpus[n].root), paging, asid, &mut views);
+        // The lowest bits of a root's number are not there where it has several frames (norm:hgatp-ppn_op).
+        let paging = match paging {
+            Paging::Tables { format, root } => Paging::Tables { format, root: root.align_down(S::ROOT_FRAMES as u64) },
+            Paging::Bare => paging,
+        };
         let vcpu = &mut self.vcpus[n];
         (vcpu.paging, vcpu.asid, vcpu.root, vcpu.views) = (paging, asid, root, views);
     }
@@ -301,7 +318,7 @@ impl Rig {
         };
         let asid =
             (self.pick(2) == 0).then(|| if self.pick(3) == 0 { Asid(self.pick(3) as u16) } else { self.vcpus[n].asid });
-        let pages: Vec<Addr<Gva>> = match range {
+        let pages: Vec<Addr<S>> = match range {
             Some((start, bytes)) => (0..bytes.div_ceil(4096)).map(|k| start.wrapping_add(4096 * k)).collect(),
             None => Vec::new(),
         };
@@ -336,12 +353,12 @@ impl Rig {
     fn request(&self) -> Request {
         let access = [Access::Load, Access::Load, Access::Store, Access::Store, Access::Fetch][self.pick(5) as usize];
         let mode = if self.pick(3) == 0 { Mode::User } else { Mode::Supervisor };
-        Request { access, mode, sum: self.pick(2) == 0, mxr: self.pick(4) == 0, hs_mxr: false }
+        S::request(Request { access, mode, sum: self.pick(2) == 0, mxr: self.pick(4) == 0, hs_mxr: false })
     }
 
     /// An access of the guest's, with all that it takes; `store` is what it writes, if it does. Whether it came
     /// through.
-    fn access(&mut self, n: usize, gva: Addr<Gva>, request: &Request, store: Option<u64>) -> bool {
+    fn access(&mut self, n: usize, gva: Addr<S>, request: &Request, store: Option<u64>) -> bool {
         let attempts = if self.budget == AMPLE { 8 } else { 8 + 20 * AMPLE / self.budget };
         for _ in 0..attempts {
             let found = self.bus.0.borrow_mut().translate(n, gva, request);
@@ -374,7 +391,7 @@ impl Rig {
                         happened || expected == Err(trap.exception.code()),
                         "{gva} {request:?}: {trap:?} not {expected:?}"
                     );
-                    assert_eq!(trap.tval, gva.raw());
+                    assert_eq!(S::address_of(&trap, gva), gva.raw());
                     self.tally[1] += 1;
                     return false;
                 }
@@ -408,7 +425,7 @@ impl Rig {
         for event in core::mem::take(&mut hardware.events) {
             match event {
                 Event::Exchanged(hpa, old, new) => {
-                    let tables = (0..WINDOW_TABLES).chain(ROOTS).chain(TABLES).map(|t| RAM.add(t));
+                    let tables = (0..WINDOW_TABLES).chain(Self::root_frames()).chain(S::TABLES).map(|t| RAM.add(t));
                     let is_at = |gfn: &Pfn<Gpa>| {
                         self.space.translate(gfn.base(), &hardware.machine).is_some_and(|t| t.hpa.pfn() == hpa.pfn())
                     };
@@ -426,7 +443,7 @@ impl Rig {
     }
 
     /// Where vCPU `n` finds memory, if it has not broken its own tables.
-    fn through(&self, n: usize, gpa: Addr<Gpa>) -> Addr<Gva> {
+    fn through(&self, n: usize, gpa: Addr<Gpa>) -> Addr<S> {
         if self.vcpus[n].paging == Paging::Bare { Addr::new(gpa.raw()) } else { self.window(gpa) }
     }
 
@@ -446,19 +463,15 @@ impl Rig {
     fn unmap(&mut self) {
         let start = 16 + self.pick(480) + 512 * self.pick(3);
         let pages = if self.pick(4) == 0 { 500 } else { 1 + self.pick(40) };
-        let end = [513, 1024, 1535]
-            .into_iter()
-            .find(|root| *root > start)
-            .expect("the last page is a root")
-            .min(start + pages);
-        if ROOTS.contains(&start) || end <= start {
+        let end = S::ROOTS.into_iter().find(|root| *root > start).expect("the last page is a root").min(start + pages);
+        if Self::is_root(start) || end <= start {
             return;
         }
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
         shadow.unmap(RAM.add(start), end - start, &mut host!(self, mem, hw)).expect("frames");
         self.learn();
-        let gone = BTreeSet::from(TABLES).into_iter().filter(|t| (start..end).contains(t));
+        let gone = BTreeSet::from(S::TABLES).into_iter().filter(|t| (start..end).contains(t));
         for at in gone.flat_map(|t| (0..512).map(move |i| RAM.add(t).at(8 * i))) {
             let present = self.guest_word(at).expect("RAM");
             let mut hardware = self.bus.0.borrow_mut();
@@ -479,7 +492,7 @@ impl Rig {
             }
             15..=22 => {
                 let (gpa, value, _) = self.edit();
-                let request = Request { sum: true, ..Request::supervisor(Access::Store) };
+                let request = S::request(Request { sum: true, ..Request::supervisor(Access::Store) });
                 self.access(n, self.through(n, gpa), &request, Some(value));
             }
             23..=27 => self.fence(n),
@@ -506,13 +519,13 @@ impl Rig {
         shadow.destroy(&self.frames);
         let machine = &self.bus.0.borrow().machine;
         let stale = self.space.destroy(machine);
-        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty()))), &self.frames);
+        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty::<S>()))), &self.frames);
         assert_eq!((self.frames.usage(VM).total(), self.frames.free_count()), (0, 4096), "ACCOUNTED");
         counters
     }
 }
 
-fn empty() -> Hardware {
+fn empty<S: Subject>() -> Hardware<S> {
     Hardware {
         machine: Machine::new(),
         harts: Vec::new(),

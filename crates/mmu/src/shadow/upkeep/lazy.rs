@@ -3,7 +3,9 @@
 
 use super::super::config::Host;
 use super::super::engine::Shadow;
-use super::super::page::{At, Id};
+use super::super::page::At;
+use super::super::root::Root;
+use super::super::shadowed::Shadowed;
 use super::rules;
 use rv::{Fence, Gpa, PhysMem};
 
@@ -17,11 +19,15 @@ impl rules::Rules for Rules {
         true
     }
 
-    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>) {
+    fn fence_entry<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow<S>, at: At, host: &mut Host<'_, M, H>) {
         shadow.invalidate(at, host);
     }
 
-    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>) {
-        shadow.sync_below(root, host);
+    fn fence_root<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
+        shadow: &mut Shadow<S>,
+        root: &Root<S>,
+        host: &mut Host<'_, M, H>,
+    ) {
+        shadow.sync_root(root, host);
     }
 }

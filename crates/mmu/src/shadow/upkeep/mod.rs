@@ -7,8 +7,10 @@ mod unsync;
 
 use super::config::{Host, Upkeep};
 use super::engine::Shadow;
-use super::page::{At, Id};
+use super::page::At;
+use super::root::Root;
 use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
 use rules::Rules;
 use rv::{Fence, Gpa, PhysMem};
 
@@ -31,7 +33,7 @@ macro_rules! ask {
     };
 }
 
-impl Shadow {
+impl<S: Shadowed> Shadow<S> {
     /// Whether a guest table is write-protected from its first shadow on.
     pub(super) const fn protects_new_tables(&self) -> bool {
         ask!(self, R => <R as Rules>::PROTECTS)
@@ -58,7 +60,7 @@ impl Shadow {
     }
 
     /// A fence of everything that `root` leads to, or a root that a vCPU has not used for long enough.
-    pub(super) fn fence_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: Id, host: &mut Host<'_, M, H>) {
+    pub(super) fn fence_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
         if !self.is_sabotaged(Sabotage::ForgetsWideFence) {
             ask!(self, R => R::fence_root(self, root, host));
         }

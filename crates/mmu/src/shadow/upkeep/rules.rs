@@ -2,7 +2,9 @@
 
 use super::super::config::Host;
 use super::super::engine::Shadow;
-use super::super::page::{At, Id};
+use super::super::page::At;
+use super::super::root::Root;
+use super::super::shadowed::Shadowed;
 use rv::{Fence, Gpa, PhysMem};
 
 /// An upkeep.
@@ -15,7 +17,11 @@ pub(super) trait Rules {
     /// leaves wherever it is used.
     fn lets_go(are_leaves: bool) -> bool;
     /// A fence by address arrives at a live entry that is no pointer to a table.
-    fn fence_entry<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, at: At, host: &mut Host<'_, M, H>);
+    fn fence_entry<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow<S>, at: At, host: &mut Host<'_, M, H>);
     /// A fence of everything that a root leads to.
-    fn fence_root<M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow, root: Id, host: &mut Host<'_, M, H>);
+    fn fence_root<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
+        shadow: &mut Shadow<S>,
+        root: &Root<S>,
+        host: &mut Host<'_, M, H>,
+    );
 }

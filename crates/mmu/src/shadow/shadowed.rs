@@ -1,0 +1,49 @@
+//! What can be shadowed: address spaces of a guest's, each translated by tables in its memory.
+
+use crate::two_stage;
+use rv::format::{SV39, SV39X4};
+use rv::{Access, Addr, Format, Gva, L2Gpa, Space, Trap};
+
+/// An address space that shadow tables translate. One engine's tables are all of one.
+pub trait Shadowed: Space {
+    /// How hardware walks the identity, while the guest's own translation is off.
+    const IDENTITY: &'static Format;
+    /// Frames of a root, of every format that the space can have.
+    const ROOT_FRAMES: usize = Self::IDENTITY.root_pages() as usize;
+    /// Whether the lane may take fences: it knows `sfence.vma`, and roots of one frame.
+    const HAS_LANE: bool;
+
+    /// The trap where the guest's tables refuse an access.
+    fn page_fault(at: Addr<Self>, access: Access) -> Trap;
+
+    /// The trap where they lead, or lie, where there is no memory.
+    fn access_fault(at: Addr<Self>, access: Access) -> Trap;
+}
+
+impl Shadowed for Gva {
+    const IDENTITY: &'static Format = &SV39;
+    const HAS_LANE: bool = true;
+
+    fn page_fault(at: Addr<Self>, access: Access) -> Trap {
+        Trap::new(two_stage::page_fault(access), at.raw())
+    }
+
+    fn access_fault(at: Addr<Self>, access: Access) -> Trap {
+        Trap::new(two_stage::access_fault(access), at.raw())
+    }
+}
+
+/// A guest that is a hypervisor has a G-stage for its own guests: requests are as that sees them
+/// ([`rv::Request::at_g_stage`]), an ASID is its VMID. Traps have a `tval` of 0, for only the caller knows the GVA.
+impl Shadowed for L2Gpa {
+    const IDENTITY: &'static Format = &SV39X4;
+    const HAS_LANE: bool = false;
+
+    fn page_fault(at: Addr<Self>, access: Access) -> Trap {
+        Trap { tval2: at.raw() >> 2, ..Trap::new(two_stage::guest_page_fault(access), 0) }
+    }
+
+    fn access_fault(_: Addr<Self>, access: Access) -> Trap {
+        Trap::new(two_stage::access_fault(access), 0)
+    }
+}
