@@ -185,6 +185,31 @@ pub fn expand(name: &str, test: &BootTest) -> Result<Vec<Case>, String> {
     Ok(cases)
 }
 
+/// Takes those out of the default that another test, the twin, makes with more checks.
+///
+/// # Errors
+/// If there is no such test, or it is no twin, or nothing is left.
+pub fn leave_to_twins(cases: &mut [Case]) -> Result<(), String> {
+    let circumstances = |case: &Case| (case.site.name(), case.harts, case.variant);
+    let mut places = Vec::new();
+    for (place, case) in cases.iter().enumerate().filter(|(_, case)| case.by_default) {
+        let (name, Some(twin)) = (&case.test_name, &case.test.twin) else { continue };
+        let mut theirs = cases.iter().filter(|other| other.by_default && other.test_name == *twin).peekable();
+        let Some(other) = theirs.peek() else { return Err(format!("{name}: there is no test called {twin}")) };
+        if (&other.test.guest, &other.test.append) != (&case.test.guest, &case.test.append) || name == twin {
+            return Err(format!("{name}: {twin} is no twin, which is another test of the same guest"));
+        }
+        if theirs.any(|other| circumstances(other) == circumstances(case)) {
+            places.push(place);
+        }
+    }
+    places.into_iter().for_each(|place| cases[place].by_default = false);
+    let never = |case: &&Case| {
+        case.test.twin.is_some() && !cases.iter().any(|other| other.by_default && other.test_name == case.test_name)
+    };
+    cases.iter().find(never).map_or(Ok(()), |case| Err(format!("{}: all of it is left to its twin", case.test_name)))
+}
+
 /// The variants of a test in a seat. Those that cannot be are left out, so that one table serves for all.
 fn variants(test: &BootTest, seat: Seat) -> Vec<Variant> {
     let modes = match test.mmu.as_slice() {
@@ -296,5 +321,15 @@ mod tests {
             by_default.iter().map(|case| case.name()).collect::<Vec<_>>()
         );
         assert!(never.iter().all(|case| !case.by_default));
+    }
+
+    #[test]
+    fn what_a_twin_makes_is_left_to_it() {
+        let text = "[a]\nabout = ''\nguest = 'x'\nharts = [1, 4]\nvariants = 'full'\ntwin = 'b'\n\
+                    [b]\nabout = ''\nguest = 'x'\nmeter = 'check'\nseats = ['firmware']\n";
+        let cases = plan(text).expect("a plan");
+        let by_default: Vec<_> = cases.iter().filter(|case| case.by_default).map(Case::name).collect();
+        assert_eq!(by_default, ["a/firmware/4", "a/payload/1", "a/payload/4", "b/firmware/1"]);
+        assert_eq!(cases.len(), 5);
     }
 }

@@ -51,6 +51,8 @@ pub struct BootTest {
     /// Which of all these combinations are run without `--full`.
     #[serde(default)]
     pub variants: Choice,
+    /// A test that makes the same checks, and others: what is run of it by default is not run of this one.
+    pub twin: Option<String>,
     /// Whether Svvptc is advertised in the modes that shadow.
     pub svvptc: Option<bool>,
     /// Whether hardware updates of A and D bits are promised.
@@ -281,6 +283,7 @@ pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
         check(&test).map_err(error)?;
         cases.extend(cases::expand(&name, &test).map_err(|why| error(&why))?);
     }
+    cases::leave_to_twins(&mut cases).map_err(error)?;
     Ok(cases)
 }
 
@@ -411,6 +414,13 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nexpect.counters = ['a == 1']\n", "Gnomon's alone"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),
+            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n", "no test called b"),
+            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'y'\n", "no twin"),
+            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'a'\n", "no twin"),
+            (
+                "[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'x'\nharts = [1]\n",
+                "left to its twin",
+            ),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { lazy = ['a == 1'] }\n", "no run is of that kind"),
         ] {
             let message = plan(text).expect_err(why).to_string();
