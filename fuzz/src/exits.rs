@@ -10,8 +10,9 @@ use hypervisor::vm::Departure;
 use rv::{Exit, Mode};
 
 /// SBI extensions that Gnomon has, and legacy ones; see `hypervisor::sbi`.
-const EXTENSIONS: [u64; 16] = [
-    0x10, 0x54494d45, 0x735049, 0x52464e43, 0x48534d, 0x53525354, 0x4442434e, 0x504d55, 0x53555350, 0, 1, 2, 3, 4, 5, 8,
+const EXTENSIONS: [u64; 18] = [
+    0x10, 0x54494d45, 0x735049, 0x52464e43, 0x48534d, 0x53525354, 0x4442434e, 0x504d55, 0x53555350, 0, 1, 2, 3, 4, 5,
+    8, 0x46574654, 0x535345,
 ];
 /// Exceptions that reach Gnomon from a guest, and interrupts.
 const CAUSES: [u64; 21] = {
@@ -40,7 +41,7 @@ fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
     let is_call = u.arbitrary()?;
     if is_call {
         w.run.context.x[17] = if u.ratio(7, 8)? { *u.choose(&EXTENSIONS)? } else { u.arbitrary()? };
-        w.run.context.x[16] = u.int_in_range(0..=8)?;
+        w.run.context.x[16] = u.int_in_range(0..=9)?;
     }
     w.hart.mode = if is_call || u.arbitrary()? { Mode::Supervisor } else { Mode::User };
     let from = w.hart.mode;

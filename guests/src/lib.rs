@@ -12,6 +12,7 @@
 pub mod access;
 pub mod board;
 pub mod console;
+pub mod event;
 pub mod expect;
 pub mod fences;
 pub mod hart;
@@ -21,6 +22,7 @@ pub mod region;
 pub mod report;
 pub mod sbi;
 pub mod schedule;
+pub mod sleep;
 mod start;
 pub mod trap;
 pub mod user;

@@ -14,6 +14,18 @@ pub const INVALID_PARAM: i64 = binary::RET_ERR_INVALID_PARAM as i64;
 pub const INVALID_ADDRESS: i64 = binary::RET_ERR_INVALID_ADDRESS as i64;
 /// The hart is started already.
 pub const ALREADY_AVAILABLE: i64 = binary::RET_ERR_ALREADY_AVAILABLE as i64;
+/// The implementation does not allow it.
+pub const DENIED: i64 = -4;
+/// It runs already.
+pub const ALREADY_STARTED: i64 = -7;
+/// It does not run.
+pub const ALREADY_STOPPED: i64 = -8;
+/// Not in this state.
+pub const INVALID_STATE: i64 = -10;
+/// Numbers beyond those that there are.
+pub const BAD_RANGE: i64 = -11;
+/// Denied by an earlier call.
+pub const DENIED_LOCKED: i64 = -14;
 
 /// Gnomon's SBI implementation id.
 const GNOMON: u64 = 0x676e_6f6d;

@@ -2,6 +2,7 @@
 
 use crate::board;
 use crate::env::Env;
+use crate::events::Events;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::vm::{Memory, Vm};
@@ -22,6 +23,7 @@ pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), Stri
     *vm.memory.lock() = Some(memory);
     announce(g, vm);
     vm.devices.lock().reset(vm.config.vcpus);
+    *vm.events.lock() = Events::new(vm.config.vcpus);
     g.console.release_input();
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
     let isa = vm.translation.isa(&vm.config, &g.offer);

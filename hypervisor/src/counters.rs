@@ -84,6 +84,10 @@ counters! {
         sbi_srst = "sbi.srst",
         /// SBI debug console calls.
         sbi_dbcn = "sbi.dbcn",
+        /// SBI firmware feature calls.
+        sbi_fwft = "sbi.fwft",
+        /// SBI software event calls.
+        sbi_sse = "sbi.sse",
         /// SBI legacy calls.
         sbi_legacy = "sbi.legacy",
         /// SBI calls of extensions or functions that do not exist.
@@ -110,6 +114,8 @@ counters! {
         inject_timer = "inject.timer",
         /// Changes of the external interrupt line.
         inject_external = "inject.external",
+        /// Software events that came to a handler.
+        inject_event = "inject.event",
         /// Fences by address and ASID that the lane did, without a full exit.
         lane_page = "lane.page",
         /// Fences by address alone that the lane did.

@@ -110,7 +110,7 @@ impl Isa {
     }
 
     /// The same where Gnomon says who sets A and D: the hardware (`svadu`), or the guest. Nobody can ask for the other: SBI
-    /// FWFT is not offered.
+    /// FWFT does not have that feature here.
     #[must_use]
     pub fn with_svadu(&self, svadu: bool) -> Isa {
         let mut isa = self.clone();

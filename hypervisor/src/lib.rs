@@ -13,6 +13,7 @@ pub mod console;
 pub mod counters;
 pub mod device;
 pub mod env;
+pub mod events;
 pub mod exit;
 pub mod fetch;
 pub mod gnomon;

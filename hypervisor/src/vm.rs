@@ -2,6 +2,7 @@
 
 use crate::board;
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
+use crate::events::Events;
 use crate::offer::Offer;
 use crate::slots::Handle;
 use crate::vcpu::Vcpu;
@@ -219,6 +220,8 @@ pub struct Vm {
     pub has_moment: AtomicBool,
     /// The vCPUs (by bit) whose last exit is to be made again when a device, or the console, can go on.
     pub held: AtomicU64,
+    /// Its software events. Nobody takes another lock with this one.
+    pub events: Mutex<Events>,
     /// Its vCPUs, by hart id.
     pub vcpus: Vec<Arc<Vcpu>>,
     /// Where it is in its life.
@@ -282,6 +285,7 @@ impl Vm {
             devices: Mutex::new(devices),
             has_moment: AtomicBool::new(false),
             held: AtomicU64::new(0),
+            events: Mutex::new(Events::new(config.vcpus)),
             vcpus,
             phase: Mutex::new(Phase::Created),
             tlb_generation: AtomicU64::new(0),

@@ -383,8 +383,11 @@ fn no_exit_panics() {
         GUEST_RAM_BASE + MEMORY,
         u64::MAX,
         1 << 41,
+        0xffff_0000,
+        0xffff_8000,
     ];
-    let extensions = [0x10, 0x5449_4d45, 0x73_5049, 0x5246_4e43, 0x48_534d, 0x5352_5354, 0x4442_434e, 0];
+    let extensions =
+        [0x10, 0x5449_4d45, 0x73_5049, 0x5246_4e43, 0x48_534d, 0x5352_5354, 0x4442_434e, 0x4657_4654, 0x53_5345, 0];
     let mut ends = 0;
     let mut w = world(3, GuestTimer::Sbi);
     for _ in 0..200_000 {
@@ -396,7 +399,7 @@ fn no_exit_panics() {
             w.run.context.x[register] = pick(&interesting);
         }
         w.run.context.x[17] = pick(&extensions);
-        w.run.context.x[16] = pick(&[0, 1, 2, 3, 4, 5, 6]);
+        w.run.context.x[16] = pick(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         w.run.context.pc = pick(&interesting) & !1;
         w.hart.regs.vstvec = pick(&interesting);
         w.hart.vsatp = pick(&[0, 8 << 60 | GUEST_ENTRY >> 12, 9 << 60 | 3, 10 << 60 | 0x8_0000]);

@@ -3,13 +3,16 @@
 #![no_main]
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use guests::paging::Space;
 use guests::sbi::{
     ALREADY_AVAILABLE, INVALID_ADDRESS, INVALID_PARAM, NOT_SUPPORTED, SUCCESS, call, hart_start, hart_status,
 };
+use guests::sleep::Woken;
 use guests::trap::{disable, enable, pending};
-use guests::{Check, board, ensure, ensure_eq, hart, run, sbi};
+use guests::{Check, board, ensure, ensure_eq, hart, paging, run, sbi, sleep};
 use rv::Interrupt::{SSoft, STimer};
 use rv::csr::status;
+use rv::format::SV39;
 use sbi_spec::hsm::{self, hart_state, suspend_type};
 
 guests::entry_point!(main);
@@ -20,6 +23,9 @@ fn main() {
     run("hsm/start-absent", start_absent);
     run("hsm/suspend-until-timer", suspend_until_timer);
     run("hsm/suspend-bad-type", suspend_bad_type);
+    run("hsm/sleep-until-timer", sleep_until_timer);
+    run("hsm/sleep-though-pending", sleep_though_pending);
+    run("hsm/sleep-bad-address", sleep_bad_address);
     if board().hart_count > 1 {
         run("hsm/start-bad-address", start_bad_address);
         run("hsm/start-all", start_all);
@@ -28,6 +34,7 @@ fn main() {
         run("hsm/stop-and-start-20-times", stop_and_start);
         run("hsm/memory-is-shared", memory_is_shared);
         run("hsm/suspend-until-ipi", suspend_until_ipi);
+        run("hsm/sleep-until-ipi", sleep_until_ipi);
     }
     if board().hart_count > 2 {
         run("hsm/one-start-wins", one_start_wins);
@@ -189,6 +196,94 @@ fn suspend_bad_type() -> Check {
     for kind in [1, 0x0fff_ffff] {
         let error = suspend(kind);
         ensure!([INVALID_PARAM, NOT_SUPPORTED].contains(&error), "type {kind:#x}: {error}");
+    }
+    let here = hart::entry_address();
+    for (kind, expected) in [
+        // Reserved, and what a platform may have.
+        (1, INVALID_PARAM),
+        (0x0fff_ffff, INVALID_PARAM),
+        (LOSES + 1, INVALID_PARAM),
+        (LOSES + 0x0fff_ffff, INVALID_PARAM),
+        (0x1000_0000, NOT_SUPPORTED),
+        (0x7fff_ffff, NOT_SUPPORTED),
+        (LOSES + 0x1000_0000, NOT_SUPPORTED),
+        (LOSES + 0x7fff_ffff, NOT_SUPPORTED),
+    ] {
+        let (error, _) = call(hsm::EID_HSM, hsm::HART_SUSPEND, [kind, here, 0, 0, 0, 0]);
+        ensure_eq!(error, expected, "type {kind:#x}");
+    }
+    Ok(())
+}
+
+const LOSES: u64 = suspend_type::NON_RETENTIVE as u64;
+
+/// What a hart must find that has slept without its state.
+fn is_anew(woken: &Woken) -> Check {
+    ensure_eq!((woken.hart, woken.has_opaque), (hart::id(), true), "a0, whether a1 is the opaque value");
+    ensure_eq!((woken.sstatus & status::SIE, woken.satp), (0, 0), "sstatus.SIE, satp");
+    Ok(())
+}
+
+/// Sleeps without its state, with translation on, until a timer of some milliseconds.
+fn sleep_for(milliseconds: u64) -> Check {
+    let space = Space::new(&SV39, 0);
+    let target = metal::time() + board().ticks(milliseconds);
+    sbi::set_timer(target);
+    enable(STimer.bit());
+    space.enter();
+    let woken = sleep::suspend(LOSES);
+    let (woke, is_pending) = (metal::time(), pending() & STimer.bit() != 0);
+    paging::leave();
+    disable(STimer.bit());
+    sbi::set_timer(u64::MAX);
+    let Ok(woken) = woken else { guests::fail!("hart_suspend: {woken:?}") };
+    is_anew(&woken)?;
+    ensure!(is_pending && woke >= target, "woke for nothing");
+    ensure_eq!(hart_status(hart::id()), (SUCCESS, hart_state::STARTED as u64), "status afterwards");
+    Ok(())
+}
+
+fn sleep_until_timer() -> Check {
+    (0..3).try_for_each(|_| sleep_for(5))
+}
+
+/// The interrupt that ends the sleep is there before it begins: the state is lost all the same.
+fn sleep_though_pending() -> Check {
+    sleep_for(0)
+}
+
+fn sleep_bad_address() -> Check {
+    // OpenSBI guards itself, Gnomon knows its guest's RAM.
+    let bad: &[u64] = if sbi::is_gnomon() { &[0, 0x1000_0000, 0x4000_0000, 1 << 50, !3] } else { &[0x8000_0000] };
+    for at in bad {
+        for kind in [LOSES, LOSES | 0x1000_0000] {
+            let (error, _) = call(hsm::EID_HSM, hsm::HART_SUSPEND, [kind, *at, 0, 0, 0, 0]);
+            ensure_eq!(error, INVALID_ADDRESS, "type {kind:#x} at {at:#x}");
+        }
+    }
+    Ok(())
+}
+
+static SLEPT: AtomicU64 = AtomicU64::new(0);
+
+fn sleep_until_ipi() -> Check {
+    fn job(_: u64) {
+        enable(SSoft.bit());
+        let woken = sleep::suspend(LOSES);
+        let is_pending = || pending() & SSoft.bit() != 0;
+        // OpenSBI passes the IPI on that it woke by.
+        let comes = hart::wait_for(hart::PATIENCE_MS, is_pending);
+        let is_right = woken.is_ok_and(|woken| is_anew(&woken).is_ok()) && comes;
+        SLEPT.store(if is_right { 1 } else { 2 }, SeqCst);
+    }
+    for other in board().other_harts() {
+        SLEPT.store(0, SeqCst);
+        hart::start(other, job, 0)?;
+        let is_suspended = || hart_status(other).1 == hart_state::SUSPENDED as u64;
+        ensure!(hart::wait_for(hart::PATIENCE_MS, is_suspended), "hart {other} does not suspend");
+        ensure_eq!(sbi::send_ipi(1, other), SUCCESS, "send_ipi");
+        hart::join(other)?;
+        ensure_eq!(SLEPT.load(SeqCst), 1, "how hart {other} came back");
     }
     Ok(())
 }

@@ -13,11 +13,11 @@ use guests::expect::{
 };
 use guests::paging::{self, Page, Space, TEST_VA, page};
 use guests::sbi::{self, INVALID_PARAM, NOT_SUPPORTED, SUCCESS};
-use guests::{Check, access, board, ensure, ensure_eq, hart, run, trap};
+use guests::{Check, access, board, ensure, ensure_eq, event, hart, run, trap};
 use metal::{csr, fence};
 use rv::Level;
 use rv::csr::{atp, status};
-use sbi_spec::{base, dbcn, hsm, rfnc, spi, srst, time};
+use sbi_spec::{base, dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
 
 guests::entry_point!(main);
 
@@ -102,18 +102,25 @@ fn wild_sbi() -> Check {
         hsm::EID_HSM,
         srst::EID_SRST,
         dbcn::EID_DBCN,
+        fwft::EID_FWFT,
+        sse::EID_SSE,
         0x0a00_0000,
         usize::MAX,
     ];
     let mut random = Random(1);
     for _ in 0..5000 {
-        let (eid, fid) = (random.pick(&extensions), random.pick(&[0, 1, 2, 3, 4, 5, 6, 7, usize::MAX]));
-        let args = [0; 6].map(|_| random.pick(&values));
+        let (eid, fid) = (random.pick(&extensions), random.pick(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, usize::MAX]));
+        let mut args = [0; 6].map(|_| random.pick(&values));
+        if eid == sse::EID_SSE {
+            args[0] = random.pick(&[args[0], event::LOCAL, event::GLOBAL]);
+        }
         let is_meant = match eid {
             // Stopping or suspending itself, resetting, printing a device: these might well work.
             hsm::EID_HSM => fid == hsm::HART_STOP || fid == hsm::HART_SUSPEND,
             srst::EID_SRST => fid == srst::SYSTEM_RESET && args[0] as u32 <= 2 && args[1] as u32 <= 1,
             dbcn::EID_DBCN => fid == dbcn::CONSOLE_WRITE_BYTE || !sbi::is_gnomon(),
+            // Nor is a handler to be anywhere.
+            sse::EID_SSE => fid == sse::REGISTER || !sbi::is_gnomon(),
             _ => false,
         };
         if is_meant {

@@ -26,6 +26,16 @@ pub enum Outcome {
     Later,
     /// It stops (SBI hart_stop).
     Stop,
+    /// It waits for an interrupt without its state (SBI hart_suspend, non-retentive): it goes on as if it were started anew
+    /// ([`VcpuRun::resume_at`]).
+    ///
+    /// [`VcpuRun::resume_at`]: crate::vcpu::VcpuRun::resume_at
+    Sleep {
+        /// Where, a guest physical address.
+        pc: u64,
+        /// What it finds in a1.
+        opaque: u64,
+    },
     /// Its VM ends or starts over.
     Depart(Departure),
 }

@@ -1,17 +1,27 @@
 //! The base extension (SBI 2.0, chapter 4).
 
-use super::encoding::{Args, Error, Reply};
+use super::encoding::{Args, Reply};
+use super::error::Error;
 use super::legacy::EIDS as LEGACY;
 use sbi_spec::base::{self, UNAVAILABLE_EXTENSION, Version};
-use sbi_spec::{dbcn, hsm, rfnc, spi, srst, time};
+use sbi_spec::{dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
 
 /// Gnomon's implementation id: "gnom". The registered ids are below 0x100.
 pub const IMPLEMENTATION: u64 = 0x676e_6f6d;
 /// Gnomon's version: major in bits 31:16, minor in bits 15:0.
 pub const IMPLEMENTATION_VERSION: u64 = 1;
 
-const OFFERED: [usize; 7] =
-    [base::EID_BASE, time::EID_TIME, spi::EID_SPI, rfnc::EID_RFNC, hsm::EID_HSM, srst::EID_SRST, dbcn::EID_DBCN];
+const OFFERED: [usize; 9] = [
+    base::EID_BASE,
+    time::EID_TIME,
+    spi::EID_SPI,
+    rfnc::EID_RFNC,
+    hsm::EID_HSM,
+    srst::EID_SRST,
+    dbcn::EID_DBCN,
+    fwft::EID_FWFT,
+    sse::EID_SSE,
+];
 
 pub(super) fn call(function: usize, args: Args) -> Reply {
     match function {

@@ -1,6 +1,7 @@
 //! The debug console (SBI 2.0, chapter 12).
 
-use super::encoding::{Answer, Args, Error, Reply};
+use super::encoding::{Answer, Args, Reply};
+use super::error::Error;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::serial;

@@ -1,25 +1,10 @@
 //! How calls are encoded (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
 
+use super::error::Error;
 use crate::env::Env;
 use crate::exit::Outcome;
 use crate::vcpu::{Vcpu, VcpuRun};
 use alloc::sync::Arc;
-
-/// SBI error codes (SBI 2.0, table 1).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(i64)]
-pub enum Error {
-    /// SBI_ERR_FAILED.
-    Failed = -1,
-    /// SBI_ERR_NOT_SUPPORTED.
-    NotSupported = -2,
-    /// SBI_ERR_INVALID_PARAM.
-    InvalidParam = -3,
-    /// SBI_ERR_INVALID_ADDRESS.
-    InvalidAddress = -5,
-    /// SBI_ERR_ALREADY_AVAILABLE.
-    AlreadyAvailable = -6,
-}
 
 /// What a call returns to the guest: a value, or an error.
 pub(super) type Reply = Result<u64, Error>;

@@ -1,7 +1,8 @@
 //! RFENCE (SBI 2.0, chapter 8). A call returns when no target can use a translation, or an
 //! instruction, from before it: those in the guest have left it, and all fence before they enter.
 
-use super::encoding::{Args, Error, Reply, targets};
+use super::encoding::{Args, Reply, targets};
+use super::error::Error;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::harts;

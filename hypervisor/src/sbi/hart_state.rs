@@ -1,6 +1,7 @@
 //! HSM (SBI 2.0, chapter 9): vCPUs start, stop and rest.
 
-use super::encoding::{Answer, Args, Error, Reply, answer};
+use super::encoding::{Answer, Args, Reply, answer};
+use super::error::Error;
 use crate::env::Env;
 use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
@@ -17,18 +18,38 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
             Answer::Outcome(Outcome::Stop)
         }
         spec::HART_GET_STATUS => Answer::Reply(status(run, args[0])),
-        // The type is 32 bits wide.
-        spec::HART_SUSPEND => match args[0] as u32 {
-            spec::suspend_type::RETENTIVE => {
-                answer(run, Ok(0));
+        spec::HART_SUSPEND => match suspend(run, args) {
+            Ok(outcome) => {
                 run.shared.hsm.store(hsm::SUSPENDED, Ordering::Release);
-                Answer::Outcome(Outcome::Wait)
+                Answer::Outcome(outcome)
             }
-            // Losing state gains nothing in a VM.
-            spec::suspend_type::NON_RETENTIVE => Answer::Reply(Err(Error::NotSupported)),
-            _ => Answer::Reply(Err(Error::InvalidParam)),
+            Err(error) => Answer::Reply(Err(error)),
         },
         _ => Answer::Reply(Err(Error::NotSupported)),
+    }
+}
+
+/// Suspend types from here to the next default one are a platform's; those below are reserved. Bit 31 says that state is lost.
+const PLATFORM: u32 = 0x1000_0000;
+
+/// Which way the vCPU waits. Nothing is asked of the hart: to lose its state gains a VM nothing, but is what a kernel may ask for.
+fn suspend(run: &mut VcpuRun, [kind, pc, opaque, ..]: Args) -> Result<Outcome, Error> {
+    const LOSES: u32 = spec::suspend_type::NON_RETENTIVE;
+    // The type is 32 bits wide.
+    let kind = kind as u32;
+    if (1..PLATFORM).contains(&(kind & !LOSES)) {
+        return Err(Error::InvalidParam);
+    }
+    if kind & LOSES != 0 && !run.vm.in_ram(pc, 2) {
+        return Err(Error::InvalidAddress);
+    }
+    match kind {
+        spec::suspend_type::RETENTIVE => {
+            answer(run, Ok(0));
+            Ok(Outcome::Wait)
+        }
+        LOSES => Ok(Outcome::Sleep { pc, opaque }),
+        _ => Err(Error::NotSupported),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The legacy calls (SBI 2.0, chapter 5), for guests that know no others. Each is an extension of its own; a reply is in a0
 //! alone, and a hart mask lies in the guest's memory.
 
-use super::encoding::{Answer, Args, Error, Reply, again};
+use super::encoding::{Answer, Args, Reply, again};
+use super::error::Error;
 use super::fences;
 use super::signals::{send_ipi, set_timer};
 use crate::env::Env;

@@ -1,15 +1,20 @@
-//! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST and DBCN, and the legacy calls.
+//! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST and DBCN, the legacy calls, and of version 3.0
+//! FWFT and SSE.
 //! Numbers come from the `sbi-spec` crate.
 
 mod base;
 mod console;
 mod encoding;
+mod error;
+mod features;
 mod fences;
 mod hart_state;
 mod legacy;
 mod signals;
+mod software_events;
 
-pub use encoding::Error;
+pub use error::Error;
+pub use software_events::deliver;
 
 use crate::env::Env;
 use crate::exit::Outcome;
@@ -20,7 +25,7 @@ use abi::record::EndReason;
 use alloc::format;
 use core::sync::atomic::Ordering;
 use encoding::{Answer, Args, again, answer};
-use sbi_spec::{base as spec_base, dbcn, hsm, rfnc, spi, srst, time};
+use sbi_spec::{base as spec_base, dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
 use signals::{send_ipi, set_timer};
 
 /// Handles an SBI call of the loaded vCPU; `pc` is already past the `ecall`.
@@ -73,11 +78,44 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.sbi_legacy.bump();
             return legacy::call(g, run, extension, args, env);
         }
-        _ => Err(Error::NotSupported),
+        _ => return seldom(g, run, (extension, function), args, env),
     };
     if let Err(error) = reply {
         refused(g, run, error, (extension, function));
     }
+    answer(run, reply);
+    Outcome::Resume
+}
+
+/// The extensions that are seldom called, and what is not there: apart, so that the others cost no more for them.
+#[cold]
+#[inline(never)]
+fn seldom<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (extension, function): (usize, usize),
+    args: Args,
+    env: &mut E,
+) -> Outcome {
+    let found = match extension {
+        fwft::EID_FWFT => {
+            run.shared.counters.sbi_fwft.bump();
+            features::call(g, run, function, args)
+        }
+        sse::EID_SSE => {
+            run.shared.counters.sbi_sse.bump();
+            match software_events::call(g, run, function, args, env) {
+                Some(software_events::Answer::Resumed) => return Outcome::Resume,
+                Some(software_events::Answer::Reply(reply)) => Some(reply),
+                None => None,
+            }
+        }
+        _ => None,
+    };
+    let reply = found.unwrap_or_else(|| {
+        refused(g, run, Error::NotSupported, (extension, function));
+        Err(Error::NotSupported)
+    });
     answer(run, reply);
     Outcome::Resume
 }

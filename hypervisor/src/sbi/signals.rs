@@ -1,6 +1,7 @@
 //! TIME and IPI (SBI 2.0, chapters 6 and 7).
 
-use super::encoding::{Args, Error, Reply, targets};
+use super::encoding::{Args, Reply, targets};
+use super::error::Error;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestTimer;

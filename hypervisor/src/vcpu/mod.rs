@@ -1,11 +1,13 @@
 //! vCPUs: what others see of one, and what the hart that runs it owns.
 
 mod csrs;
+mod features;
 mod run;
 mod shared;
 mod watch;
 
 pub use csrs::{VsCsrs, VsTrapRegs};
+pub use features::Features;
 pub use run::{VcpuRun, VectorState};
 pub use shared::{FenceQueue, NO_ASID, NOWHERE, Vcpu, hsm, request};
 pub use watch::{Stuck, Watch};

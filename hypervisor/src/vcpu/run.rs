@@ -1,6 +1,7 @@
 //! What the one that has a vCPU at a time owns of it: a hart, or a queue.
 
 use super::csrs::VsCsrs;
+use super::features::Features;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::watch::Watch;
 use crate::vm::Vm;
@@ -40,6 +41,8 @@ pub struct VcpuRun {
     pub deadline: u64,
     /// The hart it last ran on, or [`NOWHERE`].
     pub last_hart: usize,
+    /// What its kernel has asked for.
+    pub features: Features,
     /// When it is looked at even if it makes no exit, and what the last look found.
     pub watch: Watch,
     /// Its root, on shadow tables, from its first load until it is parked.
@@ -68,6 +71,7 @@ impl VcpuRun {
             vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
             deadline: u64::MAX,
             last_hart: NOWHERE,
+            features: Features::default(),
             watch: Watch::default(),
             root: None,
             views: Views::new(),
@@ -99,6 +103,27 @@ impl VcpuRun {
     /// a1 = `opaque`, translation and interrupts off. Registers that the SBI leaves undefined are
     /// zero, so that nothing of an earlier life shows.
     pub fn reset(&mut self, pc: u64, opaque: u64) {
+        self.clear(pc, opaque);
+        self.csrs.vstimecmp = u64::MAX;
+        self.deadline = u64::MAX;
+        self.features = Features::default();
+        self.watch = Watch::default();
+        self.vm.events.lock().start(self.shared.id);
+        // Whatever was asked of an earlier life is moot; the external line is not of the vCPU.
+        self.shared.posted.store(request::EXTERNAL | request::FENCE_I, Ordering::Release);
+        let _ = self.shared.fences.lock().take();
+    }
+
+    /// Puts it into the same state at the end of a non-retentive suspend (SBI 2.0, chapter 9.4). What comes from outside goes
+    /// on: its timer, interrupts that are pending, what others ask of it. It is on no hart, and has forgotten its translations.
+    pub fn resume_at(&mut self, pc: u64, opaque: u64) {
+        let VsCsrs { hvip, vstimecmp, .. } = self.csrs;
+        self.clear(pc, opaque);
+        (self.csrs.hvip, self.csrs.vstimecmp) = (hvip, vstimecmp);
+    }
+
+    /// What of [`VcpuRun::reset`] is of the vCPU's own registers.
+    fn clear(&mut self, pc: u64, opaque: u64) {
         self.context.x = [0; 32];
         self.context.pc = pc;
         self.context.exit = Exit::default();
@@ -107,7 +132,6 @@ impl VcpuRun {
         self.mode = Mode::Supervisor;
         self.csrs = VsCsrs {
             vsstatus: VSSTATUS_AT_START,
-            vstimecmp: u64::MAX,
             // Programs read the clock without asking (Linux's vDSO); firmware allows it, so do we.
             scounteren: rv::csr::COUNTEREN_BASE,
             ..VsCsrs::default()
@@ -115,12 +139,7 @@ impl VcpuRun {
         self.float = FloatState::ZERO;
         self.vector.bytes.fill(0);
         self.vector.csrs = VectorCsrs::default();
-        self.deadline = u64::MAX;
         // No hart's registers are this life's.
         self.last_hart = NOWHERE;
-        self.watch = Watch::default();
-        // Whatever was asked of an earlier life is moot; the external line is not of the vCPU.
-        self.shared.posted.store(request::EXTERNAL | request::FENCE_I, Ordering::Release);
-        let _ = self.shared.fences.lock().take();
     }
 }

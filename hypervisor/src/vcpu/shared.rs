@@ -24,6 +24,8 @@ pub mod request {
     pub const AGAIN: u32 = 1 << 6;
     /// Its VM is paused: put it aside.
     pub const PAUSE: u32 = 1 << 7;
+    /// A software event may be due.
+    pub const EVENTS: u32 = 1 << 8;
 }
 
 /// SBI HSM states of a vCPU (SBI 2.0, table "HSM Hart States").

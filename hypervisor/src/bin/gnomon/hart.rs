@@ -5,9 +5,10 @@
 
 mod env;
 mod load;
+mod serve;
 
 use crate::drivers::PlicContext;
-use crate::guest::{GuestHart, Line};
+use crate::guest::GuestHart;
 use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
 use abi::bundle::MAX_VMS;
@@ -29,7 +30,6 @@ use hypervisor::vm::Departure;
 use metal::ram::Ram;
 use metal::{fence, world};
 use mmu::ids::{IdSlot, Ids};
-use mmu::shadow::GuestFence;
 use rv::{Context, Mode};
 
 /// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
@@ -357,41 +357,6 @@ impl Hart {
         &raw mut run.context
     }
 
-    /// Does what was posted to the vCPU, unless it is to leave its hart.
-    fn serve(&mut self, run: &mut VcpuRun) -> Option<Leaves> {
-        let posted = run.shared.posted.swap(0, Ordering::SeqCst);
-        if posted & request::PARK != 0 {
-            return Some(Leaves::ForPark);
-        }
-        if posted & request::PAUSE != 0 {
-            // All else is for later.
-            run.shared.posted.fetch_or(posted & !request::PAUSE, Ordering::SeqCst);
-            return Some(Leaves::ForPause);
-        }
-        if posted & request::FENCES != 0 {
-            let fences = run.shared.fences.lock().take();
-            let fences = fences.unwrap_or_else(|| alloc::vec![GuestFence { range: None, asid: None }]);
-            for fence in &fences {
-                run.vm.translation.fence(self.g, run, fence, self);
-            }
-        }
-        if posted & request::FENCE_I != 0 {
-            fence::instruction();
-        }
-        if posted & request::SOFTWARE != 0 {
-            self.guest.set_line(Line::Software, true);
-        }
-        if posted & request::TIMER != 0 {
-            run.deadline = u64::MAX;
-            run.shared.counters.inject_timer.bump();
-            self.guest.set_line(Line::Timer, true);
-        }
-        if posted & request::EXTERNAL != 0 {
-            self.guest.set_line(Line::External, run.shared.external.load(Ordering::SeqCst));
-        }
-        None
-    }
-
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     #[inline(always)]
     fn exit(&mut self) -> *mut Context {
@@ -451,6 +416,10 @@ impl Hart {
             }
             Outcome::Stop => {
                 self.give_up(run, Leaves::ForPark);
+                return None;
+            }
+            Outcome::Sleep { pc, opaque } => {
+                self.sleep(run, pc, opaque);
                 return None;
             }
             // The vCPU finds its own PARK when it is about to enter.

@@ -84,6 +84,17 @@ impl Hart {
         self.g.sched.requeue(run, self.index, since);
     }
 
+    /// Takes the vCPU off this hart, and its state from it, until an interrupt is pending or something is posted to it.
+    pub(super) fn sleep(&mut self, mut run: Box<VcpuRun>, pc: u64, opaque: u64) {
+        let until = if self.interrupt_pending() { 0 } else { self.next_timer(&run) };
+        self.unload(&mut run);
+        run.vm.translation.forget(&mut run);
+        run.resume_at(pc, opaque);
+        run.shared.counters.waits.bump();
+        let now = self.now();
+        self.g.sched.wait(run, until, self.index, now);
+    }
+
     /// Takes the vCPU off this hart until something is posted to it, or until host time `until`.
     pub(super) fn wait(&mut self, mut run: Box<VcpuRun>, until: u64) {
         self.unload(&mut run);

@@ -1,7 +1,10 @@
-//! The SBI calls that do not move the machine: base, the debug console, and what every call answers
-//! to nonsense.
+//! The SBI calls that do not move the machine: base, the debug console, software events, firmware features, and what every call
+//! answers to nonsense.
 #![no_std]
 #![no_main]
+
+mod events;
+mod features;
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -10,7 +13,7 @@ use guests::sbi::{self, ALL_HARTS, INVALID_PARAM, NOT_SUPPORTED, SUCCESS, call};
 use guests::{Check, Text, access, board, ensure, ensure_eq, hart, paging, run, trap};
 use rv::Interrupt;
 use rv::format::SV39;
-use sbi_spec::{base, dbcn, hsm, legacy, rfnc, spi, srst, time};
+use sbi_spec::{base, dbcn, dbtr, fwft, hsm, legacy, rfnc, spi, srst, sse, susp, time};
 
 guests::entry_point!(main);
 
@@ -34,6 +37,9 @@ fn main() {
     run("sbi/empty-hart-mask", empty_hart_mask);
     run("sbi/hart-status", hart_status);
     run("sbi/reset-bad-type", reset_bad_type);
+    run("sbi/no-system-suspend", no_system_suspend);
+    events::checks();
+    features::checks();
     if sbi::is_gnomon() {
         // OpenSBI 1.5.1 answers "failed" to a high half, and writes from anything it may access.
         run("sbi/console-write-bad-address", || console_bad_address(dbcn::CONSOLE_WRITE));
@@ -42,10 +48,12 @@ fn main() {
         run("sbi/bad-hart-masks", bad_hart_masks);
         run("sbi/console-write-unmapped-ram", console_write_unmapped_ram);
         run("sbi/ids-are-virtual", ids_are_virtual);
+        // The bare machine has triggers.
+        run("sbi/no-triggers", || absent(dbtr::EID_DBTR));
     }
 }
 
-const EXTENSIONS: [(usize, &str); 7] = [
+const EXTENSIONS: [(usize, &str); 9] = [
     (base::EID_BASE, "base"),
     (time::EID_TIME, "TIME"),
     (spi::EID_SPI, "IPI"),
@@ -53,6 +61,8 @@ const EXTENSIONS: [(usize, &str); 7] = [
     (hsm::EID_HSM, "HSM"),
     (srst::EID_SRST, "SRST"),
     (dbcn::EID_DBCN, "DBCN"),
+    (fwft::EID_FWFT, "FWFT"),
+    (sse::EID_SSE, "SSE"),
 ];
 
 /// Extension ids that nobody has: unassigned, of the experimental space, with high bits set.
@@ -335,6 +345,20 @@ fn hart_status() -> Check {
         ensure_eq!(sbi::hart_status(absent).0, INVALID_PARAM, "status of hart {absent}");
     }
     Ok(())
+}
+
+/// An extension that is not there.
+fn absent(eid: usize) -> Check {
+    ensure!(!sbi::probe(eid), "extension {eid:#x} is there");
+    for fid in 0..8 {
+        ensure_eq!(call(eid, fid, [0; 6]).0, NOT_SUPPORTED, "extension {eid:#x}, function {fid}");
+    }
+    Ok(())
+}
+
+/// Nobody can wake a machine `virt` that sleeps.
+fn no_system_suspend() -> Check {
+    absent(susp::EID_SUSP)
 }
 
 /// Reserved types and reasons; "warm reboot" may be missing, and is left out.

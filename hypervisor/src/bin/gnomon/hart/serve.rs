@@ -1,0 +1,49 @@
+//! What others ask of a vCPU, done before it enters its guest.
+
+use super::{Hart, Leaves};
+use crate::guest::Line;
+use core::sync::atomic::Ordering;
+use hypervisor::sbi;
+use hypervisor::vcpu::{VcpuRun, request};
+use metal::fence;
+use mmu::shadow::GuestFence;
+
+impl Hart {
+    /// Does what was posted to the vCPU, unless it is to leave its hart.
+    pub(super) fn serve(&mut self, run: &mut VcpuRun) -> Option<Leaves> {
+        let posted = run.shared.posted.swap(0, Ordering::SeqCst);
+        if posted & request::PARK != 0 {
+            return Some(Leaves::ForPark);
+        }
+        if posted & request::PAUSE != 0 {
+            // All else is for later.
+            run.shared.posted.fetch_or(posted & !request::PAUSE, Ordering::SeqCst);
+            return Some(Leaves::ForPause);
+        }
+        if posted & request::FENCES != 0 {
+            let fences = run.shared.fences.lock().take();
+            let fences = fences.unwrap_or_else(|| alloc::vec![GuestFence { range: None, asid: None }]);
+            for fence in &fences {
+                run.vm.translation.fence(self.g, run, fence, self);
+            }
+        }
+        if posted & request::FENCE_I != 0 {
+            fence::instruction();
+        }
+        if posted & request::SOFTWARE != 0 {
+            self.guest.set_line(Line::Software, true);
+        }
+        if posted & request::TIMER != 0 {
+            run.deadline = u64::MAX;
+            run.shared.counters.inject_timer.bump();
+            self.guest.set_line(Line::Timer, true);
+        }
+        if posted & request::EXTERNAL != 0 {
+            self.guest.set_line(Line::External, run.shared.external.load(Ordering::SeqCst));
+        }
+        if posted & request::EVENTS != 0 {
+            sbi::deliver(run, self);
+        }
+        None
+    }
+}
