@@ -5,13 +5,13 @@ use crate::env::Env;
 use crate::events::Events;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
-use crate::vm::{Memory, Vm};
+use crate::vm::{Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
 use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
 use mmu::frames::Owner;
-use mmu::gstage::{AddressSpace, Object, Policy, Prot, Region, Superpages};
+use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Superpages};
 use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 
 /// Builds a VM's memory, devices and device tree.
@@ -32,7 +32,15 @@ pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), Stri
     if tree.len() as u64 > board::TREE_BYTES {
         return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));
     }
-    vm.write(g, Addr::new(at), &tree, env).map_err(|e| format!("no memory for its device tree: {e}"))
+    let mut ready = Ready::Nothing;
+    let written = loop {
+        match vm.write(g, Addr::new(at), &tree, &mut ready, env) {
+            Err(Unreachable::Later) => {}
+            written => break written,
+        }
+    };
+    ready.discard(&g.harts[env.hart()].frames);
+    written.map_err(|e| format!("no memory for its device tree: {e}"))
 }
 
 /// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse

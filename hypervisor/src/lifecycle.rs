@@ -232,6 +232,7 @@ pub fn toggle_pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
 /// Parks a vCPU: it is on no hart and not started.
 pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     run.vm.translation.forget(&mut run);
+    run.discard_ready(&g.harts[env.hart()].frames);
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = g.vms.tenant(&vm, |tenant| {
         tenant.parked.insert(shared.id, run);

@@ -4,30 +4,53 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vm::{Unreachable, Vm};
 use core::ops::Range;
+use mmu::gstage::Ready;
 use rv::{Access, Addr, Gpa, Hpa, PAGE_BYTES, PhysMem};
 
 impl Vm {
-    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes.
+    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes. What was made ready before, and not
+    /// used, is in `ready`, and left there if it is to be done once more.
     ///
     /// # Errors
-    /// [`Unreachable`]; nothing has changed then.
+    /// [`Unreachable`]; the guest sees no change then.
     pub fn reach<E: Env>(
         &self,
         g: &Gnomon,
-        gpa: Addr<Gpa>,
-        access: Access,
+        (gpa, access): (Addr<Gpa>, Access),
+        ready: &mut Ready,
         env: &mut E,
     ) -> Result<Addr<Hpa>, Unreachable> {
-        self.translation.reach(g, self, (gpa, access), env)
+        self.translation.reach(g, self, (gpa, access), ready, env)
+    }
+
+    /// The same for all pages of a range.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`].
+    pub fn reach_all<E: Env>(
+        &self,
+        g: &Gnomon,
+        (gpa, bytes, access): (Addr<Gpa>, usize, Access),
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<(), Unreachable> {
+        by_page(gpa, bytes).try_for_each(|(at, _)| self.reach(g, (at, access), ready, env).map(|_| ()))
     }
 
     /// Copies bytes out of guest memory, faulting it in.
     ///
     /// # Errors
     /// As for [`Vm::reach`]; `into` may be partly filled.
-    pub fn read<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, into: &mut [u8], env: &mut E) -> Result<(), Unreachable> {
+    pub fn read<E: Env>(
+        &self,
+        g: &Gnomon,
+        gpa: Addr<Gpa>,
+        into: &mut [u8],
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<(), Unreachable> {
         for (at, part) in by_page(gpa, into.len()) {
-            let hpa = self.reach(g, at, Access::Load, env)?;
+            let hpa = self.reach(g, (at, Access::Load), ready, env)?;
             env.mem().read_bytes(hpa, &mut into[part]);
         }
         Ok(())
@@ -37,9 +60,16 @@ impl Vm {
     ///
     /// # Errors
     /// As for [`Vm::reach`]; a part may have been written.
-    pub fn write<E: Env>(&self, g: &Gnomon, gpa: Addr<Gpa>, from: &[u8], env: &mut E) -> Result<(), Unreachable> {
+    pub fn write<E: Env>(
+        &self,
+        g: &Gnomon,
+        gpa: Addr<Gpa>,
+        from: &[u8],
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<(), Unreachable> {
         for (at, part) in by_page(gpa, from.len()) {
-            let hpa = self.reach(g, at, Access::Store, env)?;
+            let hpa = self.reach(g, (at, Access::Store), ready, env)?;
             env.mem().write_bytes(hpa, &from[part]);
             self.translation.host_wrote(self, at.pfn(), env);
         }

@@ -19,7 +19,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
-use mmu::gstage::{Ready, Unresolved, with_ready};
+use mmu::gstage::{Ready, Unresolved, in_portions};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
@@ -58,19 +58,21 @@ fn lend<E: Env, R>(
     Some(to(shadow.as_mut()?, &mut Host::new(space, from, mem, &mut hw)))
 }
 
-/// The same for what takes memory: for an attempt, or for several where 2 MiB are to be made ready first.
+/// The same for what takes memory: for an attempt, or for two where 2 MiB are to be made ready first.
 fn with_memory<E: Env, R>(
     g: &Gnomon,
     vm: &Vm,
+    ready: &mut Ready,
     env: &mut E,
     mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> Result<R, Unresolved>,
 ) -> Result<R, Unreachable> {
     let frames = &g.harts[env.hart()].frames;
-    with_ready(frames, &mut env.mem(), |ready, mem| {
+    let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
         let attempted = lend((g, vm, vm.memory.lock()), (frames, ready), mem, env, &mut attempt);
         let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
         attempted.map_err(|unresolved| unresolved.map(Unreachable::from))
-    })
+    });
+    done?.ok_or(Unreachable::Later)
 }
 
 /// Most shadow pages of a VM.
@@ -143,7 +145,7 @@ pub(crate) fn counters(vm: &Vm) -> Counters {
     counters
 }
 
-/// Puts a vCPU on this hart, on its root.
+/// Puts a vCPU on this hart, on its root. If that takes too long at once it has none yet, and a part is done.
 ///
 /// # Errors
 /// How the vCPU goes on instead, if there is no memory for one.
@@ -154,10 +156,7 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result
             env.load_root(run.vm.handle.number, &root, false);
             Ok(())
         }
-        None => {
-            while !attach(g, run, env)? {}
-            Ok(())
-        }
+        None => attach(g, run, env).map(|_| ()),
     }
 }
 
@@ -166,9 +165,10 @@ pub(crate) fn reach<E: Env>(
     g: &Gnomon,
     vm: &Vm,
     (gpa, access): (Addr<Gpa>, Access),
+    ready: &mut Ready,
     env: &mut E,
 ) -> Result<Addr<Hpa>, Unreachable> {
-    with_memory(g, vm, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
+    with_memory(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
 }
 
 /// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.
@@ -219,7 +219,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
     let satp = Satp::decode(run.csrs.vsatp);
     // A write of anything else had no effect.
     let (paging, asid) = (paging(&satp, &g.offer).unwrap_or(Paging::Bare), satp.asid);
-    let VcpuRun { vm, root: present, views, .. } = run;
+    let VcpuRun { vm, root: present, views, ready, .. } = run;
     let lane = &mut run.context.lane;
     lane.turn_off();
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
@@ -228,7 +228,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
     });
     let loaded = match known.flatten() {
         Some(loaded) => loaded,
-        None => match attach_other((g, vm), present, (paging, asid), (views, &lane.log), env)? {
+        None => match attach_other((g, vm), (present, ready), (paging, asid), (views, &lane.log), env)? {
             Some(loaded) => loaded,
             None => return Ok(false),
         },
@@ -251,13 +251,16 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
 #[inline(never)]
 fn attach_other<E: Env>(
     (g, vm): (&Gnomon, &Vm),
-    present: &mut Option<Root>,
+    (present, ready): (&mut Option<Root>, &mut Ready),
     what: (Paging, Asid),
     (views, log): (&mut Views, &FenceLog),
     env: &mut E,
 ) -> Result<Option<Loaded>, Outcome> {
-    let loaded = with_memory(g, vm, env, |shadow, host| shadow.attach(present, what, views, log, host));
-    loaded.map_err(|error| Outcome::kill(no_memory(error)))
+    match with_memory(g, vm, ready, env, |shadow, host| shadow.attach(present, what, views, log, host)) {
+        Ok(loaded) => Ok(loaded),
+        Err(Unreachable::Later) => Ok(None),
+        Err(error) => Err(Outcome::kill(no_memory(error))),
+    }
 }
 
 /// Takes the vCPU's root from it.
@@ -284,7 +287,7 @@ pub(crate) fn forget(run: &mut VcpuRun) {
 #[cold]
 fn refused<E: Env>(
     g: &Gnomon,
-    run: &VcpuRun,
+    run: &mut VcpuRun,
     (gva, request): (Addr<Gva>, &Request),
     trap: Trap,
     env: &mut E,
@@ -298,7 +301,7 @@ fn refused<E: Env>(
     let access = Access::Load;
     let as_load = Request { access, ..*request };
     let (satp, pc) = (run.csrs.vsatp, run.context.pc);
-    let answer = with_memory(g, &run.vm, env, |shadow, host| {
+    let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
         let insn = fetch::instruction(host.space, satp, request.mode, pc, &*host.mem);
         if insn.is_some_and(is_cache_block_management) {
             shadow.fault(&root, gva, &as_load, host)
@@ -308,7 +311,7 @@ fn refused<E: Env>(
     });
     match answer {
         Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
-        Ok(Answer::Retry) => Faulted::Settled,
+        Ok(Answer::Retry) | Err(Unreachable::Later) => Faulted::Settled,
         Ok(_) => Faulted::Inject(trap),
         Err(error) => Faulted::Fatal(no_memory(error)),
     }
@@ -366,14 +369,14 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         }
         _ => {
             drop(memory);
-            other_fault(g, (&run.vm, root), store, &request, env)
+            other_fault(g, (&run.vm, root), store, (&request, &mut run.ready), env)
         }
     };
     match answer {
         Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
         Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
         Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
-        Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
+        Ok(Answer::TableWrite { .. } | Answer::Retry) | Err(Unreachable::Later) => Faulted::Settled,
         Err(error) => Faulted::Fatal(no_memory(error)),
     }
 }
@@ -384,10 +387,10 @@ fn other_fault<E: Env>(
     g: &Gnomon,
     (vm, root): (&Vm, &Root),
     mut store: Store<'_>,
-    request: &Request,
+    (request, ready): (&Request, &mut Ready),
     env: &mut E,
 ) -> Result<Answer, Unreachable> {
-    with_memory(g, vm, env, |shadow, host| {
+    with_memory(g, vm, ready, env, |shadow, host| {
         let answer = shadow.fault_from_root(root, store.gva, request, host)?;
         if let Answer::TableWrite { gpa, hpa } = answer {
             store.carry_out((gpa, hpa), shadow, host);

@@ -22,7 +22,7 @@ use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::{Frames, Owner};
-use mmu::gstage::Images;
+use mmu::gstage::{Images, Ready};
 use mmu::shadow::{Counters, GuestFence};
 use rv::{Access, Addr, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
@@ -216,11 +216,12 @@ impl Translation {
         g: &Gnomon,
         vm: &Vm,
         what: (Addr<Gpa>, Access),
+        ready: &mut Ready,
         env: &mut E,
     ) -> Result<Addr<Hpa>, Unreachable> {
         match self {
-            TwoStage => two_stage::reach(g, vm, what, env),
-            Shadow(_) => shadow::reach(g, vm, what, env),
+            TwoStage => two_stage::reach(g, vm, what, ready, env),
+            Shadow(_) => shadow::reach(g, vm, what, ready, env),
         }
     }
 

@@ -11,7 +11,7 @@ use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::Frames;
-use mmu::gstage::{How, Images, Ready, Resolved, Unresolved, settle, with_ready};
+use mmu::gstage::{How, Images, Ready, Resolved, Unresolved, in_portions, settle};
 use mmu::shadow::GuestFence;
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES};
 
@@ -69,10 +69,13 @@ pub(crate) fn reach<E: Env>(
     g: &Gnomon,
     vm: &Vm,
     what: (Addr<Gpa>, Access),
+    ready: &mut Ready,
     env: &mut E,
 ) -> Result<Addr<Hpa>, Unreachable> {
     let frames = &g.harts[env.hart()].frames;
-    with_ready(frames, &mut env.mem(), |ready, mem| try_reach(g, vm, what, (frames, ready), mem, env))
+    let done =
+        in_portions(frames, &mut env.mem(), ready, |ready, mem| try_reach(g, vm, what, (frames, ready), mem, env));
+    done?.ok_or(Unreachable::Later)
 }
 
 /// One attempt, under the VM's lock.

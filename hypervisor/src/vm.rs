@@ -248,6 +248,8 @@ pub enum Unreachable {
     OutOfFrames(AllocError),
     /// The VM has no memory any more.
     Gone,
+    /// It takes long, and a part of it is done: the same once more goes on with it.
+    Later,
 }
 
 impl fmt::Display for Unreachable {
@@ -257,6 +259,7 @@ impl fmt::Display for Unreachable {
             Unreachable::Denied => f.write_str("the memory there is protected"),
             Unreachable::OutOfFrames(e) => e.fmt(f),
             Unreachable::Gone => f.write_str("the VM has ended"),
+            Unreachable::Later => f.write_str("the memory is still being made ready"),
         }
     }
 }

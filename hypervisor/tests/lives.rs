@@ -29,7 +29,7 @@ fn a_vm_starts_as_its_board_says() {
     assert!(x.iter().enumerate().all(|(i, v)| i == 11 || *v == 0));
     let mut magic = [0; 4];
     let tree = Addr::new(w.run.context.x[11]);
-    w.run.vm.clone().read(&w.g, tree, &mut magic, &mut w.hart).unwrap();
+    fake::read(&w.g, &w.run.vm, tree, &mut magic, &mut w.hart).unwrap();
     assert_eq!(magic, 0xd00d_feedu32.to_be_bytes());
     assert_eq!(w.run.vm.vcpus[1].hsm.load(Ordering::SeqCst), hsm::STOPPED);
 }
@@ -86,7 +86,7 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
 fn a_power_off_gives_every_frame_back() {
     let mut w = world(1, GuestTimer::Sstc);
     let free = w.g.frames().total_count();
-    w.run.vm.clone().write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 9000], &mut w.hart).unwrap();
+    fake::write(&w.g, &w.run.vm, Addr::new(GUEST_RAM_BASE), &[7; 9000], &mut w.hart).unwrap();
     assert!(w.frames_used() > 0);
     let vm = w.run.vm.clone();
     depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
@@ -104,7 +104,7 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     let mut w = world(2, GuestTimer::Sstc);
     assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_ENTRY, 9]), (0, 0));
     let vm = w.run.vm.clone();
-    vm.write(&w.g, Addr::new(GUEST_RAM_BASE), &[7; 10], &mut w.hart).unwrap();
+    fake::write(&w.g, &vm, Addr::new(GUEST_RAM_BASE), &[7; 10], &mut w.hart).unwrap();
     vm.vcpus[0].external.store(true, Ordering::SeqCst);
     depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
     assert_eq!(w.g.vms.tenant(&vm, |tenant| tenant.parked.len()), Some(1), "the one in the queue is collected at once");
@@ -116,7 +116,7 @@ fn a_reboot_starts_with_clean_memory_and_all_other_vcpus_stopped() {
     assert_eq!(vm.vcpus[1].hsm.load(Ordering::SeqCst), hsm::STOPPED);
     assert!(!vm.vcpus[0].external.load(Ordering::SeqCst), "the devices start over, and so do their lines");
     let mut bytes = [1; 10];
-    vm.read(&w.g, Addr::new(GUEST_RAM_BASE), &mut bytes, &mut w.hart).unwrap();
+    fake::read(&w.g, &vm, Addr::new(GUEST_RAM_BASE), &mut bytes, &mut w.hart).unwrap();
     assert_eq!(bytes, [0; 10]);
     assert_eq!(*vm.phase.lock(), Phase::Running);
 }

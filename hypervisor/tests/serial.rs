@@ -27,7 +27,7 @@ fn input_waits_for_the_guest_and_none_is_lost() {
         let (error, count) = w.sbi(dbcn::EID_DBCN, dbcn::CONSOLE_READ as u64, &[200, buffer, 0]);
         assert_eq!(error, 0);
         let mut bytes = vec![0; count as usize];
-        w.run.vm.read(&w.g, rv::Addr::new(buffer), &mut bytes, &mut w.hart).expect("it is RAM");
+        fake::read(&w.g, &w.run.vm, rv::Addr::new(buffer), &mut bytes, &mut w.hart).expect("it is RAM");
         read.extend(bytes);
         let mut devices = w.run.vm.devices.lock();
         for _ in 0..50 {

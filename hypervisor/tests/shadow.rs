@@ -31,13 +31,13 @@ const fn sfence(rs1: u64, rs2: u64) -> u64 {
 
 fn write(w: &mut World, gpa: u64, value: u64) {
     let vm = w.run.vm.clone();
-    vm.write(&w.g, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).unwrap();
+    fake::write(&w.g, &vm, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).unwrap();
 }
 
 fn read(w: &mut World, gpa: u64) -> u64 {
     let mut bytes = [0; 8];
     let vm = w.run.vm.clone();
-    vm.read(&w.g, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
+    fake::read(&w.g, &vm, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
     u64::from_le_bytes(bytes)
 }
 

@@ -71,7 +71,7 @@ fn more_lives_than_slots_of_all_kinds_leave_nothing_beside_a_neighbour() {
         let vm = Arc::clone(&run.vm);
         assert_eq!((vm.slot(), vm.handle.number), (1, life as u64 + 1));
         assert_eq!(vm.translation.load(&g, &mut run, &mut hart), Ok(()));
-        vm.write(&g, Addr::new(GUEST_RAM_BASE), &[life as u8; 9000], &mut hart).unwrap();
+        fake::write(&g, &vm, Addr::new(GUEST_RAM_BASE), &[life as u8; 9000], &mut hart).unwrap();
         (1..vm.vcpus.len() as u32).for_each(|id| start_vcpu(&g, &mut run, id, &mut hart));
         if let Some(before) = before.replace(end(&g, run, &mut hart)) {
             assert_eq!(before.strong_count(), 0, "nobody has the VM before: it is gone, with its vCPUs");
@@ -129,7 +129,7 @@ fn a_vm_that_is_gone_is_not_taken_for_the_next_in_its_slot() {
     start(&g, &gone, &mut hart);
     assert!(!pause(&g, &gone, &mut hart) && !resume(&g, &gone, &mut hart));
     assert!(g.sched.remove_vm(gone.handle.number).is_empty());
-    assert!(gone.read(&g, Addr::new(GUEST_RAM_BASE), &mut [0], &mut hart).is_err());
+    assert!(fake::read(&g, &gone, Addr::new(GUEST_RAM_BASE), &mut [0], &mut hart).is_err());
     // As harts do that were to look after the slot's devices.
     serial::go_on(&g, u64::MAX, &mut hart);
     assert_eq!(*second.vm.phase.lock(), Phase::Running);

@@ -106,6 +106,11 @@ impl PhysMem for Ram {
         }
     }
 
+    fn zeroed_at_once(&self) -> u64 {
+        // Two instructions a block, or two for 8 bytes.
+        if self.zero_block == 0 { 128 } else { 512 }
+    }
+
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
         let (from, to, bytes) = (from.base().raw(), to.base().raw(), pages * PAGE_BYTES);
         // SAFETY: both runs are frames free of Rust objects and do not overlap (trait's contract).

@@ -29,7 +29,7 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         return outside_ram(g, run, access, gpa, env);
     }
     let vm = Arc::clone(&run.vm);
-    match vm.reach(g, gpa, needed, env) {
+    match vm.reach(g, (gpa, needed), &mut run.ready, env) {
         Ok(_) => {
             run.shared.counters.faults_memory.bump();
             Outcome::Resume
@@ -37,8 +37,8 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         Err(Unreachable::Hole) if !is_implicit => outside_ram(g, run, access, gpa, env),
         Err(Unreachable::Hole | Unreachable::Denied) => deny(run, access, env),
         Err(Unreachable::OutOfFrames(e)) => Outcome::kill(format!("no memory for {gpa}: {e}")),
-        // The VM is leaving; this vCPU is about to be parked.
-        Err(Unreachable::Gone) => Outcome::Resume,
+        // The VM is leaving, and this vCPU about to be parked; or the guest faults again for the rest.
+        Err(Unreachable::Gone | Unreachable::Later) => Outcome::Resume,
     }
 }
 

@@ -1,21 +1,22 @@
 //! The debug console (SBI 2.0, chapter 12).
 
-use super::encoding::{Answer, Args, Reply};
+use super::encoding::{Answer, Args, unreached};
 use super::error::Error;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::serial;
 use crate::vcpu::VcpuRun;
-use rv::Addr;
+use rv::{Access, Addr};
 use sbi_spec::dbcn;
 
 /// Bytes moved at a time, so that no guest can make Gnomon keep much of its memory, or of its time.
 const CHUNK: usize = 256;
 
+#[inline(never)]
 pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Answer {
     match function {
         dbcn::CONSOLE_WRITE => write(g, run, args, env),
-        dbcn::CONSOLE_READ => Answer::Reply(read(g, run, args, env)),
+        dbcn::CONSOLE_READ => read(g, run, args, env),
         dbcn::CONSOLE_WRITE_BYTE => match serial::print_in_order(g, &run.vm, &[args[0] as u8], env) {
             0 => Answer::Again,
             _ => Answer::Reply(Ok(0)),
@@ -38,36 +39,46 @@ fn range(run: &VcpuRun, args: Args) -> Result<(u64, u64), Error> {
 
 /// A call may write less than it was asked to: the guest calls again (SBI 2.0, chapter 12.1). But never nothing: there are
 /// guests that take this for the end (Linux's console for the SBI drops the rest).
-fn write<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Answer {
+fn write<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answer {
+    let (at, bytes) = match range(run, args) {
+        Ok((_, 0)) => return Answer::Reply(Ok(0)),
+        Ok(range) => range,
+        Err(error) => return Answer::Reply(Err(error)),
+    };
     let mut buffer = [0; CHUNK];
-    let read = range(run, args).and_then(|(at, bytes)| {
-        let buffer = &mut buffer[..bytes.min(CHUNK as u64) as usize];
-        run.vm.read(g, Addr::new(at), buffer, env).map_err(|_| Error::InvalidParam)?;
-        Ok(buffer.len())
-    });
-    match read {
-        Err(error) => Answer::Reply(Err(error)),
-        Ok(0) => Answer::Reply(Ok(0)),
-        Ok(count) => match serial::print_in_order(g, &run.vm, &buffer[..count], env) {
-            0 => Answer::Again,
-            taken => Answer::Reply(Ok(taken as u64)),
-        },
+    let buffer = &mut buffer[..bytes.min(CHUNK as u64) as usize];
+    if let Err(why) = run.vm.read(g, Addr::new(at), buffer, &mut run.ready, env) {
+        return unreached(run, why, Error::InvalidParam);
+    }
+    match serial::print_in_order(g, &run.vm, buffer, env) {
+        0 => Answer::Again,
+        taken => Answer::Reply(Ok(taken as u64)),
     }
 }
 
-fn read<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
-    let (at, bytes) = range(run, args)?;
+fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answer {
+    let (at, bytes) = match range(run, args) {
+        Ok((at, bytes)) => (Addr::new(at), bytes.min(CHUNK as u64) as usize),
+        Err(error) => return Answer::Reply(Err(error)),
+    };
+    // Before anything is taken that could not be given back.
+    if let Err(why) = run.vm.reach_all(g, (at, bytes, Access::Store), &mut run.ready, env) {
+        return unreached(run, why, Error::InvalidParam);
+    }
     let mut buffer = [0; CHUNK];
     let mut count = 0;
     {
         let mut devices = run.vm.devices.lock();
-        while count < bytes.min(CHUNK as u64) as usize {
+        while count < bytes {
             let Some(byte) = devices.uart.take_received() else { break };
             buffer[count] = byte;
             count += 1;
         }
         serial::input_taken(g, &run.vm, devices, env);
     }
-    run.vm.write(g, Addr::new(at), &buffer[..count], env).map_err(|_| Error::InvalidParam)?;
-    Ok(count as u64)
+    match run.vm.write(g, at, &buffer[..count], &mut run.ready, env) {
+        Ok(()) => Answer::Reply(Ok(count as u64)),
+        // The VM is leaving.
+        Err(_) => Answer::Reply(Err(Error::Failed)),
+    }
 }

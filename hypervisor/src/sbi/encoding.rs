@@ -4,6 +4,7 @@ use super::error::Error;
 use crate::env::Env;
 use crate::exit::Outcome;
 use crate::vcpu::{Vcpu, VcpuRun};
+use crate::vm::Unreachable;
 use alloc::sync::Arc;
 
 /// What a call returns to the guest: a value, or an error.
@@ -48,6 +49,21 @@ pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterat
     let named = move |id: &u64| all || id.checked_sub(base).is_some_and(|bit| bit < 64 && mask >> bit & 1 == 1);
     let vm = Arc::clone(&run.vm);
     Ok((0..count).filter(named).map(move |id| Arc::clone(&vm.vcpus[id as usize])))
+}
+
+/// What a call comes to that cannot reach memory: `error`; or, if that is only not ready yet and nothing has happened, the
+/// `ecall` is executed once more, after what interrupts there are.
+pub(super) fn unreached(run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
+    match why {
+        Unreachable::Later => Answer::Outcome(at_once(run)),
+        _ => Answer::Reply(Err(error)),
+    }
+}
+
+/// The `ecall` is executed once more, after what interrupts there are.
+pub(super) fn at_once(run: &mut VcpuRun) -> Outcome {
+    run.context.pc = run.context.pc.wrapping_sub(4);
+    Outcome::Resume
 }
 
 /// The console has no room, and nothing has happened yet: the `ecall` is executed once more when there is some.

@@ -1,7 +1,7 @@
 //! The legacy calls (SBI 2.0, chapter 5), for guests that know no others. Each is an extension of its own; a reply is in a0
 //! alone, and a hart mask lies in the guest's memory.
 
-use super::encoding::{Answer, Args, Reply, again};
+use super::encoding::{Answer, Args, Reply, again, at_once};
 use super::error::Error;
 use super::fences;
 use super::signals::{send_ipi, set_timer};
@@ -11,7 +11,7 @@ use crate::fetch;
 use crate::gnomon::Gnomon;
 use crate::serial;
 use crate::vcpu::{VcpuRun, request};
-use crate::vm::Departure;
+use crate::vm::{Departure, Unreachable};
 use abi::record::EndReason;
 use core::sync::atomic::Ordering;
 use rv::csr::status;
@@ -35,7 +35,8 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args
         spec::LEGACY_SHUTDOWN => Answer::Outcome(Outcome::Depart(Departure::End(EndReason::Poweroff))),
         spec::LEGACY_SEND_IPI..=spec::LEGACY_REMOTE_SFENCE_VMA_ASID => match hart_mask(g, run, args[0], env) {
             Ok(mask) => Answer::Reply(to_harts(g, run, extension, (mask, args), env)),
-            Err(trap) => {
+            Err(None) => Answer::Outcome(at_once(run)),
+            Err(Some(trap)) => {
                 // As a load by the guest's own instruction would.
                 run.context.pc = run.context.pc.wrapping_sub(4);
                 Answer::Outcome(exit::inject(run, &trap, env))
@@ -87,8 +88,9 @@ fn to_harts<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, (mask, args
     }
 }
 
-/// The hart mask at `at`, a virtual address; 0 stands for all harts. Harts that do not exist are not in what this returns.
-fn hart_mask<E: Env>(g: &Gnomon, run: &VcpuRun, at: u64, env: &mut E) -> Result<u64, Trap> {
+/// The hart mask at `at`, a virtual address; 0 stands for all harts. Harts that do not exist are not in what this returns. The
+/// error is the trap of a load there; none if its memory is not ready yet.
+fn hart_mask<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: u64, env: &mut E) -> Result<u64, Option<Trap>> {
     let existing = 1u64.checked_shl(run.vm.vcpus.len() as u32).map_or(u64::MAX, |end| end - 1);
     if at == 0 {
         return Ok(existing);
@@ -106,10 +108,12 @@ fn hart_mask<E: Env>(g: &Gnomon, run: &VcpuRun, at: u64, env: &mut E) -> Result<
             let guard = run.vm.memory.lock();
             guard.as_ref().and_then(|memory| fetch::guest_physical(&memory.space, satp, gva, &request, &env.mem()))
         };
-        let read = gpa.is_some_and(|gpa| run.vm.read(g, gpa, &mut bytes[done..done + part], env).is_ok());
-        if !read {
-            return Err(Trap::new(Exception::LoadPage, gva.raw()));
-        }
+        let part_of = &mut bytes[done..done + part];
+        let read = gpa.ok_or(Unreachable::Hole);
+        read.and_then(|gpa| run.vm.read(g, gpa, part_of, &mut run.ready, env)).map_err(|why| {
+            let is_later = why == Unreachable::Later;
+            (!is_later).then(|| Trap::new(Exception::LoadPage, gva.raw()))
+        })?;
         done += part;
     }
     Ok(u64::from_le_bytes(bytes) & existing)

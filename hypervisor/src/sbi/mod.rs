@@ -105,8 +105,9 @@ fn seldom<E: Env>(
         sse::EID_SSE => {
             run.shared.counters.sbi_sse.bump();
             match software_events::call(g, run, function, args, env) {
-                Some(software_events::Answer::Resumed) => return Outcome::Resume,
-                Some(software_events::Answer::Reply(reply)) => Some(reply),
+                Some(Answer::Reply(reply)) => Some(reply),
+                Some(Answer::Outcome(outcome)) => return outcome,
+                Some(Answer::Again) => return again(run, env),
                 None => None,
             }
         }

@@ -1,21 +1,16 @@
 //! SSE (SBI 3.0, chapter 17): the calls about [`crate::events`], and how an event comes to a vCPU.
 
-use super::encoding::{Args, Reply};
+use super::encoding::{Answer, Args, Reply, unreached};
 use super::error::Error;
 use crate::env::Env;
 use crate::events::{ATTRIBUTES, Place};
+use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
 use crate::vcpu::{VcpuRun, VsTrapRegs, hsm, request};
+use core::ops::Range;
 use core::sync::atomic::Ordering;
-use rv::Addr;
+use rv::{Access, Addr, Gpa};
 use sbi_spec::sse;
-
-/// What a call comes to.
-pub(super) enum Answer {
-    Reply(Reply),
-    /// The vCPU goes on where the event has interrupted it, with the registers of then.
-    Resumed,
-}
 
 /// Handles a call; `None` if there is no such function.
 pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Option<Answer> {
@@ -25,15 +20,15 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     let vm = run.vm.clone();
     let here = |result: Result<(), Error>| result.map(|()| hart);
     let concerned = match function {
-        sse::READ_ATTRS => return Some(Answer::Reply(read(g, run, args, env))),
-        sse::WRITE_ATTRS => return Some(Answer::Reply(write(g, run, args, env))),
+        sse::READ_ATTRS | sse::WRITE_ATTRS => return Some(attributes(g, run, function, args, env)),
         sse::COMPLETE => {
             let (mut place, regs) = place_of(run, env);
             let done = vm.events.lock().complete(hart, &mut place);
             if done.is_ok() {
                 put(run, &place, regs, env);
                 come(g, run, hart, env);
-                return Some(Answer::Resumed);
+                // It goes on where the event has interrupted it, with the registers of then.
+                return Some(Answer::Outcome(Outcome::Resume));
             }
             here(done)
         }
@@ -90,7 +85,9 @@ fn put<E: Env>(run: &mut VcpuRun, place: &Place, regs: VsTrapRegs, env: &mut E) 
 }
 
 /// Which attributes a call names, and where they are in the guest's memory.
-fn attributes(run: &VcpuRun, args: Args) -> Result<(usize, usize, Addr<rv::Gpa>), Error> {
+type Attributes = (Range<usize>, Addr<Gpa>);
+
+fn named(run: &VcpuRun, args: Args) -> Result<Attributes, Error> {
     let [_, first, count, low, high, _] = args;
     let (first, count) = (first as u32 as usize, count as u32 as usize);
     if count == 0 {
@@ -102,24 +99,40 @@ fn attributes(run: &VcpuRun, args: Args) -> Result<(usize, usize, Addr<rv::Gpa>)
     if low & 7 != 0 || high != 0 || !run.vm.in_ram(low, 8 * count as u64) {
         return Err(Error::InvalidAddress);
     }
-    Ok((first, count, Addr::new(low)))
+    Ok((first..first + count, Addr::new(low)))
 }
 
-fn read<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
-    let (first, count, at) = attributes(run, args)?;
-    let all = run.vm.events.lock().read(run.shared.id, args[0] as u32)?;
+/// Reads or writes attributes.
+fn attributes<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Answer {
+    let (which, at) = match named(run, args) {
+        Ok(named) => named,
+        Err(error) => return Answer::Reply(Err(error)),
+    };
+    let access = if function == sse::READ_ATTRS { Access::Store } else { Access::Load };
+    if let Err(why) = run.vm.reach_all(g, (at, 8 * which.len(), access), &mut run.ready, env) {
+        return unreached(run, why, Error::InvalidAddress);
+    }
+    let event = args[0] as u32;
+    Answer::Reply(match function {
+        sse::READ_ATTRS => read(g, run, event, (which, at), env),
+        _ => write(g, run, event, (which, at), env),
+    })
+}
+
+fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, event: u32, (which, at): Attributes, env: &mut E) -> Reply {
+    let all = run.vm.events.lock().read(run.shared.id, event)?;
     let mut bytes = [0; 8 * ATTRIBUTES];
-    for (value, bytes) in all[first..first + count].iter().zip(bytes.chunks_exact_mut(8)) {
+    let bytes = &mut bytes[..8 * which.len()];
+    for (value, bytes) in all[which].iter().zip(bytes.chunks_exact_mut(8)) {
         bytes.copy_from_slice(&value.to_le_bytes());
     }
-    run.vm.write(g, at, &bytes[..8 * count], env).map_err(|_| Error::InvalidAddress)?;
+    run.vm.write(g, at, bytes, &mut run.ready, env).map_err(|_| Error::InvalidAddress)?;
     Ok(0)
 }
 
-fn write<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
-    let (first, count, at) = attributes(run, args)?;
+fn write<E: Env>(g: &Gnomon, run: &mut VcpuRun, event: u32, (which, at): Attributes, env: &mut E) -> Reply {
     let mut bytes = [0; 8 * ATTRIBUTES];
-    run.vm.read(g, at, &mut bytes[..8 * count], env).map_err(|_| Error::InvalidAddress)?;
+    run.vm.read(g, at, &mut bytes[..8 * which.len()], &mut run.ready, env).map_err(|_| Error::InvalidAddress)?;
     let mut values = [0; ATTRIBUTES];
     for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
         *value = u64::from_le_bytes(*bytes);
@@ -128,7 +141,7 @@ fn write<E: Env>(g: &Gnomon, run: &VcpuRun, args: Args, env: &mut E) -> Reply {
         let vcpu = usize::try_from(hart).ok().and_then(|hart| run.vm.vcpus.get(hart));
         vcpu.is_some_and(|vcpu| [hsm::STARTED, hsm::SUSPENDED].contains(&vcpu.hsm.load(Ordering::Acquire)))
     };
-    let who = (run.shared.id, args[0] as u32);
-    run.vm.events.lock().write(who, first, &values[..count], is_started)?;
+    let who = (run.shared.id, event);
+    run.vm.events.lock().write(who, which.start, &values[..which.len()], is_started)?;
     Ok(0)
 }

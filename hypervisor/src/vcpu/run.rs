@@ -9,6 +9,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use mmu::frames::Frames;
+use mmu::gstage::Ready;
 use mmu::shadow::{Root, Views};
 use rv::{Context, Exit, FloatState, Mode, VectorCsrs};
 
@@ -51,6 +53,8 @@ pub struct VcpuRun {
     pub views: Views,
     /// The fences in its log that are accounted for.
     pub logged: u64,
+    /// What is being made ready for the fault that it makes next. Nothing while it is parked.
+    pub ready: Ready,
 }
 
 /// `vsstatus` at a vCPU's start: 64-bit user mode, everything else off.
@@ -76,12 +80,18 @@ impl VcpuRun {
             root: None,
             views: Views::new(),
             logged: 0,
+            ready: Ready::Nothing,
         })
     }
 
     /// Says that it goes on, in case that it was suspended.
     pub fn awake(&self) {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Gives back what was being made ready for it.
+    pub fn discard_ready(&mut self, frames: &Frames) {
+        core::mem::replace(&mut self.ready, Ready::Nothing).discard(frames);
     }
 
     /// Says that its exit is to be made again when a device, or the console, can go on.

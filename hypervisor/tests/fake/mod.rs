@@ -12,8 +12,10 @@ use hypervisor::lifecycle;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
+use hypervisor::vm::{Unreachable, Vm};
 use hypervisor::vms::Vms;
 use mmu::frames::{Frames, Owner};
+use mmu::gstage::Ready;
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use std::cell::{Cell, RefCell};
@@ -304,14 +306,27 @@ impl World {
         hypervisor::exit::handle(&self.g, &mut self.run, &mut self.hart)
     }
 
-    /// Makes an SBI call; returns (error, value).
+    /// Handles an exit, and those that the guest makes until its memory is ready.
+    pub fn exit_until_ready(&mut self, cause: u64, tval: u64, gpa: u64, tinst: u64) -> hypervisor::exit::Outcome {
+        loop {
+            let outcome = self.exit(cause, tval, gpa, tinst);
+            if !matches!(self.run.ready, Ready::Mega { .. }) {
+                return outcome;
+            }
+        }
+    }
+
+    /// Makes an SBI call, as often as it takes; returns (error, value).
     pub fn sbi(&mut self, extension: usize, function: u64, args: &[u64]) -> (i64, u64) {
         let x = &mut self.run.context.x;
         x[10..16].fill(0);
         x[10..10 + args.len()].copy_from_slice(args);
         (x[16], x[17]) = (function, extension as u64);
         let pc = self.run.context.pc;
-        let outcome = self.exit(10, 0, 0, 0);
+        let mut outcome = self.exit(10, 0, 0, 0);
+        while self.run.context.pc == pc && matches!(self.run.ready, Ready::Mega { .. }) {
+            outcome = self.exit(10, 0, 0, 0);
+        }
         assert_eq!(outcome, hypervisor::exit::Outcome::Resume);
         assert_eq!(self.run.context.pc, pc + 4);
         (self.run.context.x[10] as i64, self.run.context.x[11])
@@ -325,5 +340,25 @@ impl World {
 
     pub fn frames_used(&self) -> u64 {
         self.g.frames().usage(Owner::Vm(0)).total()
+    }
+}
+
+/// Writes to a VM's memory, in as many portions as it takes.
+pub fn write(g: &Gnomon, vm: &Vm, gpa: Addr<Gpa>, from: &[u8], hart: &mut Hart) -> Result<(), Unreachable> {
+    whole(|ready| vm.write(g, gpa, from, ready, hart))
+}
+
+/// Reads a VM's memory, likewise.
+pub fn read(g: &Gnomon, vm: &Vm, gpa: Addr<Gpa>, into: &mut [u8], hart: &mut Hart) -> Result<(), Unreachable> {
+    whole(|ready| vm.read(g, gpa, into, ready, hart))
+}
+
+fn whole(mut portion: impl FnMut(&mut Ready) -> Result<(), Unreachable>) -> Result<(), Unreachable> {
+    let mut ready = Ready::Nothing;
+    loop {
+        match portion(&mut ready) {
+            Err(Unreachable::Later) => {}
+            done => break done,
+        }
     }
 }

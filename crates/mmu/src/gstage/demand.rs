@@ -4,7 +4,8 @@
 //! are given back and nothing has changed. From the first store on, nothing can fail.
 //!
 //! To clear or copy 2 MiB takes long. So a resolution that wants that says so ([`Unresolved::Wants`]) and has changed
-//! nothing; the caller makes them ready ([`Content::prepare`]) without any lock, and tries again with what is [`Ready`].
+//! nothing; the caller makes them ready without any lock, a portion at a time ([`Ready::prepare`]), and tries again with what
+//! is [`Ready`].
 
 use super::region::{Object, Prot, Region};
 use super::space::{AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
@@ -71,18 +72,6 @@ pub enum Content {
     Copy(Pfn<Hpa>),
 }
 
-impl Content {
-    /// Takes 2 MiB and fills them: some 100,000 instructions, for which no lock should be held.
-    pub fn prepare(self, frames: &Frames, mem: &mut impl PhysMem) -> Ready {
-        let Some(run) = frames.take_ahead(MEGA_ORDER) else { return Ready::Denied };
-        match self {
-            Content::Zero => mem.zero_frames(run.first(), run.pages()),
-            Content::Copy(from) => mem.copy_frames(from, run.first(), run.pages()),
-        }
-        Ready::Mega { run, content: self }
-    }
-}
-
 /// What has been made ready for a resolution.
 #[must_use = "dropping it leaks its frames"]
 #[derive(PartialEq, Eq, Debug)]
@@ -93,14 +82,61 @@ pub enum Ready {
     Mega {
         /// The frames.
         run: Ahead,
-        /// What they hold.
+        /// What they are to hold.
         content: Content,
+        /// How many of them do, from the first on.
+        filled: u64,
     },
     /// Nothing, because there are no 2 MiB in one piece.
     Denied,
 }
 
+/// Frames that are copied at a time: as many instructions as an exit may take (BOUNDED), or fewer.
+const COPIED_AT_ONCE: u64 = 128;
+
 impl Ready {
+    /// Goes on to make 2 MiB ready that are to hold `content`: a portion, for which no lock should be held. Says whether they
+    /// are ready now, or cannot be.
+    #[cold]
+    #[inline(never)]
+    fn prepare(&mut self, wanted: Content, frames: &Frames, mem: &mut impl PhysMem) -> bool {
+        let (run, filled) = match core::mem::replace(self, Ready::Denied) {
+            Ready::Mega { run, content, filled } if content == wanted => (run, filled),
+            other => {
+                other.discard(frames);
+                match frames.take_ahead(MEGA_ORDER) {
+                    Some(run) => (run, 0),
+                    None => return true,
+                }
+            }
+        };
+        let to = run.first().add(filled);
+        let left = run.pages() - filled;
+        let done = match wanted {
+            Content::Zero => {
+                let pages = left.min(mem.zeroed_at_once());
+                mem.zero_frames(to, pages);
+                pages
+            }
+            Content::Copy(from) => {
+                let pages = left.min(COPIED_AT_ONCE);
+                mem.copy_frames(from.add(filled), to, pages);
+                pages
+            }
+        };
+        *self = Ready::Mega { run, content: wanted, filled: filled + done };
+        done == left
+    }
+
+    /// Whether nothing more can be done to have 2 MiB of that ready.
+    fn is_all_for(&self, wanted: Content) -> bool {
+        match self {
+            Ready::Mega { run, content, filled } => *content == wanted && *filled == run.pages(),
+            Ready::Denied => true,
+            Ready::Nothing => false,
+        }
+    }
+
     /// Gives back what was not needed after all.
     pub fn discard(self, frames: &Frames) {
         if let Ready::Mega { run, .. } = self {
@@ -134,8 +170,33 @@ impl<E> Unresolved<E> {
     }
 }
 
-/// Attempts something until it no longer wants 2 MiB made ready, which are then, between two attempts: whatever locks an
-/// attempt takes, it gives them back.
+/// Attempts something. Where it wants 2 MiB made ready, a portion of them is, after the attempt: whatever locks that takes, it
+/// has given them back. With the last portion it is attempted anew; before, what is done is left in `ready`, and the result is
+/// `None`: the caller comes back with it, and has looked after interrupts in between. What is not used stays there: it is
+/// given back by [`Ready::discard`].
+///
+/// # Errors
+/// The attempt's.
+pub fn in_portions<T, E, M: PhysMem>(
+    frames: &Frames,
+    mem: &mut M,
+    ready: &mut Ready,
+    mut attempt: impl FnMut(&mut Ready, &mut M) -> Result<T, Unresolved<E>>,
+) -> Result<Option<T>, E> {
+    loop {
+        match attempt(ready, mem) {
+            Err(Unresolved::Wants(content)) => {
+                if !ready.prepare(content, frames, mem) {
+                    return Ok(None);
+                }
+            }
+            Err(Unresolved::For(error)) => return Err(error),
+            Ok(value) => return Ok(Some(value)),
+        }
+    }
+}
+
+/// The same, all portions one after another.
 ///
 /// # Errors
 /// The attempt's.
@@ -146,10 +207,10 @@ pub fn with_ready<T, E, M: PhysMem>(
 ) -> Result<T, E> {
     let mut ready = Ready::Nothing;
     let result = loop {
-        match attempt(&mut ready, mem) {
-            Err(Unresolved::Wants(content)) => ready = content.prepare(frames, mem),
-            Err(Unresolved::For(error)) => break Err(error),
-            Ok(value) => break Ok(value),
+        match in_portions(frames, mem, &mut ready, &mut attempt) {
+            Ok(None) => {}
+            Ok(Some(value)) => break Ok(value),
+            Err(error) => break Err(error),
         }
     };
     ready.discard(frames);
@@ -222,6 +283,15 @@ impl AddressSpace {
         }
     }
 
+    /// What a store would want made ready to copy 2 MiB of an image that one leaf maps, which is of `level`; unless it is.
+    pub(crate) fn wants_first(&self, gpa: Addr<Gpa>, level: Level, ready: &Ready) -> Option<Content> {
+        let region = self.region_of(gpa.pfn())?;
+        let Object::Image { first } = region.object else { return None };
+        let page = self.mega_allowed(gpa.pfn(), region, level)?;
+        let wanted = Content::Copy(first.add(page.raw() - region.start.raw()));
+        (!ready.is_all_for(wanted)).then_some(wanted)
+    }
+
     fn fill_anonymous(
         &mut self,
         gpa: Addr<Gpa>,
@@ -231,7 +301,7 @@ impl AddressSpace {
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, Unresolved> {
-        if self.mega_allowed(gpa.pfn(), region, slot).is_some() {
+        if self.mega_allowed(gpa.pfn(), region, slot.level).is_some() {
             match self.mega(Content::Zero, slot, ready, frames) {
                 Ok(supplies) => {
                     self.counters.anonymous_2m += 1;
@@ -258,7 +328,7 @@ impl AddressSpace {
         frames: &Frames,
     ) -> Result<Supplies, NoMega> {
         let supplies = match core::mem::replace(ready, Ready::Nothing) {
-            Ready::Mega { run, content } if content == wanted => {
+            Ready::Mega { run, content, filled } if content == wanted && filled == run.pages() => {
                 Supplies::with(frames, self.owner, below(slot, Level::MEGA), run).ok()
             }
             Ready::Denied => {
@@ -266,8 +336,8 @@ impl AddressSpace {
                 None
             }
             other => {
-                // What was wanted before is not what is wanted now: somebody else was here meanwhile.
-                other.discard(frames);
+                // Not yet, or not this: somebody else was here meanwhile.
+                *ready = other;
                 return Err(NoMega::Wanted(wanted));
             }
         };
@@ -302,7 +372,7 @@ impl AddressSpace {
     ) -> Result<Resolved, Unresolved> {
         // A 2 MiB leaf needs the image's frames as aligned as the guest's pages.
         let mega = self
-            .mega_allowed(gpa.pfn(), region, slot)
+            .mega_allowed(gpa.pfn(), region, slot.level)
             .map(|page| Pfn::new(image.raw() - (gpa.pfn().raw() - page.raw())))
             .filter(|pfn: &Pfn<Hpa>| pfn.is_aligned(Level::MEGA.pages()));
         let (level, pfn) = mega.map_or((Level::PAGE, image), |pfn| (Level::MEGA, pfn));
@@ -355,7 +425,7 @@ impl AddressSpace {
         ready: &mut Ready,
         frames: &Frames,
     ) -> Result<Supplies, NoMega> {
-        let page = self.mega_allowed(gpa.pfn(), region, slot).ok_or(NoMega::Denied)?;
+        let page = self.mega_allowed(gpa.pfn(), region, slot.level).ok_or(NoMega::Denied)?;
         let first = Pfn::new(image.raw() - (gpa.pfn().raw() - page.raw()));
         self.mega(Content::Copy(first), slot, ready, frames)
     }
@@ -447,8 +517,8 @@ impl AddressSpace {
     }
 
     /// The 2 MiB around `page`, if one leaf may map them: by policy, region, and what is there.
-    fn mega_allowed(&self, page: Pfn<Gpa>, region: &Region, slot: &Slot<Hpa>) -> Option<Pfn<Gpa>> {
-        let allowed = self.policy.superpages == Superpages::Mega && slot.level >= Level::MEGA;
+    fn mega_allowed(&self, page: Pfn<Gpa>, region: &Region, level: Level) -> Option<Pfn<Gpa>> {
+        let allowed = self.policy.superpages == Superpages::Mega && level >= Level::MEGA;
         region.mega_around(page).filter(|_| allowed)
     }
 

@@ -21,7 +21,7 @@ mod region;
 mod remove;
 mod space;
 
-pub use demand::{Content, Ready, Unresolved, with_ready};
+pub use demand::{Content, Ready, Unresolved, in_portions, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
 pub use space::{
     AddressSpace, Counters, How, Images, OWNED, Policy, Publish, ResolveError, Resolved, Superpages, Translation,

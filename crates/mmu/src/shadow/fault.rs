@@ -299,11 +299,17 @@ impl<S: Shadowed> Shadow<S> {
         access: Access,
         host: &mut Host<'_, M, H>,
     ) -> Result<Translation, Missing> {
-        let is_copied = access == Access::Store
-            && host.space.translate(gpa, host.mem).is_some_and(|known| !known.flags.contains(PteFlags::W))
-            && host.space.region_of(gpa.pfn()).is_some_and(|region| region.prot.allows(access));
-        if is_copied && !self.forget_ahead(gpa.pfn(), host) {
-            return Err(Missing::Later);
+        let is_copied =
+            access == Access::Store && host.space.region_of(gpa.pfn()).is_some_and(|region| region.prot.allows(access));
+        let known = if is_copied { host.space.translate(gpa, host.mem) } else { None };
+        if let Some(known) = known.filter(|known| !known.flags.contains(PteFlags::W)) {
+            // The leaves go last: the guest may be fetching by one, and would have it filled again between two portions.
+            if let Some(content) = host.space.wants_first(gpa, known.level, host.ready) {
+                return Err(Missing::Not(Unresolved::Wants(content)));
+            }
+            if !self.forget_ahead(gpa.pfn(), host) {
+                return Err(Missing::Later);
+            }
         }
         self.reach(gpa, access, host)
     }

@@ -313,10 +313,16 @@ impl Hart {
     fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
         self.set_policy();
         while !self.announce(&run) {
+            let is_parked = run.shared.posted.load(Ordering::SeqCst) & request::PARK != 0;
+            if !is_parked && !run.vm.translation.may_enter(&run) {
+                // It has no root yet, and will go on to make one when it is loaded again.
+                let now = self.now();
+                self.requeue(run, now);
+                return None;
+            }
             // What is posted is served before it is announced: it may wait for a lock whose holder waits for this hart to
-            // leave. Without a root the vCPU is leaving: there was no memory for one, and the VM ends.
-            let leaves = if run.vm.translation.may_enter(&run) { self.serve(&mut run) } else { Some(Leaves::ForPark) };
-            if let Some(what_for) = leaves {
+            // leave.
+            if let Some(what_for) = self.serve(&mut run) {
                 self.give_up(run, what_for);
                 return None;
             }

@@ -62,6 +62,10 @@ impl Hart {
         self.set_spins(false);
         self.guest.save_csrs(&mut run.csrs, &self.g.offer);
         run.vm.translation.unload(run, self);
+        if run.vm.translation.may_enter(run) {
+            // Nobody keeps back memory that is nobody's while it is on no hart; but its first root may be what it is for.
+            run.discard_ready(&self.shared.frames);
+        }
         run.mode = self.guest.privilege();
         self.guest.save_registers(run, &self.g.offer);
         self.guest.clear_csrs(&self.g.offer);
