@@ -13,6 +13,7 @@ pub mod files;
 pub mod lab;
 pub mod lane;
 pub mod linux;
+pub mod longest;
 pub mod page;
 pub mod papers;
 mod plot;

@@ -210,6 +210,12 @@ impl Report {
         value.is_object().then_some(0)
     }
 
+    /// The counts of the whole run.
+    #[must_use]
+    pub fn whole(&self) -> &Value {
+        &self.0["whole"]["total"]
+    }
+
     /// What was counted between markers, added up for each pair of labels: the first, the second unless the machine
     /// ended before that, and the counts.
     pub fn sums(&self) -> impl Iterator<Item = ((u64, Option<u64>), &Value)> {

@@ -34,6 +34,9 @@ pub struct Trap {
     /// Instructions until the software that was left ran again, where that is of interest.
     #[serde(default)]
     pub handling_instructions: u64,
+    /// The most of them that one took.
+    #[serde(default)]
+    pub longest_handling: u64,
 }
 
 /// Traps out of a guest.

@@ -3,6 +3,7 @@
 //! it was, and is not run again for nothing.
 
 use super::counts::Counts;
+use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
 use crate::bare::{self, BareSpec};
 use crate::build;
@@ -68,6 +69,8 @@ pub struct Run {
     pub counters: BTreeMap<String, u64>,
     /// What the meter counted between markers, for each pair of labels.
     pub regions: Vec<Region>,
+    /// The longest exit, from the start to the end.
+    pub longest: Longest,
 }
 
 /// What the meter counted between two markers.
@@ -126,6 +129,7 @@ pub struct Lab {
     kvm: Mutex<Option<KvmHost>>,
     digests: Mutex<BTreeMap<PathBuf, String>>,
     copies: Copies,
+    longests: Mutex<Longests>,
 }
 
 /// Copies of what is measured: whoever builds another while a benchmark runs, does not change it.
@@ -178,7 +182,13 @@ impl Lab {
             kvm: Mutex::default(),
             digests: Mutex::default(),
             copies,
+            longests: Mutex::default(),
         })
+    }
+
+    /// The longest exits of all runs since it was asked last.
+    pub fn longests(&self) -> Longests {
+        std::mem::take(&mut self.longests.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The names of the modelled cores, as the meter's report has them.
@@ -199,6 +209,12 @@ impl Lab {
     /// # Errors
     /// If the guest does not come to its end, or says that something went wrong.
     pub fn run(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
+        let run = self.known_or_new(subject, load)?;
+        self.longests.lock().unwrap_or_else(PoisonError::into_inner).add(subject, &run.longest);
+        Ok(run)
+    }
+
+    fn known_or_new(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
         let load = &Load { kernel: self.copies.of(&load.kernel)?, ..load.clone() };
         let key = self.key(subject, load)?;
         let path = cache("bench")?.join(format!("{key}.json"));
@@ -271,7 +287,8 @@ impl Lab {
         let (command_line, inputs) = self.described(machine, load)?;
         let regions = report.sums().map(|(labels, total)| Region { labels, total: total.clone() });
         let regions = regions.map(|region| region.checked(subject)).collect::<miette::Result<Vec<_>>>()?;
-        Ok(Run { command_line, inputs, figures, counters: counters.unwrap_or_default(), regions })
+        let longest = Longest::of(&Counts::read(report.whole()).into_diagnostic()?, subject);
+        Ok(Run { command_line, inputs, figures, counters: counters.unwrap_or_default(), regions, longest })
     }
 
     /// The machine, with what must live as long as it.

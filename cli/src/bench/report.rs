@@ -18,7 +18,7 @@ pub struct Report {
     pub misleads: String,
     /// All that was measured.
     pub json: serde_json::Value,
-    /// Why some subjects could not be measured.
+    /// Why some subjects could not be measured, and what else is not as it has to be.
     pub failures: Vec<String>,
 }
 

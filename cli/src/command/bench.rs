@@ -22,7 +22,7 @@ const CORES: [&str; 2] = ["p550", "plain"];
 /// page walks, which repeat exactly; no clock of the host takes part. What was measured is kept, so that a
 /// benchmark that was stopped goes on where it was. See docs/bench.md.
 ///
-/// Exit status: 0 all was measured, 1 bad input, or something could not be measured.
+/// Exit status: 0 all was measured, 1 bad input, something could not be measured, or an exit took too long.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct BenchArgs {
@@ -145,8 +145,12 @@ impl BenchArgs {
         let mut reports = Vec::new();
         let mut has_failed = false;
         for name in names {
-            let report = match name.measure(&lab, &choice, scale) {
-                Ok(report) => report,
+            let (measured, longests) = (name.measure(&lab, &choice, scale), lab.longests());
+            let report = match measured {
+                Ok(mut report) => {
+                    longests.report(&mut report);
+                    report
+                }
                 Err(why) if is_all && matches!(why.downcast_ref(), Some(ChoiceError::NotHere(_))) => continue,
                 // One that cannot be made keeps none of the others from being made.
                 Err(why) => {
@@ -156,7 +160,7 @@ impl BenchArgs {
                 }
             };
             print!("{}{report}", if reports.is_empty() { "" } else { "\n" });
-            report.failures.iter().for_each(|why| eprintln!("gnomon: could not measure {why}"));
+            report.failures.iter().for_each(|why| eprintln!("gnomon: failed: {why}"));
             reports.push(report);
             // Each time: a benchmark that is stopped has written what it had.
             self.write(&lab, &reports)?;
