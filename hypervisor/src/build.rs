@@ -1,4 +1,5 @@
-//! What a VM has from its start to its end, or its next start: memory, devices as after a reset, and a device tree.
+//! What a VM has from its start to its end, or its next start: memory, devices as after a reset, and a device tree. It is made in
+//! portions.
 
 use crate::board;
 use crate::env::Env;
@@ -9,38 +10,77 @@ use crate::vm::{Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::frames::Owner;
 use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Superpages};
+use mmu::shadow::{Lists, Shadow};
 use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 
-/// Builds a VM's memory, devices and device tree.
+/// Checks what a VM asks for, and says what it may own. Returns the lists of its shadow tables, if it is to have some: they are
+/// still to be prepared.
 ///
 /// # Errors
-/// A message, if that cannot be. What it has by then is still to be torn down.
-pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), String> {
-    let memory = build_memory(g, vm, env)?;
+/// A message, if it asks for what cannot be.
+pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<Lists>, String> {
+    let (config, translation) = (&vm.config, vm.translation);
+    // The bundle's promises are checked here, where they are used.
+    let bytes = config.memory_bytes;
+    if bytes < board::LEAST_RAM || !bytes.is_multiple_of(PAGE_BYTES) {
+        return Err(format!("{bytes} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
+    }
+    if vm.tree.len() as u64 > board::TREE_BYTES {
+        return Err(format!("its device tree of {} bytes is too long; shorten the command line", vm.tree.len()));
+    }
+    translation.check(config, &g.offer)?;
+    regions(g, config)?;
+    let limit = frame_limit(config, translation.table_frames(config)?);
+    g.harts[env.hart()].frames.set_limit(owner(vm), limit);
+    Ok(translation.lists(config))
+}
+
+/// Prepares some of the lists. Returns whether all are there.
+///
+/// # Errors
+/// A message, if there is no memory for them.
+pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Lists, env: &mut E) -> Result<bool, String> {
+    /// Some 50,000 instructions, more if a cache block cannot be cleared at once.
+    const AT_ONCE: u64 = 64;
+    let done = lists.prepare(AT_ONCE, owner(vm), &g.harts[env.hart()].frames, &mut env.mem());
+    done.map_err(|e| format!("no memory for its shadow tables: {e}"))
+}
+
+/// Builds a VM's memory and devices.
+///
+/// # Errors
+/// A message, if that cannot be. Nothing has changed then.
+pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) -> Result<(), String> {
+    let memory = build_memory(g, vm, lists, env)?;
     *vm.memory.lock() = Some(memory);
     announce(g, vm);
     vm.devices.lock().reset(vm.config.vcpus);
     *vm.events.lock() = Events::new(vm.config.vcpus);
     g.console.release_input();
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));
-    let isa = vm.translation.isa(&vm.config, &g.offer);
-    let tree = board::device_tree(&vm.config, &g.offer, &isa, vm.devices.lock().iter());
+    Ok(())
+}
+
+/// Writes a VM's device tree to its memory. Returns whether it is there: if not, this is to be called once more with what
+/// has been made ready.
+///
+/// # Errors
+/// A message, if there is no memory for it.
+pub(crate) fn furnish<E: Env>(g: &Gnomon, vm: &Vm, ready: &mut Ready, env: &mut E) -> Result<bool, String> {
     let at = board::tree_address(vm.config.memory_bytes);
-    if tree.len() as u64 > board::TREE_BYTES {
-        return Err(format!("its device tree of {} bytes is too long; shorten the command line", tree.len()));
+    match vm.write(g, Addr::new(at), &vm.tree, ready, env) {
+        Ok(()) => Ok(true),
+        Err(Unreachable::Later) => Ok(false),
+        Err(why) => Err(format!("no memory for its device tree: {why}")),
     }
-    let mut ready = Ready::Nothing;
-    let written = loop {
-        match vm.write(g, Addr::new(at), &tree, &mut ready, env) {
-            Err(Unreachable::Later) => {}
-            written => break written,
-        }
-    };
-    ready.discard(&g.harts[env.hart()].frames);
-    written.map_err(|e| format!("no memory for its device tree: {e}"))
+}
+
+const fn owner(vm: &Vm) -> Owner {
+    Owner::Vm(vm.slot() as u16)
 }
 
 /// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse
@@ -61,31 +101,32 @@ fn announce(g: &Gnomon, vm: &Vm) {
     g.console.say(&format!("{}: mmu = {mode}{who}", vm.config.name));
 }
 
-fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Memory, String> {
+fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) -> Result<Memory, String> {
     let (config, translation) = (&vm.config, vm.translation);
-    // The bundle's promises are checked here, where they are used.
-    let bytes = config.memory_bytes;
-    if bytes < board::LEAST_RAM || !bytes.is_multiple_of(PAGE_BYTES) {
-        return Err(format!("{bytes} bytes of memory: at least {} are needed, in whole pages", board::LEAST_RAM));
-    }
-    translation.check(config, &g.offer)?;
-    let owner = Owner::Vm(vm.slot() as u16);
+    let owner = owner(vm);
     let policy = Policy {
         superpages: if config.superpages { Superpages::Mega } else { Superpages::Never },
         images: translation.images(config),
     };
     let mut mem = env.mem();
     let frames = &g.harts[env.hart()].frames;
-    frames.set_limit(owner, frame_limit(config, translation.table_frames(config)?));
-    let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
-    let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
-    let built = add_regions(&mut space, g, config).and_then(|()| translation.build(vm, (owner, frames), &mut mem));
-    match built {
-        Ok(shadow) => Ok(Memory { space, shadow }),
+    let shadow = translation.build(vm, lists, (owner, frames))?;
+    let space = regions(g, config).and_then(|regions| {
+        let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
+        let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
+        match regions.into_iter().try_for_each(|region| space.add_region(region)) {
+            Ok(()) => Ok(space),
+            Err(why) => {
+                // No hart has seen these tables: their frames go straight back.
+                space.destroy(&mut Unseen).release(u32::MAX, frames, &mem);
+                Err(format!("its memory map: {why}"))
+            }
+        }
+    });
+    match space {
+        Ok(space) => Ok(Memory { space, shadow }),
         Err(message) => {
-            // No hart has seen these tables: their frames go straight back.
-            let mut nobody = Unseen;
-            space.destroy(&mem).abandon(&mut nobody).release(frames);
+            shadow.into_iter().flat_map(Shadow::destroy).for_each(|run| frames.free(run));
             Err(message)
         }
     }
@@ -100,25 +141,24 @@ impl Fence<Gpa> for Unseen {
 }
 
 /// RAM: images where there are segments, anonymous memory elsewhere.
-fn add_regions(space: &mut AddressSpace, g: &Gnomon, config: &VmConfig) -> Result<(), String> {
+fn regions(g: &Gnomon, config: &VmConfig) -> Result<Vec<Region>, String> {
     let prot = Prot::R | Prot::W | Prot::X;
     let end = GUEST_RAM_BASE + config.memory_bytes;
-    let mut at = GUEST_RAM_BASE;
-    let mut add = |start: u64, end: u64, object| -> Result<(), String> {
-        if start == end {
-            return Ok(());
+    let (mut at, mut regions) = (GUEST_RAM_BASE, Vec::new());
+    let mut add = |start: u64, end: u64, object| {
+        if start != end {
+            regions.push(Region { start: Addr::new(start).pfn(), pages: (end - start) / PAGE_BYTES, prot, object });
         }
-        let region = Region { start: Addr::new(start).pfn(), pages: (end - start) / PAGE_BYTES, prot, object };
-        space.add_region(region).map_err(|e| format!("its memory map: {e}"))
     };
     for segment in &config.segments {
         let (start, pages_end) = segment_span(segment, at, end, g.bundle_bytes)?;
-        add(at, start, Object::Anonymous)?;
+        add(at, start, Object::Anonymous);
         let first = Pfn::new(g.bundle.raw() + segment.offset / PAGE_BYTES);
-        add(start, pages_end, Object::Image { first })?;
+        add(start, pages_end, Object::Image { first });
         at = pages_end;
     }
-    add(at, end, Object::Anonymous)
+    add(at, end, Object::Anonymous);
+    Ok(regions)
 }
 
 fn segment_span(segment: &Segment, from: u64, to: u64, bundle_bytes: u64) -> Result<(u64, u64), String> {

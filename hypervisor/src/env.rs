@@ -69,6 +69,8 @@ pub trait Env {
     fn attend_soon(&mut self, guest: Option<usize>);
     /// The same at `time` of the host, or a little later, for that guest.
     fn attend_at(&mut self, time: u64, guest: usize);
+    /// This hart calls [`crate::lifecycle::go_on`] within a millisecond or so, whatever its guest does.
+    fn go_on_soon(&mut self);
     /// Lets hardware know that this is a busy-waiting loop.
     fn relax(&self) {
         core::hint::spin_loop();

@@ -1,5 +1,6 @@
 //! What all harts share.
 
+use crate::chores::Chores;
 use crate::console::Console;
 use crate::counters::HeapUse;
 use crate::env::Env;
@@ -25,6 +26,8 @@ pub struct Gnomon {
     pub sched: Sched,
     /// The harts in use.
     pub harts: Vec<HartShared>,
+    /// What is done in portions.
+    pub chores: Chores,
     /// The console.
     pub console: Console,
     /// How Gnomon's heap is doing.

@@ -9,6 +9,7 @@ extern crate alloc;
 
 pub mod board;
 mod build;
+pub mod chores;
 pub mod console;
 pub mod counters;
 pub mod device;

@@ -13,7 +13,8 @@
 //! harts notice [`request::PARK`]. Whoever parks the last one does what remains.
 
 use crate::board;
-use crate::build::build;
+use crate::build;
+use crate::chores::{Chore, Work};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
@@ -21,7 +22,7 @@ use crate::serial;
 use crate::tenant::Tenant;
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Departure, Phase, Vm};
-use crate::vms::{Report, Wish};
+use crate::vms::{Report, Wish, has_vcpus};
 use abi::bundle::{MAX_VCPUS, MAX_VMS};
 use abi::record::{EndReason, Record, VmEnd};
 use alloc::boxed::Box;
@@ -30,6 +31,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use mmu::gstage::Ready;
 
 /// Creates and starts those VMs that were wished for and whose turn it is.
 pub fn start_due<E: Env>(g: &Gnomon, env: &mut E) {
@@ -57,11 +59,11 @@ pub fn create<E: Env>(g: &Gnomon, wish: Wish, env: &mut E) -> Option<Arc<Vm>> {
 type Refused = (Report, EndReason);
 
 fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
-    let Wish { number, config, end, .. } = wish;
+    let Wish { number, config, tree, end, .. } = wish;
     let name = config.name.clone();
     let problem = if config.after.is_some_and(|other| u64::from(other) >= number) {
         Some("it is to start after a VM that does not come before it".into())
-    } else if !(1..=MAX_VCPUS).contains(&config.vcpus) {
+    } else if !has_vcpus(&config) {
         Some(format!("{} vCPUs; 1 to {MAX_VCPUS} are possible", config.vcpus))
     } else {
         None
@@ -72,7 +74,7 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
     }
     let moved_in = g.vms.move_in(number, |handle| {
         g.console.open(handle, &config.name);
-        Tenant::new(handle, config, &g.offer)
+        Tenant::new(handle, (config, tree), &g.offer)
     });
     moved_in.ok_or_else(|| refused(EndReason::NotStarted { message: format!("there are {MAX_VMS} VMs already") }))
 }
@@ -103,13 +105,18 @@ fn set_off<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     bring_up(g, vm, env);
 }
 
-/// Starts a VM whose vCPUs are all parked, for the first time or over; or ends it.
+/// Begins to start a VM whose vCPUs are all parked, for the first time or over. [`go_on`] does the rest; or ends it.
 fn bring_up<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
-    let built = build(g, vm, env).map_err(|message| EndReason::NotStarted { message });
-    if let Err(reason) = built.and_then(|()| launch(g, vm, env)) {
-        tear_down(g, vm, env);
-        over(g, vm, reason);
+    match build::begin(g, vm, env) {
+        Ok(lists) => put_off(g, vm, lists.map_or(Work::Build, Work::Prepare), env),
+        Err(message) => fail(g, vm, EndReason::NotStarted { message }, env),
     }
+}
+
+/// A VM cannot start.
+fn fail<E: Env>(g: &Gnomon, vm: &Arc<Vm>, reason: EndReason, env: &mut E) {
+    *vm.phase.lock() = Phase::Leaving(Departure::End(reason));
+    give_back(g, vm, env);
 }
 
 /// Starts the first vCPU, unless the VM's end was asked for while it was built.
@@ -252,37 +259,100 @@ const STAYS: &str = "a VM whose vCPUs are not all parked stays in its slot";
 
 /// What remains to be done for a VM that ends or restarts when all its vCPUs are parked.
 fn leave<E: Env>(g: &Gnomon, vm: Arc<Vm>, env: &mut E) {
-    let departure = {
+    {
         let mut phase = vm.phase.lock();
         match &*phase {
-            Phase::Leaving(departure) => departure.clone(),
+            Phase::Leaving(_) => {}
             // Each stopped by itself (SBI hart_stop): nothing can ever start one again.
             Phase::Running => {
-                let end = Departure::End(EndReason::Killed { message: "all its vCPUs have stopped".into() });
-                *phase = Phase::Leaving(end.clone());
-                end
+                let message = "all its vCPUs have stopped".into();
+                *phase = Phase::Leaving(Departure::End(EndReason::Killed { message }));
             }
             Phase::Created | Phase::Ended => return,
         }
-    };
-    tear_down(g, &vm, env);
-    match departure {
-        Departure::End(reason) => over(g, &vm, reason),
-        Departure::Reboot => {
-            serial::last_words(g, &vm);
-            g.console.say_of(vm.slot(), &format!("{} starts over", vm.config.name), false);
-            bring_up(g, &vm, env);
-        }
     }
+    give_back(g, &vm, env);
     drop(vm);
     start_due(g, env);
 }
 
-/// Takes a VM's memory away. None of its vCPUs is on a hart.
-fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+/// Takes the memory away of a VM that leaves, to be given back by [`go_on`]. None of its vCPUs is on a hart.
+fn give_back<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     let memory = vm.memory.lock().take();
-    if let Some(memory) = memory {
-        vm.translation.tear_down(g, vm, memory, env);
+    let Some(memory) = memory else { return part(g, vm, env) };
+    let remains = vm.translation.tear_down(g, vm, memory, env);
+    put_off(g, vm, Work::GiveBack(remains), env);
+}
+
+fn put_off<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) {
+    g.chores.add(Chore { vm: Arc::clone(vm), work });
+    env.go_on_soon();
+}
+
+/// Does a portion of what is to be done for VMs that start, end or start over. Returns whether there was anything to do. Each
+/// hart calls it while it has nothing else to do, and now and then ([`Env::go_on_soon`]).
+pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) -> bool {
+    let Some(Chore { vm, work }) = g.chores.take() else { return false };
+    match do_some(g, &vm, work, env) {
+        Ok(Some(rest)) => put_off(g, &vm, rest, env),
+        Ok(None) => start_due(g, env),
+        Err(message) => fail(g, &vm, EndReason::NotStarted { message }, env),
+    }
+    true
+}
+
+/// Does a portion; returns what is left.
+fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<Option<Work>, String> {
+    let frames = &g.harts[env.hart()].frames;
+    match work {
+        Work::GiveBack(mut remains) => {
+            if remains.release(frames, &env.mem()) {
+                return Ok(Some(Work::GiveBack(remains)));
+            }
+            part(g, vm, env);
+            Ok(None)
+        }
+        Work::Prepare(mut lists) => match build::prepare(g, vm, &mut lists, env) {
+            Ok(false) => Ok(Some(Work::Prepare(lists))),
+            Ok(true) => {
+                build::build(g, vm, Some(lists), env)?;
+                Ok(Some(Work::Furnish(Ready::Nothing)))
+            }
+            Err(message) => {
+                lists.release(frames);
+                Err(message)
+            }
+        },
+        Work::Build => {
+            build::build(g, vm, None, env)?;
+            Ok(Some(Work::Furnish(Ready::Nothing)))
+        }
+        Work::Furnish(mut ready) => {
+            let is_there = build::furnish(g, vm, &mut ready, env);
+            if matches!(is_there, Ok(false)) {
+                return Ok(Some(Work::Furnish(ready)));
+            }
+            ready.discard(frames);
+            is_there?;
+            if let Err(reason) = launch(g, vm, env) {
+                fail(g, vm, reason, env);
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// A VM that has no memory any more ends, or starts over.
+fn part<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
+    let phase = vm.phase.lock().clone();
+    match phase {
+        Phase::Leaving(Departure::End(reason)) => over(g, vm, reason),
+        Phase::Leaving(Departure::Reboot) => {
+            serial::last_words(g, vm);
+            g.console.say_of(vm.slot(), &format!("{} starts over", vm.config.name), false);
+            bring_up(g, vm, env);
+        }
+        Phase::Created | Phase::Running | Phase::Ended => unreachable!("{STAYS}"),
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! The engine is [`mmu::shadow`]; here are the exits that drive it. A vCPU owns its root (`VcpuRun::root`) from
 //! when it is first put on a hart until it is parked, and never enters its guest without one: with no
-//! G-stage behind it, Bare would be all of memory (limits.md, F5).
+//! G-stage behind it, Bare would be all of memory.
 
+use crate::chores::Remains;
 use crate::env::Env;
 use crate::exit::{Faulted, Outcome};
 use crate::fetch;
@@ -20,7 +21,9 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, in_portions};
-use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote};
+use mmu::shadow::{
+    Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
+};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
@@ -98,26 +101,37 @@ pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
     offer.isa.shadowed(config.svvptc).with_svadu(config.svadu)
 }
 
+/// The lists for a VM's engine.
+pub(crate) fn lists(config: &VmConfig) -> Lists {
+    Lists::new(Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES)
+}
+
 /// Makes a VM's engine.
 ///
 /// # Errors
 /// A message, if there is no memory for it.
-pub(crate) fn build<M: PhysMem>(
+pub(crate) fn build(
     vm: &Vm,
     upkeep: Upkeep,
+    lists: Lists,
     (owner, frames): (Owner, &Frames),
-    mem: &mut M,
 ) -> Result<Shadow, String> {
     let config = &vm.config;
     let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
     let first_serial = vm.past.lock().serials;
-    let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
-    let config = Config { upkeep, ad, pages: pages(config)?, first_serial };
-    Shadow::new(config, owner, ram, frames, mem).map_err(|e| format!("no memory for its shadow tables: {e}"))
+    let pages = match pages(config) {
+        Ok(pages) => pages,
+        Err(message) => {
+            lists.release(frames);
+            return Err(message);
+        }
+    };
+    let config = Config { upkeep, ad, pages, first_serial };
+    Shadow::new(config, owner, lists, frames).map_err(|e| format!("no memory for its shadow tables: {e}"))
 }
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
-pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: Memory, env: &mut E) {
+pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: Memory, env: &mut E) -> Remains {
     let mut past = vm.past.lock();
     past.space += *space.counters();
     if let Some(shadow) = &shadow {
@@ -125,15 +139,10 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: M
         past.serials = shadow.next_serial();
     }
     drop(past);
-    let stale = space.destroy(&env.mem());
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
     // its roots' ASIDs are never loaded again.
-    let retired = stale.fence(&mut ShadowFence { g, vm, env });
-    let frames = &g.harts[env.hart()].frames;
-    retired.release(frames);
-    if let Some(shadow) = shadow {
-        shadow.destroy(frames);
-    }
+    let space = space.destroy(&mut ShadowFence { g, vm, env });
+    Remains::of(space, shadow.into_iter().flat_map(Shadow::destroy))
 }
 
 /// What the VM's engines have counted.

@@ -22,10 +22,10 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// A VM with all its vCPUs stopped.
+    /// A VM of that configuration and device tree, with all its vCPUs stopped.
     #[must_use]
-    pub fn new(handle: Handle, config: VmConfig, offer: &Offer) -> Self {
-        let vm = Arc::new(Vm::new(handle, config, offer));
+    pub fn new(handle: Handle, what: (VmConfig, Vec<u8>), offer: &Offer) -> Self {
+        let vm = Arc::new(Vm::new(handle, what, offer));
         let run = |vcpu: &Arc<_>| VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), offer.vlenb);
         let parked = vm.vcpus.iter().map(|vcpu| (vcpu.id, run(vcpu))).collect();
         Self { vm, parked, paused: None }

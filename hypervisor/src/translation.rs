@@ -3,12 +3,13 @@
 //!
 //! | event | methods |
 //! |---|---|
-//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`isa`](Translation::isa), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
+//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 
+use crate::chores::Remains;
 use crate::env::Env;
 use crate::exit::{Faulted, Outcome};
 use crate::gnomon::Gnomon;
@@ -23,8 +24,8 @@ use alloc::format;
 use alloc::string::String;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Images, Ready};
-use mmu::shadow::{Counters, GuestFence};
-use rv::{Access, Addr, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
+use mmu::shadow::{Counters, GuestFence, Lists};
+use rv::{Access, Addr, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
 impl Translation {
     /// Whether this machine can host such a VM's memory so.
@@ -76,19 +77,28 @@ impl Translation {
         }
     }
 
+    /// The lists for a VM's shadow tables, if it is to have some.
+    #[must_use]
+    pub fn lists(self, config: &VmConfig) -> Option<Lists> {
+        match self {
+            TwoStage => None,
+            Shadow(_) => Some(shadow::lists(config)),
+        }
+    }
+
     /// Makes a VM's shadow tables, if it is to have some.
     ///
     /// # Errors
     /// A message, if there is no memory for them.
-    pub fn build<M: PhysMem>(
+    pub fn build(
         self,
         vm: &Vm,
+        lists: Option<Lists>,
         from: (Owner, &Frames),
-        mem: &mut M,
     ) -> Result<Option<mmu::shadow::Shadow>, String> {
-        match self {
-            TwoStage => Ok(None),
-            Shadow(upkeep) => shadow::build(vm, upkeep, from, mem).map(Some),
+        match (self, lists) {
+            (Shadow(upkeep), Some(lists)) => shadow::build(vm, upkeep, lists, from).map(Some),
+            _ => Ok(None),
         }
     }
 
@@ -101,8 +111,8 @@ impl Translation {
         }
     }
 
-    /// Takes a VM's memory away. None of its vCPUs is on a hart.
-    pub fn tear_down<E: Env>(self, g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) {
+    /// Takes a VM's memory away, which is to be given back. None of its vCPUs is on a hart.
+    pub fn tear_down<E: Env>(self, g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
         match self {
             TwoStage => two_stage::tear_down(g, vm, memory, env),
             Shadow(_) => shadow::tear_down(g, vm, memory, env),

@@ -1,5 +1,6 @@
 //! Guests behind a G-stage: the hart walks their own tables and their VM's, which is made as they touch their memory.
 
+use crate::chores::Remains;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::isa::Isa;
@@ -39,13 +40,11 @@ pub(crate) fn images(config: &VmConfig) -> Images {
 }
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
-pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) {
+pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
     vm.past.lock().space += *memory.space.counters();
-    let stale = memory.space.destroy(&env.mem());
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it
     // enters this VM again, and nobody else's VMID reaches them.
-    let retired = stale.fence(&mut GStageFence { g, vm, env });
-    retired.release(&g.harts[env.hart()].frames);
+    Remains::of_space(memory.space.destroy(&mut GStageFence { g, vm, env }))
 }
 
 /// Puts a vCPU on this hart.

@@ -181,6 +181,13 @@ impl From<MmuMode> for Translation {
     }
 }
 
+/// The device tree of a VM that is to be.
+#[must_use]
+pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
+    let isa = Translation::from(offer.mode(config.mmu)).isa(config, offer);
+    board::device_tree(config, offer, &isa, Devices::new(config.vcpus, offer).iter())
+}
+
 /// A VM's memory.
 pub struct Memory {
     /// Guest physical memory.
@@ -206,6 +213,8 @@ pub struct Vm {
     pub handle: Handle,
     /// What it was asked to be.
     pub config: VmConfig,
+    /// Its device tree, as its memory has it at each start.
+    pub tree: Vec<u8>,
     /// How its memory is virtualized.
     pub translation: Translation,
     /// Its memory; `None` before the start and after the end.
@@ -227,7 +236,7 @@ pub struct Vm {
     /// Where it is in its life.
     pub phase: Mutex<Phase>,
     /// Counts changes of the G-stage table that harts must fence for; each hart remembers what it
-    /// has fenced for (after bhyve's `pm_eptgen`, architecture.md chapter 5).
+    /// has fenced for (after bhyve's `pm_eptgen`).
     pub tlb_generation: AtomicU64,
     /// Harts (by bit) whose TLBs may hold translations of this VM.
     pub live_on: AtomicU64,
@@ -276,7 +285,7 @@ impl From<ResolveError> for Unreachable {
 impl Vm {
     /// A VM that has not started, its vCPUs stopped.
     #[must_use]
-    pub fn new(handle: Handle, config: VmConfig, offer: &Offer) -> Self {
+    pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
         let devices = Devices::new(config.vcpus, offer);
         Self {
@@ -295,6 +304,7 @@ impl Vm {
             live_on: AtomicU64::new(0),
             has_called_unknown: AtomicBool::new(false),
             time_zero: AtomicU64::new(0),
+            tree,
             config,
         }
     }

@@ -1,9 +1,10 @@
 //! All VMs: those that there are, in slots; those that are to be, when another has ended; and what is told of those that were.
 
+use crate::offer::Offer;
 use crate::slots::{Handle, Slots};
 use crate::tenant::Tenant;
-use crate::vm::Vm;
-use abi::bundle::{MAX_VMS, VmConfig};
+use crate::vm::{self, Vm};
+use abi::bundle::{MAX_VCPUS, MAX_VMS, VmConfig};
 use abi::record::EndReason;
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -23,10 +24,17 @@ pub struct Wish {
     pub number: u64,
     /// What it is to be.
     pub config: VmConfig,
+    /// Its device tree; nothing if it is not to be.
+    pub tree: Vec<u8>,
     /// The number of the VM that has to end before.
     after: Option<u64>,
     /// Its end was asked for before it was there.
     pub end: Option<EndReason>,
+}
+
+/// Whether a VM is to have a possible number of vCPUs.
+pub fn has_vcpus(config: &VmConfig) -> bool {
+    (1..=MAX_VCPUS).contains(&config.vcpus)
 }
 
 /// What is kept of a VM when it is gone.
@@ -52,25 +60,29 @@ pub struct Vms {
     reports: Mutex<Vec<Report>>,
 }
 
+impl Default for Vms {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Vms {
-    /// No VM yet; these are wished for.
+    /// No VM yet.
     #[must_use]
-    pub fn new(configs: Vec<VmConfig>) -> Self {
-        let vms = Self {
+    pub fn new() -> Self {
+        Self {
             slots: Slots::new(MAX_VMS),
             wishes: Mutex::default(),
             next: AtomicU64::new(0),
             left: AtomicUsize::new(0),
             reports: Mutex::default(),
-        };
-        configs.into_iter().for_each(|config| vms.wish(config));
-        vms
+        }
     }
 
     /// Wishes for a VM: it is created when its turn comes.
-    pub fn wish(&self, config: VmConfig) {
+    pub fn wish(&self, config: VmConfig, offer: &Offer) {
         let mut wishes = self.wishes.lock();
-        let mut wish = self.draw(config);
+        let mut wish = self.draw(config, offer);
         // Whoever ends is told of first, and looks for those that wait for it then.
         wish.after = wish.after.filter(|other| self.reports.lock().iter().all(|report| report.number != *other));
         wishes.push_back(wish);
@@ -78,12 +90,14 @@ impl Vms {
 
     /// A number for a VM that is to be created now.
     #[must_use]
-    pub fn draw(&self, config: VmConfig) -> Wish {
+    pub fn draw(&self, config: VmConfig, offer: &Offer) -> Wish {
         self.left.fetch_add(1, SeqCst);
         let number = self.next.fetch_add(1, SeqCst);
         // What does not come before it would wait for itself: that is a complaint, and not to be waited for.
         let after = config.after.map(u64::from).filter(|other| *other < number);
-        Wish { number, config, after, end: None }
+        // This takes long, the longer the more vCPUs, so it is done before anybody waits for the VM.
+        let tree = if has_vcpus(&config) { vm::device_tree(&config, offer) } else { Vec::new() };
+        Wish { number, config, tree, after, end: None }
     }
 
     /// Lets `create` make a VM of the first wish whose turn has come. In one step: whoever ends all VMs finds it here, or in

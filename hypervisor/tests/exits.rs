@@ -7,14 +7,13 @@ use abi::record::EndReason;
 use fake::{Event, MEMORY, World, printed, world};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::uart::START as UART;
-use hypervisor::exit::{Outcome, watch};
-use hypervisor::lifecycle;
+use hypervisor::exit::{self, Outcome, watch};
 use hypervisor::offer::{GuestMode, GuestTimer};
 use hypervisor::vcpu::VsTrapRegs;
 use hypervisor::vm::{Departure, Target};
 use mmu::frames::{MEGA_ORDER, Owner, Use};
 use rv::csr::status;
-use rv::{Addr, Exception, Mode};
+use rv::{Addr, Exception, Exit, Mode};
 use std::sync::atomic::Ordering;
 
 const FETCH: u64 = Exception::FetchGuestPage as u64;
@@ -65,8 +64,8 @@ fn touched_memory_appears_and_is_zero() {
 /// Ends the VM; returns how many runs of 2 MiB there are then.
 fn runs_after(World { g, mut hart, run }: World) -> usize {
     let vm = run.vm.clone();
-    lifecycle::depart(&g, &vm, Departure::End(EndReason::Poweroff), &mut hart);
-    lifecycle::park(&g, run, &mut hart);
+    fake::depart(&g, &vm, Departure::End(EndReason::Poweroff), &mut hart);
+    fake::park(&g, run, &mut hart);
     core::iter::from_fn(|| g.frames().alloc(Owner::Host, Use::Other, MEGA_ORDER).ok()).count()
 }
 
@@ -206,6 +205,46 @@ fn the_uart_prints_what_is_stored_whoever_decodes() {
     assert!(w.hart.events.contains(&Event::AttendSoon) && !printed().ends_with("AB"), "more may come");
     hypervisor::serial::go_on(&w.g, 1, &mut w.hart);
     assert!(printed().ends_with("AB"));
+}
+
+#[test]
+fn one_more_byte_for_the_uart_is_a_brief_exit_and_nothing_else_is() {
+    let mut w = nested();
+    let trap = |cause, gpa: u64, tinst| Exit { cause, tval: gpa, tval2: gpa >> 2, tinst };
+    w.run.context.x[11] = u64::from(b'A');
+    w.run.context.exit = trap(STORE, UART, SB);
+    assert!(!exit::handle_brief(&mut w.run), "the first byte has its moment asked for");
+    assert_eq!(w.exit(STORE, UART, UART, SB), Outcome::Resume);
+    for _ in 0..3 {
+        w.run.context.exit = trap(STORE, UART, SB);
+        assert!(exit::handle_brief(&mut w.run));
+    }
+    let counters = &w.run.shared.counters;
+    assert_eq!(
+        (counters.exits.get(), counters.exits_store.get(), counters.mmio_uart.get(), counters.faults_mmio.get()),
+        (4, 4, 4, 4)
+    );
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 16);
+    let sw = SB | 2 << 12;
+    for other in [
+        trap(STORE, UART + 1, SB),
+        trap(STORE, UART, 0),
+        trap(STORE, UART, sw),
+        trap(LOAD, UART, SB),
+        trap(STORE, UART - 4, SB),
+    ] {
+        w.run.context.exit = other;
+        assert!(!exit::handle_brief(&mut w.run), "{other:?}");
+    }
+    // Somebody else has the devices: this hart does not wait.
+    let vm = w.run.vm.clone();
+    let devices = vm.devices.lock();
+    w.run.context.exit = trap(STORE, UART, SB);
+    assert!(!exit::handle_brief(&mut w.run));
+    drop(devices);
+    assert_eq!(w.run.context.pc, GUEST_ENTRY + 16);
+    hypervisor::serial::go_on(&w.g, 1, &mut w.hart);
+    assert!(printed().ends_with("AAAA"));
 }
 
 #[test]

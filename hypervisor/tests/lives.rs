@@ -4,11 +4,11 @@ mod fake;
 
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VMS, MmuMode, Segment, VmConfig};
 use abi::record::{EndReason, Record};
-use fake::{Event, MEMORY, machine, printed, vm_config, world};
+use fake::{Event, MEMORY, depart, machine, park, printed, start_due, vm_config, world};
 use hypervisor::board;
 use hypervisor::exit::Outcome;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle::{self, depart, park, pause, put_aside, resume};
+use hypervisor::lifecycle::{self, pause, put_aside, resume};
 use hypervisor::offer::{GuestMode, GuestTimer};
 use hypervisor::vcpu::{VcpuRun, hsm, request};
 use hypervisor::vm::{Departure, Phase};
@@ -39,7 +39,7 @@ fn a_nested_vm_on_harts_without_h_is_told_what_to_use_instead() {
     let config = VmConfig { mmu: Some(MmuMode::Nested), ..vm_config("vm", 1) };
     let (mut g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
     g.offer.guest = GuestMode::Supervisor;
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     let all = printed();
     let complaint = ["vm could not be started", "nested", "H extension", "shadow", "unsync", "lazy"];
     assert!(complaint.iter().all(|part| all.contains(part)), "{all}");
@@ -60,13 +60,13 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
         (segment(GUEST_ENTRY, !0xfff, 0x1000), "cut off"),
     ];
     let (g, mut hart) = machine(vec![vm_config("good", 1)], 1, GuestTimer::Sstc);
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     let alone = g.frames().free_count();
     for (segment, complaint) in cases {
         let mut bad = vm_config("bad", 1);
         bad.segments = vec![segment.clone()];
         let (g, mut hart) = machine(vec![bad, vm_config("good", 1)], 1, GuestTimer::Sstc);
-        lifecycle::start_due(&g, &mut hart);
+        start_due(&g, &mut hart);
         let all = printed();
         assert!(all.contains("bad could not be started") && all.contains(complaint), "{segment:?}: {all}");
         assert_eq!(g.frames().free_count(), alone, "{segment:?}: the other one alone has any");
@@ -78,7 +78,7 @@ fn bad_bundles_are_refused_one_vm_at_a_time() {
     let mut huge = vm_config("huge", 1);
     huge.memory_bytes = 1 << 50;
     let (g, mut hart) = machine(vec![small, huge], 1, GuestTimer::Sstc);
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     assert!(g.is_over());
 }
 
@@ -138,6 +138,61 @@ fn an_end_overrides_a_restart_that_is_not_done() {
     assert_eq!(*vm.phase.lock(), Phase::Ended);
 }
 
+/// A VM of many pages, one vCPU of which is about to be parked.
+fn with_many_pages(mmu: MmuMode) -> fake::World {
+    let mut w = fake::world_of(VmConfig { superpages: false, mmu: Some(mmu), ..vm_config("vm", 1) }, GuestTimer::Sstc);
+    for page in 0..1500 {
+        fake::write(&w.g, &w.run.vm, Addr::new(GUEST_RAM_BASE + page * 4096), &[7], &mut w.hart).unwrap();
+    }
+    w
+}
+
+#[test]
+fn memory_is_given_back_in_portions() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut w = with_many_pages(mmu);
+        let (vm, all) = (w.run.vm.clone(), w.g.frames().total_count());
+        lifecycle::depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
+        w.g.sched.stopped();
+        lifecycle::park(&w.g, w.run, &mut w.hart);
+        let mut portions = Vec::new();
+        while !w.g.is_over() {
+            let (before, asked) = (w.g.frames().free_count(), w.hart.asked_to_go_on());
+            assert!(asked, "whoever leaves something to be done says so");
+            assert!(lifecycle::go_on(&w.g, &mut w.hart));
+            portions.push(w.g.frames().free_count() - before);
+        }
+        assert!(portions.len() > 5 && portions.iter().all(|frames| *frames < 400), "{mmu:?}: {portions:?}");
+        assert_eq!(w.g.frames().free_count(), all);
+        assert!(!lifecycle::go_on(&w.g, &mut w.hart), "nothing is left to be done");
+    }
+}
+
+#[test]
+fn an_end_overrides_a_restart_between_any_two_portions() {
+    for portions in 0.. {
+        let mut w = with_many_pages(MmuMode::Lazy);
+        let (vm, all) = (w.run.vm.clone(), w.g.frames().total_count());
+        lifecycle::depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
+        w.g.sched.stopped();
+        lifecycle::park(&w.g, w.run, &mut w.hart);
+        let done = (0..portions).take_while(|_| lifecycle::go_on(&w.g, &mut w.hart)).count();
+        if done < portions {
+            assert!(portions > 8, "memory is given back, and made anew");
+            assert_eq!(*vm.phase.lock(), Phase::Running);
+            break;
+        }
+        depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
+        if let Some(run) = w.g.sched.take(0) {
+            w.g.sched.stopped();
+            park(&w.g, run, &mut w.hart);
+        }
+        assert!(w.g.is_over(), "after {portions} portions");
+        assert_eq!(w.g.frames().free_count(), all);
+    }
+    printed();
+}
+
 /// Ends the VM that is next to run, and says which it was.
 fn end_next(g: &Gnomon, hart: &mut fake::Hart, reason: EndReason) -> String {
     let run = g.sched.take(0).expect("a VM runs");
@@ -159,7 +214,7 @@ fn vms_run_one_after_another_in_the_same_memory() {
     let vms = vec![after("a", None), after("b", Some(0)), after("c", Some(1)), after("beside", Some(1))];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
     let free = g.frames().free_count();
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     assert_eq!(g.sched.started_count(), 1);
     let used = g.frames().usage(Owner::Vm(0)).total();
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
@@ -184,7 +239,7 @@ fn as_many_vms_as_a_bundle_may_have_run_one_after_another() {
     let vm = |place| VmConfig { after: u32::checked_sub(place, 1), ..vm_config(&format!("vm{place}"), 1) };
     let (g, mut hart) = machine((0..MAX_VMS as u32).map(vm).collect(), 1, GuestTimer::Sstc);
     let free = g.frames().free_count();
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     for place in 0..MAX_VMS {
         assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), format!("vm{place}"));
     }
@@ -205,7 +260,7 @@ fn those_that_wait_for_a_vm_that_cannot_start_have_their_turn() {
         after("later", Some(9)),
     ];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "c");
     assert!(g.is_over());
     let all = printed();
@@ -216,7 +271,7 @@ fn those_that_wait_for_a_vm_that_cannot_start_have_their_turn() {
 fn a_vm_that_waits_can_be_ended() {
     let vms = vec![vm_config("a", 1), VmConfig { after: Some(0), ..vm_config("b", 1) }];
     let (g, mut hart) = machine(vms, 1, GuestTimer::Sstc);
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     g.vms.cancel(|wish| wish.number == 1, &EndReason::Poweroff);
     assert!(!g.is_over(), "it is over when its turn comes");
     assert_eq!(end_next(&g, &mut hart, EndReason::Poweroff), "a");
@@ -290,7 +345,7 @@ fn two_vcpus_made_ready_rouse_two_harts() {
     let (g, mut hart) = machine((0..2).map(|i| vm_config(&format!("vm{i}"), 1)).collect(), 3, GuestTimer::Sstc);
     g.harts[1].idle.store(true, Ordering::SeqCst);
     g.harts[2].idle.store(true, Ordering::SeqCst);
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     let ipis: Vec<_> = hart.events.iter().filter(|e| matches!(e, Event::Ipi(_))).collect();
     assert_eq!(ipis, [&Event::Ipi(1), &Event::Ipi(2)]);
 }
@@ -370,7 +425,7 @@ fn unknown_calls_are_not_supported() {
 fn every_counter_is_documented() {
     let lazy = VmConfig { mmu: Some(MmuMode::Lazy), ..vm_config("lazy", 1) };
     let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     let stats = g.stats();
     let names: std::collections::BTreeSet<_> =
         stats.vms.iter().flat_map(|vm| vm.counters.keys()).chain(stats.host.keys()).cloned().collect();
@@ -389,7 +444,7 @@ fn what_shadow_tables_cannot_be_given_is_said() {
     ];
     for (config, complaint) in cases {
         let (g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
-        lifecycle::start_due(&g, &mut hart);
+        start_due(&g, &mut hart);
         let all = printed();
         assert!(all.contains("could not be started") && all.contains(complaint), "{all}");
         assert_eq!(g.frames().usage(Owner::Vm(0)).total(), 0);

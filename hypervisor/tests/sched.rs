@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 fn ready(vcpus: u32, harts: usize) -> (Sched, Vec<Arc<Vcpu>>) {
     let (g, mut hart) = machine(vec![], harts, GuestTimer::Sstc);
     let sched = Sched::new(harts);
-    let vm = lifecycle::create(&g, g.vms.draw(vm_config("vm", vcpus)), &mut hart).expect("there is room");
+    let vm = lifecycle::create(&g, g.vms.draw(vm_config("vm", vcpus), &g.offer), &mut hart).expect("there is room");
     for vcpu in &vm.vcpus {
         let run = VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), 0);
         let one_too_many = sched.start(run, vcpu.id as usize % harts, vcpu.id.into());

@@ -4,10 +4,10 @@ mod fake;
 
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VCPUS, MAX_VMS, MmuMode, VmConfig};
 use abi::record::{EndReason, Record};
-use fake::{Hart, MEMORY, ROOM, machine, printed, vm_config};
+use fake::{Hart, MEMORY, ROOM, depart, end_all, machine, park, printed, start, start_due, vm_config};
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle::{create, depart, end_all, park, pause, put_aside, resume, start, start_due};
+use hypervisor::lifecycle::{create, pause, put_aside, resume};
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
 use hypervisor::vcpu::VcpuRun;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 
 /// Creates a VM and starts it; returns its first vCPU, which a hart has taken.
 fn launch(g: &Gnomon, config: VmConfig, hart: &mut Hart) -> Box<VcpuRun> {
-    let vm = create(g, g.vms.draw(config), hart).expect("there is room");
+    let vm = create(g, g.vms.draw(config, &g.offer), hart).expect("there is room");
     start(g, &vm, hart);
     let run = g.sched.take(0).expect("it has started");
     assert!(Arc::ptr_eq(&run.vm, &vm));
@@ -221,7 +221,7 @@ fn a_vm_too_many_is_refused_until_another_is_gone() {
     let mut small = vm_config("small", 1);
     small.superpages = false;
     let mut runs: Vec<_> = (0..MAX_VMS).map(|_| launch(&g, small.clone(), &mut hart)).collect();
-    assert!(create(&g, g.vms.draw(small.clone()), &mut hart).is_none());
+    assert!(create(&g, g.vms.draw(small.clone(), &g.offer), &mut hart).is_none());
     assert!(printed().contains("could not be started: there are 64 VMs already"));
     let place = runs[17].vm.slot();
     end(&g, runs.swap_remove(17), &mut hart);
@@ -236,9 +236,9 @@ fn a_vm_too_many_is_refused_until_another_is_gone() {
 fn what_cannot_be_created_is_over() {
     let (g, mut hart) = machine(vec![], 1, GuestTimer::Sstc);
     for vcpus in [0, MAX_VCPUS + 1, u32::MAX] {
-        assert!(create(&g, g.vms.draw(vm_config("bad", vcpus)), &mut hart).is_none());
+        assert!(create(&g, g.vms.draw(vm_config("bad", vcpus), &g.offer), &mut hart).is_none());
     }
-    assert!(create(&g, g.vms.draw(VmConfig { after: Some(3), ..vm_config("bad", 1) }), &mut hart).is_none());
+    assert!(create(&g, g.vms.draw(VmConfig { after: Some(3), ..vm_config("bad", 1) }, &g.offer), &mut hart).is_none());
     assert!(g.is_over());
     assert_eq!((ended().len(), g.stats().vms.len(), g.vms.most()), (4, 4, 0));
 }
@@ -247,7 +247,7 @@ fn what_cannot_be_created_is_over() {
 fn a_vm_that_was_created_can_be_ended_before_it_starts() {
     let (g, mut hart) = machine(vec![], 1, GuestTimer::Sstc);
     let free = g.frames().free_count();
-    let vm = create(&g, g.vms.draw(vm_config("a", 2)), &mut hart).unwrap();
+    let vm = create(&g, g.vms.draw(vm_config("a", 2), &g.offer), &mut hart).unwrap();
     depart(&g, &vm, Departure::Reboot, &mut hart);
     assert!(!pause(&g, &vm, &mut hart) && g.vms.get(vm.handle).is_some());
     depart(&g, &vm, Departure::End(EndReason::Poweroff), &mut hart);
@@ -261,12 +261,12 @@ fn whoever_comes_after_one_that_is_gone_has_its_turn_at_once() {
     let (g, mut hart) = machine(vec![vm_config("a", 1), vm_config("beside", 1)], 1, GuestTimer::Sstc);
     start_due(&g, &mut hart);
     let (a, beside) = (g.sched.take(0).unwrap(), g.sched.take(0).unwrap());
-    g.vms.wish(VmConfig { after: Some(0), ..vm_config("b", 1) });
+    g.vms.wish(VmConfig { after: Some(0), ..vm_config("b", 1) }, &g.offer);
     start_due(&g, &mut hart);
     assert!(!g.sched.has_ready());
     end(&g, a, &mut hart);
     let b = g.sched.take(0).unwrap();
-    g.vms.wish(VmConfig { after: Some(0), ..vm_config("c", 1) });
+    g.vms.wish(VmConfig { after: Some(0), ..vm_config("c", 1) }, &g.offer);
     start_due(&g, &mut hart);
     let c = g.sched.take(0).unwrap();
     assert_eq!([&b, &c].map(|run| (run.vm.config.name.as_str(), run.vm.slot())), [("b", 0), ("c", 2)]);

@@ -99,22 +99,12 @@ impl<S: Space> Stale<S> {
     /// Leaves the fence out, for a reason that `hw` may judge.
     ///
     /// # Panics
-    /// If frames are retired: they need [`Stale::flush`], or [`Stale::abandon`] when nobody uses the
-    /// tables.
+    /// If frames are retired: they need [`Stale::flush`].
     pub fn elide(self, hw: &mut impl Fence<S>, why: Elide) {
         assert!(self.retired.is_empty(), "frames are retired, and nothing would free them");
         if let Some(scope) = self.scope {
             hw.note_elided(scope, why);
         }
-    }
-
-    /// Leaves the fence out because nobody uses the tables any more
-    /// ([`Elide::NobodyUsesTheTables`]), and yields the retired frames.
-    pub fn abandon(self, hw: &mut impl Fence<S>) -> Retired {
-        if let Some(scope) = self.scope {
-            hw.note_elided(scope, Elide::NobodyUsesTheTables);
-        }
-        Retired { runs: self.retired }
     }
 }
 
@@ -187,13 +177,6 @@ mod tests {
         Stale::none().flush(&mut hw, &frames);
         Stale::none().elide(&mut hw, Elide::EntryWasNeverValid);
         assert_eq!((hw.0, hw.1.len()), (alloc::vec![range(0, 3 * 4096)], 0));
-    }
-
-    #[test]
-    fn an_abandoned_edit_tells_why_and_frees() {
-        let (mut frames, mut hw) = (Frames::new(), Recorder::default());
-        one_retired(&mut frames).abandon(&mut hw).release(&frames);
-        assert_eq!((frames.free_count(), hw.1), (1, alloc::vec![Elide::NobodyUsesTheTables]));
     }
 
     #[test]

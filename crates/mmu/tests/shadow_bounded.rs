@@ -3,7 +3,7 @@
 //!
 //! What an operation takes is counted in accesses to memory, of which each stands for some five instructions.
 
-use mmu::shadow::{Answer, Config, GuestFence, Host, Paging, Root, Shadow, Upkeep, Views};
+use mmu::shadow::{Answer, Config, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views};
 use mmu::{
     AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, Unresolved,
     with_ready,
@@ -114,7 +114,9 @@ impl World {
             space.add_region(region).expect("disjoint");
         }
         let config = Config { upkeep, ad: AdPolicy::Svade, pages, first_serial: 1 };
-        let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &frames, &mut mem).expect("frames");
+        let mut lists = Lists::new(RAM, PAGES);
+        assert_eq!(lists.prepare(u64::MAX, VM, &frames, &mut mem), Ok(true));
+        let mut shadow = Shadow::new(config, VM, lists, &frames).expect("frames");
         let (mut views, log) = (Views::new(), FenceLog::new(0));
         let paging = Paging::Tables { format: &SV39, root: RAM.add(ROOT) };
         let mut root = None;
@@ -191,7 +193,7 @@ impl World {
         // It goes on as before.
         self.access(gva(TABLES - 1, 511), Access::Load);
         println!("{what}: {} accesses at most, {} times postponed", self.most, counters.postponed);
-        self.shadow.destroy(&self.frames);
+        self.shadow.destroy().for_each(|run| self.frames.free(run));
     }
 }
 

@@ -2,7 +2,7 @@
 //! shadow tables comes to what the oracle says of the guest's tables, and what the shadow then allows is what hardware
 //! would, by the same oracle. Nothing is sampled.
 
-use mmu::shadow::{Answer, Config, Host, Paging, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::shadow::{Answer, Config, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{
     AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, ResolveError, Resolved,
     Superpages, with_ready,
@@ -83,7 +83,9 @@ impl World {
             space.add_region(Region { start: RAM.add(start), pages: 512, prot, object }).expect("disjoint");
         }
         let config = Config { upkeep, ad, pages: 64, first_serial: 1 };
-        let mut shadow = Shadow::new(config, VM, (RAM, 1536), &frames, &mut mem).expect("frames");
+        let mut lists = Lists::new(RAM, 1536);
+        assert_eq!(lists.prepare(u64::MAX, VM, &frames, &mut mem), Ok(true));
+        let mut shadow = Shadow::new(config, VM, lists, &frames).expect("frames");
         let (mut views, log) = (Views::new(), FenceLog::new(0));
         for (table, next) in TABLES.into_iter().zip(TABLES.into_iter().skip(1)) {
             poke(&mut space, &frames, &mut mem, table, (RAM.raw() + next) << 10 | 1);
@@ -240,9 +242,8 @@ fn matrix(upkeep: Upkeep, ad: AdPolicy, sabotage: Option<Sabotage>) -> u64 {
     }
     let World { mem, frames, space, mut shadow, mut views, log, root, .. } = world;
     shadow.detach(&root, &mut views, &log);
-    shadow.destroy(&frames);
-    let stale = space.destroy(&mem);
-    stale.abandon(&mut Hardware).release(&frames);
+    shadow.destroy().for_each(|run| frames.free(run));
+    assert!(!space.destroy(&mut Hardware).release(u32::MAX, &frames, &mem));
     assert_eq!(frames.usage(VM).total() * PAGE_BYTES, 0);
     count
 }

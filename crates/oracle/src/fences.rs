@@ -304,9 +304,6 @@ impl Fence<Gpa> for FenceModel {
         let needy = self.harts.iter().position(|hart| {
             let mut left = hart.leftovers.iter().filter(|(page, _)| within(*page));
             match why {
-                Elide::NobodyUsesTheTables => {
-                    hart.may_use_table || !hart.leftovers.is_empty() || !hart.orphans.is_empty()
-                }
                 Elide::EntryWasNeverValid => left.next().is_some(),
                 Elide::OnlyGrewPermissions => left.any(|(page, target)| !justified(self.current.get(page), *target)),
             }

@@ -165,11 +165,8 @@ fn bad_elided_as_never_valid_when_it_was() {
 #[test]
 fn good_destroyed_when_nobody_uses_the_tables() {
     let mut m = running();
-    for hart in 0..2 {
-        m.detach(hart);
-        m.fence_hart(hart, FenceScope::Everything);
-    }
-    m.note_elided(FenceScope::Everything, Elide::NobodyUsesTheTables);
+    (0..2).for_each(|hart| m.detach(hart));
+    m.fence(FenceScope::Everything);
     [DATA, L0, L1, ROOT, ROOT + 3].into_iter().for_each(|frame| m.free(Pfn::new(frame)));
     assert_eq!(m.verdict(), Ok(()));
 }
@@ -177,11 +174,10 @@ fn good_destroyed_when_nobody_uses_the_tables() {
 #[test]
 fn bad_destroyed_while_a_tlb_remembers() {
     let mut m = running();
-    m.detach(0);
+    (0..2).for_each(|hart| m.detach(hart));
     m.fence_hart(0, FenceScope::Everything);
-    m.detach(1);
-    m.note_elided(FenceScope::Everything, Elide::NobodyUsesTheTables);
-    assert_eq!(m.verdict(), Err(Violation::WrongElide { why: Elide::NobodyUsesTheTables, hart: 1 }));
+    m.free(Pfn::new(DATA));
+    assert_eq!(m.verdict(), Err(Violation::FreedWhileReachable { frame: DATA, hart: 1 }));
 }
 
 #[test]

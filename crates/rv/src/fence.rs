@@ -46,8 +46,6 @@ pub enum Elide {
     EntryWasNeverValid,
     /// The new entry allows all that the old one did, of the same frame.
     OnlyGrewPermissions,
-    /// No hart can use the tables any more (their owner has ended and every hart has fenced).
-    NobodyUsesTheTables,
 }
 
 /// Whatever can make the harts forget translations of one address space over inputs `S`.

@@ -115,6 +115,21 @@ impl MemInsn {
     }
 }
 
+/// The register and the length in bytes of a `sb`, if that is what a transformed instruction of `htinst` or `mtinst` is: a
+/// part of [`MemInsn::from_tinst`], at a small part of what that takes.
+#[must_use]
+#[inline(always)]
+pub const fn byte_store_from_tinst(tinst: u64) -> Option<(u8, u8)> {
+    /// The register's field, and the bit that says whether it was a 32-bit instruction.
+    const FREE: u64 = 0x1f << 20 | 1 << 1;
+    /// The rest: opcode STORE, `funct3` of `sb`, no offset.
+    const SB: u64 = 0x21;
+    if tinst & !FREE != SB {
+        return None;
+    }
+    Some((field(tinst as u32, 20, 5), if tinst & 2 != 0 { 4 } else { 2 }))
+}
+
 impl MemOp {
     /// Bytes read or written: 1, 2, 4 or 8.
     #[must_use]

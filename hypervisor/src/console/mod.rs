@@ -108,7 +108,7 @@ impl Console {
             ring.forget(excess);
         }
         let taken = bytes.len().min(RING.saturating_sub(ring.len()));
-        bytes[..taken].iter().for_each(|byte| ring.push(*byte));
+        ring.extend(&bytes[..taken]);
         taken
     }
 
@@ -122,7 +122,7 @@ impl Console {
     /// Takes the last few bytes of a guest's output, even if its ring is full. They are printed with what comes next.
     pub fn append(&self, guest: usize, bytes: &[u8]) {
         let mut ring = self.rings[guest].lock();
-        bytes.iter().for_each(|byte| ring.push(*byte));
+        ring.extend(bytes);
         if self.is_detached(guest) {
             let excess = ring.len().saturating_sub(RING);
             ring.forget(excess);

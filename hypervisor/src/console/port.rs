@@ -4,8 +4,8 @@
 pub trait Port: Sync {
     /// How many bytes can be sent now without waiting.
     fn room(&self) -> usize;
-    /// Sends a byte: one of those that [`Port::room`] allowed.
-    fn send(&self, byte: u8);
+    /// Sends bytes: no more than [`Port::room`] allowed.
+    fn send(&self, bytes: &[u8]);
     /// A byte that has come in.
     fn receive(&self) -> Option<u8>;
     /// Sets which of its interrupts reach Gnomon: one for input, and one for room. Where there are none, nothing happens.

@@ -11,9 +11,9 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn push(&mut self, byte: u8) {
-        self.line_ends += usize::from(byte == b'\n');
-        self.bytes.push_back(byte);
+    pub(super) fn extend(&mut self, bytes: &[u8]) {
+        self.line_ends += line_ends(bytes);
+        self.bytes.extend(bytes);
     }
 
     pub(super) fn pop(&mut self) -> Option<u8> {
@@ -26,10 +26,25 @@ impl Ring {
         self.bytes.len()
     }
 
+    /// Takes up to `most` of the oldest; returns how many.
+    pub(super) fn take(&mut self, most: usize, mut to: impl FnMut(&[u8])) -> usize {
+        let count = most.min(self.bytes.len());
+        let (front, back) = self.bytes.as_slices();
+        let from_front = count.min(front.len());
+        for part in [&front[..from_front], &back[..count - from_front]] {
+            self.line_ends -= line_ends(part);
+            to(part);
+        }
+        self.bytes.drain(..count);
+        count
+    }
+
     /// Drops the oldest so many.
     pub(super) fn forget(&mut self, count: usize) {
-        for _ in 0..count {
-            self.pop();
-        }
+        self.take(count, |_| ());
     }
+}
+
+fn line_ends(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte == b'\n').count()
 }

@@ -123,6 +123,18 @@ impl Screen {
         self.byte(if byte == MARK { b'?' } else { byte });
     }
 
+    /// Several of them. Most stand for themselves.
+    fn guest_bytes(&mut self, bytes: &[u8]) {
+        for run in bytes.split_inclusive(|byte| matches!(*byte, b'\n' | MARK)) {
+            let Some((last, before)) = run.split_last() else { continue };
+            if let Some(byte) = before.last() {
+                self.out.extend(before);
+                self.last = *byte;
+            }
+            self.guest_byte(*last);
+        }
+    }
+
     pub(super) fn say(&mut self, message: &str) {
         self.start_line();
         self.text("gnomon: ");
@@ -182,11 +194,13 @@ impl Screen {
     /// Sends what is in `out`.
     fn send(&mut self, port: &dyn Port, budget: &mut usize) -> Done {
         while !self.out.is_empty() && *budget > 0 {
-            let count = port.room().min(self.out.len()).min(*budget);
+            let next = self.out.as_slices().0;
+            let count = port.room().min(next.len()).min(*budget);
             if count == 0 {
                 return Done::NoRoom;
             }
-            self.out.drain(..count).for_each(|byte| port.send(byte));
+            port.send(&next[..count]);
+            self.out.drain(..count);
             *budget -= count;
         }
         Done::All
@@ -230,14 +244,7 @@ impl Screen {
     }
 
     fn take_piece(&mut self, ring: &mut Ring, most: usize) -> bool {
-        let mut taken = 0;
-        while taken < most
-            && let Some(byte) = ring.pop()
-        {
-            self.guest_byte(byte);
-            taken += 1;
-        }
-        taken > 0
+        ring.take(most, |bytes| self.guest_bytes(bytes)) > 0
     }
 
     fn begin_line(&mut self, guest: usize) {

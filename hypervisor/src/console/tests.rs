@@ -27,10 +27,10 @@ impl Port for Line {
     fn room(&self) -> usize {
         self.0.lock().unwrap().room.min(16)
     }
-    fn send(&self, byte: u8) {
+    fn send(&self, bytes: &[u8]) {
         let mut state = self.0.lock().unwrap();
-        state.room = state.room.checked_sub(1).expect("only as much as there is room for");
-        state.out.push(byte);
+        state.room = state.room.checked_sub(bytes.len()).expect("only as much as there is room for");
+        state.out.extend(bytes);
     }
     fn receive(&self) -> Option<u8> {
         None

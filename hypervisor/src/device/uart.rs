@@ -8,6 +8,7 @@
 use super::interface::{Answer, Device, Outside, Place};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use arrayvec::ArrayVec;
 use dtoolkit::model::DeviceTreeProperty;
 
 /// GPA of its registers, on QEMU's `virt`.
@@ -64,7 +65,7 @@ pub struct Uart {
     /// The transmitter will say that it is empty.
     draining: bool,
     /// What is to leave.
-    sending: Vec<u8>,
+    sending: ArrayVec<u8, MOST_SENDING>,
     /// The guest has claimed an interrupt since that one was raised.
     thre_seen: bool,
     received: VecDeque<u8>,
@@ -86,7 +87,7 @@ impl Default for Uart {
             overrun: false,
             thre: false,
             draining: false,
-            sending: Vec::with_capacity(MOST_SENDING),
+            sending: ArrayVec::new_const(),
             thre_seen: false,
             received: VecDeque::new(),
             quiet: QUIET_READS,
@@ -186,6 +187,27 @@ impl Uart {
         self.sent(taken);
     }
 
+    /// Takes a byte to be sent, if nothing comes of that but one byte more of those that wait to leave: no line that changes, nobody to
+    /// be told. Else nothing has happened.
+    #[inline(always)]
+    pub fn take(&mut self, byte: u8) -> bool {
+        let waiting = self.sending.len();
+        let tells = self.ier & IER_THRE != 0;
+        // Who has bytes that wait has asked for a moment.
+        let is_one_more = byte != b'\n' && waiting.wrapping_sub(1) < LOT - 2;
+        let is_plain = self.lcr & LCR_DLAB | self.mcr & MCR_LOOP | u8::from(tells & (self.thre | !self.draining)) == 0;
+        if !(is_one_more && is_plain) {
+            return false;
+        }
+        if !tells {
+            self.raise_thre();
+        }
+        if self.quiet > 0 {
+            self.quiet = QUIET_READS;
+        }
+        self.sending.try_push(byte).is_ok()
+    }
+
     /// What is to leave at some time.
     #[must_use]
     pub fn sending(&self) -> &[u8] {
@@ -223,7 +245,7 @@ impl Uart {
                     self.quiet = QUIET_READS; // LSR was read for the sake of this byte
                 }
                 if self.mcr & MCR_LOOP == 0 {
-                    self.sending.push(value);
+                    self.sending.push(value); // the caller has seen that there is room
                 } else if self.looped.len() < FIFO {
                     self.looped.push_back(value);
                 } else {
@@ -344,6 +366,7 @@ impl Device for Uart {
 mod tests {
     use super::super::interface::tests::World;
     use super::*;
+    use alloc::format;
 
     #[test]
     fn a_full_transmitter_holds_the_guest_until_there_is_room() {
@@ -375,6 +398,61 @@ mod tests {
         assert_eq!(uart.read(5) & LSR_READY, LSR_READY);
         assert_eq!((uart.read(0), uart.read(0)), (b'a', b'b'));
         assert_eq!(uart.read(5), LSR_THRE | LSR_EMPTY);
+    }
+
+    /// Two UARTs, to one of which bytes are given the short way wherever that is one, end alike whatever is done to them.
+    #[test]
+    fn the_short_way_is_the_same_as_the_long_one() {
+        let mut random = 1_u64;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 8) % below
+        };
+        let (mut short, mut long) = (Uart::default(), Uart::default());
+        let (mut near, mut far, mut taken) = (World::default(), World::default(), 0);
+        for _ in 0..100_000 {
+            let byte = if next(40) == 0 { b'\n' } else { next(256) as u8 };
+            // What drivers mostly do, and all else now and then.
+            let (offset, value) = match next(30) {
+                0 => (1 + next(7), next(256) as u8),
+                1 => (3, 3),
+                2 => (4, 0),
+                3 => (1, [0, IER_THRE, IER_RX | IER_THRE][next(3) as usize]),
+                4 => {
+                    short.moment(&mut near);
+                    long.moment(&mut far);
+                    continue;
+                }
+                5 => {
+                    short.receive(byte);
+                    long.receive(byte);
+                    continue;
+                }
+                6..9 => {
+                    let register = [0, 2, 5][next(3) as usize];
+                    assert_eq!(short.read(register), long.read(register));
+                    continue;
+                }
+                _ => (0, byte),
+            };
+            let line = (short.interrupt(), near.is_soon);
+            let is_taken = offset == 0 && short.take(value);
+            if is_taken {
+                taken += 1;
+                assert_eq!((short.interrupt(), near.is_soon), line, "nobody is to be told of anything");
+            } else {
+                assert_eq!(short.store(offset, 1, value.into(), &mut near), Answer::Done(()));
+            }
+            assert_eq!(long.store(offset, 1, value.into(), &mut far), Answer::Done(()));
+            assert_eq!(format!("{short:?}"), format!("{long:?}"));
+            assert_eq!(near.printed, far.printed);
+            if is_taken {
+                assert!(far.is_soon, "a moment was asked for before");
+            }
+        }
+        assert!(taken > 20_000, "{taken} took the short way");
     }
 
     #[test]

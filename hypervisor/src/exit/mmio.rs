@@ -3,7 +3,7 @@
 use super::code::{fetch, refetch};
 use super::inject::deny;
 use super::outcome::Outcome;
-use crate::device::Answer;
+use crate::device::{Answer, uart};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
@@ -11,7 +11,29 @@ use crate::serial::{Output, Reach};
 use crate::vcpu::VcpuRun;
 use crate::vm::Target;
 use rv::Access;
-use rv::insn::{MemInsn, MemOp};
+use rv::insn::{MemInsn, MemOp, byte_store_from_tinst};
+
+/// A guest-page fault of a `sb` to where the UART takes bytes to send: output makes so many of them. It is done if nothing else comes
+/// of it; else nothing has happened.
+// Within the handling of all exits, its frame would be theirs.
+#[inline(never)]
+pub(super) fn sends(run: &mut VcpuRun) -> bool {
+    let exit = &run.context.exit;
+    // norm:mtval2_htval_virtaddr: bits 1:0 of the address are those of the virtual address.
+    let is_there = exit.tval2 == uart::START >> 2 && exit.tval & 3 == uart::START & 3;
+    let Some((rs, length)) = byte_store_from_tinst(exit.tinst).filter(|_| is_there) else { return false };
+    let byte = run.context.x[usize::from(rs)] as u8;
+    if !run.vm.devices.try_lock().is_some_and(|mut devices| devices.uart.take(byte)) {
+        return false;
+    }
+    let counters = &run.shared.counters;
+    counters.exits.bump();
+    counters.exits_store.bump();
+    counters.mmio_uart.bump();
+    counters.faults_mmio.bump();
+    run.context.skip(length.into());
+    true
+}
 
 /// A load or store that reaches a device of the board, at that offset of its registers, from which on it has so many bytes.
 pub(super) fn access<E: Env>(

@@ -23,6 +23,13 @@ use alloc::format;
 use memory::{guest_page_fault, page_fault};
 use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
 
+/// Handles an exit that is over so soon that its hart need not say that it has left the guest: it waits for nobody, and reaches
+/// neither the guest's memory nor its translations. Returns false for any other: nothing has happened then.
+#[inline(always)]
+pub fn handle_brief(run: &mut VcpuRun) -> bool {
+    run.context.exit.cause == Exception::StoreGuestPage.code() && mmio::sends(run)
+}
+
 /// Handles an exit of the vCPU loaded on this hart.
 // A call of its own would save as many registers as a short exit has instructions to spare.
 #[inline(always)]

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
+use abi::record::EndReason;
+use hypervisor::chores::Chores;
 use hypervisor::console::{Console, Listen, Port};
 use hypervisor::counters::HeapUse;
 use hypervisor::env::Env;
@@ -12,7 +14,7 @@ use hypervisor::lifecycle;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
-use hypervisor::vm::{Unreachable, Vm};
+use hypervisor::vm::{Departure, Unreachable, Vm};
 use hypervisor::vms::Vms;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::Ready;
@@ -21,6 +23,7 @@ use rv::{Addr, Asid, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// First frame of the fake RAM.
 const RAM: u64 = 0x8_0000;
@@ -75,6 +78,7 @@ pub enum Event {
     AttendSoon,
     AttendAt(u64),
     SoftwareCleared,
+    GoOnSoon,
 }
 
 pub struct Hart {
@@ -84,6 +88,15 @@ pub struct Hart {
     pub regs: VsTrapRegs,
     pub vsatp: u64,
     pub events: Vec<Event>,
+}
+
+impl Hart {
+    /// Whether it was asked to go on with chores since it was asked last.
+    pub fn asked_to_go_on(&mut self) -> bool {
+        let before = self.events.len();
+        self.events.retain(|event| *event != Event::GoOnSoon);
+        self.events.len() < before
+    }
 }
 
 impl Env for Hart {
@@ -165,6 +178,9 @@ impl Env for Hart {
     fn attend_at(&mut self, time: u64, _: usize) {
         self.events.push(Event::AttendAt(time));
     }
+    fn go_on_soon(&mut self) {
+        self.events.push(Event::GoOnSoon);
+    }
     fn relax(&self) {
         panic!("waits for a hart that does not leave its guest");
     }
@@ -212,8 +228,8 @@ impl Port for Printer {
     fn room(&self) -> usize {
         ROOM.get()
     }
-    fn send(&self, byte: u8) {
-        PRINTED.with_borrow_mut(|all| all.push(byte));
+    fn send(&self, bytes: &[u8]) {
+        PRINTED.with_borrow_mut(|all| all.extend(bytes));
     }
     fn receive(&self) -> Option<u8> {
         TYPED.with_borrow_mut(VecDeque::pop_front)
@@ -248,16 +264,18 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         clock: None,
     };
     let g = Gnomon {
-        vms: Vms::new(config.vms),
+        vms: Vms::new(),
         offer,
         sched: Sched::new(harts),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
+        chores: Chores::default(),
         console: Console::new(&Printer, config.console, has_names),
         heap: HeapUse::default,
         heap_at_start: 0,
         bundle: Pfn::new(RAM),
         bundle_bytes: BUNDLE_PAGES << 12,
     };
+    config.vms.into_iter().for_each(|config| g.vms.wish(config, &g.offer));
     let hart = Hart {
         mem,
         time: 1000,
@@ -267,6 +285,41 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         events: Vec::new(),
     };
     (g, hart)
+}
+
+/// Does all chores, as a hart does that has nothing else to do.
+fn settle(g: &Gnomon, hart: &mut Hart) {
+    while lifecycle::go_on(g, hart) {}
+}
+
+/// [`lifecycle::start_due`], and what it leaves to be done.
+pub fn start_due(g: &Gnomon, hart: &mut Hart) {
+    lifecycle::start_due(g, hart);
+    settle(g, hart);
+}
+
+/// [`lifecycle::start`], and what it leaves to be done.
+pub fn start(g: &Gnomon, vm: &Arc<Vm>, hart: &mut Hart) {
+    lifecycle::start(g, vm, hart);
+    settle(g, hart);
+}
+
+/// [`lifecycle::depart`], and what it leaves to be done.
+pub fn depart(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, hart: &mut Hart) {
+    lifecycle::depart(g, vm, departure, hart);
+    settle(g, hart);
+}
+
+/// [`lifecycle::end_all`], and what it leaves to be done.
+pub fn end_all(g: &Gnomon, reason: &EndReason, hart: &mut Hart) {
+    lifecycle::end_all(g, reason, hart);
+    settle(g, hart);
+}
+
+/// [`lifecycle::park`], and what it leaves to be done.
+pub fn park(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
+    lifecycle::park(g, run, hart);
+    settle(g, hart);
 }
 
 /// One VM on one hart, its first vCPU loaded.
@@ -289,9 +342,9 @@ pub fn shadow_world(mmu: MmuMode, vcpus: u32) -> World {
     w
 }
 
-fn world_of(config: VmConfig, timer: GuestTimer) -> World {
+pub fn world_of(config: VmConfig, timer: GuestTimer) -> World {
     let (g, mut hart) = machine(vec![config], 2, timer);
-    lifecycle::start_due(&g, &mut hart);
+    start_due(&g, &mut hart);
     let run = g.sched.take(0).expect("the first vCPU is ready");
     run.shared.hart.store(0, std::sync::atomic::Ordering::SeqCst);
     run.shared.posted.store(0, std::sync::atomic::Ordering::SeqCst);

@@ -12,8 +12,8 @@ pub const MEGA_ORDER: u8 = 9;
 #[must_use = "dropping a run leaks its frames"]
 #[derive(PartialEq, Eq)]
 pub struct Run {
-    /// The first frame's number above the order's 6 bits: one word, because the end of a VM may
-    /// hold one run for each of its pages.
+    /// The first frame's number above the order's 6 bits: one word, because there may be
+    /// many.
     packed: u64,
 }
 

@@ -18,11 +18,13 @@
 
 mod demand;
 mod region;
+mod remains;
 mod remove;
 mod space;
 
 pub use demand::{Content, Ready, Unresolved, in_portions, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
+pub use remains::Remains;
 pub use space::{
     AddressSpace, Counters, How, Images, OWNED, Policy, Publish, ResolveError, Resolved, Superpages, Translation,
     settle,

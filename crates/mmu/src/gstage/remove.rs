@@ -1,12 +1,13 @@
 //! Removal: pages become untouched again, or the address space ends.
 
-use super::space::{AddressSpace, OWNED};
+use super::remains::Remains;
+use super::space::{AddressSpace, OWNED, order};
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::table;
 use alloc::vec::Vec;
 use core::ops::Range;
-use rv::{Caps, Entry, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
+use rv::{Caps, Entry, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
 
 /// A table, and the guest pages below it.
 #[derive(Clone, Copy)]
@@ -58,14 +59,12 @@ impl AddressSpace {
         Ok(stale)
     }
 
-    /// Ends the address space. All its frames, the root included, are in the [`Stale`].
+    /// Ends the address space: all TLBs are fenced, and what remains of it, the root included, is to be given back.
     ///
     /// No hart may have the root in `hgatp` any more; TLBs may still hold translations.
-    pub fn destroy(self, mem: &impl PhysMem) -> Stale<Gpa> {
-        let mut stale = Stale::of(FenceScope::Everything);
-        self.retire_below(self.root(), self.format.root_level(), &mut stale, mem);
-        stale.retire(self.root);
-        stale
+    pub fn destroy(self, hw: &mut impl Fence<Gpa>) -> Remains {
+        hw.fence(FenceScope::Everything);
+        Remains::below(self.root, self.format)
     }
 
     /// How many 2 MiB leaves are partly in the range: those at its ends, two at most.
@@ -124,7 +123,7 @@ impl AddressSpace {
                 Entry::Table(next) if is_whole && level == Level::MEGA => {
                     let (_, debt) = table::exchange(at, Pte::INVALID, mem);
                     stale.owe(debt, scope);
-                    self.retire_below(next, Level::PAGE, stale, mem);
+                    Self::retire_leaves(next, stale, mem);
                     stale.retire(Run::from_entry(next, 0));
                 }
                 Entry::Table(next) => {
@@ -136,27 +135,15 @@ impl AddressSpace {
         }
     }
 
-    /// Retires all frames that a table no longer in use leads to, but not the table itself.
-    fn retire_below(&self, table: Pfn<Hpa>, level: Level, stale: &mut Stale<Gpa>, mem: &impl PhysMem) {
-        for index in 0..self.format.entries(level) as u64 {
+    /// Retires all frames that a table of 4 KiB leaves, no longer in use, leads to, but not the table itself.
+    fn retire_leaves(table: Pfn<Hpa>, stale: &mut Stale<Gpa>, mem: &impl PhysMem) {
+        for index in 0..Level::MEGA.pages() {
             let at = table.at(8 * index);
-            match Pte(mem.read_u64(at)).decode::<Hpa>(level, Caps::default()) {
-                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => {
-                    stale.retire(Run::from_entry(leaf.pfn, order(level)))
-                }
+            match Pte(mem.read_u64(at)).decode::<Hpa>(Level::PAGE, Caps::default()) {
+                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => stale.retire(Run::from_entry(leaf.pfn, 0)),
                 Entry::Leaf(_) | Entry::Invalid => {}
-                Entry::Table(next) => {
-                    let below = level.down().expect("a pointer is above level 0");
-                    self.retire_below(next, below, stale, mem);
-                    stale.retire(Run::from_entry(next, 0));
-                }
-                Entry::Reserved(why) => panic!("{at}: {why:?} in a G-stage table"),
+                Entry::Table(_) | Entry::Reserved(_) => panic!("{at} of a table of leaves is none"),
             }
         }
     }
-}
-
-/// The order of the run behind a leaf.
-const fn order(level: Level) -> u8 {
-    9 * level.number()
 }

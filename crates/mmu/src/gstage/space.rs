@@ -12,6 +12,11 @@ use rv::{Addr, Caps, Entry, Fence, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, 
 /// The software bit of leaves whose frames belong to the VM.
 pub const OWNED: PteFlags = PteFlags::RSW0;
 
+/// The order of the run behind a leaf.
+pub(super) const fn order(level: Level) -> u8 {
+    9 * level.number()
+}
+
 /// The leaf sizes in use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Superpages {

@@ -1,13 +1,13 @@
 //! The engine: the shadow tables of one VM, and how their pages begin.
 
 use super::config::{Config, Counters, Host};
-use super::heads::Heads;
 use super::index::Index;
+use super::lists::Lists;
 use super::page::{Body, Id, Key, Page};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::walks::Walks;
-use crate::frames::{AllocError, Frames, Owner, Use};
+use crate::frames::{AllocError, Frames, Owner, Run};
 use alloc::vec::Vec;
 use rv::{Fence, Gpa, Gva, Hpa, Pfn, PhysMem};
 
@@ -43,39 +43,25 @@ pub struct Shadow<S: Shadowed = Gva> {
 }
 
 impl<S: Shadowed> Shadow<S> {
-    /// An engine without shadow pages, for a VM whose RAM is `pages` pages from `first`.
+    /// An engine without shadow pages, for the VM that the lists were made for.
     ///
     /// # Errors
-    /// If there are no frames for its lists. Nothing has changed then.
+    /// If there is no room on the heap. The lists' frames are given back then.
     ///
     /// # Panics
-    /// If `first` is not a multiple of 2 MiB, or the configuration has fewer pages than it needs or more than
-    /// 2^22.
-    pub fn new(
-        config: Config,
-        owner: Owner,
-        (first, pages): (Pfn<Gpa>, u64),
-        frames: &Frames,
-        mem: &mut impl PhysMem,
-    ) -> Result<Self, AllocError> {
+    /// If the lists are not whole, or the configuration has fewer pages than it needs or more than 2^22.
+    pub fn new(config: Config, owner: Owner, lists: Lists, frames: &Frames) -> Result<Self, AllocError> {
         assert!(config.pages >= Config::least_pages::<S>(0) && config.pages <= Config::MOST_PAGES);
         // The heap is nobody's to exhaust: what it may ever take is taken here.
         let mut arena = Vec::new();
-        arena.try_reserve_exact(config.pages as usize).map_err(|_| AllocError::OutOfMemory)?;
-        let mut words = Vec::new();
-        for _ in 0..Heads::frames_for(pages) {
-            match frames.alloc(owner, Use::Table, 0) {
-                Ok(run) => words.push(run),
-                Err(error) => {
-                    words.into_iter().for_each(|run| frames.free(run));
-                    return Err(error);
-                }
-            }
+        if arena.try_reserve_exact(config.pages as usize).is_err() {
+            lists.release(frames);
+            return Err(AllocError::OutOfMemory);
         }
         Ok(Self {
             config,
             owner,
-            index: Index::new(arena, Heads::new(first, pages, words, mem)),
+            index: Index::new(arena, lists.into_heads()),
             walks: Walks::new(),
             spare: Vec::new(),
             retired: Vec::new(),
@@ -127,11 +113,11 @@ impl<S: Shadowed> Shadow<S> {
         id
     }
 
-    /// Ends the engine. No hart may have a root of it any more, and all must have forgotten its translations.
-    pub fn destroy(mut self, frames: &Frames) {
-        self.index.heads.release(frames);
-        let bodies = self.index.into_bodies().chain(self.spare).chain(self.retired);
-        bodies.flat_map(Body::runs).for_each(|run| frames.free(run));
+    /// Ends the engine: its frames, which are to be given back. No hart may have a root of it any more, and all must have
+    /// forgotten its translations.
+    pub fn destroy(self) -> impl Iterator<Item = Run> + Send + use<S> {
+        let spare = self.spare.into_iter().chain(self.retired).flat_map(Body::runs);
+        self.index.into_frames().chain(spare)
     }
 
     /// Breaks the engine.

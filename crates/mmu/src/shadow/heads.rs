@@ -2,12 +2,12 @@
 //! has as a table.
 
 use super::page::{Id, Ref};
-use crate::frames::{Frames, Run};
+use crate::frames::Run;
 use alloc::vec::Vec;
 use rv::{Addr, Gpa, Hpa, Level, Pfn, PhysMem};
 
-/// Frames of guest RAM in one chunk: those of a 2 MiB leaf, whose words fill a frame.
-const CHUNK: u64 = Level::MEGA.pages();
+/// Frames of guest RAM in one chunk.
+const CHUNK: u64 = Heads::CHUNK;
 
 /// A word of 8 bytes for each frame, in frames of the VM's: the head of the list of leaves in the low half, the first
 /// shadow page's number plus 1 in the high half.
@@ -27,14 +27,16 @@ struct Chunk {
 }
 
 impl Heads {
+    /// Frames of guest RAM in one chunk: those of a 2 MiB leaf, whose words fill a frame.
+    pub const CHUNK: u64 = Level::MEGA.pages();
+
     /// Frames that [`Heads::new`] needs.
     pub const fn frames_for(pages: u64) -> u64 {
         pages.div_ceil(CHUNK)
     }
 
-    pub fn new(first: Pfn<Gpa>, pages: u64, frames: Vec<Run>, mem: &mut impl PhysMem) -> Self {
-        assert!(first.is_aligned(CHUNK), "{first:?}: guest RAM begins at a multiple of 2 MiB");
-        frames.iter().for_each(|words| mem.zero_frames(words.first(), 1));
+    /// Those of RAM that begins at a multiple of [`Heads::CHUNK`]. The frames are clear.
+    pub fn new(first: Pfn<Gpa>, pages: u64, frames: Vec<Run>) -> Self {
         let chunks = frames.into_iter().map(|words| Chunk { words, mega: Ref::NONE, protected: 0 }).collect();
         Self { first, pages, chunks }
     }
@@ -94,7 +96,8 @@ impl Heads {
         &mut self.chunk_mut(gfn).protected
     }
 
-    pub fn release(&mut self, frames: &Frames) {
-        self.chunks.drain(..).for_each(|chunk| frames.free(chunk.words));
+    /// Ends it: the frames that it took.
+    pub fn into_frames(self) -> impl Iterator<Item = Run> {
+        self.chunks.into_iter().map(|chunk| chunk.words)
     }
 }

@@ -3,6 +3,7 @@
 
 use super::heads::Heads;
 use super::page::{At, Body, Id, Key, Page, Ref, Role};
+use crate::frames::Run;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use rv::{Gpa, Level, Pfn, PhysMem, Pte};
@@ -78,9 +79,10 @@ impl Index {
         page.body
     }
 
-    /// All frames of all pages.
-    pub fn into_bodies(self) -> impl Iterator<Item = Body> {
-        self.arena.into_iter().flatten().map(|page| page.body)
+    /// Ends it: all frames.
+    pub fn into_frames(self) -> impl Iterator<Item = Run> {
+        let bodies = self.arena.into_iter().flatten().flat_map(|page| page.body.runs());
+        self.heads.into_frames().chain(bodies)
     }
 
     /// Whether [`Heads`] leads to pages of that key: the shadows of tables, unless they are not in RAM.

@@ -448,12 +448,15 @@ impl Rig {
         (0..usize::from(self.setup.harts)).for_each(|hart| self.world.model.detach(hart));
         let Rig { frames, mut world, space, image_run, .. } = self;
         let counters = *space.counters();
-        let stale = space.destroy(&world);
-        let retired = stale.fence(&mut world);
-        for run in retired.runs() {
-            (0..run.pages()).for_each(|i| world.model.free(run.first().add(i)));
+        let mut remains = space.destroy(&mut world);
+        // In portions, some of which are too small for anything.
+        while !remains.is_empty() {
+            let mut steps = 100;
+            while let Some(run) = remains.take(&mut steps, &world) {
+                (0..run.pages()).for_each(|i| world.model.free(run.first().add(i)));
+                frames.free(run);
+            }
         }
-        retired.release(&frames);
         world.model.verdict().expect("no fence rule is broken at the end");
         assert_eq!(frames.usage(VM).total(), 0);
         frames.free(image_run);

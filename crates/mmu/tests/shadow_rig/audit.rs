@@ -139,8 +139,12 @@ impl<S: Subject> Rig<S> {
     ) {
         assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
         let words = self.bus.0.borrow();
-        let words = words.machine.frame(table).iter().copied();
-        for (index, word) in words.enumerate().filter(|(_, word)| word & 1 == 1) {
+        // Most are invalid: eight are looked at together.
+        let (eights, _) = words.machine.frame(table).as_chunks::<8>();
+        let used = eights.iter().enumerate().filter(|(_, eight)| eight.iter().fold(0, |any, word| any | word) & 1 == 1);
+        let words =
+            used.flat_map(|(place, eight)| eight.iter().enumerate().map(move |(n, word)| (8 * place + n, *word)));
+        for (index, word) in words.filter(|(_, word)| word & 1 == 1) {
             let gva = extended(gva | (index as u64) << level.shift(), format);
             match Pte(word).decode::<Hpa>(level, Caps::default()) {
                 Entry::Table(next) => self.collect(next, level.down().expect("decode says so"), gva, format, seen),

@@ -14,7 +14,7 @@ pub mod subject;
 use audit::extended;
 use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
-use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Paging, Root, Shadow, Upkeep, Views, Wrote};
+use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, with_ready};
 use oracle::Machine;
@@ -125,7 +125,9 @@ impl<S: Subject> Rig<S> {
             space.add_region(region).expect("disjoint");
         }
         let config = Config { upkeep: setup.upkeep, ad, pages, first_serial: 1 };
-        let mut shadow = Shadow::new(config, VM, (RAM, PAGES), &frames, &mut machine).expect("frames");
+        let mut lists = Lists::new(RAM, PAGES);
+        assert_eq!(lists.prepare(u64::MAX, VM, &frames, &mut machine), Ok(true));
+        let mut shadow = Shadow::new(config, VM, lists, &frames).expect("frames");
         if let Mutant::Engine(sabotage) = setup.mutant {
             shadow.sabotage(sabotage);
         }
@@ -516,10 +518,10 @@ impl<S: Subject> Rig<S> {
     pub fn finish(mut self) -> Counters {
         let shadow = self.shadow.take().expect("until the end");
         let counters = *shadow.counters();
-        shadow.destroy(&self.frames);
+        shadow.destroy().for_each(|run| self.frames.free(run));
+        let mut remains = self.space.destroy(&mut AllHarts(&Bus(RefCell::new(empty::<S>()))));
         let machine = &self.bus.0.borrow().machine;
-        let stale = self.space.destroy(machine);
-        stale.flush(&mut AllHarts(&Bus(RefCell::new(empty::<S>()))), &self.frames);
+        while remains.release(100, &self.frames, machine) {}
         assert_eq!((self.frames.usage(VM).total(), self.frames.free_count()), (0, 4096), "ACCOUNTED");
         counters
     }

@@ -13,6 +13,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use hypervisor::chores::Chores;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::gnomon::Gnomon;
@@ -110,9 +111,10 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
-        vms: Vms::new(config.vms),
+        vms: Vms::new(),
         sched: Sched::new(machine.harts.len()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
+        chores: Chores::default(),
         console,
         heap: heap::in_use,
         heap_at_start: heap::in_use().used,
@@ -141,7 +143,10 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
     let heap = spans.heap;
     JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, heap });
+    config.vms.into_iter().for_each(|config| g.vms.wish(config, &g.offer));
     lifecycle::start_due(g, &mut hart);
+    // No other hart is there to help, and no guest waits.
+    while lifecycle::go_on(g, &mut hart) {}
     match seat {
         Seat::Firmware => pen::release(&ids),
         Seat::Payload => {

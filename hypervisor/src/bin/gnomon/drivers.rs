@@ -72,8 +72,11 @@ impl Port for HostUart {
         }
     }
 
-    fn send(&self, byte: u8) {
-        write(RBR, byte);
+    fn send(&self, bytes: &[u8]) {
+        if let Some(at) = register(RBR) {
+            // SAFETY: as for `write`.
+            bytes.iter().for_each(|byte| unsafe { mmio::write8(at, *byte) });
+        }
     }
 
     fn receive(&self) -> Option<u8> {

@@ -108,8 +108,10 @@ pub struct Hart {
     slice_end: u64,
     /// The earliest time that a vCPU which waits needs this hart.
     waiters: u64,
-    /// When it looks after the serial port, for output that was left, and after guests' devices next.
+    /// When it looks after the serial port, for output that was left, and after guests' devices next; and after chores.
     serial_due: u64,
+    /// When it does a portion of a chore next, if it has something else to do.
+    chores_due: u64,
     /// That is soon.
     serial_is_soon: bool,
     /// The guests whose devices it looks after then, by bit.
@@ -138,6 +140,7 @@ struct Ticks {
     least_run: u64,
     behind: u64,
     serial: u64,
+    chores: u64,
 }
 
 /// How much of VM time a vCPU gets before another one, in milliseconds.
@@ -150,6 +153,8 @@ const LEAST_RUN_MS: u64 = 2;
 const BEHIND_PER_MS: u64 = 5;
 /// How often a hart goes on with output that is left, in times per millisecond.
 const SERIAL_PER_MS: u64 = 10;
+/// How often a hart that has something else to do does a portion of a chore, in milliseconds.
+const CHORES_MS: u64 = 1;
 /// A fence over more pages than this becomes one for the whole address space.
 const FENCE_PAGES: u64 = 64;
 
@@ -204,6 +209,7 @@ impl Hart {
             slice_end: u64::MAX,
             waiters: u64::MAX,
             serial_due: u64::MAX,
+            chores_due: u64::MAX,
             serial_is_soon: false,
             serial_guests: 0,
             armed: u64::MAX,
@@ -213,6 +219,7 @@ impl Hart {
                 least_run: LEAST_RUN_MS * per_ms,
                 behind: per_ms / BEHIND_PER_MS,
                 serial: per_ms / SERIAL_PER_MS,
+                chores: CHORES_MS * per_ms,
             },
             is_proven: false,
             g: start.g,
@@ -249,7 +256,7 @@ impl Hart {
             }
             let now = self.now();
             self.expire(now);
-            self.look_after_serial(now);
+            self.look_after(now);
             if let Some(mut run) = self.g.sched.take(self.index) {
                 if self.g.sched.has_ready() {
                     // Whoever made them ready may have roused this hart only.
@@ -257,6 +264,12 @@ impl Hart {
                 }
                 self.load(&mut run, now);
                 return run;
+            }
+            if lifecycle::go_on(self.g, self) {
+                if self.seat.external_pending() {
+                    self.external();
+                }
+                continue;
             }
             // Idle: say so first and look again then, so that no wake-up falls between.
             shared.idle.store(true, Ordering::SeqCst);
@@ -366,13 +379,16 @@ impl Hart {
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     #[inline(always)]
     fn exit(&mut self) -> *mut Context {
-        self.shared.left();
         if !self.is_proven {
             // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
             self.is_proven = true;
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
+        if exit::handle_brief(&mut run) {
+            return &raw mut self.current.insert(run).context;
+        }
+        self.shared.left();
         match exit::handle(self.g, &mut run, self) {
             // Most exits end here.
             Outcome::Resume if self.announce(&run) => self.go(run),
@@ -451,7 +467,7 @@ impl Hart {
             lifecycle::depart(self.g, &Arc::clone(&run.vm), end, self);
             return Some(run);
         }
-        self.look_after_serial(now);
+        self.look_after(now);
         if self.waiters <= now {
             self.expire(now);
             self.g.rouse(NOWHERE, self);
@@ -519,13 +535,18 @@ impl Hart {
         plic.complete_uart();
     }
 
-    /// Goes on with output that was left, and with guests' devices, if it is time. Those that are early ask again.
-    fn look_after_serial(&mut self, now: u64) {
+    /// Goes on with output that was left, with guests' devices, and with chores, if it is time. Those that are early ask again.
+    fn look_after(&mut self, now: u64) {
         // Of what is left by a hart that had no time to look again, some hart hears at its timer.
         if self.serial_due <= now || self.g.console.is_dirty() {
             (self.serial_due, self.serial_is_soon) = (u64::MAX, false);
             let guests = core::mem::take(&mut self.serial_guests);
             serial::go_on(self.g, guests, self);
+            if self.chores_due <= now {
+                self.chores_due = u64::MAX;
+                lifecycle::go_on(self.g, self);
+            }
+            self.serial_due = self.serial_due.min(self.chores_due);
         }
     }
 

@@ -1,55 +1,89 @@
-//! Gnomon's own heap: a small one in the image to begin with, then a share of RAM.
+//! Gnomon's own heap: a small one in the image to begin with, then a share of RAM. To take from it and to give back take a
+//! bounded time, whatever is free (TLSF): all harts share its lock.
 
-use buddy_system_allocator::Heap;
 use core::alloc::{GlobalAlloc, Layout};
-use core::ptr::{NonNull, null_mut};
+use core::ptr::{self, NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use hypervisor::counters::HeapUse;
 use hypervisor::machine::Span;
+use rlsf::Tlsf;
 use spin::{Mutex, MutexGuard};
 
-const ORDERS: usize = 33;
+/// Free blocks by size: so many powers of two from 32 bytes on, each in so many parts.
+const POWERS: usize = 26;
+const PARTS: usize = 16;
+
+type Blocks = Tlsf<'static, u32, u16, POWERS, PARTS>;
 
 /// A heap that counts how often a hart waits for its lock.
 struct CountedHeap {
-    heap: Mutex<Heap<ORDERS>>,
+    blocks: Mutex<Blocks>,
+    /// Bytes that were asked for and not given back.
+    used: AtomicU64,
     waits: AtomicU64,
 }
 
 #[global_allocator]
-static HEAP: CountedHeap = CountedHeap { heap: Mutex::new(Heap::new()), waits: AtomicU64::new(0) };
+static HEAP: CountedHeap =
+    CountedHeap { blocks: Mutex::new(Blocks::new()), used: AtomicU64::new(0), waits: AtomicU64::new(0) };
 
 /// Enough to read a device tree.
 const FIRST_BYTES: usize = 1 << 20;
 static mut FIRST: [u64; FIRST_BYTES / 8] = [0; FIRST_BYTES / 8];
 
 impl CountedHeap {
-    fn lock(&self) -> MutexGuard<'_, Heap<ORDERS>> {
-        self.heap.try_lock().unwrap_or_else(|| {
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.try_lock().unwrap_or_else(|| {
             self.waits.fetch_add(1, Relaxed);
-            self.heap.lock()
+            self.blocks.lock()
         })
+    }
+
+    /// Adds memory to it.
+    ///
+    /// # Safety
+    /// The bytes are nobody's, for ever.
+    unsafe fn add(&self, first: *mut u8, bytes: usize) {
+        if let Some(block) = NonNull::new(ptr::slice_from_raw_parts_mut(first, bytes)) {
+            // SAFETY: by the caller's promise.
+            unsafe { self.lock().insert_free_block_ptr(block) };
+        }
     }
 }
 
 // SAFETY: passes on to an allocator, under its lock.
 unsafe impl GlobalAlloc for CountedHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.lock().alloc(layout).map_or(null_mut(), NonNull::as_ptr)
+        let Some(at) = self.lock().allocate(layout) else { return null_mut() };
+        self.used.fetch_add(layout.size() as u64, Relaxed);
+        at.as_ptr()
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         if let Some(at) = NonNull::new(at) {
-            // SAFETY: allocated here, by the caller's promise.
-            unsafe { self.lock().dealloc(at, layout) };
+            // SAFETY: allocated here with that alignment, by the caller's promise.
+            unsafe { self.lock().deallocate(at, layout.align()) };
+            self.used.fetch_sub(layout.size() as u64, Relaxed);
         }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let grown =
+            NonNull::new(at).zip(Layout::from_size_align(size, layout.align()).ok()).and_then(|(at, wanted)| {
+                // SAFETY: allocated here with that alignment, by the caller's promise.
+                unsafe { self.lock().reallocate(at, wanted) }
+            });
+        let Some(at) = grown else { return null_mut() };
+        self.used.fetch_add(size as u64, Relaxed);
+        self.used.fetch_sub(layout.size() as u64, Relaxed);
+        at.as_ptr()
     }
 }
 
 /// Starts the heap. Once, by the boot hart.
 pub fn start() {
-    // SAFETY: called once, before any allocation; nobody else names FIRST.
-    unsafe { HEAP.lock().init((&raw mut FIRST) as usize, FIRST_BYTES) };
+    // SAFETY: called once; nobody else names FIRST.
+    unsafe { HEAP.add((&raw mut FIRST).cast(), FIRST_BYTES) };
 }
 
 /// Adds RAM to the heap.
@@ -58,10 +92,10 @@ pub fn start() {
 /// The range is RAM that nobody else uses, for ever.
 pub unsafe fn add(span: Span) {
     // SAFETY: by the caller's promise.
-    unsafe { HEAP.lock().add_to_heap(span.start as usize, span.end() as usize) };
+    unsafe { HEAP.add(ptr::with_exposed_provenance_mut(span.start as usize), span.bytes as usize) };
 }
 
 /// How it is doing.
 pub fn in_use() -> HeapUse {
-    HeapUse { used: HEAP.lock().stats_alloc_user() as u64, waits: HEAP.waits.load(Relaxed) }
+    HeapUse { used: HEAP.used.load(Relaxed), waits: HEAP.waits.load(Relaxed) }
 }

@@ -1,0 +1,66 @@
+//! What an address space leaves when it ends: frames that nobody reaches any more, given back in portions.
+
+use super::space::{OWNED, order};
+use crate::frames::{Frames, Run};
+use alloc::vec::Vec;
+use rv::{Caps, Entry, Format, PhysMem, Pte};
+
+/// Frames of an address space that has ended, in the tables that led to them. No TLB knows them any more.
+#[must_use = "dropping it leaks its frames"]
+pub struct Remains {
+    format: &'static Format,
+    /// The tables from the root down to the one whose entries come next, each with the index of its next entry.
+    path: Vec<(Run, u64)>,
+}
+
+/// What it costs to give a run of frames back, in entries that are looked at.
+const fn cost(run: &Run) -> u32 {
+    4 + (run.pages() / 2) as u32
+}
+
+impl Remains {
+    pub(super) fn below(root: Run, format: &'static Format) -> Self {
+        Self { format, path: alloc::vec![(root, 0)] }
+    }
+
+    /// Whether all is given back.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.path.is_empty()
+    }
+
+    /// The next frames to be given back. `None` if there are none; or if `steps`, the entries that may be looked at, are used up.
+    pub fn take(&mut self, steps: &mut u32, mem: &impl PhysMem) -> Option<Run> {
+        while *steps > 0 {
+            *steps -= 1;
+            let level = self.format.levels_down().nth(self.path.len().checked_sub(1)?)?;
+            let (table, next) = self.path.last_mut()?;
+            if *next == self.format.entries(level) as u64 {
+                let (table, _) = self.path.pop()?;
+                *steps = steps.saturating_sub(cost(&table));
+                return Some(table);
+            }
+            let at = table.first().at(8 * *next);
+            *next += 1;
+            match Pte(mem.read_u64(at)).decode(level, Caps::default()) {
+                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => {
+                    let run = Run::from_entry(leaf.pfn, order(level));
+                    *steps = steps.saturating_sub(cost(&run));
+                    return Some(run);
+                }
+                Entry::Leaf(_) | Entry::Invalid => {}
+                Entry::Table(next) => self.path.push((Run::from_entry(next, 0), 0)),
+                Entry::Reserved(why) => panic!("{at}: {why:?} in a G-stage table"),
+            }
+        }
+        None
+    }
+
+    /// Gives frames back, looking at about so many entries. Returns whether there are more.
+    pub fn release(&mut self, mut steps: u32, frames: &Frames, mem: &impl PhysMem) -> bool {
+        while let Some(run) = self.take(&mut steps, mem) {
+            frames.free(run);
+        }
+        !self.is_empty()
+    }
+}

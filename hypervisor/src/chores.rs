@@ -1,0 +1,80 @@
+//! What would take longer than an exit may (BOUNDED), done in portions: what VMs have is made when they start, and given back when
+//! they end or start over.
+
+use crate::vm::Vm;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::iter;
+use mmu::frames::{Frames, Run};
+use mmu::gstage::{self, Ready};
+use mmu::shadow::Lists;
+use rv::PhysMem;
+use spin::Mutex;
+
+/// What is left of a VM's memory. No TLB knows any of it.
+#[must_use = "dropping it leaks frames"]
+pub struct Remains {
+    space: gstage::Remains,
+    /// Those of the shadow tables, if there were any.
+    tables: Box<dyn Iterator<Item = Run> + Send>,
+}
+
+/// Frames of tables that go in one portion: some 30,000 instructions.
+const TABLES: usize = 128;
+/// Entries of the G-stage table that are looked at in one portion: as many.
+const ENTRIES: u32 = 1024;
+
+impl Remains {
+    /// Those of an address space, and of what shadowed it.
+    pub fn of(space: gstage::Remains, tables: impl Iterator<Item = Run> + Send + 'static) -> Self {
+        Self { space, tables: Box::new(tables) }
+    }
+
+    /// Those of an address space without shadow tables.
+    pub fn of_space(space: gstage::Remains) -> Self {
+        Self::of(space, iter::empty())
+    }
+
+    /// Gives a portion back. Returns whether there is more.
+    pub fn release(&mut self, frames: &Frames, mem: &impl PhysMem) -> bool {
+        let before = self.tables.by_ref().take(TABLES).map(|run| frames.free(run)).count();
+        before == TABLES || self.space.release(ENTRIES, frames, mem)
+    }
+}
+
+/// A VM whose vCPUs are all parked, and what is to be done before it starts, or before it ends.
+pub struct Chore {
+    /// The VM.
+    pub vm: Arc<Vm>,
+    /// What comes next.
+    pub work: Work,
+}
+
+/// What is to be done for a VM.
+pub enum Work {
+    /// Its memory is given back. Then it ends, or starts over.
+    GiveBack(Remains),
+    /// The lists of its shadow tables are prepared; then its memory is built.
+    Prepare(Lists),
+    /// Its memory is built.
+    Build,
+    /// Its device tree is written, with what has been made ready for that. Then it starts.
+    Furnish(Ready),
+}
+
+/// All that there are. Each is on this list, or some hart does a portion of it.
+#[derive(Default)]
+pub struct Chores(Mutex<VecDeque<Chore>>);
+
+impl Chores {
+    /// Adds one, behind those that there are.
+    pub fn add(&self, chore: Chore) {
+        self.0.lock().push_back(chore);
+    }
+
+    /// Takes the first one.
+    pub fn take(&self) -> Option<Chore> {
+        self.0.lock().pop_front()
+    }
+}
