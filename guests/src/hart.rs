@@ -96,6 +96,14 @@ pub fn start(hart: u64, job: Job, argument: u64) -> Check {
     Ok(())
 }
 
+/// What harts do that are started without a job of their own, as by [`sbi::hart_start`] itself.
+static COMMON: Mutex<Option<Job>> = Mutex::new(None);
+
+/// Names it; they get the opaque value.
+pub fn on_start(job: Option<Job>) {
+    *COMMON.lock() = job;
+}
+
 /// Waits until a hart has stopped.
 ///
 /// # Errors
@@ -185,7 +193,8 @@ pub(crate) extern "C" fn secondary(hart: u64, opaque: u64, sstatus: u64, satp: u
     }
     own.starts.fetch_add(1, Relaxed);
     let job = own.job.lock().take();
-    if let Some((job, argument)) = job {
+    let common = *COMMON.lock();
+    if let Some((job, argument)) = job.or(common.map(|job| (job, opaque))) {
         job(argument);
     }
     let error = sbi::hart_stop();

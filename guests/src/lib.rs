@@ -18,6 +18,7 @@ pub mod fences;
 pub mod hart;
 pub mod paging;
 pub mod ram;
+pub mod random;
 pub mod region;
 pub mod report;
 pub mod sbi;

@@ -76,8 +76,7 @@ fn interrupt(code: u64) {
         // SAFETY: only `on_interrupt` stores here, and it stores functions of this type.
         unsafe { mem::transmute::<*mut (), fn(u64)>(hook)(code) };
     } else if code == Interrupt::SSoft as u64 {
-        // SAFETY: clearing a pending bit.
-        unsafe { csr::sip::clear(Interrupt::SSoft.bit()) };
+        clear_ipi();
     } else {
         disable(1 << code);
     }
@@ -156,6 +155,12 @@ pub fn enable(bits: u64) {
 pub fn disable(bits: u64) {
     // SAFETY: takes nothing away that Rust needs.
     unsafe { csr::sie::clear(bits) };
+}
+
+/// Clears this hart's pending IPI.
+pub fn clear_ipi() {
+    // SAFETY: clearing a pending bit.
+    unsafe { csr::sip::clear(Interrupt::SSoft.bit()) };
 }
 
 /// The pending interrupts.

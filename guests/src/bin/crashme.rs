@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use guests::console::line;
 use guests::expect::ILLEGAL;
 use guests::paging::{self, AD, Page, Space, TEST_VA, leaf, page};
+use guests::random::Random;
 use guests::trap::{self, Trap};
 use guests::user::User;
 use guests::{Check, board, ensure, hart, run, sbi};
@@ -84,30 +85,6 @@ fn more() -> Check {
     Ok(())
 }
 
-/// Numbers that are the same for the same seed (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn of(seed: u64) -> Self {
-        Self((seed << 8 | (hart::id() + 1)).wrapping_mul(0x2545_f491_4f6c_dd1d) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, count: u64) -> u64 {
-        (self.next() >> 8) % count
-    }
-
-    fn any<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
-
 /// What a hart has for its programs.
 struct World {
     random: Random,
@@ -175,7 +152,7 @@ impl World {
         let mut user = User::at(CODE[place]);
         for x in &mut user.x[1..] {
             *x = match self.random.below(8) {
-                0 => self.random.next(),
+                0 => self.random.any_bits(),
                 1 => self.random.below(64),
                 _ => REGION + self.random.below(0x1000 * PAGES),
             };
@@ -225,7 +202,7 @@ impl World {
         for number in 0..programs {
             self.edit();
             let mode = self.random.any(&[Mode::Supervisor, Mode::User]);
-            let mut program = core::array::from_fn(|_| self.random.next() as u32);
+            let mut program = core::array::from_fn(|_| self.random.any_bits() as u32);
             if mode == Mode::Supervisor {
                 self.tame(&mut program);
             }
@@ -242,7 +219,7 @@ impl World {
         loop {
             let halves = |at: usize| program.get(at / 2).copied().unwrap_or(EBREAK) >> (16 * (at % 2)) & 0xffff;
             let Some(at) = (0..2 * LENGTH).find(|at| is_fatal(halves(at + 1) << 16 | halves(*at))) else { return };
-            program[at / 2] = self.random.next() as u32;
+            program[at / 2] = self.random.any_bits() as u32;
         }
     }
 
@@ -281,7 +258,7 @@ fn instruction(random: &mut Random, mode: Mode) -> u32 {
     // Any but those, and the one for links.
     let result = random.any(&[0_u32, 2, 3, 4, 5, 6, 7, 8, 9, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31]);
     let (one, two) = (random.below(32) as u32, random.below(32) as u32);
-    let immediate = (random.next() as u32) << 20;
+    let immediate = (random.any_bits() as u32) << 20;
     let of = |opcode: u32, f3: u32| opcode | f3 << 12;
     match random.below(16) {
         // Loads, stores, atomics.

@@ -1,6 +1,10 @@
 //! Starting, stopping and suspending harts.
+//!
+//! Boot argument: for how many milliseconds harts race (100 if missing).
 #![no_std]
 #![no_main]
+
+mod races;
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use guests::paging::Space;
@@ -35,6 +39,7 @@ fn main() {
         run("hsm/memory-is-shared", memory_is_shared);
         run("hsm/suspend-until-ipi", suspend_until_ipi);
         run("hsm/sleep-until-ipi", sleep_until_ipi);
+        run("hsm/races", races::races);
     }
     if board().hart_count > 2 {
         run("hsm/one-start-wins", one_start_wins);
