@@ -24,6 +24,11 @@ pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: 
     Some(if insn & 3 == 3 { insn } else { insn & 0xffff })
 }
 
+/// Where the instruction at `pc` is; see [`instruction`].
+pub fn place<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mem: &M) -> Option<Addr<Hpa>> {
+    fetched(space, (&Satp::decode(satp), mode), pc, mem)
+}
+
 /// Where a fetch of `pc` arrives, by the tables as they are now.
 fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u64, mem: &M) -> Option<Addr<Hpa>> {
     let request = Request { mode, ..Request::supervisor(Access::Fetch) };

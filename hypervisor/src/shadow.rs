@@ -12,7 +12,7 @@ use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::shootdown::shoot_down;
-use crate::vcpu::{NO_ASID, Vcpu, VcpuRun};
+use crate::vcpu::{NO_ASID, Vcpu, VcpuRun, Way};
 use crate::vm::{Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use alloc::format;
@@ -213,6 +213,7 @@ struct ShadowFence<'a, E> {
 
 impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
     fn fence(&mut self, _: FenceScope<Gpa>) {
+        self.vm.edits.fetch_add(1, Ordering::SeqCst);
         shoot_down(self.g, self.vm, self.env);
         self.env.fence_guest(None, None);
         // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
@@ -287,6 +288,7 @@ fn detach(run: &mut VcpuRun) {
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
     run.views = Views::new();
+    run.forget_way();
     run.shared.asid.store(NO_ASID, Ordering::SeqCst);
 }
 
@@ -447,6 +449,7 @@ impl Store<'_> {
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
     run.count_lane();
+    run.forget_way();
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
@@ -461,6 +464,31 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
         (None, Some(named)) if named == root.asid => env.fence_guest_root(),
         (None, _) => env.fence_guest(None, None),
     }
+}
+
+/// A store of the vCPU's is about to reach the UART: remembers by which way, if it is supervisor mode's without SUM, which might
+/// have led to a page of user mode.
+pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
+    let (context, satp) = (&run.context, run.csrs.vsatp);
+    if env.privilege() != Mode::Supervisor || env.status() & status::SUM != 0 {
+        return;
+    }
+    let mut way = Way::of(context, satp);
+    if context.exit.tinst == 0 {
+        let guard = run.vm.memory.lock();
+        // Under the lock nobody edits the tables.
+        let (edits, mem) = (run.vm.edits.load(Ordering::SeqCst), env.mem());
+        let is_known = context.brief == context.exit.cause && run.way.is_valid(context, satp);
+        if is_known && run.way.insn(context.pc, edits, &mem).is_some() {
+            return;
+        }
+        let Some(Memory { space, .. }) = guard.as_ref() else { return };
+        let there = fetch::place(space, satp, Mode::Supervisor, context.pc, &mem);
+        let Some(there) = there else { return };
+        way = way.by(context.pc, there, edits);
+    }
+    run.way = way;
+    run.context.brief = Exception::StorePage.code();
 }
 
 /// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is

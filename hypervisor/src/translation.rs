@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 
@@ -25,7 +25,7 @@ use alloc::string::String;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Images, Ready};
 use mmu::shadow::{Counters, GuestFence, Lists};
-use rv::{Access, Addr, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
+use rv::{Access, Addr, Context, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
 impl Translation {
     /// Whether this machine can host such a VM's memory so.
@@ -171,6 +171,25 @@ impl Translation {
                 Faulted::Inject(Trap::new(exception, run.context.exit.tval))
             }
             Shadow(_) => shadow::page_fault(g, run, exception, env),
+        }
+    }
+
+    /// The cause of exits that may be brief to begin with ([`rv::Context::brief`]).
+    #[must_use]
+    pub fn brief(self) -> u64 {
+        match self {
+            TwoStage => Exception::StoreGuestPage.code(),
+            // Until it has been seen how the vCPU reaches the UART.
+            Shadow(_) => Context::NONE_BRIEF,
+        }
+    }
+
+    /// A store of the vCPU's is about to reach the UART.
+    pub fn remember_way<E: Env>(self, run: &mut VcpuRun, env: &E) {
+        match self {
+            // Its exits say all that is needed.
+            TwoStage => {}
+            Shadow(_) => shadow::remember_way(run, env),
         }
     }
 

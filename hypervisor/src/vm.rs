@@ -238,6 +238,8 @@ pub struct Vm {
     /// Counts changes of the G-stage table that harts must fence for; each hart remembers what it
     /// has fenced for (after bhyve's `pm_eptgen`).
     pub tlb_generation: AtomicU64,
+    /// Counts changes of its tables that TLBs must forget, those of the hart that makes them among them.
+    pub edits: AtomicU64,
     /// Harts (by bit) whose TLBs may hold translations of this VM.
     pub live_on: AtomicU64,
     /// Whether it has been said that it calls an SBI function that is not there.
@@ -301,6 +303,7 @@ impl Vm {
             vcpus,
             phase: Mutex::new(Phase::Created),
             tlb_generation: AtomicU64::new(0),
+            edits: AtomicU64::new(0),
             live_on: AtomicU64::new(0),
             has_called_unknown: AtomicBool::new(false),
             time_zero: AtomicU64::new(0),

@@ -7,7 +7,7 @@ use abi::record::EndReason;
 use fake::{Event, MEMORY, World, printed, world};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::uart::START as UART;
-use hypervisor::exit::{self, Outcome, watch};
+use hypervisor::exit::{Brief, Outcome, watch};
 use hypervisor::offer::{GuestMode, GuestTimer};
 use hypervisor::vcpu::VsTrapRegs;
 use hypervisor::vm::{Departure, Target};
@@ -212,12 +212,10 @@ fn one_more_byte_for_the_uart_is_a_brief_exit_and_nothing_else_is() {
     let mut w = nested();
     let trap = |cause, gpa: u64, tinst| Exit { cause, tval: gpa, tval2: gpa >> 2, tinst };
     w.run.context.x[11] = u64::from(b'A');
-    w.run.context.exit = trap(STORE, UART, SB);
-    assert!(!exit::handle_brief(&mut w.run), "the first byte has its moment asked for");
+    assert_eq!(w.brief(trap(STORE, UART, SB)), Brief::NO, "the first byte has its moment asked for");
     assert_eq!(w.exit(STORE, UART, UART, SB), Outcome::Resume);
     for _ in 0..3 {
-        w.run.context.exit = trap(STORE, UART, SB);
-        assert!(exit::handle_brief(&mut w.run));
+        assert_eq!(w.brief(trap(STORE, UART, SB)), Brief::OVER);
     }
     let counters = &w.run.shared.counters;
     assert_eq!(
@@ -233,14 +231,12 @@ fn one_more_byte_for_the_uart_is_a_brief_exit_and_nothing_else_is() {
         trap(LOAD, UART, SB),
         trap(STORE, UART - 4, SB),
     ] {
-        w.run.context.exit = other;
-        assert!(!exit::handle_brief(&mut w.run), "{other:?}");
+        assert_eq!(w.brief(other), Brief::NO, "{other:?}");
     }
     // Somebody else has the devices: this hart does not wait.
     let vm = w.run.vm.clone();
     let devices = vm.devices.lock();
-    w.run.context.exit = trap(STORE, UART, SB);
-    assert!(!exit::handle_brief(&mut w.run));
+    assert_eq!(w.brief(trap(STORE, UART, SB)), Brief::NO);
     drop(devices);
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 16);
     hypervisor::serial::go_on(&w.g, 1, &mut w.hart);

@@ -3,11 +3,13 @@
 mod fake;
 
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
-use fake::{Event, MEMORY, World, shadow_world};
-use hypervisor::exit::Outcome;
+use fake::{Event, MEMORY, World, printed, shadow_world};
+use hypervisor::device::uart::START as UART;
+use hypervisor::exit::{self, Brief, Outcome};
 use hypervisor::vcpu::NO_ASID;
+use mmu::shadow::GuestFence;
 use rv::csr::status;
-use rv::{Addr, Exception, Mode};
+use rv::{Addr, Exception, Exit, Mode};
 use std::sync::atomic::Ordering;
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
@@ -146,6 +148,99 @@ fn stores_to_protected_tables_are_emulated_where_they_can_be() {
         let sc = 0x18b0_352f;
         assert_eq!(w.exit(STORE, entry, 0, sc), Outcome::Resume);
         assert_eq!(w.run.context.pc, pc, "{mode}");
+    }
+}
+
+/// A world whose vCPU has just stored to the UART at `ALIAS`, by `sb a1, 0(a0)` at its entry, and is about to do so again.
+fn after_a_byte(tinst: u64) -> (World, Exit) {
+    let mut w = paging(MmuMode::Lazy);
+    // A gigapage over the first GiB: the UART, one to one.
+    write(&mut w, GUEST_RAM_BASE, 0xcf);
+    let vm = w.run.vm.clone();
+    let code = [SB as u32; 8].map(u32::to_le_bytes);
+    fake::write(&w.g, &vm, Addr::new(GUEST_ENTRY), code.as_flattened(), &mut w.hart).unwrap();
+    w.run.context.pc = GUEST_ENTRY;
+    (w.run.context.x[A0], w.run.context.x[A1]) = (UART, u64::from(b'A'));
+    let exit = Exit { cause: STORE, tval: UART, tval2: 0, tinst };
+    assert_eq!(w.brief(exit), Brief::NO, "nobody knows the way");
+    assert_eq!(w.exit(STORE, UART, 0, tinst), Outcome::Resume);
+    (w, exit)
+}
+
+const SB: u64 = 0x00b5_0023;
+/// The same, transformed.
+const SB_TRANSFORMED: u64 = 0x00b0_0023;
+
+#[test]
+fn a_vcpu_remembers_its_way_to_the_uart() {
+    for tinst in [SB_TRANSFORMED, 0] {
+        let (mut w, exit) = after_a_byte(tinst);
+        for count in 2..5 {
+            assert_eq!(w.brief(exit), Brief::OVER);
+            let c = &w.run.shared.counters;
+            assert_eq!((c.exits.get(), c.exits_page_fault.get(), c.mmio_uart.get()), (count + 1, count, count));
+            assert_eq!(c.mmio_decoded.get(), if tinst == 0 { count } else { 0 });
+            assert_eq!(w.run.context.pc, GUEST_ENTRY + 4 * count);
+        }
+        // A line that ends has to leave: that is no brief exit, but it is known what it is.
+        w.run.context.x[A1] = u64::from(b'\n');
+        let sends = w.brief(exit);
+        assert_eq!(sends, Brief::sends(A1 as u8, 4));
+        assert_eq!(exit::send(&w.g, &mut w.run, sends, &mut w.hart), Outcome::Resume);
+        assert_eq!(w.run.context.pc, GUEST_ENTRY + 20);
+        let c = &w.run.shared.counters;
+        assert_eq!((c.exits_page_fault.get(), c.mmio_uart.get(), c.faults_mmio.get()), (5, 5, 5));
+        hypervisor::serial::go_on(&w.g, 1, &mut w.hart);
+        assert!(printed().ends_with("AAAA\r\n"));
+    }
+}
+
+#[test]
+fn a_way_is_not_for_others_and_ends_with_each_fence() {
+    type Change = fn(&mut World);
+    let with_h: [(&str, Change); 8] = [
+        ("user mode", |w| w.hart.mode = Mode::User),
+        ("another space", |w| w.run.csrs.vsatp ^= 1 << 44),
+        ("the lane's fence", |w| w.run.context.lane.log.push(Addr::new(0))),
+        ("a fence of all", |w| {
+            w.exit(VIRTUAL, sfence(0, 0), 0, 0);
+        }),
+        ("a fence of a page", |w| {
+            w.exit(VIRTUAL, sfence(A0 as u64, 0), 0, 0);
+        }),
+        ("a fence of an ASID", |w| {
+            w.exit(VIRTUAL, sfence(0, A0 as u64), 0, 0);
+        }),
+        ("another vCPU's fence", |w| {
+            let fence = GuestFence { range: None, asid: None };
+            let translation = w.run.vm.translation;
+            translation.fence(&w.g, &mut w.run, &fence, &mut w.hart);
+        }),
+        ("a new life", |w| {
+            let translation = w.run.vm.translation;
+            translation.forget(&mut w.run);
+        }),
+    ];
+    let without_h: [(&str, Change); 5] = [
+        ("its tables were edited", |w| _ = w.run.vm.edits.fetch_add(1, Ordering::SeqCst)),
+        ("it is another instruction", |w| write(w, GUEST_ENTRY, SB | (SB | 1 << 12) << 32)),
+        ("it goes elsewhere", |w| w.run.context.x[A0] += 1),
+        ("the code is in another page", |w| w.run.context.pc += 4096),
+        ("and not all in one", |w| w.run.context.pc = GUEST_ENTRY + 4094),
+    ];
+    let both = with_h.iter().flat_map(|change| [(0, change), (SB_TRANSFORMED, change)]);
+    for (tinst, (what, change)) in both.chain(without_h.iter().map(|change| (0, change))) {
+        let (mut w, exit) = after_a_byte(tinst);
+        change(&mut w);
+        assert_eq!(w.brief(exit), Brief::NO, "{what}");
+    }
+    // Nor is one remembered that user mode, or SUM, may have opened.
+    for change in [(|w| w.hart.mode = Mode::User) as Change, |w| w.hart.regs.vsstatus |= status::SUM] {
+        let mut w = paging(MmuMode::Lazy);
+        write(&mut w, GUEST_RAM_BASE, 0xdf);
+        change(&mut w);
+        assert_eq!(w.exit(STORE, UART, 0, SB_TRANSFORMED), Outcome::Resume);
+        assert_eq!((w.run.shared.counters.mmio_uart.get(), w.run.context.brief), (1, rv::Context::NONE_BRIEF));
     }
 }
 

@@ -8,8 +8,10 @@
 //! `mscratch` (`sscratch`) holds the context's address. While Gnomon runs, the trap vector is the
 //! host's, so that a trap of Gnomon's own is told apart; what is in the scratch register then means
 //! nothing. Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler
-//! ends with the context to enter ([`resume`]). So no register of Gnomon's survives a guest's run, and none need be
-//! saved.
+//! ends with the context to enter ([`resume`]). So no register of Gnomon's survives a guest's run, and none need be saved.
+//!
+//! Exits of one cause may be *brief* (`Context::brief`): their handler is an ordinary call, which preserves half of the guest's
+//! registers. If that says that this one is not, the exit goes on as all do, or as one of which is known what it does.
 //!
 //! There are three guest vectors: from VS mode to M mode, from VS mode to HS mode, and, on harts
 //! without the H extension, from S mode to M mode.
@@ -19,27 +21,35 @@ use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use rv::{Context, Lane};
 
-/// Loads the guest's integer registers from the context in a0, a0 itself last.
-macro_rules! load_guest {
+/// Loads those of the guest's integer registers that a call preserves from the context in a0.
+macro_rules! load_saved {
+    () => {
+        concat!(
+            "ld x8, {x1} + 56(a0)\n ld x9, {x1} + 64(a0)\n ld x18, {x1} + 136(a0)\n ld x19, {x1} + 144(a0)\n",
+            "ld x20, {x1} + 152(a0)\n ld x21, {x1} + 160(a0)\n ld x22, {x1} + 168(a0)\n ld x23, {x1} + 176(a0)\n",
+            "ld x24, {x1} + 184(a0)\n ld x25, {x1} + 192(a0)\n ld x26, {x1} + 200(a0)\n ld x27, {x1} + 208(a0)\n",
+        )
+    };
+}
+
+/// Loads the others, a0 itself last.
+macro_rules! load_others {
     () => {
         concat!(
             "ld x1, {x1}(a0)\n ld x2, {x1} + 8(a0)\n ld x3, {x1} + 16(a0)\n ld x4, {x1} + 24(a0)\n",
-            "ld x5, {x1} + 32(a0)\n ld x6, {x1} + 40(a0)\n ld x7, {x1} + 48(a0)\n ld x8, {x1} + 56(a0)\n",
-            "ld x9, {x1} + 64(a0)\n ld x11, {x1} + 80(a0)\n ld x12, {x1} + 88(a0)\n ld x13, {x1} + 96(a0)\n",
-            "ld x14, {x1} + 104(a0)\n ld x15, {x1} + 112(a0)\n ld x16, {x1} + 120(a0)\n ld x17, {x1} + 128(a0)\n",
-            "ld x18, {x1} + 136(a0)\n ld x19, {x1} + 144(a0)\n ld x20, {x1} + 152(a0)\n ld x21, {x1} + 160(a0)\n",
-            "ld x22, {x1} + 168(a0)\n ld x23, {x1} + 176(a0)\n ld x24, {x1} + 184(a0)\n ld x25, {x1} + 192(a0)\n",
-            "ld x26, {x1} + 200(a0)\n ld x27, {x1} + 208(a0)\n ld x28, {x1} + 216(a0)\n ld x29, {x1} + 224(a0)\n",
+            "ld x5, {x1} + 32(a0)\n ld x6, {x1} + 40(a0)\n ld x7, {x1} + 48(a0)\n ld x11, {x1} + 80(a0)\n",
+            "ld x12, {x1} + 88(a0)\n ld x13, {x1} + 96(a0)\n ld x14, {x1} + 104(a0)\n ld x15, {x1} + 112(a0)\n",
+            "ld x16, {x1} + 120(a0)\n ld x17, {x1} + 128(a0)\n ld x28, {x1} + 216(a0)\n ld x29, {x1} + 224(a0)\n",
             "ld x30, {x1} + 232(a0)\n ld x31, {x1} + 240(a0)\n ld x10, {x1} + 72(a0)\n",
         )
     };
 }
 
 /// A guest vector, and the resume path that installs it. `$tval2` and `$tinst` bring these values to
-/// t0.
+/// the register that is named.
 macro_rules! guest_vector {
     ($entry:literal, $resume:literal, host: $host:literal, $tvec:literal, $scratch:literal, $epc:literal,
-     $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, $xret:literal,
+     $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, in: $of_tval2:literal, $xret:literal,
      full: $full:literal, fence: $fence_cause:literal, mode: $status:literal, $mode_to_top:literal) => {
         global_asm!(
             ".section .text.world, \"ax\"",
@@ -60,23 +70,37 @@ macro_rules! guest_vector {
             "ld tp, {tp}(a0)",
             concat!("csrr t0, ", $scratch), "sd t0, {x1} + 72(a0)",
             concat!("csrr t0, ", $epc), "sd t0, {pc}(a0)",
-            concat!("csrr t0, ", $cause), "sd t0, {cause}(a0)",
+            concat!("csrr t1, ", $cause), "sd t1, {cause}(a0)",
             concat!("csrr t0, ", $tval), "sd t0, {cause} + 8(a0)",
-            $tval2, "sd t0, {cause} + 16(a0)",
-            $tinst, "sd t0, {cause} + 24(a0)",
-            // In a1 where to go on; an exit does not return, and so saves no registers of a caller that is none.
-            concat!("la a1, ", $resume),
+            $tval2, concat!("sd ", $of_tval2, ", {cause} + 16(a0)"),
+            $tinst, concat!("sd ", $of_tval2, ", {cause} + 24(a0)"),
+            "ld t0, {brief}(a0)",
+            "beq t0, t1, 2f",
+            // In a1 where to go on.
+            concat!("1: la a1, ", $resume),
             "tail gnomon_exit",
+            // It may be brief: what a call preserves is there when the guest goes on.
+            concat!("2: csrw ", $scratch, ", a0"),
+            "call gnomon_brief",
+            "mv a2, a0",
+            concat!("csrr a0, ", $scratch),
+            "beqz a2, 1b",
+            "li t0, 1",
+            "beq a2, t0, 3f",
+            concat!("la a1, ", $resume),
+            "tail gnomon_send",
             // a0: the context to enter.
             concat!($resume, ":"),
-            concat!("la t0, ", $entry), concat!("csrw ", $tvec, ", t0"),
             concat!("csrw ", $scratch, ", a0"),
+            load_saved!(),
+            concat!("3: la t0, ", $entry), concat!("csrw ", $tvec, ", t0"),
             "ld t0, {pc}(a0)", concat!("csrw ", $epc, ", t0"),
-            load_guest!(),
+            load_others!(),
             $xret,
             x1 = const offset_of!(Context, x) + 8,
             pc = const offset_of!(Context, pc),
             cause = const offset_of!(Context, exit),
+            brief = const offset_of!(Context, brief),
             sp = const offset_of!(Context, host_sp),
             tp = const offset_of!(Context, host_tp),
             t4 = const offset_of!(Context, x) + 8 * 29,
@@ -100,6 +124,7 @@ guest_vector!(
     "mtval",
     "csrr t0, mtval2",
     "csrr t0, mtinst",
+    in: "t0",
     "mret",
     full: "gnomon_full_vs_to_m",
     fence: "22",
@@ -117,6 +142,7 @@ guest_vector!(
     "stval",
     "csrr t0, htval",
     "csrr t0, htinst",
+    in: "t0",
     "sret",
     full: "gnomon_full_vs_to_hs",
     fence: "22",
@@ -132,8 +158,9 @@ guest_vector!(
     "mepc",
     "mcause",
     "mtval",
-    "li t0, 0",
-    "li t0, 0",
+    "",
+    "",
+    in: "zero",
     "mret",
     full: "gnomon_full_s_to_m",
     fence: "2",
@@ -194,7 +221,8 @@ global_asm!(
     "csrw mscratch, a0",
     "ld t0, {pc}(a0)",
     "csrw sepc, t0",
-    load_guest!(),
+    load_saved!(),
+    load_others!(),
     "sret",
     x1 = const offset_of!(Context, x) + 8,
     pc = const offset_of!(Context, pc),

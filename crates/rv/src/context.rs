@@ -179,6 +179,13 @@ impl Lane {
         self.matches = Self::SFENCE_VMA;
     }
 
+    /// Another one after each fence that the lane has done, or that is in the log.
+    #[must_use]
+    #[inline(always)]
+    pub const fn fences(&self) -> u64 {
+        self.token.wrapping_add(self.log.token())
+    }
+
     /// Fences with an ASID that the lane has done.
     #[must_use]
     pub const fn count_by_asid(&self) -> u64 {
@@ -201,16 +208,21 @@ pub struct Context {
     pub host_sp: u64,
     /// What the exit handler finds in `tp`: the hart's own block.
     pub host_tp: u64,
+    /// The cause of exits that may be brief, or [`Context::NONE_BRIEF`].
+    pub brief: u64,
     /// What the lane works with.
     pub lane: Lane,
 }
 
 impl Context {
-    /// All zero, for vCPU number `vcpu`.
+    /// No exit's cause.
+    pub const NONE_BRIEF: u64 = u64::MAX;
+
+    /// All zero, and no exit is brief, for vCPU number `vcpu`.
     #[must_use]
     pub const fn new(vcpu: u32) -> Self {
         let exit = Exit { cause: 0, tval: 0, tval2: 0, tinst: 0 };
-        Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, lane: Lane::new(vcpu) }
+        Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, brief: Self::NONE_BRIEF, lane: Lane::new(vcpu) }
     }
 
     /// Goes past an instruction of that many bytes, wrapping as the hart's own adder does.

@@ -130,6 +130,17 @@ pub const fn byte_store_from_tinst(tinst: u64) -> Option<(u8, u8)> {
     Some((field(tinst as u32, 20, 5), if tinst & 2 != 0 { 4 } else { 2 }))
 }
 
+/// The register of a `sb` of 32 bits, if that is what an instruction is, as it stands in memory, which with the registers `x`
+/// faulted at `at`: a part of [`MemInsn::decode`], at a small part of what that takes.
+#[must_use]
+#[inline(always)]
+pub const fn byte_store(insn: u32, x: &[u64; 32], at: u64) -> Option<u8> {
+    const SB: u32 = 0x23;
+    let offset = insn as i32 >> 20 & !0x1f | field(insn, 7, 5) as i32;
+    let begin = x[field(insn, 15, 5) as usize].wrapping_add_signed(offset as i64);
+    if insn & 0x707f == SB && begin == at { Some(field(insn, 20, 5)) } else { None }
+}
+
 impl MemOp {
     /// Bytes read or written: 1, 2, 4 or 8.
     #[must_use]

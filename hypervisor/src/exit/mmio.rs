@@ -2,7 +2,7 @@
 
 use super::code::{fetch, refetch};
 use super::inject::deny;
-use super::outcome::Outcome;
+use super::outcome::{Brief, Outcome};
 use crate::device::{Answer, uart};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -10,29 +10,80 @@ use crate::lines;
 use crate::serial::{Output, Reach};
 use crate::vcpu::VcpuRun;
 use crate::vm::Target;
-use rv::Access;
-use rv::insn::{MemInsn, MemOp, byte_store_from_tinst};
+use core::sync::atomic::Ordering;
+use rv::insn::{MemInsn, MemOp, byte_store, byte_store_from_tinst};
+use rv::{Access, Mode, PhysMem};
 
-/// A guest-page fault of a `sb` to where the UART takes bytes to send: output makes so many of them. It is done if nothing else comes
-/// of it; else nothing has happened.
+/// A guest-page fault that may be of a `sb` to where the UART takes bytes to send: output makes so many of them.
 // Within the handling of all exits, its frame would be theirs.
 #[inline(never)]
-pub(super) fn sends(run: &mut VcpuRun) -> bool {
+pub(super) fn sends(run: &mut VcpuRun) -> Brief {
     let exit = &run.context.exit;
     // norm:mtval2_htval_virtaddr: bits 1:0 of the address are those of the virtual address.
     let is_there = exit.tval2 == uart::START >> 2 && exit.tval & 3 == uart::START & 3;
-    let Some((rs, length)) = byte_store_from_tinst(exit.tinst).filter(|_| is_there) else { return false };
+    match byte_store_from_tinst(exit.tinst).filter(|_| is_there) {
+        Some(store) if send(run, store) => {
+            run.shared.counters.exits_store.bump();
+            Brief::OVER
+        }
+        _ => Brief::NO,
+    }
+}
+
+/// The same for a page fault on shadow tables, by a way that the vCPU remembers.
+#[inline(never)]
+pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
+    let context = &run.context;
+    if !run.way.is_valid(context, run.csrs.vsatp) || privilege() != Mode::Supervisor {
+        return Brief::NO;
+    }
+    let store = match context.exit.tinst {
+        0 => {
+            // Whoever takes the frame of its code away waits for this hart to leave its guest; until then it is the guest's.
+            let insn = run.way.insn(context.pc, run.vm.edits.load(Ordering::Acquire), mem);
+            insn.and_then(|insn| byte_store(insn, &context.x, context.exit.tval)).map(|rs| (rs, 4))
+        }
+        tinst => byte_store_from_tinst(tinst),
+    };
+    match store {
+        None => Brief::NO,
+        Some(store) if send(run, store) => {
+            count_by_way(run);
+            Brief::OVER
+        }
+        Some((rs, length)) => Brief::sends(rs, length),
+    }
+}
+
+fn count_by_way(run: &VcpuRun) {
+    run.shared.counters.exits_page_fault.bump();
+    if run.context.exit.tinst == 0 {
+        run.shared.counters.mmio_decoded.bump();
+    }
+}
+
+/// Sends a register's byte for an instruction of that length, if nothing else comes of it; else nothing has happened.
+#[inline(always)]
+fn send(run: &mut VcpuRun, (rs, length): (u8, u8)) -> bool {
     let byte = run.context.x[usize::from(rs)] as u8;
     if !run.vm.devices.try_lock().is_some_and(|mut devices| devices.uart.take(byte)) {
         return false;
     }
     let counters = &run.shared.counters;
     counters.exits.bump();
-    counters.exits_store.bump();
     counters.mmio_uart.bump();
     counters.faults_mmio.bump();
     run.context.skip(length.into());
     true
+}
+
+/// A page fault of a store that is known to send a byte, where more comes of it.
+pub fn send_whatever_comes<E: Env>(g: &Gnomon, run: &mut VcpuRun, brief: Brief, env: &mut E) -> Outcome {
+    let (rs, length) = brief.store();
+    run.shared.counters.exits.bump();
+    count_by_way(run);
+    let insn = MemInsn { op: MemOp::Store { rs, width: 1 }, length };
+    perform(g, run, insn, (Target::Device(0), 0), env)
 }
 
 /// A load or store that reaches a device of the board, at that offset of its registers, from which on it has so many bytes.
@@ -59,15 +110,35 @@ pub(super) fn access<E: Env>(
     if is_store != (access == Access::Store) {
         return refetch(g, run, env);
     }
+    if u64::from(insn.op.width()) > left {
+        count(run, target);
+        return deny(run, access, env);
+    }
+    if is_store && (target, offset) == (Target::Device(0), 0) {
+        run.vm.translation.remember_way(run, env);
+    }
+    perform(g, run, insn, (target, offset), env)
+}
+
+fn count(run: &VcpuRun, target: Target) {
     let counters = &run.shared.counters;
     match target {
         Target::Plic => counters.mmio_plic.bump(),
         Target::Device(0) => counters.mmio_uart.bump(),
         Target::Device(_) => counters.mmio_other.bump(),
     }
-    if u64::from(insn.op.width()) > left {
-        return deny(run, access, env);
-    }
+}
+
+/// A load or store of all its bytes at an offset of a device's registers.
+#[inline]
+fn perform<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    insn: MemInsn,
+    (target, offset): (Target, u64),
+    env: &mut E,
+) -> Outcome {
+    count(run, target);
     let VcpuRun { vm, context, shared, .. } = &mut *run;
     let mut devices = vm.devices.lock();
     let outside = &mut Reach { g, vm, env, output: Output::Print };
@@ -96,6 +167,7 @@ pub(super) fn access<E: Env>(
         }
         Answer::Refused => {
             drop(devices);
+            let access = if matches!(insn.op, MemOp::Store { .. }) { Access::Store } else { Access::Load };
             deny(run, access, env)
         }
     }

@@ -12,7 +12,8 @@ mod outcome;
 pub mod watch;
 
 pub use inject::{enter_trap, inject};
-pub use outcome::{Faulted, Outcome};
+pub use mmio::send_whatever_comes as send;
+pub use outcome::{Brief, Faulted, Outcome};
 
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -21,13 +22,21 @@ use crate::sbi;
 use crate::vcpu::VcpuRun;
 use alloc::format;
 use memory::{guest_page_fault, page_fault};
-use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
+use rv::{Access, Cause, Context, Exception, Interrupt, Mode, PhysMem, Trap};
 
-/// Handles an exit that is over so soon that its hart need not say that it has left the guest: it waits for nobody, and reaches
-/// neither the guest's memory nor its translations. Returns false for any other: nothing has happened then.
+/// Handles an exit that is over so soon that its hart need not say that it has left the guest: it waits for nobody, and changes
+/// neither the guest's memory nor its translations nor any register but `pc`.
 #[inline(always)]
-pub fn handle_brief(run: &mut VcpuRun) -> bool {
-    run.context.exit.cause == Exception::StoreGuestPage.code() && mmio::sends(run)
+pub fn handle_brief<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
+    let Context { exit, brief, .. } = &run.context;
+    if exit.cause != *brief {
+        return Brief::NO;
+    }
+    if exit.cause == Exception::StoreGuestPage.code() {
+        mmio::sends(run)
+    } else {
+        mmio::sends_by_way(run, privilege, mem)
+    }
 }
 
 /// Handles an exit of the vCPU loaded on this hart.

@@ -40,6 +40,30 @@ pub enum Outcome {
     Depart(Departure),
 }
 
+/// What has come of an exit that might be brief: in a register, since it must not take long to say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Brief(pub u64);
+
+impl Brief {
+    /// It is not brief, and nothing has happened.
+    pub const NO: Self = Self(0);
+    /// It is over: the guest goes on.
+    pub const OVER: Self = Self(1);
+
+    /// Nothing has happened, but it is known what it is: an instruction of `length` bytes (2 or 4) that sends register `rs` by the
+    /// UART ([`super::send`]).
+    #[must_use]
+    pub const fn sends(rs: u8, length: u8) -> Self {
+        Self((rs as u64) << 8 | length as u64)
+    }
+
+    /// That register and that length.
+    #[must_use]
+    pub const fn store(self) -> (u8, u8) {
+        ((self.0 >> 8) as u8 & 31, self.0 as u8)
+    }
+}
+
 impl Outcome {
     /// The guest did what nobody can answer.
     #[must_use]

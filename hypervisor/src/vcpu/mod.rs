@@ -5,9 +5,11 @@ mod features;
 mod run;
 mod shared;
 mod watch;
+mod way;
 
 pub use csrs::{VsCsrs, VsTrapRegs};
 pub use features::Features;
 pub use run::{VcpuRun, VectorState};
 pub use shared::{FenceQueue, NO_ASID, NOWHERE, Vcpu, hsm, request};
 pub use watch::{Stuck, Watch};
+pub use way::Way;

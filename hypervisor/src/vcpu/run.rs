@@ -4,6 +4,7 @@ use super::csrs::VsCsrs;
 use super::features::Features;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::watch::Watch;
+use super::way::Way;
 use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -55,6 +56,8 @@ pub struct VcpuRun {
     pub logged: u64,
     /// What is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
+    /// How it reaches the UART, on shadow tables, while such exits may be brief ([`Context::brief`]).
+    pub way: Way,
 }
 
 /// `vsstatus` at a vCPU's start: 64-bit user mode, everything else off.
@@ -64,11 +67,11 @@ impl VcpuRun {
     /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize) -> Box<Self> {
-        let shared_id = shared.id;
+        let context = Context { brief: vm.translation.brief(), ..Context::new(shared.id) };
         Box::new(Self {
             shared,
             vm,
-            context: Context::new(shared_id),
+            context,
             mode: Mode::Supervisor,
             csrs: VsCsrs::default(),
             float: FloatState::ZERO,
@@ -81,12 +84,18 @@ impl VcpuRun {
             views: Views::new(),
             logged: 0,
             ready: Ready::Nothing,
+            way: Way::NONE,
         })
     }
 
     /// Says that it goes on, in case that it was suspended.
     pub fn awake(&self) {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Forgets how it reaches the UART.
+    pub fn forget_way(&mut self) {
+        self.context.brief = Context::NONE_BRIEF;
     }
 
     /// Gives back what was being made ready for it.

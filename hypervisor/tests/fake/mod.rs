@@ -359,6 +359,13 @@ impl World {
         hypervisor::exit::handle(&self.g, &mut self.run, &mut self.hart)
     }
 
+    /// Handles an exit that may be brief.
+    pub fn brief(&mut self, exit: Exit) -> hypervisor::exit::Brief {
+        self.run.context.exit = exit;
+        let (mode, mem) = (self.hart.mode, self.hart.mem.clone());
+        hypervisor::exit::handle_brief(&mut self.run, || mode, &mem)
+    }
+
     /// Handles an exit, and those that the guest makes until its memory is ready.
     pub fn exit_until_ready(&mut self, cause: u64, tval: u64, gpa: u64, tinst: u64) -> hypervisor::exit::Outcome {
         loop {

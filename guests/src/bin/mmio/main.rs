@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "compressed forms by assembly")]
 
 mod rtc;
+mod ways;
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -72,6 +73,16 @@ fn main() {
     if sbi::is_gnomon() {
         // QEMU's TLB lets each half through.
         run_quietly("", "across-into-a-device", across_into_a_device);
+    }
+    let ways: [Named<fn() -> Check>; 5] = [
+        ("fenced", ways::fenced),
+        ("spaces", ways::spaces),
+        ("modes", ways::modes),
+        ("code", ways::code),
+        ("image", ways::image),
+    ];
+    for (name, check) in ways {
+        run_quietly("way", name, check);
     }
     run_quietly("rtc", "time-of-day", rtc::time_of_day);
     run_quietly("rtc", "alarm", rtc::alarm);

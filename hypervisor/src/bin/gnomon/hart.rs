@@ -3,6 +3,7 @@
 //! Every exit arrives in [`gnomon_exit`] on the hart's empty stack and ends with the context to enter
 //! next. The hart owns the vCPU it runs by holding its box.
 
+mod brief;
 mod env;
 mod load;
 mod serve;
@@ -385,9 +386,6 @@ impl Hart {
             self.is_proven = true;
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
-        if exit::handle_brief(&mut run) {
-            return &raw mut self.current.insert(run).context;
-        }
         self.shared.left();
         match exit::handle(self.g, &mut run, self) {
             // Most exits end here.

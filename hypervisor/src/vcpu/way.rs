@@ -1,0 +1,66 @@
+//! The way to the UART, as a TLB would know it.
+
+use rv::{Addr, Context, Hpa, PAGE_BYTES, PhysMem};
+
+/// By which address a vCPU's supervisor mode reaches the register that takes bytes to send, on shadow tables.
+///
+/// It is what a TLB may hold (TLB-LIKE): the guest's tables led there at some time since its last fence, in the address space
+/// of that `satp`. Its user mode may have no such right, so it is for supervisor mode only.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    gva: u64,
+    satp: u64,
+    /// Fences that the lane had done.
+    fences: u64,
+    code: Option<Code>,
+}
+
+/// Where the page is that the code lies in, for harts that do not say what trapped.
+#[derive(Clone, Copy, Debug)]
+struct Code {
+    page: u64,
+    frame: Addr<Hpa>,
+    /// The edits of the VM's tables until then: the frame is the VM's for as long as there are no more.
+    edits: u64,
+}
+
+impl Way {
+    /// None.
+    pub const NONE: Self = Self { gva: 0, satp: 0, fences: 0, code: None };
+
+    /// The way that the exit's access has taken, in the address space of `satp`.
+    #[must_use]
+    pub const fn of(context: &Context, satp: u64) -> Self {
+        Self { gva: context.exit.tval, satp, fences: context.lane.fences(), code: None }
+    }
+
+    /// The same by the instruction at `pc`, which lies there in RAM after so many edits of the VM's tables.
+    #[must_use]
+    pub const fn by(self, pc: u64, there: Addr<Hpa>, edits: u64) -> Self {
+        let code = Code { page: pc & !(PAGE_BYTES - 1), frame: there.align_down(PAGE_BYTES), edits };
+        Self { code: Some(code), ..self }
+    }
+
+    /// Whether it is that of the exit's access, if supervisor mode made it, in the address space of `satp`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_valid(&self, context: &Context, satp: u64) -> bool {
+        self.gva == context.exit.tval && self.fences == context.lane.fences() && self.satp == satp
+    }
+
+    /// The 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits of the VM's tables.
+    #[inline(always)]
+    #[must_use]
+    pub fn insn<M: PhysMem>(&self, pc: u64, edits: u64, mem: &M) -> Option<u32> {
+        let code = self.code.as_ref()?;
+        let offset = pc.wrapping_sub(code.page);
+        if offset > PAGE_BYTES - 4 || code.edits != edits {
+            return None;
+        }
+        let at = code.frame.wrapping_add(offset);
+        let word = at.align_down(8);
+        let low = mem.read_u64(word).wrapping_shr((at.raw() << 3) as u32) as u32;
+        // It may lie in two words.
+        Some(if at.raw() & 6 == 6 { low | (mem.read_u64(word.wrapping_add(8)) as u32) << 16 } else { low })
+    }
+}
