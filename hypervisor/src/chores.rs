@@ -1,6 +1,7 @@
 //! What would take longer than an exit may (BOUNDED), done in portions: what VMs have is made when they start, and given back when
 //! they end or start over.
 
+use crate::sync::Mutex;
 use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -10,7 +11,6 @@ use mmu::frames::{Frames, Run};
 use mmu::gstage::{self, Ready};
 use mmu::shadow::Lists;
 use rv::PhysMem;
-use spin::Mutex;
 
 /// What is left of a VM's memory. No TLB knows any of it.
 #[must_use = "dropping it leaks frames"]

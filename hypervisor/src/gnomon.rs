@@ -82,6 +82,17 @@ impl Gnomon {
         }
     }
 
+    /// This hart has nothing to do: says so first, and looks again then, so that no wake-up falls between; waits if there is still
+    /// nothing.
+    pub fn rest<E: Env>(&self, env: &mut E, wait: impl FnOnce(&mut E)) {
+        let idle = &self.harts[env.hart()].idle;
+        idle.store(true, Ordering::SeqCst);
+        if !self.sched.has_ready() && !self.is_over() {
+            wait(env);
+        }
+        idle.store(false, Ordering::SeqCst);
+    }
+
     /// Starts a vCPU: it becomes ready, and some hart will run it.
     pub fn start<E: Env>(&self, run: Box<VcpuRun>, env: &mut E) {
         let last_hart = run.last_hart;

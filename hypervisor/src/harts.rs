@@ -10,7 +10,7 @@
 
 use crate::counters::HartCounters;
 use crate::env::Env;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use mmu::frames::Frames;
 
 /// Most harts that Gnomon uses; the rest stay parked.
@@ -47,9 +47,23 @@ impl HartShared {
 
     /// Says that this hart is about to enter the guest in slot `vm`. What must be known for that is
     /// looked at after this call.
-    pub fn entering(&self, vm: usize) {
+    #[inline(always)]
+    fn entering(&self, vm: usize) {
         self.vm.store(vm, Ordering::Relaxed);
         self.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// ANNOUNCED: says that this hart is about to enter the guest in slot `vm`, *then* looks whether nothing is to be done before.
+    /// If something is, takes it back and returns false.
+    #[inline(always)]
+    #[must_use]
+    pub fn announce(&self, vm: usize, is_ready: impl FnOnce() -> bool) -> bool {
+        self.entering(vm);
+        let is_ready = is_ready();
+        if !is_ready {
+            self.left();
+        }
+        is_ready
     }
 
     /// Says that this hart has left its guest, or did not enter after all.

@@ -2,10 +2,10 @@
 
 use crate::env::Env;
 use crate::gnomon::Gnomon;
+use crate::sync::MutexGuard;
 use crate::vcpu::request;
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
-use spin::MutexGuard;
 
 /// Passes the PLIC's lines to the vCPUs, after an access to it or a change of its inputs.
 pub fn update<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {

@@ -7,13 +7,13 @@
 //! from one queue, and no lock is common to all harts. A vCPU that gave its hart away because it waits for another one's store
 //! counts as ready only somewhat later ([`Sched::requeue`]): first comes who can make progress.
 
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicIsize, AtomicU64, Ordering::SeqCst};
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicIsize, AtomicU64, Ordering::SeqCst};
-use spin::Mutex;
 
 /// vCPUs that are started and on no hart.
 pub struct Sched {

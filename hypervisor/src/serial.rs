@@ -5,10 +5,10 @@ use crate::device::Outside;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
+use crate::sync::MutexGuard;
 use crate::vcpu::request;
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
-use spin::MutexGuard;
 
 const UART: Target = Target::Device(0);
 

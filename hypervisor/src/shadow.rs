@@ -12,6 +12,7 @@ use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::shootdown::shoot_down;
+use crate::sync::MutexGuard;
 use crate::vcpu::{NO_ASID, Vcpu, VcpuRun, Way};
 use crate::vm::{Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
@@ -32,7 +33,6 @@ use rv::{
     Access, Addr, Asid, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn,
     PhysMem, Request, Trap,
 };
-use spin::MutexGuard;
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {

@@ -3,9 +3,9 @@
 //! A tenant is named by a [`Handle`]. Its slot is soon another's; its number never is. So whoever still has the handle of one
 //! that has left finds nobody, and not the tenant that came after it.
 
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use spin::Mutex;
 
 /// Names one tenant for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

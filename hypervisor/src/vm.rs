@@ -5,6 +5,8 @@ use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
 use crate::slots::Handle;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
@@ -13,11 +15,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::iter;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use mmu::frames::AllocError;
 use mmu::gstage::{AddressSpace, ResolveError};
 use mmu::shadow::{Shadow, Upkeep};
-use spin::Mutex;
 
 /// Where a VM is in its life.
 #[derive(Clone, PartialEq, Eq, Debug)]

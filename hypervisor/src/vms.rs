@@ -2,6 +2,8 @@
 
 use crate::offer::Offer;
 use crate::slots::{Handle, Slots};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use crate::sync::{Mutex, MutexGuard};
 use crate::tenant::Tenant;
 use crate::vm::{self, Vm};
 use abi::bundle::{MAX_VCPUS, MAX_VMS, VmConfig};
@@ -10,9 +12,7 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use mmu::frames::MOST_OWNERS;
-use spin::{Mutex, MutexGuard};
 
 /// Each slot has an account of frames, and a bit where a hart notes whose devices it looks after.
 const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as usize);

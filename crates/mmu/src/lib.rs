@@ -20,6 +20,7 @@ pub mod gstage;
 pub mod ids;
 pub mod shadow;
 pub mod stale;
+pub mod sync;
 pub mod table;
 pub mod two_stage;
 pub mod walk;

@@ -21,14 +21,14 @@ pub use port::{Listen, Port};
 pub use screen::{Command, ESCAPE};
 
 use crate::slots::Handle;
+use crate::sync::Mutex;
+use crate::sync::TicketMutex;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use abi::bundle::{ConsoleMode, MAX_VMS};
 use abi::record::Record;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use ring::Ring;
 use screen::{Done, Screen};
-use spin::Mutex;
-use spin::mutex::TicketMutex;
 
 /// Bytes that a ring holds: what is not printed yet, or of a detached console what was missed.
 const RING: usize = 16 << 10;

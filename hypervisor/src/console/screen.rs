@@ -3,12 +3,12 @@
 use super::port::{Listen, Port};
 use super::ring::Ring;
 use crate::slots::Handle;
+use crate::sync::Mutex;
 use abi::bundle::ConsoleMode;
 use abi::record::{MARK, Record};
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
-use spin::Mutex;
 
 /// The key that starts a command: Ctrl-A, as in QEMU and screen.
 pub const ESCAPE: u8 = 0x01;

@@ -93,6 +93,15 @@ impl VcpuRun {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// Whether nothing is to be done before it enters its guest, on a hart that has fenced for that TLB generation of its VM.
+    #[inline(always)]
+    #[must_use]
+    pub fn may_enter(&self, fenced: u64) -> bool {
+        self.shared.posted.load(Ordering::SeqCst) == 0
+            && self.vm.tlb_generation.load(Ordering::SeqCst) == fenced
+            && self.vm.translation.may_enter(self)
+    }
+
     /// Forgets how it reaches the UART.
     pub fn forget_way(&mut self) {
         self.context.brief = Context::NONE_BRIEF;

@@ -1,10 +1,10 @@
 //! What every hart may see of a vCPU, and what others ask of it.
 
 use crate::counters::VcpuCounters;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
 use mmu::shadow::GuestFence;
-use spin::Mutex;
 
 /// Requests posted to a vCPU: bits of [`Vcpu::posted`].
 pub mod request {

@@ -22,8 +22,7 @@ use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// First frame of the fake RAM.
 const RAM: u64 = 0x8_0000;
@@ -33,32 +32,32 @@ const PAGES: u64 = 20_000;
 pub const MEMORY: u64 = 8 << 20;
 
 #[derive(Clone)]
-pub struct Mem(pub Rc<RefCell<oracle::Machine>>);
+pub struct Mem(pub Arc<Mutex<oracle::Machine>>);
 
 impl PhysMem for Mem {
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
-        self.0.borrow().read_u64(at)
+        self.0.lock().unwrap().read_u64(at)
     }
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
-        self.0.borrow_mut().write_u64(at, value);
+        self.0.lock().unwrap().write_u64(at, value);
     }
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
-        self.0.borrow_mut().exchange_u64(at, value)
+        self.0.lock().unwrap().exchange_u64(at, value)
     }
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
-        self.0.borrow_mut().compare_exchange_u64(at, old, new)
+        self.0.lock().unwrap().compare_exchange_u64(at, old, new)
     }
     fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
-        self.0.borrow_mut().zero_frames(first, pages);
+        self.0.lock().unwrap().zero_frames(first, pages);
     }
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
-        self.0.borrow_mut().copy_frames(from, to, pages);
+        self.0.lock().unwrap().copy_frames(from, to, pages);
     }
     fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
-        self.0.borrow().read_bytes(at, into);
+        self.0.lock().unwrap().read_bytes(at, into);
     }
     fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
-        self.0.borrow_mut().write_bytes(at, from);
+        self.0.lock().unwrap().write_bytes(at, from);
     }
 }
 
@@ -246,7 +245,7 @@ impl Port for Printer {
 pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
     PRINTED.take();
     let ram = oracle::Machine::with_ram(Pfn::new(RAM), PAGES);
-    let mem = Mem(Rc::new(RefCell::new(ram)));
+    let mem = Mem(Arc::new(Mutex::new(ram)));
     let mut frames = Frames::new();
     frames.add(Pfn::new(RAM + BUNDLE_PAGES), PAGES - BUNDLE_PAGES);
     let config = Config { vms, console: ConsoleMode::Lines };

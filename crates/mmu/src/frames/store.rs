@@ -10,10 +10,10 @@
 //! - A hart that finds nothing looks again if any frame was given meanwhile: it may have been given behind its back. If
 //!   none was, all that it saw taken was taken at one moment, the end of its search.
 
+use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use crate::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize};
 use alloc::vec::Vec;
 use core::fmt;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize};
 use rv::{Hpa, Pfn};
 
 /// Run orders are below this: the largest run is 2^23 frames, 32 GiB.

@@ -272,14 +272,11 @@ impl Hart {
                 }
                 continue;
             }
-            // Idle: say so first and look again then, so that no wake-up falls between.
-            shared.idle.store(true, Ordering::SeqCst);
-            if !self.g.sched.has_ready() && !self.g.is_over() {
+            self.g.rest(self, |hart| {
                 shared.counters.idles.bump();
-                self.arm(self.waiters.min(self.serial_due));
+                hart.arm(hart.waiters.min(hart.serial_due));
                 metal::wait_for_interrupt();
-            }
-            shared.idle.store(false, Ordering::SeqCst);
+            });
             self.seat.clear_ipi();
             if self.seat.external_pending() {
                 self.external();
@@ -353,19 +350,11 @@ impl Hart {
         Some(self.go(run))
     }
 
-    /// ANNOUNCED: says that the guest is about to be entered, *then* looks whether there is something to do before.
-    /// If so, takes it back and returns false.
+    /// Says that the guest is about to be entered, unless something is to be done before.
     #[inline(always)]
     fn announce(&mut self, run: &VcpuRun) -> bool {
         let vm = &run.vm;
-        self.shared.entering(vm.slot());
-        let is_ready = run.shared.posted.load(Ordering::SeqCst) == 0
-            && vm.tlb_generation.load(Ordering::SeqCst) == self.views[vm.slot()].fenced
-            && vm.translation.may_enter(run);
-        if !is_ready {
-            self.shared.left();
-        }
-        is_ready
+        self.shared.announce(vm.slot(), || run.may_enter(self.views[vm.slot()].fenced))
     }
 
     /// The last step of an entry that is announced.

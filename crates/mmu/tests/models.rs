@@ -1,0 +1,79 @@
+//! Models: harts that take and give frames at once, run by a model checker (shuttle), which decides at each access to what they share
+//! who goes on. It tries orders of events, not weaker orders of memory: a frame is one bit, and whoever has changed it has it.
+//! That a frame has one owner is checked by the ledger, which panics otherwise.
+//!
+//! `MODEL_ROUNDS` says how many orders are tried of each (2000 if missing).
+
+use mmu::frames::{Frames, Owner, Use};
+use rv::Pfn;
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, FailurePersistence, Runner, thread};
+
+/// Frames of 2 MiB.
+const BLOCK: u64 = 512;
+
+/// Harts that each take runs of these orders, one after another, and give each back when they have the next; and runs of frames
+/// that are the RAM. At each moment there is a run for whoever looks for one, so each has to find one.
+#[derive(Clone, Copy)]
+struct Model {
+    harts: &'static [&'static [u8]],
+    ram: &'static [(u64, u64)],
+}
+
+impl Model {
+    fn run(self) {
+        let mut frames = Frames::new();
+        self.ram.iter().for_each(|(first, pages)| frames.add(Pfn::new(*first), *pages));
+        let total = frames.total_count();
+        let threads: Vec<_> = (frames.share(self.harts.len()).into_iter().zip(self.harts).enumerate())
+            .map(|(hart, (frames, orders))| {
+                thread::spawn(move || {
+                    let mut before = None;
+                    for order in *orders {
+                        let owner = Owner::Vm(hart as u16);
+                        let run = frames.alloc(owner, Use::Other, *order).expect("there is one at each moment");
+                        let (first, last) = (run.first(), Pfn::new(run.first().raw() + run.pages() - 1));
+                        for frame in [first, last] {
+                            assert_eq!(frames.owner_of(frame).map(|(owner, _)| owner), Some(owner));
+                        }
+                        if let Some(run) = before.replace(run) {
+                            frames.free(run);
+                        }
+                    }
+                    before.into_iter().for_each(|run| frames.free(run));
+                    frames
+                })
+            })
+            .collect();
+        let frames: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(frames[0].free_count(), total);
+    }
+
+    fn explore(self) {
+        let rounds =
+            std::env::var("MODEL_ROUNDS").map_or(2000, |rounds| rounds.parse().expect("MODEL_ROUNDS is a number"));
+        let schedulers: [Box<dyn Scheduler + Send>; 2] =
+            [Box::new(RandomScheduler::new(rounds)), Box::new(PctScheduler::new(5, rounds))];
+        for scheduler in schedulers {
+            let mut config = Config::new();
+            (config.failure_persistence, config.silence_warnings) = (FailurePersistence::None, true);
+            Runner::new(scheduler, config).run(move || self.run());
+        }
+    }
+}
+
+#[test]
+fn a_frame_for_each_is_found_wherever_it_is_given() {
+    let ram = &[(0, 1), (BLOCK, 1), (2 * BLOCK, 1), (3 * BLOCK, 1)];
+    Model { harts: &[&[0, 0, 0, 0], &[0, 0, 0, 0]], ram }.explore();
+}
+
+#[test]
+fn runs_of_words_are_found_beside_frames() {
+    Model { harts: &[&[7, 0, 7], &[6, 0, 7]], ram: &[(0, BLOCK)] }.explore();
+}
+
+#[test]
+fn whole_blocks_are_found_beside_parts() {
+    Model { harts: &[&[9, 0, 9], &[8, 9, 0]], ram: &[(0, 4 * BLOCK)] }.explore();
+}

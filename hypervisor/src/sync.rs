@@ -1,0 +1,37 @@
+//! By what harts share memory: atomics and locks. With the feature `model` they are those of a model checker (shuttle), which decides
+//! at each of them who goes on: `tests/models` runs harts by it. Counters are none of these: nobody goes by what they say.
+
+pub use mmu::sync::atomic;
+#[cfg(feature = "model")]
+pub use model::{Mutex, MutexGuard, TicketMutex};
+#[cfg(not(feature = "model"))]
+pub use spin::{Mutex, MutexGuard, mutex::TicketMutex};
+
+#[cfg(feature = "model")]
+mod model {
+    pub use shuttle::sync::MutexGuard;
+
+    /// A lock with the interface of those that harts use.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    /// The same: who waits longest does not go first.
+    pub type TicketMutex<T> = Mutex<T>;
+
+    impl<T> Mutex<T> {
+        /// A free one.
+        pub const fn new(value: T) -> Self {
+            Self(shuttle::sync::Mutex::new(value))
+        }
+
+        /// Waits for it.
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().expect("a hart has panicked")
+        }
+
+        /// Takes it if it is free.
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! A hart of the models: the event loop of the binary's `hart.rs`, around the library's own steps. What a guest does is a
+//! [`Program`]. Interrupts between harts and waiting for them are the model checker's.
+
+use crate::fake::Mem;
+use hypervisor::env::Env;
+use hypervisor::exit::{self, Outcome};
+use hypervisor::gnomon::Gnomon;
+use hypervisor::lifecycle;
+use hypervisor::shootdown::shoot_down;
+use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
+use hypervisor::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
+use mmu::shadow::Root;
+use rv::{Addr, Asid, Exception, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn};
+use shuttle::thread::{self, Thread};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+
+/// What is wrong on purpose: each has to be found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// A hart looks at what was posted, and only then says that it enters.
+    LooksBeforeItEnters,
+    /// A hart looks for work, and only then says that it is idle.
+    LooksBeforeItIsIdle,
+    /// What edits a table does not wait for harts in their guests.
+    DoesNotWait,
+    /// A hart that enters does not fence for the edits of others.
+    DoesNotCatchUp,
+    /// A vCPU that waits was posted to, and nobody looks.
+    WaitsWithoutLooking,
+    /// A vCPU that is told to park goes on.
+    DoesNotPark,
+}
+
+/// What a guest does next.
+pub enum Step {
+    /// It reads by the translation that it is modelled to have.
+    Access,
+    /// Nothing until it is interrupted.
+    Wait,
+    /// An SBI call: extension, function, arguments.
+    Sbi(usize, usize, [u64; 3]),
+    /// An exit in which the VM's table is changed: what it led to before belongs to nobody.
+    Edit,
+}
+
+/// What the guests are made to do: it sees the vCPU, whose registers keep its state. Called in the guest.
+pub type Program = fn(&mut VcpuRun) -> Step;
+
+/// What the harts share besides [`Gnomon`].
+pub struct Rig {
+    pub g: Gnomon,
+    pub mem: Mem,
+    pub program: Program,
+    pub mutant: Option<Mutant>,
+    interrupts: Vec<AtomicBool>,
+    threads: Mutex<Vec<Option<Thread>>>,
+    /// The frame that the guests' table leads to, and how many of those before it are free.
+    table: AtomicU64,
+    freed: AtomicU64,
+}
+
+impl Rig {
+    pub fn new(g: Gnomon, mem: Mem, program: Program, mutant: Option<Mutant>) -> Self {
+        let interrupts = g.harts.iter().map(|_| AtomicBool::new(false)).collect();
+        let threads = Mutex::new(g.harts.iter().map(|_| None).collect());
+        Self { g, mem, program, mutant, interrupts, threads, table: AtomicU64::new(1), freed: AtomicU64::new(0) }
+    }
+
+    fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    fn interrupt(&self, hart: usize) {
+        self.interrupts[hart].store(true, SeqCst);
+        let thread = self.threads.lock().unwrap()[hart].clone();
+        if let Some(thread) = thread {
+            thread.unpark();
+        }
+    }
+}
+
+/// One hart.
+pub struct Hart {
+    pub rig: Arc<Rig>,
+    pub index: usize,
+    /// The VM in slot 0 as it was seen here: its number, and the TLB generation that is fenced for.
+    view: (u64, u64),
+    /// The frame that the TLB leads to.
+    tlb: Option<u64>,
+    traps_wfi: bool,
+    regs: VsTrapRegs,
+}
+
+pub const HVIP_SSIP: u64 = 1 << 2;
+
+impl Hart {
+    pub fn new(rig: &Arc<Rig>, index: usize) -> Self {
+        rig.threads.lock().unwrap()[index] = Some(thread::current());
+        let (rig, view) = (Arc::clone(rig), (u64::MAX, 0));
+        Self { rig, index, view, tlb: None, traps_wfi: false, regs: VsTrapRegs::default() }
+    }
+
+    /// Runs it until all VMs have ended.
+    pub fn run(mut self) {
+        while let Some(run) = self.next() {
+            self.enter(run);
+        }
+        let harts = self.rig.g.harts.len();
+        (0..harts).for_each(|hart| self.rig.interrupt(hart));
+    }
+
+    fn next(&mut self) -> Option<Box<VcpuRun>> {
+        let rig = Arc::clone(&self.rig);
+        let g = &rig.g;
+        loop {
+            if g.is_over() {
+                return None;
+            }
+            if let Some(mut run) = g.sched.take(self.index) {
+                if g.sched.has_ready() {
+                    g.rouse(NOWHERE, self);
+                }
+                self.load(&mut run);
+                return Some(run);
+            }
+            if lifecycle::go_on(g, self) {
+                continue;
+            }
+            if rig.is(Mutant::LooksBeforeItIsIdle) {
+                let has_ready = g.sched.has_ready() || g.is_over();
+                g.harts[self.index].idle.store(true, SeqCst);
+                if !has_ready {
+                    self.sleep();
+                }
+                g.harts[self.index].idle.store(false, SeqCst);
+            } else {
+                g.rest(self, |hart| hart.sleep());
+            }
+            self.clear_interrupt();
+        }
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.rig.interrupts[self.index].load(SeqCst)
+    }
+
+    fn clear_interrupt(&self) {
+        self.rig.interrupts[self.index].store(false, SeqCst);
+    }
+
+    /// WFI.
+    fn sleep(&mut self) {
+        while !self.is_interrupted() {
+            thread::park();
+        }
+    }
+
+    fn load(&mut self, run: &mut VcpuRun) {
+        let (rig, vm) = (Arc::clone(&self.rig), Arc::clone(&run.vm));
+        vm.live_on.fetch_or(1 << self.index, SeqCst);
+        if self.view.0 != vm.handle.number {
+            self.view = (vm.handle.number, vm.tlb_generation.load(SeqCst));
+        }
+        vm.translation.load(&rig.g, run, self).expect("in two stages");
+        run.awake();
+        run.last_hart = self.index;
+        run.shared.hart.store(self.index, SeqCst);
+    }
+
+    fn unload(&mut self, run: &mut VcpuRun) {
+        run.vm.translation.unload(run, self);
+        run.discard_ready(&self.rig.g.harts[self.index].frames);
+        run.shared.hart.store(NOWHERE, SeqCst);
+    }
+
+    fn give_up(&mut self, mut run: Box<VcpuRun>, is_paused: bool) {
+        let rig = Arc::clone(&self.rig);
+        self.unload(&mut run);
+        rig.g.sched.stopped();
+        if is_paused { lifecycle::put_aside(&rig.g, run, self) } else { lifecycle::park(&rig.g, run, self) }
+    }
+
+    /// Runs a loaded vCPU until it leaves the hart.
+    fn enter(&mut self, mut run: Box<VcpuRun>) {
+        let rig = Arc::clone(&self.rig);
+        loop {
+            self.traps_wfi = rig.g.sched.is_overcommitted();
+            while !self.announce(&run) {
+                let posted = run.shared.posted.swap(0, SeqCst);
+                if posted & request::PARK != 0 && !rig.is(Mutant::DoesNotPark) {
+                    return self.give_up(run, false);
+                }
+                if posted & request::PAUSE != 0 {
+                    run.shared.posted.fetch_or(posted & !request::PAUSE, SeqCst);
+                    return self.give_up(run, true);
+                }
+                if posted & request::SOFTWARE != 0 {
+                    run.csrs.hvip |= HVIP_SSIP;
+                }
+                let generation = run.vm.tlb_generation.load(SeqCst);
+                if self.view.1 != generation {
+                    self.view.1 = generation;
+                    if !rig.is(Mutant::DoesNotCatchUp) {
+                        run.vm.translation.catch_up(&run.vm, self);
+                    }
+                }
+            }
+            let step = self.guest(&mut run);
+            rig.g.harts[self.index].left();
+            match step {
+                None => self.clear_interrupt(),
+                Some(Step::Access) => unreachable!("no exit"),
+                Some(Step::Edit) => self.edit(&run),
+                Some(Step::Wait) => {
+                    if run.csrs.hvip & HVIP_SSIP == 0 && run.shared.posted.load(SeqCst) == 0 {
+                        return self.wait(run);
+                    }
+                }
+                Some(Step::Sbi(extension, function, arguments)) => {
+                    match self.call(&mut run, extension, function, arguments) {
+                        Outcome::Resume => {}
+                        Outcome::Stop => return self.give_up(run, false),
+                        Outcome::Depart(departure) => {
+                            lifecycle::depart(&rig.g, &Arc::clone(&run.vm), departure, self);
+                        }
+                        other => unreachable!("{other:?}"),
+                    }
+                }
+            }
+        }
+    }
+
+    fn announce(&self, run: &VcpuRun) -> bool {
+        let (hart, slot) = (&self.rig.g.harts[self.index], run.vm.slot());
+        if self.rig.is(Mutant::LooksBeforeItEnters) {
+            return run.may_enter(self.view.1) && hart.announce(slot, || true);
+        }
+        hart.announce(slot, || run.may_enter(self.view.1))
+    }
+
+    /// The guest runs until its next exit; `None` if that is by an interrupt.
+    fn guest(&mut self, run: &mut VcpuRun) -> Option<Step> {
+        loop {
+            if self.is_interrupted() {
+                return None;
+            }
+            match (self.rig.program)(run) {
+                Step::Access => {
+                    let frame = *self.tlb.get_or_insert_with(|| self.rig.table.load(SeqCst));
+                    let freed = self.rig.freed.load(SeqCst);
+                    assert!(frame > freed, "the guest reads frame {frame}, and those up to {freed} are free");
+                }
+                // The hart itself waits, in the guest.
+                Step::Wait if !self.traps_wfi => {
+                    if run.csrs.hvip & HVIP_SSIP == 0 {
+                        self.sleep();
+                        return None;
+                    }
+                }
+                step => return Some(step),
+            }
+        }
+    }
+
+    fn wait(&mut self, mut run: Box<VcpuRun>) {
+        self.unload(&mut run);
+        let sched = &self.rig.g.sched;
+        if self.rig.is(Mutant::WaitsWithoutLooking) {
+            let shared = Arc::clone(&run.shared);
+            let posted = shared.posted.swap(0, SeqCst);
+            sched.wait(run, u64::MAX, self.index, 0);
+            shared.posted.fetch_or(posted, SeqCst);
+        } else {
+            sched.wait(run, u64::MAX, self.index, 0);
+        }
+    }
+
+    fn edit(&mut self, run: &VcpuRun) {
+        let rig = Arc::clone(&self.rig);
+        let before = rig.table.fetch_add(1, SeqCst);
+        if rig.is(Mutant::DoesNotWait) {
+            run.vm.tlb_generation.fetch_add(1, SeqCst);
+        } else {
+            shoot_down(&rig.g, &run.vm, self);
+        }
+        self.tlb = None;
+        rig.freed.fetch_max(before, SeqCst);
+    }
+
+    fn call(&mut self, run: &mut VcpuRun, extension: usize, function: usize, arguments: [u64; 3]) -> Outcome {
+        run.context.x[10..13].copy_from_slice(&arguments);
+        (run.context.x[16], run.context.x[17]) = (function as u64, extension as u64);
+        run.context.exit = Exit { cause: Exception::EcallFromVs.code(), ..Exit::default() };
+        let rig = Arc::clone(&self.rig);
+        exit::handle(&rig.g, run, self)
+    }
+}
+
+impl Env for Hart {
+    type Mem = Mem;
+    fn mem(&self) -> Mem {
+        self.rig.mem.clone()
+    }
+    fn hart(&self) -> usize {
+        self.index
+    }
+    fn now(&self) -> u64 {
+        0
+    }
+    fn privilege(&self) -> Mode {
+        Mode::Supervisor
+    }
+    fn set_privilege(&mut self, _: Mode) {}
+    fn trap_regs(&self) -> VsTrapRegs {
+        self.regs
+    }
+    fn status(&self) -> u64 {
+        0
+    }
+    fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
+        self.regs = *regs;
+    }
+    fn user_environment(&self) -> u64 {
+        0
+    }
+    fn vsatp(&self) -> u64 {
+        0
+    }
+    fn interrupt_pending(&self) -> bool {
+        false
+    }
+    fn set_timer_interrupt(&mut self, _: bool) {}
+    fn clear_software_interrupt(&mut self) {}
+    fn set_guest_deadline(&mut self, _: u64) {}
+    fn send_ipi(&mut self, hart: usize) {
+        self.rig.interrupt(hart);
+    }
+    fn load_two_stage(&mut self, _: &VcpuRun, _: Pfn<Hpa>) {}
+    fn load_shadow(&mut self, _: &VcpuRun) {}
+    fn fence_g_stage(&mut self, _: usize, _: FenceScope<Gpa>) {
+        self.tlb = None;
+    }
+    fn load_root(&mut self, _: u64, _: &Root, _: bool) {}
+    fn fence_guest(&mut self, _: Option<Addr<Gva>>, _: Option<Asid>) {}
+    fn fence_guest_root(&mut self) {}
+    fn lane_table(&self, format: &Format) -> u64 {
+        format.mode.into()
+    }
+    fn fence_instructions(&mut self) {}
+    fn fenced_for(&mut self, _: usize, generation: u64) {
+        if self.view.1 + 1 == generation {
+            self.view.1 = generation;
+        }
+    }
+    fn attend_soon(&mut self, _: Option<usize>) {}
+    fn attend_at(&mut self, _: u64, _: usize) {}
+    fn go_on_soon(&mut self) {}
+    fn relax(&self) {
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,252 @@
+//! Models: harts run by a model checker (shuttle), which decides at each access to what they share who goes on, in an order that it
+//! can repeat. A wake-up that is lost is a deadlock, which it finds; so is a lock taken in the wrong order. It knows no weaker order of
+//! memory than the one that all harts agree on: what these protocols use is sequentially consistent.
+//!
+//! `MODEL_ROUNDS` says how many orders are tried of each (500 if missing). What fails is printed with a schedule that
+//! `shuttle::replay` repeats.
+
+#[path = "../fake/mod.rs"]
+mod fake;
+mod hart;
+
+use abi::record::EndReason;
+use fake::{machine, vm_config};
+use hart::{Hart, Mutant, Program, Rig, Step};
+use hypervisor::lifecycle;
+use hypervisor::offer::GuestTimer;
+use hypervisor::vcpu::VcpuRun;
+use hypervisor::vm::Departure;
+use mmu::frames::Owner;
+use sbi_spec::{base, hsm, spi, srst};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, FailurePersistence, Runner};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// A machine of `harts` harts with a VM, whose guest is that program.
+#[derive(Clone, Copy)]
+struct Model {
+    harts: usize,
+    vcpus: u32,
+    program: Program,
+    /// What one more hart does first.
+    meddle: Option<fn(&mut Hart)>,
+}
+
+impl Model {
+    /// One order of events.
+    fn run(self, mutant: Option<Mutant>) {
+        let config = vm_config("vm", self.vcpus);
+        let others = usize::from(self.meddle.is_some());
+        let (g, hart) = machine(vec![config], self.harts + others, GuestTimer::Sstc);
+        let rig = Arc::new(Rig::new(g, hart.mem, self.program, mutant));
+        let mut first = Hart::new(&rig, 0);
+        // The VM starts before the others come, as at a boot.
+        lifecycle::start_due(&rig.g, &mut first);
+        while lifecycle::go_on(&rig.g, &mut first) {}
+        assert_eq!(rig.g.sched.started_count(), 1, "{}", fake::printed());
+        let spawn = |index, run: fn(Hart)| {
+            let rig = Arc::clone(&rig);
+            shuttle::thread::spawn(move || run(Hart::new(&rig, index)))
+        };
+        let mut threads: Vec<_> = (1..self.harts).map(|index| spawn(index, Hart::run)).collect();
+        if let Some(meddle) = self.meddle {
+            let rig = Arc::clone(&rig);
+            let index = self.harts;
+            threads.push(shuttle::thread::spawn(move || {
+                let mut hart = Hart::new(&rig, index);
+                meddle(&mut hart);
+                hart.run();
+            }));
+        }
+        first.run();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let left = rig.g.frames().usage(Owner::Vm(0)).total();
+        assert_eq!((rig.g.sched.started_count(), left), (0, 0), "vCPUs started, and frames of the VM");
+    }
+
+    fn explore(self, scheduler: impl Scheduler + 'static, mutant: Option<Mutant>) {
+        let mut config = Config::new();
+        config.failure_persistence = FailurePersistence::None;
+        config.silence_warnings = true;
+        Runner::new(scheduler, config).run(move || self.run(mutant));
+    }
+
+    /// Half of the orders are random; the other half let one hart at a time go on as far as it can, with a few changes.
+    fn holds(self) {
+        let rounds =
+            std::env::var("MODEL_ROUNDS").map_or(500, |rounds| rounds.parse().expect("MODEL_ROUNDS is a number"));
+        self.explore(RandomScheduler::new(rounds / 2), None);
+        self.explore(PctScheduler::new(5, rounds / 2), None);
+    }
+
+    /// Some order shows what is wrong.
+    fn finds(self, mutant: Mutant) {
+        let fails = |explore: &dyn Fn()| catch_unwind(AssertUnwindSafe(explore)).is_err();
+        let is_found = (3..13).any(|changes| {
+            fails(&|| self.explore(RandomScheduler::new(200), Some(mutant)))
+                || fails(&|| self.explore(PctScheduler::new(changes, 800), Some(mutant)))
+        });
+        assert!(is_found, "{mutant:?} goes unfound");
+    }
+}
+
+fn own(run: &VcpuRun) -> u64 {
+    run.shared.id.into()
+}
+
+/// Counts in a register that calls leave alone.
+fn count(run: &mut VcpuRun) -> u64 {
+    run.context.x[8] += 1;
+    run.context.x[8]
+}
+
+fn has_interrupt(run: &mut VcpuRun) -> bool {
+    let is_there = run.csrs.hvip & hart::HVIP_SSIP != 0;
+    run.csrs.hvip &= !hart::HVIP_SSIP;
+    is_there
+}
+
+const POWER_OFF: Step = Step::Sbi(srst::EID_SRST, srst::SYSTEM_RESET, [srst::RESET_TYPE_SHUTDOWN as u64, 0, 0]);
+const REBOOT: Step = Step::Sbi(srst::EID_SRST, srst::SYSTEM_RESET, [srst::RESET_TYPE_COLD_REBOOT as u64, 0, 0]);
+/// A call that changes nothing.
+const EXIT: Step = Step::Sbi(base::EID_BASE, base::GET_SBI_SPEC_VERSION, [0; 3]);
+const STOP: Step = Step::Sbi(hsm::EID_HSM, hsm::HART_STOP, [0; 3]);
+
+fn start(id: u64) -> Step {
+    Step::Sbi(hsm::EID_HSM, hsm::HART_START, [id, abi::bundle::GUEST_ENTRY, 0])
+}
+
+fn interrupt(id: u64) -> Step {
+    Step::Sbi(spi::EID_SPI, spi::SEND_IPI, [1 << id, 0, 0])
+}
+
+/// Each of the vCPUs, which all come up, reads and edits what the table leads to; then the first ends the VM.
+fn edits<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
+    let step = count(run);
+    match own(run) {
+        0 if step < VCPUS => start(step),
+        _ if step > 8 => {
+            if own(run) == 0 {
+                POWER_OFF
+            } else {
+                Step::Wait
+            }
+        }
+        _ => match thread_rng().gen_range(0..4) {
+            0 => Step::Edit,
+            1 => EXIT,
+            _ => Step::Access,
+        },
+    }
+}
+
+const EDITS: Model = Model { harts: 2, vcpus: 2, program: edits::<2>, meddle: None };
+const EDITS_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: edits::<3>, meddle: None };
+
+#[test]
+fn nobody_reads_what_was_taken_away() {
+    EDITS.holds();
+    EDITS_OVERCOMMITTED.holds();
+}
+
+#[test]
+fn a_hart_that_enters_behind_an_edit_is_found() {
+    EDITS.finds(Mutant::LooksBeforeItEnters);
+    EDITS.finds(Mutant::DoesNotWait);
+    EDITS.finds(Mutant::DoesNotCatchUp);
+}
+
+/// An interrupt goes round.
+fn round<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
+    const ROUNDS: u64 = 2;
+    let own = own(run);
+    let at = &mut run.context.x[9];
+    if own == 0 && *at < VCPUS - 1 {
+        *at += 1;
+        return start(*at);
+    }
+    // The first one begins.
+    let begins = own == 0 && *at == VCPUS - 1;
+    if !begins && !has_interrupt(run) {
+        return Step::Wait;
+    }
+    let at = &mut run.context.x[9];
+    *at += 1;
+    if own == 0 && *at == VCPUS + ROUNDS { POWER_OFF } else { interrupt((own + 1) % VCPUS) }
+}
+
+const ROUND: Model = Model { harts: 2, vcpus: 2, program: round::<2>, meddle: None };
+const ROUND_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: round::<3>, meddle: None };
+
+#[test]
+fn no_wake_up_is_lost() {
+    ROUND.holds();
+    ROUND_OVERCOMMITTED.holds();
+}
+
+#[test]
+fn a_wake_up_that_is_lost_is_found() {
+    ROUND.finds(Mutant::LooksBeforeItIsIdle);
+    ROUND_OVERCOMMITTED.finds(Mutant::WaitsWithoutLooking);
+}
+
+/// vCPUs start each other and stop; the first starts the VM over once, and ends it.
+fn lives(run: &mut VcpuRun) -> Step {
+    let step = count(run);
+    let is_first = own(run) == 0;
+    match thread_rng().gen_range(0..8) {
+        0..=3 => start(thread_rng().gen_range(0..3)),
+        4 => interrupt(thread_rng().gen_range(0..3)),
+        5 if !is_first => STOP,
+        6 if is_first && step > 3 => REBOOT,
+        _ if step > 6 => {
+            if is_first {
+                POWER_OFF
+            } else {
+                Step::Wait
+            }
+        }
+        _ => Step::Access,
+    }
+}
+
+/// Somebody at the console pauses the VM and lets it go on.
+fn pauses(hart: &mut Hart) {
+    let rig = Arc::clone(&hart.rig);
+    for _ in 0..2 {
+        let Some(vm) = rig.g.vms.at(0) else { return };
+        lifecycle::pause(&rig.g, &vm, hart);
+        lifecycle::resume(&rig.g, &vm, hart);
+    }
+}
+
+/// Somebody at the console ends it.
+fn ends(hart: &mut Hart) {
+    let rig = Arc::clone(&hart.rig);
+    lifecycle::end_all(&rig.g, &EndReason::Poweroff, hart);
+}
+
+/// Both.
+fn pauses_and_ends(hart: &mut Hart) {
+    let rig = Arc::clone(&hart.rig);
+    let Some(vm) = rig.g.vms.at(0) else { return };
+    lifecycle::pause(&rig.g, &vm, hart);
+    lifecycle::depart(&rig.g, &vm, Departure::End(EndReason::Poweroff), hart);
+}
+
+const LIVES: Model = Model { harts: 2, vcpus: 3, program: lives, meddle: None };
+
+#[test]
+fn each_vcpu_is_collected_once_and_all_is_given_back() {
+    LIVES.holds();
+    for meddle in [pauses, ends, pauses_and_ends] {
+        Model { meddle: Some(meddle), ..LIVES }.holds();
+    }
+}
+
+#[test]
+fn a_vcpu_that_is_not_collected_is_found() {
+    LIVES.finds(Mutant::DoesNotPark);
+}
