@@ -14,6 +14,7 @@ pub mod lab;
 pub mod lane;
 pub mod linux;
 pub mod longest;
+pub mod overcommit;
 pub mod page;
 pub mod papers;
 mod plot;

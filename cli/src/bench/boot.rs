@@ -13,7 +13,7 @@
 //! moves the figure by up to three in a hundred. So each machine boots with command lines that differ in
 //! an unused word, and the median counts; the range stands beside it.
 
-use super::lab::{Lab, Load};
+use super::lab::{Lab, Load, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, ChoiceError, Gnomon, Small, Subject};
@@ -141,6 +141,7 @@ impl Loads {
             memory: MEMORY,
             svadu: false,
             has_few_devices,
+            processors: Processors::ONE,
         };
         let figure = |load: &Load, name: &str| {
             let run = lab.run(subject, load)?;

@@ -39,6 +39,25 @@ const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Lines of the console that an error shows.
 const LINES_SHOWN: usize = 20;
 
+/// On how many harts a guest runs, and by how many vCPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Processors {
+    /// Harts of the machine.
+    pub harts: u32,
+    /// vCPUs of the guest, on Gnomon.
+    pub vcpus: u32,
+}
+
+impl Processors {
+    /// One of each.
+    pub const ONE: Self = Self { harts: 1, vcpus: 1 };
+
+    /// The meter cannot tell several harts in one thread of QEMU's apart.
+    const fn is_metered(self) -> bool {
+        self.harts == 1
+    }
+}
+
 /// What a subject boots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
@@ -54,6 +73,8 @@ pub struct Load {
     pub svadu: bool,
     /// Whether the bare machine is described without the devices that guests have not.
     pub has_few_devices: bool,
+    /// What it runs on. The guests of KVM have one of each.
+    pub processors: Processors,
 }
 
 /// What a run came to.
@@ -67,7 +88,7 @@ pub struct Run {
     pub figures: BTreeMap<String, u64>,
     /// The counters of the VM, on Gnomon.
     pub counters: BTreeMap<String, u64>,
-    /// What the meter counted between markers, for each pair of labels.
+    /// What the meter counted between markers, for each pair of labels; nothing on several harts.
     pub regions: Vec<Region>,
     /// The longest exit, from the start to the end.
     pub longest: Longest,
@@ -210,7 +231,9 @@ impl Lab {
     /// If the guest does not come to its end, or says that something went wrong.
     pub fn run(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
         let run = self.known_or_new(subject, load)?;
-        self.longests.lock().unwrap_or_else(PoisonError::into_inner).add(subject, &run.longest);
+        if load.processors.is_metered() {
+            self.longests.lock().unwrap_or_else(PoisonError::into_inner).add(subject, &run.longest);
+        }
         Ok(run)
     }
 
@@ -231,7 +254,7 @@ impl Lab {
 
     /// What a run depends on.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
-        let Load { kernel, initrd, append, memory, svadu, has_few_devices } = load;
+        let Load { kernel, initrd, append, memory, svadu, has_few_devices, processors } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
             Subject::Kvm { .. } => self.with_kvm(|host| {
@@ -243,7 +266,7 @@ impl Lab {
         let initrd = initrd.as_deref().map(|file| self.digest(file)).transpose()?;
         let all = json!({
             "subject": subject, "append": append, "memory": memory.0, "initrd": initrd, "kvm": kvm,
-            "svadu": *svadu && is_gnomon, "few": *has_few_devices && is_native,
+            "processors": processors, "svadu": *svadu && is_gnomon, "few": *has_few_devices && is_native,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
             "command": self.command,
@@ -274,30 +297,36 @@ impl Lab {
         let out = NamedTempFile::new().into_diagnostic()?;
         let (out_path, cores) = (out.path().to_owned(), self.core_names.clone());
         let spec = MeterSpec { out: out_path, level: Level::Tlb, cores, traps: None };
-        machine.meter = Some(Metered { plugin: self.plugin.clone(), spec });
+        let is_metered = load.processors.is_metered();
+        machine.meter = is_metered.then(|| Metered { plugin: self.plugin.clone(), spec });
         let (console, outcome) = watch(&machine)?;
         judge(subject, &console, &outcome)?;
+        let counters = outcome.stats.and_then(|stats| stats.vms.into_iter().next()).map(|vm| vm.counters);
+        let counters = counters.unwrap_or_default();
+        let figures =
+            console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
+        let (command_line, inputs) = self.described(machine, load)?;
+        let run = Run { command_line, inputs, figures, counters, ..Run::default() };
+        if !is_metered {
+            return Ok(run);
+        }
         let report = crate::meter::Report::read(out.path())?;
         if report.lost_markers() > 0 {
             return Err(miette!("the guest set {} markers more than are kept", report.lost_markers()));
         }
-        let counters = outcome.stats.and_then(|stats| stats.vms.into_iter().next()).map(|vm| vm.counters);
-        let figures =
-            console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
-        let (command_line, inputs) = self.described(machine, load)?;
         let regions = report.sums().map(|(labels, total)| Region { labels, total: total.clone() });
         let regions = regions.map(|region| region.checked(subject)).collect::<miette::Result<Vec<_>>>()?;
         let longest = Longest::of(&Counts::read(report.whole()).into_diagnostic()?, subject);
-        Ok(Run { command_line, inputs, figures, counters: counters.unwrap_or_default(), regions, longest })
+        Ok(Run { regions, longest, ..run })
     }
 
     /// The machine, with what must live as long as it.
     fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<Unnamed>)> {
-        let Load { kernel, initrd, append, memory, svadu, has_few_devices } = load.clone();
+        let Load { kernel, initrd, append, memory, svadu, has_few_devices, processors } = load.clone();
         match subject {
             Subject::Native => {
                 let clock = Clock::Instructions;
-                let machine = BareSpec { kernel, initrd, append, harts: 1, memory, clock }.machine();
+                let machine = BareSpec { kernel, initrd, append, harts: processors.harts, memory, clock }.machine();
                 if !has_few_devices {
                     return Ok((machine, None));
                 }
@@ -307,6 +336,7 @@ impl Lab {
             Subject::Gnomon(gnomon) => {
                 let vm = VmFile {
                     memory: Some(memory),
+                    vcpus: Some(processors.vcpus),
                     kernel: Some(Kernel::File(kernel)),
                     initrd: Some(initrd.map_or(Initrd::None, Initrd::File)),
                     append: Some(append),
@@ -315,7 +345,7 @@ impl Lab {
                     ..VmFile::default()
                 };
                 let (machine, bundle) =
-                    run::prepare(&run_spec(gnomon, vm), Some(&self.hypervisor))?.machine_and_bundle();
+                    run::prepare(&run_spec(gnomon, vm, processors.harts), Some(&self.hypervisor))?.machine_and_bundle();
                 Ok((machine, Some(bundle)))
             }
             Subject::Kvm { superpages } => {
@@ -375,13 +405,13 @@ fn commit(root: &Path) -> String {
     commit + if is_changed { ", changed" } else { "" }
 }
 
-/// A run of one VM on one hart.
-fn run_spec(gnomon: Gnomon, vm: VmFile) -> RunSpec {
+/// A run of one VM.
+fn run_spec(gnomon: Gnomon, vm: VmFile, harts: u32) -> RunSpec {
     let vm = VmFile { superpages: Some(gnomon.superpages), ..vm };
     RunSpec {
         files: vec![gnomon.variant.applied_to(vm)],
         options: VmFile::default(),
-        harts: Some(1),
+        harts: Some(harts),
         h: gnomon.variant.h,
         seat: gnomon.seat,
         exec: None,

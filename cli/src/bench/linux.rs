@@ -2,7 +2,7 @@
 //! region what the meter counted there.
 
 use super::counts::{CoreCounts, Counts, Exits};
-use super::lab::{Lab, Load, Run};
+use super::lab::{Lab, Load, Processors, Run};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, Gnomon, Small, Subject};
 use super::table::Table;
@@ -98,6 +98,7 @@ impl Plan {
                 memory: case.workload.memory,
                 svadu: case.svadu,
                 has_few_devices: false,
+                processors: Processors::ONE,
             };
             let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));

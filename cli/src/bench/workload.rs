@@ -84,6 +84,8 @@ pub enum Kind {
     Processes,
     /// Context switches and messages.
     Switching,
+    /// Messages, with the time at the begin and at the end of each region.
+    Timed,
     /// Compiler, assembler and linker as many processes.
     Build,
 }
@@ -99,6 +101,7 @@ impl Kind {
             Self::Gups => kernel::gups(scale, pages),
             Self::Processes => kernel::processes(scale, pages),
             Self::Switching => kernel::switching(scale, pages),
+            Self::Timed => kernel::timed(scale, pages),
             Self::Build => compiler::build(scale, pages),
         }
     }

@@ -7,7 +7,7 @@ use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::workload::Scale;
-use crate::bench::{boot, fig5, fig6, files, lane, page, papers};
+use crate::bench::{boot, fig5, fig6, files, lane, overcommit, page, papers};
 use crate::place::{IoError, check_writable, write_whole};
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -80,6 +80,8 @@ enum Name {
     Build,
     /// Context switches and messages (the paper on the CR3 cache)
     Switching,
+    /// Messages, with more vCPUs than harts
+    Overcommit,
     /// Null system call, minor fault, fork, exec and exit
     Processes,
     /// Instructions from the kernel's entry to the shell
@@ -96,6 +98,7 @@ impl Name {
             Self::Gups => papers::gups(lab, choice, scale),
             Self::Build => papers::build(lab, choice, scale),
             Self::Switching => papers::switching(lab, choice, scale),
+            Self::Overcommit => overcommit::measure(lab, choice, scale),
             Self::Processes => papers::processes(lab, choice, scale),
             Self::Boot => boot::measure(lab, choice),
             Self::All => unreachable!("`all` stands for the others"),

@@ -67,3 +67,23 @@ pub fn switching(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     }
     image.finish(Size(256 * MIB))
 }
+
+/// hackbench with 40 and with 200 processes, with figures of the `time` CSR in place of markers: `begin-1`, `end-1`, ... by
+/// the region's label.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn timed(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let loops = match scale {
+        Scale::Quick => 2,
+        Scale::Full => 10,
+    };
+    let mut image = Image::new("timed", pages)?;
+    image.own(&["clock"])?;
+    image.debian("rt-tests", Wanted::Program("usr/bin/hackbench"))?;
+    for (name, groups) in [("hackbench 40", 1), ("hackbench 200", 5)] {
+        let label = image.region(name, groups * 400 * loops, "message");
+        image.line(&format!("clock begin-{label}\nhackbench -g {groups} -l {loops} >/dev/null\nclock end-{label}"));
+    }
+    image.finish(Size(256 * MIB))
+}
