@@ -2,7 +2,7 @@
 //! who goes on. It tries orders of events, not weaker orders of memory: a frame is one bit, and whoever has changed it has it.
 //! That a frame has one owner is checked by the ledger, which panics otherwise.
 //!
-//! `MODEL_ROUNDS` says how many orders are tried of each (2000 if missing).
+//! `MODEL_ROUNDS` says how many orders are tried of each (2000 if missing), and `MODEL_SEED` which (those of 1 if missing).
 
 use mmu::frames::{Frames, Owner, Use};
 use rv::Pfn;
@@ -50,10 +50,15 @@ impl Model {
     }
 
     fn explore(self) {
-        let rounds =
-            std::env::var("MODEL_ROUNDS").map_or(2000, |rounds| rounds.parse().expect("MODEL_ROUNDS is a number"));
-        let schedulers: [Box<dyn Scheduler + Send>; 2] =
-            [Box::new(RandomScheduler::new(rounds)), Box::new(PctScheduler::new(5, rounds))];
+        let number = |name, otherwise| {
+            std::env::var(name)
+                .map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+        };
+        let (rounds, seed) = (number("MODEL_ROUNDS", 2000) as usize, number("MODEL_SEED", 1));
+        let schedulers: [Box<dyn Scheduler + Send>; 2] = [
+            Box::new(RandomScheduler::new_from_seed(seed, rounds)),
+            Box::new(PctScheduler::new_from_seed(seed, 5, rounds)),
+        ];
         for scheduler in schedulers {
             let mut config = Config::new();
             (config.failure_persistence, config.silence_warnings) = (FailurePersistence::None, true);

@@ -2,8 +2,7 @@
 //! can repeat. A wake-up that is lost is a deadlock, which it finds; so is a lock taken in the wrong order. It knows no weaker order of
 //! memory than the one that all harts agree on: what these protocols use is sequentially consistent.
 //!
-//! `MODEL_ROUNDS` says how many orders are tried of each (500 if missing). What fails is printed with a schedule that
-//! `shuttle::replay` repeats.
+//! `MODEL_ROUNDS` says how many orders are tried of each (500 if missing), and `MODEL_SEED` which (those of 1 if missing).
 
 #[path = "../fake/mod.rs"]
 mod fake;
@@ -75,18 +74,21 @@ impl Model {
 
     /// Half of the orders are random; the other half let one hart at a time go on as far as it can, with a few changes.
     fn holds(self) {
-        let rounds =
-            std::env::var("MODEL_ROUNDS").map_or(500, |rounds| rounds.parse().expect("MODEL_ROUNDS is a number"));
-        self.explore(RandomScheduler::new(rounds / 2), None);
-        self.explore(PctScheduler::new(5, rounds / 2), None);
+        let number = |name, otherwise| {
+            std::env::var(name)
+                .map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+        };
+        let (rounds, seed) = (number("MODEL_ROUNDS", 500) as usize, number("MODEL_SEED", 1));
+        self.explore(RandomScheduler::new_from_seed(seed, rounds / 2), None);
+        self.explore(PctScheduler::new_from_seed(seed, 5, rounds / 2), None);
     }
 
     /// Some order shows what is wrong.
     fn finds(self, mutant: Mutant) {
         let fails = |explore: &dyn Fn()| catch_unwind(AssertUnwindSafe(explore)).is_err();
         let is_found = (3..13).any(|changes| {
-            fails(&|| self.explore(RandomScheduler::new(200), Some(mutant)))
-                || fails(&|| self.explore(PctScheduler::new(changes, 800), Some(mutant)))
+            fails(&|| self.explore(RandomScheduler::new_from_seed(1, 200), Some(mutant)))
+                || fails(&|| self.explore(PctScheduler::new_from_seed(1, changes, 800), Some(mutant)))
         });
         assert!(is_found, "{mutant:?} goes unfound");
     }
@@ -196,7 +198,16 @@ fn a_wake_up_that_is_lost_is_found() {
 fn lives(run: &mut VcpuRun) -> Step {
     let step = count(run);
     let is_first = own(run) == 0;
+    // Else it would not wait.
+    has_interrupt(run);
     match thread_rng().gen_range(0..8) {
+        _ if step > 12 => {
+            if is_first {
+                POWER_OFF
+            } else {
+                Step::Wait
+            }
+        }
         0..=3 => start(thread_rng().gen_range(0..3)),
         4 => interrupt(thread_rng().gen_range(0..3)),
         5 if !is_first => STOP,
