@@ -30,8 +30,8 @@ use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn,
-    PhysMem, Request, Trap,
+    Access, Addr, Asid, BriefExits, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode,
+    PAGE_BYTES, Pfn, PhysMem, Request, Trap,
 };
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
@@ -478,7 +478,7 @@ pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
         let guard = run.vm.memory.lock();
         // Under the lock nobody edits the tables.
         let (edits, mem) = (run.vm.edits.load(Ordering::SeqCst), env.mem());
-        let is_known = context.brief == context.exit.cause && run.way.is_valid(context, satp);
+        let is_known = context.brief.has(&context.exit) && run.way.is_valid(context, satp);
         if is_known && run.way.insn(context.pc, edits, &mem).is_some() {
             return;
         }
@@ -488,7 +488,7 @@ pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
         way = way.by(context.pc, there, edits);
     }
     run.way = way;
-    run.context.brief = Exception::StorePage.code();
+    run.context.brief = BriefExits::of_page(context.exit.tval);
 }
 
 /// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is

@@ -10,6 +10,7 @@
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 
 use crate::chores::Remains;
+use crate::device::uart;
 use crate::env::Env;
 use crate::exit::{Faulted, Outcome};
 use crate::gnomon::Gnomon;
@@ -25,7 +26,7 @@ use alloc::string::String;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Images, Ready};
 use mmu::shadow::{Counters, GuestFence, Lists};
-use rv::{Access, Addr, Context, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
+use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
 impl Translation {
     /// Whether this machine can host such a VM's memory so.
@@ -174,13 +175,13 @@ impl Translation {
         }
     }
 
-    /// The cause of exits that may be brief to begin with ([`rv::Context::brief`]).
+    /// The exits that may be brief to begin with: those that send a byte by the UART.
     #[must_use]
-    pub fn brief(self) -> u64 {
+    pub fn brief(self) -> BriefExits {
         match self {
-            TwoStage => Exception::StoreGuestPage.code(),
-            // Until it has been seen how the vCPU reaches the UART.
-            Shadow(_) => Context::NONE_BRIEF,
+            TwoStage => BriefExits::of_guest_page(uart::START),
+            // Until it has been seen how the vCPU gets there.
+            Shadow(_) => BriefExits::NONE,
         }
     }
 

@@ -240,7 +240,7 @@ fn a_way_is_not_for_others_and_ends_with_each_fence() {
         write(&mut w, GUEST_RAM_BASE, 0xdf);
         change(&mut w);
         assert_eq!(w.exit(STORE, UART, 0, SB_TRANSFORMED), Outcome::Resume);
-        assert_eq!((w.run.shared.counters.mmio_uart.get(), w.run.context.brief), (1, rv::Context::NONE_BRIEF));
+        assert_eq!((w.run.shared.counters.mmio_uart.get(), w.run.context.brief), (1, rv::BriefExits::NONE));
     }
 }
 

@@ -10,7 +10,7 @@
 //! nothing. Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler
 //! ends with the context to enter ([`resume`]). So no register of Gnomon's survives a guest's run, and none need be saved.
 //!
-//! Exits of one cause may be *brief* (`Context::brief`): their handler is an ordinary call, which preserves half of the guest's
+//! Some exits may be *brief* ([`BriefExits`]): their handler is an ordinary call, which preserves half of the guest's
 //! registers. If that says that this one is not, the exit goes on as all do, or as one of which is known what it does.
 //!
 //! There are three guest vectors: from VS mode to M mode, from VS mode to HS mode, and, on harts
@@ -19,7 +19,7 @@
 use crate::lane::front;
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
-use rv::{Context, Lane};
+use rv::{BriefExits, Context, Lane};
 
 /// Loads those of the guest's integer registers that a call preserves from the context in a0.
 macro_rules! load_saved {
@@ -46,10 +46,10 @@ macro_rules! load_others {
 }
 
 /// A guest vector, and the resume path that installs it. `$tval2` and `$tinst` bring these values to
-/// the register that is named.
+/// the registers that are named.
 macro_rules! guest_vector {
     ($entry:literal, $resume:literal, host: $host:literal, $tvec:literal, $scratch:literal, $epc:literal,
-     $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, in: $of_tval2:literal, $xret:literal,
+     $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, in: $of_tval2:literal, $of_tinst:literal, $xret:literal,
      full: $full:literal, fence: $fence_cause:literal, mode: $status:literal, $mode_to_top:literal) => {
         global_asm!(
             ".section .text.world, \"ax\"",
@@ -71,16 +71,21 @@ macro_rules! guest_vector {
             concat!("csrr t0, ", $scratch), "sd t0, {x1} + 72(a0)",
             concat!("csrr t0, ", $epc), "sd t0, {pc}(a0)",
             concat!("csrr t1, ", $cause), "sd t1, {cause}(a0)",
-            concat!("csrr t0, ", $tval), "sd t0, {cause} + 8(a0)",
+            concat!("csrr t2, ", $tval), "sd t2, {cause} + 8(a0)",
             $tval2, concat!("sd ", $of_tval2, ", {cause} + 16(a0)"),
-            $tinst, concat!("sd ", $of_tval2, ", {cause} + 24(a0)"),
+            $tinst, concat!("sd ", $of_tinst, ", {cause} + 24(a0)"),
             "ld t0, {brief}(a0)",
             "beq t0, t1, 2f",
             // In a1 where to go on.
             concat!("1: la a1, ", $resume),
             "tail gnomon_exit",
-            // It may be brief: what a call preserves is there when the guest goes on.
-            concat!("2: csrw ", $scratch, ", a0"),
+            // It may be brief, if it is by an access to the right place: what a call preserves is there when the guest goes on.
+            "2: ld t0, {brief_mask}(a0)",
+            "and t2, t2, t0",
+            concat!("or t2, t2, ", $of_tval2),
+            "ld t0, {brief_place}(a0)",
+            "bne t2, t0, 1b",
+            concat!("csrw ", $scratch, ", a0"),
             "call gnomon_brief",
             "mv a2, a0",
             concat!("csrr a0, ", $scratch),
@@ -100,7 +105,9 @@ macro_rules! guest_vector {
             x1 = const offset_of!(Context, x) + 8,
             pc = const offset_of!(Context, pc),
             cause = const offset_of!(Context, exit),
-            brief = const offset_of!(Context, brief),
+            brief = const offset_of!(Context, brief) + BriefExits::CAUSE_AT,
+            brief_mask = const offset_of!(Context, brief) + BriefExits::MASK_AT,
+            brief_place = const offset_of!(Context, brief) + BriefExits::PLACE_AT,
             sp = const offset_of!(Context, host_sp),
             tp = const offset_of!(Context, host_tp),
             t4 = const offset_of!(Context, x) + 8 * 29,
@@ -122,9 +129,10 @@ guest_vector!(
     "mepc",
     "mcause",
     "mtval",
-    "csrr t0, mtval2",
+    "csrr t3, mtval2",
     "csrr t0, mtinst",
-    in: "t0",
+    in: "t3",
+    "t0",
     "mret",
     full: "gnomon_full_vs_to_m",
     fence: "22",
@@ -140,9 +148,10 @@ guest_vector!(
     "sepc",
     "scause",
     "stval",
-    "csrr t0, htval",
+    "csrr t3, htval",
     "csrr t0, htinst",
-    in: "t0",
+    in: "t3",
+    "t0",
     "sret",
     full: "gnomon_full_vs_to_hs",
     fence: "22",
@@ -161,6 +170,7 @@ guest_vector!(
     "",
     "",
     in: "zero",
+    "zero",
     "mret",
     full: "gnomon_full_s_to_m",
     fence: "2",

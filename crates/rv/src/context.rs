@@ -2,6 +2,7 @@
 
 use crate::addr::{Addr, Gva, Hpa, Pfn, Space};
 use crate::fence::Asid;
+use crate::trap::Exception;
 use core::marker::PhantomData;
 use core::mem::offset_of;
 
@@ -193,6 +194,47 @@ impl Lane {
     }
 }
 
+/// Which exits may be *brief*: those of one kind, by an access to one place. The trap vector looks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BriefExits {
+    cause: u64,
+    /// Those bits of the trap value that count.
+    mask: u64,
+    /// What they are, together with those of the guest physical address that the trap names.
+    place: u64,
+}
+
+impl BriefExits {
+    /// Offset of the cause, in bytes.
+    pub const CAUSE_AT: usize = offset_of!(Self, cause);
+    /// Offset of the mask.
+    pub const MASK_AT: usize = offset_of!(Self, mask);
+    /// Offset of the place.
+    pub const PLACE_AT: usize = offset_of!(Self, place);
+    /// None.
+    pub const NONE: Self = Self { cause: u64::MAX, mask: 0, place: 0 };
+
+    /// Guest-page faults by stores to the 4 bytes around `gpa`.
+    #[must_use]
+    pub const fn of_guest_page(gpa: u64) -> Self {
+        Self { cause: Exception::StoreGuestPage.code(), mask: 0, place: gpa >> 2 }
+    }
+
+    /// Page faults by stores to `gva`.
+    #[must_use]
+    pub const fn of_page(gva: u64) -> Self {
+        Self { cause: Exception::StorePage.code(), mask: u64::MAX, place: gva }
+    }
+
+    /// Whether that exit is one of them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(&self, exit: &Exit) -> bool {
+        exit.cause == self.cause && exit.tval & self.mask | exit.tval2 == self.place
+    }
+}
+
 /// The registers that an exit saves and an entry loads. The layout is the trap vector's; it takes
 /// the offsets from here.
 #[repr(C)]
@@ -208,21 +250,18 @@ pub struct Context {
     pub host_sp: u64,
     /// What the exit handler finds in `tp`: the hart's own block.
     pub host_tp: u64,
-    /// The cause of exits that may be brief, or [`Context::NONE_BRIEF`].
-    pub brief: u64,
+    /// Which exits may be brief.
+    pub brief: BriefExits,
     /// What the lane works with.
     pub lane: Lane,
 }
 
 impl Context {
-    /// No exit's cause.
-    pub const NONE_BRIEF: u64 = u64::MAX;
-
     /// All zero, and no exit is brief, for vCPU number `vcpu`.
     #[must_use]
     pub const fn new(vcpu: u32) -> Self {
         let exit = Exit { cause: 0, tval: 0, tval2: 0, tinst: 0 };
-        Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, brief: Self::NONE_BRIEF, lane: Lane::new(vcpu) }
+        Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, brief: BriefExits::NONE, lane: Lane::new(vcpu) }
     }
 
     /// Goes past an instruction of that many bytes, wrapping as the hart's own adder does.

@@ -22,17 +22,15 @@ use crate::sbi;
 use crate::vcpu::VcpuRun;
 use alloc::format;
 use memory::{guest_page_fault, page_fault};
-use rv::{Access, Cause, Context, Exception, Interrupt, Mode, PhysMem, Trap};
+use rv::{Access, Cause, Exception, Interrupt, Mode, PhysMem, Trap};
 
 /// Handles an exit that is over so soon that its hart need not say that it has left the guest: it waits for nobody, and changes
-/// neither the guest's memory nor its translations nor any register but `pc`.
+/// neither the guest's memory nor its translations nor any register but `pc`. It is one of those that the vCPU has named
+/// ([`rv::BriefExits`]).
 #[inline(always)]
 pub fn handle_brief<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
-    let Context { exit, brief, .. } = &run.context;
-    if exit.cause != *brief {
-        return Brief::NO;
-    }
-    if exit.cause == Exception::StoreGuestPage.code() {
+    debug_assert!(run.context.brief.has(&run.context.exit));
+    if run.context.exit.cause == Exception::StoreGuestPage.code() {
         mmio::sends(run)
     } else {
         mmio::sends_by_way(run, privilege, mem)

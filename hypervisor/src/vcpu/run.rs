@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use mmu::frames::Frames;
 use mmu::gstage::Ready;
 use mmu::shadow::{Root, Views};
-use rv::{Context, Exit, FloatState, Mode, VectorCsrs};
+use rv::{BriefExits, Context, Exit, FloatState, Mode, VectorCsrs};
 
 /// A vCPU's vector state.
 #[derive(Clone, Debug)]
@@ -96,15 +96,15 @@ impl VcpuRun {
     /// Whether nothing is to be done before it enters its guest, on a hart that has fenced for that TLB generation of its VM.
     #[inline(always)]
     #[must_use]
-    pub fn may_enter(&self, fenced: u64) -> bool {
+    pub fn may_enter(&self, fenced: impl FnOnce() -> u64) -> bool {
         self.shared.posted.load(Ordering::SeqCst) == 0
-            && self.vm.tlb_generation.load(Ordering::SeqCst) == fenced
+            && self.vm.tlb_generation.load(Ordering::SeqCst) == fenced()
             && self.vm.translation.may_enter(self)
     }
 
     /// Forgets how it reaches the UART.
     pub fn forget_way(&mut self) {
-        self.context.brief = Context::NONE_BRIEF;
+        self.context.brief = BriefExits::NONE;
     }
 
     /// Gives back what was being made ready for it.

@@ -2,13 +2,13 @@
 
 use rv::{Addr, Context, Hpa, PAGE_BYTES, PhysMem};
 
-/// By which address a vCPU's supervisor mode reaches the register that takes bytes to send, on shadow tables.
+/// That a vCPU's supervisor mode reaches the register that takes bytes to send by the address that its [`rv::BriefExits`] name, on shadow
+/// tables.
 ///
 /// It is what a TLB may hold (TLB-LIKE): the guest's tables led there at some time since its last fence, in the address space
 /// of that `satp`. Its user mode may have no such right, so it is for supervisor mode only.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    gva: u64,
     satp: u64,
     /// Fences that the lane had done.
     fences: u64,
@@ -26,12 +26,12 @@ struct Code {
 
 impl Way {
     /// None.
-    pub const NONE: Self = Self { gva: 0, satp: 0, fences: 0, code: None };
+    pub const NONE: Self = Self { satp: 0, fences: 0, code: None };
 
     /// The way that the exit's access has taken, in the address space of `satp`.
     #[must_use]
     pub const fn of(context: &Context, satp: u64) -> Self {
-        Self { gva: context.exit.tval, satp, fences: context.lane.fences(), code: None }
+        Self { satp, fences: context.lane.fences(), code: None }
     }
 
     /// The same by the instruction at `pc`, which lies there in RAM after so many edits of the VM's tables.
@@ -41,11 +41,11 @@ impl Way {
         Self { code: Some(code), ..self }
     }
 
-    /// Whether it is that of the exit's access, if supervisor mode made it, in the address space of `satp`.
+    /// Whether it is valid in the address space of `satp`, for supervisor mode.
     #[inline(always)]
     #[must_use]
     pub const fn is_valid(&self, context: &Context, satp: u64) -> bool {
-        self.gva == context.exit.tval && self.fences == context.lane.fences() && self.satp == satp
+        self.fences == context.lane.fences() && self.satp == satp
     }
 
     /// The 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits of the VM's tables.

@@ -361,6 +361,9 @@ impl World {
     /// Handles an exit that may be brief.
     pub fn brief(&mut self, exit: Exit) -> hypervisor::exit::Brief {
         self.run.context.exit = exit;
+        if !self.run.context.brief.has(&self.run.context.exit) {
+            return hypervisor::exit::Brief::NO;
+        }
         let (mode, mem) = (self.hart.mode, self.hart.mem.clone());
         hypervisor::exit::handle_brief(&mut self.run, || mode, &mem)
     }

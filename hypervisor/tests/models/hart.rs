@@ -234,9 +234,9 @@ impl Hart {
     fn announce(&self, run: &VcpuRun) -> bool {
         let (hart, slot) = (&self.rig.g.harts[self.index], run.vm.slot());
         if self.rig.is(Mutant::LooksBeforeItEnters) {
-            return run.may_enter(self.view.1) && hart.announce(slot, || true);
+            return run.may_enter(|| self.view.1) && hart.announce(slot, || true);
         }
-        hart.announce(slot, || run.may_enter(self.view.1))
+        hart.announce(slot, || run.may_enter(|| self.view.1))
     }
 
     /// The guest runs until its next exit; `None` if that is by an interrupt.

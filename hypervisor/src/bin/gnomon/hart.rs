@@ -353,8 +353,8 @@ impl Hart {
     /// Says that the guest is about to be entered, unless something is to be done before.
     #[inline(always)]
     fn announce(&mut self, run: &VcpuRun) -> bool {
-        let vm = &run.vm;
-        self.shared.announce(vm.slot(), || run.may_enter(self.views[vm.slot()].fenced))
+        let slot = run.vm.slot();
+        self.shared.announce(slot, || run.may_enter(|| self.views[slot].fenced))
     }
 
     /// The last step of an entry that is announced.
