@@ -108,7 +108,7 @@ impl PhysMem for Ram {
 
     fn zeroed_at_once(&self) -> u64 {
         // Two instructions a block, or two for 8 bytes.
-        if self.zero_block == 0 { 128 } else { 512 }
+        if self.zero_block == 0 { 64 } else { 512 }
     }
 
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {

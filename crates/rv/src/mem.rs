@@ -22,11 +22,11 @@ pub trait PhysMem {
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64>;
     /// Fills `pages` frames from `first` with zero bytes.
     fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64);
-    /// How many frames it fills with zero bytes in some 100,000 instructions, or fewer: 1 at least.
+    /// How many frames it fills with zero bytes in some 80,000 instructions, or fewer: 1 at least.
     fn zeroed_at_once(&self) -> u64 {
         128
     }
-    /// Copies `pages` frames; the runs do not overlap. 128 take some 140,000 instructions.
+    /// Copies `pages` frames; the runs do not overlap. 64 take some 80,000 instructions.
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64);
     /// Copies bytes out of RAM.
     fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]);
