@@ -88,7 +88,11 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 28] = [
     (Mutant::Engine(Sabotage::ReusesEarly), Upkeep::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET"]),
     (Mutant::Engine(Sabotage::ForgetsDebt), Upkeep::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET", "PROGRESS"]),
     (Mutant::Engine(Sabotage::ForgetsDebt), Upkeep::Shadow, &["TLB-LIKE"]),
-    (Mutant::Engine(Sabotage::RemembersWalks), Upkeep::Lazy, &["TLB-LIKE", "OWNERSHIP", "SUBSET", "a shadow page"]),
+    (
+        Mutant::Engine(Sabotage::RemembersWalks),
+        Upkeep::Lazy,
+        &["TLB-LIKE", "OWNERSHIP", "SUBSET", "PROGRESS", "a shadow page"],
+    ),
     (Mutant::Engine(Sabotage::BlamesEarly), Upkeep::Lazy, &["not Ok"]),
     (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Lazy, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Unsync, &["TLB-LIKE"]),

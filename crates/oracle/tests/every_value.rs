@@ -1,8 +1,9 @@
 //! What is small enough to be tried with every value that matters: in place of a proof.
 
+use oracle::Machine;
 use rv::context::FenceLog;
 use rv::insn::{MemInsn, MemOp, WordStore, byte_store, byte_store_from_tinst};
-use rv::{Addr, Gva};
+use rv::{Addr, Gva, Pfn, PhysMem};
 
 const STORE: u32 = 0x23;
 const AMO: u32 = 0x2f;
@@ -176,5 +177,31 @@ fn a_log_has_the_fences_since_any_head_that_it_holds() {
             );
             tokens.push(log.token());
         }
+    }
+}
+
+/// Frames that differ in one word, and in all, for every word and every set of at most two: the words that differ, of those asked
+/// for.
+#[test]
+fn words_that_differ() {
+    let (one, other) = (Pfn::new(0x8_0000), Pfn::new(0x8_0001));
+    let mut mem = Machine::with_ram(one, 2);
+    mem.zero_frames(one, 2);
+    let differing = |mem: &Machine, part: u64, among| mem.differing((one, other), part as usize, among);
+    for word in 0..512 {
+        let (part, bit) = (word / 64, 1 << (word % 64));
+        mem.write_u64(other.at(8 * word), word + 1);
+        let others = (0..8).filter(|other| *other != part);
+        assert!(others.into_iter().all(|other| differing(&mem, other, u64::MAX) == 0), "word {word}");
+        for second in (0..64).map(|n| 1 << n) {
+            assert_eq!(differing(&mem, part, bit | second), bit, "word {word}, among {second:#x}");
+            assert_eq!(differing(&mem, part, second), bit & second, "word {word}, of {second:#x}");
+        }
+        assert_eq!(differing(&mem, part, u64::MAX), bit, "word {word}, of all");
+        mem.write_u64(other.at(8 * word), 0);
+    }
+    (0..512).for_each(|word| mem.write_u64(one.at(8 * word), u64::MAX));
+    for among in [0, 1, u64::MAX, 1 << 63, 0x8000_0000_0000_0101, 0x00ff_0000_ff00_0000] {
+        assert!((0..8).all(|part| differing(&mem, part, among) == among), "of {among:#x}");
     }
 }

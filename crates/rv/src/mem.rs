@@ -1,6 +1,7 @@
 //! Host RAM as the engines see it.
 
 use crate::addr::{Addr, Hpa, Pfn};
+use crate::format::ENTRIES;
 
 /// Physical memory. The machine's implementation is a pointer dereference; a test's is a map.
 ///
@@ -9,6 +10,29 @@ use crate::addr::{Addr, Hpa, Pfn};
 pub trait PhysMem {
     /// Reads 8 bytes at an 8-aligned address, atomically.
     fn read_u64(&self, at: Addr<Hpa>) -> u64;
+    /// Compares the words of two frames that `among` has a bit for, in order, of the 64 from number 64 * `part` on: the bits
+    /// of those that differ.
+    ///
+    /// # Panics
+    /// If a frame has no such part.
+    #[inline(always)]
+    fn differing(&self, (one, other): (Pfn<Hpa>, Pfn<Hpa>), part: usize, among: u64) -> u64 {
+        assert!(part < ENTRIES / 64);
+        let mut found = 0;
+        // Eight bits at a time: mostly, many of them are clear.
+        for first in (0..64).step_by(8) {
+            let mut left = among >> first & 0xff;
+            let mut word = 64 * part as u64 + first;
+            while left != 0 {
+                if left & 1 != 0 && self.read_u64(one.at(8 * word)) != self.read_u64(other.at(8 * word)) {
+                    found |= 1 << (word % 64);
+                }
+                left >>= 1;
+                word += 1;
+            }
+        }
+        found
+    }
     /// Writes 8 bytes at an 8-aligned address, atomically: a concurrent hardware walk sees the old
     /// value or the new one, and whoever sees the new one sees all earlier writes (release).
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64);

@@ -80,10 +80,14 @@ pub struct Host<'a, M, H> {
 pub struct Budget(u32);
 
 impl Budget {
-    /// A step takes some 25 instructions; so this is about 100,000.
-    const STEPS: u32 = 4096;
-    /// To change an entry costs about as much as to look at so many.
-    pub(super) const EDIT: u32 = 4;
+    /// A step takes some 12 instructions; so this is about 100,000.
+    const STEPS: u32 = 8192;
+    /// To drop an entry, or to take a right from it, costs as much as to look at so many.
+    pub(super) const EDIT: u32 = 14;
+    /// To bring an entry in step that is not.
+    pub(super) const DERIVE: u32 = 24;
+    /// To begin with another shadow page.
+    pub(super) const VISIT: u32 = 16;
 
     /// Takes steps from it.
     pub(super) const fn spend(&mut self, steps: u32) {

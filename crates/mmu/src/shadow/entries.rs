@@ -48,6 +48,19 @@ impl<S: Shadowed> Shadow<S> {
         Both { ours, guests }
     }
 
+    /// Of 64 entries of the shadow of a table, the live ones that are out of step with the guest's: a bit for each. All live ones
+    /// if the guest's cannot be read at once.
+    #[inline]
+    pub(super) fn behind<M: PhysMem, H>(&self, id: Id, part: usize, host: &mut Host<'_, M, H>) -> u64 {
+        let page = self.index.page(id);
+        let live = page.live_in(part);
+        host.budget.spend(1 + live.count_ones());
+        match page.guest {
+            Some(frame) => host.mem.differing((frame, page.body.mirror.first()), part, live),
+            None => live,
+        }
+    }
+
     /// Writes an entry, unless it is no longer `old`. Returns what that owes, if it did.
     #[inline(always)]
     fn write(&self, (id, index): At, old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
@@ -215,7 +228,7 @@ impl<S: Shadowed> Shadow<S> {
         if known.is_some() {
             self.counters.synced_entries += 1;
         }
-        host.budget.spend(2 * Budget::EDIT);
+        host.budget.spend(Budget::DERIVE);
         if let Some(pte) = guests
             && let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
             && leaf.flags.contains(PteFlags::A)

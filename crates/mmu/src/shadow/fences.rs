@@ -1,13 +1,13 @@
 //! The guest's fences: what a vCPU may use is brought up to date, by what its tables say now.
 
-use super::config::Host;
+use super::config::{Budget, Host};
 use super::engine::Shadow;
-use super::page::{Id, Role};
+use super::page::{Id, PARTS, Role, indices};
 use super::root::Root;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::views::Views;
-use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Level, PAGE_BYTES, PhysMem, Pte, Space};
+use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Level, PAGE_BYTES, PhysMem, Space};
 
 /// A fence of the guest's (`sfence.vma` and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,7 +116,7 @@ impl<S: Shadowed> Shadow<S> {
     /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.
     fn sync_tree<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> Result<(), usize> {
         let stamp = self.stamp;
-        let page = self.index.page_mut(id);
+        let page = self.index.page(id);
         let key = page.key;
         if key.role != Role::Table || page.stamp == stamp {
             return Ok(());
@@ -127,24 +127,22 @@ impl<S: Shadowed> Shadow<S> {
         } else if key.level == Level::PAGE {
             return Ok(());
         }
-        let mut at = 0;
-        while let Some(index) = self.index.page(id).next_live(at) {
-            if host.budget.is_spent() {
-                return Err(index);
-            }
-            at = index + 1;
+        host.budget.spend(Budget::VISIT);
+        for part in 0..PARTS {
             if may_lag {
-                self.derive((id, index), host);
-            } else {
-                host.budget.spend(1);
+                self.sync_part(id, part, host)?;
             }
             if key.level == Level::PAGE {
                 continue;
             }
-            let page = self.index.page(id);
-            if page.is_pointer(Pte(host.mem.read_u64(page.entry_at(index))))
-                && let Some(mirror) = page.mirror(index, host.mem)
-            {
+            for index in indices(part, self.index.page(id).live_in(part)) {
+                // A leaf of the guest's leads to no table, whatever stands for it.
+                let mirror = self.index.page(id).mirror(index, host.mem).filter(|mirror| mirror.is_pointer());
+                let Some(mirror) = mirror else { continue };
+                if host.budget.is_spent() {
+                    return Err(index);
+                }
+                host.budget.spend(Budget::EDIT);
                 let child = self.index.child_of((id, index), mirror, host.mem);
                 if self.sync_tree(child, host).is_err() {
                     return Err(index);
@@ -155,18 +153,31 @@ impl<S: Shadowed> Shadow<S> {
         Ok(())
     }
 
+    /// Brings 64 entries of the shadow of a table in step with the guest's, as far as the budget goes: those below an index
+    /// where it stops.
+    fn sync_part<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        part: usize,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<(), usize> {
+        if host.budget.is_spent() {
+            return Err(64 * part);
+        }
+        for index in indices(part, self.behind(id, part, host)) {
+            if host.budget.is_spent() {
+                return Err(index);
+            }
+            self.derive((id, index), host);
+        }
+        Ok(())
+    }
+
     /// Compares all live entries of the shadow of a table with the guest's, as far as the budget goes. Says whether that
     /// was all.
     pub(super) fn sync_entries<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> bool {
         self.counters.synced_pages += 1;
-        let mut at = 0;
-        while let Some(index) = self.index.page(id).next_live(at) {
-            if host.budget.is_spent() {
-                return false;
-            }
-            self.derive((id, index), host);
-            at = index + 1;
-        }
-        true
+        host.budget.spend(Budget::VISIT);
+        (0..PARTS).all(|part| self.sync_part(id, part, host).is_ok())
     }
 }

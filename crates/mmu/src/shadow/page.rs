@@ -27,6 +27,18 @@ pub(super) const CAPS: Caps = Caps { svnapot: false, svpbmt: false };
 /// Number of a shadow page: index into the arena. Reused, unlike a page's serial.
 pub(super) type Id = u32;
 
+/// Entries are looked at 64 at a time.
+pub(super) const PARTS: usize = ENTRIES / 64;
+
+/// The indices of the entries that `bits` has a bit for, of the 64 from number 64 * `part` on.
+pub(super) fn indices(part: usize, mut bits: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let next = (bits != 0).then(|| part * 64 + bits.trailing_zeros() as usize);
+        bits &= bits.wrapping_sub(1);
+        next
+    })
+}
+
 /// An entry: its page and its index.
 pub(super) type At = (Id, usize);
 
@@ -207,6 +219,11 @@ impl Page {
             word += 1;
             bits = *self.live.get(word)?;
         }
+    }
+
+    /// A bit for each live entry of the 64 from number 64 * `part` on.
+    pub fn live_in(&self, part: usize) -> u64 {
+        self.live[part]
     }
 
     pub fn is_live(&self, index: usize) -> bool {

@@ -162,8 +162,8 @@ impl<S: Shadowed> Shadow<S> {
         self.stores_may_pass |= debt.waive().contains(Owed::STORES);
     }
 
-    /// Ends a shadow page: nothing leads to it, and it leads nowhere. TLBs may still walk it. Says whether it has: if more
-    /// lead to it than the budget lets be dropped, it has not.
+    /// Ends a shadow page: nothing leads to it, and it leads nowhere. TLBs may still walk it. Says whether it has: if there is
+    /// more to drop than the budget lets, it has not.
     pub(super) fn zap<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> bool {
         debug_assert!(self.index.page(id).users == 0);
         while let Some(parent) = self.index.first(List::Parents(id), host.mem) {
@@ -175,7 +175,13 @@ impl<S: Shadowed> Shadow<S> {
                 break;
             }
         }
-        self.empty(id, 0, host);
+        self.gone += 1;
+        while let Some(index) = self.index.page(id).next_live(0) {
+            if host.budget.is_spent() {
+                return false;
+            }
+            self.drop_entry((id, index), host);
+        }
         if self.index.page(id).key.role == Role::Table {
             self.end_table(id, host.mem);
         } else {

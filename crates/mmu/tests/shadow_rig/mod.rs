@@ -33,7 +33,7 @@ const VM: Owner = Owner::Vm(2);
 /// Pages from the start of RAM that the window's own tables take, one for each level below the root and one more.
 const WINDOW_TABLES: u64 = 5;
 /// More steps than any operation of these guests takes.
-const AMPLE: u32 = 4096;
+const AMPLE: u32 = 8192;
 /// Where tables' entries are, and so addresses.
 const INDICES: [u64; 4] = [0, 1, 5, 511];
 
@@ -109,7 +109,7 @@ impl<S: Subject> Rig<S> {
         let superpages = if pick(3) == 0 { Superpages::Never } else { Superpages::Mega };
         let vcpus = 1 + pick(4) as usize;
         let pages = if pick(2) == 0 { Config::least_pages::<S>(4) } else { 256 };
-        let budget = if pick(2) == 0 { AMPLE } else { 8 + pick(200) as u32 };
+        let budget = if pick(2) == 0 { AMPLE } else { 24 + pick(600) as u32 };
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
         machine.zero_frames(IMAGE, 512);
