@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The target of everything that runs on the machine.
@@ -20,6 +21,9 @@ pub const HYPERVISOR: &str = "gnomon-hypervisor";
 const PROGRAMS: &str = "the programs for Linux";
 /// No silence is longer.
 const BEAT: Duration = Duration::from_secs(10);
+
+/// What was built, by name.
+pub type Files = BTreeMap<String, PathBuf>;
 
 /// Why there is no program to run.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -66,7 +70,7 @@ pub fn hypervisor() -> Result<PathBuf, BuildError> {
 ///
 /// # Errors
 /// [`BuildError`].
-pub fn guests() -> Result<BTreeMap<String, PathBuf>, BuildError> {
+pub fn guests() -> Result<Files, BuildError> {
     build("the test guests", &["--target", TARGET, "-p", "guests", "--bins"])
 }
 
@@ -74,7 +78,7 @@ pub fn guests() -> Result<BTreeMap<String, PathBuf>, BuildError> {
 ///
 /// # Errors
 /// [`BuildError`].
-pub fn programs() -> Result<BTreeMap<String, PathBuf>, BuildError> {
+pub fn programs() -> Result<Files, BuildError> {
     build(PROGRAMS, &["--target", TARGET, "-p", "programs", "--features", "machine", "--bins"])
 }
 
@@ -148,7 +152,20 @@ fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
     })
 }
 
-fn build(what: &'static str, args: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
+/// Builds something, once in the life of this process: a test asks for the meter a hundred times.
+fn build(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
+    static BUILT: Mutex<BTreeMap<&str, Files>> = Mutex::new(BTreeMap::new());
+    // Whoever asks meanwhile would wait for cargo's own lock.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(files) = built.get(what) {
+        return Ok(files.clone());
+    }
+    let files = run(what, args)?;
+    built.insert(what, files.clone());
+    Ok(files)
+}
+
+fn run(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
     let mut child = cargo()
         .args(["build", "--release", "--message-format=json-render-diagnostics"])
         .args(args)

@@ -34,14 +34,14 @@ impl<T> Drop for Taken<'_, T> {
     }
 }
 
-/// Does all jobs by `work`, each on a thread of the pool, and returns when all are done. The widest come first, so that
-/// slots are left idle for a wide one only once; among those as wide the longest come first, so that none is left alone
-/// at the end.
+/// Does all jobs by `work`, each on a thread of the pool, and returns when all are done. The narrowest come first, so that
+/// slots are left idle for a wide one only once, and the first jobs, which wait for what all need, leave slots to others; among
+/// those as wide the longest come first, so that none is left alone at the end.
 ///
 /// # Panics
 /// If `work` does, when the other threads have done what is left; the thread of that job does no other.
 pub fn run<T: Send>(mut jobs: Vec<Job<T>>, slots: usize, work: impl Fn(T) + Sync) {
-    jobs.sort_by_key(|job| std::cmp::Reverse((job.slots.min(slots), job.estimate)));
+    jobs.sort_by_key(|job| (job.slots.min(slots), std::cmp::Reverse(job.estimate)));
     let state = Mutex::new(State { to_do: jobs.into(), free: slots });
     let freed = Condvar::new();
     let worker = || {
@@ -81,13 +81,13 @@ mod tests {
     }
 
     #[test]
-    fn the_widest_and_longest_come_first() {
-        let jobs = vec![job(1, 5, "e"), job(1, 9, "c"), job(2, 1, "b"), job(4, 3, "a"), job(1, 9, "d")];
+    fn the_narrowest_and_longest_come_first() {
+        let jobs = vec![job(1, 5, "c"), job(2, 1, "e"), job(1, 9, "a"), job(4, 3, "d"), job(1, 9, "b")];
         let done = Mutex::new(vec![]);
         run(jobs, 2, |work| done.lock().expect("whole").push(work));
         // Two workers may pass each other where both slots are taken one by one.
         let done = done.into_inner().expect("whole");
-        assert_eq!((done[..2].to_vec(), done.len()), (vec!["a", "b"], 5));
+        assert_eq!((done[3..].to_vec(), done.len()), (vec!["d", "e"], 5));
         let jobs = vec![job(1, 5, "c"), job(1, 9, "a"), job(3, 9, "b")];
         let done = Mutex::new(vec![]);
         run(jobs, 1, |work| done.lock().expect("whole").push(work));
