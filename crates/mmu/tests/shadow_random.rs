@@ -13,7 +13,7 @@ const STEPS: u64 = 500;
 
 /// Steps in all, for each upkeep. A soak sets SHADOW_STEPS.
 fn steps() -> u64 {
-    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(1_000_000)
+    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(600_000)
 }
 
 fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 4]) {
