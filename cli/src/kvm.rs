@@ -143,6 +143,7 @@ impl KvmHost {
             memory: memory(guest.memory, archive.len() as u64),
             clock: Clock::Instructions,
             meter: None,
+            swap: None,
             extra: CPU.map(Into::into).to_vec(),
         };
         Ok((spec, initrd))

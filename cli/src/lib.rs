@@ -4,7 +4,7 @@
 //! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
 //! [`spec`] settle what each VM is, [`debian`], [`added`] and [`initramfs`] provide the default guest,
 //! [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
-//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`mod@meter`] has it counted, [`machine`] runs it,
+//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
 #![forbid(unsafe_code)]
 
@@ -32,6 +32,7 @@ pub mod run;
 pub mod size;
 pub mod spec;
 pub mod stream;
+pub mod swap;
 pub mod testing;
 pub mod tty;
 pub mod turns;

@@ -2,6 +2,7 @@
 
 use crate::meter::Metered;
 use crate::size::{MIB, Size};
+use crate::swap;
 use clap::ValueEnum;
 use miette::Diagnostic;
 use serde::{Deserialize, Serialize};
@@ -98,6 +99,8 @@ pub struct MachineSpec {
     pub clock: Clock,
     /// Whether and how it is counted.
     pub meter: Option<Metered>,
+    /// The file that Gnomon pages to.
+    pub swap: Option<PathBuf>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
 }
@@ -122,6 +125,15 @@ pub enum QemuError {
     #[error("{QEMU} finds no {FIRMWARE}, which the bare machine starts with")]
     #[diagnostic(help("install QEMU's firmware for riscv64 (Debian's package `opensbi`)"))]
     NoFirmware,
+    /// Gnomon itself would not fit.
+    #[error("a machine with {memory} is too small for Gnomon and this bundle: they need {need}")]
+    #[diagnostic(help("give it more by --host-memory; guests have what is left"))]
+    TooLittleMemory {
+        /// What was asked for.
+        memory: Size,
+        /// What is needed at least.
+        need: Size,
+    },
     /// The VMs want more RAM than the host has.
     #[error("the machine would need {need} of memory, this host has {have} available")]
     #[diagnostic(help(
@@ -170,6 +182,18 @@ pub fn memory_for(vms: Size, bundle_bytes: u64) -> Size {
     let with_bundle_above = bundle_bytes.saturating_add(LOADER_RAM).saturating_mul(2);
     // A multiple of 4 MiB: its half is a 2 MiB boundary.
     Size(sum.max(with_bundle_above).checked_next_multiple_of(4 * MIB).unwrap_or(u64::MAX))
+}
+
+/// Checks that a machine with so much RAM has room for Gnomon and a bundle, with something left. Returns it in whole pages.
+///
+/// # Errors
+/// [`QemuError::TooLittleMemory`].
+pub fn check_host_memory(memory: Size, bundle_bytes: u64) -> Result<Size, QemuError> {
+    let need = memory_for(Size(0), bundle_bytes);
+    if memory < need {
+        return Err(QemuError::TooLittleMemory { memory, need });
+    }
+    Ok(Size(memory.0 / (4 * MIB) * (4 * MIB)))
 }
 
 /// Checks that the host has so much memory to give.
@@ -235,6 +259,7 @@ impl MachineSpec {
             }
         }
         args.extend(self.meter.iter().flat_map(|meter| meter.args(self.memory)));
+        args.extend(self.swap.iter().flat_map(|path| swap::args(path)).map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
         args
     }
@@ -269,6 +294,7 @@ mod tests {
             memory: Size(256 * MIB),
             clock: Clock::Real,
             meter: None,
+            swap: None,
             extra: vec![],
         }
     }

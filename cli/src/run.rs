@@ -8,7 +8,9 @@ use crate::console::{ExecDemux, PanicWatch};
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
 use crate::qemu::{Boot, Clock, HExtension, Seat};
+use crate::size::Size;
 use crate::stream::Piece;
+use crate::swap::SwapSpec;
 use crate::tty::{self, TerminalSize};
 use crate::vmfile::VmFile;
 use abi::bundle::ConsoleMode;
@@ -30,6 +32,10 @@ pub struct RunSpec {
     pub files: Vec<VmFile>,
     /// What the options say, for all VMs.
     pub options: VmFile,
+    /// RAM of the machine; else enough for all VMs.
+    pub host_memory: Option<Size>,
+    /// What Gnomon pages to.
+    pub swap: Option<SwapSpec>,
     /// Harts of the machine; else as many as the widest VM has vCPUs.
     pub harts: Option<u32>,
     /// Whether those have the H extension.

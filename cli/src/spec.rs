@@ -23,6 +23,12 @@ pub struct VmSpec {
     pub after: Option<u32>,
     /// RAM.
     pub memory: Size,
+    /// The most of it that is in memory at a time, if not all.
+    pub limit: Option<Size>,
+    /// What is not taken from it once it has it.
+    pub reserve: Size,
+    /// Whether all of it is given at the start, and stays.
+    pub wired: bool,
     /// Number of vCPUs.
     pub vcpus: u32,
     /// What to boot.
@@ -96,6 +102,17 @@ pub enum SpecError {
         vm: String,
         /// What was asked.
         memory: Size,
+    },
+    /// What is to stay in memory does not fit what there is.
+    #[error("VM `{vm}`: {why}")]
+    #[diagnostic(help(
+        "multiples of 4 KiB, `reserve` at most `limit`, `limit` at most `memory` and at least {LEAST_MEMORY}: see docs/vm-file.md"
+    ))]
+    Residence {
+        /// The VM.
+        vm: String,
+        /// What is wrong.
+        why: &'static str,
     },
     /// Too little memory for shadow tables, or not whole pages.
     #[error("VM `{vm}` cannot have {shadow} for shadow tables")]
@@ -176,6 +193,9 @@ impl VmSpec {
             // Known only among the others.
             after: None,
             memory: vm.memory.unwrap_or(DEFAULT_MEMORY),
+            limit: vm.limit,
+            reserve: vm.reserve.unwrap_or(Size(0)),
+            wired: vm.wired.unwrap_or(false),
             vcpus: vm.vcpus.unwrap_or(1),
             kernel: vm.kernel.unwrap_or(Kernel::Debian),
             initrd: vm.initrd,
@@ -198,6 +218,7 @@ impl VmSpec {
         if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
         }
+        spec.check_residence()?;
         if spec.console == Console::Sbi && spec.kernel == Kernel::Debian {
             return Err(SpecError::NoSbiConsole(spec.name));
         }
@@ -213,6 +234,25 @@ impl VmSpec {
             _ => return Ok(spec),
         };
         Err(SpecError::Exec { vm: spec.name, why })
+    }
+
+    fn check_residence(&self) -> Result<(), SpecError> {
+        let most = self.limit.unwrap_or(self.memory).min(self.memory);
+        let is_whole = |size: Size| size.0.is_multiple_of(PAGE);
+        let why = match self.limit {
+            Some(limit) if limit < LEAST_MEMORY || !is_whole(limit) => "`limit` is too little, or no whole pages",
+            Some(limit) if self.wired && limit < self.memory => "`wired` memory is more than `limit`",
+            _ if self.reserve > most => "`reserve` is more than it may have in memory",
+            _ if !is_whole(self.reserve) => "`reserve` is no whole pages",
+            _ => return Ok(()),
+        };
+        Err(SpecError::Residence { vm: self.name.clone(), why })
+    }
+
+    /// The most of its RAM that is in memory at a time.
+    #[must_use]
+    pub fn most_resident(&self) -> Size {
+        self.limit.map_or(self.memory, |limit| limit.min(self.memory))
     }
 
     /// Memory that the machine must have for its shadow tables, beside its RAM.
@@ -248,7 +288,7 @@ pub fn most_memory(vms: &[VmSpec], h: HExtension) -> Size {
     // Whatever waits for a VM comes behind it in the list.
     for (place, vm) in vms.iter().enumerate().rev() {
         let followers = std::mem::take(&mut most[place]);
-        let need = followers.max(vm.memory.0.saturating_add(vm.shadow_need(h).0));
+        let need = followers.max(vm.most_resident().0.saturating_add(vm.shadow_need(h).0));
         let sum = vm.after.map_or(&mut total, |before| &mut most[before as usize]);
         *sum = sum.saturating_add(need);
     }

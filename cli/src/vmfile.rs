@@ -17,6 +17,12 @@ pub struct VmFile {
     pub after: Option<String>,
     /// RAM.
     pub memory: Option<Size>,
+    /// The most of it that is in memory at a time.
+    pub limit: Option<Size>,
+    /// What is not taken from it.
+    pub reserve: Option<Size>,
+    /// Whether all of it is given at the start, and stays.
+    pub wired: Option<bool>,
     /// Number of vCPUs.
     pub vcpus: Option<u32>,
     /// What to boot.
@@ -167,6 +173,9 @@ impl VmFile {
             name: over.name.or(self.name),
             after: over.after.or(self.after),
             memory: over.memory.or(self.memory),
+            limit: over.limit.or(self.limit),
+            reserve: over.reserve.or(self.reserve),
+            wired: over.wired.or(self.wired),
             vcpus: over.vcpus.or(self.vcpus),
             kernel: over.kernel.or(self.kernel),
             initrd: over.initrd.or(self.initrd),

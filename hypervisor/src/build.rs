@@ -6,14 +6,14 @@ use crate::env::Env;
 use crate::events::Events;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
-use crate::vm::{Memory, Unreachable, Vm};
+use crate::vm::{Memory, Vm};
 use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use mmu::frames::Owner;
-use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Superpages};
+use mmu::frames::{Frames, Owner};
+use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Residence, Superpages};
 use mmu::shadow::{Lists, Shadow};
 use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
 
@@ -35,7 +35,9 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<L
     translation.check(config, &g.offer)?;
     regions(g, config)?;
     let limit = frame_limit(config, translation.table_frames(config)?);
-    g.harts[env.hart()].frames.set_limit(owner(vm), limit);
+    let frames = &g.harts[env.hart()].frames;
+    admit(g, vm, frames)?;
+    frames.set_limit(owner(vm), limit);
     Ok(translation.lists(config))
 }
 
@@ -74,7 +76,7 @@ pub(crate) fn furnish<E: Env>(g: &Gnomon, vm: &Vm, ready: &mut Ready, env: &mut 
     let at = board::tree_address(vm.config.memory_bytes);
     match vm.write(g, Addr::new(at), &vm.tree, ready, env) {
         Ok(()) => Ok(true),
-        Err(Unreachable::Later) => Ok(false),
+        Err(why) if why.is_for_now() => Ok(false),
         Err(why) => Err(format!("no memory for its device tree: {why}")),
     }
 }
@@ -87,7 +89,34 @@ const fn owner(vm: &Vm) -> Owner {
 /// regions, and its shadow tables. Documented in `docs/memory.md`.
 fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
     let ram = config.memory_bytes / PAGE_BYTES;
-    ram + ram / 256 + 64 + table_frames
+    let most = config.limit_bytes.map_or(ram, |bytes| ram.min(bytes / PAGE_BYTES));
+    most + ram / 256 + 64 + table_frames
+}
+
+/// RAM that is never taken from a VM once it has it, in frames.
+fn promised(config: &VmConfig) -> u64 {
+    (if config.wired { config.memory_bytes } else { config.reserve_bytes }) / PAGE_BYTES
+}
+
+/// Whether the host can keep what it promises to all VMs that there are. If they may want more than it has, pages will have to go.
+fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
+    let config = &vm.config;
+    if config.reserve_bytes > config.limit_bytes.unwrap_or(config.memory_bytes).min(config.memory_bytes) {
+        return Err(format!("a reserve of {} bytes is more than it may have", config.reserve_bytes));
+    }
+    if config.wired && config.limit_bytes.is_some_and(|limit| limit < config.memory_bytes) {
+        return Err("wired memory with a limit below it: leave one of them out".into());
+    }
+    let sum = |of: fn(&Vm) -> u64| g.vms.all().map(|vm| of(&vm)).fold(0_u64, u64::saturating_add);
+    let (all, total) = (sum(|vm| promised(&vm.config)), frames.total_count());
+    if all > total {
+        return Err(format!("{all} frames are reserved or wired for all VMs together, of {total} that the host has"));
+    }
+    // What they want for tables besides is seen when it is short.
+    if config.limit_bytes.is_some() || sum(|vm| frame_limit(&vm.config, 0)) > total {
+        g.pager.turn_on(frames);
+    }
+    Ok(())
 }
 
 /// Says how the VM's memory is virtualized, and who chose.
@@ -107,6 +136,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) 
     let policy = Policy {
         superpages: if config.superpages { Superpages::Mega } else { Superpages::Never },
         images: translation.images(config),
+        residence: if config.wired { Residence::Wired } else { Residence::Pageable },
     };
     let mut mem = env.mem();
     let frames = &g.harts[env.hart()].frames;
@@ -118,7 +148,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) 
             Ok(()) => Ok(space),
             Err(why) => {
                 // No hart has seen these tables: their frames go straight back.
-                space.destroy(&mut Unseen).release(u32::MAX, frames, &mem);
+                space.destroy(&mut Unseen).release(u32::MAX, frames, &mem, |_| {});
                 Err(format!("its memory map: {why}"))
             }
         }

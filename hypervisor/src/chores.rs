@@ -8,7 +8,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::iter;
 use mmu::frames::{Frames, Run};
-use mmu::gstage::{self, Ready};
+use mmu::gstage::{self, Ready, SwapSlot};
 use mmu::shadow::Lists;
 use rv::PhysMem;
 
@@ -36,10 +36,10 @@ impl Remains {
         Self::of(space, iter::empty())
     }
 
-    /// Gives a portion back. Returns whether there is more.
-    pub fn release(&mut self, frames: &Frames, mem: &impl PhysMem) -> bool {
+    /// Gives a portion back, pages of the swap device by `forgo`. Returns whether there is more.
+    pub fn release(&mut self, frames: &Frames, mem: &impl PhysMem, forgo: impl FnMut(SwapSlot)) -> bool {
         let before = self.tables.by_ref().take(TABLES).map(|run| frames.free(run)).count();
-        before == TABLES || self.space.release(ENTRIES, frames, mem)
+        before == TABLES || self.space.release(ENTRIES, frames, mem, forgo)
     }
 }
 

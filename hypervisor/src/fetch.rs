@@ -1,7 +1,7 @@
 //! Reading the guest's instructions by a software walk.
 
 use mmu::gstage::AddressSpace;
-use mmu::walk::{ReadPte, walk};
+use mmu::walk::{Fault, ReadPte, Reason, walk};
 use rv::csr::atp::Satp;
 use rv::{Access, Addr, Caps, Gpa, Gva, Hpa, Mode, PAGE_BYTES, PhysMem, Pte, PteFlags, Request};
 
@@ -32,20 +32,32 @@ pub fn place<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, m
 /// Where a fetch of `pc` arrives, by the tables as they are now.
 fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u64, mem: &M) -> Option<Addr<Hpa>> {
     let request = Request { mode, ..Request::supervisor(Access::Fetch) };
-    let there = space.translate(walked(space, satp, Addr::new(pc), &request, mem)?, mem)?;
+    let there = space.resident(walked(space, satp, Addr::new(pc), &request, mem).ok()?, mem)?;
     there.flags.contains(PteFlags::X).then_some(there.hpa)
 }
 
 /// Where an access of the guest's leads in its physical memory, through its own tables (`satp`) as they are now. Changes no
-/// mapping. `None` if it is not allowed.
+/// mapping.
+///
+/// # Errors
+/// If it is not allowed, or where a table is that is not in memory.
 pub fn guest_physical<M: PhysMem>(
     space: &AddressSpace,
     satp: u64,
     gva: Addr<Gva>,
     request: &Request,
     mem: &M,
-) -> Option<Addr<Gpa>> {
+) -> Result<Addr<Gpa>, Astray> {
     walked(space, &Satp::decode(satp), gva, request, mem)
+}
+
+/// Why a walk of a guest's tables leads nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Astray {
+    /// They do not allow it.
+    Refused,
+    /// One of them is not in memory: it is here.
+    Away(Addr<Gpa>),
 }
 
 fn walked<M: PhysMem>(
@@ -54,12 +66,16 @@ fn walked<M: PhysMem>(
     gva: Addr<Gva>,
     request: &Request,
     mem: &M,
-) -> Option<Addr<Gpa>> {
-    let Some((format, root)) = satp.table() else { return Some(Addr::new(gva.raw())) };
+) -> Result<Addr<Gpa>, Astray> {
+    let Some((format, root)) = satp.table() else { return Ok(Addr::new(gva.raw())) };
     // Whatever the guest is offered: the hart has executed the instruction's fetch.
     let caps = Caps { svnapot: true, svpbmt: true };
     // A was set when the hart fetched it, whatever the guest has done since.
-    Some(walk(format, root, gva, request, caps, &mut MappedTables { space, mem }).ok()?.out)
+    match walk(format, root, gva, request, caps, &mut MappedTables { space, mem }) {
+        Ok(walk) => Ok(walk.out),
+        Err(Fault { reason: Reason::Memory(at), .. }) => Err(Astray::Away(at)),
+        Err(_) => Err(Astray::Refused),
+    }
 }
 
 /// A guest's tables in memory that is mapped. It judges no permissions, since all of that memory can be read, and costs half of what
@@ -70,8 +86,8 @@ struct MappedTables<'a, M> {
 }
 
 impl<M: PhysMem> ReadPte<Gpa> for MappedTables<'_, M> {
-    type Error = ();
-    fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, ()> {
-        self.space.translate(at, self.mem).map(|there| Pte(self.mem.read_u64(there.hpa))).ok_or(())
+    type Error = Addr<Gpa>;
+    fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Addr<Gpa>> {
+        self.space.resident(at, self.mem).map(|there| Pte(self.mem.read_u64(there.hpa))).ok_or(at)
     }
 }

@@ -6,6 +6,7 @@ use crate::counters::HeapUse;
 use crate::env::Env;
 use crate::harts::HartShared;
 use crate::offer::Offer;
+use crate::pager::Pager;
 use crate::sched::Sched;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
 use crate::vms::Vms;
@@ -28,6 +29,8 @@ pub struct Gnomon {
     pub harts: Vec<HartShared>,
     /// What is done in portions.
     pub chores: Chores,
+    /// Paging.
+    pub pager: Pager,
     /// The console.
     pub console: Console,
     /// How Gnomon's heap is doing.

@@ -26,6 +26,7 @@ pub mod lines;
 pub mod machine;
 pub mod memory;
 pub mod offer;
+pub mod pager;
 pub mod sbi;
 pub mod sched;
 pub mod serial;

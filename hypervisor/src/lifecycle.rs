@@ -306,7 +306,10 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
     let frames = &g.harts[env.hart()].frames;
     match work {
         Work::GiveBack(mut remains) => {
-            if remains.release(frames, &env.mem()) {
+            let more = remains.release(frames, &env.mem(), |slot| g.pager.forgo(slot));
+            // What the swap device still has is the VM's until it is finished.
+            if more || g.pager.is_busy_for(vm.handle) {
+                g.pager.poll(g, env);
                 return Ok(Some(Work::GiveBack(remains)));
             }
             part(g, vm, env);

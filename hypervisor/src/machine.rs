@@ -59,6 +59,15 @@ pub struct Uart {
     pub source: u32,
 }
 
+/// A place where a virtio device may be (virtio-mmio).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VirtioSlot {
+    /// Its registers.
+    pub span: Span,
+    /// Its PLIC source.
+    pub source: u32,
+}
+
 /// What the device tree says about the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
@@ -78,6 +87,8 @@ pub struct Machine {
     pub plic: Option<Span>,
     /// A Goldfish RTC's registers.
     pub rtc: Option<Span>,
+    /// Slots for virtio devices.
+    pub virtio: Vec<VirtioSlot>,
     /// A SiFive test finisher, which powers the machine off.
     pub finisher: Option<Span>,
     /// `cpu` nodes' `mmu-type`, such as `riscv,sv57`.
@@ -173,6 +184,7 @@ impl Machine {
             uart: None,
             plic: None,
             rtc: None,
+            virtio: Vec::new(),
             finisher: None,
             mmu_type: String::new(),
         };
@@ -297,6 +309,10 @@ impl Machine {
             }
         } else if self.rtc.is_none() && is(&node, &["google,goldfish-rtc"]) {
             self.rtc = spans(node)?.first().copied();
+        } else if is(&node, &["virtio,mmio"]) {
+            if let (Some(span), Some(source)) = (spans(node)?.first(), cells(&node, "interrupts").first()) {
+                self.virtio.push(VirtioSlot { span: *span, source: *source });
+            }
         } else if self.finisher.is_none() && is(&node, &["sifive,test0", "sifive,test1"]) {
             self.finisher = spans(node)?.first().copied();
         }

@@ -97,9 +97,7 @@ impl<E: Env> Outside for Reach<'_, E> {
         if !self.g.console.has_room(self.vm.slot()) {
             self.soon();
         } else {
-            let held = self.vm.held.swap(0, Ordering::SeqCst);
-            let named = self.vm.vcpus.iter().filter(|vcpu| held >> vcpu.id & 1 == 1);
-            named.for_each(|vcpu| self.g.post(vcpu, request::AGAIN, self.env));
+            self.vm.release_held(|vcpu| self.g.post(vcpu, request::AGAIN, self.env));
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::fetch;
 use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
+use crate::pager::{Pageable, Portion};
 use crate::shootdown::shoot_down;
 use crate::sync::MutexGuard;
 use crate::vcpu::{NO_ASID, Vcpu, VcpuRun, Way};
@@ -20,17 +21,18 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::frames::{Frames, Owner};
-use mmu::gstage::{Ready, Unresolved, in_portions};
+use mmu::frames::{Frames, Owner, Run};
+use mmu::gstage::{AddressSpace, Ready, SwapSlot, Unresolved, in_portions};
 use mmu::shadow::{
     Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
 };
+use mmu::stale::Stale;
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, BriefExits, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode,
+    Access, Addr, Asid, BriefExits, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Level, Mode,
     PAGE_BYTES, Pfn, PhysMem, Request, Trap,
 };
 
@@ -75,7 +77,76 @@ fn with_memory<E: Env, R>(
         let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
         attempted.map_err(|unresolved| unresolved.map(Unreachable::from))
     });
-    done?.ok_or(Unreachable::Later)
+    let done = done?;
+    if g.pager.is_on() {
+        g.pager.look(frames, env);
+    }
+    done.ok_or(Unreachable::Later)
+}
+
+/// A part of a sweep through the VM's memory.
+pub(crate) fn sweep<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    from: (&mut Pfn<Gpa>, Pfn<Gpa>),
+    portion: &mut Portion,
+    env: &mut E,
+) -> bool {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let (at, end) = from;
+    let swept = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        g.pager.sweep(vm, &mut Swept { shadow, host }, (&mut *at, end), portion, frames)
+    });
+    swept.unwrap_or_else(|| {
+        *at = end;
+        true
+    })
+}
+
+/// A VM's memory, under its lock, and what shadows it.
+struct Swept<'a, 'h, M, H> {
+    shadow: &'a mut Shadow,
+    host: &'a mut Host<'h, M, H>,
+}
+
+impl<M: PhysMem, H: Fence<Gpa>> Pageable for Swept<'_, '_, M, H> {
+    type Mem = M;
+
+    fn space(&mut self) -> (&mut AddressSpace, &mut M) {
+        (self.host.space, self.host.mem)
+    }
+
+    fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>> {
+        self.shadow.rest(page, level, self.host)
+    }
+
+    fn may_go(&mut self, page: Pfn<Gpa>) -> bool {
+        !self.shadow.is_shadowed(page, self.host.mem)
+    }
+
+    fn settle(&mut self, stale: Stale<Gpa>) {
+        self.shadow.rested(stale, self.host);
+    }
+}
+
+/// A page has been brought in.
+pub(crate) fn bring_in<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (page, from): (Pfn<Gpa>, SwapSlot),
+    frame: Run,
+    env: &mut E,
+) -> Result<(), Run> {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let mut left = Some(frame);
+    lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        let Some(frame) = left.take() else { return };
+        match host.space.bring_in(page, from, frame, host.mem) {
+            Ok(stale) => shadow.rested(stale, host),
+            Err(frame) => left = Some(frame),
+        }
+    });
+    left.map_or(Ok(()), Err)
 }
 
 /// Most shadow pages of a VM.
@@ -198,6 +269,17 @@ pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
     }
 }
 
+/// What a fault comes to that did not get the memory which it takes.
+#[cold]
+#[inline(never)]
+fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted {
+    match g.pager.help(g, vm, why, env) {
+        Ok(()) | Err(Unreachable::Later) => Faulted::Settled,
+        Err(Unreachable::Waits) => Faulted::Waits,
+        Err(error) => Faulted::Fatal(no_memory(error)),
+    }
+}
+
 fn no_memory(error: Unreachable) -> String {
     format!("no memory for the guest or its shadow tables: {error}")
 }
@@ -268,8 +350,10 @@ fn attach_other<E: Env>(
 ) -> Result<Option<Loaded>, Outcome> {
     match with_memory(g, vm, ready, env, |shadow, host| shadow.attach(present, what, views, log, host)) {
         Ok(loaded) => Ok(loaded),
-        Err(Unreachable::Later) => Ok(None),
-        Err(error) => Err(Outcome::kill(no_memory(error))),
+        Err(why) => match helped(g, vm, why, env) {
+            Faulted::Fatal(message) => Err(Outcome::kill(message)),
+            _ => Ok(None),
+        },
     }
 }
 
@@ -314,17 +398,21 @@ fn refused<E: Env>(
     let (satp, pc) = (run.csrs.vsatp, run.context.pc);
     let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
         let insn = fetch::instruction(host.space, satp, request.mode, pc, &*host.mem);
-        if insn.is_some_and(is_cache_block_management) {
-            shadow.fault(&root, gva, &as_load, host)
-        } else {
-            Ok(Answer::Inject(trap))
+        match insn {
+            Some(insn) if is_cache_block_management(insn) => shadow.fault(&root, gva, &as_load, host),
+            Some(_) => Ok(Answer::Inject(trap)),
+            // It has gone meanwhile: the guest fetches it again.
+            None => Ok(Answer::Retry),
         }
     });
     match answer {
         Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
-        Ok(Answer::Retry) | Err(Unreachable::Later) => Faulted::Settled,
+        Ok(Answer::Retry) => Faulted::Settled,
         Ok(_) => Faulted::Inject(trap),
-        Err(error) => Faulted::Fatal(no_memory(error)),
+        Err(why) => {
+            let vm = Arc::clone(&run.vm);
+            helped(g, &vm, why, env)
+        }
     }
 }
 
@@ -387,8 +475,11 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
         Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
         Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
-        Ok(Answer::TableWrite { .. } | Answer::Retry) | Err(Unreachable::Later) => Faulted::Settled,
-        Err(error) => Faulted::Fatal(no_memory(error)),
+        Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
+        Err(why) => {
+            let vm = Arc::clone(&run.vm);
+            helped(g, &vm, why, env)
+        }
     }
 }
 

@@ -49,6 +49,7 @@ impl Gnomon {
         let frames = self.frames();
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
+        host.extend(self.pager.each().map(|(name, count)| (name.into(), count)));
         host.insert("heap.waits".into(), heap.waits);
         host.insert("heap.used".into(), heap.used);
         host.insert("heap.at_start".into(), self.heap_at_start);
@@ -77,7 +78,7 @@ impl Gnomon {
 }
 
 /// An address space's counters by name.
-fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 11] {
+fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 16] {
     [
         ("gstage.anonymous_4k", c.anonymous_4k),
         ("gstage.anonymous_2m", c.anonymous_2m),
@@ -90,5 +91,10 @@ fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 11] {
         ("gstage.spurious", c.spurious),
         ("gstage.denied", c.denied),
         ("gstage.tables", c.tables),
+        ("gstage.rested", c.rested),
+        ("gstage.revived", c.revived),
+        ("gstage.swapped_out", c.swapped_out),
+        ("gstage.swapped_in", c.swapped_in),
+        ("gstage.zero_pages", c.zero_pages),
     ]
 }

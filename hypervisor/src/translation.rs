@@ -8,6 +8,7 @@
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
+//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`bring_in`](Translation::bring_in) |
 
 use crate::chores::Remains;
 use crate::device::uart;
@@ -16,6 +17,7 @@ use crate::exit::{Faulted, Outcome};
 use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
+use crate::pager::Portion;
 use crate::vcpu::{Vcpu, VcpuRun};
 use crate::vm::Translation::{Shadow, TwoStage};
 use crate::vm::{Memory, Translation, Unreachable, Vm};
@@ -23,8 +25,8 @@ use crate::{shadow, two_stage};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
 use alloc::string::String;
-use mmu::frames::{Frames, Owner};
-use mmu::gstage::{Images, Ready};
+use mmu::frames::{Frames, Owner, Run};
+use mmu::gstage::{Images, Ready, SwapSlot};
 use mmu::shadow::{Counters, GuestFence, Lists};
 use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
@@ -249,9 +251,48 @@ impl Translation {
         ready: &mut Ready,
         env: &mut E,
     ) -> Result<Addr<Hpa>, Unreachable> {
+        loop {
+            let reached = match self {
+                TwoStage => two_stage::reach(g, vm, what, ready, env),
+                Shadow(_) => shadow::reach(g, vm, what, ready, env),
+            };
+            match reached {
+                Err(error) => g.pager.help(g, vm, error, env)?,
+                reached => return reached,
+            }
+        }
+    }
+
+    /// A part of a sweep through the VM's memory, from a page on up to another. Says whether pages can go on to go.
+    pub fn sweep<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        from: (&mut Pfn<Gpa>, Pfn<Gpa>),
+        portion: &mut Portion,
+        env: &mut E,
+    ) -> bool {
         match self {
-            TwoStage => two_stage::reach(g, vm, what, ready, env),
-            Shadow(_) => shadow::reach(g, vm, what, ready, env),
+            TwoStage => two_stage::sweep(g, vm, from, portion, env),
+            Shadow(_) => shadow::sweep(g, vm, from, portion, env),
+        }
+    }
+
+    /// A page has been brought in from the swap device, to that frame.
+    ///
+    /// # Errors
+    /// The frame, if the page is not out there any more.
+    pub fn bring_in<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        what: (Pfn<Gpa>, SwapSlot),
+        frame: Run,
+        env: &mut E,
+    ) -> Result<(), Run> {
+        match self {
+            TwoStage => two_stage::bring_in(g, vm, what, frame, env),
+            Shadow(_) => shadow::bring_in(g, vm, what, frame, env),
         }
     }
 

@@ -5,16 +5,18 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::{GuestMode, Offer};
+use crate::pager::{Pageable, Portion};
 use crate::shootdown::shoot_down;
 use crate::vcpu::VcpuRun;
 use crate::vm::{Memory, Unreachable, Vm};
 use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
-use mmu::frames::Frames;
-use mmu::gstage::{How, Images, Ready, Resolved, Unresolved, in_portions, settle};
+use mmu::frames::{Frames, Run};
+use mmu::gstage::{AddressSpace, How, Images, Ready, Resolved, SwapSlot, Unresolved, in_portions, settle};
 use mmu::shadow::GuestFence;
-use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, PAGE_BYTES};
+use mmu::stale::Stale;
+use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
 
 /// Whether this machine can put such a VM behind a G-stage; a message if not.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
@@ -74,7 +76,74 @@ pub(crate) fn reach<E: Env>(
     let frames = &g.harts[env.hart()].frames;
     let done =
         in_portions(frames, &mut env.mem(), ready, |ready, mem| try_reach(g, vm, what, (frames, ready), mem, env));
-    done?.ok_or(Unreachable::Later)
+    let done = done?;
+    if g.pager.is_on() {
+        g.pager.look(frames, env);
+    }
+    done.ok_or(Unreachable::Later)
+}
+
+/// A part of a sweep through the VM's memory.
+pub(crate) fn sweep<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    from: (&mut Pfn<Gpa>, Pfn<Gpa>),
+    portion: &mut Portion,
+    env: &mut E,
+) -> bool {
+    let mut guard = vm.memory.lock();
+    let Some(Memory { space, .. }) = guard.as_mut() else {
+        *from.0 = from.1;
+        return true;
+    };
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let mut swept = Swept { space, mem: &mut mem, hw: GStageFence { g, vm, env }, frames };
+    g.pager.sweep(vm, &mut swept, from, portion, frames)
+}
+
+/// A VM's memory, under its lock, behind its G-stage.
+struct Swept<'a, E: Env> {
+    space: &'a mut AddressSpace,
+    mem: &'a mut E::Mem,
+    hw: GStageFence<'a, E>,
+    frames: &'a Frames,
+}
+
+impl<E: Env> Pageable for Swept<'_, E> {
+    type Mem = E::Mem;
+
+    fn space(&mut self) -> (&mut AddressSpace, &mut E::Mem) {
+        (self.space, self.mem)
+    }
+
+    fn rest(&mut self, page: Pfn<Gpa>, _: Level) -> Option<Stale<Gpa>> {
+        Some(self.space.rest(page, self.mem))
+    }
+
+    fn may_go(&mut self, _: Pfn<Gpa>) -> bool {
+        true
+    }
+
+    fn settle(&mut self, stale: Stale<Gpa>) {
+        // No frame is retired: those of idle pages are the VM's.
+        stale.flush(&mut self.hw, self.frames);
+    }
+}
+
+/// A page has been brought in.
+pub(crate) fn bring_in<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (page, from): (Pfn<Gpa>, SwapSlot),
+    frame: Run,
+    env: &mut E,
+) -> Result<(), Run> {
+    let frames = &g.harts[env.hart()].frames;
+    let mut guard = vm.memory.lock();
+    let Some(Memory { space, .. }) = guard.as_mut() else { return Err(frame) };
+    let stale = space.bring_in(page, from, frame, &mut env.mem())?;
+    stale.flush(&mut GStageFence { g, vm, env }, frames);
+    Ok(())
 }
 
 /// One attempt, under the VM's lock.

@@ -16,8 +16,9 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::iter;
 use mmu::frames::AllocError;
-use mmu::gstage::{AddressSpace, ResolveError};
+use mmu::gstage::{AddressSpace, ResolveError, SwapSlot};
 use mmu::shadow::{Shadow, Upkeep};
+use rv::{Gpa, Pfn};
 
 /// Where a VM is in its life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -261,6 +262,25 @@ pub enum Unreachable {
     Gone,
     /// It takes long, and a part of it is done: the same once more goes on with it.
     Later,
+    /// It has to be waited for: a page that is being brought in, or memory that is being taken back.
+    Waits,
+    /// The page is on the swap device: it has to be brought in first.
+    Out {
+        /// Which page.
+        page: Pfn<Gpa>,
+        /// Where it is.
+        slot: SwapSlot,
+    },
+    /// The page is on the swap device, which does not give it back.
+    Lost(Pfn<Gpa>),
+}
+
+impl Unreachable {
+    /// Whether the same may come to something else when it is tried again.
+    #[must_use]
+    pub const fn is_for_now(self) -> bool {
+        matches!(self, Unreachable::Later | Unreachable::Waits)
+    }
 }
 
 impl fmt::Display for Unreachable {
@@ -271,6 +291,9 @@ impl fmt::Display for Unreachable {
             Unreachable::OutOfFrames(e) => e.fmt(f),
             Unreachable::Gone => f.write_str("the VM has ended"),
             Unreachable::Later => f.write_str("the memory is still being made ready"),
+            Unreachable::Waits => f.write_str("the memory is not there yet"),
+            Unreachable::Out { page, .. } => write!(f, "the page at {} is on the swap device", page.base()),
+            Unreachable::Lost(page) => write!(f, "the swap device does not give back its page at {}", page.base()),
         }
     }
 }
@@ -280,6 +303,7 @@ impl From<ResolveError> for Unreachable {
         match error {
             ResolveError::Denied => Unreachable::Denied,
             ResolveError::OutOfFrames(e) => Unreachable::OutOfFrames(e),
+            ResolveError::Out { page, slot } => Unreachable::Out { page, slot },
         }
     }
 }
@@ -330,6 +354,15 @@ impl Vm {
     /// Says that the last exit of a vCPU is to be made again when a device, or the console, can go on.
     pub fn hold(&self, vcpu: u32) {
         self.held.fetch_or(1 << vcpu, Ordering::SeqCst);
+    }
+
+    /// Those vCPUs that are held make their exits again: `wake` each.
+    pub fn release_held(&self, wake: impl FnMut(&Arc<Vcpu>)) {
+        if self.held.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let held = self.held.swap(0, Ordering::SeqCst);
+        self.vcpus.iter().filter(|vcpu| held >> vcpu.id & 1 == 1).for_each(wake);
     }
 
     /// Whether `[gpa, gpa + bytes)` lies within the VM's RAM.

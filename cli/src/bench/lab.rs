@@ -411,6 +411,8 @@ fn run_spec(gnomon: Gnomon, vm: VmFile, harts: u32) -> RunSpec {
     RunSpec {
         files: vec![gnomon.variant.applied_to(vm)],
         options: VmFile::default(),
+        host_memory: None,
+        swap: None,
         harts: Some(harts),
         h: gnomon.variant.h,
         seat: gnomon.seat,

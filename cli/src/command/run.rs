@@ -5,6 +5,7 @@ use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
+use crate::swap::SwapSpec;
 use crate::tty::TerminalSize;
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
 use ::meter::args::Level;
@@ -45,6 +46,12 @@ pub struct RunArgs {
     /// RAM of each VM, such as 512M or 2G
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
+    /// RAM of the machine, less than its VMs' together if there is --swap [default: enough for all]
+    #[arg(long, value_name = "SIZE")]
+    host_memory: Option<Size>,
+    /// Page to this file, which is made if it is not there (sparse; SIZE is all VMs' memory by default)
+    #[arg(long, value_name = "FILE[:SIZE]")]
+    swap: Option<SwapSpec>,
     /// vCPUs of each VM
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u32>,
@@ -187,6 +194,9 @@ impl RunArgs {
             lane: self.lane.map(|switch| switch == Switch::On),
             superpages: self.superpages.map(|switch| switch == Switch::On),
             // Fine tuning: by VM files only.
+            limit: None,
+            reserve: None,
+            wired: None,
             svvptc: None,
             svadu: None,
             shadow: None,
@@ -196,6 +206,8 @@ impl RunArgs {
         Ok(RunSpec {
             files,
             options,
+            host_memory: self.host_memory,
+            swap: self.swap,
             harts: self.harts,
             h: if self.no_h { HExtension::Absent } else { HExtension::Present },
             seat: self.seat,

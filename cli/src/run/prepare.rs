@@ -10,6 +10,7 @@ use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
 use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
+use crate::size::Size;
 use crate::spec::{self, SpecError, VmSpec};
 use crate::tty::TerminalSize;
 use crate::vmfile::{Console, Initrd, Kernel};
@@ -113,7 +114,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         meter.check(spec.harts_for(most_vcpus), spec.clock)?;
     }
     let total = spec::most_memory(&vms, spec.h);
-    qemu::check_memory(qemu::memory_for(total, 0))?;
+    qemu::check_memory(spec.host_memory.unwrap_or(qemu::memory_for(total, 0)))?;
     let mut versions =
         Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };
     let mut pack = Pack::default();
@@ -136,8 +137,13 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let mut bundle = Unnamed::new_in(&dir)?;
     let bundle_bytes =
         pack.write(configs, spec.console, bundle.as_file_mut()).map_err(IoError::at("write a bundle in", &dir))?;
-    let memory = qemu::memory_for(total, bundle_bytes);
+    let memory = match spec.host_memory {
+        Some(memory) => qemu::check_host_memory(memory, bundle_bytes)?,
+        None => qemu::memory_for(total, bundle_bytes),
+    };
     qemu::check_memory(memory)?;
+    let all_memory = vms.iter().fold(0_u64, |sum, vm| sum.saturating_add(vm.memory.0));
+    let swap = spec.swap.as_ref().map(|swap| swap.provide(Size(all_memory))).transpose()?;
     let hypervisor = match hypervisor {
         Some(built) => built.to_owned(),
         None => build::hypervisor()?,
@@ -153,6 +159,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         memory,
         clock: spec.clock,
         meter,
+        swap,
         extra: spec.qemu_args.clone(),
     };
     Ok(Prepared {
@@ -235,6 +242,9 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         name: vm.name.clone(),
         after: vm.after,
         memory_bytes: vm.memory.0,
+        limit_bytes: vm.limit.map(|size| size.0),
+        reserve_bytes: vm.reserve.0,
+        wired: vm.wired,
         vcpus: vm.vcpus,
         mmu: vm.mmu,
         lane: vm.lane.unwrap_or(true),
@@ -319,6 +329,8 @@ mod tests {
         RunSpec {
             files: vec![],
             options: VmFile::default(),
+            host_memory: None,
+            swap: None,
             harts: None,
             h: HExtension::Present,
             seat: Seat::Firmware,

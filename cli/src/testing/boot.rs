@@ -16,9 +16,12 @@ use crate::initramfs;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Stopped};
 use crate::meter::Metered;
+use crate::place::{IoError, cache};
 use crate::qemu::{Clock, MachineSpec, Seat};
 use crate::run::{self, RunSpec};
+use crate::size::Size;
 use crate::stream::Piece;
+use crate::swap::SwapSpec;
 use crate::variant::Variant;
 use crate::vmfile::{Initrd, Kernel, VmFile};
 use abi::bundle::{ConsoleMode, MmuMode};
@@ -27,7 +30,7 @@ use miette::miette;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 /// How long a panicked kernel may go on talking.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -146,6 +149,9 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         svvptc: test.svvptc,
         svadu: test.svadu,
         shadow: test.shadow,
+        limit: test.limit,
+        reserve: test.reserve,
+        wired: Some(test.wired),
         superpages: Some(test.superpages),
         ..VmFile::default()
     })
@@ -156,6 +162,8 @@ pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
     RunSpec {
         files,
         options: VmFile::default(),
+        host_memory: case.test.host_memory,
+        swap: None,
         harts: Some(case.harts),
         h: case.variant.h,
         seat,
@@ -197,7 +205,9 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         files[place].after = files[if place == at_once { 0 } else { place - 1 }].name.clone();
     }
     let metering = Metering::of(test)?;
+    let swap = test.swap.map(swap_file).transpose()?;
     let spec = RunSpec {
+        swap: swap.as_ref().map(|(spec, _)| spec.clone()),
         exec: test.exec.clone().filter(|_| own_initrd.is_none()),
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
@@ -205,6 +215,13 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     };
     let prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
     metered::follow(test, &prepared.machine, |machine| follow(case, machine))
+}
+
+/// A file to page to, which is there until its directory is dropped.
+fn swap_file(size: Size) -> miette::Result<(SwapSpec, TempDir)> {
+    let dir = cache("run")?;
+    let dir = tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?;
+    Ok((SwapSpec { path: dir.path().join("swap"), size: Some(size) }, dir))
 }
 
 /// What is booted where there is no Gnomon.

@@ -76,6 +76,21 @@ pub struct BootTest {
     /// RAM of each VM.
     #[serde(default = "memory")]
     pub memory: Size,
+    /// RAM of the machine, if not enough for all VMs.
+    #[serde(default)]
+    pub host_memory: Option<Size>,
+    /// Size of the file that Gnomon pages to, if there is to be one.
+    #[serde(default)]
+    pub swap: Option<Size>,
+    /// The most RAM that each VM has in memory at a time.
+    #[serde(default)]
+    pub limit: Option<Size>,
+    /// What is not taken from each.
+    #[serde(default)]
+    pub reserve: Option<Size>,
+    /// Whether the RAM of each is given at its start, and stays.
+    #[serde(default)]
+    pub wired: bool,
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: String,

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -57,6 +57,12 @@ pub struct VmConfig {
     pub after: Option<u32>,
     /// RAM in bytes, from [`GUEST_RAM_BASE`]; a multiple of 4096.
     pub memory_bytes: u64,
+    /// Most of its RAM that is in memory at a time, in bytes; a multiple of 4096. `None`: all of it.
+    pub limit_bytes: Option<u64>,
+    /// RAM that is not taken from it once it has it, in bytes; a multiple of 4096, at most its RAM and its limit.
+    pub reserve_bytes: u64,
+    /// Whether all of its RAM is given to it at its start, and stays.
+    pub wired: bool,
     /// Number of vCPUs, 1..=[`MAX_VCPUS`].
     pub vcpus: u32,
     /// How its memory is virtualized; `None`: the hypervisor picks what the hart can do, and says what
@@ -280,6 +286,9 @@ mod tests {
                 name: "linux".into(),
                 after: Some(3),
                 memory_bytes: 1 << 28,
+                limit_bytes: Some(1 << 27),
+                reserve_bytes: 1 << 26,
+                wired: false,
                 vcpus: 4,
                 mmu: Some(MmuMode::Lazy),
                 lane: true,

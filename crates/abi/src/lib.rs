@@ -8,3 +8,6 @@ extern crate alloc;
 pub mod bundle;
 pub mod record;
 pub mod report;
+
+/// The serial of the block device that Gnomon pages to.
+pub const SWAP_SERIAL: &str = "gnomon-swap";

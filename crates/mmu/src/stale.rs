@@ -30,7 +30,7 @@ impl<S: Space> Stale<S> {
     }
 
     /// Translations in `scope` are stale, too.
-    fn widen(&mut self, scope: FenceScope<S>) {
+    pub(crate) fn widen(&mut self, scope: FenceScope<S>) {
         self.scope = Some(self.scope.map_or(scope, |known| known.join(scope)));
     }
 

@@ -1,8 +1,8 @@
 //! The G-stage engine, one behaviour at a time.
 
 use mmu::{
-    AddressSpace, AllocError, Frames, How, Images, Object, Owner, Policy, Prot, Region, RegionError, ResolveError,
-    Resolved, Stale, Superpages, Use,
+    AddressSpace, AllocError, Frames, How, Images, Object, Owner, Policy, Prot, Region, RegionError, Residence,
+    ResolveError, Resolved, Stale, Superpages, Use,
 };
 use oracle::Machine;
 use rv::format::{SV39X4, SV48X4};
@@ -33,8 +33,14 @@ fn vm(superpages: Superpages, regions: &[Region]) -> Vm {
     let mut frames = Frames::new();
     frames.add(Pfn::new(RAM), PAGES);
     let mut mem = Machine::with_ram(Pfn::new(RAM), PAGES);
-    let mut space =
-        AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &frames, &mut mem).unwrap();
+    let mut space = AddressSpace::new(
+        &SV39X4,
+        VM,
+        Policy { superpages, images: Images::Shared, residence: Residence::Pageable },
+        &frames,
+        &mut mem,
+    )
+    .unwrap();
     regions.iter().for_each(|region| space.add_region(*region).unwrap());
     Vm { frames, mem, space }
 }
@@ -93,14 +99,14 @@ fn the_root_is_sixteen_kib_aligned_and_clear() {
 #[should_panic(expected = "not a G-stage format")]
 fn only_g_stage_formats_will_do() {
     let (frames, mut mem) = (Frames::new(), Machine::new());
-    let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
+    let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
     let _ = AddressSpace::new(&rv::format::SV39, VM, policy, &frames, &mut mem);
 }
 
 #[test]
 fn there_is_no_address_space_without_a_root() {
     let (frames, mut mem) = (Frames::new(), Machine::new());
-    let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
+    let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
     let space = AddressSpace::new(&SV48X4, VM, policy, &frames, &mut mem);
     assert_eq!(space.err(), Some(AllocError::OutOfMemory));
 }
@@ -380,7 +386,7 @@ fn the_end_gives_everything_back() {
     let mut remains = vm.space.destroy(&mut fences);
     // What may be looked at is looked at, and not more.
     let mut portions = 1;
-    while remains.release(100, &vm.frames, &vm.mem) {
+    while remains.release(100, &vm.frames, &vm.mem, |_| panic!("nothing is out")) {
         portions += 1;
     }
     assert!(

@@ -5,8 +5,8 @@
 
 use mmu::shadow::{Answer, Config, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views};
 use mmu::{
-    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, Unresolved,
-    with_ready,
+    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages,
+    Unresolved, with_ready,
 };
 use oracle::Machine;
 use rv::format::{SV39, SV39X4};
@@ -107,7 +107,7 @@ impl World {
         mem.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, HOST_PAGES);
-        let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
+        let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
         let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
         for (start, object) in [(0, Object::Anonymous), (IMAGE_PAGE, Object::Image { first: IMAGE })] {
             let region = Region { start: RAM.add(start), pages: 512, prot: Prot::RWX, object };

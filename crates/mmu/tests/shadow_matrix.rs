@@ -4,8 +4,8 @@
 
 use mmu::shadow::{Answer, Config, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{
-    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, ResolveError, Resolved,
-    Superpages, with_ready,
+    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, ResolveError,
+    Resolved, Superpages, with_ready,
 };
 use oracle::{Ad, Context, Machine as Memory, Table, Words};
 use rv::format::{SV39, SV39X4};
@@ -73,7 +73,7 @@ impl World {
         mem.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, 2048);
-        let policy = Policy { superpages: Superpages::Never, images: Images::Shared };
+        let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
         let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
         for (start, prot, object) in [
             (0, Prot::RWX, Object::Anonymous),
@@ -243,7 +243,7 @@ fn matrix(upkeep: Upkeep, ad: AdPolicy, sabotage: Option<Sabotage>) -> u64 {
     let World { mem, frames, space, mut shadow, mut views, log, root, .. } = world;
     shadow.detach(&root, &mut views, &log);
     shadow.destroy().for_each(|run| frames.free(run));
-    assert!(!space.destroy(&mut Hardware).release(u32::MAX, &frames, &mem));
+    assert!(!space.destroy(&mut Hardware).release(u32::MAX, &frames, &mem, |_| panic!("nothing is out")));
     assert_eq!(frames.usage(VM).total() * PAGE_BYTES, 0);
     count
 }

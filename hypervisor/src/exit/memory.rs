@@ -29,6 +29,7 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         return outside_ram(g, run, access, gpa, env);
     }
     let vm = Arc::clone(&run.vm);
+    let before = g.pager.events();
     match vm.reach(g, (gpa, needed), &mut run.ready, env) {
         Ok(_) => {
             run.shared.counters.faults_memory.bump();
@@ -37,6 +38,8 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         Err(Unreachable::Hole) if !is_implicit => outside_ram(g, run, access, gpa, env),
         Err(Unreachable::Hole | Unreachable::Denied) => deny(run, access, env),
         Err(Unreachable::OutOfFrames(e)) => Outcome::kill(format!("no memory for {gpa}: {e}")),
+        Err(why @ (Unreachable::Lost(_) | Unreachable::Out { .. })) => Outcome::kill(format!("{why}")),
+        Err(Unreachable::Waits) => wait_for_memory(g, run, before),
         // The VM is leaving, and this vCPU about to be parked; or the guest faults again for the rest.
         Err(Unreachable::Gone | Unreachable::Later) => Outcome::Resume,
     }
@@ -46,12 +49,22 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
 // A call of its own would cost a twentieth of most.
 #[inline(always)]
 pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
+    let before = g.pager.events();
     match run.vm.translation.page_fault(g, run, exception, env) {
         Faulted::Settled => Outcome::Resume,
+        Faulted::Waits => wait_for_memory(g, run, before),
         Faulted::Inject(trap) => inject(run, &trap, env),
         Faulted::NoRam { access, gpa } => outside_ram(g, run, access, gpa, env),
         Faulted::Fatal(message) => Outcome::kill(message),
     }
+}
+
+/// The vCPU waits until something has happened that it may wait for, since there were `before` such events.
+#[cold]
+fn wait_for_memory(g: &Gnomon, run: &VcpuRun, before: u64) -> Outcome {
+    // Said first, then looked: whoever wakes it counts the event, then looks who waits.
+    run.hold();
+    if g.pager.events() == before { Outcome::Later } else { Outcome::Resume }
 }
 
 /// An access to guest physical memory where there is no RAM.

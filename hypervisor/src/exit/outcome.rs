@@ -79,6 +79,8 @@ pub enum Faulted {
     Settled,
     /// Its kernel gets this trap.
     Inject(Trap),
+    /// The vCPU waits for memory, then faults again.
+    Waits,
     /// It is about a guest physical address where there is no RAM.
     NoRam {
         /// How it was accessed.

@@ -55,7 +55,7 @@ pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterat
 /// `ecall` is executed once more, after what interrupts there are.
 pub(super) fn unreached(run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
     match why {
-        Unreachable::Later => Answer::Outcome(at_once(run)),
+        _ if why.is_for_now() => Answer::Outcome(at_once(run)),
         _ => Answer::Reply(Err(error)),
     }
 }

@@ -7,7 +7,7 @@ use super::fences;
 use super::signals::{send_ipi, set_timer};
 use crate::env::Env;
 use crate::exit::{self, Outcome};
-use crate::fetch;
+use crate::fetch::{self, Astray};
 use crate::gnomon::Gnomon;
 use crate::serial;
 use crate::vcpu::{VcpuRun, request};
@@ -106,14 +106,18 @@ fn hart_mask<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: u64, env: &mut E) -> Res
         let part = (PAGE_BYTES - gva.page_offset()).min((bytes.len() - done) as u64) as usize;
         let gpa = {
             let guard = run.vm.memory.lock();
-            guard.as_ref().and_then(|memory| fetch::guest_physical(&memory.space, satp, gva, &request, &env.mem()))
+            guard.as_ref().map(|memory| fetch::guest_physical(&memory.space, satp, gva, &request, &env.mem()))
         };
         let part_of = &mut bytes[done..done + part];
-        let read = gpa.ok_or(Unreachable::Hole);
-        read.and_then(|gpa| run.vm.read(g, gpa, part_of, &mut run.ready, env)).map_err(|why| {
-            let is_later = why == Unreachable::Later;
-            (!is_later).then(|| Trap::new(Exception::LoadPage, gva.raw()))
-        })?;
+        let read = match gpa {
+            Some(Ok(gpa)) => run.vm.read(g, gpa, part_of, &mut run.ready, env),
+            // The call is made again when that table is in memory.
+            Some(Err(Astray::Away(table))) => {
+                run.vm.reach(g, (table, Access::Load), &mut run.ready, env).and(Err(Unreachable::Later))
+            }
+            Some(Err(Astray::Refused)) | None => Err(Unreachable::Hole),
+        };
+        read.map_err(|why| (!why.is_for_now()).then(|| Trap::new(Exception::LoadPage, gva.raw())))?;
         done += part;
     }
     Ok(u64::from_le_bytes(bytes) & existing)

@@ -126,6 +126,13 @@ impl Ledger {
         Ok(())
     }
 
+    /// The same, whatever the limit.
+    pub fn charge_beyond(&self, owner: Owner, for_: Use, pages: u64) {
+        let account = self.account(owner);
+        account.total.fetch_add(pages, Relaxed);
+        account.usage[for_ as usize].fetch_add(pages, Relaxed);
+    }
+
     /// The opposite.
     pub fn discharge(&self, owner: Owner, for_: Use, pages: u64) {
         let account = self.account(owner);

@@ -19,6 +19,7 @@ pub use run::{Ahead, MEGA_ORDER, Run};
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ledger::Ledger;
 use rv::{Hpa, Pfn};
 use store::{ORDERS, Store};
@@ -35,6 +36,8 @@ pub struct Frames {
 struct Shared {
     ledger: Ledger,
     store: Store,
+    /// Frames that are not for runs of 2 MiB.
+    kept: AtomicU64,
 }
 
 impl Default for Frames {
@@ -80,6 +83,12 @@ impl Frames {
         self.shared.ledger.set_limit(owner, frames);
     }
 
+    /// From now on 2 MiB are taken ahead only while so many frames stay free beside them: where memory is short they would only have
+    /// to be broken again.
+    pub fn keep(&self, frames: u64) {
+        self.shared.kept.store(frames, Relaxed);
+    }
+
     /// The most frames that `owner` may have; `u64::MAX` if nobody set a limit.
     #[must_use]
     pub fn limit(&self, owner: Owner) -> u64 {
@@ -92,7 +101,7 @@ impl Frames {
     /// # Errors
     /// Who is to blame; nothing has changed then.
     pub fn alloc(&self, owner: Owner, for_: Use, order: u8) -> Result<Run, AllocError> {
-        let Shared { ledger, store } = &*self.shared;
+        let Shared { ledger, store, .. } = &*self.shared;
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
         let pages = pages.ok_or(AllocError::OutOfMemory)?;
         ledger.charge(owner, for_, pages)?;
@@ -113,9 +122,10 @@ impl Frames {
     #[must_use]
     pub fn take_ahead(&self, order: u8) -> Option<Ahead> {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS)?;
-        let Shared { ledger, store } = &*self.shared;
+        let Shared { ledger, store, .. } = &*self.shared;
         let free = ledger.free_count();
-        if free < (store.harts() + 1).saturating_mul(pages) {
+        let kept = if order == MEGA_ORDER { self.shared.kept.load(Relaxed) } else { 0 };
+        if free < (store.harts() + 1).saturating_mul(pages) + kept {
             return None;
         }
         let first = store.take(self.hart, order)?;
@@ -138,6 +148,14 @@ impl Frames {
                 Err(error)
             }
         }
+    }
+
+    /// Makes them `owner`'s even beyond its limit: for a table by which it will give other frames back.
+    pub fn claim_beyond(&self, ahead: Ahead, owner: Owner, for_: Use) -> Run {
+        self.shared.ledger.charge_beyond(owner, for_, ahead.pages());
+        let run = Run::new(ahead.first, ahead.order);
+        self.shared.ledger.assign(&run, owner, for_);
+        run
     }
 
     /// Gives them back.

@@ -7,6 +7,7 @@
 //! nothing; the caller makes them ready without any lock, a portion at a time ([`Ready::prepare`]), and tries again with what
 //! is [`Ready`].
 
+use super::kept::Kept;
 use super::region::{Object, Prot, Region};
 use super::space::{AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
@@ -271,6 +272,7 @@ impl AddressSpace {
             }
             // The region allows stores and the leaf does not: an image page not yet copied.
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
+            _ if slot.pte.0 != 0 => self.bring_back(gpa, &slot, mem),
             (_, Object::Anonymous) => self.fill_anonymous(gpa, &region, &slot, ready, frames, mem),
             (_, Object::Image { first }) => {
                 let image = first.add(gpa.pfn().raw() - region.start.raw());
@@ -280,6 +282,17 @@ impl AddressSpace {
                     self.map_image(gpa, &region, image, &slot, frames, mem)
                 }
             }
+        }
+    }
+
+    /// The entry is invalid, but keeps a page.
+    #[cold]
+    #[inline(never)]
+    fn bring_back(&mut self, gpa: Addr<Gpa>, slot: &Slot<Hpa>, mem: &mut impl PhysMem) -> Result<Resolved, Unresolved> {
+        match Kept::of(slot.pte, slot.level) {
+            Kept::Idle(leaf) => Ok(self.revive(gpa, (slot, &leaf), mem)),
+            Kept::Out(there) => Err(ResolveError::Out { page: gpa.pfn(), slot: there }.into()),
+            Kept::Nothing => unreachable!("it is not 0"),
         }
     }
 
@@ -540,7 +553,7 @@ impl AddressSpace {
 }
 
 /// What an entry of `level` translates that decides about `gpa`.
-const fn around(gpa: Addr<Gpa>, level: Level) -> FenceScope<Gpa> {
+pub(super) const fn around(gpa: Addr<Gpa>, level: Level) -> FenceScope<Gpa> {
     FenceScope::Range { start: gpa.align_down(level.bytes()), bytes: level.bytes() }
 }
 
@@ -550,6 +563,6 @@ fn below(slot: &Slot<Hpa>, level: Level) -> u8 {
 }
 
 /// An invalid entry became valid, or was valid already: nothing is stale.
-const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
+pub(super) const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
     Resolved::Mapped { hpa, how, stale: Stale::none(), publish: None }
 }

@@ -10,6 +10,7 @@
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
 //!   leaf; one without leads to image frames and has W=0 (OWNERSHIP).
 //! - Leaves are 4 KiB or 2 MiB. Pointers never change but from invalid and, in `remove`, back.
+//! - An invalid entry is 0, or keeps a page ([`kept`]).
 //! - A new table or page is complete before the one write that links it, which releases, so a concurrent hardware
 //!   walk finds the old state or the new one. It says what it owes, as all writes of tables do ([`crate::table`]).
 //!
@@ -17,15 +18,17 @@
 //! that it may guard them by locks of its own.
 
 mod demand;
+mod kept;
 mod region;
 mod remains;
 mod remove;
 mod space;
 
 pub use demand::{Content, Ready, Unresolved, in_portions, with_ready};
+pub use kept::{Sight, SwapSlot};
 pub use region::{Object, Prot, Region, RegionError};
-pub use remains::Remains;
+pub use remains::{Remain, Remains};
 pub use space::{
-    AddressSpace, Counters, How, Images, OWNED, Policy, Publish, ResolveError, Resolved, Superpages, Translation,
-    settle,
+    AddressSpace, Counters, How, Images, OWNED, Policy, Publish, Residence, ResolveError, Resolved, Superpages,
+    Translation, settle,
 };

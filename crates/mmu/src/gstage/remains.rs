@@ -1,5 +1,6 @@
 //! What an address space leaves when it ends: frames that nobody reaches any more, given back in portions.
 
+use super::kept::{self, Kept, SwapSlot};
 use super::space::{OWNED, order};
 use crate::frames::{Frames, Run};
 use alloc::vec::Vec;
@@ -11,6 +12,15 @@ pub struct Remains {
     format: &'static Format,
     /// The tables from the root down to the one whose entries come next, each with the index of its next entry.
     path: Vec<(Run, u64)>,
+}
+
+/// Something that is to be given back.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Remain {
+    /// Frames.
+    Run(Run),
+    /// A page of the swap device.
+    Slot(SwapSlot),
 }
 
 /// What it costs to give a run of frames back, in entries that are looked at.
@@ -29,8 +39,8 @@ impl Remains {
         self.path.is_empty()
     }
 
-    /// The next frames to be given back. `None` if there are none; or if `steps`, the entries that may be looked at, are used up.
-    pub fn take(&mut self, steps: &mut u32, mem: &impl PhysMem) -> Option<Run> {
+    /// What is to be given back next. `None` if there is nothing; or if `steps`, the entries that may be looked at, are used up.
+    pub fn take(&mut self, steps: &mut u32, mem: &impl PhysMem) -> Option<Remain> {
         while *steps > 0 {
             *steps -= 1;
             let level = self.format.levels_down().nth(self.path.len().checked_sub(1)?)?;
@@ -38,17 +48,27 @@ impl Remains {
             if *next == self.format.entries(level) as u64 {
                 let (table, _) = self.path.pop()?;
                 *steps = steps.saturating_sub(cost(&table));
-                return Some(table);
+                return Some(Remain::Run(table));
             }
             let at = table.first().at(8 * *next);
             *next += 1;
-            match Pte(mem.read_u64(at)).decode(level, Caps::default()) {
+            let pte = Pte(mem.read_u64(at));
+            match pte.decode(level, Caps::default()) {
                 Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => {
                     let run = Run::from_entry(leaf.pfn, order(level));
                     *steps = steps.saturating_sub(cost(&run));
-                    return Some(run);
+                    return Some(Remain::Run(run));
                 }
-                Entry::Leaf(_) | Entry::Invalid => {}
+                Entry::Leaf(_) => {}
+                Entry::Invalid => match Kept::of(pte, level) {
+                    Kept::Nothing => {}
+                    Kept::Idle(leaf) => {
+                        let run = kept::run_of(&leaf, level);
+                        *steps = steps.saturating_sub(cost(&run));
+                        return Some(Remain::Run(run));
+                    }
+                    Kept::Out(slot) => return Some(Remain::Slot(slot)),
+                },
                 Entry::Table(next) => self.path.push((Run::from_entry(next, 0), 0)),
                 Entry::Reserved(why) => panic!("{at}: {why:?} in a G-stage table"),
             }
@@ -56,10 +76,20 @@ impl Remains {
         None
     }
 
-    /// Gives frames back, looking at about so many entries. Returns whether there are more.
-    pub fn release(&mut self, mut steps: u32, frames: &Frames, mem: &impl PhysMem) -> bool {
-        while let Some(run) = self.take(&mut steps, mem) {
-            frames.free(run);
+    /// Gives things back, looking at about so many entries: frames, and by `forgo` pages of the swap device. Returns whether there
+    /// are more.
+    pub fn release(
+        &mut self,
+        mut steps: u32,
+        frames: &Frames,
+        mem: &impl PhysMem,
+        mut forgo: impl FnMut(SwapSlot),
+    ) -> bool {
+        while let Some(remain) = self.take(&mut steps, mem) {
+            match remain {
+                Remain::Run(run) => frames.free(run),
+                Remain::Slot(slot) => forgo(slot),
+            }
         }
         !self.is_empty()
     }

@@ -1,5 +1,6 @@
 //! Removal: pages become untouched again, or the address space ends.
 
+use super::kept::{self, Kept, SwapSlot};
 use super::remains::Remains;
 use super::space::{AddressSpace, OWNED, order};
 use crate::frames::{AllocError, Frames, Run, Use};
@@ -8,6 +9,15 @@ use crate::table;
 use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Caps, Entry, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
+
+/// What a removal takes and leaves.
+struct Removed {
+    /// For leaves that are cut.
+    tables: Vec<Run>,
+    stale: Stale<Gpa>,
+    /// Pages of the swap device that are needed no more.
+    slots: Vec<SwapSlot>,
+}
 
 /// A table, and the guest pages below it.
 #[derive(Clone, Copy)]
@@ -39,6 +49,10 @@ impl AddressSpace {
         if range.is_empty() {
             return Ok(Stale::none());
         }
+        // What is cut is mapped again first, so that there is one way to cut it.
+        for page in [range.start, range.end] {
+            self.revive_mega(Pfn::new(page), mem);
+        }
         let mut tables = Vec::new();
         for _ in 0..self.splits(&range, mem) {
             match frames.alloc(self.owner, Use::Table, 0) {
@@ -52,11 +66,12 @@ impl AddressSpace {
         // From here on nothing fails.
         self.counters.splits += tables.len() as u64;
         self.counters.tables += tables.len() as u64;
-        let mut stale = Stale::none();
+        let mut removed = Removed { tables, stale: Stale::none(), slots: Vec::new() };
         let top = Table { pfn: self.root(), level: self.format.root_level(), start: 0 };
-        self.clear(top, &range, &mut tables, &mut stale, mem);
-        assert!(tables.is_empty(), "as many splits as were counted");
-        Ok(stale)
+        self.clear(top, &range, &mut removed, mem);
+        assert!(removed.tables.is_empty(), "as many splits as were counted");
+        self.forgone.append(&mut removed.slots);
+        Ok(removed.stale)
     }
 
     /// Ends the address space: all TLBs are fenced, and what remains of it, the root included, is to be given back.
@@ -80,20 +95,14 @@ impl AddressSpace {
     }
 
     /// Removes the leaves below `table` that lie in `range`.
-    fn clear(
-        &self,
-        table: Table,
-        range: &Range<u64>,
-        supplies: &mut Vec<Run>,
-        stale: &mut Stale<Gpa>,
-        mem: &mut impl PhysMem,
-    ) {
+    fn clear(&self, table: Table, range: &Range<u64>, removed: &mut Removed, mem: &mut impl PhysMem) {
         let Table { pfn, level, start } = table;
         let first = range.start.max(start) - start;
         let end = (range.end - start).min(self.format.entries(level) as u64 * level.pages());
         for index in first / level.pages()..end.div_ceil(level.pages()) {
             let at = pfn.at(8 * index);
-            let entry = Pte(mem.read_u64(at)).decode::<Hpa>(level, Caps::default());
+            let pte = Pte(mem.read_u64(at));
+            let entry = pte.decode::<Hpa>(level, Caps::default());
             let from = start + index * level.pages();
             let part = from.max(range.start)..(from + level.pages()).min(range.end);
             let is_whole = part.end - part.start == level.pages();
@@ -101,13 +110,18 @@ impl AddressSpace {
                 start: Pfn::new(part.start).base(),
                 bytes: (part.end - part.start) * rv::PAGE_BYTES,
             };
+            let stale = &mut removed.stale;
             match entry {
-                Entry::Invalid => {}
+                Entry::Invalid => {
+                    if removed.forget(pte, level, scope) {
+                        table::fill(at, Pte::INVALID, mem);
+                    }
+                }
                 Entry::Leaf(leaf) => {
                     let whole_or_split = if is_whole {
                         Pte::INVALID
                     } else {
-                        let split = supplies.pop().expect("one table for each leaf that is cut");
+                        let split = removed.tables.pop().expect("one table for each leaf that is cut");
                         let is_cleared = |i| part.contains(&(from + i)).then_some(Pte::INVALID);
                         Self::write_split(&split, &leaf, mem, is_cleared);
                         Entry::Table(split.into_entry()).encode()
@@ -123,25 +137,56 @@ impl AddressSpace {
                 Entry::Table(next) if is_whole && level == Level::MEGA => {
                     let (_, debt) = table::exchange(at, Pte::INVALID, mem);
                     stale.owe(debt, scope);
-                    Self::retire_leaves(next, stale, mem);
-                    stale.retire(Run::from_entry(next, 0));
+                    removed.forget_leaves((next, from), mem);
+                    removed.stale.retire(Run::from_entry(next, 0));
                 }
                 Entry::Table(next) => {
                     let below = level.down().expect("a pointer is above level 0");
-                    self.clear(Table { pfn: next, level: below, start: from }, range, supplies, stale, mem);
+                    self.clear(Table { pfn: next, level: below, start: from }, range, removed, mem);
                 }
                 Entry::Reserved(why) => panic!("{at}: {why:?} in a G-stage table"),
             }
         }
     }
 
-    /// Retires all frames that a table of 4 KiB leaves, no longer in use, leads to, but not the table itself.
-    fn retire_leaves(table: Pfn<Hpa>, stale: &mut Stale<Gpa>, mem: &impl PhysMem) {
+    /// Maps idle 2 MiB again, if `page` lies in them.
+    fn revive_mega(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) {
+        if let Some(slot) = self.slot(page.base(), mem)
+            && slot.level == Level::MEGA
+            && let Kept::Idle(leaf) = Kept::of(slot.pte, slot.level)
+        {
+            let _ = self.revive(page.base(), (&slot, &leaf), mem);
+        }
+    }
+}
+
+impl Removed {
+    /// An invalid entry of `level` that translates `scope` is about to keep nothing any more. Says whether it kept something.
+    fn forget(&mut self, pte: Pte, level: Level, scope: FenceScope<Gpa>) -> bool {
+        match Kept::of(pte, level) {
+            Kept::Nothing => return false,
+            Kept::Idle(leaf) => {
+                // No TLB knows it; but then it need not be told apart from what they do know.
+                self.stale.widen(scope);
+                self.stale.retire(kept::run_of(&leaf, level));
+            }
+            Kept::Out(slot) => self.slots.push(slot),
+        }
+        true
+    }
+
+    /// Retires all that a table of 4 KiB leaves from guest page `start` on, no longer in use, leads to, but not the table itself.
+    fn forget_leaves(&mut self, (table, start): (Pfn<Hpa>, u64), mem: &impl PhysMem) {
         for index in 0..Level::MEGA.pages() {
             let at = table.at(8 * index);
-            match Pte(mem.read_u64(at)).decode::<Hpa>(Level::PAGE, Caps::default()) {
-                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => stale.retire(Run::from_entry(leaf.pfn, 0)),
-                Entry::Leaf(_) | Entry::Invalid => {}
+            let pte = Pte(mem.read_u64(at));
+            match pte.decode::<Hpa>(Level::PAGE, Caps::default()) {
+                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => self.stale.retire(Run::from_entry(leaf.pfn, 0)),
+                Entry::Leaf(_) => {}
+                Entry::Invalid => {
+                    let page = FenceScope::Range { start: Pfn::new(start + index).base(), bytes: rv::PAGE_BYTES };
+                    _ = self.forget(pte, Level::PAGE, page);
+                }
                 Entry::Table(_) | Entry::Reserved(_) => panic!("{at} of a table of leaves is none"),
             }
         }

@@ -1,5 +1,6 @@
 //! The address space: its regions, its table, and what a resolution says.
 
+use super::kept::SwapSlot;
 use super::region::{Prot, Region, RegionError};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::{Retired, Stale};
@@ -36,13 +37,24 @@ pub enum Images {
     Private,
 }
 
-/// How an address space is filled.
+/// Whether memory that the guest has may be taken from it for a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Residence {
+    /// It stays.
+    Wired,
+    /// It may go, and comes back when it is touched.
+    Pageable,
+}
+
+/// How an address space is filled, and emptied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Policy {
     /// The leaf sizes in use.
     pub superpages: Superpages,
     /// Whether images are shared.
     pub images: Images,
+    /// Whether it may be emptied.
+    pub residence: Residence,
 }
 
 /// What happened so far. All only grow.
@@ -70,6 +82,16 @@ pub struct Counters {
     pub denied: u64,
     /// Tables added, the root not counted.
     pub tables: u64,
+    /// Leaves made idle, to see whether the guest uses them.
+    pub rested: u64,
+    /// Of those, the ones that it did use.
+    pub revived: u64,
+    /// Pages that went to the swap device.
+    pub swapped_out: u64,
+    /// Pages that came back from there.
+    pub swapped_in: u64,
+    /// Pages taken back because they held zeroes.
+    pub zero_pages: u64,
 }
 
 impl core::ops::AddAssign for Counters {
@@ -85,6 +107,11 @@ impl core::ops::AddAssign for Counters {
         self.spurious += other.spurious;
         self.denied += other.denied;
         self.tables += other.tables;
+        self.rested += other.rested;
+        self.revived += other.revived;
+        self.swapped_out += other.swapped_out;
+        self.swapped_in += other.swapped_in;
+        self.zero_pages += other.zero_pages;
     }
 }
 
@@ -165,6 +192,13 @@ pub enum ResolveError {
     Denied,
     /// There is no frame for it. Nothing has changed.
     OutOfFrames(AllocError),
+    /// The page is on the swap device, and has to be brought in first ([`AddressSpace::bring_in`]).
+    Out {
+        /// Which page.
+        page: Pfn<Gpa>,
+        /// Where it is.
+        slot: SwapSlot,
+    },
 }
 
 impl From<AllocError> for ResolveError {
@@ -196,6 +230,8 @@ pub struct AddressSpace {
     /// By address; disjoint.
     regions: Vec<Region>,
     pub(super) counters: Counters,
+    /// Pages of the swap device whose contents nobody will ask for any more.
+    pub(super) forgone: Vec<SwapSlot>,
 }
 
 impl AddressSpace {
@@ -217,7 +253,15 @@ impl AddressSpace {
         // norm:hgatp-ppn_op: the root is 16 KiB, aligned to its size; a run of order 2 is.
         let root = frames.alloc(owner, Use::Table, format.root_extra_bits)?;
         mem.zero_frames(root.first(), root.pages());
-        Ok(Self { format, owner, policy, root, regions: Vec::new(), counters: Counters::default() })
+        Ok(Self {
+            format,
+            owner,
+            policy,
+            root,
+            regions: Vec::new(),
+            counters: Counters::default(),
+            forgone: Vec::new(),
+        })
     }
 
     /// Adds a region. Nothing is mapped by it.
@@ -281,6 +325,18 @@ impl AddressSpace {
     #[must_use]
     pub const fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// Whether its memory stays.
+    #[must_use]
+    pub fn is_wired(&self) -> bool {
+        self.policy.residence == Residence::Wired
+    }
+
+    /// The pages of the swap device that are free again since the last time: what was on them is gone.
+    #[must_use = "they are nobody's until they are given back"]
+    pub fn take_forgone(&mut self) -> Vec<SwapSlot> {
+        core::mem::take(&mut self.forgone)
     }
 
     /// What happened so far.

@@ -12,7 +12,7 @@ use crate::gstage::{self, How, Publish};
 use crate::stale::Stale;
 use crate::table::{Debt, Owed};
 use alloc::vec::Vec;
-use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem};
+use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
@@ -282,6 +282,34 @@ impl<S: Shadowed> Shadow<S> {
             (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
         }
         self.spend(stale, publish, host);
+    }
+
+    /// Makes what is mapped at `page` idle ([`crate::AddressSpace::rest`]), and forgets all entries that lead there. It is so once
+    /// the result is spent by [`Shadow::rested`].
+    ///
+    /// `None`: the budget is spent before that. A part is done, the page is mapped still.
+    pub fn rest<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        page: Pfn<Gpa>,
+        level: Level,
+        host: &mut Host<'_, M, H>,
+    ) -> Option<Stale<Gpa>> {
+        let first = page.align_down(level.pages());
+        let all_forgotten = (0..level.pages()).all(|n| self.forget_ahead(first.add(n), host));
+        all_forgotten.then(|| host.space.rest(page, host.mem))
+    }
+
+    /// Ends a series of [`Shadow::rest`], or what [`crate::AddressSpace::bring_in`] leaves to be done.
+    pub fn rested<M: PhysMem, H: Fence<Gpa>>(&mut self, stale: Stale<Gpa>, host: &mut Host<'_, M, H>) {
+        self.spend(stale, None, host);
+        self.conclude(host);
+    }
+
+    /// Whether the frame is one of the guest's tables that are shadowed. It must not be taken away: their shadows know where they
+    /// are.
+    #[must_use]
+    pub fn is_shadowed(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+        self.index.heads.contains(gfn) && self.index.tables_of(gfn, mem).next().is_some()
     }
 
     /// Pages of guest RAM become untouched again ([`crate::AddressSpace::unmap`]), and nothing of them stays in

@@ -8,9 +8,10 @@ mod world;
 pub use world::Mutant;
 use world::World;
 
+use mmu::gstage::Remain;
 use mmu::{
-    AddressSpace, AllocError, Counters, Frames, How, Images, Object, Owner, Policy, Prot, Region, ResolveError,
-    Resolved, Run, Stale, Superpages, Use,
+    AddressSpace, AllocError, Counters, Frames, How, Images, Object, Owner, Policy, Prot, Region, Residence,
+    ResolveError, Resolved, Run, Stale, Superpages, Use,
 };
 use oracle::{Ad, Context, FenceModel, Machine, Mapping, Table, interpret};
 use proptest::prelude::*;
@@ -137,7 +138,7 @@ impl Rig {
         }
         let model = FenceModel::new(machine, usize::from(setup.harts));
         let mut world = World::new(model, mutant);
-        let policy = Policy { superpages: setup.superpages, images: Images::Shared };
+        let policy = Policy { superpages: setup.superpages, images: Images::Shared, residence: Residence::Pageable };
         let mut space = AddressSpace::new(setup.format, VM, policy, &frames, &mut world).expect("room for the root");
         world.let_go();
         world.model.watch(setup.format, space.root());
@@ -273,6 +274,7 @@ impl Rig {
             Access::Fetch | Access::LoadExec => Prot::X,
         };
         match resolved {
+            Err(ResolveError::Out { .. }) => panic!("nothing is out"),
             Ok(Resolved::Hole) => {
                 assert!(region.is_none(), "{gpa} is in {region:?}");
                 assert_eq!(before, after);
@@ -452,7 +454,8 @@ impl Rig {
         // In portions, some of which are too small for anything.
         while !remains.is_empty() {
             let mut steps = 100;
-            while let Some(run) = remains.take(&mut steps, &world) {
+            while let Some(remain) = remains.take(&mut steps, &world) {
+                let Remain::Run(run) = remain else { panic!("nothing is out") };
                 (0..run.pages()).for_each(|i| world.model.free(run.first().add(i)));
                 frames.free(run);
             }

@@ -16,7 +16,9 @@ use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
-use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, with_ready};
+use mmu::{
+    AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages, with_ready,
+};
 use oracle::Machine;
 use rv::format::SV39X4;
 use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Mode, Pfn, PhysMem, Request};
@@ -115,9 +117,14 @@ impl<S: Subject> Rig<S> {
         machine.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, 4096);
-        let mut space =
-            AddressSpace::new(&SV39X4, VM, Policy { superpages, images: Images::Shared }, &frames, &mut machine)
-                .expect("frames");
+        let mut space = AddressSpace::new(
+            &SV39X4,
+            VM,
+            Policy { superpages, images: Images::Shared, residence: Residence::Pageable },
+            &frames,
+            &mut machine,
+        )
+        .expect("frames");
         for (n, object) in
             [Object::Anonymous, Object::Image { first: IMAGE }, Object::Anonymous].into_iter().enumerate()
         {
@@ -521,7 +528,7 @@ impl<S: Subject> Rig<S> {
         shadow.destroy().for_each(|run| self.frames.free(run));
         let mut remains = self.space.destroy(&mut AllHarts(&Bus(RefCell::new(empty::<S>()))));
         let machine = &self.bus.0.borrow().machine;
-        while remains.release(100, &self.frames, machine) {}
+        while remains.release(100, &self.frames, machine, |_| panic!("nothing is out")) {}
         assert_eq!((self.frames.usage(VM).total(), self.frames.free_count()), (0, 4096), "ACCOUNTED");
         counters
     }

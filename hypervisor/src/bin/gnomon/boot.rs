@@ -5,6 +5,7 @@ use crate::guest::{Abilities, GuestHart};
 use crate::hart::{Hart, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
+use crate::swap::SwapDisk;
 use crate::{heap, panic, pen};
 use abi::bundle::{Config, MAX_VCPUS, MAX_VMS};
 use abi::record::{Boot, Record};
@@ -22,6 +23,7 @@ use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::machine::{Machine, Span};
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
+use hypervisor::pager::{Disk, Pager};
 use hypervisor::sched::Sched;
 use hypervisor::vms::Vms;
 use metal::csr;
@@ -110,11 +112,13 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     for span in &spans.free {
         frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
     }
+    let (disk, disk_source) = SwapDisk::find(machine).unzip();
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: Vms::new(),
         sched: Sched::new(machine.harts.len()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
         chores: Chores::default(),
+        pager: Pager::new(disk.map(|disk| Box::new(disk) as Box<dyn Disk>)),
         console,
         heap: heap::in_use,
         heap_at_start: heap::in_use().used,
@@ -132,7 +136,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         },
     }));
     let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: h.msip.unwrap_or(0) }).collect();
-    let plic = plic_context(seat, machine);
+    let plic = plic_context(seat, machine, disk_source);
     if plic.is_some() {
         seat_hart.enable_external();
     }
@@ -370,11 +374,11 @@ fn check(config: &Config) -> Result<(), String> {
     }
 }
 
-fn plic_context(seat: Seat, machine: &Machine) -> Option<PlicContext> {
+fn plic_context(seat: Seat, machine: &Machine, disk: Option<u32>) -> Option<PlicContext> {
     let boot = &machine.harts[0];
     let context = match seat {
         Seat::Firmware => boot.plic_machine,
         Seat::Payload => boot.plic_supervisor,
     };
-    PlicContext::start(machine, context?)
+    PlicContext::start(machine, context?, disk)
 }

@@ -118,22 +118,34 @@ pub fn time_of_day(rtc: Span) -> u64 {
 pub struct PlicContext {
     base: u64,
     context: u32,
-    source: u32,
+    uart: u32,
+    disk: Option<u32>,
+}
+
+/// Whose interrupt it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claimed {
+    /// The UART's.
+    Uart,
+    /// The swap device's.
+    Disk,
 }
 
 impl PlicContext {
-    /// Lets the UART's interrupt, and nothing else, reach `context`.
-    pub fn start(machine: &Machine, context: u32) -> Option<Self> {
+    /// Lets the interrupts of the UART and of a swap device, and no others, reach `context`.
+    pub fn start(machine: &Machine, context: u32, disk: Option<u32>) -> Option<Self> {
         let (plic, uart) = (machine.plic?, machine.uart?);
-        let this = Self { base: plic.start, context, source: uart.source };
-        let word = u64::from(uart.source / 32) * 4;
+        let this = Self { base: plic.start, context, uart: uart.source, disk };
         let enables = this.base + 0x2000 + 0x80 * u64::from(context);
         // SAFETY: registers of the PLIC that the device tree names (PLIC specification, chapter 3).
         unsafe {
             // What an earlier boot stage enabled has no handler here, and would interrupt for ever.
             (0..32).for_each(|word| mmio::write32(enables + 4 * word, 0));
-            mmio::write32(this.base + 4 * u64::from(uart.source), 1);
-            mmio::write32(enables + word, 1 << (uart.source % 32));
+            for source in [Some(this.uart), disk].into_iter().flatten() {
+                let word = enables + 4 * u64::from(source / 32);
+                mmio::write32(this.base + 4 * u64::from(source), 1);
+                mmio::write32(word, mmio::read32(word) | 1 << (source % 32));
+            }
             mmio::write32(this.base + 0x20_0000 + 0x1000 * u64::from(context), 0);
         }
         HAS_INTERRUPTS.store(true, Ordering::Relaxed);
@@ -144,23 +156,32 @@ impl PlicContext {
         self.base + 0x20_0004 + 0x1000 * u64::from(self.context)
     }
 
-    /// Claims the UART's interrupt; `None` if it is not that one (any other is completed at once).
-    pub fn claim_uart(&self) -> Option<()> {
+    /// Claims an interrupt; `None` if there is none (any other is completed at once).
+    pub fn claim(&self) -> Option<Claimed> {
         // SAFETY: the claim register of a context that is ours.
         let source = unsafe { mmio::read32(self.claim_register()) };
-        if source == self.source {
-            return Some(());
+        if source == self.uart {
+            return Some(Claimed::Uart);
+        }
+        if self.disk == Some(source) {
+            return Some(Claimed::Disk);
         }
         if source != 0 {
-            // SAFETY: as above.
-            unsafe { mmio::write32(self.claim_register(), source) };
+            self.write_claim(source);
         }
         None
     }
 
-    /// Completes the UART's interrupt.
-    pub fn complete_uart(&self) {
-        // SAFETY: as above.
-        unsafe { mmio::write32(self.claim_register(), self.source) };
+    /// Completes one that was claimed.
+    pub fn complete(&self, claimed: Claimed) {
+        self.write_claim(match claimed {
+            Claimed::Uart => self.uart,
+            Claimed::Disk => self.disk.unwrap_or(self.uart),
+        });
+    }
+
+    fn write_claim(&self, source: u32) {
+        // SAFETY: the claim register of a context that is ours.
+        unsafe { mmio::write32(self.claim_register(), source) };
     }
 }

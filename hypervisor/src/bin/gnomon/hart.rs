@@ -8,7 +8,7 @@ mod env;
 mod load;
 mod serve;
 
-use crate::drivers::PlicContext;
+use crate::drivers::{Claimed, PlicContext};
 use crate::guest::GuestHart;
 use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
@@ -266,7 +266,7 @@ impl Hart {
                 self.load(&mut run, now);
                 return run;
             }
-            if lifecycle::go_on(self.g, self) {
+            if lifecycle::go_on(self.g, self) | self.g.pager.go_on(self.g, self) {
                 if self.seat.external_pending() {
                     self.external();
                 }
@@ -497,12 +497,18 @@ impl Hart {
         }
     }
 
-    /// A device of the host wants attention: the UART.
+    /// A device of the host wants attention.
     fn external(&mut self) {
         let Some(plic) = self.plic else { return };
-        if plic.claim_uart().is_none() {
-            return;
+        let Some(claimed) = plic.claim() else { return };
+        match claimed {
+            Claimed::Uart => self.attend_uart(),
+            Claimed::Disk => _ = self.g.pager.go_on(self.g, self),
         }
+        plic.complete(claimed);
+    }
+
+    fn attend_uart(&mut self) {
         match serial::attend(self.g, self) {
             Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Poweroff, self),
             Some(Command::Stats) => self.g.print_stats(),
@@ -519,7 +525,6 @@ impl Hart {
             }
             Some(Command::Input(..)) | None => {}
         }
-        plic.complete_uart();
     }
 
     /// Goes on with output that was left, with guests' devices, and with chores, if it is time. Those that are early ask again.
@@ -532,6 +537,7 @@ impl Hart {
             if self.chores_due <= now {
                 self.chores_due = u64::MAX;
                 lifecycle::go_on(self.g, self);
+                self.g.pager.go_on(self.g, self);
             }
             self.serial_due = self.serial_due.min(self.chores_due);
         }

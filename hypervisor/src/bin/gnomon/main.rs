@@ -18,3 +18,4 @@ mod panic;
 mod pen;
 mod protect;
 mod seat;
+mod swap;

@@ -118,7 +118,8 @@ pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: 
     for span in passed {
         add(span.start, span.end(), Kind::ReadOnly)?;
     }
-    for device in [machine.uart.map(|u| u.span), machine.plic, machine.rtc].into_iter().flatten() {
+    let devices = [machine.uart.map(|u| u.span), machine.plic, machine.rtc].into_iter().flatten();
+    for device in devices.chain(machine.virtio.iter().map(|slot| slot.span)) {
         add(device.start, device.end(), Kind::ReadWrite)?;
     }
     Ok(map.root())

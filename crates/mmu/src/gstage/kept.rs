@@ -1,0 +1,249 @@
+//! Pages that hardware cannot use, but that are not gone: the entry is invalid and keeps what is needed to bring them back.
+//!
+//! ```text
+//!            touch              rest                take_out
+//!  untouched ─────► mapped  ◄─────────►  idle  ─────────────►  out ──► bring_in: mapped
+//!      ▲                      touch        │                           (another frame, the same contents)
+//!      └───────────────────────────────────┘ take_out of a page that holds zeroes
+//! ```
+//!
+//! | entry | V | what it keeps |
+//! |---|---|---|
+//! | untouched | 0 | nothing: all bits are 0 |
+//! | mapped | 1 | a leaf |
+//! | idle | 0 | the leaf, but for V: the frame is the VM's still |
+//! | out | 0 | the number of a page of the swap device, and its mark |
+//!
+//! An idle page is how Gnomon learns whether a guest uses a page that hardware sets no A bit for: V stands in for A
+//! (*Nested Paging in bhyve*, section on A/D emulation). The next access is a fault that the entry alone answers.
+
+use super::demand;
+use super::space::{AddressSpace, How, OWNED, Resolved, Translation, arrival, order};
+use crate::frames::{Ahead, Frames, Run, Use};
+use crate::stale::Stale;
+use crate::table;
+use crate::walk::Slot;
+use rv::{Addr, Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// A page of the swap device, by its number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SwapSlot(pub u64);
+
+/// The mark of an entry whose page is out: the software bit that [`OWNED`] is not.
+const OUT: PteFlags = PteFlags::RSW1;
+
+/// What an invalid entry keeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kept {
+    /// Nothing: it is untouched.
+    Nothing,
+    /// A page of the VM's, still in memory.
+    Idle(Leaf<Hpa>),
+    /// A page on the swap device.
+    Out(SwapSlot),
+}
+
+impl Kept {
+    /// What `pte` of `level` keeps; nothing if it is valid.
+    #[inline(always)]
+    pub fn of(pte: Pte, level: Level) -> Self {
+        if pte.0 == 0 || pte.flags().contains(PteFlags::V) { Kept::Nothing } else { Self::decode(pte, level) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn decode(pte: Pte, level: Level) -> Self {
+        let flags = pte.flags();
+        if flags.contains(OUT) {
+            return Kept::Out(SwapSlot(pte.pfn::<Hpa>().raw()));
+        }
+        match Pte(pte.0 | PteFlags::V.bits()).decode::<Hpa>(level, Caps { svnapot: false, svpbmt: false }) {
+            Entry::Leaf(leaf) if flags.contains(OWNED) => Kept::Idle(leaf),
+            _ => panic!("an invalid entry of a G-stage table that nobody makes"),
+        }
+    }
+
+    fn encode(self) -> Pte {
+        match self {
+            Kept::Nothing => Pte::INVALID,
+            Kept::Idle(leaf) => idle(Entry::Leaf(leaf).encode()),
+            Kept::Out(SwapSlot(number)) => Pte(number << PPN_SHIFT | OUT.bits()),
+        }
+    }
+}
+
+/// Where an entry's page number begins.
+const PPN_SHIFT: u32 = 10;
+
+/// The entry of a leaf that is idle.
+const fn idle(leaf: Pte) -> Pte {
+    Pte(leaf.0 & !PteFlags::V.bits())
+}
+
+/// What the search for pages that nobody uses finds at a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sight {
+    /// Nothing that could go: no memory, a shared image, a page that is out, wired memory.
+    Nothing,
+    /// A page, or 2 MiB, that the guest may use without a fault.
+    Mapped(Level),
+    /// One that it has not used since [`AddressSpace::rest`].
+    Idle(Level),
+}
+
+impl AddressSpace {
+    /// What is there to be taken at `page`, and the first page behind it that has an entry of its own.
+    #[must_use]
+    pub fn look(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> (Sight, Pfn<Gpa>) {
+        let Some(slot) = self.slot(page.base(), mem) else { return (Sight::Nothing, page.add(1)) };
+        let next = page.align_down(slot.level.pages()).add(slot.level.pages());
+        let sight = match (slot.entry, Kept::of(slot.pte, slot.level)) {
+            _ if self.is_wired() => Sight::Nothing,
+            (Entry::Leaf(leaf), _) if leaf.flags.contains(OWNED) => Sight::Mapped(slot.level),
+            (_, Kept::Idle(_)) => Sight::Idle(slot.level),
+            _ => Sight::Nothing,
+        };
+        (sight, next)
+    }
+
+    /// The page of the swap device that `page` is on, if it is out.
+    #[must_use]
+    pub fn is_out(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<SwapSlot> {
+        let slot = self.slot(page.base(), mem)?;
+        match Kept::of(slot.pte, slot.level) {
+            Kept::Out(there) => Some(there),
+            _ => None,
+        }
+    }
+
+    /// Where `gpa` is in memory, whether the guest would get there without a fault or not. Changes nothing.
+    #[must_use]
+    pub fn resident(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Translation> {
+        self.translate(gpa, mem).or_else(|| {
+            let slot = if self.format.fits(gpa) { self.slot(gpa, mem)? } else { return None };
+            match Kept::of(slot.pte, slot.level) {
+                Kept::Idle(Leaf { pfn, flags, .. }) => {
+                    Some(Translation { hpa: pfn.at(gpa.raw() & (slot.level.bytes() - 1)), flags, level: slot.level })
+                }
+                _ => None,
+            }
+        })
+    }
+
+    /// Makes what [`AddressSpace::look`] has found mapped at `page` idle. It is so once the result is fenced.
+    ///
+    /// # Panics
+    /// If it is not mapped, or not the VM's own.
+    pub fn rest(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
+        let (slot, leaf) = self.taken_slot(page, mem);
+        assert!(leaf.flags.contains(OWNED), "{page:?} is not the VM's own");
+        let (_, debt) = table::exchange(slot.at, idle(slot.pte), mem);
+        self.counters.rested += 1;
+        let mut stale = Stale::none();
+        stale.owe(debt, demand::around(page.base(), slot.level));
+        stale
+    }
+
+    fn taken_slot(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> (Slot<Hpa>, Leaf<Hpa>) {
+        match self.slot(page.base(), mem) {
+            Some(slot) => match slot.entry {
+                Entry::Leaf(leaf) => (slot, leaf),
+                _ => panic!("{page:?} is not mapped"),
+            },
+            None => panic!("{page:?} is beyond the format"),
+        }
+    }
+
+    fn idle_slot(&self, page: Pfn<Gpa>, level: Level, mem: &impl PhysMem) -> (Slot<Hpa>, Leaf<Hpa>) {
+        if let Some(slot) = self.slot(page.base(), mem)
+            && slot.level == level
+            && let Kept::Idle(leaf) = Kept::of(slot.pte, level)
+        {
+            return (slot, leaf);
+        }
+        panic!("{page:?} is not an idle page of level {level:?}")
+    }
+
+    /// Breaks idle 2 MiB around `page` into idle pages of 4 KiB. `table` was taken ahead of need: when memory has run out there
+    /// would be none. The VM gets it even if it has all that it may have, since it is about to have less.
+    ///
+    /// # Panics
+    /// If there are no idle 2 MiB.
+    pub fn split_idle(&mut self, page: Pfn<Gpa>, table: Ahead, frames: &Frames, mem: &mut impl PhysMem) {
+        let (slot, leaf) = self.idle_slot(page, Level::MEGA, mem);
+        let split = frames.claim_beyond(table, self.owner, Use::Table);
+        Self::write_split(&split, &leaf, mem, |_| None);
+        (0..Level::MEGA.pages()).for_each(|index| {
+            let at = split.first().at(8 * index);
+            table::write_unlinked(at, idle(Pte(mem.read_u64(at))), mem);
+        });
+        table::fill(slot.at, Entry::Table(split.into_entry()).encode(), mem);
+        self.counters.splits += 1;
+        self.counters.tables += 1;
+    }
+
+    /// Takes the idle 4 KiB at `page` out of memory: to the swap device, or nowhere, if they hold zeroes: then the page is
+    /// untouched again. The frame is the VM's until it is freed; nobody reaches it, since what [`AddressSpace::rest`] said is
+    /// fenced.
+    ///
+    /// # Panics
+    /// If the page is not idle.
+    #[must_use = "the frame is to be freed when its contents are where they should be"]
+    pub fn take_out(&mut self, page: Pfn<Gpa>, to: Option<SwapSlot>, mem: &mut impl PhysMem) -> Run {
+        let (slot, leaf) = self.idle_slot(page, Level::PAGE, mem);
+        table::fill(slot.at, to.map_or(Kept::Nothing, Kept::Out).encode(), mem);
+        match to {
+            Some(_) => self.counters.swapped_out += 1,
+            None => self.counters.zero_pages += 1,
+        }
+        Run::from_entry(leaf.pfn, 0)
+    }
+
+    /// The frame of the idle 4 KiB at `page`.
+    ///
+    /// # Panics
+    /// If the page is not idle.
+    #[must_use]
+    pub fn frame_of_idle(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Pfn<Hpa> {
+        self.idle_slot(page, Level::PAGE, mem).1.pfn
+    }
+
+    /// Brings a page back that is out: `frame` holds its contents, and is the VM's. What is fenced is for instructions: code may
+    /// be in it that harts have never been told of.
+    ///
+    /// # Errors
+    /// The frame, if the page is not out there any more.
+    pub fn bring_in(
+        &mut self,
+        page: Pfn<Gpa>,
+        from: SwapSlot,
+        frame: Run,
+        mem: &mut impl PhysMem,
+    ) -> Result<Stale<Gpa>, Run> {
+        if self.is_out(page, mem) != Some(from) {
+            return Err(frame);
+        }
+        let (Some(slot), Some(region)) = (self.slot(page.base(), mem), self.region_of(page)) else { return Err(frame) };
+        table::fill(slot.at, Self::leaf(frame.into_entry(), region.prot, OWNED), mem);
+        self.counters.swapped_in += 1;
+        Ok(Stale::of(demand::around(page.base(), Level::PAGE)))
+    }
+
+    /// The guest touches an idle page: it is mapped again, in the same frame.
+    #[cold]
+    pub(super) fn revive(
+        &mut self,
+        gpa: Addr<Gpa>,
+        (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
+        mem: &mut impl PhysMem,
+    ) -> Resolved {
+        table::fill(slot.at, Entry::Leaf(*leaf).encode(), mem);
+        self.counters.revived += 1;
+        demand::filled(arrival(leaf, slot.level, gpa), How::Filled)
+    }
+}
+
+/// The frames of an idle leaf of `level`.
+pub(super) const fn run_of(leaf: &Leaf<Hpa>, level: Level) -> Run {
+    Run::from_entry(leaf.pfn, order(level))
+}

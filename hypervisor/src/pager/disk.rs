@@ -1,0 +1,122 @@
+//! The swap device: what Gnomon asks of it, and which of its pages are free.
+
+use alloc::vec::Vec;
+use mmu::gstage::SwapSlot;
+use rv::{Hpa, Pfn};
+
+/// Which way a page goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// From the device to a frame.
+    In,
+    /// From a frame to the device.
+    Out,
+}
+
+/// What a request that was begun is known by until it is finished.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Token(pub u16);
+
+/// Why a request was not begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotBegun {
+    /// There are as many as the device takes at a time: one has to be finished first.
+    Busy,
+    /// The device refuses it.
+    Failed,
+}
+
+/// The device has not done what it was asked to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IoError;
+
+/// A swap device: pages of 4 KiB, by number.
+pub trait Disk: Send {
+    /// How many pages it has.
+    fn pages(&self) -> u64;
+
+    /// Begins to read or to write a page. The frame is the device's until the request is finished.
+    ///
+    /// # Errors
+    /// Why not. Nothing has happened then.
+    fn begin(&mut self, way: Way, slot: SwapSlot, frame: Pfn<Hpa>) -> Result<Token, NotBegun>;
+
+    /// A request that has been finished since the last time, and what has come of it.
+    fn finished(&mut self) -> Option<(Token, Result<(), IoError>)>;
+}
+
+/// Which pages of the device are free: a bit for each.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    free: Vec<u64>,
+    count: u64,
+    /// The word where the search goes on.
+    at: usize,
+}
+
+impl Slots {
+    /// So many, all free.
+    pub fn new(pages: u64) -> Self {
+        let mut free = Vec::new();
+        free.resize((pages / 64) as usize, u64::MAX);
+        if !pages.is_multiple_of(64) {
+            free.push((1 << (pages % 64)) - 1);
+        }
+        Self { free, count: pages, at: 0 }
+    }
+
+    /// How many are free.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Takes one: those that are taken one after another follow each other, where they can.
+    pub fn take(&mut self) -> Option<SwapSlot> {
+        let (before, after) = self.free.split_at(self.at);
+        let found = after.iter().chain(before).position(|word| *word != 0)?;
+        self.at = (self.at + found) % self.free.len();
+        let word = &mut self.free[self.at];
+        let bit = word.trailing_zeros();
+        *word &= *word - 1;
+        self.count -= 1;
+        Some(SwapSlot(64 * self.at as u64 + u64::from(bit)))
+    }
+
+    /// Gives one back.
+    ///
+    /// # Panics
+    /// If it is free.
+    pub fn give(&mut self, SwapSlot(number): SwapSlot) {
+        let word = &mut self.free[(number / 64) as usize];
+        assert!(*word >> (number % 64) & 1 == 0, "page {number} of the swap device is given back twice");
+        *word |= 1 << (number % 64);
+        self.count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_is_taken_once() {
+        for pages in [0, 1, 63, 64, 65, 200] {
+            let mut slots = Slots::new(pages);
+            let mut all: Vec<u64> = core::iter::from_fn(|| slots.take()).map(|slot| slot.0).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..pages).collect::<Vec<_>>());
+            assert_eq!(slots.count(), 0);
+            for number in (0..pages).step_by(3) {
+                slots.give(SwapSlot(number));
+            }
+            assert_eq!(slots.count(), pages.div_ceil(3));
+            assert!(slots.take().is_none_or(|slot| slot.0 % 3 == 0));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "twice")]
+    fn a_slot_is_given_back_once() {
+        Slots::new(10).give(SwapSlot(3));
+    }
+}

@@ -1,0 +1,218 @@
+//! Paging: guests may be given more memory together than the host has. Pages that nobody uses go to a swap device, and come back
+//! when they are touched.
+//!
+//! ```text
+//!   reach: no frame ──► short_of ──► the vCPU waits ◄───────────────────────┐
+//!   reach: page is out ──► fetch ──► read begun ──► the vCPU waits          │ AGAIN
+//!                                                                           │
+//!   a hart, now and then: go_on ──► poll: what the device has finished ─────┤
+//!                            └────► reclaim: a portion of a sweep ──────────┘
+//! ```
+//!
+//! A *sweep* goes through the memory of all VMs like the hand of a clock. What is mapped becomes idle; what is still idle
+//! when the hand comes again goes: pages of zeroes to nowhere, others to the device. The VMs' `reserve` stays.
+//!
+//! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile it gets the frame
+//! back, and what was written is forgotten (*rescue*).
+//!
+//! Locks: a VM's memory, then the pager's.
+
+mod disk;
+mod sweep;
+mod traffic;
+
+pub use disk::{Disk, IoError, NotBegun, Token, Way};
+pub use sweep::{Pageable, Portion};
+
+use crate::env::Env;
+use crate::slots::Handle;
+use crate::sync::Mutex;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use disk::Slots;
+use mmu::frames::{Ahead, Frames, Run};
+use mmu::gstage::SwapSlot;
+use rv::{Gpa, Pfn};
+
+/// Frames that the pager keeps for tables: it needs some when there are none.
+const STOCK: usize = 4;
+
+/// A request that the device has not finished.
+struct Request {
+    token: Token,
+    way: Way,
+    vm: Handle,
+    page: Pfn<Gpa>,
+    slot: SwapSlot,
+    /// Its frame; `None` if the guest has it back already.
+    frame: Option<Run>,
+    /// Nobody asks for what is on the page of the device any more.
+    is_moot: bool,
+}
+
+/// What has been counted. All only grow.
+#[derive(Debug, Default)]
+pub struct Counters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    rescues: AtomicU64,
+    errors: AtomicU64,
+    waits: AtomicU64,
+    portions: AtomicU64,
+}
+
+/// What VMs share of paging.
+pub struct Pager {
+    inner: Mutex<Inner>,
+    /// Whoever has it sweeps.
+    clock: Mutex<sweep::Clock>,
+    /// Whether a VM may have to give memory away.
+    is_on: AtomicBool,
+    /// Requests that the device has not finished.
+    in_flight: AtomicUsize,
+    /// Whether a frame is wanted that the host has not.
+    is_short: AtomicBool,
+    /// VMs, by slot, that want a frame more than they may have.
+    over_limit: AtomicU64,
+    /// VMs, by slot, of which a vCPU waits for a frame.
+    waiting: AtomicU64,
+    /// Nothing more can be taken from anybody.
+    is_exhausted: AtomicBool,
+    /// Counts what a vCPU may have waited for.
+    events: AtomicU64,
+    counters: Counters,
+}
+
+struct Inner {
+    disk: Option<Box<dyn Disk>>,
+    slots: Slots,
+    requests: Vec<Request>,
+    /// For tables that split 2 MiB.
+    stock: Vec<Ahead>,
+}
+
+/// What a sweep is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Goal {
+    /// There is enough.
+    Nothing,
+    /// Those VMs, by slot, want more than they may have.
+    Limits(u64),
+    /// The host has too little.
+    Free,
+}
+
+impl Default for Pager {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+impl Pager {
+    /// With or without a swap device.
+    #[must_use]
+    pub fn new(disk: Option<Box<dyn Disk>>) -> Self {
+        let slots = Slots::new(disk.as_ref().map_or(0, |disk| disk.pages()));
+        Self {
+            inner: Mutex::new(Inner { disk, slots, requests: Vec::new(), stock: Vec::new() }),
+            clock: Mutex::new(sweep::Clock::default()),
+            is_on: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
+            is_short: AtomicBool::new(false),
+            over_limit: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            is_exhausted: AtomicBool::new(false),
+            events: AtomicU64::new(0),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Its counters by name, and how full the device is.
+    #[must_use]
+    pub fn each(&self) -> [(&'static str, u64); 8] {
+        let (pages, free) = {
+            let inner = self.inner.lock();
+            (inner.disk.as_ref().map_or(0, |disk| disk.pages()), inner.slots.count())
+        };
+        let c = &self.counters;
+        let count = |counter: &AtomicU64| counter.load(SeqCst);
+        [
+            ("swap.reads", count(&c.reads)),
+            ("swap.writes", count(&c.writes)),
+            ("swap.rescues", count(&c.rescues)),
+            ("swap.errors", count(&c.errors)),
+            ("swap.waits", count(&c.waits)),
+            ("swap.portions", count(&c.portions)),
+            ("swap.pages", pages),
+            ("swap.free", free),
+        ]
+    }
+
+    /// Whether memory has to be taken from a VM, now or some time.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(SeqCst)
+    }
+
+    /// Memory may have to be taken from VMs from now on.
+    pub fn turn_on(&self, frames: &Frames) {
+        frames.keep(Self::marks(frames).1);
+        self.is_on.store(true, SeqCst);
+    }
+
+    /// Whether there is something to be done on other occasions than a guest's fault.
+    #[inline]
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.in_flight.load(SeqCst) != 0 || self.is_short.load(SeqCst) || self.over_limit.load(SeqCst) != 0
+    }
+
+    /// Counts what a vCPU may wait for. Whoever is told to wait, and has said so ([`Vm::hold`]), looks whether this is still
+    /// what it was before its attempt: if not it tries again at once, for nobody will wake it.
+    #[inline(always)]
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events.load(SeqCst)
+    }
+
+    /// A VM forgoes a page of the device.
+    pub fn forgo(&self, slot: SwapSlot) {
+        let mut inner = self.inner.lock();
+        match inner.requests.iter_mut().find(|request| request.slot == slot) {
+            Some(request) => request.is_moot = true,
+            None => inner.slots.give(slot),
+        }
+    }
+
+    /// Whether the device still has a frame of that VM's.
+    #[must_use]
+    pub fn is_busy_for(&self, vm: Handle) -> bool {
+        self.in_flight.load(SeqCst) != 0 && self.inner.lock().requests.iter().any(|request| request.vm == vm)
+    }
+
+    /// Frames that are to be free, and how many a sweep makes free once there are fewer.
+    fn marks(frames: &Frames) -> (u64, u64) {
+        let low = (frames.total_count() / 64).clamp(64, 2048);
+        (low, 2 * low)
+    }
+
+    /// Looks whether memory gets short, and sees to it that some is taken back soon.
+    #[inline(never)]
+    pub fn look<E: Env>(&self, frames: &Frames, env: &mut E) {
+        if !self.is_short.load(SeqCst) && frames.free_count() < Self::marks(frames).0 {
+            self.is_short.store(true, SeqCst);
+            env.go_on_soon();
+        }
+    }
+
+    fn refill(&self, frames: &Frames) {
+        let mut inner = self.inner.lock();
+        while inner.stock.len() < STOCK
+            && let Some(frame) = frames.take_ahead(0)
+        {
+            inner.stock.push(frame);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Pages that come back, requests that are finished, and who waits for them.
+
+use super::{Goal, NotBegun, Pager, Request, Way};
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::lifecycle;
+use crate::vcpu::request;
+use crate::vm::{Departure, Unreachable, Vm};
+use abi::record::EndReason;
+use alloc::format;
+use core::sync::atomic::Ordering::SeqCst;
+use mmu::frames::{AllocError, Frames, Owner, Use};
+use mmu::gstage::SwapSlot;
+use rv::{Gpa, PAGE_BYTES, Pfn};
+
+/// Requests whose end is looked after at a time: some 40,000 instructions.
+const AT_ONCE: usize = 16;
+
+const fn owner(vm: &Vm) -> Owner {
+    Owner::Vm(vm.slot() as u16)
+}
+
+/// What is to be done about a page that is out.
+enum Fetched {
+    /// It is there, or on its way elsewhere: the access is attempted anew.
+    Again,
+    /// It comes, or something else has to come first.
+    Waits,
+    /// There is no frame for it.
+    NoFrame(AllocError),
+    /// The device does not give it.
+    Lost,
+}
+
+impl Pager {
+    /// What can be done about guest memory that could not be reached. `Ok`: it is to be attempted anew.
+    ///
+    /// # Errors
+    /// [`Unreachable`], if nothing can, or not yet.
+    #[cold]
+    #[inline(never)]
+    pub fn help<E: Env>(&self, g: &Gnomon, vm: &Vm, error: Unreachable, env: &mut E) -> Result<(), Unreachable> {
+        match error {
+            Unreachable::Out { page, slot } => self.fetch(g, vm, (page, slot), env),
+            Unreachable::OutOfFrames(error) => Err(self.short_of(g, vm, error, env)),
+            other => Err(other),
+        }
+    }
+
+    /// Somebody needs a page that is out. It is brought in, or that is begun. `Ok`: the access is to be attempted anew.
+    ///
+    /// # Errors
+    /// [`Unreachable`]: most often that it is to be waited for.
+    fn fetch<E: Env>(
+        &self,
+        g: &Gnomon,
+        vm: &Vm,
+        (page, slot): (Pfn<Gpa>, SwapSlot),
+        env: &mut E,
+    ) -> Result<(), Unreachable> {
+        self.poll(g, env);
+        match self.begin_in(g, vm, (page, slot), env) {
+            Fetched::Again => Ok(()),
+            Fetched::Waits => {
+                self.counters.waits.fetch_add(1, SeqCst);
+                env.go_on_soon();
+                Err(Unreachable::Waits)
+            }
+            Fetched::NoFrame(error) => Err(self.short_of(g, vm, error, env)),
+            Fetched::Lost => Err(Unreachable::Lost(page)),
+        }
+    }
+
+    fn begin_in<E: Env>(&self, g: &Gnomon, vm: &Vm, (page, slot): (Pfn<Gpa>, SwapSlot), env: &mut E) -> Fetched {
+        let frames = &g.harts[env.hart()].frames;
+        let guard = vm.memory.lock();
+        let Some(memory) = guard.as_ref() else { return Fetched::Again };
+        if memory.space.is_out(page, &env.mem()) != Some(slot) {
+            return Fetched::Again;
+        }
+        let mut inner = self.inner.lock();
+        if let Some(known) = inner.requests.iter_mut().find(|request| request.slot == slot) {
+            // On its way out, the guest has it back: what is written is forgotten.
+            let Some(frame) = (known.way == Way::Out).then(|| known.frame.take()).flatten() else {
+                return Fetched::Waits;
+            };
+            known.is_moot = true;
+            drop((inner, guard));
+            self.counters.rescues.fetch_add(1, SeqCst);
+            if let Err(frame) = vm.translation.bring_in(g, vm, (page, slot), frame, env) {
+                // It has been unmapped in between.
+                frames.free(frame);
+            }
+            return Fetched::Again;
+        }
+        let frame = match frames.alloc(owner(vm), Use::Guest, 0) {
+            Ok(frame) => frame,
+            Err(error) => return Fetched::NoFrame(error),
+        };
+        let begun = match &mut inner.disk {
+            Some(disk) => disk.begin(Way::In, slot, frame.first()),
+            None => Err(NotBegun::Failed),
+        };
+        match begun {
+            Ok(token) => {
+                self.in_flight.fetch_add(1, SeqCst);
+                self.counters.reads.fetch_add(1, SeqCst);
+                let (vm, frame) = (vm.handle, Some(frame));
+                inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, is_moot: false });
+                Fetched::Waits
+            }
+            Err(why) => {
+                frames.free(frame);
+                if why == NotBegun::Busy { Fetched::Waits } else { Fetched::Lost }
+            }
+        }
+    }
+
+    /// A VM needs a frame, and there is none, or none that it may have. Says what that comes to.
+    fn short_of<E: Env>(&self, g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Unreachable {
+        // Without a limit of its own, all of its RAM and its tables fit what it may have.
+        if vm.config.limit_bytes.is_none() && matches!(error, AllocError::OverLimit { .. }) {
+            return Unreachable::OutOfFrames(error);
+        }
+        if !self.is_on() {
+            // There was to be enough for all; but tables have taken it.
+            self.turn_on(&g.harts[env.hart()].frames);
+        }
+        if self.is_exhausted.swap(false, SeqCst) {
+            return self.make_room_for(g, vm, error, env);
+        }
+        let bit = 1 << vm.slot();
+        self.waiting.fetch_or(bit, SeqCst);
+        match error {
+            AllocError::OverLimit { .. } => _ = self.over_limit.fetch_or(bit, SeqCst),
+            AllocError::OutOfMemory => self.is_short.store(true, SeqCst),
+        }
+        self.counters.waits.fetch_add(1, SeqCst);
+        self.go_on(g, env);
+        env.go_on_soon();
+        Unreachable::Waits
+    }
+
+    /// Nothing can be taken from anybody, and a VM needs a frame. One that has more than what is reserved for it has to end: the
+    /// one that asks, or else the one that has most.
+    fn make_room_for<E: Env>(&self, g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Unreachable {
+        let frames = &g.harts[env.hart()].frames;
+        let excess = |vm: &Vm| frames.usage(owner(vm)).guest.saturating_sub(vm.config.reserve_bytes / PAGE_BYTES);
+        if matches!(error, AllocError::OverLimit { .. }) || excess(vm) > 0 {
+            return Unreachable::OutOfFrames(error);
+        }
+        let Some(other) = g.vms.all().filter(|other| excess(other) > 0).max_by_key(|other| excess(other)) else {
+            return Unreachable::OutOfFrames(error);
+        };
+        let message =
+            format!("its memory is needed for what is reserved for {}, and none can be swapped", vm.config.name);
+        lifecycle::depart(g, &other, Departure::End(EndReason::Killed { message }), env);
+        self.waiting.fetch_or(1 << vm.slot(), SeqCst);
+        Unreachable::Waits
+    }
+
+    /// Looks after requests that are finished, and takes a portion of memory back if it is short. Returns whether there was
+    /// anything to do. Each hart calls it now and then, while there is ([`Pager::has_work`]).
+    pub fn go_on<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
+        if !self.has_work() {
+            return false;
+        }
+        let finished = self.poll(g, env);
+        let more = self.reclaim(g, env);
+        if self.has_work() {
+            env.go_on_soon();
+        }
+        finished || more
+    }
+
+    /// Looks after requests that are finished. Says whether there were some.
+    pub fn poll<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
+        let mut count = 0;
+        while count < AT_ONCE && self.in_flight.load(SeqCst) != 0 {
+            let finished = {
+                let mut inner = self.inner.lock();
+                let Some((token, result)) = inner.disk.as_mut().and_then(|disk| disk.finished()) else { break };
+                let at = inner.requests.iter().position(|request| request.token == token);
+                let Some(at) = at else { unreachable!("the device has finished what was not begun") };
+                (inner.requests.swap_remove(at), result)
+            };
+            count += 1;
+            let (Request { way, vm, page, slot, frame, is_moot, .. }, result) = finished;
+            if result.is_err() {
+                self.counters.errors.fetch_add(1, SeqCst);
+            }
+            // The VM is there until all its requests are finished.
+            let Some(vm) = g.vms.get(vm) else { unreachable!("a VM has gone before its pages") };
+            let frames = &g.harts[env.hart()].frames;
+            let mut is_free = result.is_ok();
+            match (way, frame, result.is_ok()) {
+                (Way::Out, Some(frame), false) if !is_moot => {
+                    // It stays where it is. That page of the device is used no more.
+                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), frame, env) {
+                        frames.free(frame);
+                    }
+                }
+                (Way::Out, frame, _) => {
+                    is_free &= is_moot;
+                    frame.into_iter().for_each(|frame| frames.free(frame));
+                }
+                (Way::In, Some(frame), true) => {
+                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), frame, env) {
+                        frames.free(frame);
+                    }
+                }
+                (Way::In, frame, _) => {
+                    frame.into_iter().for_each(|frame| frames.free(frame));
+                    if !is_moot {
+                        let end = EndReason::Killed { message: format!("{}", Unreachable::Lost(page)) };
+                        lifecycle::depart(g, &vm, Departure::End(end), env);
+                    }
+                }
+            }
+            if is_free {
+                self.inner.lock().slots.give(slot);
+            }
+            // Counted while somebody may still come to wait for it.
+            self.in_flight.fetch_sub(1, SeqCst);
+            self.wake(g, &vm, env);
+            if way == Way::Out {
+                self.wake_waiting(g, env);
+            }
+        }
+        count != 0
+    }
+
+    /// What the sweep is for.
+    pub(super) fn goal<E: Env>(&self, g: &Gnomon, frames: &Frames, env: &mut E) -> Goal {
+        let on_the_way = self.in_flight.load(SeqCst) as u64;
+        if self.is_short.load(SeqCst) {
+            if frames.free_count() + on_the_way < Self::marks(frames).1 {
+                return Goal::Free;
+            }
+            if on_the_way == 0 {
+                self.is_short.store(false, SeqCst);
+                self.wake_waiting(g, env);
+            }
+        }
+        let over = self.over_limit.load(SeqCst);
+        /// Frames that a VM at its limit gets at once.
+        const ROOM: u64 = 64;
+        let has_room = |slot: &u32| {
+            let owner = Owner::Vm(*slot as u16);
+            frames.usage(owner).total() + ROOM <= frames.limit(owner)
+        };
+        let served = (0..u64::BITS).filter(|slot| over >> slot & 1 == 1).filter(has_room);
+        let served = served.fold(0, |all, slot| all | 1 << slot);
+        if served != 0 {
+            self.over_limit.fetch_and(!served, SeqCst);
+            self.wake_waiting(g, env);
+        }
+        match over & !served {
+            0 => Goal::Nothing,
+            slots => Goal::Limits(slots),
+        }
+    }
+
+    /// Wakes those that wait for a frame.
+    pub(super) fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
+        let waiting = self.waiting.swap(0, SeqCst);
+        self.events.fetch_add(1, SeqCst);
+        for vm in (0..u64::BITS as usize).filter(|slot| waiting >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
+            self.wake(g, &vm, env);
+        }
+    }
+
+    /// A VM's vCPUs that wait try again.
+    fn wake<E: Env>(&self, g: &Gnomon, vm: &Vm, env: &mut E) {
+        self.events.fetch_add(1, SeqCst);
+        vm.release_held(|vcpu| g.post(vcpu, request::AGAIN, env));
+    }
+}
