@@ -54,11 +54,11 @@ impl Pack {
     pub fn write(
         &self,
         vms: Vec<(VmConfig, Vec<Placed>)>,
-        console: ConsoleMode,
+        (console, settings): (ConsoleMode, &[String]),
         out: &mut (impl Write + Seek),
     ) -> std::io::Result<u64> {
         let mut placed_by_vm = Vec::new();
-        let mut config = Config { vms: Vec::new(), console };
+        let mut config = Config { vms: Vec::new(), console, settings: settings.to_vec() };
         for (mut vm, mut placed) in vms {
             placed.sort_by_key(|placed| placed.gpa);
             vm.segments = placed

@@ -36,6 +36,8 @@ pub struct RunSpec {
     pub host_memory: Option<Size>,
     /// What Gnomon pages to.
     pub swap: Option<SwapSpec>,
+    /// Tunables that are set, `name=value`.
+    pub settings: Vec<String>,
     /// Harts of the machine; else as many as the widest VM has vCPUs.
     pub harts: Option<u32>,
     /// Whether those have the H extension.

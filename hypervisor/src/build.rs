@@ -8,6 +8,7 @@ use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::vm::{Memory, Vm};
 use abi::bundle::{GUEST_RAM_BASE, Segment, VmConfig};
+use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -15,7 +16,7 @@ use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Residence, Superpages};
 use mmu::shadow::{Lists, Shadow};
-use rv::{Addr, Elide, Fence, FenceScope, Gpa, PAGE_BYTES, Pfn};
+use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn};
 
 /// Checks what a VM asks for, and says what it may own. Returns the lists of its shadow tables, if it is to have some: they are
 /// still to be prepared.
@@ -81,6 +82,44 @@ pub(crate) fn furnish<E: Env>(g: &Gnomon, vm: &Vm, ready: &mut Ready, env: &mut 
     }
 }
 
+/// Gives a VM its memory from a page on: a portion. Returns where to go on, or `None` if it has all.
+///
+/// # Errors
+/// A message, if there is not so much.
+pub(crate) fn wire<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    mut page: Pfn<Gpa>,
+    ready: &mut Ready,
+    env: &mut E,
+) -> Result<Option<Pfn<Gpa>>, String> {
+    /// Pages of one portion: some 50,000 instructions to clear them one by one.
+    const AT_ONCE: usize = 32;
+    let end = Addr::<Gpa>::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn();
+    for _ in 0..AT_ONCE {
+        if page >= end {
+            return Ok(None);
+        }
+        let level = |vm: &Vm| {
+            let guard = vm.memory.lock();
+            let memory = guard.as_ref()?;
+            // An image is there, whoever maps it.
+            let is_image = !matches!(memory.space.region_of(page)?.object, Object::Anonymous);
+            let there = memory.space.translate(page.base(), &env.mem()).map(|there| there.level);
+            there.or(is_image.then_some(Level::PAGE))
+        };
+        let Some(level) = level(vm) else {
+            match vm.reach(g, (page.base(), Access::Store), ready, env) {
+                Ok(_) => continue,
+                Err(why) if why.is_for_now() => return Ok(Some(page)),
+                Err(why) => return Err(format!("no memory that could be wired: {why}")),
+            }
+        };
+        page = page.align_down(level.pages()).add(level.pages());
+    }
+    Ok(Some(page))
+}
+
 const fn owner(vm: &Vm) -> Owner {
     Owner::Vm(vm.slot() as u16)
 }
@@ -133,9 +172,11 @@ fn announce(g: &Gnomon, vm: &Vm) {
 fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) -> Result<Memory, String> {
     let (config, translation) = (&vm.config, vm.translation);
     let owner = owner(vm);
+    let set = &g.tunables;
     let policy = Policy {
-        superpages: if config.superpages { Superpages::Mega } else { Superpages::Never },
+        superpages: if config.superpages && set.is_on(Id::Superpages) { Superpages::Mega } else { Superpages::Never },
         images: translation.images(config),
+        ad: translation.ad(&g.offer, set),
         residence: if config.wired { Residence::Wired } else { Residence::Pageable },
     };
     let mut mem = env.mem();

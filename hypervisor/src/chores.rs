@@ -10,7 +10,7 @@ use core::iter;
 use mmu::frames::{Frames, Run};
 use mmu::gstage::{self, Ready, SwapSlot};
 use mmu::shadow::Lists;
-use rv::PhysMem;
+use rv::{Gpa, Pfn, PhysMem};
 
 /// What is left of a VM's memory. No TLB knows any of it.
 #[must_use = "dropping it leaks frames"]
@@ -61,6 +61,8 @@ pub enum Work {
     Build,
     /// Its device tree is written, with what has been made ready for that. Then it starts.
     Furnish(Ready),
+    /// All of its memory is given to it, from that page on. Then it starts.
+    Wire(Pfn<Gpa>, Ready),
 }
 
 /// All that there are. Each is on this list, or some hart does a portion of it.

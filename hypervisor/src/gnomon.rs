@@ -8,6 +8,7 @@ use crate::harts::HartShared;
 use crate::offer::Offer;
 use crate::pager::Pager;
 use crate::sched::Sched;
+use crate::tunables::Tunables;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
 use crate::vms::Vms;
 use abi::record::Record;
@@ -31,6 +32,8 @@ pub struct Gnomon {
     pub chores: Chores,
     /// Paging.
     pub pager: Pager,
+    /// What is set.
+    pub tunables: Tunables,
     /// The console.
     pub console: Console,
     /// How Gnomon's heap is doing.

@@ -37,6 +37,7 @@ pub mod stats;
 pub mod sync;
 pub mod tenant;
 pub mod translation;
+pub mod tunables;
 mod two_stage;
 pub mod vcpu;
 pub mod vm;

@@ -23,8 +23,9 @@ use crate::tenant::Tenant;
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Departure, Phase, Vm};
 use crate::vms::{Report, Wish, has_vcpus};
-use abi::bundle::{MAX_VCPUS, MAX_VMS};
+use abi::bundle::{GUEST_RAM_BASE, MAX_VCPUS, MAX_VMS};
 use abi::record::{EndReason, Record, VmEnd};
+use abi::tunable::Id;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -32,6 +33,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::gstage::Ready;
+use rv::Addr;
 
 /// Creates and starts those VMs that were wished for and whose turn it is.
 pub fn start_due<E: Env>(g: &Gnomon, env: &mut E) {
@@ -117,6 +119,16 @@ fn bring_up<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
 fn fail<E: Env>(g: &Gnomon, vm: &Arc<Vm>, reason: EndReason, env: &mut E) {
     *vm.phase.lock() = Phase::Leaving(Departure::End(reason));
     give_back(g, vm, env);
+}
+
+/// Starts the first vCPU of a VM that is built, or ends it.
+fn set_going<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
+    if let Err(reason) = launch(g, vm, env) {
+        fail(g, vm, reason, env);
+    }
+    if g.tunables.get(Id::UnmapAtRandom) != 0 {
+        env.go_on_soon();
+    }
 }
 
 /// Starts the first vCPU, unless the VM's end was asked for while it was built.
@@ -337,9 +349,20 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
             }
             ready.discard(frames);
             is_there?;
-            if let Err(reason) = launch(g, vm, env) {
-                fail(g, vm, reason, env);
+            if vm.config.wired {
+                return Ok(Some(Work::Wire(Addr::new(GUEST_RAM_BASE).pfn(), Ready::Nothing)));
             }
+            set_going(g, vm, env);
+            Ok(None)
+        }
+        Work::Wire(page, mut ready) => {
+            let next = build::wire(g, vm, page, &mut ready, env);
+            if let Ok(Some(next)) = next {
+                return Ok(Some(Work::Wire(next, ready)));
+            }
+            ready.discard(frames);
+            next?;
+            set_going(g, vm, env);
             Ok(None)
         }
     }

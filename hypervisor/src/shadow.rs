@@ -22,7 +22,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner, Run};
-use mmu::gstage::{AddressSpace, Ready, SwapSlot, Unresolved, in_portions};
+use mmu::gstage::{AddressSpace, Comes, Ready, SwapSlot, Unresolved, in_portions};
 use mmu::shadow::{
     Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
 };
@@ -60,7 +60,9 @@ fn lend<E: Env, R>(
 ) -> Option<R> {
     let Memory { space, shadow } = guard.as_mut()?;
     let mut hw = ShadowFence { g, vm, env };
-    Some(to(shadow.as_mut()?, &mut Host::new(space, from, mem, &mut hw)))
+    let result = to(shadow.as_mut()?, &mut Host::new(space, from, mem, &mut hw));
+    g.pager.forgo_all(space);
+    Some(result)
 }
 
 /// The same for what takes memory: for an attempt, or for two where 2 MiB are to be made ready first.
@@ -134,19 +136,19 @@ pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
     vm: &Vm,
     (page, from): (Pfn<Gpa>, SwapSlot),
-    frame: Run,
+    frame: (Run, Comes),
     env: &mut E,
 ) -> Result<(), Run> {
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let mut left = Some(frame);
     lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
-        let Some(frame) = left.take() else { return };
-        match host.space.bring_in(page, from, frame, host.mem) {
+        let Some((frame, comes)) = left.take() else { return };
+        match host.space.bring_in(page, from, (frame, comes), host.mem) {
             Ok(stale) => shadow.rested(stale, host),
-            Err(frame) => left = Some(frame),
+            Err(frame) => left = Some((frame, comes)),
         }
     });
-    left.map_or(Ok(()), Err)
+    left.map_or(Ok(()), |(frame, _)| Err(frame))
 }
 
 /// Most shadow pages of a VM.

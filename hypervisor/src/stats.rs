@@ -28,6 +28,21 @@ impl Gnomon {
         console.record(&Record::Stats(stats));
     }
 
+    /// Prints all tunables, for people.
+    pub fn print_tunables(&self) {
+        for (name, value) in self.tunables.each() {
+            self.console.say(&alloc::format!("  {name} = {value}"));
+        }
+    }
+
+    /// Sets a tunable (`name=value`), and says so, or why not.
+    pub fn change(&self, setting: &str) {
+        match self.tunables.set(setting) {
+            Ok(()) => self.console.say(&alloc::format!("set: {setting}")),
+            Err(why) => self.console.say(&alloc::format!("{why}")),
+        }
+    }
+
     /// All counters as they stand.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -78,7 +93,7 @@ impl Gnomon {
 }
 
 /// An address space's counters by name.
-fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 16] {
+fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 18] {
     [
         ("gstage.anonymous_4k", c.anonymous_4k),
         ("gstage.anonymous_2m", c.anonymous_2m),
@@ -96,5 +111,7 @@ fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 16] {
         ("gstage.swapped_out", c.swapped_out),
         ("gstage.swapped_in", c.swapped_in),
         ("gstage.zero_pages", c.zero_pages),
+        ("gstage.clean", c.clean),
+        ("gstage.dirtied", c.dirtied),
     ]
 }

@@ -3,7 +3,7 @@
 //!
 //! | event | methods |
 //! |---|---|
-//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
+//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
@@ -18,15 +18,17 @@ use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::pager::Portion;
+use crate::tunables::Tunables;
 use crate::vcpu::{Vcpu, VcpuRun};
 use crate::vm::Translation::{Shadow, TwoStage};
 use crate::vm::{Memory, Translation, Unreachable, Vm};
 use crate::{shadow, two_stage};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
+use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::{Frames, Owner, Run};
-use mmu::gstage::{Images, Ready, SwapSlot};
+use mmu::gstage::{Ad, Comes, Images, Ready, SwapSlot};
 use mmu::shadow::{Counters, GuestFence, Lists};
 use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
@@ -68,6 +70,17 @@ impl Translation {
         match self {
             TwoStage => two_stage::images(config),
             Shadow(_) => Images::Shared,
+        }
+    }
+
+    /// How it is known what a VM uses of its memory.
+    #[must_use]
+    pub fn ad(self, offer: &Offer, set: &Tunables) -> Ad {
+        match self {
+            // What its hart does not walk it sets no bits in.
+            TwoStage if set.is_on(Id::HardwareAd) && offer.nested_svadu => Ad::Hardware,
+            _ if set.is_on(Id::FaultD) => Ad::Faults,
+            _ => Ad::AsNeeded,
         }
     }
 
@@ -287,7 +300,7 @@ impl Translation {
         g: &Gnomon,
         vm: &Vm,
         what: (Pfn<Gpa>, SwapSlot),
-        frame: Run,
+        frame: (Run, Comes),
         env: &mut E,
     ) -> Result<(), Run> {
         match self {

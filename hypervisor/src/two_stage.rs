@@ -13,7 +13,7 @@ use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::{Frames, Run};
-use mmu::gstage::{AddressSpace, How, Images, Ready, Resolved, SwapSlot, Unresolved, in_portions, settle};
+use mmu::gstage::{AddressSpace, Comes, How, Images, Ready, Resolved, SwapSlot, Unresolved, in_portions, settle};
 use mmu::shadow::GuestFence;
 use mmu::stale::Stale;
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
@@ -98,7 +98,9 @@ pub(crate) fn sweep<E: Env>(
     };
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let mut swept = Swept { space, mem: &mut mem, hw: GStageFence { g, vm, env }, frames };
-    g.pager.sweep(vm, &mut swept, from, portion, frames)
+    let has_room = g.pager.sweep(vm, &mut swept, from, portion, frames);
+    g.pager.forgo_all(swept.space);
+    has_room
 }
 
 /// A VM's memory, under its lock, behind its G-stage.
@@ -135,13 +137,14 @@ pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
     vm: &Vm,
     (page, from): (Pfn<Gpa>, SwapSlot),
-    frame: Run,
+    frame: (Run, Comes),
     env: &mut E,
 ) -> Result<(), Run> {
     let frames = &g.harts[env.hart()].frames;
     let mut guard = vm.memory.lock();
-    let Some(Memory { space, .. }) = guard.as_mut() else { return Err(frame) };
+    let Some(Memory { space, .. }) = guard.as_mut() else { return Err(frame.0) };
     let stale = space.bring_in(page, from, frame, &mut env.mem())?;
+    g.pager.forgo_all(space);
     stale.flush(&mut GStageFence { g, vm, env }, frames);
     Ok(())
 }
@@ -159,6 +162,7 @@ fn try_reach<E: Env>(
     let Memory { space, .. } = guard.as_mut().ok_or(Unresolved::For(Unreachable::Gone))?;
     let resolved = space.resolve_with(gpa, access, ready, frames, mem);
     let resolved = resolved.map_err(|unresolved| unresolved.map(Unreachable::from))?;
+    g.pager.forgo_all(space);
     let Resolved::Mapped { hpa, how, stale, publish } = resolved else {
         return Err(Unresolved::For(Unreachable::Hole));
     };

@@ -413,6 +413,7 @@ fn run_spec(gnomon: Gnomon, vm: VmFile, harts: u32) -> RunSpec {
         options: VmFile::default(),
         host_memory: None,
         swap: None,
+        settings: Vec::new(),
         harts: Some(harts),
         h: gnomon.variant.h,
         seat: gnomon.seat,

@@ -52,6 +52,9 @@ pub struct RunArgs {
     /// Page to this file, which is made if it is not there (sparse; SIZE is all VMs' memory by default)
     #[arg(long, value_name = "FILE[:SIZE]")]
     swap: Option<SwapSpec>,
+    /// Set a tunable, such as read-ahead=0; can be given more than once (see docs/tunables.md)
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    set: Vec<String>,
     /// vCPUs of each VM
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u32>,
@@ -109,6 +112,11 @@ pub struct RunArgs {
     /// Prepare everything and print QEMU's command line instead of running it
     #[arg(long)]
     dry_run: bool,
+}
+
+/// Checks a setting.
+fn setting(text: &str) -> Result<String, String> {
+    abi::tunable::parse(text).map(|_| text.into()).map_err(|why| why.to_string())
 }
 
 /// A choice of yes and no.
@@ -208,6 +216,7 @@ impl RunArgs {
             options,
             host_memory: self.host_memory,
             swap: self.swap,
+            settings: self.set,
             harts: self.harts,
             h: if self.no_h { HExtension::Absent } else { HExtension::Present },
             seat: self.seat,

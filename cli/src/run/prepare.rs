@@ -135,8 +135,9 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let dir = cache("run")?;
     prune(&dir, BUNDLES_KEPT);
     let mut bundle = Unnamed::new_in(&dir)?;
-    let bundle_bytes =
-        pack.write(configs, spec.console, bundle.as_file_mut()).map_err(IoError::at("write a bundle in", &dir))?;
+    let bundle_bytes = pack
+        .write(configs, (spec.console, &spec.settings), bundle.as_file_mut())
+        .map_err(IoError::at("write a bundle in", &dir))?;
     let memory = match spec.host_memory {
         Some(memory) => qemu::check_host_memory(memory, bundle_bytes)?,
         None => qemu::memory_for(total, bundle_bytes),
@@ -331,6 +332,7 @@ mod tests {
             options: VmFile::default(),
             host_memory: None,
             swap: None,
+            settings: vec![],
             harts: None,
             h: HExtension::Present,
             seat: Seat::Firmware,

@@ -164,6 +164,7 @@ pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
         options: VmFile::default(),
         host_memory: case.test.host_memory,
         swap: None,
+        settings: case.test.set.clone(),
         harts: Some(case.harts),
         h: case.variant.h,
         seat,

@@ -79,6 +79,9 @@ pub struct BootTest {
     /// RAM of the machine, if not enough for all VMs.
     #[serde(default)]
     pub host_memory: Option<Size>,
+    /// Tunables that are set, `name=value`.
+    #[serde(default)]
+    pub set: Vec<String>,
     /// Size of the file that Gnomon pages to, if there is to be one.
     #[serde(default)]
     pub swap: Option<Size>,

@@ -45,6 +45,8 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
     /// How guests' consoles share the one UART.
     pub console: ConsoleMode,
+    /// Tunables that are set: `name=value` ([`crate::tunable`]).
+    pub settings: Vec<String>,
 }
 
 /// One VM.
@@ -282,6 +284,7 @@ mod tests {
     fn config() -> Config {
         Config {
             console: ConsoleMode::Lines,
+            settings: vec!["reclaim=off".into()],
             vms: vec![VmConfig {
                 name: "linux".into(),
                 after: Some(3),

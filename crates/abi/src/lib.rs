@@ -8,6 +8,7 @@ extern crate alloc;
 pub mod bundle;
 pub mod record;
 pub mod report;
+pub mod tunable;
 
 /// The serial of the block device that Gnomon pages to.
 pub const SWAP_SERIAL: &str = "gnomon-swap";

@@ -18,12 +18,16 @@ const LINE: usize = 1024;
 const PIECE: usize = 64;
 
 /// What a key sequence asks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
     /// Give this byte to that guest.
     Input(Handle, u8),
     /// Print the counters.
     Stats,
+    /// Print the tunables.
+    Tunables,
+    /// Set a tunable: `name=value`, as it was typed.
+    Set(String),
     /// Pause that guest, or let it go on.
     Pause(Handle),
     /// End that guest.
@@ -69,6 +73,8 @@ pub(super) struct Screen {
     guests: Vec<Guest>,
     attached: usize,
     escaped: bool,
+    /// The setting that is being typed.
+    typed: Option<String>,
     /// What goes to the port next.
     out: VecDeque<u8>,
     /// The last byte that was added there.
@@ -88,6 +94,7 @@ impl Screen {
             guests: Vec::new(),
             attached: 0,
             escaped: false,
+            typed: None,
             out: VecDeque::new(),
             last: b'\n',
             turn: 0,
@@ -329,7 +336,7 @@ impl Screen {
     pub(super) fn listener(&self) -> Option<Handle> {
         match self.mode {
             ConsoleMode::Lines => (0..self.guests.len()).find_map(|slot| self.handle(slot)),
-            ConsoleMode::Attached if self.escaped => None,
+            ConsoleMode::Attached if self.escaped || self.typed.is_some() => None,
             ConsoleMode::Attached => self.handle(self.attached),
         }
     }
@@ -337,6 +344,9 @@ impl Screen {
     pub(super) fn key(&mut self, byte: u8) -> Option<Command> {
         if self.mode == ConsoleMode::Lines {
             return Some(Command::Input(self.listener()?, byte));
+        }
+        if self.typed.is_some() {
+            return self.type_setting(byte);
         }
         if !core::mem::take(&mut self.escaped) {
             if byte == ESCAPE {
@@ -353,9 +363,43 @@ impl Screen {
             b'p' => return self.listener().map(Command::Pause),
             b'k' => return self.listener().map(Command::End),
             b's' => return Some(Command::Stats),
+            b't' => return Some(Command::Tunables),
+            b'=' => {
+                self.say("set (name=value, Enter):");
+                self.typed = Some(String::new());
+            }
             b'x' => return Some(Command::Quit),
             b'h' | b'?' => self.help(),
             _ => self.say("no such command; Ctrl-A h lists them"),
+        }
+        None
+    }
+
+    /// A key of a setting that is being typed. Enter ends it, Ctrl-C and Escape give it up.
+    fn type_setting(&mut self, byte: u8) -> Option<Command> {
+        const BACKSPACE: u8 = 8;
+        const DELETE: u8 = 127;
+        const MOST: usize = 64;
+        let text = self.typed.as_mut()?;
+        match byte {
+            b'\r' | b'\n' => {
+                self.text("\n");
+                return self.typed.take().map(Command::Set);
+            }
+            3 | 27 | ESCAPE => {
+                self.typed = None;
+                self.text("\n");
+            }
+            BACKSPACE | DELETE => {
+                if text.pop().is_some() {
+                    self.text("\x08 \x08");
+                }
+            }
+            b' '..=b'~' if text.len() < MOST => {
+                text.push(byte.into());
+                self.byte(byte);
+            }
+            _ => {}
         }
         None
     }
@@ -366,6 +410,8 @@ impl Screen {
         self.say("Ctrl-A p    pause this VM, or let it go on");
         self.say("Ctrl-A k    end this VM");
         self.say("Ctrl-A s    print counters");
+        self.say("Ctrl-A t    print tunables");
+        self.say("Ctrl-A =    set one");
         self.say("Ctrl-A x    stop all VMs and power off");
         self.say("Ctrl-A Ctrl-A  send Ctrl-A to the guest");
         for index in 0..self.guests.len() {

@@ -32,7 +32,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use disk::Slots;
 use mmu::frames::{Ahead, Frames, Run};
-use mmu::gstage::SwapSlot;
+use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, Pfn};
 
 /// Frames that the pager keeps for tables: it needs some when there are none.
@@ -47,6 +47,8 @@ struct Request {
     slot: SwapSlot,
     /// Its frame; `None` if the guest has it back already.
     frame: Option<Run>,
+    /// How it comes, if it does.
+    comes: Comes,
     /// Nobody asks for what is on the page of the device any more.
     is_moot: bool,
 }
@@ -81,6 +83,8 @@ pub struct Pager {
     is_exhausted: AtomicBool,
     /// Counts what a vCPU may have waited for.
     events: AtomicU64,
+    /// When guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]), in host time.
+    shaken_at: AtomicU64,
     counters: Counters,
 }
 
@@ -124,6 +128,7 @@ impl Pager {
             waiting: AtomicU64::new(0),
             is_exhausted: AtomicBool::new(false),
             events: AtomicU64::new(0),
+            shaken_at: AtomicU64::new(0),
             counters: Counters::default(),
         }
     }
@@ -183,6 +188,14 @@ impl Pager {
         match inner.requests.iter_mut().find(|request| request.slot == slot) {
             Some(request) => request.is_moot = true,
             None => inner.slots.give(slot),
+        }
+    }
+
+    /// A VM forgoes those that its memory says: they are out of date.
+    #[inline(always)]
+    pub fn forgo_all(&self, space: &mut AddressSpace) {
+        if space.has_forgone() {
+            space.take_forgone().into_iter().for_each(|slot| self.forgo(slot));
         }
     }
 

@@ -8,7 +8,7 @@ use abi::bundle::{GUEST_RAM_BASE, MAX_VMS};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::SeqCst;
 use mmu::frames::{Frames, Owner};
-use mmu::gstage::{AddressSpace, Sight};
+use mmu::gstage::{AddressSpace, Comes, Sight};
 use mmu::stale::Stale;
 use rv::{Addr, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem};
 
@@ -69,6 +69,8 @@ pub struct Portion {
     pub(super) gone: u64,
     /// What is mapped goes as well: nothing else has.
     is_forced: bool,
+    /// Nothing goes.
+    only_rests: bool,
 }
 
 impl Portion {
@@ -84,7 +86,7 @@ impl Portion {
     const SPLIT: u32 = 1000;
 
     const fn new(is_forced: bool) -> Self {
-        Self { steps: Self::STEPS, gone: 0, is_forced }
+        Self { steps: Self::STEPS, gone: 0, is_forced, only_rests: false }
     }
 
     const fn spend(&mut self, steps: u32) {
@@ -166,6 +168,35 @@ impl Pager {
         has_room && clock.rounds < FRUITLESS
     }
 
+    /// Whether the time has come to disturb guests again.
+    pub(super) fn is_time_to_shake<E: Env>(&self, g: &Gnomon, env: &E) -> bool {
+        let (now, due) = (env.now(), self.shaken_at.load(SeqCst));
+        due <= now && self.shaken_at.compare_exchange(due, now + g.offer.timebase / 1000, SeqCst, SeqCst).is_ok()
+    }
+
+    /// Makes so many pages idle, in pieces at random places of random VMs: everything that can fault does. A test.
+    pub(super) fn shake<E: Env>(&self, g: &Gnomon, pages: u64, env: &mut E) {
+        let mut random = self.shaken_at.load(SeqCst) | 1;
+        let mut draw = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below.max(1)
+        };
+        /// Pages of a piece.
+        const PIECE: u64 = 16;
+        let mut portion = Portion { only_rests: true, ..Portion::new(false) };
+        for _ in 0..pages.div_ceil(PIECE) {
+            let count = g.vms.all().count() as u64;
+            let Some(vm) = g.vms.all().nth(draw(count) as usize) else { return };
+            let all = vm.config.memory_bytes / PAGE_BYTES;
+            let first = FIRST.add(draw(all));
+            let end = first.add(pages.min(PIECE)).min(FIRST.add(all));
+            let mut at = first;
+            vm.translation.sweep(g, &vm, (&mut at, end), &mut portion, env);
+        }
+    }
+
     /// A part of the sweep in one VM, whose memory's lock is held. Returns whether pages can go on to go.
     pub(crate) fn sweep<P: Pageable>(
         &self,
@@ -182,7 +213,7 @@ impl Pager {
             let page = *at;
             let (space, mem) = memory.space();
             let (sight, next) = space.look(page, mem);
-            let mut is_idle = matches!(sight, Sight::Idle(_));
+            let mut is_idle = matches!(sight, Sight::Idle(_)) && !portion.only_rests;
             if let Sight::Mapped(level) = sight {
                 portion.spend(Portion::REST * level.pages() as u32 / 4 + Portion::REST);
                 if let Some(owed) = memory.rest(page, level) {
@@ -227,6 +258,10 @@ impl Pager {
     /// Lets an idle page go.
     fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, frames: &Frames) -> Went {
         let (space, mem) = memory.space();
+        if let Some(frame) = space.take_out_clean(page, mem) {
+            frames.free(frame);
+            return Went::Gone;
+        }
         let frame = space.frame_of_idle(page, mem);
         if is_zero(frame, mem) {
             frames.free(space.take_out(page, None, mem));
@@ -234,13 +269,22 @@ impl Pager {
         }
         let mut inner = self.inner.lock();
         let Inner { disk: Some(disk), slots, requests, .. } = &mut *inner else { return Went::Stays };
-        let Some(slot) = slots.take() else { return Went::Stays };
+        let Some(slot) = slots.take().or_else(|| space.give_up_copy()) else { return Went::Stays };
         match disk.begin(Way::Out, slot, frame) {
             Ok(token) => {
                 self.counters.writes.fetch_add(1, SeqCst);
                 self.in_flight.fetch_add(1, SeqCst);
-                let frame = Some(space.take_out(page, Some(slot), mem));
-                requests.push(Request { token, way: Way::Out, vm: vm.handle, page, slot, frame, is_moot: false });
+                let (frame, comes) = (Some(space.take_out(page, Some(slot), mem)), Comes::Unwritten);
+                requests.push(Request {
+                    token,
+                    way: Way::Out,
+                    vm: vm.handle,
+                    page,
+                    slot,
+                    frame,
+                    comes,
+                    is_moot: false,
+                });
                 Went::Gone
             }
             Err(super::NotBegun::Busy) => {

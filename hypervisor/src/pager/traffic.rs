@@ -1,17 +1,18 @@
 //! Pages that come back, requests that are finished, and who waits for them.
 
-use super::{Goal, NotBegun, Pager, Request, Way};
+use super::{Goal, Inner, NotBegun, Pager, Request, Way};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
 use crate::vcpu::request;
 use crate::vm::{Departure, Unreachable, Vm};
 use abi::record::EndReason;
+use abi::tunable::Id;
 use alloc::format;
 use core::sync::atomic::Ordering::SeqCst;
 use mmu::frames::{AllocError, Frames, Owner, Use};
-use mmu::gstage::SwapSlot;
-use rv::{Gpa, PAGE_BYTES, Pfn};
+use mmu::gstage::{AddressSpace, Comes, SwapSlot};
+use rv::{Gpa, PAGE_BYTES, Pfn, PhysMem};
 
 /// Requests whose end is looked after at a time: some 40,000 instructions.
 const AT_ONCE: usize = 16;
@@ -87,12 +88,27 @@ impl Pager {
             known.is_moot = true;
             drop((inner, guard));
             self.counters.rescues.fetch_add(1, SeqCst);
-            if let Err(frame) = vm.translation.bring_in(g, vm, (page, slot), frame, env) {
+            if let Err(frame) = vm.translation.bring_in(g, vm, (page, slot), (frame, Comes::Unwritten), env) {
                 // It has been unmapped in between.
                 frames.free(frame);
             }
             return Fetched::Again;
         }
+        let fetched = self.begin_read(vm, (page, slot), Comes::Wanted, &mut inner, frames);
+        if matches!(fetched, Fetched::Waits) {
+            self.read_ahead(g, vm, (page, slot), (&memory.space, &mut inner), (frames, &env.mem()));
+        }
+        fetched
+    }
+
+    fn begin_read(
+        &self,
+        vm: &Vm,
+        (page, slot): (Pfn<Gpa>, SwapSlot),
+        comes: Comes,
+        inner: &mut Inner,
+        frames: &Frames,
+    ) -> Fetched {
         let frame = match frames.alloc(owner(vm), Use::Guest, 0) {
             Ok(frame) => frame,
             Err(error) => return Fetched::NoFrame(error),
@@ -106,12 +122,36 @@ impl Pager {
                 self.in_flight.fetch_add(1, SeqCst);
                 self.counters.reads.fetch_add(1, SeqCst);
                 let (vm, frame) = (vm.handle, Some(frame));
-                inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, is_moot: false });
+                inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, comes, is_moot: false });
                 Fetched::Waits
             }
             Err(why) => {
                 frames.free(frame);
                 if why == NotBegun::Busy { Fetched::Waits } else { Fetched::Lost }
+            }
+        }
+    }
+
+    /// What went out together is likely to come together: the pages behind one that is needed, as far as they follow it on the
+    /// device as well, and memory is not short.
+    fn read_ahead<M: PhysMem>(
+        &self,
+        g: &Gnomon,
+        vm: &Vm,
+        (page, slot): (Pfn<Gpa>, SwapSlot),
+        (space, inner): (&AddressSpace, &mut Inner),
+        (frames, mem): (&Frames, &M),
+    ) {
+        for n in 1..=g.tunables.get(Id::ReadAhead) {
+            let (page, slot) = (page.add(n), SwapSlot(slot.0 + n));
+            let is_known = || inner.requests.iter().any(|request| request.slot == slot);
+            if space.is_out(page, mem) != Some(slot) || frames.free_count() < Self::marks(frames).0 || is_known() {
+                return;
+            }
+            let before = inner.requests.len();
+            let _ = self.begin_read(vm, (page, slot), Comes::Ahead, inner, frames);
+            if inner.requests.len() == before {
+                return;
             }
         }
     }
@@ -126,7 +166,7 @@ impl Pager {
             // There was to be enough for all; but tables have taken it.
             self.turn_on(&g.harts[env.hart()].frames);
         }
-        if self.is_exhausted.swap(false, SeqCst) {
+        if self.is_exhausted.swap(false, SeqCst) || !g.tunables.is_on(Id::Reclaim) {
             return self.make_room_for(g, vm, error, env);
         }
         let bit = 1 << vm.slot();
@@ -162,12 +202,16 @@ impl Pager {
     /// Looks after requests that are finished, and takes a portion of memory back if it is short. Returns whether there was
     /// anything to do. Each hart calls it now and then, while there is ([`Pager::has_work`]).
     pub fn go_on<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
-        if !self.has_work() {
+        let shaken = g.tunables.get(Id::UnmapAtRandom);
+        if shaken == 0 && !self.has_work() {
             return false;
         }
         let finished = self.poll(g, env);
-        let more = self.reclaim(g, env);
-        if self.has_work() {
+        let more = g.tunables.is_on(Id::Reclaim) && self.reclaim(g, env);
+        if shaken != 0 && self.is_time_to_shake(g, env) {
+            self.shake(g, shaken, env);
+        }
+        if shaken != 0 || self.has_work() {
             env.go_on_soon();
         }
         finished || more
@@ -185,33 +229,32 @@ impl Pager {
                 (inner.requests.swap_remove(at), result)
             };
             count += 1;
-            let (Request { way, vm, page, slot, frame, is_moot, .. }, result) = finished;
+            let (Request { way, vm, page, slot, frame, comes, is_moot, .. }, result) = finished;
             if result.is_err() {
                 self.counters.errors.fetch_add(1, SeqCst);
             }
             // The VM is there until all its requests are finished.
             let Some(vm) = g.vms.get(vm) else { unreachable!("a VM has gone before its pages") };
             let frames = &g.harts[env.hart()].frames;
-            let mut is_free = result.is_ok();
+            // Else it is in an entry, or in what is left of one, and given back from there. One that has failed is used no more.
+            let is_free = result.is_ok() && is_moot;
             match (way, frame, result.is_ok()) {
                 (Way::Out, Some(frame), false) if !is_moot => {
                     // It stays where it is. That page of the device is used no more.
-                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), frame, env) {
+                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), (frame, comes), env) {
                         frames.free(frame);
                     }
                 }
-                (Way::Out, frame, _) => {
-                    is_free &= is_moot;
-                    frame.into_iter().for_each(|frame| frames.free(frame));
-                }
+                (Way::Out, frame, _) => frame.into_iter().for_each(|frame| frames.free(frame)),
                 (Way::In, Some(frame), true) => {
-                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), frame, env) {
+                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), (frame, comes), env) {
                         frames.free(frame);
                     }
                 }
                 (Way::In, frame, _) => {
                     frame.into_iter().for_each(|frame| frames.free(frame));
-                    if !is_moot {
+                    // What nobody has asked for may be asked for later.
+                    if !is_moot && comes == Comes::Wanted {
                         let end = EndReason::Killed { message: format!("{}", Unreachable::Lost(page)) };
                         lifecycle::depart(g, &vm, Departure::End(end), env);
                     }

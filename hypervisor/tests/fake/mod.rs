@@ -251,7 +251,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     let mem = Mem(Arc::new(Mutex::new(ram)));
     let mut frames = Frames::new();
     frames.add(Pfn::new(RAM + BUNDLE_PAGES), PAGES - BUNDLE_PAGES);
-    let config = Config { vms, console: ConsoleMode::Lines };
+    let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
     let offer = Offer {
         guest: GuestMode::Virtual,
@@ -272,6 +272,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
         chores: Chores::default(),
         pager: hypervisor::pager::Pager::default(),
+        tunables: hypervisor::tunables::Tunables::default(),
         console: Console::new(&Printer, config.console, has_names),
         heap: HeapUse::default,
         heap_at_start: 0,

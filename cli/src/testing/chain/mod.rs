@@ -22,7 +22,7 @@ type Machine = (Seat, u32, HExtension);
 fn machine(case: &Case) -> Option<Machine> {
     let Site::Gnomon(seat) = case.site else { return None };
     let BootTest { guest, console, vms, beside, then, icount, meter, qemu, dialog, attempts, expect, .. } = &case.test;
-    let is_alone_with_memory = case.test.host_memory.is_none() && case.test.swap.is_none();
+    let is_plain = case.test.host_memory.is_none() && case.test.swap.is_none() && case.test.set.is_empty();
     // Counters come when the machine ends: there are none of a VM if a later one hangs.
     let Expect { output, absent, boots, .. } = expect;
     let sees_its_vm_only = guest.is_some()
@@ -34,7 +34,7 @@ fn machine(case: &Case) -> Option<Machine> {
         && beside.is_empty()
         && then.is_empty()
         && qemu.is_empty()
-        && is_alone_with_memory
+        && is_plain
         && dialog.is_empty()
         && output.is_empty()
         && absent.is_empty()

@@ -9,7 +9,7 @@
 
 use super::kept::Kept;
 use super::region::{Object, Prot, Region};
-use super::space::{AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
+use super::space::{Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
 use crate::table;
@@ -270,10 +270,11 @@ impl AddressSpace {
                 let hpa = arrival(&leaf, slot.level, gpa);
                 Ok(filled(hpa, How::Spurious))
             }
+            (Entry::Leaf(leaf), _) if leaf.flags.contains(OWNED) => Ok(self.dirty(gpa, (&slot, &leaf), mem)),
             // The region allows stores and the leaf does not: an image page not yet copied.
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
             _ if slot.pte.0 != 0 => self.bring_back(gpa, &slot, mem),
-            (_, Object::Anonymous) => self.fill_anonymous(gpa, &region, &slot, ready, frames, mem),
+            (_, Object::Anonymous) => self.fill_anonymous((gpa, access), &region, &slot, ready, frames, mem),
             (_, Object::Image { first }) => {
                 let image = first.add(gpa.pfn().raw() - region.start.raw());
                 if access == Access::Store || self.policy.images == Images::Private {
@@ -307,7 +308,7 @@ impl AddressSpace {
 
     fn fill_anonymous(
         &mut self,
-        gpa: Addr<Gpa>,
+        (gpa, access): (Addr<Gpa>, Access),
         region: &Region,
         slot: &Slot<Hpa>,
         ready: &mut Ready,
@@ -318,7 +319,7 @@ impl AddressSpace {
             match self.mega(Content::Zero, slot, ready, frames) {
                 Ok(supplies) => {
                     self.counters.anonymous_2m += 1;
-                    return Ok(self.commit_anonymous(gpa, region.prot, Level::MEGA, slot, supplies, mem));
+                    return Ok(self.commit_anonymous((gpa, access), region.prot, Level::MEGA, slot, supplies, mem));
                 }
                 Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
                 Err(NoMega::Denied) => {}
@@ -329,7 +330,7 @@ impl AddressSpace {
             mem.zero_frames(page.first(), 1);
         }
         self.counters.anonymous_4k += 1;
-        Ok(self.commit_anonymous(gpa, region.prot, Level::PAGE, slot, supplies, mem))
+        Ok(self.commit_anonymous((gpa, access), region.prot, Level::PAGE, slot, supplies, mem))
     }
 
     /// What a leaf of 2 MiB takes, if they are ready.
@@ -361,7 +362,7 @@ impl AddressSpace {
     /// Maps frames that are ready.
     fn commit_anonymous(
         &mut self,
-        gpa: Addr<Gpa>,
+        (gpa, access): (Addr<Gpa>, Access),
         prot: Prot,
         level: Level,
         slot: &Slot<Hpa>,
@@ -370,7 +371,9 @@ impl AddressSpace {
     ) -> Resolved {
         let Supplies { tables, data } = supplies;
         let pfn = data.expect("taken with the tables").into_entry();
-        self.link(gpa, slot, tables, Self::leaf(pfn, prot, OWNED), mem);
+        let is_clean = self.policy.ad != Ad::AsNeeded && access != Access::Store && self.sees_writes();
+        let leaf = if is_clean { self.clean_leaf(pfn, prot) } else { Self::leaf(pfn, prot, OWNED) };
+        self.link(gpa, slot, tables, leaf, mem);
         filled(pfn.at(gpa.raw() & (level.bytes() - 1)), How::Filled)
     }
 

@@ -18,16 +18,28 @@
 //! (*Nested Paging in bhyve*, section on A/D emulation). The next access is a fault that the entry alone answers.
 
 use super::demand;
-use super::space::{AddressSpace, How, OWNED, Resolved, Translation, arrival, order};
+use super::space::{Ad, AddressSpace, How, OWNED, Resolved, Translation, arrival, order};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::table;
 use crate::walk::Slot;
+use core::ops::Range;
 use rv::{Addr, Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// A page of the swap device, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SwapSlot(pub u64);
+
+/// How a page comes back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Comes {
+    /// The guest has asked for it.
+    Wanted,
+    /// It is brought in ahead of that: idle, so that it shows whether it was of use.
+    Ahead,
+    /// It has never gone: the device has no copy that is of use.
+    Unwritten,
+}
 
 /// The mark of an entry whose page is out: the software bit that [`OWNED`] is not.
 const OUT: PteFlags = PteFlags::RSW1;
@@ -137,10 +149,15 @@ impl AddressSpace {
     pub fn rest(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
         let (slot, leaf) = self.taken_slot(page, mem);
         assert!(leaf.flags.contains(OWNED), "{page:?} is not the VM's own");
-        let (_, debt) = table::exchange(slot.at, idle(slot.pte), mem);
-        self.counters.rested += 1;
         let mut stale = Stale::none();
+        // Hardware may set D until then.
+        let (now, debt) = table::exchange(slot.at, Pte::INVALID, mem);
         stale.owe(debt, demand::around(page.base(), slot.level));
+        // First its A is cleared. If it is still clear the next time, nobody has used it.
+        let has_been_used = self.policy.ad == Ad::Hardware && now.flags().contains(PteFlags::A);
+        let next = if has_been_used { Pte(now.0 & !PteFlags::A.bits()) } else { idle(now) };
+        table::fill(slot.at, next, mem);
+        self.counters.rested += 1;
         stale
     }
 
@@ -196,7 +213,46 @@ impl AddressSpace {
             Some(_) => self.counters.swapped_out += 1,
             None => self.counters.zero_pages += 1,
         }
+        self.forgo_copy(page);
         Run::from_entry(leaf.pfn, 0)
+    }
+
+    /// The same, if the swap device has a copy of the page still: to there, and nothing has to be written. Its frame is to be
+    /// freed.
+    ///
+    /// # Panics
+    /// If the page is not idle.
+    pub fn take_out_clean(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Option<Run> {
+        let (slot, leaf) = self.idle_slot(page, Level::PAGE, mem);
+        let copy = self.copies.remove(&page.raw())?;
+        if leaf.flags.contains(PteFlags::D) {
+            // Only where D is the hardware's: else whoever lets the page be written knows.
+            self.forgone.push(copy);
+            return None;
+        }
+        table::fill(slot.at, Kept::Out(copy).encode(), mem);
+        self.counters.swapped_out += 1;
+        self.counters.clean += 1;
+        Some(Run::from_entry(leaf.pfn, 0))
+    }
+
+    /// Gives up a copy that the swap device has of some page that is in memory: its place is needed.
+    pub fn give_up_copy(&mut self) -> Option<SwapSlot> {
+        self.copies.pop_first().map(|(_, slot)| slot)
+    }
+
+    /// What the swap device has of the page is out of date.
+    fn forgo_copy(&mut self, page: Pfn<Gpa>) {
+        if !self.copies.is_empty() {
+            self.forgone.extend(self.copies.remove(&page.raw()));
+        }
+    }
+
+    /// What it has of the pages of a range is.
+    pub(super) fn forgo_copies(&mut self, range: &Range<u64>) {
+        while let Some((page, _)) = self.copies.range(range.clone()).next() {
+            self.forgo_copy(Pfn::new(*page));
+        }
     }
 
     /// The frame of the idle 4 KiB at `page`.
@@ -211,22 +267,50 @@ impl AddressSpace {
     /// Brings a page back that is out: `frame` holds its contents, and is the VM's. What is fenced is for instructions: code may
     /// be in it that harts have never been told of.
     ///
+    /// The copy that the device has is kept, or the slot is forgone ([`AddressSpace::take_forgone`]).
+    ///
     /// # Errors
     /// The frame, if the page is not out there any more.
     pub fn bring_in(
         &mut self,
         page: Pfn<Gpa>,
         from: SwapSlot,
-        frame: Run,
+        (frame, comes): (Run, Comes),
         mem: &mut impl PhysMem,
     ) -> Result<Stale<Gpa>, Run> {
         if self.is_out(page, mem) != Some(from) {
             return Err(frame);
         }
         let (Some(slot), Some(region)) = (self.slot(page.base(), mem), self.region_of(page)) else { return Err(frame) };
-        table::fill(slot.at, Self::leaf(frame.into_entry(), region.prot, OWNED), mem);
-        self.counters.swapped_in += 1;
+        let is_copied = comes != Comes::Unwritten && self.sees_writes();
+        let frame = frame.into_entry();
+        let leaf = if is_copied { self.clean_leaf(frame, region.prot) } else { Self::leaf(frame, region.prot, OWNED) };
+        table::fill(slot.at, if comes == Comes::Ahead { idle(leaf) } else { leaf }, mem);
+        if is_copied {
+            self.copies.insert(page.raw(), from);
+        } else if comes != Comes::Unwritten {
+            self.forgone.push(from);
+        }
+        self.counters.swapped_in += u64::from(comes != Comes::Unwritten);
         Ok(Stale::of(demand::around(page.base(), Level::PAGE)))
+    }
+
+    /// The guest writes to a page that lacks W so that this shows.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn dirty(
+        &mut self,
+        gpa: Addr<Gpa>,
+        (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
+        mem: &mut impl PhysMem,
+    ) -> Resolved {
+        let flags = leaf.flags | PteFlags::W | PteFlags::D;
+        let (_, debt) = table::exchange(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
+        // It allows more than before: a hart that remembers less faults, and finds that.
+        let _ = debt.waive();
+        self.forgo_copy(gpa.pfn());
+        self.counters.dirtied += 1;
+        demand::filled(arrival(leaf, slot.level, gpa), How::Spurious)
     }
 
     /// The guest touches an idle page: it is mapped again, in the same frame.
@@ -237,7 +321,7 @@ impl AddressSpace {
         (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
         mem: &mut impl PhysMem,
     ) -> Resolved {
-        table::fill(slot.at, Entry::Leaf(*leaf).encode(), mem);
+        table::fill(slot.at, Pte(Entry::Leaf(*leaf).encode().0 | PteFlags::A.bits()), mem);
         self.counters.revived += 1;
         demand::filled(arrival(leaf, slot.level, gpa), How::Filled)
     }

@@ -6,7 +6,9 @@
 //!
 //! Rules of the table:
 //! - Leaves have U=1 (norm:H_vm_gpapriv: every G-stage access is a user access), A=1, and D=1 iff
-//!   W=1: hardware never writes it, so entries change only here.
+//!   W=1: hardware never writes it, so entries change only here; unless A and D are the hardware's ([`Ad::Hardware`]).
+//! - A leaf of the VM's own lacks W where the region has it, iff the page has not been written since it was brought in, or since
+//!   it was made ([`Ad::Faults`]). A page of which the swap device has a copy ([`AddressSpace::bring_in`]) lacks it.
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
 //!   leaf; one without leads to image frames and has W=0 (OWNERSHIP).
 //! - Leaves are 4 KiB or 2 MiB. Pointers never change but from invalid and, in `remove`, back.
@@ -25,10 +27,10 @@ mod remove;
 mod space;
 
 pub use demand::{Content, Ready, Unresolved, in_portions, with_ready};
-pub use kept::{Sight, SwapSlot};
+pub use kept::{Comes, Sight, SwapSlot};
 pub use region::{Object, Prot, Region, RegionError};
 pub use remains::{Remain, Remains};
 pub use space::{
-    AddressSpace, Counters, How, Images, OWNED, Policy, Publish, Residence, ResolveError, Resolved, Superpages,
+    Ad, AddressSpace, Counters, How, Images, OWNED, Policy, Publish, Residence, ResolveError, Resolved, Superpages,
     Translation, settle,
 };

@@ -3,6 +3,7 @@
 use super::kept::{self, Kept, SwapSlot};
 use super::space::{OWNED, order};
 use crate::frames::{Frames, Run};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use rv::{Caps, Entry, Format, PhysMem, Pte};
 
@@ -12,6 +13,8 @@ pub struct Remains {
     format: &'static Format,
     /// The tables from the root down to the one whose entries come next, each with the index of its next entry.
     path: Vec<(Run, u64)>,
+    /// Of pages that were in memory, the swap device had copies.
+    copies: BTreeMap<u64, SwapSlot>,
 }
 
 /// Something that is to be given back.
@@ -29,20 +32,24 @@ const fn cost(run: &Run) -> u32 {
 }
 
 impl Remains {
-    pub(super) fn below(root: Run, format: &'static Format) -> Self {
-        Self { format, path: alloc::vec![(root, 0)] }
+    pub(super) fn below(root: Run, format: &'static Format, copies: BTreeMap<u64, SwapSlot>) -> Self {
+        Self { format, path: alloc::vec![(root, 0)], copies }
     }
 
     /// Whether all is given back.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.path.is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.path.is_empty() && self.copies.is_empty()
     }
 
     /// What is to be given back next. `None` if there is nothing; or if `steps`, the entries that may be looked at, are used up.
     pub fn take(&mut self, steps: &mut u32, mem: &impl PhysMem) -> Option<Remain> {
         while *steps > 0 {
             *steps -= 1;
+            if let Some((_, slot)) = self.copies.pop_first() {
+                *steps = steps.saturating_sub(4);
+                return Some(Remain::Slot(slot));
+            }
             let level = self.format.levels_down().nth(self.path.len().checked_sub(1)?)?;
             let (table, next) = self.path.last_mut()?;
             if *next == self.format.entries(level) as u64 {

@@ -71,6 +71,7 @@ impl AddressSpace {
         self.clear(top, &range, &mut removed, mem);
         assert!(removed.tables.is_empty(), "as many splits as were counted");
         self.forgone.append(&mut removed.slots);
+        self.forgo_copies(&range);
         Ok(removed.stale)
     }
 
@@ -79,7 +80,7 @@ impl AddressSpace {
     /// No hart may have the root in `hgatp` any more; TLBs may still hold translations.
     pub fn destroy(self, hw: &mut impl Fence<Gpa>) -> Remains {
         hw.fence(FenceScope::Everything);
-        Remains::below(self.root, self.format)
+        Remains::below(self.root, self.format, self.copies)
     }
 
     /// How many 2 MiB leaves are partly in the range: those at its ends, two at most.

@@ -7,6 +7,7 @@ use crate::stale::{Retired, Stale};
 use crate::table;
 use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use rv::{Addr, Caps, Entry, Fence, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
@@ -46,6 +47,17 @@ pub enum Residence {
     Pageable,
 }
 
+/// How it is known which pages the guest has used (A) and changed (D).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ad {
+    /// A by making pages idle, when memory is short; D, by withholding W, of pages only of which the swap device has a copy.
+    AsNeeded,
+    /// The same, D of all pages.
+    Faults,
+    /// The hardware sets them (Svadu, for G-stage tables: `menvcfg.ADUE`).
+    Hardware,
+}
+
 /// How an address space is filled, and emptied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Policy {
@@ -55,6 +67,8 @@ pub struct Policy {
     pub images: Images,
     /// Whether it may be emptied.
     pub residence: Residence,
+    /// How it is known what the guest uses.
+    pub ad: Ad,
 }
 
 /// What happened so far. All only grow.
@@ -90,6 +104,10 @@ pub struct Counters {
     pub swapped_out: u64,
     /// Pages that came back from there.
     pub swapped_in: u64,
+    /// Of those that went, the ones of which the device had a copy still.
+    pub clean: u64,
+    /// Pages seen to be written by withholding W.
+    pub dirtied: u64,
     /// Pages taken back because they held zeroes.
     pub zero_pages: u64,
 }
@@ -112,6 +130,8 @@ impl core::ops::AddAssign for Counters {
         self.swapped_out += other.swapped_out;
         self.swapped_in += other.swapped_in;
         self.zero_pages += other.zero_pages;
+        self.clean += other.clean;
+        self.dirtied += other.dirtied;
     }
 }
 
@@ -232,6 +252,8 @@ pub struct AddressSpace {
     pub(super) counters: Counters,
     /// Pages of the swap device whose contents nobody will ask for any more.
     pub(super) forgone: Vec<SwapSlot>,
+    /// Pages in memory, by number, of which the swap device has a copy: their leaves lack W, or D if that is the hardware's.
+    pub(super) copies: BTreeMap<u64, SwapSlot>,
 }
 
 impl AddressSpace {
@@ -261,6 +283,7 @@ impl AddressSpace {
             regions: Vec::new(),
             counters: Counters::default(),
             forgone: Vec::new(),
+            copies: BTreeMap::new(),
         })
     }
 
@@ -333,6 +356,13 @@ impl AddressSpace {
         self.policy.residence == Residence::Wired
     }
 
+    /// Whether [`AddressSpace::take_forgone`] has something to say.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_forgone(&self) -> bool {
+        !self.forgone.is_empty()
+    }
+
     /// The pages of the swap device that are free again since the last time: what was on them is gone.
     #[must_use = "they are nobody's until they are given back"]
     pub fn take_forgone(&mut self) -> Vec<SwapSlot> {
@@ -382,6 +412,20 @@ impl AddressSpace {
         flags.set(PteFlags::X, prot.contains(Prot::X));
         flags.set(PteFlags::W | PteFlags::D, prot.contains(Prot::W));
         Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
+    }
+
+    /// The same for a page of the VM's own that nobody has written so far: a write will show.
+    pub(super) fn clean_leaf(&self, pfn: Pfn<Hpa>, prot: Prot) -> Pte {
+        match self.policy.ad {
+            Ad::Hardware => Pte(Self::leaf(pfn, prot, OWNED).0 & !PteFlags::D.bits()),
+            Ad::AsNeeded | Ad::Faults => Self::leaf(pfn, prot.difference(Prot::W), OWNED),
+        }
+    }
+
+    /// Whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's tables does not
+    /// ask the G-stage everywhere (QEMU), so where it may, only its own bits would tell.
+    pub(super) fn sees_writes(&self) -> bool {
+        self.policy.ad == Ad::Hardware || self.policy.images == Images::Shared
     }
 
     /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, but for the entries

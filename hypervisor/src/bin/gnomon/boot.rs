@@ -25,6 +25,7 @@ use hypervisor::machine::{Machine, Span};
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Disk, Pager};
 use hypervisor::sched::Sched;
+use hypervisor::tunables::Tunables;
 use hypervisor::vms::Vms;
 use metal::csr;
 use metal::ram::{Ram, boot_bytes};
@@ -106,6 +107,10 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
 
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
+    let tunables = Tunables::default();
+    for setting in &config.settings {
+        tunables.set(setting).map_err(|e| format!("{e}"))?;
+    }
     let console = Console::new(&drivers::HostUart, config.console, config.vms.len() > 1);
     left_out.iter().for_each(|message| console.say(message));
     let mut frames = Frames::new();
@@ -118,6 +123,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         sched: Sched::new(machine.harts.len()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
         chores: Chores::default(),
+        tunables,
         pager: Pager::new(disk.map(|disk| Box::new(disk) as Box<dyn Disk>)),
         console,
         heap: heap::in_use,

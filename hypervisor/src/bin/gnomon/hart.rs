@@ -512,6 +512,12 @@ impl Hart {
         match serial::attend(self.g, self) {
             Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Poweroff, self),
             Some(Command::Stats) => self.g.print_stats(),
+            Some(Command::Tunables) => self.g.print_tunables(),
+            Some(Command::Set(setting)) => {
+                self.g.change(&setting);
+                // It may be one that has to be looked after.
+                self.go_on_soon();
+            }
             Some(Command::Pause(guest)) => {
                 if let Some(vm) = self.g.vms.get(guest) {
                     lifecycle::toggle_pause(self.g, &vm, self);

@@ -1,0 +1,136 @@
+//! Tunables: numbers and switches by which Gnomon is set, at its start and while it runs.
+
+use core::fmt;
+
+/// What a tunable's value is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `on` or `off`, kept as 1 and 0.
+    Switch,
+    /// A number from 0 to this one.
+    Number(u64),
+}
+
+/// One tunable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tunable {
+    /// Its name.
+    pub name: &'static str,
+    /// What its value is.
+    pub kind: Kind,
+    /// Its value if nobody sets it.
+    pub default: u64,
+    /// What it does, in one line.
+    pub about: &'static str,
+}
+
+macro_rules! tunables {
+    ($($(#[$doc:meta])* $id:ident = $name:literal, $kind:expr, $default:expr, $about:literal;)*) => {
+        /// Which one.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Id { $($(#[$doc])* $id),* }
+
+        /// All, in the order of [`Id`].
+        pub const ALL: &[Tunable] = &[$(Tunable { name: $name, kind: $kind, default: $default, about: $about }),*];
+    };
+}
+
+tunables! {
+    /// 2 MiB leaves.
+    Superpages = "superpages", Kind::Switch, 1, "2 MiB at once where a VM's memory allows it; of VMs that start from now on";
+    /// Who keeps A and D of the G-stage.
+    HardwareAd = "hardware-ad", Kind::Switch, 0, "A and D of nested guests' memory are the hardware's; of VMs that start from now on";
+    /// D by faults for all pages.
+    FaultD = "fault-d", Kind::Switch, 0, "D by faults for all memory, not only for pages that came back; of VMs that start from now on";
+    /// Reclaim.
+    Reclaim = "reclaim", Kind::Switch, 1, "take back what guests do not use when memory is short; if off, a VM that needs more ends";
+    /// Pages that are read with one that is needed.
+    ReadAhead = "read-ahead", Kind::Number(15), 7, "pages that are brought in with one that is needed";
+    /// A disturbance, for tests.
+    UnmapAtRandom = "unmap-at-random", Kind::Number(4096), 0, "pages that are made idle each millisecond, at random: a test of everything that faults";
+}
+
+/// A setting that cannot be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SettingError<'a> {
+    /// It is not `name=value`.
+    NoValue(&'a str),
+    /// There is no such tunable.
+    Unknown(&'a str),
+    /// It cannot have that value.
+    Value(&'static Tunable, &'a str),
+}
+
+impl fmt::Display for SettingError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoValue(text) => write!(f, "`{text}` is no setting: write name=value"),
+            Self::Unknown(name) => {
+                write!(f, "there is no tunable `{name}`: choose one of")?;
+                ALL.iter().try_for_each(|tunable| write!(f, " {}", tunable.name))
+            }
+            Self::Value(tunable, value) => match tunable.kind {
+                Kind::Switch => write!(f, "`{}` cannot be `{value}`: it is on or off", tunable.name),
+                Kind::Number(most) => write!(f, "`{}` cannot be `{value}`: it is 0 to {most}", tunable.name),
+            },
+        }
+    }
+}
+
+impl Tunable {
+    /// Its value as people write it.
+    #[must_use]
+    pub fn show(&self, value: u64) -> Shown {
+        Shown(self.kind, value)
+    }
+}
+
+/// A value, to be shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown(Kind, u64);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shown(Kind::Switch, 0) => f.write_str("off"),
+            Shown(Kind::Switch, _) => f.write_str("on"),
+            Shown(Kind::Number(_), value) => write!(f, "{value}"),
+        }
+    }
+}
+
+/// Reads `name=value`: the place in [`ALL`], and the value.
+///
+/// # Errors
+/// [`SettingError`].
+pub fn parse(text: &str) -> Result<(usize, u64), SettingError<'_>> {
+    let (name, value) = text.split_once('=').ok_or(SettingError::NoValue(text))?;
+    let (name, value) = (name.trim(), value.trim());
+    let at = ALL.iter().position(|tunable| tunable.name == name).ok_or(SettingError::Unknown(name))?;
+    let number = match (ALL[at].kind, value) {
+        (Kind::Switch, "on") => Some(1),
+        (Kind::Switch, "off") => Some(0),
+        (Kind::Switch, _) => None,
+        (Kind::Number(most), _) => value.parse().ok().filter(|number| *number <= most),
+    };
+    number.map(|number| (at, number)).ok_or(SettingError::Value(&ALL[at], value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_shown() {
+        assert_eq!(parse("superpages=off"), Ok((Id::Superpages as usize, 0)));
+        assert_eq!(parse(" read-ahead = 15 "), Ok((Id::ReadAhead as usize, 15)));
+        assert!(matches!(parse("read-ahead=16"), Err(SettingError::Value(..))));
+        assert!(matches!(parse("superpages=1"), Err(SettingError::Value(..))));
+        assert_eq!(parse("x=1"), Err(SettingError::Unknown("x")));
+        assert_eq!(parse("reclaim"), Err(SettingError::NoValue("reclaim")));
+        for tunable in ALL {
+            let text = alloc::format!("{}={}", tunable.name, tunable.show(tunable.default));
+            assert_eq!(parse(&text).map(|(at, value)| (ALL[at].name, value)), Ok((tunable.name, tunable.default)));
+        }
+    }
+}
