@@ -73,11 +73,13 @@ pub struct Pager {
     is_on: AtomicBool,
     /// Requests that the device has not finished.
     in_flight: AtomicUsize,
+    /// Those of them by which a page leaves memory.
+    leaving: AtomicUsize,
     /// Whether a frame is wanted that the host has not.
     is_short: AtomicBool,
     /// VMs, by slot, that want a frame more than they may have.
     over_limit: AtomicU64,
-    /// VMs, by slot, of which a vCPU waits for a frame.
+    /// VMs, by slot, of which a vCPU waits for a frame, or for room among the requests.
     waiting: AtomicU64,
     /// Nothing more can be taken from anybody.
     is_exhausted: AtomicBool,
@@ -123,6 +125,7 @@ impl Pager {
             clock: Mutex::new(sweep::Clock::default()),
             is_on: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
+            leaving: AtomicUsize::new(0),
             is_short: AtomicBool::new(false),
             over_limit: AtomicU64::new(0),
             waiting: AtomicU64::new(0),

@@ -274,6 +274,7 @@ impl Pager {
             Ok(token) => {
                 self.counters.writes.fetch_add(1, SeqCst);
                 self.in_flight.fetch_add(1, SeqCst);
+                self.leaving.fetch_add(1, SeqCst);
                 let (frame, comes) = (Some(space.take_out(page, Some(slot), mem)), Comes::Unwritten);
                 requests.push(Request {
                     token,

@@ -96,6 +96,8 @@ impl Pager {
         }
         let fetched = self.begin_read(vm, (page, slot), Comes::Wanted, &mut inner, frames);
         if matches!(fetched, Fetched::Waits) {
+            // Maybe for room among the requests, which are others'.
+            self.waiting.fetch_or(1 << vm.slot(), SeqCst);
             self.read_ahead(g, vm, (page, slot), (&memory.space, &mut inner), (frames, &env.mem()));
         }
         fetched
@@ -265,24 +267,27 @@ impl Pager {
             }
             // Counted while somebody may still come to wait for it.
             self.in_flight.fetch_sub(1, SeqCst);
+            self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
             self.wake(g, &vm, env);
-            if way == Way::Out {
-                self.wake_waiting(g, env);
-            }
+            // There is a frame, or at least room for another request.
+            self.wake_waiting(g, env);
         }
         count != 0
     }
 
     /// What the sweep is for.
     pub(super) fn goal<E: Env>(&self, g: &Gnomon, frames: &Frames, env: &mut E) -> Goal {
-        let on_the_way = self.in_flight.load(SeqCst) as u64;
+        /// Frames with which it is worth while to try again.
+        const SOME: u64 = 16;
         if self.is_short.load(SeqCst) {
-            if frames.free_count() + on_the_way < Self::marks(frames).1 {
-                return Goal::Free;
-            }
-            if on_the_way == 0 {
-                self.is_short.store(false, SeqCst);
+            let (free, (_, high)) = (frames.free_count(), Self::marks(frames));
+            if free >= SOME {
                 self.wake_waiting(g, env);
+            }
+            if free >= high {
+                self.is_short.store(false, SeqCst);
+            } else if free + (self.leaving.load(SeqCst) as u64) < high {
+                return Goal::Free;
             }
         }
         let over = self.over_limit.load(SeqCst);
@@ -304,10 +309,14 @@ impl Pager {
         }
     }
 
-    /// Wakes those that wait for a frame.
+    /// Wakes those that wait for a frame, or for room among the requests.
     pub(super) fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
-        let waiting = self.waiting.swap(0, SeqCst);
+        // Whoever waits says so, then looks at this; so it comes first.
         self.events.fetch_add(1, SeqCst);
+        if self.waiting.load(SeqCst) == 0 {
+            return;
+        }
+        let waiting = self.waiting.swap(0, SeqCst);
         for vm in (0..u64::BITS as usize).filter(|slot| waiting >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
             self.wake(g, &vm, env);
         }
