@@ -15,7 +15,7 @@ pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
         let generation = vm.tlb_generation.fetch_add(1, Ordering::SeqCst) + 1;
         env.fenced_for(vm.slot(), generation);
         g.harts[me].counters.shootdowns.bump();
-        harts::drive_out(&g.harts, vm.slot(), env, |hart| others >> hart & 1 == 1);
+        harts::drive_out(&g.harts, vm.slot(), env, others);
     }
     // This hart is about to forget them, too.
     g.harts[me].counters.fences.bump();
