@@ -74,6 +74,16 @@ fn a_frame_for_each_is_found_wherever_it_is_given() {
 }
 
 #[test]
+fn one_hart_opens_a_block_and_all_find_frames_in_it() {
+    Model { harts: &[&[0, 0], &[0, 7], &[0]], ram: &[(0, BLOCK)] }.explore();
+}
+
+#[test]
+fn a_block_that_was_used_up_is_found_again() {
+    Model { harts: &[&[0, 0, 0], &[0, 0, 0], &[0, 0]], ram: &[(0, 2), (BLOCK, 2), (2 * BLOCK, 2)] }.explore();
+}
+
+#[test]
 fn runs_of_words_are_found_beside_frames() {
     Model { harts: &[&[7, 0, 7], &[6, 0, 7]], ram: &[(0, BLOCK)] }.explore();
 }

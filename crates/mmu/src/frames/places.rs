@@ -11,9 +11,11 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Makes room for places below `count`.
-    pub fn grow(&mut self, count: usize) {
-        self.words.resize_with(self.words.len().max(count.div_ceil(64)), AtomicU64::default);
+    /// Inserts all places below `end`, and makes room for them.
+    pub fn insert_below(&mut self, end: usize) {
+        self.words.clear();
+        self.words.resize_with(end / 64, || AtomicU64::new(u64::MAX));
+        self.words.push(AtomicU64::new((1 << (end % 64)) - 1));
     }
 
     pub fn insert(&self, place: usize) {
@@ -63,7 +65,9 @@ mod tests {
     #[test]
     fn all_are_found_once_from_anywhere_on() {
         let mut places = Places::default();
-        places.grow(300);
+        places.insert_below(300);
+        assert!(places.round(77).eq((77..300).chain(0..77)));
+        (0..300).for_each(|place| assert!(!places.remove_unless(place, || false)));
         for place in [0, 5, 63, 64, 130, 299] {
             places.insert(place);
         }

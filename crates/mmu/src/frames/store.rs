@@ -100,48 +100,47 @@ impl Store {
         let (first, end) = (first.raw(), first.raw() + pages);
         let numbers = numbers(first, pages);
         let mut place = self.blocks.partition_point(|block| block.number < numbers.start);
-        let is_last = place == self.blocks.len();
         self.blocks.reserve((numbers.end - numbers.start) as usize);
-        for number in numbers {
-            let part = first.max(number << BLOCK_ORDER)..end.min((number + 1) << BLOCK_ORDER);
+        for number in numbers.clone() {
             let is_there = self.blocks.get(place).is_some_and(|block| block.number == number);
-            if part.end - part.start == BLOCK && !is_there {
-                self.blocks.insert(place, Block::untouched(number, tags()));
-                self.whole_count.fetch_add(1, Relaxed);
+            let block = if first <= number << BLOCK_ORDER && (number + 1) << BLOCK_ORDER <= end && !is_there {
+                *self.whole_count.get_mut() += 1;
+                Block::untouched(number, tags())
             } else {
                 if !is_there {
                     self.blocks.insert(place, Block::absent(number, tags()));
                 }
+                let part = first.max(number << BLOCK_ORDER)..end.min((number + 1) << BLOCK_ORDER);
                 if !self.blocks[place].appear(within(part.start, part.end - part.start)) {
                     return false;
                 }
+                place += 1;
+                continue;
+            };
+            if place == self.blocks.len() {
+                self.blocks.push(block)
+            } else {
+                self.blocks.insert(place, block)
             }
             place += 1;
         }
-        self.whole.grow(self.blocks.len());
-        self.some.grow(self.blocks.len());
-        let from = if is_last { place.saturating_sub((end - first).div_ceil(BLOCK) as usize + 1) } else { 0 };
-        for (at, block) in self.blocks.iter().enumerate().skip(from) {
-            // Places behind those that were put between have moved.
-            if block.is_untouched() {
-                self.whole.insert(at);
-            }
-            self.some.insert(at);
+        // A search takes out those that are not worth it.
+        self.whole.insert_below(self.blocks.len());
+        self.some.insert_below(self.blocks.len());
+        self.give_part(first..end.min((numbers.start + 1) << BLOCK_ORDER));
+        if numbers.end - numbers.start > 1 {
+            self.give_part((numbers.end - 1) << BLOCK_ORDER..end);
         }
-        self.give_parts(first, end);
         true
     }
 
-    /// Gives those that lie in blocks which are not untouched.
-    fn give_parts(&self, mut at: u64, end: u64) {
-        while at < end {
-            let blocks = self.blocks_of(at, 1);
-            if blocks[0].is_untouched() {
-                at = ((at >> BLOCK_ORDER) + 1) << BLOCK_ORDER;
-                continue;
-            }
-            // The largest run that is aligned there, in its block, and not too long.
-            let pages = (1 << at.trailing_zeros().min(BLOCK_ORDER.into())).min(1 << (end - at).ilog2());
+    /// Gives a part of a block, if it is not untouched.
+    fn give_part(&self, part: Range<u64>) {
+        let mut at = part.start;
+        let blocks = self.blocks_of(at, 1);
+        while at < part.end && !blocks[0].is_untouched() {
+            // The largest run that is aligned there and not too long.
+            let pages = (1 << at.trailing_zeros().min(BLOCK_ORDER.into())).min(1 << (part.end - at).ilog2());
             self.give(0, blocks, at, pages);
             at += pages;
         }
@@ -339,6 +338,7 @@ impl Store {
         let number = run[0].number;
         let is_run = number.is_multiple_of(blocks as u64) && run[blocks - 1].number - number == blocks as u64 - 1;
         if !is_run || run.iter().any(|block| block.free() < BLOCK) {
+            self.unplace(hart, at);
             return None;
         }
         for taken in 0..blocks {
