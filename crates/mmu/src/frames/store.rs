@@ -100,7 +100,8 @@ impl Store {
         let (first, end) = (first.raw(), first.raw() + pages);
         let numbers = numbers(first, pages);
         let mut place = self.blocks.partition_point(|block| block.number < numbers.start);
-        self.blocks.reserve((numbers.end - numbers.start) as usize);
+        // No more than is needed: that of a terabyte is megabytes.
+        self.blocks.reserve_exact((numbers.end - numbers.start) as usize);
         for number in numbers.clone() {
             let is_there = self.blocks.get(place).is_some_and(|block| block.number == number);
             let block = if first <= number << BLOCK_ORDER && (number + 1) << BLOCK_ORDER <= end && !is_there {
