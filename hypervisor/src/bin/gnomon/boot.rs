@@ -365,7 +365,7 @@ fn protect_this_hart(
                 Map::Build(passed) => protect::build_map(machine, passed, spans.tables.clone(), &mut ram)?,
             };
             // SAFETY: the payload seat; just built, or by the boot hart.
-            unsafe { protect::switch_map(root) };
+            unsafe { protect::switch_map(machine, root) }?;
             Ok(Some(root))
         }
     }

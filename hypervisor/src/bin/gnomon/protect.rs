@@ -8,7 +8,7 @@ use hypervisor::host_map::{Builder, Kind};
 use hypervisor::machine::{Machine, Span};
 use metal::ram::Ram;
 use metal::{csr, fence};
-use rv::{Hpa, Pfn};
+use rv::{Format, Hpa, Pfn};
 
 unsafe extern "C" {
     static __image_start: u8;
@@ -91,14 +91,21 @@ pub unsafe fn set_up_pmp(machine: &Machine, own: Span, index: usize) {
     fence::sfence_all();
 }
 
+/// The format of the payload seat's identity map: the smallest in whose lower half all RAM lies.
+fn format(machine: &Machine) -> &'static Format {
+    let highest = machine.ram.iter().map(Span::end).max().unwrap_or(0);
+    let fits = |format: &&Format| highest >> (format.input_bits() - 1) == 0;
+    [&rv::format::SV39, &rv::format::SV48].into_iter().find(fits).unwrap_or(&rv::format::SV57)
+}
+
 /// Builds the payload seat's identity map; returns the root for [`switch_map`]. `passed` is what the
 /// boot loader left for Gnomon to read.
 ///
 /// # Errors
-/// A message, if the machine's memory does not fit an Sv39 identity map.
+/// A message, if the machine's memory does not fit an identity map.
 pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: &mut Ram) -> Result<Pfn<Hpa>, String> {
     let image = image(machine.harts.len());
-    let mut map = Builder::new(&rv::format::SV39, spare, ram).map_err(|e| format!("no map: {e:?}"))?;
+    let mut map = Builder::new(format(machine), spare, ram).map_err(|e| format!("no map: {e:?}"))?;
     let mut add =
         |start, end, kind| map.map(start, end, kind).map_err(|e| format!("mapping {start:#x}..{end:#x}: {e:?}"));
     add(image.start, image.text_end, Kind::Code)?;
@@ -124,10 +131,19 @@ pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: 
 
 /// Turns the map on, on this hart.
 ///
+/// # Errors
+/// A message, if the hart does not have its format.
+///
 /// # Safety
-/// Payload seat; `root` comes from [`build_map`].
-pub unsafe fn switch_map(root: Pfn<Hpa>) {
-    // SAFETY: an identity map that covers all that Gnomon uses.
-    unsafe { csr::satp::write(rv::csr::atp::satp(&rv::format::SV39, rv::Asid(0), root)) };
+/// Payload seat; `root` comes from [`build_map`] for this machine.
+pub unsafe fn switch_map(machine: &Machine, root: Pfn<Hpa>) -> Result<(), String> {
+    let format = format(machine);
+    let satp = rv::csr::atp::satp(format, rv::Asid(0), root);
+    // SAFETY: an identity map that covers all that Gnomon uses. A hart without the format ignores the write.
+    unsafe { csr::satp::write(satp) };
     fence::sfence_all();
+    if csr::satp::read() == satp {
+        return Ok(());
+    }
+    Err(format!("these harts lack {}, which their RAM needs in the payload seat: use the firmware seat", format.name))
 }
