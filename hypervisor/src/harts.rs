@@ -79,6 +79,12 @@ pub fn each(set: u64) -> impl Iterator<Item = usize> {
         .map(|left| left.trailing_zeros() as usize)
 }
 
+/// Those harts of a set (by bit) that are not in the guest in slot `vm`.
+#[must_use]
+pub fn outside(harts: &[HartShared], vm: usize, set: u64) -> u64 {
+    each(set).filter(|hart| harts[*hart].in_guest_of(vm).is_none()).fold(0, |outside, hart| outside | 1 << hart)
+}
+
 /// Kicks every hart of the set `wanted` (by bit) but this one that is in the guest in slot `vm`, and waits until each has left
 /// it at least once.
 pub fn drive_out<E: Env>(harts: &[HartShared], vm: usize, env: &mut E, wanted: u64) {
