@@ -140,7 +140,7 @@ mod tests {
         let mut out = Cursor::new(Vec::new());
         let both = vec![place(i, 0x8800_0000, "initrd"), place(k, GUEST_ENTRY, "kernel")];
         let vms = vec![(vm("a"), both), (vm("b"), vec![place(k, GUEST_ENTRY, "kernel")])];
-        let total = pack.write(vms, ConsoleMode::Lines, &mut out).expect("in memory");
+        let total = pack.write(vms, (ConsoleMode::Lines, &[]), &mut out).expect("in memory");
         let bytes = out.into_inner();
         assert_eq!(bytes.len() as u64, total);
         let config = Config::parse(&bytes).expect("a bundle");
@@ -155,7 +155,8 @@ mod tests {
     #[test]
     fn a_bundle_without_images_is_whole() {
         let mut out = Cursor::new(Vec::new());
-        let total = Pack::default().write(vec![(vm("a"), vec![])], ConsoleMode::Attached, &mut out).expect("in memory");
+        let total =
+            Pack::default().write(vec![(vm("a"), vec![])], (ConsoleMode::Attached, &[]), &mut out).expect("in memory");
         assert_eq!(out.into_inner().len() as u64, total);
     }
 }

@@ -72,7 +72,9 @@ impl Gnomon {
     /// Makes `hart` leave its guest or its wait.
     pub fn kick<E: Env>(&self, hart: usize, env: &mut E) {
         env.send_ipi(hart);
-        self.harts[env.hart()].counters.ipis.bump();
+        if hart != env.hart() {
+            self.harts[env.hart()].counters.ipis.bump();
+        }
     }
 
     /// Finds a hart for a vCPU that is ready: an idle one, `preferred` if it is; else one whose vCPU spins.

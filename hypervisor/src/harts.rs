@@ -14,7 +14,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use mmu::frames::Frames;
 
 /// Most harts that Gnomon uses; the rest stay parked.
-pub const MAX_HARTS: usize = 32;
+pub const MAX_HARTS: usize = 64;
 
 /// What all harts may see of one.
 #[derive(Debug, Default)]
@@ -29,13 +29,6 @@ pub struct HartShared {
     pub spins: AtomicBool,
     /// What it did.
     pub counters: HartCounters,
-}
-
-/// A hart seen in a guest, at one moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct InGuest {
-    hart: usize,
-    sequence: u64,
 }
 
 impl HartShared {
@@ -78,34 +71,52 @@ impl HartShared {
     }
 }
 
-/// Kicks every hart but this one that is in the guest in slot `vm` and that `wanted` picks, and waits
-/// until each has left it at least once. Returns how many were kicked.
-pub fn drive_out<E: Env>(harts: &[HartShared], vm: usize, env: &mut E, wanted: impl Fn(usize) -> bool) -> usize {
+/// The numbers of the harts of a set: one bit for each.
+pub fn each(set: u64) -> impl Iterator<Item = usize> {
+    let but_lowest = |left: &u64| Some(left & left.wrapping_sub(1));
+    core::iter::successors(Some(set), but_lowest)
+        .take_while(|left| *left != 0)
+        .map(|left| left.trailing_zeros() as usize)
+}
+
+/// Those harts of a set (by bit) that are not in the guest in slot `vm`.
+#[must_use]
+pub fn outside(harts: &[HartShared], vm: usize, set: u64) -> u64 {
+    each(set).filter(|hart| harts[*hart].in_guest_of(vm).is_none()).fold(0, |outside, hart| outside | 1 << hart)
+}
+
+/// Kicks every hart of the set `wanted` (by bit) but this one that is in the guest in slot `vm`, and waits until each has left
+/// it at least once.
+pub fn drive_out<E: Env>(harts: &[HartShared], vm: usize, env: &mut E, wanted: u64) {
     let me = env.hart();
-    let mut kicked: [Option<InGuest>; MAX_HARTS] = [None; MAX_HARTS];
-    let mut count = 0;
-    for (hart, shared) in harts.iter().enumerate() {
-        if hart == me || !wanted(hart) {
-            continue;
-        }
-        if let Some(sequence) = shared.in_guest_of(vm) {
+    let (mut kicked, mut sequences) = (0, [0; MAX_HARTS]);
+    for hart in each(wanted & !(1 << me)) {
+        if let Some(sequence) = harts[hart].in_guest_of(vm) {
             env.send_ipi(hart);
             harts[me].counters.ipis.bump();
-            kicked[count] = Some(InGuest { hart, sequence });
-            count += 1;
+            kicked |= 1 << hart;
+            sequences[hart] = sequence;
         }
     }
-    for seen in kicked.iter().flatten() {
-        while harts[seen.hart].sequence.load(Ordering::SeqCst) == seen.sequence {
+    for hart in each(kicked) {
+        while harts[hart].sequence.load(Ordering::SeqCst) == sequences[hart] {
             env.relax();
         }
     }
-    count
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_hart_of_a_set_is_named() {
+        for harts in [&[][..], &[0], &[63], &[0, 1, 31, 32, 63]] {
+            let set = harts.iter().fold(0, |set, hart| set | 1 << hart);
+            assert!(each(set).eq(harts.iter().copied()), "{set:#x}");
+        }
+        assert_eq!(each(u64::MAX).count(), MAX_HARTS);
+    }
 
     #[test]
     fn a_hart_is_in_a_guest_between_entering_and_leaving() {

@@ -241,7 +241,8 @@ pub struct Vm {
     pub tlb_generation: AtomicU64,
     /// Counts changes of its tables that TLBs must forget, those of the hart that makes them among them.
     pub edits: AtomicU64,
-    /// Harts (by bit) whose TLBs may hold translations of this VM.
+    /// Harts (by bit) whose TLBs may hold translations of this VM; but for those that have fenced for another generation than the
+    /// present one, and will do so before they enter ([`crate::shootdown`]).
     pub live_on: AtomicU64,
     /// Whether it has been said that it calls an SBI function that is not there.
     pub has_called_unknown: AtomicBool,

@@ -4,7 +4,7 @@
 use core::arch::asm;
 use core::ptr;
 use core::slice;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rv::{Addr, Hpa, PAGE_BYTES, Pfn, PhysMem};
 
 /// The machine's RAM. Holding one says: the addresses passed are frames that Gnomon's frame
@@ -156,4 +156,18 @@ impl PhysMem for Ram {
 pub unsafe fn boot_bytes(start: Addr<Hpa>, bytes: usize) -> &'static [u8] {
     // SAFETY: by the caller's promise.
     unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(start.raw() as usize), bytes) }
+}
+
+/// RAM as words that are changed by atomic steps only. They hold whatever was there.
+///
+/// # Safety
+/// `[start, start + bytes)` is RAM that nobody else uses, for ever.
+///
+/// # Panics
+/// If `start` is not a multiple of 4.
+#[must_use]
+pub unsafe fn words_apart(start: Addr<Hpa>, bytes: usize) -> &'static [AtomicU32] {
+    assert!(start.is_aligned(4), "words at {start}");
+    // SAFETY: by the caller's promise; any bytes are a word.
+    unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(start.raw() as usize), bytes / 4) }
 }

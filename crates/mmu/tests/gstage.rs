@@ -1,7 +1,7 @@
 //! The G-stage engine, one behaviour at a time.
 
 use mmu::{
-    AddressSpace, AllocError, Frames, How, Images, Object, Owner, Policy, Prot, Region, RegionError, Residence,
+    Ad, AddressSpace, AllocError, Frames, How, Images, Object, Owner, Policy, Prot, Region, RegionError, Residence,
     ResolveError, Resolved, Stale, Superpages, Use,
 };
 use oracle::Machine;
@@ -36,7 +36,7 @@ fn vm(superpages: Superpages, regions: &[Region]) -> Vm {
     let mut space = AddressSpace::new(
         &SV39X4,
         VM,
-        Policy { superpages, images: Images::Shared, residence: Residence::Pageable },
+        Policy { superpages, images: Images::Shared, residence: Residence::Pageable, ad: Ad::AsNeeded },
         &frames,
         &mut mem,
     )
@@ -99,14 +99,24 @@ fn the_root_is_sixteen_kib_aligned_and_clear() {
 #[should_panic(expected = "not a G-stage format")]
 fn only_g_stage_formats_will_do() {
     let (frames, mut mem) = (Frames::new(), Machine::new());
-    let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
+    let policy = Policy {
+        superpages: Superpages::Never,
+        images: Images::Shared,
+        residence: Residence::Pageable,
+        ad: Ad::AsNeeded,
+    };
     let _ = AddressSpace::new(&rv::format::SV39, VM, policy, &frames, &mut mem);
 }
 
 #[test]
 fn there_is_no_address_space_without_a_root() {
     let (frames, mut mem) = (Frames::new(), Machine::new());
-    let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
+    let policy = Policy {
+        superpages: Superpages::Never,
+        images: Images::Shared,
+        residence: Residence::Pageable,
+        ad: Ad::AsNeeded,
+    };
     let space = AddressSpace::new(&SV48X4, VM, policy, &frames, &mut mem);
     assert_eq!(space.err(), Some(AllocError::OutOfMemory));
 }

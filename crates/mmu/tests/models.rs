@@ -50,27 +50,62 @@ impl Model {
     }
 
     fn explore(self) {
-        let number = |name, otherwise| {
-            std::env::var(name)
-                .map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-        };
-        let (rounds, seed) = (number("MODEL_ROUNDS", 2000) as usize, number("MODEL_SEED", 1));
-        let schedulers: [Box<dyn Scheduler + Send>; 2] = [
-            Box::new(RandomScheduler::new_from_seed(seed, rounds)),
-            Box::new(PctScheduler::new_from_seed(seed, 5, rounds)),
-        ];
-        for scheduler in schedulers {
-            let mut config = Config::new();
-            (config.failure_persistence, config.silence_warnings) = (FailurePersistence::None, true);
-            Runner::new(scheduler, config).run(move || self.run());
-        }
+        explore(move || self.run());
     }
+}
+
+/// Tries orders of what its harts do.
+fn explore(run: impl Fn() + Copy + Send + Sync + 'static) {
+    let number = |name, otherwise| {
+        std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+    };
+    let (rounds, seed) = (number("MODEL_ROUNDS", 2000) as usize, number("MODEL_SEED", 1));
+    let schedulers: [Box<dyn Scheduler + Send>; 2] = [
+        Box::new(RandomScheduler::new_from_seed(seed, rounds)),
+        Box::new(PctScheduler::new_from_seed(seed, 5, rounds)),
+    ];
+    for scheduler in schedulers {
+        let mut config = Config::new();
+        (config.failure_persistence, config.silence_warnings) = (FailurePersistence::None, true);
+        Runner::new(scheduler, config).run(run);
+    }
+}
+
+/// Two frames of a block that no list has are given at once: whoever has given one finds it, though the other hart, which was
+/// first, has not put the block into the list yet.
+#[test]
+fn what_was_given_is_found_before_another_has_given() {
+    explore(|| {
+        let mut frames = Frames::new();
+        [(0, 2), (BLOCK, 1)].iter().for_each(|(first, pages)| frames.add(Pfn::new(*first), *pages));
+        let mut harts = frames.share(2);
+        let (second, first) = (harts.pop().unwrap(), harts.pop().unwrap());
+        let take = |hart: &Frames| hart.alloc(Owner::Host, Use::Other, 0);
+        let (a, b, c) = (take(&first).unwrap(), take(&first).unwrap(), take(&second).unwrap());
+        assert_eq!((a.first().raw(), b.first().raw(), c.first().raw()), (0, 1, BLOCK));
+        assert!(take(&second).is_err());
+        let other = thread::spawn(move || first.free(a));
+        second.free(b);
+        let d = take(&second).expect("it has given one itself");
+        other.join().unwrap();
+        [c, d].into_iter().for_each(|run| second.free(run));
+    });
 }
 
 #[test]
 fn a_frame_for_each_is_found_wherever_it_is_given() {
     let ram = &[(0, 1), (BLOCK, 1), (2 * BLOCK, 1), (3 * BLOCK, 1)];
     Model { harts: &[&[0, 0, 0, 0], &[0, 0, 0, 0]], ram }.explore();
+}
+
+#[test]
+fn one_hart_opens_a_block_and_all_find_frames_in_it() {
+    Model { harts: &[&[0, 0], &[0, 7], &[0]], ram: &[(0, BLOCK)] }.explore();
+}
+
+#[test]
+fn a_block_that_was_used_up_is_found_again() {
+    Model { harts: &[&[0, 0, 0], &[0, 0, 0], &[0, 0]], ram: &[(0, 2), (BLOCK, 2), (2 * BLOCK, 2)] }.explore();
 }
 
 #[test]

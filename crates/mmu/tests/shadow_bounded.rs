@@ -5,7 +5,7 @@
 
 use mmu::shadow::{Answer, Config, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views};
 use mmu::{
-    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages,
+    Ad, AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages,
     Unresolved, with_ready,
 };
 use oracle::Machine;
@@ -107,7 +107,12 @@ impl World {
         mem.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, HOST_PAGES);
-        let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
+        let policy = Policy {
+            superpages: Superpages::Never,
+            images: Images::Shared,
+            residence: Residence::Pageable,
+            ad: Ad::AsNeeded,
+        };
         let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
         for (start, object) in [(0, Object::Anonymous), (IMAGE_PAGE, Object::Image { first: IMAGE })] {
             let region = Region { start: RAM.add(start), pages: 512, prot: Prot::RWX, object };

@@ -73,7 +73,12 @@ impl World {
         mem.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, 2048);
-        let policy = Policy { superpages: Superpages::Never, images: Images::Shared, residence: Residence::Pageable };
+        let policy = Policy {
+            superpages: Superpages::Never,
+            images: Images::Shared,
+            residence: Residence::Pageable,
+            ad: mmu::Ad::AsNeeded,
+        };
         let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
         for (start, prot, object) in [
             (0, Prot::RWX, Object::Anonymous),

@@ -390,11 +390,7 @@ impl Screen {
                 self.typed = None;
                 self.text("\n");
             }
-            BACKSPACE | DELETE => {
-                if text.pop().is_some() {
-                    self.text("\x08 \x08");
-                }
-            }
+            BACKSPACE | DELETE if text.pop().is_some() => self.text("\x08 \x08"),
             b' '..=b'~' if text.len() < MOST => {
                 text.push(byte.into());
                 self.byte(byte);

@@ -38,7 +38,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
             on_harts |= 1 << hart;
         }
     }
-    harts::drive_out(&g.harts, run.vm.slot(), env, |hart| on_harts >> hart & 1 == 1);
+    harts::drive_out(&g.harts, run.vm.slot(), env, on_harts);
     Ok(0)
 }
 

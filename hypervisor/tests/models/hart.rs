@@ -6,9 +6,10 @@ use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::lifecycle;
-use hypervisor::shootdown::shoot_down;
+use hypervisor::shootdown::{arrive, behind, shoot_down};
 use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
 use hypervisor::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
+use hypervisor::vm::Vm;
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Exception, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn};
 use shuttle::thread::{self, Thread};
@@ -26,6 +27,10 @@ pub enum Mutant {
     DoesNotWait,
     /// A hart that enters does not fence for the edits of others.
     DoesNotCatchUp,
+    /// A hart that enters fences for the edits of others, and does not say that the VM is live there again.
+    StaysAway,
+    /// A hart says that the VM is live there, and only then looks at its generation.
+    LooksAfterItArrived,
     /// A vCPU that waits was posted to, and nobody looks.
     WaitsWithoutLooking,
     /// A vCPU that is told to park goes on.
@@ -158,14 +163,22 @@ impl Hart {
 
     fn load(&mut self, run: &mut VcpuRun) {
         let (rig, vm) = (Arc::clone(&self.rig), Arc::clone(&run.vm));
-        vm.live_on.fetch_or(1 << self.index, SeqCst);
+        let generation = self.arrive(&vm);
         if self.view.0 != vm.handle.number {
-            self.view = (vm.handle.number, vm.tlb_generation.load(SeqCst));
+            self.view = (vm.handle.number, generation);
         }
         vm.translation.load(&rig.g, run, self).expect("in two stages");
         run.awake();
         run.last_hart = self.index;
         run.shared.hart.store(self.index, SeqCst);
+    }
+
+    fn arrive(&self, vm: &Vm) -> u64 {
+        if self.rig.is(Mutant::LooksAfterItArrived) {
+            vm.live_on.fetch_or(1 << self.index, SeqCst);
+            return vm.tlb_generation.load(SeqCst);
+        }
+        arrive(vm, self.index)
     }
 
     fn unload(&mut self, run: &mut VcpuRun) {
@@ -198,8 +211,14 @@ impl Hart {
                 if posted & request::SOFTWARE != 0 {
                     run.csrs.hvip |= HVIP_SSIP;
                 }
-                let generation = run.vm.tlb_generation.load(SeqCst);
-                if self.view.1 != generation {
+                let (vm, fenced) = (&run.vm, self.view.1);
+                let generation = vm.tlb_generation.load(SeqCst);
+                let generation = match rig.mutant {
+                    Some(Mutant::StaysAway) => Some(generation).filter(|generation| *generation != fenced),
+                    Some(Mutant::LooksAfterItArrived) => (generation != fenced).then(|| self.arrive(vm)),
+                    _ => behind(vm, self.index, fenced),
+                };
+                if let Some(generation) = generation {
                     self.view.1 = generation;
                     if !rig.is(Mutant::DoesNotCatchUp) {
                         run.vm.translation.catch_up(&run.vm, self);
@@ -278,6 +297,8 @@ impl Hart {
 
     fn edit(&mut self, run: &VcpuRun) {
         let rig = Arc::clone(&self.rig);
+        // Whoever edits a VM's tables holds them.
+        let _held = run.vm.memory.lock();
         let before = rig.table.fetch_add(1, SeqCst);
         if rig.is(Mutant::DoesNotWait) {
             run.vm.tlb_generation.fetch_add(1, SeqCst);

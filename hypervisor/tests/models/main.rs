@@ -144,11 +144,26 @@ fn edits<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     }
 }
 
+/// The first edits, and nothing else; the others come in and out, and read.
+fn haste(run: &mut VcpuRun) -> Step {
+    let step = count(run);
+    match own(run) {
+        0 if step == 1 => start(1),
+        0 if step > 12 => POWER_OFF,
+        0 => Step::Edit,
+        _ if step > 24 => Step::Wait,
+        _ if step.is_multiple_of(3) => EXIT,
+        _ => Step::Access,
+    }
+}
+
+const HASTE: Model = Model { harts: 2, vcpus: 2, program: haste, meddle: None };
 const EDITS: Model = Model { harts: 2, vcpus: 2, program: edits::<2>, meddle: None };
 const EDITS_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: edits::<3>, meddle: None };
 
 #[test]
 fn nobody_reads_what_was_taken_away() {
+    HASTE.holds();
     EDITS.holds();
     EDITS_OVERCOMMITTED.holds();
 }
@@ -158,6 +173,8 @@ fn a_hart_that_enters_behind_an_edit_is_found() {
     EDITS.finds(Mutant::LooksBeforeItEnters);
     EDITS.finds(Mutant::DoesNotWait);
     EDITS.finds(Mutant::DoesNotCatchUp);
+    EDITS.finds(Mutant::StaysAway);
+    HASTE.finds(Mutant::LooksAfterItArrived);
 }
 
 /// An interrupt goes round.

@@ -1,7 +1,7 @@
 //! Host RAM, by frames, each with an owner and a use.
 //!
-//! [`store`] finds naturally aligned runs of 2^order frames; [`ledger`] knows who owns each frame, what for, and how much each
-//! owner may have (ACCOUNTED). Both are atomic words: every hart has a [`Frames`] of its own, all of one machine, and none
+//! [`store`] finds naturally aligned runs of 2^order frames; [`tags`] say who owns each frame and what for, [`ledger`] how much each
+//! owner has and may have (ACCOUNTED). All are atomic words: every hart has a [`Frames`] of its own, all of one machine, and none
 //! waits for another.
 //!
 //! A [`Run`] is the right to a run of frames. It is made by [`Frames::alloc`] and ended by
@@ -9,13 +9,17 @@
 //! a page-table entry that it wrote itself. Frees are checked against the per-frame owners: freeing
 //! what is free, or somebody else's, is a bug of ours and panics.
 
+mod block;
 mod ledger;
 mod owner;
+mod places;
 mod run;
 mod store;
+mod tags;
 
 pub use owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
 pub use run::{Ahead, MEGA_ORDER, Run};
+pub use tags::Tags;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -23,6 +27,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ledger::Ledger;
 use rv::{Hpa, Pfn};
 use store::{ORDERS, Store};
+use tags::{Tag, TagsOfBlock};
 
 /// All host RAM that is handed out by the frame, as one hart sees it.
 #[derive(Debug)]
@@ -58,12 +63,33 @@ impl Frames {
     /// # Panics
     /// If some are known already, or other harts share the frames already.
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
+        self.add_tagged(first, pages, TagsOfBlock::in_heap);
+    }
+
+    /// The same with memory apart for the frames' tags: the next ones of `tags` for each 2 MiB that such a frame lies in, if none
+    /// did before ([`Frames::tags_for`]). Costs 100 bytes of heap for each. What is in the tags makes no difference; nobody looks at
+    /// them before a frame of those 2 MiB is taken.
+    ///
+    /// # Panics
+    /// If some frames are known already, or other harts share the frames already; if there are too few tags.
+    pub fn add_with(&mut self, first: Pfn<Hpa>, pages: u64, tags: &mut impl Iterator<Item = &'static Tags>) {
+        self.add_tagged(first, pages, || TagsOfBlock::Apart(tags.next().expect("tags for each 2 MiB of RAM")));
+    }
+
+    /// How many [`Tags`] so many frames need, at most.
+    #[must_use]
+    pub fn tags_for(first: Pfn<Hpa>, pages: u64) -> u64 {
+        let numbers = store::numbers(first.raw(), pages);
+        numbers.end - numbers.start
+    }
+
+    fn add_tagged(&mut self, first: Pfn<Hpa>, pages: u64, tags: impl FnMut() -> TagsOfBlock) {
         if pages == 0 {
             return;
         }
         let shared = Arc::get_mut(&mut self.shared).expect("RAM is added before harts share it");
-        shared.ledger.add(first, pages);
-        shared.store.add(first, pages);
+        assert!(shared.store.add(first, pages, tags), "{first:?} +{pages} pages: RAM added twice");
+        shared.ledger.add(pages);
     }
 
     /// The same frames for so many harts.
@@ -105,13 +131,12 @@ impl Frames {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
         let pages = pages.ok_or(AllocError::OutOfMemory)?;
         ledger.charge(owner, for_, pages)?;
-        let Some(first) = store.take(self.hart, order) else {
+        let Some((block, first)) = store.take(self.hart, order) else {
             ledger.discharge(owner, for_, pages);
             return Err(AllocError::OutOfMemory);
         };
-        let run = Run::new(Pfn::new(first), order);
-        ledger.assign(&run, owner, for_);
-        Ok(run)
+        store.set_tag(block, first, pages, Tag::new(owner, for_));
+        Ok(Run::new(Pfn::new(first), order))
     }
 
     /// Takes frames that nobody is charged for yet, so that they can be made ready before it is known whether they are
@@ -128,7 +153,7 @@ impl Frames {
         if free < (store.harts() + 1).saturating_mul(pages) + kept {
             return None;
         }
-        let first = store.take(self.hart, order)?;
+        let (_, first) = store.take(self.hart, order)?;
         Some(Ahead { first: Pfn::new(first), order })
     }
 
@@ -138,11 +163,7 @@ impl Frames {
     /// If that would exceed its limit. The frames are given back.
     pub fn claim(&self, ahead: Ahead, owner: Owner, for_: Use) -> Result<Run, AllocError> {
         match self.shared.ledger.charge(owner, for_, ahead.pages()) {
-            Ok(()) => {
-                let run = Run::new(ahead.first, ahead.order);
-                self.shared.ledger.assign(&run, owner, for_);
-                Ok(run)
-            }
+            Ok(()) => Ok(self.assign(ahead, owner, for_)),
             Err(error) => {
                 self.put_back(ahead);
                 Err(error)
@@ -153,14 +174,20 @@ impl Frames {
     /// Makes them `owner`'s even beyond its limit: for a table by which it will give other frames back.
     pub fn claim_beyond(&self, ahead: Ahead, owner: Owner, for_: Use) -> Run {
         self.shared.ledger.charge_beyond(owner, for_, ahead.pages());
-        let run = Run::new(ahead.first, ahead.order);
-        self.shared.ledger.assign(&run, owner, for_);
-        run
+        self.assign(ahead, owner, for_)
+    }
+
+    /// They are charged for: writes down whose they are.
+    fn assign(&self, ahead: Ahead, owner: Owner, for_: Use) -> Run {
+        let (store, first) = (&self.shared.store, ahead.first.raw());
+        store.set_tag(&store.blocks_of(first, 1)[0], first, ahead.pages(), Tag::new(owner, for_));
+        Run::new(ahead.first, ahead.order)
     }
 
     /// Gives them back.
     pub fn put_back(&self, ahead: Ahead) {
-        self.shared.store.give(self.hart, ahead.first.raw(), ahead.pages());
+        let (store, first) = (&self.shared.store, ahead.first.raw());
+        store.give(self.hart, store.blocks_of(first, ahead.pages()), first, ahead.pages());
     }
 
     /// Gives frames back. No table and no TLB may lead to them any more: runs that one did come
@@ -169,8 +196,17 @@ impl Frames {
     /// # Panics
     /// If they are not all of one owner and one use: they were given back before, or never taken.
     pub fn free(&self, run: Run) {
-        self.shared.ledger.release(&run);
-        self.shared.store.give(self.hart, run.first().raw(), run.pages());
+        let Shared { ledger, store, .. } = &*self.shared;
+        let (first, pages) = (run.first().raw(), run.pages());
+        let blocks = store.blocks_of(first, pages);
+        let part = store::within(first, pages);
+        let tag = blocks[0].tag_of(part.clone());
+        let is_one = tag.is_some() && blocks[1..].iter().all(|block| block.tag_of(part.clone()) == tag);
+        let Some(tag) = tag.filter(|_| is_one) else { panic!("{run:?} is not of one owner and use") };
+        let Some((owner, for_)) = tag.owner() else { panic!("{run:?} freed twice, or not RAM of ours") };
+        blocks.iter().for_each(|block| block.set_tag(part.clone(), Tag::FREE));
+        ledger.discharge(owner, for_, pages);
+        store.give(self.hart, blocks, first, pages);
     }
 
     /// What `owner` has.
@@ -194,7 +230,8 @@ impl Frames {
     /// Who has `frame` and what for, or `None` if it is free or not among ours.
     #[must_use]
     pub fn owner_of(&self, frame: Pfn<Hpa>) -> Option<(Owner, Use)> {
-        self.shared.ledger.owner_of(frame)
+        let block = self.shared.store.block_of(frame.raw()).filter(|block| !block.is_untouched())?;
+        block.tag_of(store::within(frame.raw(), 1))?.owner()
     }
 }
 

@@ -5,111 +5,31 @@
 //!
 //! - RAM is in [`Block`]s of 2 MiB. Each hart takes small runs from a block of its own choice, until nothing is left there.
 //! - It chooses one that is in use already, if there is one nearby, so that others stay whole for runs of 2 MiB.
+//! - A block is untouched until something of it is taken: the start of a machine costs a few words for each, and its tags nothing.
+//! - [`Places`] have a bit for each block that is worth to look at, so that a search in a terabyte is short.
 //! - A run of many words is taken word by word. If one is not free, those before it are given back. Meanwhile they count as
 //!   taken.
 //! - A hart that finds nothing looks again if any frame was given meanwhile: it may have been given behind its back. If
-//!   none was, all that it saw taken was taken at one moment, the end of its search.
+//!   none was, all that it saw taken was taken at one moment, the end of its search. It looks again, too, while another hart
+//!   hides what is free, as it does for a few instructions when it opens a block or takes out a place.
 
-use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use super::block::{Block, Turn, WORD_ORDER, WORDS};
+use super::places::Places;
+use super::tags::{BLOCK, BLOCK_ORDER, Tag, TagsOfBlock};
+use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use crate::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize};
+use crate::sync::spin_loop;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Range;
 use rv::{Hpa, Pfn};
 
 /// Run orders are below this: the largest run is 2^23 frames, 32 GiB.
 pub(super) const ORDERS: usize = 24;
-/// log2 of the frames of a word.
-const WORD_ORDER: u8 = 6;
-/// log2 of the frames of a block.
-const BLOCK_ORDER: u8 = 9;
-const BLOCK: u64 = 1 << BLOCK_ORDER;
-const WORDS: usize = 1 << (BLOCK_ORDER - WORD_ORDER);
 /// So many blocks are looked at for one that is in use, but has room, before a whole one is begun.
 const NEARBY: usize = 64;
 /// What room means, in frames: less is not worth to change blocks for.
 const ROOM: u64 = 64;
-
-/// 2 MiB of RAM, or the part of it that there is.
-struct Block {
-    /// The number of its first frame divided by that of its frames.
-    number: u64,
-    /// By frame: whether it is free.
-    words: [AtomicU64; WORDS],
-    /// Free frames, at least: it grows before bits are set, and shrinks after they are cleared.
-    free: AtomicU64,
-}
-
-impl Block {
-    fn new(number: u64) -> Self {
-        Self { number, words: Default::default(), free: AtomicU64::new(0) }
-    }
-
-    /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. Its other result says whether
-    /// bits that had been cleared for a run that was not free are set again.
-    fn clear(&self, order: u8) -> Result<u64, bool> {
-        match order.checked_sub(WORD_ORDER) {
-            None => (0..WORDS).find_map(|at| self.clear_in_word(at, order)).ok_or(false),
-            Some(words) => {
-                let mut restored = false;
-                for first in (0..WORDS).step_by(1 << words) {
-                    match clear_words(&self.words[first..first + (1 << words)]) {
-                        Ok(()) => return Ok((first as u64) << WORD_ORDER),
-                        Err(again) => restored |= again,
-                    }
-                }
-                Err(restored)
-            }
-        }
-    }
-
-    /// The same in one word, for a run that is smaller.
-    #[inline(always)]
-    fn clear_in_word(&self, at: usize, order: u8) -> Option<u64> {
-        let word = &self.words[at];
-        let ones = (1_u64 << (1 << order)) - 1;
-        // Where an aligned run may begin.
-        let places = u64::MAX / ones;
-        let mut bits = word.load(Relaxed);
-        loop {
-            // A bit stays if the run that begins there is free.
-            let runs = (0..order).fold(bits, |runs, n| runs & runs >> (1 << n)) & places;
-            if runs == 0 {
-                return None;
-            }
-            let lowest = runs & runs.wrapping_neg();
-            match word.compare_exchange_weak(bits, bits & !(ones * lowest), AcqRel, Relaxed) {
-                Ok(_) => return Some((at as u64) << WORD_ORDER | u64::from(lowest.trailing_zeros())),
-                Err(now) => bits = now,
-            }
-        }
-    }
-
-    /// Sets the bits of a run that begins at `place`.
-    fn set(&self, place: u64, pages: u64) {
-        if pages < 1 << WORD_ORDER {
-            let ones = (1 << pages) - 1;
-            self.words[(place >> WORD_ORDER) as usize].fetch_or(ones << (place % 64), Release);
-        } else {
-            let (first, words) = ((place >> WORD_ORDER) as usize, (pages >> WORD_ORDER) as usize);
-            self.words[first..first + words].iter().for_each(|word| word.store(u64::MAX, Release));
-        }
-    }
-}
-
-/// Clears words of which all bits are set; else none, and says whether some were cleared meanwhile: only if another hart
-/// has taken one of them since they were looked at. So of those who search because of each other, one gets somewhere.
-fn clear_words(words: &[AtomicU64]) -> Result<(), bool> {
-    if words.iter().any(|word| word.load(Relaxed) != u64::MAX) {
-        return Err(false);
-    }
-    for (at, word) in words.iter().enumerate() {
-        if word.compare_exchange(u64::MAX, 0, AcqRel, Acquire).is_err() {
-            words[..at].iter().for_each(|word| word.store(u64::MAX, Release));
-            return Err(at > 0);
-        }
-    }
-    Ok(())
-}
 
 /// Where a hart looks first.
 #[derive(Default)]
@@ -127,19 +47,38 @@ pub(super) struct Store {
     blocks: Vec<Block>,
     cursors: Vec<Cursor>,
     /// Blocks of which all frames are free, at least.
-    whole: AtomicIsize,
+    whole_count: AtomicIsize,
+    /// Blocks of which all frames may be free.
+    whole: Places,
+    /// Blocks of which some may be.
+    some: Places,
+    /// Harts that hide free frames for a moment.
+    hiding: AtomicUsize,
 }
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("blocks", &self.blocks.len()).field("whole", &self.whole).finish_non_exhaustive()
+        let fields = (self.blocks.len(), &self.whole_count);
+        f.debug_struct("Store").field("blocks", &fields.0).field("whole", fields.1).finish_non_exhaustive()
     }
 }
 
 impl Default for Store {
     fn default() -> Self {
-        Self { blocks: Vec::new(), cursors: alloc::vec![Cursor::default()], whole: AtomicIsize::new(0) }
+        Self {
+            blocks: Vec::new(),
+            cursors: alloc::vec![Cursor::default()],
+            whole_count: AtomicIsize::new(0),
+            whole: Places::default(),
+            some: Places::default(),
+            hiding: AtomicUsize::new(0),
+        }
     }
+}
+
+/// The blocks that frames lie in, by their numbers.
+pub(super) fn numbers(first: u64, pages: u64) -> Range<u64> {
+    first >> BLOCK_ORDER..(first + pages).div_ceil(BLOCK)
 }
 
 impl Store {
@@ -156,50 +95,129 @@ impl Store {
         self.cursors.len() as u64
     }
 
-    /// Adds free frames that are not known yet.
-    pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
-        let (mut at, end) = (first.raw(), first.raw() + pages);
-        while at < end {
-            let number = at >> BLOCK_ORDER;
-            if let Err(place) = self.blocks.binary_search_by_key(&number, |block| block.number) {
-                self.blocks.insert(place, Block::new(number));
+    /// Adds free frames; says whether none of them was known. `tags` are those of the next block.
+    pub fn add(&mut self, first: Pfn<Hpa>, pages: u64, mut tags: impl FnMut() -> TagsOfBlock) -> bool {
+        let (first, end) = (first.raw(), first.raw() + pages);
+        let numbers = numbers(first, pages);
+        let mut place = self.blocks.partition_point(|block| block.number < numbers.start);
+        // No more than is needed: that of a terabyte is megabytes.
+        self.blocks.reserve_exact((numbers.end - numbers.start) as usize);
+        for number in numbers.clone() {
+            let is_there = self.blocks.get(place).is_some_and(|block| block.number == number);
+            let block = if first <= number << BLOCK_ORDER && (number + 1) << BLOCK_ORDER <= end && !is_there {
+                *self.whole_count.get_mut() += 1;
+                Block::untouched(number, tags())
+            } else {
+                if !is_there {
+                    self.blocks.insert(place, Block::absent(number, tags()));
+                }
+                let part = first.max(number << BLOCK_ORDER)..end.min((number + 1) << BLOCK_ORDER);
+                if !self.blocks[place].appear(within(part.start, part.end - part.start)) {
+                    return false;
+                }
+                place += 1;
+                continue;
+            };
+            if place == self.blocks.len() {
+                self.blocks.push(block)
+            } else {
+                self.blocks.insert(place, block)
             }
-            // The largest run that is aligned there, in its block, and not too long.
-            let pages = (1 << at.trailing_zeros().min(BLOCK_ORDER.into())).min(1 << (end - at).ilog2());
-            self.give(0, at, pages);
+            place += 1;
+        }
+        // A search takes out those that are not worth it.
+        self.whole.insert_below(self.blocks.len());
+        self.some.insert_below(self.blocks.len());
+        self.give_part(first..end.min((numbers.start + 1) << BLOCK_ORDER));
+        if numbers.end - numbers.start > 1 {
+            self.give_part((numbers.end - 1) << BLOCK_ORDER..end);
+        }
+        true
+    }
+
+    /// Gives a part of a block, if it is not untouched.
+    fn give_part(&self, part: Range<u64>) {
+        let mut at = part.start;
+        let blocks = self.blocks_of(at, 1);
+        while at < part.end && !blocks[0].is_untouched() {
+            // The largest run that is aligned there and not too long.
+            let pages = (1 << at.trailing_zeros().min(BLOCK_ORDER.into())).min(1 << (part.end - at).ilog2());
+            self.give(0, blocks, at, pages);
             at += pages;
         }
     }
 
-    /// Takes 2^order frames; returns the first one's number, or `None` if there is no such run.
+    /// Takes 2^order frames; returns the first one's block and number, or `None` if there is no such run.
     #[inline(always)]
-    pub fn take(&self, hart: usize, order: u8) -> Option<u64> {
+    pub fn take(&self, hart: usize, order: u8) -> Option<(&Block, u64)> {
         let at_hand = if order == 0 { self.take_at_hand(hart) } else { None };
         at_hand.or_else(|| self.search(hart, order))
     }
 
     #[inline(never)]
-    fn search(&self, hart: usize, order: u8) -> Option<u64> {
+    fn search(&self, hart: usize, order: u8) -> Option<(&Block, u64)> {
         loop {
             let before = self.given();
             let found = if order < BLOCK_ORDER { self.find_small(hart, order) } else { self.find_blocks(hart, order) };
-            if found.is_some() || self.given() == before {
+            // In this order: who hides no more has said that it has given.
+            if found.is_some() || (self.hiding.load(SeqCst) == 0 && self.given() == before) {
                 return found;
             }
+            spin_loop();
         }
     }
 
-    /// Gives frames: aligned to their number, a power of two.
-    pub fn give(&self, hart: usize, first: u64, pages: u64) {
-        let at = self.place_of(first >> BLOCK_ORDER);
-        for block in &self.blocks[at..at + pages.div_ceil(BLOCK) as usize] {
+    /// Gives frames, aligned to their number, a power of two: those of [`Store::blocks_of`].
+    #[inline(always)]
+    pub fn give(&self, hart: usize, blocks: &[Block], first: u64, pages: u64) {
+        for block in blocks {
             let pages = pages.min(BLOCK);
-            if block.free.fetch_add(pages, Relaxed) + pages == BLOCK {
-                self.whole.fetch_add(1, Relaxed);
+            let turn = block.count_free(pages);
+            if turn.unlisted || turn.whole {
+                self.turned(block, turn);
             }
             block.set(first % BLOCK, pages);
         }
         self.cursors[hart].given.fetch_add(1, Release);
+    }
+
+    /// A block has free frames again, or nothing else.
+    #[inline(never)]
+    fn turned(&self, block: &Block, turn: Turn) {
+        let at = self.place_of(block.number);
+        if turn.unlisted {
+            self.some.insert(at);
+            block.list();
+        }
+        if turn.whole {
+            self.whole_count.fetch_add(1, Relaxed);
+            self.whole.insert(at);
+        }
+    }
+
+    /// A block has something else than free frames, or nothing else any more: takes back what its places say.
+    #[inline(never)]
+    fn unplace(&self, hart: usize, at: usize) {
+        let block = &self.blocks[at];
+        let is_whole = || block.free_now() >= BLOCK;
+        if self.whole.contains(at) && !is_whole() {
+            self.while_hiding(hart, || self.whole.remove_unless(at, is_whole));
+        }
+        if block.free_now() == 0 {
+            self.while_hiding(hart, || block.unlist() && self.some.remove_unless(at, || block.free_now() != 0));
+        }
+    }
+
+    /// Does something that hides free frames from others for a moment; `act` and this say whether it turned out that there are
+    /// such.
+    fn while_hiding(&self, hart: usize, act: impl FnOnce() -> bool) -> bool {
+        self.hiding.fetch_add(1, SeqCst);
+        let has_given = act();
+        if has_given {
+            self.cursors[hart].given.fetch_add(1, Release);
+        }
+        self.hiding.fetch_sub(1, SeqCst);
+        has_given
     }
 
     /// Grows whenever frames are given.
@@ -207,49 +225,81 @@ impl Store {
         self.cursors.iter().map(|cursor| cursor.given.load(Acquire)).sum()
     }
 
-    fn place_of(&self, number: u64) -> usize {
-        let guess = (number - self.blocks[0].number) as usize;
-        if self.blocks.get(guess).is_some_and(|block| block.number == number) {
-            return guess;
-        }
-        let found = self.blocks.binary_search_by_key(&number, |block| block.number);
-        found.unwrap_or_else(|_| panic!("block {number} is not RAM of ours"))
+    /// The blocks that a run lies in.
+    ///
+    /// # Panics
+    /// If the first is none of ours.
+    #[inline(always)]
+    pub fn blocks_of(&self, first: u64, pages: u64) -> &[Block] {
+        let at = self.place_of(first >> BLOCK_ORDER);
+        &self.blocks[at..at + pages.div_ceil(BLOCK) as usize]
     }
 
-    /// All blocks' places, from `from` on and round.
-    fn round(&self, from: usize) -> impl Iterator<Item = usize> {
-        (from..self.blocks.len()).chain(0..from)
+    /// The block of a frame, if there is one.
+    pub fn block_of(&self, frame: u64) -> Option<&Block> {
+        let at = self.blocks.binary_search_by_key(&(frame >> BLOCK_ORDER), |block| block.number).ok()?;
+        Some(&self.blocks[at])
+    }
+
+    #[inline(always)]
+    fn place_of(&self, number: u64) -> usize {
+        let guess = number.wrapping_sub(self.blocks.first().map_or(0, |block| block.number)) as usize;
+        match self.blocks.get(guess) {
+            Some(block) if block.number == number => guess,
+            _ => self.search_place_of(number),
+        }
+    }
+
+    #[inline(never)]
+    fn search_place_of(&self, number: u64) -> usize {
+        let found = self.blocks.binary_search_by_key(&number, |block| block.number);
+        found.unwrap_or_else(|_| panic!("the 2 MiB from frame {:#x} on are not RAM of ours", number << BLOCK_ORDER))
+    }
+
+    /// Writes down whose a run is that has been taken. `block` is its first.
+    #[inline(always)]
+    pub fn set_tag(&self, block: &Block, first: u64, pages: u64, tag: Tag) {
+        if pages <= BLOCK {
+            block.set_tag(within(first, pages), tag);
+        } else {
+            self.blocks_of(first, pages).iter().for_each(|block| block.set_tag(0..BLOCK as usize, tag));
+        }
     }
 
     /// A frame from the word that the hart took the last one from.
     #[inline(always)]
-    fn take_at_hand(&self, hart: usize) -> Option<u64> {
+    fn take_at_hand(&self, hart: usize) -> Option<(&Block, u64)> {
         let word = self.cursors[hart].word.load(Relaxed);
         let block = self.blocks.get(word / WORDS)?;
         let place = block.clear_in_word(word % WORDS, 0)?;
-        Some(self.taken(block, place, 1))
+        Some(self.taken(hart, word / WORDS, block, (place, 1)))
     }
 
     /// A run that is smaller than a block.
-    fn find_small(&self, hart: usize, order: u8) -> Option<u64> {
+    fn find_small(&self, hart: usize, order: u8) -> Option<(&Block, u64)> {
         let cursor = &self.cursors[hart];
         let from = cursor.word.load(Relaxed) / WORDS;
-        let in_use = |at: &usize| (ROOM..BLOCK).contains(&self.blocks[*at].free.load(Relaxed));
-        let nearby = self.round(from).take(NEARBY).filter(in_use);
+        let in_use = |at: &usize| (ROOM..BLOCK).contains(&self.blocks[*at].free());
+        let near = (from..self.blocks.len()).chain(0..from).take(NEARBY).filter(in_use);
         let own = (from..self.blocks.len()).take(1);
-        own.chain(nearby).chain(self.round(from)).find_map(|at| {
-            let first = self.take_from(hart, &self.blocks[at], order)?;
+        own.chain(near).chain(self.some.round(from)).find_map(|at| {
+            let (block, first) = self.take_from(hart, at, order)?;
             cursor.word.store(((first % BLOCK) >> WORD_ORDER) as usize + at * WORDS, Relaxed);
-            Some(first)
+            Some((block, first))
         })
     }
 
-    fn take_from(&self, hart: usize, block: &Block, order: u8) -> Option<u64> {
-        if block.free.load(Relaxed) < 1 << order {
+    fn take_from(&self, hart: usize, at: usize, order: u8) -> Option<(&Block, u64)> {
+        let block = self.blocks.get(at)?;
+        if block.free() < 1 << order {
+            self.unplace(hart, at);
+            return None;
+        }
+        if block.is_untouched() && !self.while_hiding(hart, || block.open()) {
             return None;
         }
         match block.clear(order) {
-            Ok(place) => Some(self.taken(block, place, 1 << order)),
+            Ok(place) => Some(self.taken(hart, at, block, (place, 1 << order))),
             Err(restored) => {
                 if restored {
                     self.cursors[hart].given.fetch_add(1, Release);
@@ -259,43 +309,54 @@ impl Store {
         }
     }
 
-    /// Counts a run whose bits have been cleared; returns the first one's number.
+    /// Counts a run whose bits have been cleared; returns its block and the first one's number.
     #[inline(always)]
-    fn taken(&self, block: &Block, place: u64, pages: u64) -> u64 {
-        if block.free.fetch_sub(pages, Relaxed) == BLOCK {
-            self.whole.fetch_sub(1, Relaxed);
+    fn taken<'a>(&self, hart: usize, at: usize, block: &'a Block, (place, pages): (u64, u64)) -> (&'a Block, u64) {
+        if block.count_taken(pages) {
+            self.whole_count.fetch_sub(1, Relaxed);
+            self.unplace(hart, at);
         }
-        block.number << BLOCK_ORDER | place
+        (block, block.number << BLOCK_ORDER | place)
     }
 
     /// A run of one or more blocks.
-    fn find_blocks(&self, hart: usize, order: u8) -> Option<u64> {
+    fn find_blocks(&self, hart: usize, order: u8) -> Option<(&Block, u64)> {
         let blocks = 1 << (order - BLOCK_ORDER);
-        if self.whole.load(Relaxed) < blocks as isize {
+        if self.whole_count.load(Relaxed) < blocks as isize {
             return None;
         }
         let cursor = &self.cursors[hart];
-        self.round(cursor.whole.load(Relaxed)).find_map(|at| {
-            let first = self.take_blocks(hart, at, blocks)?;
+        self.whole.round(cursor.whole.load(Relaxed)).find_map(|at| {
+            let found = self.take_blocks(hart, at, blocks)?;
             cursor.whole.store((at + blocks) % self.blocks.len(), Relaxed);
-            Some(first)
+            Some(found)
         })
     }
 
     /// Takes so many blocks, the first one at that place, if they are there, aligned, and whole.
-    fn take_blocks(&self, hart: usize, at: usize, blocks: usize) -> Option<u64> {
+    fn take_blocks(&self, hart: usize, at: usize, blocks: usize) -> Option<(&Block, u64)> {
         let run = self.blocks.get(at..at + blocks)?;
         let number = run[0].number;
         let is_run = number.is_multiple_of(blocks as u64) && run[blocks - 1].number - number == blocks as u64 - 1;
-        if !is_run || run.iter().any(|block| block.free.load(Relaxed) < BLOCK) {
+        if !is_run || run.iter().any(|block| block.free() < BLOCK) {
+            self.unplace(hart, at);
             return None;
         }
-        for (taken, block) in run.iter().enumerate() {
-            if self.take_from(hart, block, BLOCK_ORDER).is_none() {
-                (run[..taken].iter()).for_each(|block| self.give(hart, block.number << BLOCK_ORDER, BLOCK));
+        for taken in 0..blocks {
+            if self.take_from(hart, at + taken, BLOCK_ORDER).is_none() {
+                let each =
+                    |block: &Block| self.give(hart, core::slice::from_ref(block), block.number << BLOCK_ORDER, BLOCK);
+                run[..taken].iter().for_each(each);
                 return None;
             }
         }
-        Some(number << BLOCK_ORDER)
+        Some((&run[0], number << BLOCK_ORDER))
     }
+}
+
+/// Where a run is in its first block.
+#[inline(always)]
+pub(super) fn within(first: u64, pages: u64) -> Range<usize> {
+    let place = (first % BLOCK) as usize;
+    place..place + pages.min(BLOCK) as usize
 }

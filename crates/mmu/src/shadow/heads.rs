@@ -6,6 +6,18 @@ use crate::frames::Run;
 use alloc::vec::Vec;
 use rv::{Addr, Gpa, Hpa, Level, Pfn, PhysMem};
 
+impl Chunk {
+    /// Nothing leads there. The frame is clear.
+    pub const fn new(words: Run) -> Self {
+        Self { words, mega: Ref::NONE, protected: 0 }
+    }
+
+    /// Ends it: the frame that it took.
+    pub fn into_frame(self) -> Run {
+        self.words
+    }
+}
+
 /// Frames of guest RAM in one chunk.
 const CHUNK: u64 = Heads::CHUNK;
 
@@ -18,7 +30,7 @@ pub(super) struct Heads {
 }
 
 /// What is known of 2 MiB.
-struct Chunk {
+pub(super) struct Chunk {
     words: Run,
     /// The head of the list of leaves that lead to all of it.
     mega: Ref,
@@ -35,9 +47,8 @@ impl Heads {
         pages.div_ceil(CHUNK)
     }
 
-    /// Those of RAM that begins at a multiple of [`Heads::CHUNK`]. The frames are clear.
-    pub fn new(first: Pfn<Gpa>, pages: u64, frames: Vec<Run>) -> Self {
-        let chunks = frames.into_iter().map(|words| Chunk { words, mega: Ref::NONE, protected: 0 }).collect();
+    /// Those of RAM that begins at a multiple of [`Heads::CHUNK`].
+    pub const fn new(first: Pfn<Gpa>, pages: u64, chunks: Vec<Chunk>) -> Self {
         Self { first, pages, chunks }
     }
 
@@ -98,6 +109,6 @@ impl Heads {
 
     /// Ends it: the frames that it took.
     pub fn into_frames(self) -> impl Iterator<Item = Run> {
-        self.chunks.into_iter().map(|chunk| chunk.words)
+        self.chunks.into_iter().map(Chunk::into_frame)
     }
 }

@@ -1,7 +1,7 @@
 //! The frames that an engine has for its lists, by the RAM of its VM: they are many, and made ready in portions.
 
-use super::heads::Heads;
-use crate::frames::{AllocError, Frames, Owner, Run, Use};
+use super::heads::{Chunk, Heads};
+use crate::frames::{AllocError, Frames, Owner, Use};
 use alloc::vec::Vec;
 use rv::{Gpa, Pfn, PhysMem};
 
@@ -10,7 +10,7 @@ use rv::{Gpa, Pfn, PhysMem};
 pub struct Lists {
     first: Pfn<Gpa>,
     pages: u64,
-    words: Vec<Run>,
+    chunks: Vec<Chunk>,
 }
 
 impl Lists {
@@ -20,7 +20,7 @@ impl Lists {
     /// If `first` is not a multiple of 2 MiB.
     pub const fn new(first: Pfn<Gpa>, pages: u64) -> Self {
         assert!(first.is_aligned(Heads::CHUNK), "guest RAM begins at a multiple of 2 MiB");
-        Self { first, pages, words: Vec::new() }
+        Self { first, pages, chunks: Vec::new() }
     }
 
     /// Takes up to `count` more frames, and clears them. Returns whether all are there.
@@ -35,26 +35,27 @@ impl Lists {
         mem: &mut impl PhysMem,
     ) -> Result<bool, AllocError> {
         let missing = self.missing();
+        // At once, and the last step only moves it: it is megabytes for a VM of many gibibytes.
+        self.chunks.try_reserve_exact(missing as usize).map_err(|_| AllocError::OutOfMemory)?;
         for _ in 0..missing.min(count) {
-            self.words.try_reserve(1).map_err(|_| AllocError::OutOfMemory)?;
             let run = frames.alloc(owner, Use::Table, 0)?;
             mem.zero_frames(run.first(), 1);
-            self.words.push(run);
+            self.chunks.push(Chunk::new(run));
         }
         Ok(missing <= count)
     }
 
     /// Gives what it has taken back.
     pub fn release(self, frames: &Frames) {
-        self.words.into_iter().for_each(|run| frames.free(run));
+        self.chunks.into_iter().for_each(|chunk| frames.free(chunk.into_frame()));
     }
 
     fn missing(&self) -> u64 {
-        Heads::frames_for(self.pages) - self.words.len() as u64
+        Heads::frames_for(self.pages) - self.chunks.len() as u64
     }
 
     pub(super) fn into_heads(self) -> Heads {
         assert!(self.missing() == 0, "all frames of the lists are there");
-        Heads::new(self.first, self.pages, self.words)
+        Heads::new(self.first, self.pages, self.chunks)
     }
 }

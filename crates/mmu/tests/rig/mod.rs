@@ -138,7 +138,12 @@ impl Rig {
         }
         let model = FenceModel::new(machine, usize::from(setup.harts));
         let mut world = World::new(model, mutant);
-        let policy = Policy { superpages: setup.superpages, images: Images::Shared, residence: Residence::Pageable };
+        let policy = Policy {
+            superpages: setup.superpages,
+            images: Images::Shared,
+            residence: Residence::Pageable,
+            ad: mmu::Ad::AsNeeded,
+        };
         let mut space = AddressSpace::new(setup.format, VM, policy, &frames, &mut world).expect("room for the root");
         world.let_go();
         world.model.watch(setup.format, space.root());

@@ -17,7 +17,7 @@ use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use mmu::{
-    AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages, with_ready,
+    Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages, with_ready,
 };
 use oracle::Machine;
 use rv::format::SV39X4;
@@ -120,7 +120,7 @@ impl<S: Subject> Rig<S> {
         let mut space = AddressSpace::new(
             &SV39X4,
             VM,
-            Policy { superpages, images: Images::Shared, residence: Residence::Pageable },
+            Policy { superpages, images: Images::Shared, residence: Residence::Pageable, ad: Ad::AsNeeded },
             &frames,
             &mut machine,
         )

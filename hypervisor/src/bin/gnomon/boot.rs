@@ -28,8 +28,8 @@ use hypervisor::sched::Sched;
 use hypervisor::tunables::Tunables;
 use hypervisor::vms::Vms;
 use metal::csr;
-use metal::ram::{Ram, boot_bytes};
-use mmu::frames::Frames;
+use metal::ram::{Ram, boot_bytes, words_apart};
+use mmu::frames::{Frames, Tags};
 use rv::csr::envcfg;
 use rv::{Addr, Hpa, PAGE_BYTES, Pfn};
 use spin::Once;
@@ -44,8 +44,8 @@ struct Joining {
     abilities: Abilities,
     /// The identity map, in the payload seat.
     map: Option<Pfn<Hpa>>,
-    /// The protected heap, in the firmware seat.
-    heap: Span,
+    /// What is protected behind the image, in the firmware seat.
+    own: Span,
 }
 
 static JOINING: Once<Joining> = Once::new();
@@ -98,7 +98,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     machine.reserved.extend(passed);
     let (mode, left_out) = choose_harts(seat, machine, hart_id)?;
 
-    let spans = set_up_memory(machine);
+    let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
@@ -113,10 +113,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     }
     let console = Console::new(&drivers::HostUart, config.console, config.vms.len() > 1);
     left_out.iter().for_each(|message| console.say(message));
-    let mut frames = Frames::new();
-    for span in &spans.free {
-        frames.add(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES);
-    }
+    let frames = frames(&spans);
     let (disk, disk_source) = SwapDisk::find(machine).unzip();
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: Vms::new(),
@@ -151,14 +148,19 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let mut hart =
         Hart::new(Start { g, index: 0, seat: seat_hart, guest, ram, reach: reach_all, plic, vmid_bits, asid_bits });
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
-    let heap = spans.heap;
-    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, heap });
+    let own = spans.own;
+    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, own });
     config.vms.into_iter().for_each(|config| g.vms.wish(config, &g.offer));
     lifecycle::start_due(g, &mut hart);
     // No other hart is there to help, and no guest waits.
     while lifecycle::go_on(g, &mut hart) {}
     match seat {
-        Seat::Firmware => pen::release(&ids),
+        Seat::Firmware => {
+            let msips: Option<Vec<u64>> = machine.harts.iter().map(|hart| hart.msip).collect();
+            let msips = msips.ok_or(seat::NO_DEVICES)?;
+            pen::release(&ids);
+            ids.iter().zip(msips).skip(1).for_each(|(id, msip)| seat::send_ipi(*id, msip));
+        }
         Seat::Payload => {
             for (index, id) in ids.iter().enumerate().skip(1) {
                 seat::start_hart(*id, index)
@@ -179,7 +181,8 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
         if abilities != joining.abilities {
             return Err("its page-table formats or its extensions differ from the boot hart's".into());
         }
-        let spans = Spans { heap: joining.heap, tables: Vec::new(), free: Vec::new() };
+        let (own, tags) = (joining.own, joining.own);
+        let spans = Spans { own, tags, tables: Vec::new(), free: Vec::new() };
         protect_this_hart(seat, machine, (index, &spans), ram, Map::Use(joining.map))?;
         Ok((seat_hart, guest))
     });
@@ -273,35 +276,65 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
 
 /// How RAM is divided.
 struct Spans {
-    /// Gnomon's heap, right behind its image if there is room.
-    heap: Span,
+    /// Gnomon's own: the heap and the frames' tags, right behind its image if there is room.
+    own: Span,
+    /// The frames' tags.
+    tags: Span,
     /// For the identity map's tables.
     tables: Vec<Pfn<Hpa>>,
     /// For guests.
     free: Vec<Span>,
 }
 
-fn set_up_memory(machine: &Machine) -> Spans {
-    /// Share of RAM that the heap gets: its greatest customer, the frame allocator, needs a few
-    /// bytes for each frame.
+/// Divides RAM.
+///
+/// # Errors
+/// A message, if there is too little.
+fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
+    /// The heap's share of the first GiB of RAM, and of what is above: it has what there is of each VM, and 100 bytes for each
+    /// 2 MiB.
     const HEAP_SHARE: u64 = 64;
+    const HEAP_SHARE_ABOVE: u64 = 256;
     const HEAP_LEAST: u64 = 4 << 20;
-    const HEAP_MOST: u64 = 256 << 20;
+    const GIB: u64 = 1 << 30;
     const TABLES: u64 = 64;
-    let image = image();
+    let image = image(machine.harts.len());
     let total: u64 = machine.ram.iter().map(|r| r.bytes).sum();
-    let heap_bytes = (total / HEAP_SHARE).clamp(HEAP_LEAST, HEAP_MOST).next_multiple_of(PAGE_BYTES);
+    let heap_bytes = total.min(GIB) / HEAP_SHARE + total.saturating_sub(GIB) / HEAP_SHARE_ABOVE;
+    let heap_bytes = heap_bytes.max(HEAP_LEAST).next_multiple_of(PAGE_BYTES);
     let own = Span { start: image.start, bytes: image.end - image.start };
     let free = machine.free_ram(&[own]);
-    let behind = free.iter().find(|s| s.start == image.end && s.bytes > heap_bytes + TABLES * PAGE_BYTES);
-    let Some(place) = behind.or_else(|| free.iter().max_by_key(|s| s.bytes)) else { panic!("no free RAM") };
+    // What is taken below splits one more span.
+    let tags =
+        free.iter().map(|span| Frames::tags_for(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES)).sum::<u64>() + 1;
+    let tags_bytes = (tags * size_of::<Tags>() as u64).next_multiple_of(PAGE_BYTES);
+    let bytes = heap_bytes + tags_bytes + TABLES * PAGE_BYTES;
+    let behind = free.iter().find(|s| s.start == image.end && s.bytes > bytes);
+    let place = behind.or_else(|| free.iter().max_by_key(|s| s.bytes)).filter(|span| span.bytes > bytes);
+    let place =
+        place.ok_or_else(|| format!("{bytes} bytes of RAM in one piece are needed: give the machine more memory"))?;
     let heap = Span { start: place.start, bytes: heap_bytes };
-    let tables = Span { start: heap.end(), bytes: TABLES * PAGE_BYTES };
+    let tags = Span { start: heap.end(), bytes: tags_bytes };
+    let tables = Span { start: tags.end(), bytes: TABLES * PAGE_BYTES };
     // SAFETY: free RAM, taken out of what is handed on below.
     unsafe { heap::add(heap) };
-    let free = machine.free_ram(&[own, heap, tables]);
+    let own_ram = Span { start: heap.start, bytes: heap_bytes + tags_bytes };
+    let free = machine.free_ram(&[own, own_ram, tables]);
     let tables = (0..TABLES).map(|n| Addr::new(tables.start).pfn().add(n)).collect();
-    Spans { heap, tables, free }
+    Ok(Spans { own: own_ram, tags, tables, free })
+}
+
+/// All RAM that is handed out by the frame.
+fn frames(spans: &Spans) -> Frames {
+    let tags = Addr::new(spans.tags.start);
+    // SAFETY: free RAM, which is nobody else's for ever (`set_up_memory`).
+    let tags = unsafe { words_apart(tags, spans.tags.bytes as usize) };
+    let mut tags = tags.as_chunks().0.iter();
+    let mut frames = Frames::new();
+    for span in &spans.free {
+        frames.add_with(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES, &mut tags);
+    }
+    frames
 }
 
 fn ram(isa: &Isa) -> Ram {
@@ -332,7 +365,7 @@ fn protect_this_hart(
     match seat {
         Seat::Firmware => {
             // SAFETY: the firmware seat, once per hart.
-            unsafe { protect::set_up_pmp(machine, spans.heap, index) };
+            unsafe { protect::set_up_pmp(machine, spans.own, index) };
             Ok(None)
         }
         Seat::Payload => {
@@ -342,7 +375,7 @@ fn protect_this_hart(
                 Map::Build(passed) => protect::build_map(machine, passed, spans.tables.clone(), &mut ram)?,
             };
             // SAFETY: the payload seat; just built, or by the boot hart.
-            unsafe { protect::switch_map(root) };
+            unsafe { protect::switch_map(machine, root) }?;
             Ok(Some(root))
         }
     }

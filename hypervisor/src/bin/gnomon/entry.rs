@@ -41,11 +41,17 @@ global_asm!(
     "add sp, sp, t0",
     "mv a3, s0",
     "tail {boot}",
-    // The others, in the firmware seat: wait, then look for their index.
+    // The others, in the firmware seat: wait for an IPI, which ends the wait and is not taken, then look for their index. None
+    // spins: the boot hart may share a core with them.
     "4: la t0, {released}",
-    "5: .insn 0x0100000f", // pause
-    "ld t1, 0(t0)",
-    "beqz t1, 5b",
+    "csrci mstatus, 8", // MIE
+    "li t1, 8", // MSIE
+    "csrw mie, t1",
+    "5: ld t1, 0(t0)",
+    "bnez t1, 9f",
+    "wfi",
+    "j 5b",
+    "9:",
     "fence",
     "la t0, {ids}",
     "li a1, 0",

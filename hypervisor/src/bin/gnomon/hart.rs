@@ -26,6 +26,7 @@ use hypervisor::harts::HartShared;
 use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
+use hypervisor::shootdown;
 use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
@@ -338,8 +339,7 @@ impl Hart {
                 return None;
             }
             let vm = run.vm.slot();
-            let generation = run.vm.tlb_generation.load(Ordering::SeqCst);
-            if self.views[vm].fenced != generation {
+            if let Some(generation) = shootdown::behind(&run.vm, self.index, self.views[vm].fenced) {
                 self.views[vm].fenced = generation;
                 self.shared.counters.fences.bump();
                 run.vm.translation.catch_up(&run.vm, self);

@@ -36,7 +36,7 @@ pub fn stack_guard(index: usize) -> Span {
     Span { start: stack_end(index) - STACK_BYTES as u64, bytes: rv::PAGE_BYTES }
 }
 
-/// Lets the harts that wait at the start go on; `ids` are theirs, by index.
+/// Lets the harts that wait at the start go on, when they are interrupted next; `ids` are theirs, by index.
 pub fn release(ids: &[u64]) {
     for (slot, id) in HART_IDS.iter().zip(ids) {
         slot.store(*id, Ordering::Relaxed);

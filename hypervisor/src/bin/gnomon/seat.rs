@@ -20,6 +20,9 @@ pub enum Seat {
     Payload,
 }
 
+/// Why a machine is none for the firmware seat.
+pub const NO_DEVICES: &str = "the firmware seat needs a CLINT, or ACLINT MTIMER and MSWI, for each hart";
+
 static SEAT: AtomicU8 = AtomicU8::new(0);
 /// Address of the test finisher, 0 if there is none.
 static FINISHER: AtomicU64 = AtomicU64::new(0);
@@ -84,9 +87,7 @@ impl SeatHart {
         let seat = Seat::get();
         let (msip, mtimecmp) = match (seat, hart.msip, hart.mtimecmp) {
             (Seat::Firmware, Some(msip), Some(mtimecmp)) => (msip, mtimecmp),
-            (Seat::Firmware, ..) => {
-                return Err("the firmware seat needs a CLINT, or ACLINT MTIMER and MSWI, for each hart");
-            }
+            (Seat::Firmware, ..) => return Err(NO_DEVICES),
             (Seat::Payload, ..) => (0, 0),
         };
         let this = Self { seat, mtimecmp, msip, has_sstc };

@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 use hypervisor::env::Env;
 use hypervisor::exit::Outcome;
 use hypervisor::lifecycle;
+use hypervisor::shootdown;
 use hypervisor::vcpu::{NOWHERE, VcpuRun};
 
 impl Hart {
@@ -14,11 +15,11 @@ impl Hart {
     pub(super) fn load(&mut self, run: &mut VcpuRun, now: u64) {
         let vm = Arc::clone(&run.vm);
         // Before any walk can happen: whoever edits the tables looks here.
-        vm.live_on.fetch_or(1 << self.index, Ordering::SeqCst);
+        let generation = shootdown::arrive(&vm, self.index);
         if self.views[vm.slot()].vm != vm.handle.number {
             // OWNERSHIP: what the slot's last VM left in the TLB is under a VMID that nobody gets again before all are fenced,
             // and so the new one has nothing there yet.
-            self.views[vm.slot()] = View::of(vm.handle.number, vm.tlb_generation.load(Ordering::SeqCst));
+            self.views[vm.slot()] = View::of(vm.handle.number, generation);
         }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
         let loaded = vm.translation.load(self.g, run, self);

@@ -1,0 +1,188 @@
+//! 2 MiB of RAM: which of its frames are free, and whose they are.
+
+use super::tags::{BLOCK, BLOCK_ORDER, Tag, TagsOfBlock};
+use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::ops::Range;
+
+/// log2 of the frames of a word.
+pub(super) const WORD_ORDER: u8 = 6;
+/// Words of a block.
+pub(super) const WORDS: usize = 1 << (BLOCK_ORDER - WORD_ORDER);
+/// Beside the number of free frames: the block is in the list of those that may have some.
+const LISTED: u64 = 1 << 10;
+/// In place of that number: all are free, as they were when the block was added, and neither the words nor the
+/// tags say so yet.
+const UNTOUCHED: u64 = 1 << 32;
+/// Some hart is about to make them say so.
+const OPENING: u64 = UNTOUCHED + 1;
+
+/// A block, or the part of it that there is. What is known of its frames is made when the first one of them is taken.
+pub(super) struct Block {
+    /// The number of its first frame divided by that of its frames.
+    pub number: u64,
+    /// By frame: whether it is free.
+    words: [AtomicU64; WORDS],
+    /// Free frames, at least: it grows before bits are set, and shrinks after they are cleared. With [`LISTED`], which whoever gives
+    /// frames sees to before they set bits.
+    free: AtomicU64,
+    tags: TagsOfBlock,
+}
+
+/// What giving frames has made of a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// It is to be put into the list of those that may have free frames.
+    pub unlisted: bool,
+    /// All of it is free.
+    pub whole: bool,
+}
+
+impl Block {
+    /// One of which all frames are there, and free.
+    pub fn untouched(number: u64, tags: TagsOfBlock) -> Self {
+        Self { number, words: Default::default(), free: AtomicU64::new(UNTOUCHED), tags }
+    }
+
+    /// One of which no frame is there.
+    pub fn absent(number: u64, tags: TagsOfBlock) -> Self {
+        tags.set(0..BLOCK as usize, Tag::ABSENT);
+        Self { number, words: Default::default(), free: AtomicU64::new(0), tags }
+    }
+
+    /// Says that frames are there which were not; says whether that is so.
+    pub fn appear(&self, part: Range<usize>) -> bool {
+        if self.is_untouched() || self.tags.of(part.clone()) != Some(Tag::ABSENT) {
+            return false;
+        }
+        self.tags.set(part, Tag::FREE);
+        true
+    }
+
+    pub fn is_untouched(&self) -> bool {
+        self.free.load(Acquire) >= UNTOUCHED
+    }
+
+    /// Makes the words and the tags of an untouched block. Returns false if another hart does it, or has done it.
+    pub fn open(&self) -> bool {
+        let is_mine = self.free.compare_exchange(UNTOUCHED, OPENING, AcqRel, Acquire).is_ok();
+        if is_mine {
+            self.tags.set(0..BLOCK as usize, Tag::FREE);
+            self.free.store(LISTED | BLOCK, Release);
+            self.words.iter().for_each(|word| word.store(u64::MAX, Release));
+        }
+        is_mine
+    }
+
+    /// Free frames, at least. Many of those that are untouched.
+    #[inline(always)]
+    pub fn free(&self) -> u64 {
+        self.free.load(Acquire) & !LISTED
+    }
+
+    /// The same, in one order with all that is done to [`super::places::Places`].
+    pub fn free_now(&self) -> u64 {
+        self.free.load(SeqCst) & !LISTED
+    }
+
+    /// Counts frames as free that will be. Says what is to be done before they are.
+    #[inline(always)]
+    pub fn count_free(&self, pages: u64) -> Turn {
+        let before = self.free.fetch_add(pages, SeqCst);
+        Turn { unlisted: before & LISTED == 0, whole: before & !LISTED == BLOCK - pages }
+    }
+
+    /// The block has been put into the list.
+    pub fn list(&self) {
+        self.free.fetch_or(LISTED, SeqCst);
+    }
+
+    /// Whether the block may be taken out of the list, for nothing of it is free. If so, the next to give frames puts it back.
+    pub fn unlist(&self) -> bool {
+        self.free.compare_exchange(LISTED, 0, SeqCst, SeqCst).is_ok()
+    }
+
+    /// Counts frames as taken whose bits are clear; says whether all of the block were free before. They were listed.
+    #[inline(always)]
+    pub fn count_taken(&self, pages: u64) -> bool {
+        self.free.fetch_sub(pages, Relaxed) == LISTED | BLOCK
+    }
+
+    /// What is written of a part.
+    #[inline(always)]
+    pub fn tag_of(&self, part: Range<usize>) -> Option<Tag> {
+        self.tags.of(part)
+    }
+
+    #[inline(always)]
+    pub fn set_tag(&self, part: Range<usize>, tag: Tag) {
+        self.tags.set(part, tag);
+    }
+
+    /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. Its other result says whether
+    /// bits that had been cleared for a run that was not free are set again.
+    pub fn clear(&self, order: u8) -> Result<u64, bool> {
+        match order.checked_sub(WORD_ORDER) {
+            None => (0..WORDS).find_map(|at| self.clear_in_word(at, order)).ok_or(false),
+            Some(words) => {
+                let mut restored = false;
+                for first in (0..WORDS).step_by(1 << words) {
+                    match clear_words(&self.words[first..first + (1 << words)]) {
+                        Ok(()) => return Ok((first as u64) << WORD_ORDER),
+                        Err(again) => restored |= again,
+                    }
+                }
+                Err(restored)
+            }
+        }
+    }
+
+    /// The same in one word, for a run that is smaller.
+    #[inline(always)]
+    pub fn clear_in_word(&self, at: usize, order: u8) -> Option<u64> {
+        let word = &self.words[at];
+        let ones = (1_u64 << (1 << order)) - 1;
+        // Where an aligned run may begin.
+        let places = u64::MAX / ones;
+        let mut bits = word.load(Relaxed);
+        loop {
+            // A bit stays if the run that begins there is free.
+            let runs = (0..order).fold(bits, |runs, n| runs & runs >> (1 << n)) & places;
+            if runs == 0 {
+                return None;
+            }
+            let lowest = runs & runs.wrapping_neg();
+            match word.compare_exchange_weak(bits, bits & !(ones * lowest), AcqRel, Relaxed) {
+                Ok(_) => return Some((at as u64) << WORD_ORDER | u64::from(lowest.trailing_zeros())),
+                Err(now) => bits = now,
+            }
+        }
+    }
+
+    /// Sets the bits of a run that begins at `place`.
+    #[inline(always)]
+    pub fn set(&self, place: u64, pages: u64) {
+        if pages < 1 << WORD_ORDER {
+            let ones = (1 << pages) - 1;
+            self.words[(place >> WORD_ORDER) as usize].fetch_or(ones << (place % 64), Release);
+        } else {
+            let (first, words) = ((place >> WORD_ORDER) as usize, (pages >> WORD_ORDER) as usize);
+            self.words[first..first + words].iter().for_each(|word| word.store(u64::MAX, Release));
+        }
+    }
+}
+
+/// Clears words of which all bits are set; else none, and says whether some were cleared meanwhile: only if another hart
+/// has taken one of them since they were looked at. So of those who search because of each other, one gets somewhere.
+fn clear_words(words: &[AtomicU64]) -> Result<(), bool> {
+    if words.iter().any(|word| word.load(Relaxed) != u64::MAX) {
+        return Err(false);
+    }
+    for (at, word) in words.iter().enumerate() {
+        if word.compare_exchange(u64::MAX, 0, AcqRel, Acquire).is_err() {
+            words[..at].iter().for_each(|word| word.store(u64::MAX, Release));
+            return Err(at > 0);
+        }
+    }
+    Ok(())
+}
