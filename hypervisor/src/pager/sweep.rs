@@ -228,7 +228,8 @@ impl Pager {
     fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, frames: &Frames) -> Went {
         let (space, mem) = memory.space();
         let frame = space.frame_of_idle(page, mem);
-        if is_zero(frame, mem) {
+        // An image's page that the guest has cleared would be the image's again.
+        if space.begins_as_zeroes(page) && is_zero(frame, mem) {
             frames.free(space.take_out(page, None, mem));
             return Went::Gone;
         }

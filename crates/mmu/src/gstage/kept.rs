@@ -18,6 +18,7 @@
 //! (*Nested Paging in bhyve*, section on A/D emulation). The next access is a fault that the entry alone answers.
 
 use super::demand;
+use super::region::Object;
 use super::space::{AddressSpace, How, OWNED, Resolved, Translation, arrival, order};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
@@ -182,15 +183,25 @@ impl AddressSpace {
         self.counters.tables += 1;
     }
 
-    /// Takes the idle 4 KiB at `page` out of memory: to the swap device, or nowhere, if they hold zeroes: then the page is
-    /// untouched again. The frame is the VM's until it is freed; nobody reaches it, since what [`AddressSpace::rest`] said is
-    /// fenced.
+    /// Whether a page is zeroes as long as nobody has touched it: not where it is an image's.
+    #[must_use]
+    pub fn begins_as_zeroes(&self, page: Pfn<Gpa>) -> bool {
+        self.region_of(page).is_some_and(|region| region.object == Object::Anonymous)
+    }
+
+    /// Takes the idle 4 KiB at `page` out of memory: to the swap device, or nowhere, if they hold zeroes and
+    /// [began so](AddressSpace::begins_as_zeroes): then the page is untouched again. The frame is the VM's until it is freed;
+    /// nobody reaches it, since what [`AddressSpace::rest`] said is fenced.
     ///
     /// # Panics
-    /// If the page is not idle.
+    /// If the page is not idle; or would be an image's again.
     #[must_use = "the frame is to be freed when its contents are where they should be"]
     pub fn take_out(&mut self, page: Pfn<Gpa>, to: Option<SwapSlot>, mem: &mut impl PhysMem) -> Run {
         let (slot, leaf) = self.idle_slot(page, Level::PAGE, mem);
+        assert!(
+            to.is_some() || self.begins_as_zeroes(page),
+            "{page:?} is zeroes now, and an image's if it is untouched"
+        );
         table::fill(slot.at, to.map_or(Kept::Nothing, Kept::Out).encode(), mem);
         match to {
             Some(_) => self.counters.swapped_out += 1,
