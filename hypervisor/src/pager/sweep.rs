@@ -211,9 +211,8 @@ impl Pager {
                 *at = next;
             }
         }
-        if !stale.is_none() {
-            memory.settle(stale);
-        }
+        // Even if nothing has become idle: leaves may have been forgotten for a page that has not (SPENT).
+        memory.settle(stale);
         has_room
     }
 
