@@ -109,9 +109,15 @@ impl Pager {
                 inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, is_moot: false });
                 Fetched::Waits
             }
-            Err(why) => {
+            Err(NotBegun::Busy) => {
                 frames.free(frame);
-                if why == NotBegun::Busy { Fetched::Waits } else { Fetched::Lost }
+                // For whatever request is finished next, another VM's most likely.
+                self.waiting.fetch_or(1 << vm.slot(), SeqCst);
+                Fetched::Waits
+            }
+            Err(NotBegun::Failed) => {
+                frames.free(frame);
+                Fetched::Lost
             }
         }
     }
@@ -223,9 +229,8 @@ impl Pager {
             // Counted while somebody may still come to wait for it.
             self.in_flight.fetch_sub(1, SeqCst);
             self.wake(g, &vm, env);
-            if way == Way::Out {
-                self.wake_waiting(g, env);
-            }
+            // A frame is free, or there is room for another request.
+            self.wake_waiting(g, env);
         }
         count != 0
     }
