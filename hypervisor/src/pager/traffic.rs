@@ -266,10 +266,11 @@ impl Pager {
         }
     }
 
-    /// Wakes those that wait for a frame.
-    pub(super) fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
-        let waiting = self.waiting.swap(0, SeqCst);
+    /// Wakes those that wait for a frame, or for the device: there may be some.
+    pub fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
+        // Counted first: who says only now that it waits, and so is not among them, looks at the count after that.
         self.events.fetch_add(1, SeqCst);
+        let waiting = self.waiting.swap(0, SeqCst);
         for vm in (0..u64::BITS as usize).filter(|slot| waiting >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
             self.wake(g, &vm, env);
         }
