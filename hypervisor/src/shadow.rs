@@ -13,9 +13,8 @@ use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::pager::{Pageable, Portion};
 use crate::shootdown::shoot_down;
-use crate::sync::MutexGuard;
 use crate::vcpu::{NO_ASID, Vcpu, VcpuRun, Way};
-use crate::vm::{Memory, Unreachable, Vm};
+use crate::vm::{Locked, Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use alloc::format;
 use alloc::string::String;
@@ -46,9 +45,6 @@ fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
         }
     }
 }
-
-/// A VM's memory, under its lock.
-type Locked<'a> = MutexGuard<'a, Option<Memory>>;
 
 /// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
 fn lend<E: Env, R>(
@@ -133,13 +129,13 @@ impl<M: PhysMem, H: Fence<Gpa>> Pageable for Swept<'_, '_, M, H> {
 pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
     vm: &Vm,
-    (page, from): (Pfn<Gpa>, SwapSlot),
+    (guard, page, from): (Locked<'_>, Pfn<Gpa>, SwapSlot),
     frame: Run,
     env: &mut E,
 ) -> Result<(), Run> {
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let mut left = Some(frame);
-    lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+    lend((g, vm, guard), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         let Some(frame) = left.take() else { return };
         match host.space.bring_in(page, from, frame, host.mem) {
             Ok(stale) => shadow.rested(stale, host),

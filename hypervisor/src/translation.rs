@@ -20,7 +20,7 @@ use crate::offer::Offer;
 use crate::pager::Portion;
 use crate::vcpu::{Vcpu, VcpuRun};
 use crate::vm::Translation::{Shadow, TwoStage};
-use crate::vm::{Memory, Translation, Unreachable, Vm};
+use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use crate::{shadow, two_stage};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
@@ -278,7 +278,7 @@ impl Translation {
         }
     }
 
-    /// A page has been brought in from the swap device, to that frame.
+    /// A page has been brought in from the swap device, to that frame. The VM's memory is locked.
     ///
     /// # Errors
     /// The frame, if the page is not out there any more.
@@ -286,7 +286,7 @@ impl Translation {
         self,
         g: &Gnomon,
         vm: &Vm,
-        what: (Pfn<Gpa>, SwapSlot),
+        what: (Locked<'_>, Pfn<Gpa>, SwapSlot),
         frame: Run,
         env: &mut E,
     ) -> Result<(), Run> {

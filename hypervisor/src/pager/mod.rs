@@ -38,14 +38,15 @@ use rv::{Gpa, Pfn};
 /// Frames that the pager keeps for tables: it needs some when there are none.
 const STOCK: usize = 4;
 
-/// A request that the device has not finished.
+/// A request that has been begun, until all is done about it.
 struct Request {
-    token: Token,
+    /// `None`: the device has finished it. Another one may have that token now.
+    token: Option<Token>,
     way: Way,
     vm: Handle,
     page: Pfn<Gpa>,
     slot: SwapSlot,
-    /// Its frame; `None` if the guest has it back already.
+    /// Its frame; `None` if the guest has it back already, or whoever looks after its end has it.
     frame: Option<Run>,
     /// Nobody asks for what is on the page of the device any more.
     is_moot: bool,

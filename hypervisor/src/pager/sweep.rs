@@ -239,7 +239,7 @@ impl Pager {
             Ok(token) => {
                 self.counters.writes.fetch_add(1, SeqCst);
                 self.in_flight.fetch_add(1, SeqCst);
-                let frame = Some(space.take_out(page, Some(slot), mem));
+                let (token, frame) = (Some(token), Some(space.take_out(page, Some(slot), mem)));
                 requests.push(Request { token, way: Way::Out, vm: vm.handle, page, slot, frame, is_moot: false });
                 Went::Gone
             }

@@ -9,7 +9,7 @@ use crate::vm::{Departure, Unreachable, Vm};
 use abi::record::EndReason;
 use alloc::format;
 use core::sync::atomic::Ordering::SeqCst;
-use mmu::frames::{AllocError, Frames, Owner, Use};
+use mmu::frames::{AllocError, Frames, Owner, Run, Use};
 use mmu::gstage::SwapSlot;
 use rv::{Gpa, PAGE_BYTES, Pfn};
 
@@ -85,10 +85,11 @@ impl Pager {
                 return Fetched::Waits;
             };
             known.is_moot = true;
-            drop((inner, guard));
+            drop(inner);
             self.counters.rescues.fetch_add(1, SeqCst);
-            if let Err(frame) = vm.translation.bring_in(g, vm, (page, slot), frame, env) {
-                // It has been unmapped in between.
+            // The VM's lock is held all the time: that page of the device may soon have another page, and nobody is to look for this
+            // one there.
+            if let Err(frame) = vm.translation.bring_in(g, vm, (guard, page, slot), frame, env) {
                 frames.free(frame);
             }
             return Fetched::Again;
@@ -105,7 +106,7 @@ impl Pager {
             Ok(token) => {
                 self.in_flight.fetch_add(1, SeqCst);
                 self.counters.reads.fetch_add(1, SeqCst);
-                let (vm, frame) = (vm.handle, Some(frame));
+                let (token, vm, frame) = (Some(token), vm.handle, Some(frame));
                 inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, is_moot: false });
                 Fetched::Waits
             }
@@ -183,49 +184,47 @@ impl Pager {
     pub fn poll<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
         let mut count = 0;
         while count < AT_ONCE && self.in_flight.load(SeqCst) != 0 {
-            let finished = {
-                let mut inner = self.inner.lock();
-                let Some((token, result)) = inner.disk.as_mut().and_then(|disk| disk.finished()) else { break };
-                let at = inner.requests.iter().position(|request| request.token == token);
-                let Some(at) = at else { unreachable!("the device has finished what was not begun") };
-                (inner.requests.swap_remove(at), result)
+            let mut inner = self.inner.lock();
+            let Some((token, result)) = inner.disk.as_mut().and_then(|disk| disk.finished()) else { break };
+            let Some(request) = inner.requests.iter_mut().find(|request| request.token == Some(token)) else {
+                unreachable!("the device has finished what was not begun")
             };
+            // It stays there until all is done: so long its VM is, and nobody asks the device for that page.
+            request.token = None;
+            let Request { way, vm, page, slot, is_moot, .. } = *request;
+            let frame = request.frame.take();
+            drop(inner);
             count += 1;
-            let (Request { way, vm, page, slot, frame, is_moot, .. }, result) = finished;
             if result.is_err() {
                 self.counters.errors.fetch_add(1, SeqCst);
             }
-            // The VM is there until all its requests are finished.
             let Some(vm) = g.vms.get(vm) else { unreachable!("a VM has gone before its pages") };
             let frames = &g.harts[env.hart()].frames;
-            let mut is_free = result.is_ok();
+            // Whether the page is in memory again.
+            let mut is_in = false;
             match (way, frame, result.is_ok()) {
+                // It stays where it is. That page of the device is used no more.
                 (Way::Out, Some(frame), false) if !is_moot => {
-                    // It stays where it is. That page of the device is used no more.
-                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), frame, env) {
-                        frames.free(frame);
-                    }
+                    is_in = self.bring_in(g, &vm, (page, slot), frame, env);
                 }
-                (Way::Out, frame, _) => {
-                    is_free &= is_moot;
+                (Way::In, Some(frame), true) => is_in = self.bring_in(g, &vm, (page, slot), frame, env),
+                (_, frame, is_ok) => {
                     frame.into_iter().for_each(|frame| frames.free(frame));
-                }
-                (Way::In, Some(frame), true) => {
-                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), frame, env) {
-                        frames.free(frame);
-                    }
-                }
-                (Way::In, frame, _) => {
-                    frame.into_iter().for_each(|frame| frames.free(frame));
-                    if !is_moot {
+                    if way == Way::In && !is_ok && !is_moot {
                         let end = EndReason::Killed { message: format!("{}", Unreachable::Lost(page)) };
                         lifecycle::depart(g, &vm, Departure::End(end), env);
                     }
                 }
             }
-            if is_free {
-                self.inner.lock().slots.give(slot);
+            let mut inner = self.inner.lock();
+            let at = inner.requests.iter().position(|request| request.slot == slot);
+            let Some(at) = at else { unreachable!("it is there until now") };
+            let Request { is_moot, .. } = inner.requests.swap_remove(at);
+            // A page that is not in, and whose slot nobody has forgone yet: somebody will, who takes the VM's memory away.
+            if result.is_ok() && (is_moot || way == Way::In && is_in) {
+                inner.slots.give(slot);
             }
+            drop(inner);
             // Counted while somebody may still come to wait for it.
             self.in_flight.fetch_sub(1, SeqCst);
             self.wake(g, &vm, env);
@@ -233,6 +232,24 @@ impl Pager {
             self.wake_waiting(g, env);
         }
         count != 0
+    }
+
+    /// Brings a page in, unless it is not out there any more: then its frame is free. Says whether it has.
+    fn bring_in<E: Env>(
+        &self,
+        g: &Gnomon,
+        vm: &Vm,
+        (page, slot): (Pfn<Gpa>, SwapSlot),
+        frame: Run,
+        env: &mut E,
+    ) -> bool {
+        match vm.translation.bring_in(g, vm, (vm.memory.lock(), page, slot), frame, env) {
+            Ok(()) => true,
+            Err(frame) => {
+                g.harts[env.hart()].frames.free(frame);
+                false
+            }
+        }
     }
 
     /// What the sweep is for.
