@@ -69,6 +69,8 @@ pub struct Portion {
     pub(super) gone: u64,
     /// What is mapped goes as well: nothing else has.
     is_forced: bool,
+    /// Frames of guest memory that the VM keeps, which the hand is in.
+    keeps: u64,
 }
 
 impl Portion {
@@ -84,7 +86,7 @@ impl Portion {
     const SPLIT: u32 = 1000;
 
     const fn new(is_forced: bool) -> Self {
-        Self { steps: Self::STEPS, gone: 0, is_forced }
+        Self { steps: Self::STEPS, gone: 0, is_forced, keeps: 0 }
     }
 
     const fn spend(&mut self, steps: u32) {
@@ -145,6 +147,7 @@ impl Pager {
             };
             let end = FIRST.add(vm.config.memory_bytes / PAGE_BYTES);
             let Clock { page, .. } = &mut *clock;
+            portion.keeps = keeps(&vm, goal);
             has_room = vm.translation.sweep(g, &vm, (page, end), &mut portion, env);
             if *page >= end {
                 clock.pass();
@@ -201,7 +204,7 @@ impl Pager {
                 }
             } else if is_idle && memory.may_go(page) {
                 portion.spend(Portion::GO);
-                match self.let_go(vm, page, memory, frames) {
+                match self.let_go(vm, page, memory, (frames, portion.keeps)) {
                     Went::Gone => portion.gone += 1,
                     Went::NoRoom => has_room = false,
                     Went::Stays => {}
@@ -224,7 +227,13 @@ impl Pager {
     }
 
     /// Lets an idle page go.
-    fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, frames: &Frames) -> Went {
+    fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, (frames, keeps): (&Frames, u64)) -> Went {
+        // What is on its way is the VM's still, but will not be.
+        let leaves = |request: &&Request| request.vm == vm.handle && request.way == Way::Out && !request.is_moot;
+        let leaving = self.inner.lock().requests.iter().filter(leaves).count() as u64;
+        if frames.usage(Owner::Vm(vm.slot() as u16)).guest <= keeps + leaving {
+            return Went::Stays;
+        }
         let (space, mem) = memory.space();
         let frame = space.frame_of_idle(page, mem);
         // An image's page that the guest has cleared would be the image's again.
@@ -255,6 +264,14 @@ impl Pager {
     }
 }
 
+/// Frames of guest memory that a sweep leaves to a VM.
+fn keeps(vm: &Vm, goal: Goal) -> u64 {
+    match goal {
+        Goal::Free => vm.config.reserve_bytes / PAGE_BYTES,
+        Goal::Nothing | Goal::Limits(_) => 0,
+    }
+}
+
 /// Whether memory may be taken from a VM.
 fn may_give(vm: &Vm, frames: &Frames, goal: Goal) -> bool {
     if vm.config.wired {
@@ -263,6 +280,6 @@ fn may_give(vm: &Vm, frames: &Frames, goal: Goal) -> bool {
     match goal {
         Goal::Nothing => false,
         Goal::Limits(slots) => slots >> vm.slot() & 1 == 1,
-        Goal::Free => frames.usage(Owner::Vm(vm.slot() as u16)).guest > vm.config.reserve_bytes / PAGE_BYTES,
+        Goal::Free => frames.usage(Owner::Vm(vm.slot() as u16)).guest > keeps(vm, goal),
     }
 }
