@@ -78,8 +78,8 @@ pub struct Pager {
     over_limit: AtomicU64,
     /// VMs, by slot, of which a vCPU waits for a frame.
     waiting: AtomicU64,
-    /// Nothing more can be taken from anybody.
-    is_exhausted: AtomicBool,
+    /// What a sweep was for that found nothing to take, and the count of events then: it means something until the next one.
+    exhausted: Mutex<Option<(u64, Goal)>>,
     /// Counts what a vCPU may have waited for.
     events: AtomicU64,
     counters: Counters,
@@ -123,7 +123,7 @@ impl Pager {
             is_short: AtomicBool::new(false),
             over_limit: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
-            is_exhausted: AtomicBool::new(false),
+            exhausted: Mutex::new(None),
             events: AtomicU64::new(0),
             counters: Counters::default(),
         }

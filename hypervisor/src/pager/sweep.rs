@@ -161,9 +161,7 @@ impl Pager {
         } else if clock.rounds >= FRUITLESS && self.in_flight.load(SeqCst) == 0 {
             clock.rounds = 0;
             drop(clock);
-            self.is_exhausted.store(true, SeqCst);
-            self.is_short.store(false, SeqCst);
-            self.wake_waiting(g, env);
+            self.give_up(g, goal, env);
             return false;
         }
         has_room && clock.rounds < FRUITLESS

@@ -5,7 +5,7 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
 use crate::vcpu::request;
-use crate::vm::{Departure, Unreachable, Vm};
+use crate::vm::{Departure, Phase, Unreachable, Vm};
 use abi::record::EndReason;
 use alloc::format;
 use core::sync::atomic::Ordering::SeqCst;
@@ -133,7 +133,7 @@ impl Pager {
             // There was to be enough for all; but tables have taken it.
             self.turn_on(&g.harts[env.hart()].frames);
         }
-        if self.is_exhausted.swap(false, SeqCst) {
+        if self.is_exhausted_for(vm, &error) {
             return self.make_room_for(g, vm, error, env);
         }
         let bit = 1 << vm.slot();
@@ -148,12 +148,52 @@ impl Pager {
         Unreachable::Waits
     }
 
+    /// Nothing can be taken for what the sweep is for: whoever waits for that is told.
+    pub(super) fn give_up<E: Env>(&self, g: &Gnomon, goal: Goal, env: &mut E) {
+        let is_waited_for = match goal {
+            Goal::Nothing => false,
+            Goal::Limits(slots) => self.over_limit.fetch_and(!slots, SeqCst) != 0,
+            // It may have been for a VM that is to need some only later: what can be taken then is another matter.
+            Goal::Free => self.is_short.swap(false, SeqCst) && self.waiting.load(SeqCst) != 0,
+        };
+        let event = self.events.fetch_add(1, SeqCst) + 1;
+        *self.exhausted.lock() = is_waited_for.then_some((event, goal));
+        self.release_waiting(g, env);
+    }
+
+    /// Whether the last sweep was for that VM's need, found nothing, and nothing has happened since. Asked once: what others need
+    /// is looked for anew, since something is about to happen.
+    fn is_exhausted_for(&self, vm: &Vm, error: &AllocError) -> bool {
+        let mut exhausted = self.exhausted.lock();
+        let Some((event, goal)) = *exhausted else { return false };
+        let is_its_own = match (goal, error) {
+            (Goal::Limits(slots), AllocError::OverLimit { .. }) => slots >> vm.slot() & 1 == 1,
+            (Goal::Free, AllocError::OutOfMemory) => true,
+            _ => false,
+        };
+        if is_its_own {
+            *exhausted = None;
+        }
+        is_its_own && event == self.events()
+    }
+
     /// Nothing can be taken from anybody, and a VM needs a frame. One that has more than what is reserved for it has to end: the
     /// one that asks, or else the one that has most.
     fn make_room_for<E: Env>(&self, g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Unreachable {
         let frames = &g.harts[env.hart()].frames;
         let excess = |vm: &Vm| frames.usage(owner(vm)).guest.saturating_sub(vm.config.reserve_bytes / PAGE_BYTES);
-        if matches!(error, AllocError::OverLimit { .. }) || excess(vm) > 0 {
+        if matches!(error, AllocError::OverLimit { .. }) {
+            return Unreachable::OutOfFrames(error);
+        }
+        // One that ends already gives back what it has.
+        let ends = |other: &Vm| {
+            matches!(*other.phase.lock(), Phase::Leaving(Departure::End(_))) && frames.usage(owner(other)).total() > 0
+        };
+        if g.vms.all().any(|other| other.handle != vm.handle && ends(&other)) {
+            self.waiting.fetch_or(1 << vm.slot(), SeqCst);
+            return Unreachable::Waits;
+        }
+        if excess(vm) > 0 {
             return Unreachable::OutOfFrames(error);
         }
         let Some(other) = g.vms.all().filter(|other| excess(other) > 0).max_by_key(|other| excess(other)) else {
@@ -287,9 +327,14 @@ impl Pager {
     pub fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
         // Counted first: who says only now that it waits, and so is not among them, looks at the count after that.
         self.events.fetch_add(1, SeqCst);
+        self.release_waiting(g, env);
+    }
+
+    /// The same when that is counted already.
+    fn release_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
         let waiting = self.waiting.swap(0, SeqCst);
         for vm in (0..u64::BITS as usize).filter(|slot| waiting >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
-            self.wake(g, &vm, env);
+            vm.release_held(|vcpu| g.post(vcpu, request::AGAIN, env));
         }
     }
 
