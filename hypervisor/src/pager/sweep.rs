@@ -21,6 +21,8 @@ pub(super) struct Clock {
     page: Pfn<Gpa>,
     /// How often it has come round since a page went.
     pub rounds: u32,
+    /// What it went round for.
+    goal: Goal,
 }
 
 /// The first page of a VM's RAM.
@@ -28,7 +30,7 @@ const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { slot: 0, page: FIRST, rounds: 0 }
+        Self { slot: 0, page: FIRST, rounds: 0, goal: Goal::Nothing }
     }
 }
 
@@ -136,6 +138,10 @@ impl Pager {
             return false;
         }
         self.counters.portions.fetch_add(1, SeqCst);
+        if clock.goal != goal {
+            // That nothing has gone of some VMs says nothing about others.
+            (clock.goal, clock.rounds) = (goal, 0);
+        }
         self.refill(frames);
         let mut portion = Portion::new(clock.rounds >= UNFORCED);
         let may_give = |vm: &Vm| may_give(vm, frames, goal);

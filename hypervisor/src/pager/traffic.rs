@@ -240,13 +240,11 @@ impl Pager {
             }
             let Some(vm) = g.vms.get(vm) else { unreachable!("a VM has gone before its pages") };
             let frames = &g.harts[env.hart()].frames;
-            // Whether the page is in memory again.
+            // Whether the page has come in.
             let mut is_in = false;
             match (way, frame, result.is_ok()) {
                 // It stays where it is. That page of the device is used no more.
-                (Way::Out, Some(frame), false) if !is_moot => {
-                    is_in = self.bring_in(g, &vm, (page, slot), frame, env);
-                }
+                (Way::Out, Some(frame), false) if !is_moot => _ = self.bring_in(g, &vm, (page, slot), frame, env),
                 (Way::In, Some(frame), true) => is_in = self.bring_in(g, &vm, (page, slot), frame, env),
                 (_, frame, is_ok) => {
                     frame.into_iter().for_each(|frame| frames.free(frame));
@@ -260,8 +258,11 @@ impl Pager {
             let at = inner.requests.iter().position(|request| request.slot == slot);
             let Some(at) = at else { unreachable!("it is there until now") };
             let Request { is_moot, .. } = inner.requests.swap_remove(at);
+            if result.is_err() {
+                inner.slots.spoil(slot);
+            }
             // A page that is not in, and whose slot nobody has forgone yet: somebody will, who takes the VM's memory away.
-            if result.is_ok() && (is_moot || way == Way::In && is_in) {
+            if is_moot || way == Way::In && is_in {
                 inner.slots.give(slot);
             }
             drop(inner);
