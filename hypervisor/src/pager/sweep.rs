@@ -134,14 +134,14 @@ impl Pager {
         let Some(mut clock) = self.clock.try_lock() else { return false };
         let frames = &g.harts[env.hart()].frames;
         let goal = self.goal(g, frames, env);
+        if clock.goal != goal {
+            // That nothing has gone of some VMs says nothing about others, or about the same another time.
+            (clock.goal, clock.rounds) = (goal, 0);
+        }
         if goal == Goal::Nothing {
             return false;
         }
         self.counters.portions.fetch_add(1, SeqCst);
-        if clock.goal != goal {
-            // That nothing has gone of some VMs says nothing about others.
-            (clock.goal, clock.rounds) = (goal, 0);
-        }
         self.refill(frames);
         let mut portion = Portion::new(clock.rounds >= UNFORCED);
         let may_give = |vm: &Vm| may_give(vm, frames, goal);
