@@ -27,9 +27,10 @@ pub use sweep::{Pageable, Portion};
 use crate::env::Env;
 use crate::slots::Handle;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic;
 use disk::Slots;
 use mmu::frames::{Ahead, Frames, Run};
 use mmu::gstage::SwapSlot;
@@ -55,12 +56,12 @@ struct Request {
 /// What has been counted. All only grow.
 #[derive(Debug, Default)]
 pub struct Counters {
-    reads: AtomicU64,
-    writes: AtomicU64,
-    rescues: AtomicU64,
-    errors: AtomicU64,
-    waits: AtomicU64,
-    portions: AtomicU64,
+    reads: atomic::AtomicU64,
+    writes: atomic::AtomicU64,
+    rescues: atomic::AtomicU64,
+    errors: atomic::AtomicU64,
+    waits: atomic::AtomicU64,
+    portions: atomic::AtomicU64,
 }
 
 /// What VMs share of paging.
@@ -137,7 +138,7 @@ impl Pager {
             (inner.disk.as_ref().map_or(0, |disk| disk.pages()), inner.slots.count())
         };
         let c = &self.counters;
-        let count = |counter: &AtomicU64| counter.load(SeqCst);
+        let count = |counter: &atomic::AtomicU64| counter.load(SeqCst);
         [
             ("swap.reads", count(&c.reads)),
             ("swap.writes", count(&c.writes)),

@@ -1,6 +1,8 @@
 //! A swap device that a test holds in its hand: how many requests it takes at a time, how long they take and which of them fail. It
 //! looks at frames and touches them as late as it may, and minds what no device could do.
 
+#![allow(dead_code, reason = "models use a part")]
+
 use crate::fake::Mem;
 use hypervisor::pager::{Disk, IoError, NotBegun, Token, Way};
 use mmu::gstage::SwapSlot;
