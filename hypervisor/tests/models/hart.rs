@@ -243,6 +243,7 @@ impl Hart {
                     Outcome::Later => {
                         if rig.is(Mutant::LooksBeforeItHolds) {
                             run.vm.held.fetch_and(!(1 << run.shared.id), SeqCst);
+                            self.relax();
                             run.hold();
                         }
                         if run.shared.posted.load(SeqCst) == 0 {

@@ -102,8 +102,6 @@ impl Model {
                 .map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
         };
         let (rounds, seed) = (number("MODEL_ROUNDS", 500) as usize, number("MODEL_SEED", 1));
-        // To go through a VM's memory takes as long as all else.
-        let rounds = if self.frames.is_some() { rounds / 4 } else { rounds };
         self.explore(RandomScheduler::new_from_seed(seed, rounds / 2), None);
         self.explore(PctScheduler::new_from_seed(seed, 5, rounds / 2), None);
     }
