@@ -274,7 +274,7 @@ impl Translation {
     ) -> bool {
         match self {
             TwoStage => two_stage::sweep(g, vm, from, portion, env),
-            Shadow(_) => shadow::sweep(g, vm, from, portion, env),
+            Shadow(_) => shadow::paging::sweep(g, vm, from, portion, env),
         }
     }
 
@@ -292,7 +292,7 @@ impl Translation {
     ) -> Result<(), Run> {
         match self {
             TwoStage => two_stage::bring_in(g, vm, what, frame, env),
-            Shadow(_) => shadow::bring_in(g, vm, what, frame, env),
+            Shadow(_) => shadow::paging::bring_in(g, vm, what, frame, env),
         }
     }
 
