@@ -319,6 +319,7 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
     match work {
         Work::GiveBack(mut remains) => {
             let more = remains.release(frames, &env.mem(), |slot| g.pager.forgo(slot));
+            g.pager.wake_waiting(g, env);
             // What the swap device still has is the VM's until it is finished.
             if more || g.pager.is_busy_for(vm.handle) {
                 g.pager.poll(g, env);

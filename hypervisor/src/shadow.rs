@@ -4,6 +4,8 @@
 //! when it is first put on a hart until it is parked, and never enters its guest without one: with no
 //! G-stage behind it, Bare would be all of memory.
 
+pub(crate) mod paging;
+
 use crate::chores::Remains;
 use crate::env::Env;
 use crate::exit::{Faulted, Outcome};
@@ -11,28 +13,25 @@ use crate::fetch;
 use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
-use crate::pager::{Pageable, Portion};
 use crate::shootdown::shoot_down;
-use crate::sync::MutexGuard;
 use crate::vcpu::{NO_ASID, Vcpu, VcpuRun, Way};
-use crate::vm::{Memory, Unreachable, Vm};
+use crate::vm::{Locked, Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::frames::{Frames, Owner, Run};
-use mmu::gstage::{AddressSpace, Comes, Ready, SwapSlot, Unresolved, in_portions};
+use mmu::frames::{Frames, Owner};
+use mmu::gstage::{Ready, Unresolved, in_portions};
 use mmu::shadow::{
     Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
 };
-use mmu::stale::Stale;
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, BriefExits, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Level, Mode,
+    Access, Addr, Asid, BriefExits, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode,
     PAGE_BYTES, Pfn, PhysMem, Request, Trap,
 };
 
@@ -46,9 +45,6 @@ fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
         }
     }
 }
-
-/// A VM's memory, under its lock.
-type Locked<'a> = MutexGuard<'a, Option<Memory>>;
 
 /// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
 fn lend<E: Env, R>(
@@ -84,71 +80,6 @@ fn with_memory<E: Env, R>(
         g.pager.look(frames, env);
     }
     done.ok_or(Unreachable::Later)
-}
-
-/// A part of a sweep through the VM's memory.
-pub(crate) fn sweep<E: Env>(
-    g: &Gnomon,
-    vm: &Vm,
-    from: (&mut Pfn<Gpa>, Pfn<Gpa>),
-    portion: &mut Portion,
-    env: &mut E,
-) -> bool {
-    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let (at, end) = from;
-    let swept = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
-        g.pager.sweep(vm, &mut Swept { shadow, host }, (&mut *at, end), portion, frames)
-    });
-    swept.unwrap_or_else(|| {
-        *at = end;
-        true
-    })
-}
-
-/// A VM's memory, under its lock, and what shadows it.
-struct Swept<'a, 'h, M, H> {
-    shadow: &'a mut Shadow,
-    host: &'a mut Host<'h, M, H>,
-}
-
-impl<M: PhysMem, H: Fence<Gpa>> Pageable for Swept<'_, '_, M, H> {
-    type Mem = M;
-
-    fn space(&mut self) -> (&mut AddressSpace, &mut M) {
-        (self.host.space, self.host.mem)
-    }
-
-    fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>> {
-        self.shadow.rest(page, level, self.host)
-    }
-
-    fn may_go(&mut self, page: Pfn<Gpa>) -> bool {
-        !self.shadow.is_shadowed(page, self.host.mem)
-    }
-
-    fn settle(&mut self, stale: Stale<Gpa>) {
-        self.shadow.rested(stale, self.host);
-    }
-}
-
-/// A page has been brought in.
-pub(crate) fn bring_in<E: Env>(
-    g: &Gnomon,
-    vm: &Vm,
-    (page, from): (Pfn<Gpa>, SwapSlot),
-    frame: (Run, Comes),
-    env: &mut E,
-) -> Result<(), Run> {
-    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let mut left = Some(frame);
-    lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
-        let Some((frame, comes)) = left.take() else { return };
-        match host.space.bring_in(page, from, (frame, comes), host.mem) {
-            Ok(stale) => shadow.rested(stale, host),
-            Err(frame) => left = Some((frame, comes)),
-        }
-    });
-    left.map_or(Ok(()), |(frame, _)| Err(frame))
 }
 
 /// Most shadow pages of a VM.

@@ -21,7 +21,7 @@ use crate::pager::Portion;
 use crate::tunables::Tunables;
 use crate::vcpu::{Vcpu, VcpuRun};
 use crate::vm::Translation::{Shadow, TwoStage};
-use crate::vm::{Memory, Translation, Unreachable, Vm};
+use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use crate::{shadow, two_stage};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use abi::tunable::Id;
@@ -287,11 +287,11 @@ impl Translation {
     ) -> bool {
         match self {
             TwoStage => two_stage::sweep(g, vm, from, portion, env),
-            Shadow(_) => shadow::sweep(g, vm, from, portion, env),
+            Shadow(_) => shadow::paging::sweep(g, vm, from, portion, env),
         }
     }
 
-    /// A page has been brought in from the swap device, to that frame.
+    /// A page has been brought in from the swap device, to that frame. The VM's memory is locked.
     ///
     /// # Errors
     /// The frame, if the page is not out there any more.
@@ -299,13 +299,13 @@ impl Translation {
         self,
         g: &Gnomon,
         vm: &Vm,
-        what: (Pfn<Gpa>, SwapSlot),
+        what: (Locked<'_>, Pfn<Gpa>, SwapSlot),
         frame: (Run, Comes),
         env: &mut E,
     ) -> Result<(), Run> {
         match self {
             TwoStage => two_stage::bring_in(g, vm, what, frame, env),
-            Shadow(_) => shadow::bring_in(g, vm, what, frame, env),
+            Shadow(_) => shadow::paging::bring_in(g, vm, what, frame, env),
         }
     }
 

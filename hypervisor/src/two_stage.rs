@@ -8,7 +8,7 @@ use crate::offer::{GuestMode, Offer};
 use crate::pager::{Pageable, Portion};
 use crate::shootdown::shoot_down;
 use crate::vcpu::VcpuRun;
-use crate::vm::{Memory, Unreachable, Vm};
+use crate::vm::{Locked, Memory, Unreachable, Vm};
 use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
@@ -136,12 +136,11 @@ impl<E: Env> Pageable for Swept<'_, E> {
 pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
     vm: &Vm,
-    (page, from): (Pfn<Gpa>, SwapSlot),
+    (mut guard, page, from): (Locked<'_>, Pfn<Gpa>, SwapSlot),
     frame: (Run, Comes),
     env: &mut E,
 ) -> Result<(), Run> {
     let frames = &g.harts[env.hart()].frames;
-    let mut guard = vm.memory.lock();
     let Some(Memory { space, .. }) = guard.as_mut() else { return Err(frame.0) };
     let stale = space.bring_in(page, from, frame, &mut env.mem())?;
     g.pager.forgo_all(space);

@@ -5,8 +5,8 @@ use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
 use crate::slots::Handle;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
@@ -196,6 +196,9 @@ pub struct Memory {
     /// The tables that take the guest from virtual to host addresses, if it is shadowed.
     pub shadow: Option<Shadow>,
 }
+
+/// A VM's memory, under its lock.
+pub type Locked<'a> = MutexGuard<'a, Option<Memory>>;
 
 /// What a VM's memory did in earlier lives.
 #[derive(Clone, Copy, Default, Debug)]

@@ -406,3 +406,21 @@ fn the_end_gives_everything_back() {
     assert_eq!((vm.frames.usage(VM).total(), fences.0), (0, vec![FenceScope::Everything]));
     assert_eq!(vm.frames.free_count(), PAGES - 1024);
 }
+
+#[test]
+fn zeroes_may_go_nowhere_where_memory_begins_as_zeroes() {
+    let (mut vm, _) = with_image(Prot::RWX);
+    vm.space.add_region(ram(1 << 28, 10)).unwrap();
+    let begins = |page| vm.space.begins_as_zeroes(Pfn::new(page));
+    assert_eq!([begins(512), begins((1 << 28) + 9), begins((1 << 28) + 10)], [false, true, false]);
+}
+
+#[test]
+#[should_panic(expected = "an image's if it is untouched")]
+fn a_page_of_an_image_does_not_become_the_images_again() {
+    let (mut vm, _) = with_image(Prot::RWX);
+    vm.frames.set_limit(VM, vm.frames.usage(VM).total() + 8);
+    drop(vm.touch(512, Access::Store));
+    vm.space.rest(Pfn::new(512), &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
+    let _ = vm.space.take_out(Pfn::new(512), None, &mut vm.mem);
+}

@@ -52,6 +52,8 @@ pub(super) struct Slots {
     count: u64,
     /// The word where the search goes on.
     at: usize,
+    /// Those that the device has failed at: they are used no more.
+    bad: Vec<SwapSlot>,
 }
 
 impl Slots {
@@ -62,7 +64,7 @@ impl Slots {
         if !pages.is_multiple_of(64) {
             free.push((1 << (pages % 64)) - 1);
         }
-        Self { free, count: pages, at: 0 }
+        Self { free, count: pages, at: 0, bad: Vec::new() }
     }
 
     /// How many are free.
@@ -82,11 +84,22 @@ impl Slots {
         Some(SwapSlot(64 * self.at as u64 + u64::from(bit)))
     }
 
+    /// The device has failed at one that is taken: it stays so.
+    pub fn spoil(&mut self, slot: SwapSlot) {
+        if !self.bad.contains(&slot) {
+            self.bad.push(slot);
+        }
+    }
+
     /// Gives one back.
     ///
     /// # Panics
     /// If it is free.
-    pub fn give(&mut self, SwapSlot(number): SwapSlot) {
+    pub fn give(&mut self, slot: SwapSlot) {
+        if self.bad.contains(&slot) {
+            return;
+        }
+        let SwapSlot(number) = slot;
         let word = &mut self.free[(number / 64) as usize];
         assert!(*word >> (number % 64) & 1 == 0, "page {number} of the swap device is given back twice");
         *word |= 1 << (number % 64);
@@ -112,6 +125,16 @@ mod tests {
             assert_eq!(slots.count(), pages.div_ceil(3));
             assert!(slots.take().is_none_or(|slot| slot.0 % 3 == 0));
         }
+    }
+
+    #[test]
+    fn what_is_spoilt_is_not_taken_again() {
+        let mut slots = Slots::new(2);
+        let (first, second) = (slots.take().unwrap(), slots.take().unwrap());
+        slots.spoil(first);
+        slots.give(first);
+        slots.give(second);
+        assert_eq!((slots.count(), slots.take(), slots.take()), (1, Some(second), None));
     }
 
     #[test]

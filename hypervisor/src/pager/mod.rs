@@ -17,19 +17,22 @@
 //!
 //! Locks: a VM's memory, then the pager's.
 
+mod clock;
 mod disk;
 mod sweep;
 mod traffic;
 
+pub use clock::{Pageable, Portion};
 pub use disk::{Disk, IoError, NotBegun, Token, Way};
-pub use sweep::{Pageable, Portion};
 
 use crate::env::Env;
 use crate::slots::Handle;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use clock::Goal;
+use core::sync::atomic;
 use disk::Slots;
 use mmu::frames::{Ahead, Frames, Run};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
@@ -38,14 +41,15 @@ use rv::{Gpa, Pfn};
 /// Frames that the pager keeps for tables: it needs some when there are none.
 const STOCK: usize = 4;
 
-/// A request that the device has not finished.
+/// A request that has been begun, until all is done about it.
 struct Request {
-    token: Token,
+    /// `None`: the device has finished it. Another one may have that token now.
+    token: Option<Token>,
     way: Way,
     vm: Handle,
     page: Pfn<Gpa>,
     slot: SwapSlot,
-    /// Its frame; `None` if the guest has it back already.
+    /// Its frame; `None` if the guest has it back already, or whoever looks after its end has it.
     frame: Option<Run>,
     /// How it comes, if it does.
     comes: Comes,
@@ -56,19 +60,19 @@ struct Request {
 /// What has been counted. All only grow.
 #[derive(Debug, Default)]
 pub struct Counters {
-    reads: AtomicU64,
-    writes: AtomicU64,
-    rescues: AtomicU64,
-    errors: AtomicU64,
-    waits: AtomicU64,
-    portions: AtomicU64,
+    reads: atomic::AtomicU64,
+    writes: atomic::AtomicU64,
+    rescues: atomic::AtomicU64,
+    errors: atomic::AtomicU64,
+    waits: atomic::AtomicU64,
+    portions: atomic::AtomicU64,
 }
 
 /// What VMs share of paging.
 pub struct Pager {
     inner: Mutex<Inner>,
     /// Whoever has it sweeps.
-    clock: Mutex<sweep::Clock>,
+    clock: Mutex<clock::Clock>,
     /// Whether a VM may have to give memory away.
     is_on: AtomicBool,
     /// Requests that the device has not finished.
@@ -81,8 +85,8 @@ pub struct Pager {
     over_limit: AtomicU64,
     /// VMs, by slot, of which a vCPU waits for a frame, or for room among the requests.
     waiting: AtomicU64,
-    /// Nothing more can be taken from anybody.
-    is_exhausted: AtomicBool,
+    /// What a sweep was for that found nothing to take, and the count of events then: it means something until the next one.
+    exhausted: Mutex<Option<(u64, Goal)>>,
     /// Counts what a vCPU may have waited for.
     events: AtomicU64,
     /// When guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]), in host time.
@@ -98,17 +102,6 @@ struct Inner {
     stock: Vec<Ahead>,
 }
 
-/// What a sweep is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Goal {
-    /// There is enough.
-    Nothing,
-    /// Those VMs, by slot, want more than they may have.
-    Limits(u64),
-    /// The host has too little.
-    Free,
-}
-
 impl Default for Pager {
     fn default() -> Self {
         Self::new(None)
@@ -122,14 +115,14 @@ impl Pager {
         let slots = Slots::new(disk.as_ref().map_or(0, |disk| disk.pages()));
         Self {
             inner: Mutex::new(Inner { disk, slots, requests: Vec::new(), stock: Vec::new() }),
-            clock: Mutex::new(sweep::Clock::default()),
+            clock: Mutex::new(clock::Clock::default()),
             is_on: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             leaving: AtomicUsize::new(0),
             is_short: AtomicBool::new(false),
             over_limit: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
-            is_exhausted: AtomicBool::new(false),
+            exhausted: Mutex::new(None),
             events: AtomicU64::new(0),
             shaken_at: AtomicU64::new(0),
             counters: Counters::default(),
@@ -144,7 +137,7 @@ impl Pager {
             (inner.disk.as_ref().map_or(0, |disk| disk.pages()), inner.slots.count())
         };
         let c = &self.counters;
-        let count = |counter: &AtomicU64| counter.load(SeqCst);
+        let count = |counter: &atomic::AtomicU64| counter.load(SeqCst);
         [
             ("swap.reads", count(&c.reads)),
             ("swap.writes", count(&c.writes)),

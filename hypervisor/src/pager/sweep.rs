@@ -1,36 +1,17 @@
 //! The sweep: a hand that goes through the memory of all VMs, and takes what nobody has used since it came by last.
 
-use super::{Goal, Inner, Pager, Request, Way};
+use super::clock::{Clock, FIRST, Goal, Pageable, Portion};
+use super::{Inner, Pager, Request, Way};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
-use abi::bundle::{GUEST_RAM_BASE, MAX_VMS};
+use abi::bundle::MAX_VMS;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::SeqCst;
 use mmu::frames::{Frames, Owner};
-use mmu::gstage::{AddressSpace, Comes, Sight};
+use mmu::gstage::{Comes, Sight};
 use mmu::stale::Stale;
-use rv::{Addr, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem};
-
-/// Where the hand is.
-#[derive(Debug)]
-pub(super) struct Clock {
-    /// The slot of the VM whose memory it is in.
-    slot: usize,
-    /// The page that it comes to next.
-    page: Pfn<Gpa>,
-    /// How often it has come round since a page went.
-    pub rounds: u32,
-}
-
-/// The first page of a VM's RAM.
-const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
-
-impl Default for Clock {
-    fn default() -> Self {
-        Self { slot: 0, page: FIRST, rounds: 0 }
-    }
-}
+use rv::{Gpa, Hpa, PAGE_BYTES, Pfn, PhysMem};
 
 /// Rounds without a page that went after which none will.
 pub(super) const FRUITLESS: u32 = 4;
@@ -38,78 +19,15 @@ pub(super) const FRUITLESS: u32 = 4;
 /// that had may have been used.
 const UNFORCED: u32 = 2;
 
-impl Clock {
-    /// The next VM from the hand on that `may_give`. The hand comes to it, at its first page unless it is there already.
-    fn find(&mut self, g: &Gnomon, may_give: impl Fn(&Vm) -> bool) -> Option<Arc<Vm>> {
-        for _ in 0..=MAX_VMS {
-            if let Some(vm) = g.vms.at(self.slot).filter(|vm| may_give(vm)) {
-                return Some(vm);
-            }
-            self.pass();
+/// The next VM from the hand on that `may_give`. The hand comes to it, at its first page unless it is there already.
+fn find(clock: &mut Clock, g: &Gnomon, may_give: impl Fn(&Vm) -> bool) -> Option<Arc<Vm>> {
+    for _ in 0..=MAX_VMS {
+        if let Some(vm) = g.vms.at(clock.slot).filter(|vm| may_give(vm)) {
+            return Some(vm);
         }
-        None
+        clock.pass();
     }
-
-    /// The hand goes on to the next slot.
-    fn pass(&mut self) {
-        self.page = FIRST;
-        self.slot += 1;
-        if self.slot == MAX_VMS {
-            self.slot = 0;
-            self.rounds += 1;
-        }
-    }
-}
-
-/// What one part of a sweep may do, in steps of some 10 instructions.
-#[derive(Debug)]
-pub struct Portion {
-    steps: u32,
-    /// Pages that went, or are on their way.
-    pub(super) gone: u64,
-    /// What is mapped goes as well: nothing else has.
-    is_forced: bool,
-    /// Nothing goes.
-    only_rests: bool,
-}
-
-impl Portion {
-    /// Some 40,000 instructions.
-    const STEPS: u32 = 4000;
-    /// To look at an entry.
-    const LOOK: u32 = 6;
-    /// To make a page idle, with its part of the fence.
-    const REST: u32 = 20;
-    /// To let one go: to see whether it holds zeroes, most of all.
-    const GO: u32 = 180;
-    /// To split 2 MiB.
-    const SPLIT: u32 = 1000;
-
-    const fn new(is_forced: bool) -> Self {
-        Self { steps: Self::STEPS, gone: 0, is_forced, only_rests: false }
-    }
-
-    const fn spend(&mut self, steps: u32) {
-        self.steps = self.steps.saturating_sub(steps);
-    }
-
-    const fn is_spent(&self) -> bool {
-        self.steps == 0
-    }
-}
-
-/// A VM's memory, under its lock, as a sweep needs it.
-pub trait Pageable {
-    /// How host RAM is reached.
-    type Mem: PhysMem;
-    /// The memory, and host RAM.
-    fn space(&mut self) -> (&mut AddressSpace, &mut Self::Mem);
-    /// Makes a page idle that is mapped; what that owes is collected for [`Pageable::settle`]. `None`: not now.
-    fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>>;
-    /// Whether the page may go, which is idle.
-    fn may_go(&mut self, page: Pfn<Gpa>) -> bool;
-    /// Fences.
-    fn settle(&mut self, stale: Stale<Gpa>);
+    None
 }
 
 /// Whether a frame holds zeroes.
@@ -132,6 +50,10 @@ impl Pager {
         let Some(mut clock) = self.clock.try_lock() else { return false };
         let frames = &g.harts[env.hart()].frames;
         let goal = self.goal(g, frames, env);
+        if clock.goal != goal {
+            // That nothing has gone of some VMs says nothing about others, or about the same another time.
+            (clock.goal, clock.rounds) = (goal, 0);
+        }
         if goal == Goal::Nothing {
             return false;
         }
@@ -141,12 +63,13 @@ impl Pager {
         let may_give = |vm: &Vm| may_give(vm, frames, goal);
         let mut has_room = true;
         while !portion.is_spent() && clock.rounds < FRUITLESS {
-            let Some(vm) = clock.find(g, may_give) else {
+            let Some(vm) = find(&mut clock, g, may_give) else {
                 clock.rounds = FRUITLESS;
                 break;
             };
             let end = FIRST.add(vm.config.memory_bytes / PAGE_BYTES);
             let Clock { page, .. } = &mut *clock;
+            portion.keeps = keeps(&vm, goal);
             has_room = vm.translation.sweep(g, &vm, (page, end), &mut portion, env);
             if *page >= end {
                 clock.pass();
@@ -160,9 +83,7 @@ impl Pager {
         } else if clock.rounds >= FRUITLESS && self.in_flight.load(SeqCst) == 0 {
             clock.rounds = 0;
             drop(clock);
-            self.is_exhausted.store(true, SeqCst);
-            self.is_short.store(false, SeqCst);
-            self.wake_waiting(g, env);
+            self.give_up(g, goal, env);
             return false;
         }
         has_room && clock.rounds < FRUITLESS
@@ -232,7 +153,7 @@ impl Pager {
                 }
             } else if is_idle && memory.may_go(page) {
                 portion.spend(Portion::GO);
-                match self.let_go(vm, page, memory, frames) {
+                match self.let_go(vm, page, memory, (frames, portion.keeps)) {
                     Went::Gone => portion.gone += 1,
                     Went::NoRoom => has_room = false,
                     Went::Stays => {}
@@ -242,9 +163,8 @@ impl Pager {
                 *at = next;
             }
         }
-        if !stale.is_none() {
-            memory.settle(stale);
-        }
+        // Even if nothing has become idle: leaves may have been forgotten for a page that has not (SPENT).
+        memory.settle(stale);
         has_room
     }
 
@@ -256,14 +176,21 @@ impl Pager {
     }
 
     /// Lets an idle page go.
-    fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, frames: &Frames) -> Went {
+    fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, (frames, keeps): (&Frames, u64)) -> Went {
+        // What is on its way is the VM's still, but will not be.
+        let leaves = |request: &&Request| request.vm == vm.handle && request.way == Way::Out && !request.is_moot;
+        let leaving = self.inner.lock().requests.iter().filter(leaves).count() as u64;
+        if frames.usage(Owner::Vm(vm.slot() as u16)).guest <= keeps + leaving {
+            return Went::Stays;
+        }
         let (space, mem) = memory.space();
         if let Some(frame) = space.take_out_clean(page, mem) {
             frames.free(frame);
             return Went::Gone;
         }
         let frame = space.frame_of_idle(page, mem);
-        if is_zero(frame, mem) {
+        // An image's page that the guest has cleared would be the image's again.
+        if space.begins_as_zeroes(page) && is_zero(frame, mem) {
             frames.free(space.take_out(page, None, mem));
             return Went::Gone;
         }
@@ -277,7 +204,7 @@ impl Pager {
                 self.leaving.fetch_add(1, SeqCst);
                 let (frame, comes) = (Some(space.take_out(page, Some(slot), mem)), Comes::Unwritten);
                 requests.push(Request {
-                    token,
+                    token: Some(token),
                     way: Way::Out,
                     vm: vm.handle,
                     page,
@@ -300,6 +227,14 @@ impl Pager {
     }
 }
 
+/// Frames of guest memory that a sweep leaves to a VM.
+fn keeps(vm: &Vm, goal: Goal) -> u64 {
+    match goal {
+        Goal::Free => vm.config.reserve_bytes / PAGE_BYTES,
+        Goal::Nothing | Goal::Limits(_) => 0,
+    }
+}
+
 /// Whether memory may be taken from a VM.
 fn may_give(vm: &Vm, frames: &Frames, goal: Goal) -> bool {
     if vm.config.wired {
@@ -308,6 +243,6 @@ fn may_give(vm: &Vm, frames: &Frames, goal: Goal) -> bool {
     match goal {
         Goal::Nothing => false,
         Goal::Limits(slots) => slots >> vm.slot() & 1 == 1,
-        Goal::Free => frames.usage(Owner::Vm(vm.slot() as u16)).guest > vm.config.reserve_bytes / PAGE_BYTES,
+        Goal::Free => frames.usage(Owner::Vm(vm.slot() as u16)).guest > keeps(vm, goal),
     }
 }

@@ -1,16 +1,17 @@
 //! Pages that come back, requests that are finished, and who waits for them.
 
-use super::{Goal, Inner, NotBegun, Pager, Request, Way};
+use super::clock::Goal;
+use super::{Inner, NotBegun, Pager, Request, Way};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
 use crate::vcpu::request;
-use crate::vm::{Departure, Unreachable, Vm};
+use crate::vm::{Departure, Phase, Unreachable, Vm};
 use abi::record::EndReason;
 use abi::tunable::Id;
 use alloc::format;
 use core::sync::atomic::Ordering::SeqCst;
-use mmu::frames::{AllocError, Frames, Owner, Use};
+use mmu::frames::{AllocError, Frames, Owner, Run, Use};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, PAGE_BYTES, Pfn, PhysMem};
 
@@ -86,10 +87,11 @@ impl Pager {
                 return Fetched::Waits;
             };
             known.is_moot = true;
-            drop((inner, guard));
+            drop(inner);
             self.counters.rescues.fetch_add(1, SeqCst);
-            if let Err(frame) = vm.translation.bring_in(g, vm, (page, slot), (frame, Comes::Unwritten), env) {
-                // It has been unmapped in between.
+            // The VM's lock is held all the time: that page of the device may soon have another page, and nobody is to look for this
+            // one there.
+            if let Err(frame) = vm.translation.bring_in(g, vm, (guard, page, slot), (frame, Comes::Unwritten), env) {
                 frames.free(frame);
             }
             return Fetched::Again;
@@ -123,13 +125,19 @@ impl Pager {
             Ok(token) => {
                 self.in_flight.fetch_add(1, SeqCst);
                 self.counters.reads.fetch_add(1, SeqCst);
-                let (vm, frame) = (vm.handle, Some(frame));
+                let (token, vm, frame) = (Some(token), vm.handle, Some(frame));
                 inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, comes, is_moot: false });
                 Fetched::Waits
             }
-            Err(why) => {
+            Err(NotBegun::Busy) => {
                 frames.free(frame);
-                if why == NotBegun::Busy { Fetched::Waits } else { Fetched::Lost }
+                // For whatever request is finished next, another VM's most likely.
+                self.waiting.fetch_or(1 << vm.slot(), SeqCst);
+                Fetched::Waits
+            }
+            Err(NotBegun::Failed) => {
+                frames.free(frame);
+                Fetched::Lost
             }
         }
     }
@@ -168,7 +176,7 @@ impl Pager {
             // There was to be enough for all; but tables have taken it.
             self.turn_on(&g.harts[env.hart()].frames);
         }
-        if self.is_exhausted.swap(false, SeqCst) || !g.tunables.is_on(Id::Reclaim) {
+        if self.is_exhausted_for(vm, &error) || !g.tunables.is_on(Id::Reclaim) {
             return self.make_room_for(g, vm, error, env);
         }
         let bit = 1 << vm.slot();
@@ -183,12 +191,52 @@ impl Pager {
         Unreachable::Waits
     }
 
+    /// Nothing can be taken for what the sweep is for: whoever waits for that is told.
+    pub(super) fn give_up<E: Env>(&self, g: &Gnomon, goal: Goal, env: &mut E) {
+        let is_waited_for = match goal {
+            Goal::Nothing => false,
+            Goal::Limits(slots) => self.over_limit.fetch_and(!slots, SeqCst) != 0,
+            // It may have been for a VM that is to need some only later: what can be taken then is another matter.
+            Goal::Free => self.is_short.swap(false, SeqCst) && self.waiting.load(SeqCst) != 0,
+        };
+        let event = self.events.fetch_add(1, SeqCst) + 1;
+        *self.exhausted.lock() = is_waited_for.then_some((event, goal));
+        self.release_waiting(g, env);
+    }
+
+    /// Whether the last sweep was for that VM's need, found nothing, and nothing has happened since. Asked once: what others need
+    /// is looked for anew, since something is about to happen.
+    fn is_exhausted_for(&self, vm: &Vm, error: &AllocError) -> bool {
+        let mut exhausted = self.exhausted.lock();
+        let Some((event, goal)) = *exhausted else { return false };
+        let is_its_own = match (goal, error) {
+            (Goal::Limits(slots), AllocError::OverLimit { .. }) => slots >> vm.slot() & 1 == 1,
+            (Goal::Free, AllocError::OutOfMemory) => true,
+            _ => false,
+        };
+        if is_its_own {
+            *exhausted = None;
+        }
+        is_its_own && event == self.events()
+    }
+
     /// Nothing can be taken from anybody, and a VM needs a frame. One that has more than what is reserved for it has to end: the
     /// one that asks, or else the one that has most.
     fn make_room_for<E: Env>(&self, g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Unreachable {
         let frames = &g.harts[env.hart()].frames;
         let excess = |vm: &Vm| frames.usage(owner(vm)).guest.saturating_sub(vm.config.reserve_bytes / PAGE_BYTES);
-        if matches!(error, AllocError::OverLimit { .. }) || excess(vm) > 0 {
+        if matches!(error, AllocError::OverLimit { .. }) {
+            return Unreachable::OutOfFrames(error);
+        }
+        // One that ends already gives back what it has.
+        let ends = |other: &Vm| {
+            matches!(*other.phase.lock(), Phase::Leaving(Departure::End(_))) && frames.usage(owner(other)).total() > 0
+        };
+        if g.vms.all().any(|other| other.handle != vm.handle && ends(&other)) {
+            self.waiting.fetch_or(1 << vm.slot(), SeqCst);
+            return Unreachable::Waits;
+        }
+        if excess(vm) > 0 {
             return Unreachable::OutOfFrames(error);
         }
         let Some(other) = g.vms.all().filter(|other| excess(other) > 0).max_by_key(|other| excess(other)) else {
@@ -223,48 +271,47 @@ impl Pager {
     pub fn poll<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
         let mut count = 0;
         while count < AT_ONCE && self.in_flight.load(SeqCst) != 0 {
-            let finished = {
-                let mut inner = self.inner.lock();
-                let Some((token, result)) = inner.disk.as_mut().and_then(|disk| disk.finished()) else { break };
-                let at = inner.requests.iter().position(|request| request.token == token);
-                let Some(at) = at else { unreachable!("the device has finished what was not begun") };
-                (inner.requests.swap_remove(at), result)
+            let mut inner = self.inner.lock();
+            let Some((token, result)) = inner.disk.as_mut().and_then(|disk| disk.finished()) else { break };
+            let Some(request) = inner.requests.iter_mut().find(|request| request.token == Some(token)) else {
+                unreachable!("the device has finished what was not begun")
             };
+            // It stays there until all is done: so long its VM is, and nobody asks the device for that page.
+            request.token = None;
+            let Request { way, vm, page, slot, comes, is_moot, .. } = *request;
+            let frame = request.frame.take();
+            drop(inner);
             count += 1;
-            let (Request { way, vm, page, slot, frame, comes, is_moot, .. }, result) = finished;
             if result.is_err() {
                 self.counters.errors.fetch_add(1, SeqCst);
             }
-            // The VM is there until all its requests are finished.
             let Some(vm) = g.vms.get(vm) else { unreachable!("a VM has gone before its pages") };
             let frames = &g.harts[env.hart()].frames;
-            // Else it is in an entry, or in what is left of one, and given back from there. One that has failed is used no more.
-            let is_free = result.is_ok() && is_moot;
             match (way, frame, result.is_ok()) {
-                (Way::Out, Some(frame), false) if !is_moot => {
-                    // It stays where it is. That page of the device is used no more.
-                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), (frame, comes), env) {
-                        frames.free(frame);
-                    }
-                }
-                (Way::Out, frame, _) => frame.into_iter().for_each(|frame| frames.free(frame)),
-                (Way::In, Some(frame), true) => {
-                    if let Err(frame) = vm.translation.bring_in(g, &vm, (page, slot), (frame, comes), env) {
-                        frames.free(frame);
-                    }
-                }
-                (Way::In, frame, _) => {
+                // It stays where it is. That page of the device is used no more.
+                (Way::Out, Some(frame), false) if !is_moot => self.bring_in(g, &vm, (page, slot), (frame, comes), env),
+                (Way::In, Some(frame), true) => self.bring_in(g, &vm, (page, slot), (frame, comes), env),
+                (_, frame, is_ok) => {
                     frame.into_iter().for_each(|frame| frames.free(frame));
                     // What nobody has asked for may be asked for later.
-                    if !is_moot && comes == Comes::Wanted {
+                    if way == Way::In && !is_ok && !is_moot && comes == Comes::Wanted {
                         let end = EndReason::Killed { message: format!("{}", Unreachable::Lost(page)) };
                         lifecycle::depart(g, &vm, Departure::End(end), env);
                     }
                 }
             }
-            if is_free {
-                self.inner.lock().slots.give(slot);
+            let mut inner = self.inner.lock();
+            let at = inner.requests.iter().position(|request| request.slot == slot);
+            let Some(at) = at else { unreachable!("it is there until now") };
+            let Request { is_moot, .. } = inner.requests.swap_remove(at);
+            if result.is_err() {
+                inner.slots.spoil(slot);
             }
+            // Else it is in an entry, or a copy of a page that is in memory, and forgone some time.
+            if is_moot {
+                inner.slots.give(slot);
+            }
+            drop(inner);
             // Counted while somebody may still come to wait for it.
             self.in_flight.fetch_sub(1, SeqCst);
             self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
@@ -273,6 +320,20 @@ impl Pager {
             self.wake_waiting(g, env);
         }
         count != 0
+    }
+
+    /// Brings a page in, unless it is not out there any more: then its frame is free.
+    fn bring_in<E: Env>(
+        &self,
+        g: &Gnomon,
+        vm: &Vm,
+        (page, slot): (Pfn<Gpa>, SwapSlot),
+        frame: (Run, Comes),
+        env: &mut E,
+    ) {
+        if let Err(frame) = vm.translation.bring_in(g, vm, (vm.memory.lock(), page, slot), frame, env) {
+            g.harts[env.hart()].frames.free(frame);
+        }
     }
 
     /// What the sweep is for.
@@ -309,16 +370,18 @@ impl Pager {
         }
     }
 
-    /// Wakes those that wait for a frame, or for room among the requests.
-    pub(super) fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
-        // Whoever waits says so, then looks at this; so it comes first.
+    /// Wakes those that wait for a frame, or for the device: there may be some.
+    pub fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
+        // Counted first: who says only now that it waits, and so is not among them, looks at the count after that.
         self.events.fetch_add(1, SeqCst);
-        if self.waiting.load(SeqCst) == 0 {
-            return;
-        }
+        self.release_waiting(g, env);
+    }
+
+    /// The same when that is counted already.
+    fn release_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
         let waiting = self.waiting.swap(0, SeqCst);
         for vm in (0..u64::BITS as usize).filter(|slot| waiting >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
-            self.wake(g, &vm, env);
+            vm.release_held(|vcpu| g.post(vcpu, request::AGAIN, env));
         }
     }
 

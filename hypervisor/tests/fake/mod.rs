@@ -12,6 +12,7 @@ use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
+use hypervisor::pager::Pager;
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
 use hypervisor::vm::{Departure, Unreachable, Vm};
@@ -246,11 +247,21 @@ impl Port for Printer {
 
 /// A machine of `harts` harts with these VMs, not yet started.
 pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
+    machine_of((PAGES - BUNDLE_PAGES, Pager::default()), vms, harts, timer)
+}
+
+/// A page of the VMs' kernel, as the bundle has it.
+pub fn image_page(n: u64) -> Pfn<Hpa> {
+    Pfn::new(RAM + 1 + n)
+}
+
+/// The same with so many frames, and with that pager.
+pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
     PRINTED.take();
     let ram = oracle::Machine::with_ram(Pfn::new(RAM), PAGES);
     let mem = Mem(Arc::new(Mutex::new(ram)));
     let mut frames = Frames::new();
-    frames.add(Pfn::new(RAM + BUNDLE_PAGES), PAGES - BUNDLE_PAGES);
+    frames.add(Pfn::new(RAM + BUNDLE_PAGES), pages);
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
     let offer = Offer {
@@ -271,7 +282,7 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
         sched: Sched::new(harts),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
         chores: Chores::default(),
-        pager: hypervisor::pager::Pager::default(),
+        pager,
         tunables: hypervisor::tunables::Tunables::default(),
         console: Console::new(&Printer, config.console, has_names),
         heap: HeapUse::default,

@@ -2,6 +2,7 @@
 //! [`Program`]. Interrupts between harts and waiting for them are the model checker's.
 
 use crate::fake::Mem;
+use abi::bundle::GUEST_RAM_BASE;
 use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome};
 use hypervisor::gnomon::Gnomon;
@@ -11,7 +12,7 @@ use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
 use hypervisor::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
 use hypervisor::vm::Vm;
 use mmu::shadow::Root;
-use rv::{Addr, Asid, Exception, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn};
+use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
 use shuttle::thread::{self, Thread};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -35,6 +36,8 @@ pub enum Mutant {
     WaitsWithoutLooking,
     /// A vCPU that is told to park goes on.
     DoesNotPark,
+    /// A vCPU looks whether memory has come, and only then says that it waits for some.
+    LooksBeforeItHolds,
 }
 
 /// What a guest does next.
@@ -47,6 +50,8 @@ pub enum Step {
     Sbi(usize, usize, [u64; 3]),
     /// An exit in which the VM's table is changed: what it led to before belongs to nobody.
     Edit,
+    /// It stores to that page of its RAM what it is to find there: its number. If the page is not there, that is an exit.
+    Touch(u64),
 }
 
 /// What the guests are made to do: it sees the vCPU, whose registers keep its state. Called in the guest.
@@ -95,6 +100,10 @@ pub struct Hart {
     tlb: Option<u64>,
     traps_wfi: bool,
     regs: VsTrapRegs,
+    /// The G-stage table of the VM whose vCPU is loaded.
+    root: Pfn<Hpa>,
+    /// Its timer is set, for what is to be done soon.
+    goes_on: bool,
 }
 
 pub const HVIP_SSIP: u64 = 1 << 2;
@@ -103,7 +112,16 @@ impl Hart {
     pub fn new(rig: &Arc<Rig>, index: usize) -> Self {
         rig.threads.lock().unwrap()[index] = Some(thread::current());
         let (rig, view) = (Arc::clone(rig), (u64::MAX, 0));
-        Self { rig, index, view, tlb: None, traps_wfi: false, regs: VsTrapRegs::default() }
+        Self {
+            rig,
+            index,
+            view,
+            tlb: None,
+            traps_wfi: false,
+            regs: VsTrapRegs::default(),
+            root: Pfn::new(0),
+            goes_on: false,
+        }
     }
 
     /// Runs it until all VMs have ended.
@@ -129,7 +147,12 @@ impl Hart {
                 self.load(&mut run);
                 return Some(run);
             }
-            if lifecycle::go_on(g, self) {
+            // Memory is taken away by harts that run guests alone: one with nothing else to do would always be faster here.
+            if lifecycle::go_on(g, self) | g.pager.poll(g, self) {
+                if g.pager.is_on() {
+                    // What a VM that ends waits for may be in another hart's hands.
+                    self.relax();
+                }
                 continue;
             }
             if rig.is(Mutant::LooksBeforeItIsIdle) {
@@ -228,8 +251,26 @@ impl Hart {
             let step = self.guest(&mut run);
             rig.g.harts[self.index].left();
             match step {
-                None => self.clear_interrupt(),
+                None => {
+                    self.clear_interrupt();
+                    // As often as it takes for the hand to come round.
+                    (0..3).for_each(|_| _ = rig.g.pager.go_on(&rig.g, self));
+                }
                 Some(Step::Access) => unreachable!("no exit"),
+                Some(Step::Touch(page)) => match self.fault(&mut run, page) {
+                    Outcome::Resume => {}
+                    Outcome::Later => {
+                        if rig.is(Mutant::LooksBeforeItHolds) {
+                            run.vm.held.fetch_and(!(1 << run.shared.id), SeqCst);
+                            self.relax();
+                            run.hold();
+                        }
+                        if run.shared.posted.load(SeqCst) == 0 {
+                            return self.wait(run);
+                        }
+                    }
+                    other => unreachable!("{other:?}"),
+                },
                 Some(Step::Edit) => self.edit(&run),
                 Some(Step::Wait) => {
                     if run.csrs.hvip & HVIP_SSIP == 0 && run.shared.posted.load(SeqCst) == 0 {
@@ -270,6 +311,11 @@ impl Hart {
                     let freed = self.rig.freed.load(SeqCst);
                     assert!(frame > freed, "the guest reads frame {frame}, and those up to {freed} are free");
                 }
+                Step::Touch(page) if self.store(run, page) => {
+                    if core::mem::take(&mut self.goes_on) {
+                        return None;
+                    }
+                }
                 // The hart itself waits, in the guest.
                 Step::Wait if !self.traps_wfi => {
                     if run.csrs.hvip & HVIP_SSIP == 0 {
@@ -280,6 +326,33 @@ impl Hart {
                 step => return Some(step),
             }
         }
+    }
+
+    /// The guest stores to a page of its RAM, if its G-stage table leads there. No other hart does anything meanwhile: as hardware
+    /// it needs no lock, and may be waited for by whoever has one.
+    fn store(&self, run: &mut VcpuRun, page: u64) -> bool {
+        let gpa = Addr::<Gpa>::new(GUEST_RAM_BASE + (page << 12));
+        let (format, mut mem) = (self.rig.g.offer.g_format, self.mem());
+        let (mut table, mut level) = (self.root, format.root_level());
+        let hpa = loop {
+            let pte = Pte(mem.read_u64(table.at(8 * format.index(gpa, level) as u64)));
+            match (pte.decode::<Hpa>(level, Caps::default()), level.down()) {
+                (Entry::Table(next), Some(below)) => (table, level) = (next, below),
+                (Entry::Leaf(leaf), _) => break leaf.pfn.at(gpa.raw() & (level.bytes() - 1)),
+                _ => return false,
+            }
+        };
+        let found = mem.read_u64(hpa);
+        assert!(found == 0 || found == page, "page {page} holds {found}");
+        mem.write_u64(hpa, page);
+        run.context.x[7] += 1;
+        true
+    }
+
+    fn fault(&mut self, run: &mut VcpuRun, page: u64) -> Outcome {
+        let (rig, tval2) = (Arc::clone(&self.rig), (GUEST_RAM_BASE + (page << 12)) >> 2);
+        run.context.exit = Exit { cause: Exception::StoreGuestPage.code(), tval2, ..Exit::default() };
+        exit::handle(&rig.g, run, self)
     }
 
     fn wait(&mut self, mut run: Box<VcpuRun>) {
@@ -357,7 +430,9 @@ impl Env for Hart {
     fn send_ipi(&mut self, hart: usize) {
         self.rig.interrupt(hart);
     }
-    fn load_two_stage(&mut self, _: &VcpuRun, _: Pfn<Hpa>) {}
+    fn load_two_stage(&mut self, _: &VcpuRun, table: Pfn<Hpa>) {
+        self.root = table;
+    }
     fn load_shadow(&mut self, _: &VcpuRun) {}
     fn fence_g_stage(&mut self, _: usize, _: FenceScope<Gpa>) {
         self.tlb = None;
@@ -376,7 +451,10 @@ impl Env for Hart {
     }
     fn attend_soon(&mut self, _: Option<usize>) {}
     fn attend_at(&mut self, _: u64, _: usize) {}
-    fn go_on_soon(&mut self) {}
+    fn go_on_soon(&mut self) {
+        // Where memory is not short, harts do it when they have nothing else to do.
+        self.goes_on |= self.rig.g.pager.is_on();
+    }
     fn relax(&self) {
         thread::yield_now();
     }

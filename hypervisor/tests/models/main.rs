@@ -4,15 +4,19 @@
 //!
 //! `MODEL_ROUNDS` says how many orders are tried of each (500 if missing), and `MODEL_SEED` which (those of 1 if missing).
 
+#[path = "../pager/disk.rs"]
+mod disk;
 #[path = "../fake/mod.rs"]
 mod fake;
 mod hart;
 
+use abi::bundle::VmConfig;
 use abi::record::EndReason;
-use fake::{machine, vm_config};
+use fake::{machine, machine_of, vm_config};
 use hart::{Hart, Mutant, Program, Rig, Step};
 use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
+use hypervisor::pager::Pager;
 use hypervisor::vcpu::VcpuRun;
 use hypervisor::vm::Departure;
 use mmu::frames::Owner;
@@ -23,6 +27,9 @@ use shuttle::{Config, FailurePersistence, Runner};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+/// Pages of the swap device.
+const DISK_PAGES: u64 = 100;
+
 /// A machine of `harts` harts with a VM, whose guest is that program.
 #[derive(Clone, Copy)]
 struct Model {
@@ -31,6 +38,8 @@ struct Model {
     program: Program,
     /// What one more hart does first.
     meddle: Option<fn(&mut Hart)>,
+    /// The machine has so many frames, if not enough, and a swap device.
+    frames: Option<u64>,
 }
 
 impl Model {
@@ -38,7 +47,17 @@ impl Model {
     fn run(self, mutant: Option<Mutant>) {
         let config = vm_config("vm", self.vcpus);
         let others = usize::from(self.meddle.is_some());
-        let (g, hart) = machine(vec![config], self.harts + others, GuestTimer::Sstc);
+        let disk = disk::Hand::new(DISK_PAGES);
+        let (g, hart) = match self.frames {
+            None => machine(vec![config], self.harts + others, GuestTimer::Sstc),
+            Some(frames) => {
+                let config = VmConfig { memory_bytes: 4 << 20, superpages: false, ..config };
+                let pager = Pager::new(Some(disk.disk()));
+                machine_of((frames, pager), vec![config], self.harts + others, GuestTimer::Sstc)
+            }
+        };
+        disk.get().delay = 0;
+        disk.plug_into(&hart.mem);
         let rig = Arc::new(Rig::new(g, hart.mem, self.program, mutant));
         let mut first = Hart::new(&rig, 0);
         // The VM starts before the others come, as at a boot.
@@ -63,6 +82,10 @@ impl Model {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         let left = rig.g.frames().usage(Owner::Vm(0)).total();
         assert_eq!((rig.g.sched.started_count(), left), (0, 0), "vCPUs started, and frames of the VM");
+        if self.frames.is_some() {
+            let free = rig.g.pager.each().into_iter().find(|(name, _)| *name == "swap.free");
+            assert_eq!(free, Some(("swap.free", DISK_PAGES)), "pages of the swap device are back");
+        }
     }
 
     fn explore(self, scheduler: impl Scheduler + 'static, mutant: Option<Mutant>) {
@@ -157,9 +180,9 @@ fn haste(run: &mut VcpuRun) -> Step {
     }
 }
 
-const HASTE: Model = Model { harts: 2, vcpus: 2, program: haste, meddle: None };
-const EDITS: Model = Model { harts: 2, vcpus: 2, program: edits::<2>, meddle: None };
-const EDITS_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: edits::<3>, meddle: None };
+const HASTE: Model = Model { harts: 2, vcpus: 2, program: haste, meddle: None, frames: None };
+const EDITS: Model = Model { harts: 2, vcpus: 2, program: edits::<2>, meddle: None, frames: None };
+const EDITS_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: edits::<3>, meddle: None, frames: None };
 
 #[test]
 fn nobody_reads_what_was_taken_away() {
@@ -196,8 +219,8 @@ fn round<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     if own == 0 && *at == VCPUS + ROUNDS { POWER_OFF } else { interrupt((own + 1) % VCPUS) }
 }
 
-const ROUND: Model = Model { harts: 2, vcpus: 2, program: round::<2>, meddle: None };
-const ROUND_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: round::<3>, meddle: None };
+const ROUND: Model = Model { harts: 2, vcpus: 2, program: round::<2>, meddle: None, frames: None };
+const ROUND_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: round::<3>, meddle: None, frames: None };
 
 #[test]
 fn no_wake_up_is_lost() {
@@ -264,7 +287,7 @@ fn pauses_and_ends(hart: &mut Hart) {
     lifecycle::depart(&rig.g, &vm, Departure::End(EndReason::Poweroff), hart);
 }
 
-const LIVES: Model = Model { harts: 2, vcpus: 3, program: lives, meddle: None };
+const LIVES: Model = Model { harts: 2, vcpus: 3, program: lives, meddle: None, frames: None };
 
 #[test]
 fn each_vcpu_is_collected_once_and_all_is_given_back() {
@@ -277,4 +300,32 @@ fn each_vcpu_is_collected_once_and_all_is_given_back() {
 #[test]
 fn a_vcpu_that_is_not_collected_is_found() {
     LIVES.finds(Mutant::DoesNotPark);
+}
+
+/// Both vCPUs go round through some pages, of which the host takes away what it can; then the first ends the VM.
+fn pages(run: &mut VcpuRun) -> Step {
+    let (own, touched) = (own(run), run.context.x[7]);
+    if own == 0 && run.context.x[9] == 0 {
+        run.context.x[9] = 1;
+        return start(1);
+    }
+    match touched {
+        0..12 => Step::Touch(16 + 8 * own + touched % 4),
+        _ if own == 0 => POWER_OFF,
+        _ => Step::Wait,
+    }
+}
+
+/// It never has enough for a guest that does anything.
+const PAGING: Model = Model { harts: 2, vcpus: 2, program: pages, meddle: None, frames: Some(70) };
+
+#[test]
+fn who_waits_for_memory_is_woken_when_it_comes() {
+    PAGING.holds();
+    Model { meddle: Some(ends), ..PAGING }.holds();
+}
+
+#[test]
+fn who_looks_for_memory_before_it_waits_is_found() {
+    PAGING.finds(Mutant::LooksBeforeItHolds);
 }

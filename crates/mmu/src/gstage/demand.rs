@@ -9,13 +9,15 @@
 
 use super::kept::Kept;
 use super::region::{Object, Prot, Region};
-use super::space::{Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, arrival};
+use super::space::{
+    Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, around, arrival, filled,
+};
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use crate::stale::Stale;
 use crate::table;
 use crate::walk::Slot;
 use alloc::vec::Vec;
-use rv::{Access, Addr, Entry, FenceScope, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// Frames taken before an edit begins.
 struct Supplies {
@@ -555,17 +557,7 @@ impl AddressSpace {
     }
 }
 
-/// What an entry of `level` translates that decides about `gpa`.
-pub(super) const fn around(gpa: Addr<Gpa>, level: Level) -> FenceScope<Gpa> {
-    FenceScope::Range { start: gpa.align_down(level.bytes()), bytes: level.bytes() }
-}
-
 /// Tables needed between an entry and a leaf of `level` below it.
 fn below(slot: &Slot<Hpa>, level: Level) -> u8 {
     slot.level.number() - level.number()
-}
-
-/// An invalid entry became valid, or was valid already: nothing is stale.
-pub(super) const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
-    Resolved::Mapped { hpa, how, stale: Stale::none(), publish: None }
 }

@@ -17,18 +17,14 @@
 //! An idle page is how Gnomon learns whether a guest uses a page that hardware sets no A bit for: V stands in for A
 //! (*Nested Paging in bhyve*, section on A/D emulation). The next access is a fault that the entry alone answers.
 
-use super::demand;
-use super::space::{Ad, AddressSpace, How, OWNED, Resolved, Translation, arrival, order};
+use super::region::Object;
+use super::space::{Ad, AddressSpace, How, OWNED, Resolved, SwapSlot, Translation, around, arrival, filled, order};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::table;
 use crate::walk::Slot;
 use core::ops::Range;
 use rv::{Addr, Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
-
-/// A page of the swap device, by its number.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct SwapSlot(pub u64);
 
 /// How a page comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,7 +148,7 @@ impl AddressSpace {
         let mut stale = Stale::none();
         // Hardware may set D until then.
         let (now, debt) = table::exchange(slot.at, Pte::INVALID, mem);
-        stale.owe(debt, demand::around(page.base(), slot.level));
+        stale.owe(debt, around(page.base(), slot.level));
         // First its A is cleared. If it is still clear the next time, nobody has used it.
         let has_been_used = self.policy.ad == Ad::Hardware && now.flags().contains(PteFlags::A);
         let next = if has_been_used { Pte(now.0 & !PteFlags::A.bits()) } else { idle(now) };
@@ -199,15 +195,25 @@ impl AddressSpace {
         self.counters.tables += 1;
     }
 
-    /// Takes the idle 4 KiB at `page` out of memory: to the swap device, or nowhere, if they hold zeroes: then the page is
-    /// untouched again. The frame is the VM's until it is freed; nobody reaches it, since what [`AddressSpace::rest`] said is
-    /// fenced.
+    /// Whether a page is zeroes as long as nobody has touched it: not where it is an image's.
+    #[must_use]
+    pub fn begins_as_zeroes(&self, page: Pfn<Gpa>) -> bool {
+        self.region_of(page).is_some_and(|region| region.object == Object::Anonymous)
+    }
+
+    /// Takes the idle 4 KiB at `page` out of memory: to the swap device, or nowhere, if they hold zeroes and
+    /// [began so](AddressSpace::begins_as_zeroes): then the page is untouched again. The frame is the VM's until it is freed;
+    /// nobody reaches it, since what [`AddressSpace::rest`] said is fenced.
     ///
     /// # Panics
-    /// If the page is not idle.
+    /// If the page is not idle; or would be an image's again.
     #[must_use = "the frame is to be freed when its contents are where they should be"]
     pub fn take_out(&mut self, page: Pfn<Gpa>, to: Option<SwapSlot>, mem: &mut impl PhysMem) -> Run {
         let (slot, leaf) = self.idle_slot(page, Level::PAGE, mem);
+        assert!(
+            to.is_some() || self.begins_as_zeroes(page),
+            "{page:?} is zeroes now, and an image's if it is untouched"
+        );
         table::fill(slot.at, to.map_or(Kept::Nothing, Kept::Out).encode(), mem);
         match to {
             Some(_) => self.counters.swapped_out += 1,
@@ -234,6 +240,12 @@ impl AddressSpace {
         self.counters.swapped_out += 1;
         self.counters.clean += 1;
         Some(Run::from_entry(leaf.pfn, 0))
+    }
+
+    /// Pages in memory of which the swap device has a copy.
+    #[must_use]
+    pub fn copy_count(&self) -> u64 {
+        self.copies.len() as u64
     }
 
     /// Gives up a copy that the swap device has of some page that is in memory: its place is needed.
@@ -292,7 +304,7 @@ impl AddressSpace {
             self.forgone.push(from);
         }
         self.counters.swapped_in += u64::from(comes != Comes::Unwritten);
-        Ok(Stale::of(demand::around(page.base(), Level::PAGE)))
+        Ok(Stale::of(around(page.base(), Level::PAGE)))
     }
 
     /// The guest writes to a page that lacks W so that this shows.
@@ -310,7 +322,7 @@ impl AddressSpace {
         let _ = debt.waive();
         self.forgo_copy(gpa.pfn());
         self.counters.dirtied += 1;
-        demand::filled(arrival(leaf, slot.level, gpa), How::Spurious)
+        filled(arrival(leaf, slot.level, gpa), How::Spurious)
     }
 
     /// The guest touches an idle page: it is mapped again, in the same frame.
@@ -323,7 +335,7 @@ impl AddressSpace {
     ) -> Resolved {
         table::fill(slot.at, Pte(Entry::Leaf(*leaf).encode().0 | PteFlags::A.bits()), mem);
         self.counters.revived += 1;
-        demand::filled(arrival(leaf, slot.level, gpa), How::Filled)
+        filled(arrival(leaf, slot.level, gpa), How::Filled)
     }
 }
 

@@ -27,10 +27,10 @@ mod remove;
 mod space;
 
 pub use demand::{Content, Ready, Unresolved, in_portions, with_ready};
-pub use kept::{Comes, Sight, SwapSlot};
+pub use kept::{Comes, Sight};
 pub use region::{Object, Prot, Region, RegionError};
 pub use remains::{Remain, Remains};
 pub use space::{
     Ad, AddressSpace, Counters, How, Images, OWNED, Policy, Publish, Residence, ResolveError, Resolved, Superpages,
-    Translation, settle,
+    SwapSlot, Translation, settle,
 };

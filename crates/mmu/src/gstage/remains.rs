@@ -1,7 +1,7 @@
 //! What an address space leaves when it ends: frames that nobody reaches any more, given back in portions.
 
-use super::kept::{self, Kept, SwapSlot};
-use super::space::{OWNED, order};
+use super::kept::{self, Kept};
+use super::space::{OWNED, SwapSlot, order};
 use crate::frames::{Frames, Run};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

@@ -1,8 +1,8 @@
 //! Removal: pages become untouched again, or the address space ends.
 
-use super::kept::{self, Kept, SwapSlot};
+use super::kept::{self, Kept};
 use super::remains::Remains;
-use super::space::{AddressSpace, OWNED, order};
+use super::space::{AddressSpace, OWNED, SwapSlot, order};
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::table;

@@ -1,6 +1,5 @@
 //! The address space: its regions, its table, and what a resolution says.
 
-use super::kept::SwapSlot;
 use super::region::{Prot, Region, RegionError};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::{Retired, Stale};
@@ -9,7 +8,7 @@ use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use rv::{Addr, Caps, Entry, Fence, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// The software bit of leaves whose frames belong to the VM.
 pub const OWNED: PteFlags = PteFlags::RSW0;
@@ -18,6 +17,10 @@ pub const OWNED: PteFlags = PteFlags::RSW0;
 pub(super) const fn order(level: Level) -> u8 {
     9 * level.number()
 }
+
+/// A page of the swap device, by its number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SwapSlot(pub u64);
 
 /// The leaf sizes in use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -446,4 +449,14 @@ impl AddressSpace {
 /// Where `gpa` arrives by `leaf`.
 pub(super) fn arrival(leaf: &Leaf<Hpa>, level: Level, gpa: Addr<Gpa>) -> Addr<Hpa> {
     leaf.pfn.at(gpa.raw() & (level.bytes() - 1))
+}
+
+/// What an entry of `level` translates that decides about `gpa`.
+pub(super) const fn around(gpa: Addr<Gpa>, level: Level) -> FenceScope<Gpa> {
+    FenceScope::Range { start: gpa.align_down(level.bytes()), bytes: level.bytes() }
+}
+
+/// An invalid entry became valid, or was valid already: nothing is stale.
+pub(super) const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
+    Resolved::Mapped { hpa, how, stale: Stale::none(), publish: None }
 }

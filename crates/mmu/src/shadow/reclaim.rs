@@ -295,7 +295,8 @@ impl<S: Shadowed> Shadow<S> {
         host: &mut Host<'_, M, H>,
     ) -> Option<Stale<Gpa>> {
         let first = page.align_down(level.pages());
-        let all_forgotten = (0..level.pages()).all(|n| self.forget_ahead(first.add(n), host));
+        let all_forgotten = self.is_sabotaged(Sabotage::RestsWithLeaves)
+            || (0..level.pages()).all(|n| self.forget_ahead(first.add(n), host));
         all_forgotten.then(|| host.space.rest(page, host.mem))
     }
 
@@ -309,7 +310,9 @@ impl<S: Shadowed> Shadow<S> {
     /// are.
     #[must_use]
     pub fn is_shadowed(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
-        self.index.heads.contains(gfn) && self.index.tables_of(gfn, mem).next().is_some()
+        self.index.heads.contains(gfn)
+            && self.index.tables_of(gfn, mem).next().is_some()
+            && !self.is_sabotaged(Sabotage::LetsTablesGo)
     }
 
     /// Pages of guest RAM become untouched again ([`crate::AddressSpace::unmap`]), and nothing of them stays in

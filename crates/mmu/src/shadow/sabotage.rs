@@ -50,4 +50,8 @@ pub enum Sabotage {
     ForgetsFrames,
     /// What the known tables refuse is a fault of the guest's, whatever its tables say now.
     BlamesEarly,
+    /// A page becomes idle, and leaves lead there still.
+    RestsWithLeaves,
+    /// Tables that are shadowed may be taken away.
+    LetsTablesGo,
 }

@@ -3,12 +3,14 @@
 //!
 //! The engine reaches memory and fences through [`World`].
 
+mod paging;
 mod world;
 
+use paging::Paged;
 pub use world::Mutant;
 use world::World;
 
-use mmu::gstage::Remain;
+use mmu::gstage::{Remain, SwapSlot};
 use mmu::{
     AddressSpace, AllocError, Counters, Frames, How, Images, Object, Owner, Policy, Prot, Region, Residence,
     ResolveError, Resolved, Run, Stale, Superpages, Use,
@@ -38,6 +40,18 @@ pub enum Op {
     Hog(u16),
     /// There is no limit, and the host gives back what it took.
     Relax,
+    /// The host looks at some entries, and makes idle what the guest could use.
+    Sweep(u16, u8),
+    /// Idle 2 MiB become idle pages.
+    Split(u16),
+    /// An idle page goes (when the fences owed have happened): to the swap device if that is preferred, or if it must.
+    TakeOut(u16, bool),
+    /// The swap device has written what it was given.
+    WrittenOut,
+    /// A page that is out comes in unasked.
+    BringIn(u16),
+    /// The guest touches a page that is idle or out.
+    ComeBack(u16, Access),
 }
 
 /// A VM's configuration.
@@ -49,6 +63,7 @@ pub struct Setup {
     pub regions: Vec<(u16, u16, Prot, Option<u16>)>,
     /// Whether all lies where the root's extra index bits count.
     pub high: bool,
+    pub residence: Residence,
     pub harts: u8,
 }
 
@@ -75,9 +90,17 @@ pub fn setups() -> impl Strategy<Value = Setup> {
         prop_oneof![1 => Just(Superpages::Never), 3 => Just(Superpages::Mega)],
         prop::collection::vec(region, 1..4),
         any::<bool>(),
+        prop_oneof![9 => Just(Residence::Pageable), 1 => Just(Residence::Wired)],
         2..5u8,
     )
-        .prop_map(|(format, superpages, regions, high, harts)| Setup { format, superpages, regions, high, harts })
+        .prop_map(|(format, superpages, regions, high, residence, harts)| Setup {
+            format,
+            superpages,
+            regions,
+            high,
+            residence,
+            harts,
+        })
 }
 
 pub fn ops(count: usize) -> impl Strategy<Value = Vec<Op>> {
@@ -88,7 +111,7 @@ pub fn ops(count: usize) -> impl Strategy<Value = Vec<Op>> {
         1 => Just(Access::LoadExec),
     ];
     let op = prop_oneof![
-        16 => (0..9u8, any::<u16>(), access).prop_map(|(r, p, a)| Op::Touch(r, p, a)),
+        16 => (0..9u8, any::<u16>(), access.clone()).prop_map(|(r, p, a)| Op::Touch(r, p, a)),
         3 => (0..8u8, any::<u16>(), prop_oneof![1..4u16, 1..700u16, Just(u16::MAX)]).prop_map(|(r, p, n)| Op::Unmap(r, p, n)),
         3 => Just(Op::Flush),
         4 => (0..4u8).prop_map(Op::Enter),
@@ -96,6 +119,12 @@ pub fn ops(count: usize) -> impl Strategy<Value = Vec<Op>> {
         1 => (0..6u16).prop_map(Op::Limit),
         1 => prop_oneof![0..6u16, 500..600u16].prop_map(Op::Hog),
         1 => Just(Op::Relax),
+        5 => (any::<u16>(), 1..4u8).prop_map(|(n, entries)| Op::Sweep(n, entries)),
+        1 => any::<u16>().prop_map(Op::Split),
+        4 => (any::<u16>(), any::<bool>()).prop_map(|(n, prefers)| Op::TakeOut(n, prefers)),
+        1 => Just(Op::WrittenOut),
+        1 => any::<u16>().prop_map(Op::BringIn),
+        4 => (any::<u16>(), access).prop_map(|(n, a)| Op::ComeBack(n, a)),
     ];
     prop::collection::vec(op, 1..count)
 }
@@ -118,6 +147,7 @@ pub struct Rig {
     /// What the guest wrote.
     written: BTreeMap<u64, Contents>,
     writes: u64,
+    paged: Paged,
 }
 
 fn image_contents(frame_of_image: u64) -> Contents {
@@ -141,7 +171,7 @@ impl Rig {
         let policy = Policy {
             superpages: setup.superpages,
             images: Images::Shared,
-            residence: Residence::Pageable,
+            residence: setup.residence,
             ad: mmu::Ad::AsNeeded,
         };
         let mut space = AddressSpace::new(setup.format, VM, policy, &frames, &mut world).expect("room for the root");
@@ -169,6 +199,7 @@ impl Rig {
             owed: Stale::none(),
             written: BTreeMap::new(),
             writes: 0,
+            paged: Paged::default(),
         }
     }
 
@@ -223,6 +254,17 @@ impl Rig {
                 self.frames.set_limit(VM, u64::MAX);
                 self.hogged.drain(..).for_each(|run| self.frames.free(run));
             }
+            Op::Sweep(from, entries) => self.sweep(from, entries),
+            Op::Split(n) => self.split_one(n),
+            Op::TakeOut(n, prefers_device) => self.take_out(n, prefers_device),
+            Op::WrittenOut => self.written_out(),
+            Op::BringIn(n) => {
+                let out: Vec<u64> = self.paged.out.keys().copied().collect();
+                if !out.is_empty() {
+                    self.bring_in(out[usize::from(n) % out.len()]);
+                }
+            }
+            Op::ComeBack(n, access) => self.come_back(n, access),
         }
     }
 
@@ -279,7 +321,15 @@ impl Rig {
             Access::Fetch | Access::LoadExec => Prot::X,
         };
         match resolved {
-            Err(ResolveError::Out { .. }) => panic!("nothing is out"),
+            Err(ResolveError::Out { page: at, slot }) => {
+                assert_eq!(at.raw(), page);
+                assert_eq!(self.paged.out.get(&page).map(|(slot, _)| *slot), Some(slot), "{gpa} is out");
+                assert_eq!((&before, usage), (&after, self.frames.usage(VM)), "what is out changes nothing");
+                if self.bring_in(page) {
+                    self.touch(page, access);
+                }
+                return;
+            }
             Ok(Resolved::Hole) => {
                 assert!(region.is_none(), "{gpa} is in {region:?}");
                 assert_eq!(before, after);
@@ -290,6 +340,7 @@ impl Rig {
             }
             Err(ResolveError::OutOfFrames(error)) => {
                 assert_eq!((&before, usage), (&after, self.frames.usage(VM)), "a failure changes nothing");
+                assert!(!self.paged.idle.contains_key(&page), "what is idle is there");
                 assert!(budget < u64::from(self.setup.format.levels), "{error:?} with {budget} frames to spare");
                 // Whichever runs out first; the VM's own limit, if both do.
                 let blames_vm = matches!(error, AllocError::OverLimit { owner: VM, .. });
@@ -300,6 +351,8 @@ impl Rig {
                 let region = region.expect("a hole maps nothing");
                 assert!(region.prot.contains(needed), "{access:?} of {region:?}");
                 self.check_growth(page, &region, how, &before, &after);
+                assert!(!self.paged.out.contains_key(&page), "{gpa} is out, and was found");
+                self.woken(&after);
                 assert!(stale.is_none() && publish.is_none());
                 let leaf = after[&page];
                 assert_eq!((leaf.page, gpa.page_offset()), (hpa.pfn().raw(), hpa.page_offset()));
@@ -387,9 +440,15 @@ impl Rig {
             let of_use = runs.filter(|run| self.frames.owner_of(run.first()) == Some((VM, for_)));
             of_use.map(Run::pages).sum::<u64>()
         };
+        for (page, Mapping { page: frame, .. }) in &self.paged.idle {
+            let owner = self.frames.owner_of(Pfn::new(*frame));
+            assert_eq!(owner, Some((VM, Use::Guest)), "{page:#x} is idle, and its frame {frame:#x} is the VM's");
+            assert!(reached.insert(*frame), "{frame:#x} is idle, and mapped, too");
+        }
+        let kept = reached.len() as u64 + self.paged.frames_of_device();
         let usage = self.frames.usage(VM);
         let tables = self.world.model.table_count() as u64;
-        assert_eq!(usage.guest, reached.len() as u64 + waiting(Use::Guest), "the VM pays for what it has");
+        assert_eq!(usage.guest, kept + waiting(Use::Guest), "the VM pays for what it has");
         assert_eq!(usage.table, tables + waiting(Use::Table), "the VM pays for its tables");
         assert_eq!(usage.total(), usage.guest + usage.table);
         let hogged: u64 = self.hogged.iter().map(Run::pages).sum();
@@ -398,9 +457,19 @@ impl Rig {
 
     fn unmap(&mut self, start: u64, pages: u64) {
         let (mut before, owned, usage) = (self.map(), self.owned(), self.frames.usage(VM));
-        let unmapped = self.space.unmap(Pfn::new(start), pages, &self.frames, &mut self.world);
+        // Idle 2 MiB that are cut are mapped first.
+        let idle = self.paged.idle.clone();
+        let unmapped = self.unmap_blindly(start, pages);
         self.world.let_go();
         let after = self.map();
+        self.woken(&after);
+        before.extend(idle.into_iter().filter(|(page, was)| {
+            let (mega, end) = (page & !511, start + pages);
+            let is_cut = was.level == 1 && (mega == start & !511 || mega == end & !511);
+            let is_mapped = after.contains_key(page);
+            assert!(is_cut || !is_mapped, "{page:#x} was idle, and is mapped now");
+            is_cut
+        }));
         assert!(owned.is_subset(&self.owned()), "unmapping frees nothing before the fence");
         match unmapped {
             Err(_) => assert_eq!((&before, usage), (&after, self.frames.usage(VM)), "a failure changes nothing"),
@@ -414,6 +483,7 @@ impl Rig {
                 let flat = |map: &Map| map.iter().map(|(p, m)| (*p, m.page, m.flags)).collect::<Vec<_>>();
                 assert_eq!(flat(&before), flat(&after), "exactly the range is gone");
                 self.written.retain(|page, _| !range.contains(page));
+                self.forgone(&range);
                 self.owe(stale);
             }
         }
@@ -451,20 +521,28 @@ impl Rig {
         for (page, mapping) in self.map() {
             assert_eq!(self.found(mapping.page), self.contents(page), "contents of page {page:#x} at the end");
         }
+        self.check_paged();
+        self.written_out();
         self.step(&Op::Relax);
         (0..usize::from(self.setup.harts)).for_each(|hart| self.world.model.detach(hart));
-        let Rig { frames, mut world, space, image_run, .. } = self;
+        let Rig { frames, mut world, space, image_run, paged, .. } = self;
         let counters = *space.counters();
         let mut remains = space.destroy(&mut world);
+        let mut slots: BTreeSet<SwapSlot> = paged.out.values().map(|(slot, _)| *slot).collect();
         // In portions, some of which are too small for anything.
         while !remains.is_empty() {
             let mut steps = 100;
             while let Some(remain) = remains.take(&mut steps, &world) {
-                let Remain::Run(run) = remain else { panic!("nothing is out") };
-                (0..run.pages()).for_each(|i| world.model.free(run.first().add(i)));
-                frames.free(run);
+                match remain {
+                    Remain::Run(run) => {
+                        (0..run.pages()).for_each(|i| world.model.free(run.first().add(i)));
+                        frames.free(run);
+                    }
+                    Remain::Slot(slot) => assert!(slots.remove(&slot), "{slot:?} is given back, and nothing was there"),
+                }
             }
         }
+        assert!(slots.is_empty(), "at the end {slots:?} are not given back");
         world.model.verdict().expect("no fence rule is broken at the end");
         assert_eq!(frames.usage(VM).total(), 0);
         frames.free(image_run);

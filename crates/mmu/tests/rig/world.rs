@@ -43,12 +43,37 @@ pub enum Mutant {
     ForgetsToClear,
     /// What an edit of an image's leaf owes is not known: the entry is said to have been empty.
     ForgetsDebtOfImages,
+    /// The fence of a page that becomes idle does not happen.
+    RestsWithoutFence,
+    /// An idle page goes before its fence.
+    TakesBeforeTheFence,
+    /// A page that was idle is mapped without W.
+    RevivesReadOnly,
+    /// A page that was idle is mapped to a frame of the neighbouring 2 MiB.
+    RevivesElsewhere,
+    /// Idle 2 MiB are split into pages that harts can use.
+    SplitsIntoMapped,
+    /// A page comes in without its contents.
+    BringsNothing,
+    /// Unmapping does not see idle pages.
+    ForgetsIdle,
+    /// Unmapping does not see pages that are out.
+    ForgetsSlots,
+}
+
+/// Entries that the engine sees as if they were 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Blind {
+    No,
+    Idle,
+    Out,
 }
 
 /// Memory and fences as the engine sees them.
 pub struct World {
     pub model: FenceModel,
     pub mutant: Mutant,
+    pub blind: Blind,
     /// Writes held back by [`Mutant::LinksTooEarly`].
     held: Vec<Held>,
     writes: u64,
@@ -61,7 +86,7 @@ enum Held {
 
 impl World {
     pub fn new(model: FenceModel, mutant: Mutant) -> Self {
-        Self { model, mutant, held: vec![], writes: 0 }
+        Self { model, mutant, blind: Blind::No, held: vec![], writes: 0 }
     }
 
     /// What was held back becomes visible.
@@ -77,10 +102,22 @@ impl World {
 
 const LEAF: u64 = 0b1011;
 const OWNED: u64 = 1 << 8;
+const OUT: u64 = 1 << 9;
+
+/// An entry of an idle page.
+const fn is_idle(pte: u64) -> bool {
+    pte & (1 | OUT) == 0 && pte != 0
+}
 
 impl PhysMem for World {
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
-        self.model.read_u64(at)
+        let found = self.model.read_u64(at);
+        let is_hidden = match self.blind {
+            Blind::No => false,
+            Blind::Idle => is_idle(found),
+            Blind::Out => found & (1 | OUT) == OUT,
+        };
+        if is_hidden { 0 } else { found }
     }
 
     fn write_u64(&mut self, at: Addr<Hpa>, mut value: u64) {
@@ -92,6 +129,9 @@ impl PhysMem for World {
             Mutant::ForgetsAccessed if is_leaf => value &= !0x40,
             Mutant::ForgetsOneOfASplit if self.writes % 512 == 300 => return,
             Mutant::ForgetsToClear if value == 0 => return,
+            Mutant::RevivesReadOnly if is_leaf && is_idle(self.read_u64(at)) => value &= !0x84,
+            Mutant::RevivesElsewhere if is_leaf && is_idle(self.read_u64(at)) => value ^= 1 << 19,
+            Mutant::SplitsIntoMapped if !self.model.is_linked(at.pfn()) && is_idle(value) => return,
             Mutant::LinksTooEarly if self.model.is_linked(at.pfn()) => {
                 self.model.write_u64(at, value);
                 return self.let_go();

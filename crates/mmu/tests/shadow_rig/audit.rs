@@ -2,11 +2,13 @@
 
 use super::subject::Subject;
 use super::{IMAGE, Rig, VM};
+use mmu::gstage::SwapSlot;
 use mmu::shadow::Paging;
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Use};
 use oracle::{Ad, Machine, Table};
 use rv::{Addr, Caps, Entry, Format, Gpa, Hpa, Level, Pfn, Pte, PteFlags, Request};
+use std::collections::BTreeMap;
 
 impl<S: Subject> Rig<S> {
     /// What real hardware would answer, by the guest's tables as they are: the oracle's word.
@@ -22,14 +24,14 @@ impl<S: Subject> Rig<S> {
             }),
         };
         let context = S::context(table, request);
-        let mut guest = GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine };
+        let mut guest = GuestWords { space: &self.space, away: &self.away, machine: &self.bus.0.borrow().machine };
         let arrived = oracle::translate(&mut guest, &context, gva.raw()).map_err(|raised| raised.cause)?;
         let is_ram = self.space.region_of(Addr::new(arrived).pfn()).is_some();
         if is_ram { Ok(()) } else { Err(0) }
     }
 
     pub(super) fn guest_word(&self, at: Addr<Gpa>) -> Option<u64> {
-        GuestWords { space: &self.space, machine: &self.bus.0.borrow().machine }.get(at.raw())
+        GuestWords { space: &self.space, away: &self.away, machine: &self.bus.0.borrow().machine }.get(at.raw())
     }
 
     /// TLB-LIKE and SUBSET: that vCPU `n` may translate `gva` to `hpa` with these rights. Returns the guest physical
@@ -169,16 +171,30 @@ pub(super) fn extended(bits: u64, format: &Format) -> u64 {
     if format.is_g_stage() { bits << unused >> unused } else { ((bits << unused) as i64 >> unused) as u64 }
 }
 
+/// A page that is out.
+#[derive(Clone)]
+pub(super) struct Away {
+    /// Where it is on the swap device.
+    pub slot: SwapSlot,
+    /// What it holds.
+    pub words: Box<[u64; 512]>,
+}
+
 /// The guest's memory as words, for the oracle. What nobody has touched is as it begins.
 struct GuestWords<'a> {
     space: &'a AddressSpace,
+    away: &'a BTreeMap<Pfn<Gpa>, Away>,
     machine: &'a Machine,
 }
 
 impl GuestWords<'_> {
     fn get(&self, at: u64) -> Option<u64> {
         self.space.region_of(Addr::new(at).pfn())?;
-        match self.space.translate(Addr::new(at), self.machine) {
+        let (page, word) = (Addr::new(at).pfn(), at as usize % 4096 / 8);
+        if let Some(away) = self.away.get(&page) {
+            return Some(away.words[word]);
+        }
+        match self.space.resident(Addr::new(at), self.machine) {
             Some(there) => self.machine.peek(there.hpa.raw()),
             // Images and anonymous memory are zero here.
             None => Some(0),

@@ -5,25 +5,55 @@
 //! pages in all three are its tables, each at any level, at several places. It writes to them through its own
 //! translations: a *window*, which maps all memory in every root.
 
+/// Does with the engine and a [`Host`] what may want 2 MiB made ready first, or a page that is out.
+macro_rules! ready {
+    ($rig:ident, |$shadow:ident, $host:ident| $attempt:expr) => {
+        loop {
+            let (mut mem, mut hw) = (Mem(&$rig.bus), AllHarts(&$rig.bus));
+            let $shadow = $rig.shadow.as_mut().expect("until the end");
+            let done = with_ready(&$rig.frames, &mut mem, |ready, mem| {
+                let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
+                $attempt
+            });
+            match done {
+                Err(ResolveError::Out { page, slot }) => $rig.bring_in(page, slot),
+                done => break done.expect("frames"),
+            }
+        }
+    };
+}
+
+/// What never does.
+macro_rules! host {
+    ($rig:ident, $mem:ident, $hw:ident) => {
+        host!($rig, $mem, $hw, &mut mmu::Ready::Nothing)
+    };
+    ($rig:ident, $mem:ident, $hw:ident, $ready:expr) => {
+        mmu::shadow::Host::new(&mut $rig.space, (&$rig.frames, $ready), &mut $mem, &mut $hw).within($rig.budget)
+    };
+}
+
 mod audit;
 mod edits;
 pub mod hardware;
 pub mod history;
+mod paging;
 pub mod subject;
 
-use audit::extended;
+use audit::{Away, extended};
 use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use mmu::{
-    Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages, with_ready,
+    Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, ResolveError, Superpages,
+    with_ready,
 };
 use oracle::Machine;
 use rv::format::SV39X4;
 use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Mode, Pfn, PhysMem, Request};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use subject::Subject;
 
@@ -82,24 +112,14 @@ pub struct Rig<S: Subject> {
     recent: RefCell<Vec<Addr<S>>>,
     /// Accesses that came through, and traps that the guest got.
     pub tally: [u64; 4],
-}
-
-/// Does with a [`Host`] what may want 2 MiB made ready first.
-macro_rules! ready {
-    ($rig:ident, $mem:ident, $hw:ident, |$host:ident| $attempt:expr) => {
-        with_ready(&$rig.frames, &mut $mem, |ready, mem| {
-            let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut $hw).within($rig.budget);
-            $attempt
-        })
-        .expect("frames")
-    };
-}
-
-/// What never does.
-macro_rules! host {
-    ($rig:ident, $mem:ident, $hw:ident) => {
-        Host::new(&mut $rig.space, (&$rig.frames, &mut Ready::Nothing), &mut $mem, &mut $hw).within($rig.budget)
-    };
+    /// Whether the host takes memory away for a time. Each time that fences all harts, which hides what else may be wrong.
+    is_paged: bool,
+    /// Pages that are on the swap device.
+    away: BTreeMap<Pfn<Gpa>, Away>,
+    /// What the swap device has of pages that have come in since; some have been written to, and the engine has forgone those.
+    copies: BTreeMap<Pfn<Gpa>, Away>,
+    /// Pages that could not become idle within the budget.
+    pub postponed: u64,
 }
 
 impl<S: Subject> Rig<S> {
@@ -112,6 +132,7 @@ impl<S: Subject> Rig<S> {
         let vcpus = 1 + pick(4) as usize;
         let pages = if pick(2) == 0 { Config::least_pages::<S>(4) } else { 256 };
         let budget = if pick(2) == 0 { AMPLE } else { 24 + pick(600) as u32 };
+        let is_paged = pick(3) == 0;
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
         machine.zero_frames(IMAGE, 512);
@@ -167,6 +188,10 @@ impl<S: Subject> Rig<S> {
             budget,
             recent: RefCell::default(),
             tally: [0; 4],
+            is_paged,
+            away: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            postponed: 0,
         };
         rig.build_tables();
         for n in 0..vcpus {
@@ -187,10 +212,8 @@ impl<S: Subject> Rig<S> {
 
     /// Guest memory as firmware would find it.
     fn poke(&mut self, gpa: Addr<Gpa>, value: u64) {
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-        let shadow = self.shadow.as_mut().expect("until the end");
-        let hpa = ready!(self, mem, hw, |host| shadow.resolve(gpa, Access::Store, host)).expect("RAM");
-        mem.write_u64(hpa, value);
+        let hpa = ready!(self, |shadow, host| shadow.resolve(gpa, Access::Store, host)).expect("RAM");
+        Mem(&self.bus).write_u64(hpa, value);
     }
 
     fn build_tables(&mut self) {
@@ -270,13 +293,11 @@ impl<S: Subject> Rig<S> {
     }
 
     fn load(&mut self, n: usize, old: Option<Root<S>>, paging: Paging, asid: Asid, views: &mut Views<S>) -> Root<S> {
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
-        let shadow = self.shadow.as_mut().expect("until the end");
         let mut old = old;
         let loaded = loop {
             let attached =
-                ready!(self, mem, hw, |host| shadow.attach(&mut old, (paging, asid), views, &log.borrow(), host));
+                ready!(self, |shadow, host| shadow.attach(&mut old, (paging, asid), views, &log.borrow(), host));
             if let Some(loaded) = attached {
                 break loaded;
             }
@@ -380,11 +401,9 @@ impl<S: Subject> Rig<S> {
                 self.tally[0] += 1;
                 return true;
             }
-            let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
             let root = self.vcpus[n].root;
             let meddled = self.bus.0.borrow().meddling.is_some();
-            let shadow = self.shadow.as_mut().expect("until the end");
-            let outcome = ready!(self, mem, hw, |host| shadow.fault(&root, gva, request, host));
+            let outcome = ready!(self, |shadow, host| shadow.fault(&root, gva, request, host));
             self.learn();
             match outcome {
                 Answer::Filled { fence } => {
@@ -436,7 +455,7 @@ impl<S: Subject> Rig<S> {
                 Event::Exchanged(hpa, old, new) => {
                     let tables = (0..WINDOW_TABLES).chain(Self::root_frames()).chain(S::TABLES).map(|t| RAM.add(t));
                     let is_at = |gfn: &Pfn<Gpa>| {
-                        self.space.translate(gfn.base(), &hardware.machine).is_some_and(|t| t.hpa.pfn() == hpa.pfn())
+                        self.space.resident(gfn.base(), &hardware.machine).is_some_and(|t| t.hpa.pfn() == hpa.pfn())
                     };
                     if let Some(gfn) = tables.into_iter().find(is_at) {
                         hardware.history.record(gfn.at(hpa.page_offset()), old, new);
@@ -468,33 +487,10 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// The host takes pages away.
-    fn unmap(&mut self) {
-        let start = 16 + self.pick(480) + 512 * self.pick(3);
-        let pages = if self.pick(4) == 0 { 500 } else { 1 + self.pick(40) };
-        let end = S::ROOTS.into_iter().find(|root| *root > start).expect("the last page is a root").min(start + pages);
-        if Self::is_root(start) || end <= start {
-            return;
-        }
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-        let shadow = self.shadow.as_mut().expect("until the end");
-        shadow.unmap(RAM.add(start), end - start, &mut host!(self, mem, hw)).expect("frames");
-        self.learn();
-        let gone = BTreeSet::from(S::TABLES).into_iter().filter(|t| (start..end).contains(t));
-        for at in gone.flat_map(|t| (0..512).map(move |i| RAM.add(t).at(8 * i))) {
-            let present = self.guest_word(at).expect("RAM");
-            let mut hardware = self.bus.0.borrow_mut();
-            let last = hardware.history.since(at, u64::MAX - 1).first().map_or(present, |(_, value)| *value);
-            if last != present {
-                hardware.history.record(at, last, present);
-            }
-        }
-    }
-
     pub fn step(&mut self) {
         let n = self.pick(self.vcpus.len() as u64) as usize;
         self.arm(n);
-        match self.pick(32) {
+        match self.pick(if self.is_paged { 35 } else { 32 }) {
             0..=14 => {
                 let (gva, request) = (self.address(), self.request());
                 self.access(n, gva, &request, None);
@@ -506,6 +502,7 @@ impl<S: Subject> Rig<S> {
             }
             23..=27 => self.fence(n),
             28..=30 => self.switch(n),
+            32..=34 => self.sweep(),
             _ => {
                 if self.pick(4) == 0 {
                     self.unmap()
@@ -521,16 +518,24 @@ impl<S: Subject> Rig<S> {
         all.filter(|hart| *hart == n || self.pick(8) == 0).for_each(|hart| self.audit(hart));
     }
 
-    /// Ends the VM: all frames come back.
-    pub fn finish(mut self) -> Counters {
+    /// Ends the VM: all frames come back, and all pages of the swap device. Says what the engine and the G-stage did.
+    pub fn finish(mut self) -> (Counters, mmu::Counters) {
         let shadow = self.shadow.take().expect("until the end");
         let counters = *shadow.counters();
         shadow.destroy().for_each(|run| self.frames.free(run));
+        let space = *self.space.counters();
         let mut remains = self.space.destroy(&mut AllHarts(&Bus(RefCell::new(empty::<S>()))));
         let machine = &self.bus.0.borrow().machine;
-        while remains.release(100, &self.frames, machine, |_| panic!("nothing is out")) {}
+        let mut slots: Vec<_> = self.away.values().map(|away| away.slot).collect();
+        let copies: Vec<_> = self.copies.values().map(|copy| copy.slot).collect();
+        let mut forgo = |slot| match slots.iter().position(|out| *out == slot) {
+            Some(at) => _ = slots.swap_remove(at),
+            None => assert!(copies.contains(&slot), "{slot:?} is given back, and nothing was there"),
+        };
+        while remains.release(100, &self.frames, machine, &mut forgo) {}
+        assert!(slots.is_empty(), "at the end {slots:?} are not given back");
         assert_eq!((self.frames.usage(VM).total(), self.frames.free_count()), (0, 4096), "ACCOUNTED");
-        counters
+        (counters, space)
     }
 }
 

@@ -1,0 +1,104 @@
+//! What a sweep remembers, what one part of it may do, and what it needs of a VM's memory.
+
+use abi::bundle::{GUEST_RAM_BASE, MAX_VMS};
+use mmu::gstage::AddressSpace;
+use mmu::stale::Stale;
+use rv::{Addr, Gpa, Level, Pfn, PhysMem};
+
+/// What a sweep is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Goal {
+    /// There is enough.
+    Nothing,
+    /// Those VMs, by slot, want more than they may have.
+    Limits(u64),
+    /// The host has too little.
+    Free,
+}
+
+/// Where the hand is.
+#[derive(Debug)]
+pub(super) struct Clock {
+    /// The slot of the VM whose memory it is in.
+    pub slot: usize,
+    /// The page that it comes to next.
+    pub page: Pfn<Gpa>,
+    /// How often it has come round since a page went.
+    pub rounds: u32,
+    /// What it went round for.
+    pub goal: Goal,
+}
+
+/// The first page of a VM's RAM.
+pub(super) const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { slot: 0, page: FIRST, rounds: 0, goal: Goal::Nothing }
+    }
+}
+
+impl Clock {
+    /// The hand goes on to the next slot.
+    pub fn pass(&mut self) {
+        self.page = FIRST;
+        self.slot += 1;
+        if self.slot == MAX_VMS {
+            self.slot = 0;
+            self.rounds += 1;
+        }
+    }
+}
+
+/// What one part of a sweep may do, in steps of some 10 instructions.
+#[derive(Debug)]
+pub struct Portion {
+    pub(super) steps: u32,
+    /// Pages that went, or are on their way.
+    pub(super) gone: u64,
+    /// What is mapped goes as well: nothing else has.
+    pub(super) is_forced: bool,
+    /// Nothing goes.
+    pub(super) only_rests: bool,
+    /// Frames of guest memory that the VM keeps, which the hand is in.
+    pub(super) keeps: u64,
+}
+
+impl Portion {
+    /// Some 40,000 instructions.
+    const STEPS: u32 = 4000;
+    /// To look at an entry.
+    pub(super) const LOOK: u32 = 6;
+    /// To make a page idle, with its part of the fence.
+    pub(super) const REST: u32 = 20;
+    /// To let one go: to see whether it holds zeroes, most of all.
+    pub(super) const GO: u32 = 180;
+    /// To split 2 MiB.
+    pub(super) const SPLIT: u32 = 1000;
+
+    pub(super) const fn new(is_forced: bool) -> Self {
+        Self { steps: Self::STEPS, gone: 0, is_forced, only_rests: false, keeps: 0 }
+    }
+
+    pub(super) const fn spend(&mut self, steps: u32) {
+        self.steps = self.steps.saturating_sub(steps);
+    }
+
+    pub(super) const fn is_spent(&self) -> bool {
+        self.steps == 0
+    }
+}
+
+/// A VM's memory, under its lock, as a sweep needs it.
+pub trait Pageable {
+    /// How host RAM is reached.
+    type Mem: PhysMem;
+    /// The memory, and host RAM.
+    fn space(&mut self) -> (&mut AddressSpace, &mut Self::Mem);
+    /// Makes a page idle that is mapped; what that owes is collected for [`Pageable::settle`]. `None`: not now.
+    fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>>;
+    /// Whether the page may go, which is idle.
+    fn may_go(&mut self, page: Pfn<Gpa>) -> bool;
+    /// Fences.
+    fn settle(&mut self, stale: Stale<Gpa>);
+}

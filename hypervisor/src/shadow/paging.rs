@@ -1,0 +1,77 @@
+//! Memory of guests on shadow tables that goes for a time, and comes back.
+
+use super::lend;
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::pager::{Pageable, Portion};
+use crate::vm::{Locked, Vm};
+use mmu::frames::Run;
+use mmu::gstage::{AddressSpace, Comes, Ready, SwapSlot};
+use mmu::shadow::{Host, Shadow};
+use mmu::stale::Stale;
+use rv::{Fence, Gpa, Level, Pfn, PhysMem};
+
+/// A part of a sweep through the VM's memory.
+pub(crate) fn sweep<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    from: (&mut Pfn<Gpa>, Pfn<Gpa>),
+    portion: &mut Portion,
+    env: &mut E,
+) -> bool {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let (at, end) = from;
+    let swept = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        g.pager.sweep(vm, &mut Swept { shadow, host }, (&mut *at, end), portion, frames)
+    });
+    swept.unwrap_or_else(|| {
+        *at = end;
+        true
+    })
+}
+
+/// A VM's memory, under its lock, and what shadows it.
+struct Swept<'a, 'h, M, H> {
+    shadow: &'a mut Shadow,
+    host: &'a mut Host<'h, M, H>,
+}
+
+impl<M: PhysMem, H: Fence<Gpa>> Pageable for Swept<'_, '_, M, H> {
+    type Mem = M;
+
+    fn space(&mut self) -> (&mut AddressSpace, &mut M) {
+        (self.host.space, self.host.mem)
+    }
+
+    fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>> {
+        self.shadow.rest(page, level, self.host)
+    }
+
+    fn may_go(&mut self, page: Pfn<Gpa>) -> bool {
+        !self.shadow.is_shadowed(page, self.host.mem)
+    }
+
+    fn settle(&mut self, stale: Stale<Gpa>) {
+        self.shadow.rested(stale, self.host);
+    }
+}
+
+/// A page has been brought in.
+pub(crate) fn bring_in<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (guard, page, from): (Locked<'_>, Pfn<Gpa>, SwapSlot),
+    frame: (Run, Comes),
+    env: &mut E,
+) -> Result<(), Run> {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let mut left = Some(frame);
+    lend((g, vm, guard), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        let Some((frame, comes)) = left.take() else { return };
+        match host.space.bring_in(page, from, (frame, comes), host.mem) {
+            Ok(stale) => shadow.rested(stale, host),
+            Err(frame) => left = Some((frame, comes)),
+        }
+    });
+    left.map_or(Ok(()), |(frame, _)| Err(frame))
+}

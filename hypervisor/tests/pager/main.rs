@@ -1,0 +1,288 @@
+//! Paging: VMs that have more memory together than the host, on a swap device that a test holds in its hand.
+
+mod disk;
+#[path = "../fake/mod.rs"]
+mod fake;
+mod random;
+mod rig;
+
+use abi::bundle::{MmuMode, VmConfig};
+use abi::record::EndReason;
+use hypervisor::vm::Departure;
+use rig::{Done, KERNEL, PAGES, Rig, Touch, USED, vm};
+use rv::PAGE_BYTES;
+
+/// Frames of a host that is short of memory for two VMs.
+const SHORT: u64 = 1300;
+
+fn two() -> Vec<VmConfig> {
+    vec![vm("nested", MmuMode::Nested), vm("lazy", MmuMode::Lazy)]
+}
+
+#[test]
+fn two_vms_have_more_than_the_host() {
+    let mut rig = Rig::new(SHORT, Some(2 * PAGES), two());
+    for n in [0, 1] {
+        assert_eq!(rig.fill(n, 0..USED), Done::Yes);
+    }
+    for n in [0, 1, 0] {
+        assert_eq!(rig.load(n, (0..USED).rev()), Done::Yes);
+    }
+    assert!(rig.count("swap.reads") > PAGES && rig.count("swap.writes") > PAGES, "{:?}", rig.g.pager.each());
+    assert!(rig.disk().get().most > 1, "requests overlap");
+    assert_eq!(rig.count("swap.errors"), 0);
+    rig.check_slots();
+    rig.end();
+}
+
+#[test]
+fn a_page_on_its_way_out_comes_back_at_once() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut rig = Rig::new(SHORT, Some(PAGES), vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+        begin_to_write(&mut rig);
+        let page = rig.leaving(0).expect("a page is on its way out");
+        let (waits, reads) = (rig.guests[0].waits, rig.count("swap.reads"));
+        assert_eq!(rig.touch(0, page, Some(77)), Done::Yes);
+        assert_eq!((rig.guests[0].waits, rig.count("swap.reads")), (waits, reads), "nobody waits for it");
+        assert_eq!((rig.count("swap.rescues"), rig.is_out(0, page)), (1, None));
+        rig.disk().get().is_held = false;
+        rig.check_slots();
+        assert_eq!(rig.load(0, 0..700), Done::Yes);
+        rig.end();
+    }
+}
+
+#[test]
+fn what_cannot_be_read_ends_its_owner_and_no_other() {
+    let mut rig = Rig::new(SHORT, Some(2 * PAGES), two());
+    for n in [0, 1] {
+        assert_eq!(rig.fill(n, 0..USED), Done::Yes);
+    }
+    let (page, slot) = (0..USED).find_map(|page| Some((page, rig.is_out(0, page)?))).expect("some are out");
+    rig.disk().get().bad_reads.insert(slot);
+    assert_eq!(rig.touch(0, page, None), Done::Over);
+    assert_eq!(rig.load(1, 0..USED), Done::Yes);
+    assert_eq!(rig.count("swap.errors"), 1);
+    let said = rig.end();
+    assert!(said.contains("nested was stopped: the swap device does not give back its page at"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_written_stays_and_that_page_of_the_device_is_used_no_more() {
+    let mut rig = Rig::new(SHORT, Some(2 * PAGES), two());
+    rig.disk().get().bad_writes = (0..600).step_by(7).collect();
+    for n in [0, 1, 0, 1] {
+        assert_eq!(rig.fill(n, 0..USED), Done::Yes);
+    }
+    {
+        let state = rig.disk().get();
+        let tried = state.bad_writes.iter().filter_map(|slot| state.writes.get(slot));
+        assert!(
+            tried.clone().count() > 10 && tried.clone().all(|count| *count == 1),
+            "{:?}",
+            tried.collect::<Vec<_>>()
+        );
+    }
+    for n in [0, 1] {
+        assert_eq!(rig.load(n, 0..USED), Done::Yes);
+    }
+    let errors = rig.count("swap.errors");
+    let bad = rig.disk().get().bad_writes.len() as u64;
+    assert!(errors > 10 && errors <= bad, "{errors} errors");
+    rig.check_slots();
+    rig.end();
+}
+
+#[test]
+fn when_the_device_is_full_who_needs_memory_ends_and_the_others_go_on() {
+    let mut rig = Rig::new(SHORT, Some(100), two());
+    assert_eq!(rig.fill(0, 0..USED), Done::Yes);
+    assert_eq!(rig.fill(1, 0..USED), Done::Over);
+    assert_eq!(rig.load(0, 0..USED), Done::Yes);
+    let said = rig.end();
+    assert!(said.contains("lazy was stopped: no memory for the guest"), "{said}");
+    assert!(said.contains("nested powered off"), "{said}");
+}
+
+#[test]
+fn what_is_reserved_is_never_taken() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut reserved = vm("reserved", mmu);
+        reserved.reserve_bytes = 600 * PAGE_BYTES;
+        let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![reserved, vm("hog", MmuMode::Nested)]);
+        assert_eq!(rig.fill(0, 0..USED), Done::Yes);
+        for page in (0..USED).chain(0..USED) {
+            assert_eq!(rig.fill(1, [page]), Done::Yes);
+            let has = rig.usage(0).guest;
+            assert!(has >= 600, "{has} frames are left of 600 that are reserved");
+        }
+        assert!(rig.usage(0).guest < 700, "the rest has gone: {:?}", rig.usage(0));
+        assert_eq!(rig.load(0, 0..USED), Done::Yes);
+        rig.end();
+    }
+}
+
+#[test]
+fn memory_that_is_reserved_is_got_even_when_nothing_can_go() {
+    let mut reserved = vm("reserved", MmuMode::Nested);
+    reserved.reserve_bytes = USED * PAGE_BYTES;
+    let mut rig = Rig::new(SHORT, None, vec![reserved, vm("hog", MmuMode::Nested)]);
+    assert_eq!(rig.fill(1, 0..900), Done::Yes);
+    assert_eq!(rig.fill(0, 0..USED), Done::Yes);
+    rig.until("the hog is over", |rig| rig.g.vms.all().count() == 1);
+    assert_eq!(rig.load(0, 0..USED), Done::Yes);
+    let said = rig.end();
+    assert!(said.contains("hog was stopped: its memory is needed for what is reserved for reserved"), "{said}");
+}
+
+#[test]
+fn wired_memory_stays() {
+    let mut wired = vm("wired", MmuMode::Nested);
+    wired.wired = true;
+    let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![wired, vm("hog", MmuMode::Lazy)]);
+    assert_eq!(rig.fill(0, 0..USED), Done::Yes);
+    assert_eq!(rig.fill(1, 0..USED), Done::Yes);
+    assert!((0..USED).all(|page| rig.is_out(0, page).is_none()));
+    let waits = rig.guests[0].waits;
+    assert_eq!(rig.load(0, 0..USED), Done::Yes);
+    assert_eq!(rig.guests[0].waits, waits);
+    rig.end();
+}
+
+/// [`Rig::check`] looks at limits at each turn.
+#[test]
+fn a_vm_has_no_more_than_its_limit() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy, MmuMode::Shadow] {
+        let mut limited = vm("limited", mmu);
+        limited.limit_bytes = Some(400 * PAGE_BYTES);
+        let mut rig = Rig::new(3000, Some(2 * PAGES), vec![limited, vm("other", MmuMode::Nested)]);
+        assert_eq!(rig.fill(1, 0..USED), Done::Yes);
+        assert_eq!(rig.fill(0, 0..USED), Done::Yes);
+        assert_eq!(rig.load(0, 0..USED), Done::Yes);
+        assert!((0..USED).all(|page| rig.is_out(1, page).is_none()), "the other has all it wants");
+        rig.end();
+    }
+}
+
+/// The vCPU of VM 0 waits for a page, which the device has begun to read.
+fn begin_to_read(rig: &mut Rig) {
+    for n in [1, 0, 1] {
+        assert_eq!(rig.fill(n, 0..USED), Done::Yes);
+    }
+    rig.until("nothing is on its way", |rig| rig.disk().in_flight() == 0);
+    rig.disk().get().is_held = true;
+    let page = (0..USED).find(|page| rig.is_out(0, *page).is_some()).expect("some are out");
+    rig.guests[0].wants = Some(Touch { page, store: None });
+    while rig.step(0) != Done::Waits {}
+    assert!(rig.disk().in_flight() >= 1, "with those behind it");
+}
+
+/// The device has begun to write as many of VM 0's pages as it takes at a time.
+fn begin_to_write(rig: &mut Rig) {
+    rig.disk().get().is_held = true;
+    assert_eq!(rig.fill(0, 0..700), Done::Yes);
+    let mut pages = 0..USED;
+    while rig.disk().in_flight() < 4 {
+        assert_eq!(rig.fill(1, pages.next()), Done::Yes);
+        rig.turn();
+    }
+}
+
+#[test]
+fn a_vm_ends_while_the_device_has_frames_of_its() {
+    let end = Departure::End(EndReason::Poweroff);
+    for (mmu, departure) in [(MmuMode::Nested, end.clone()), (MmuMode::Lazy, end), (MmuMode::Nested, Departure::Reboot)]
+    {
+        for begin in [begin_to_read, begin_to_write] {
+            // The device finishes so many turns after the VM has lost its memory: before, while, or after that is given back.
+            for turns in [0, 1, 2, 3, 200] {
+                let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+                begin(&mut rig);
+                let number = rig.guests[0].vm.handle.number;
+                rig.depart(0, departure.clone());
+                (0..turns).for_each(|_| rig.turn());
+                assert!(rig.g.vms.all().any(|vm| vm.handle.number == number), "not before the device is done");
+                rig.disk().get().is_held = false;
+                if departure == Departure::Reboot {
+                    rig.until("it starts over", |rig| rig.said.contains("vm starts over"));
+                    rig.restarted(0);
+                    assert_eq!(rig.load(0, 0..USED), Done::Yes);
+                } else {
+                    rig.until("it is gone", |rig| rig.g.vms.all().count() == 1);
+                }
+                assert_eq!(rig.load(1, 0..USED), Done::Yes);
+                rig.end();
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_device_pages_of_zeroes_go() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut rig = Rig::new(SHORT, None, vec![vm("zero", mmu), vm("full", MmuMode::Nested)]);
+        // All of them are touched, and some stored to.
+        assert_eq!(rig.load(0, 0..USED), Done::Yes);
+        assert_eq!(rig.fill(0, 0..50), Done::Yes);
+        assert_eq!(rig.fill(1, 0..900), Done::Yes);
+        let counters = rig.g.stats().vms[0].counters.clone();
+        assert!(counters["gstage.zero_pages"] > 400 && counters["gstage.swapped_out"] == 0, "{counters:?}");
+        assert_eq!(rig.load(0, 0..USED), Done::Yes);
+        // When nothing of zeroes is left, who wants more ends.
+        assert_eq!(rig.fill(1, 900..USED), Done::Yes);
+        assert_eq!(rig.fill(0, 50..USED), Done::Over);
+        assert_eq!(rig.load(1, 0..USED), Done::Yes);
+        rig.end();
+    }
+}
+
+#[test]
+fn a_page_of_the_kernel_that_is_cleared_stays_cleared() {
+    for swap in [None, Some(2 * PAGES)] {
+        let mut rig = Rig::new(SHORT, swap, two());
+        for n in [0, 1] {
+            assert_eq!(rig.touch(n, KERNEL, Some(0)), Done::Yes);
+            assert_eq!(rig.load(n, 0..USED), Done::Yes);
+        }
+        assert_eq!(rig.fill(0, (0..USED).filter(|page| *page != KERNEL)), Done::Yes);
+        for n in [0, 1] {
+            assert_eq!(rig.load(n, [KERNEL, KERNEL + 1]), Done::Yes);
+        }
+        rig.end();
+    }
+}
+
+#[test]
+fn who_is_at_its_limit_ends_alone() {
+    let mut limited = vm("limited", MmuMode::Nested);
+    limited.limit_bytes = Some(200 * PAGE_BYTES);
+    let mut rig = Rig::new(SHORT, None, vec![limited, vm("one", MmuMode::Nested), vm("two", MmuMode::Nested)]);
+    rig.exits_per_turn = 1000;
+    assert_eq!(rig.load(1, 0..USED), Done::Yes);
+    assert_eq!(rig.fill(0, 0..USED), Done::Over);
+    rig.until("it is gone", |rig| rig.g.vms.all().count() == 2);
+    // That nothing could be taken from that one says nothing about the others, which have zeroes.
+    assert_eq!(rig.fill(2, 0..600), Done::Yes);
+    rig.end();
+}
+
+#[test]
+fn who_is_at_its_limit_makes_nobody_else_end() {
+    let mut limited = vm("limited", MmuMode::Nested);
+    limited.limit_bytes = Some(200 * PAGE_BYTES);
+    let mut rig = Rig::new(SHORT, None, vec![limited, vm("one", MmuMode::Nested), vm("two", MmuMode::Nested)]);
+    rig.exits_per_turn = 1000;
+    assert_eq!(rig.load(1, 0..USED), Done::Yes);
+    let has_all = |rig: &Rig| rig.usage(0).total() == rig.g.frames().limit(mmu::frames::Owner::Vm(0));
+    (0..USED).take_while(|page| !has_all(&rig) && rig.fill(0, [*page]) == Done::Yes).for_each(drop);
+    // The limited one waits, and the other is short of memory before that one has found that there is none for it.
+    rig.guests[0].wants = Some(Touch { page: USED - 1, store: Some(1) });
+    _ = rig.step(0);
+    assert_eq!(rig.fill(2, 0..600), Done::Yes);
+    while !rig.is_over(0) {
+        _ = rig.step(0);
+        rig.turn();
+    }
+    assert_eq!(rig.load(2, 0..600), Done::Yes);
+    rig.end();
+}

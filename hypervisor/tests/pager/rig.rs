@@ -1,0 +1,401 @@
+//! A machine with little memory, and guests that touch theirs: beside each a flat model of what it should find.
+
+use crate::disk::Hand;
+use crate::fake::{self, Hart, Mem, machine_of, vm_config};
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, VmConfig};
+use hypervisor::exit::{self, Outcome};
+use hypervisor::gnomon::Gnomon;
+use hypervisor::lifecycle;
+use hypervisor::offer::GuestTimer;
+use hypervisor::pager::Pager;
+use hypervisor::vcpu::{VcpuRun, request};
+use hypervisor::vm::{Departure, Translation, Vm};
+use mmu::frames::{Owner, Use};
+use rv::{Addr, Exit, Gpa, Hpa, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// RAM of a VM, in pages: the least that one may have.
+pub const PAGES: u64 = 1024;
+/// Its pages that tests may touch: those below its device tree.
+pub const USED: u64 = PAGES - 16;
+/// The first page of its kernel, which is an image.
+pub const KERNEL: u64 = (GUEST_ENTRY - GUEST_RAM_BASE) / PAGE_BYTES;
+
+/// A VM of [`PAGES`].
+pub fn vm(name: &str, mmu: MmuMode) -> VmConfig {
+    let shadow_bytes = Some(384 << 10);
+    VmConfig { mmu: Some(mmu), memory_bytes: PAGES * PAGE_BYTES, shadow_bytes, ..vm_config(name, 1) }
+}
+
+/// What a guest does next.
+#[derive(Clone, Copy, Debug)]
+pub struct Touch {
+    pub page: u64,
+    /// What it stores to the page's first word; else it loads.
+    pub store: Option<u64>,
+}
+
+/// What has become of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// It came through.
+    Yes,
+    /// Not yet; but it got on with it.
+    Soon,
+    /// The vCPU waits.
+    Waits,
+    /// The VM has ended.
+    Over,
+}
+
+/// A VM with its only vCPU.
+pub struct Guest {
+    pub vm: Arc<Vm>,
+    /// The vCPU, unless it waits.
+    run: Option<Box<VcpuRun>>,
+    is_over: bool,
+    pub wants: Option<Touch>,
+    /// What the first word of each page is, where that is not what it begins with.
+    pub model: BTreeMap<u64, u64>,
+    /// How often it was told to wait.
+    pub waits: u64,
+}
+
+pub struct Rig {
+    pub g: Gnomon,
+    pub hart: Hart,
+    pub guests: Vec<Guest>,
+    pub disk: Option<Hand>,
+    /// What the console printed.
+    pub said: String,
+    /// Exits until harts look after memory while no vCPU waits.
+    turns: std::ops::Range<u64>,
+    /// How many there are between two looks.
+    pub exits_per_turn: u64,
+}
+
+/// Turns after which what happens should have happened.
+const PATIENCE: u64 = 20_000;
+
+impl Rig {
+    /// A machine with so many frames, and a swap device of so many pages, if one.
+    pub fn new(frames: u64, pages: Option<u64>, vms: Vec<VmConfig>) -> Self {
+        let disk = pages.map(Hand::new);
+        let pager = Pager::new(disk.as_ref().map(Hand::disk));
+        let (g, mut hart) = machine_of((frames, pager), vms, 1, GuestTimer::Sstc);
+        if let Some(disk) = &disk {
+            disk.plug_into(&hart.mem);
+        }
+        kernel(&mut hart.mem);
+        fake::start_due(&g, &mut hart);
+        let guest = |vm| Guest { vm, run: None, is_over: false, wants: None, model: BTreeMap::new(), waits: 0 };
+        let guests = g.vms.all().map(guest).collect();
+        let mut rig = Self { g, hart, guests, disk, said: String::new(), turns: 0..0, exits_per_turn: 1 };
+        rig.collect();
+        assert!(rig.guests.iter().all(|guest| guest.run.is_some()), "{}", rig.said);
+        rig
+    }
+
+    pub fn disk(&self) -> &Hand {
+        self.disk.as_ref().expect("it has one")
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        self.g.pager.each().into_iter().find(|(other, _)| *other == name).expect("a counter").1
+    }
+
+    pub fn usage(&self, guest: usize) -> mmu::frames::Usage {
+        self.g.frames().usage(Owner::Vm(self.guests[guest].vm.slot() as u16))
+    }
+
+    pub fn is_over(&self, guest: usize) -> bool {
+        self.guests[guest].is_over
+    }
+
+    /// vCPUs that are ready come to their guests.
+    fn collect(&mut self) {
+        while let Some(run) = self.g.sched.take(0) {
+            run.shared.hart.store(0, SeqCst);
+            let mut guests = self.guests.iter_mut();
+            let guest = guests.find(|guest| guest.vm.handle.number == run.shared.vm).expect("a VM of the test");
+            guest.run = Some(run);
+        }
+        self.said += &fake::printed();
+    }
+
+    /// What harts do now and then.
+    pub fn turn(&mut self) {
+        self.turns = 1..self.exits_per_turn;
+        self.g.pager.go_on(&self.g, &mut self.hart);
+        lifecycle::go_on(&self.g, &mut self.hart);
+        self.collect();
+        // Harts that run guests are kicked.
+        for n in 0..self.guests.len() {
+            let is_asked = |run: &VcpuRun| run.shared.posted.load(SeqCst) & request::PARK != 0;
+            if self.guests[n].run.as_deref().is_some_and(is_asked) {
+                _ = self.step(n);
+            }
+        }
+        self.check();
+    }
+
+    /// Nothing is on its way. Then each page of the device that is not free has a page of a VM's; or it is bad.
+    pub fn check_slots(&mut self) {
+        let is_settled = |rig: &Self| {
+            let left = (0..rig.guests.len()).filter(|n| !rig.is_over(*n)).count();
+            rig.disk().in_flight() == 0 && rig.g.vms.all().count() == left
+        };
+        self.until("nothing is on its way, and no VM ends", is_settled);
+        let rig = &*self;
+        let out = |n: usize| (0..PAGES).filter_map(move |page| rig.is_out(n, page));
+        let mut slots: Vec<u64> = (0..self.guests.len()).filter(|n| !self.is_over(*n)).flat_map(out).collect();
+        let count = slots.len() as u64;
+        slots.sort_unstable();
+        slots.dedup();
+        assert_eq!(slots.len() as u64, count, "each has one of its own");
+        let used = self.count("swap.pages") - self.count("swap.free");
+        let state = self.disk().get();
+        let bad = state.bad_writes.iter().filter(|slot| state.writes.contains_key(slot)).count() as u64;
+        assert!(state.bad_writes.iter().all(|slot| state.writes.get(slot).is_none_or(|count| *count == 1)));
+        let copies = |vm: std::sync::Arc<hypervisor::vm::Vm>| {
+            vm.memory.lock().as_ref().map_or(0, |memory| memory.space.copy_count())
+        };
+        let copies: u64 = rig.g.vms.all().map(copies).sum();
+        assert_eq!(used, count + copies + bad, "pages of the device that are used");
+    }
+
+    /// All frames are somebody's, and no VM has more than it may have.
+    pub fn check(&self) {
+        let frames = self.g.frames();
+        let owners = (0..self.guests.len() as u16).map(Owner::Vm);
+        let used: u64 = owners.map(|owner| frames.usage(owner).total()).sum();
+        assert_eq!(used + frames.free_count(), frames.total_count(), "no frame is lost");
+        for (n, guest) in self.guests.iter().enumerate().filter(|(_, guest)| guest.vm.config.limit_bytes.is_some()) {
+            let owner = Owner::Vm(guest.vm.slot() as u16);
+            // Tables that split 2 MiB come on top for a while: two, in RAM of this size.
+            let (total, most) = (self.usage(n).total(), frames.limit(owner) + PAGES / 512);
+            assert!(total <= most, "{} has {total} frames, and may have {most}", guest.vm.config.name);
+        }
+        if let Some(disk) = &self.disk {
+            for frame in disk.frames() {
+                let owner = frames.owner_of(frame);
+                assert!(matches!(owner, Some((Owner::Vm(_), Use::Guest))), "the device fills {frame:?} of {owner:?}");
+            }
+        }
+    }
+
+    /// Goes on with what a guest wants.
+    pub fn step(&mut self, n: usize) -> Done {
+        let guest = &mut self.guests[n];
+        if guest.is_over {
+            return Done::Over;
+        }
+        let Some(mut run) = guest.run.take() else { return Done::Waits };
+        let posted = run.shared.posted.swap(0, SeqCst);
+        if posted & request::PARK != 0 {
+            guest.is_over = true;
+            self.g.sched.stopped();
+            lifecycle::park(&self.g, run, &mut self.hart);
+            return Done::Over;
+        }
+        let translation = run.vm.translation;
+        if !translation.may_enter(&run)
+            && let Err(outcome) = translation.load(&self.g, &mut run, &mut self.hart)
+        {
+            return self.conclude(n, run, outcome);
+        }
+        let Some(touch) = self.guests[n].wants else {
+            self.guests[n].run = Some(run);
+            return Done::Yes;
+        };
+        let gpa = Addr::new(GUEST_RAM_BASE + touch.page * PAGE_BYTES);
+        if let Some(hpa) = hardware(&run, gpa, touch.store.is_some(), &self.hart.mem) {
+            self.arrive(n, touch, hpa);
+            self.guests[n].run = Some(run);
+            return Done::Yes;
+        }
+        let is_store = touch.store.is_some();
+        run.context.exit = match translation {
+            Translation::TwoStage => {
+                Exit { cause: if is_store { 23 } else { 21 }, tval: 0, tval2: gpa.raw() >> 2, tinst: 0 }
+            }
+            Translation::Shadow(_) => {
+                Exit { cause: if is_store { 15 } else { 13 }, tval: gpa.raw(), tval2: 0, tinst: 0 }
+            }
+        };
+        let outcome = exit::handle(&self.g, &mut run, &mut self.hart);
+        self.conclude(n, run, outcome)
+    }
+
+    /// The guest does at `hpa` what it wants, and finds what it should.
+    fn arrive(&mut self, n: usize, touch: Touch, hpa: Addr<Hpa>) {
+        let owner = self.g.frames().owner_of(hpa.pfn());
+        let slot = self.guests[n].vm.slot() as u16;
+        let is_kernel = (KERNEL..KERNEL + 2).contains(&touch.page);
+        let is_own = owner == Some((Owner::Vm(slot), Use::Guest));
+        assert!(is_own || is_kernel && touch.store.is_none(), "OWNERSHIP: guest {n} {touch:?} {owner:?}");
+        let mem = &mut self.hart.mem;
+        let begins = if is_kernel { touch.page } else { 0 };
+        let expected = self.guests[n].model.get(&touch.page).copied().unwrap_or(begins);
+        // The last word is the first one's twin.
+        let twin = hpa.pfn().at(PAGE_BYTES - 8);
+        let found = (mem.read_u64(hpa), mem.read_u64(twin));
+        assert_eq!(found, (expected, expected), "guest {n}, page {}", touch.page);
+        if let Some(value) = touch.store {
+            mem.write_u64(hpa, value);
+            mem.write_u64(twin, value);
+            self.guests[n].model.insert(touch.page, value);
+        }
+        self.guests[n].wants = None;
+    }
+
+    fn conclude(&mut self, n: usize, run: Box<VcpuRun>, outcome: Outcome) -> Done {
+        let is_to_wait = outcome == Outcome::Later && run.shared.posted.load(SeqCst) == 0;
+        self.guests[n].waits += u64::from(outcome == Outcome::Later);
+        match outcome {
+            Outcome::Later if is_to_wait => {
+                self.g.sched.wait(run, u64::MAX, 0, self.hart.time);
+                return Done::Waits;
+            }
+            Outcome::Resume | Outcome::Later => {}
+            Outcome::Depart(departure) => {
+                lifecycle::depart(&self.g, &self.guests[n].vm.clone(), departure, &mut self.hart)
+            }
+            other => panic!("{other:?}"),
+        }
+        self.guests[n].run = Some(run);
+        Done::Soon
+    }
+
+    /// A guest does something, as long as it takes.
+    pub fn touch(&mut self, n: usize, page: u64, store: Option<u64>) -> Done {
+        self.guests[n].wants = Some(Touch { page, store });
+        for _ in 0..PATIENCE {
+            match self.step(n) {
+                done @ (Done::Yes | Done::Over) => return done,
+                Done::Waits => self.turn(),
+                // Harts do it in the end, whoever goes on.
+                Done::Soon if self.turns.next().is_none() => self.turn(),
+                Done::Soon => {}
+            }
+        }
+        let vm = &self.guests[n].vm;
+        let waits = (vm.held.load(SeqCst), vm.vcpus[0].posted.load(SeqCst), self.guests[n].run.is_some());
+        let state = (waits, self.g.pager.has_work(), self.g.frames().free_count(), self.is_out(n, page));
+        panic!("guest {n} waits for page {page} for ever: {state:?} {:?} {}", self.g.pager.each(), self.said);
+    }
+
+    /// A guest stores to pages, to each what is made of its number.
+    pub fn fill(&mut self, n: usize, pages: impl IntoIterator<Item = u64>) -> Done {
+        self.each(n, pages, |page| Some(0x1000 * (n as u64 + 1) + page))
+    }
+
+    /// A guest loads from pages.
+    pub fn load(&mut self, n: usize, pages: impl IntoIterator<Item = u64>) -> Done {
+        self.each(n, pages, |_| None)
+    }
+
+    fn each(&mut self, n: usize, pages: impl IntoIterator<Item = u64>, store: impl Fn(u64) -> Option<u64>) -> Done {
+        pages
+            .into_iter()
+            .map(|page| self.touch(n, page, store(page)))
+            .find(|done| *done != Done::Yes)
+            .unwrap_or(Done::Yes)
+    }
+
+    /// Turns until something is so.
+    pub fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        for _ in 0..PATIENCE {
+            if is_so(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("not within {PATIENCE} turns: {what}: {:?} {}", self.g.pager.each(), self.said);
+    }
+
+    /// The page of the device that a guest's page is on, if it is out.
+    pub fn is_out(&self, n: usize, page: u64) -> Option<u64> {
+        let memory = self.guests[n].vm.memory.lock();
+        let space = &memory.as_ref().expect("it runs").space;
+        space.is_out(Pfn::new(GUEST_RAM_BASE / PAGE_BYTES + page), &self.hart.mem).map(|slot| slot.0)
+    }
+
+    /// A page of a guest's that the device has not written yet.
+    pub fn leaving(&self, n: usize) -> Option<u64> {
+        let begun = self.disk().begun();
+        let is_begun = |page: &u64| self.is_out(n, *page).is_some_and(|slot| begun.contains(&slot));
+        (0..USED).find(|page| !begun.is_empty() && is_begun(page))
+    }
+
+    pub fn depart(&mut self, n: usize, departure: Departure) {
+        lifecycle::depart(&self.g, &self.guests[n].vm.clone(), departure, &mut self.hart);
+        if self.guests[n].run.is_none() {
+            // It was taken from those that wait.
+            self.guests[n].is_over = true;
+        }
+        _ = self.step(n);
+    }
+
+    /// A VM starts over: it finds what it began with.
+    pub fn restarted(&mut self, n: usize) {
+        let guest = &mut self.guests[n];
+        (guest.is_over, guest.wants) = (false, None);
+        guest.model.clear();
+        self.until("its vCPU is ready", |rig| rig.guests[n].run.is_some());
+    }
+
+    /// Ends all VMs: all comes back.
+    pub fn end(mut self) -> String {
+        let all = 0..self.guests.len();
+        all.clone().for_each(|n| self.depart(n, Departure::End(abi::record::EndReason::Poweroff)));
+        if let Some(disk) = &self.disk {
+            disk.get().is_held = false;
+        }
+        self.until("all VMs are gone", |rig| rig.g.is_over());
+        let (frames, lost) = (self.g.frames(), self.disk.as_ref().map_or(0, |disk| disk.get().bad()));
+        assert_eq!(frames.free_count(), frames.total_count(), "all frames are back");
+        let (pages, free) = (self.count("swap.pages"), self.count("swap.free"));
+        assert!(
+            free <= pages && free >= pages - lost,
+            "all pages of the device are back: {free} of {pages}, {lost} bad"
+        );
+        assert_eq!(self.disk.as_ref().map_or(0, Hand::in_flight), 0);
+        self.said
+    }
+}
+
+/// What the kernel's pages hold: the number of the page, first and last.
+fn kernel(mem: &mut Mem) {
+    for n in 0..2 {
+        let page = fake::image_page(n);
+        mem.write_u64(page.base(), KERNEL + n);
+        mem.write_u64(page.at(PAGE_BYTES - 8), KERNEL + n);
+    }
+}
+
+/// Where hardware takes the guest, if it lets it.
+fn hardware(run: &VcpuRun, gpa: Addr<Gpa>, is_store: bool, mem: &Mem) -> Option<Addr<Hpa>> {
+    let allows = |flags: PteFlags| flags.contains(if is_store { PteFlags::W } else { PteFlags::R });
+    if run.vm.translation == Translation::TwoStage {
+        let memory = run.vm.memory.lock();
+        let there = memory.as_ref()?.space.translate(gpa, mem)?;
+        return allows(there.flags).then_some(there.hpa);
+    }
+    let root = run.root.as_ref()?;
+    let (mut table, mut level) = (root.table, root.format.root_level());
+    loop {
+        let pte = Pte(mem.read_u64(table.at(8 * root.format.index(Addr::<rv::Gva>::new(gpa.raw()), level) as u64)));
+        let flags = pte.flags();
+        if !flags.contains(PteFlags::V) {
+            return None;
+        }
+        if flags.intersects(PteFlags::R | PteFlags::X) {
+            let hpa = pte.pfn().at(gpa.raw() & (level.bytes() - 1));
+            return allows(flags).then_some(hpa);
+        }
+        (table, level) = (pte.pfn(), level.down()?);
+    }
+}
