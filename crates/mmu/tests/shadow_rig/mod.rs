@@ -16,7 +16,7 @@ use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
-use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Superpages, with_ready};
+use mmu::{AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Span, Superpages, with_ready};
 use oracle::Machine;
 use rv::format::SV39X4;
 use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Mode, Pfn, PhysMem, Request};
@@ -471,7 +471,13 @@ impl<S: Subject> Rig<S> {
         }
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
-        shadow.unmap(RAM.add(start), end - start, &mut host!(self, mem, hw)).expect("frames");
+        let mut at = start;
+        while at < end {
+            let spans = [Span { start: RAM.add(at), pages: end - at }];
+            let returned = shadow.give_back(&spans, &mut host!(self, mem, hw));
+            assert_eq!(returned.kept, 0, "frames");
+            at += returned.passed;
+        }
         self.learn();
         let gone = BTreeSet::from(S::TABLES).into_iter().filter(|t| (start..end).contains(t));
         for at in gone.flat_map(|t| (0..512).map(move |i| RAM.add(t).at(8 * i))) {
