@@ -41,6 +41,41 @@ pub struct VmFile {
     pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: Option<bool>,
+    /// Whether it has a memory balloon.
+    pub balloon: Option<Balloon>,
+}
+
+/// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(untagged, expecting = "true, false, or a size such as \"256M\"")]
+pub enum Balloon {
+    /// It has one, which is empty at the start; or none.
+    Is(bool),
+    /// It has one that takes so much.
+    Takes(Size),
+}
+
+impl Balloon {
+    /// What goes into it from the start, if there is one.
+    #[must_use]
+    pub fn target(self) -> Option<Size> {
+        match self {
+            Self::Is(is_there) => is_there.then_some(Size(0)),
+            Self::Takes(size) => Some(size),
+        }
+    }
+}
+
+impl std::str::FromStr for Balloon {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "on" => Ok(Self::Is(true)),
+            "off" => Ok(Self::Is(false)),
+            _ => text.parse().map(Self::Takes).map_err(|_| "use on, off, or a size such as 256M".into()),
+        }
+    }
 }
 
 /// What to boot.
@@ -179,6 +214,7 @@ impl VmFile {
             svadu: over.svadu.or(self.svadu),
             shadow: over.shadow.or(self.shadow),
             superpages: over.superpages.or(self.superpages),
+            balloon: over.balloon.or(self.balloon),
         }
     }
 }

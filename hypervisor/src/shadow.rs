@@ -21,7 +21,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
-use mmu::gstage::{Ready, Unresolved, in_portions};
+use mmu::gstage::{Ready, Returned, Span, Unresolved, in_portions};
 use mmu::shadow::{
     Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
 };
@@ -178,6 +178,14 @@ pub(crate) fn reach<E: Env>(
     env: &mut E,
 ) -> Result<Addr<Hpa>, Unreachable> {
     with_memory(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
+}
+
+/// Pages become untouched again, a portion of them.
+pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let lent = (frames, &mut Ready::Nothing);
+    let returned = lend((g, vm, vm.memory.lock()), lent, &mut mem, env, |shadow, host| shadow.give_back(spans, host));
+    returned.unwrap_or(Returned::nothing_of(spans))
 }
 
 /// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.

@@ -8,6 +8,7 @@
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
+//! | the guest gives memory back | [`give_back`](Translation::give_back) |
 
 use crate::chores::Remains;
 use crate::device::uart;
@@ -24,7 +25,7 @@ use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::{Frames, Owner};
-use mmu::gstage::{Images, Ready};
+use mmu::gstage::{Images, Ready, Returned, Span};
 use mmu::shadow::{Counters, GuestFence, Lists};
 use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
@@ -260,6 +261,15 @@ impl Translation {
         match self {
             TwoStage => {}
             Shadow(_) => shadow::host_wrote(vm, gfn, env),
+        }
+    }
+
+    /// Pages of the VM's RAM become untouched again, as many as may be done at once, and every hart forgets them. What came free
+    /// is free when this returns.
+    pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
+        match self {
+            TwoStage => two_stage::give_back(g, vm, spans, env),
+            Shadow(_) => shadow::give_back(g, vm, spans, env),
         }
     }
 }

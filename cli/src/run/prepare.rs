@@ -6,6 +6,7 @@ use crate::debian::{Package, Software};
 use crate::initramfs;
 use crate::layout;
 use crate::meter::Metered;
+use crate::modules;
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
@@ -178,6 +179,10 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
 }
 
 fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
+    if vm.balloon.is_some() && vm.kernel == Kernel::Debian {
+        // First of all: it may bring another version of the kernel.
+        modules::balloon()?;
+    }
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
         Kernel::UBoot => provide(Software::UBoot, versions)?,
@@ -211,8 +216,14 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
                 None => None,
             };
             let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;
+            let drivers = match (vm.balloon, &vm.kernel) {
+                (Some(_), Kernel::Debian) => modules::balloon()?.1,
+                // Other kernels have their own, or do without.
+                _ => Vec::new(),
+            };
             let added = added::read(&vm.add)?;
-            let files = added.iter().map(|(path, content)| (path.as_str(), content.as_slice()));
+            let files = drivers.iter().map(|(path, content)| (path, content)).chain(&added);
+            let files = files.map(|(path, content)| (path.as_str(), content.as_slice()));
             let files: Vec<_> = mark.iter().map(|mark| ("bin/mark", mark.as_slice())).chain(files).collect();
             Some(initramfs::build_with(&busybox, spec.exec.as_deref(), &files)?)
         }
@@ -242,6 +253,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         svadu: vm.svadu,
         shadow_bytes: vm.shadow.map(|size| size.0),
         superpages: vm.superpages,
+        balloon_bytes: vm.balloon.map(|size| size.0),
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),

@@ -147,6 +147,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         svadu: test.svadu,
         shadow: test.shadow,
         superpages: Some(test.superpages),
+        balloon: test.balloon,
         ..VmFile::default()
     })
 }

@@ -26,6 +26,14 @@ pub struct Returned {
     pub kept: u64,
 }
 
+impl Returned {
+    /// There is no memory any more.
+    #[must_use]
+    pub fn nothing_of(spans: &[Span]) -> Self {
+        Self { passed: spans.iter().map(|span| span.pages).sum(), ..Self::default() }
+    }
+}
+
 /// What is taken in one go.
 pub(crate) struct Piece {
     /// Whose pages go.
