@@ -240,3 +240,6 @@ impl Backend for Balloon {
         self.actual = 0;
     }
 }
+
+#[cfg(test)]
+mod tests;

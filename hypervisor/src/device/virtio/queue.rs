@@ -344,3 +344,6 @@ impl Queue {
         Ok(self.available(mem)? != 0)
     }
 }
+
+#[cfg(test)]
+mod tests;
