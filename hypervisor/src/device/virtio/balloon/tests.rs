@@ -34,7 +34,9 @@ impl Driver {
     }
 
     fn get(&mut self, offset: u64) -> u32 {
-        let Answer::Done(value) = self.device.load(offset, 4, &mut self.world) else { panic!("{offset:#x} is refused") };
+        let Answer::Done(value) = self.device.load(offset, 4, &mut self.world) else {
+            panic!("{offset:#x} is refused")
+        };
         value as u32
     }
 
@@ -134,7 +136,8 @@ fn what_is_reported_goes_in_portions_and_comes_back() {
     let mut driver = Driver::started();
     driver.world.portion = 400;
     // The first lacks a part of a page at each end.
-    let buffers = [(RAM + 0x10_0800, 0x3000, true), (RAM + 0x20_0000, 0x20_0000, true), (RAM + 0x50_0000, 0x1000, true)];
+    let buffers =
+        [(RAM + 0x10_0800, 0x3000, true), (RAM + 0x20_0000, 0x20_0000, true), (RAM + 0x50_0000, 0x1000, true)];
     driver.add(REPORT, &buffers);
     assert_eq!(driver.notify(REPORT), 2);
     assert_eq!((driver.came_back(REPORT), driver.device.interrupt()), (1, true));

@@ -74,7 +74,8 @@ impl Driver {
         let size = u64::from(self.layout.size);
         let count = 1 + random.below(size.min(5)) as usize;
         let reads = random.below(count as u64 + 1) as usize;
-        let buffer = |n| Buffer { gpa: random.below(1 << 40), bytes: random.below(1 << 32) as u32, is_written: n >= reads };
+        let buffer =
+            |n| Buffer { gpa: random.below(1 << 40), bytes: random.below(1 << 32) as u32, is_written: n >= reads };
         let buffers: Vec<Buffer> = (0..count).map(buffer).collect();
         let is_table = self.agreed.indirect && random.one_in(2);
         // A table may follow some plain ones.
@@ -242,7 +243,8 @@ fn everything_comes_through_and_nobody_sleeps_for_ever() {
 /// What a ring of these bytes holds, as plainly as can be said.
 fn model(ram: &[u8], layout: Layout, agreed: Agreed, taken: u16) -> Result<Option<Vec<Buffer>>, ()> {
     let bytes = |gpa: u64, count: usize| ram.get((gpa.checked_sub(RAM)? as usize)..).and_then(|rest| rest.get(..count));
-    let number = |gpa, count| bytes(gpa, count).map(|all| all.iter().rev().fold(0, |n: u64, byte| n << 8 | u64::from(*byte)));
+    let number =
+        |gpa, count| bytes(gpa, count).map(|all| all.iter().rev().fold(0, |n: u64, byte| n << 8 | u64::from(*byte)));
     let size = u64::from(layout.size);
     let ahead = (number(layout.driver + 2, 2).ok_or(())? as u16).wrapping_sub(taken);
     if ahead == 0 {
@@ -259,7 +261,8 @@ fn model(ram: &[u8], layout: Layout, agreed: Agreed, taken: u16) -> Result<Optio
             return Err(());
         }
         let this = table + 16 * at;
-        let [gpa, length, flags, next] = [(0, 8), (8, 4), (12, 2), (14, 2)].map(|(from, count)| number(this + from, count));
+        let [gpa, length, flags, next] =
+            [(0, 8), (8, 4), (12, 2), (14, 2)].map(|(from, count)| number(this + from, count));
         let (gpa, length, flags) = (gpa.ok_or(())?, length.ok_or(())?, flags.ok_or(())? as u16);
         if flags & INDIRECT != 0 {
             let is_inner = table != layout.descriptors || entries != size;
