@@ -56,17 +56,17 @@ pub(crate) struct GiveBack<'a> {
 }
 
 /// Steps of a portion, some 12 instructions each.
-const STEPS: u32 = 3000;
+const STEPS: u32 = 2400;
 /// To look for the next piece.
 const LOOK: u32 = 12;
 /// To count the leaves of a table.
 const COUNT: u32 = 300;
 /// To take a run of frames.
-const TAKE: u32 = 24;
+const TAKE: u32 = 40;
 /// To split 2 MiB.
 const SPLIT: u32 = 900;
-/// Runs of frames in one piece at most: 64 take some 20,000 instructions.
-const MOST_RUNS: u64 = 64;
+/// Runs of frames in one piece at most: 32 take some 20,000 instructions.
+const MOST_RUNS: u64 = 32;
 
 impl<'a> GiveBack<'a> {
     /// A portion of what is to be done for `spans`.

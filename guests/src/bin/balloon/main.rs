@@ -47,6 +47,7 @@ fn main() {
     run("balloon/interrupt", || with(interrupt));
     run("balloon/own-tables", || with(own_tables));
     run("balloon/own-table-of-tables", || with(own_root));
+    run("balloon/many-leaves", || with(many_leaves));
     run("balloon/own-image", || with(own_image));
     run("balloon/own-rings", || with(own_rings));
     run("balloon/wild-buffers", || with(wild_buffers));
@@ -161,10 +162,22 @@ fn report_pages(driver: &mut Driver) -> Check {
     expect(at, at + BLOCK, true)
 }
 
-/// As many buffers as Linux has in one report, by a table of descriptors.
+/// As many buffers as Linux has in one report, by a table of descriptors; and as many as there can be, one behind the other.
 fn report_many(driver: &mut Driver) -> Check {
     let at = blocks(3, 4);
     fill(at, at + 4 * BLOCK);
+    let mut pieces = [(0, 0); SIZE as usize];
+    for (n, piece) in (0..).zip(&mut pieces) {
+        *piece = (at + n * (BLOCK / 16), BLOCK / 16 - PAGE_BYTES);
+    }
+    for _ in 0..2 {
+        driver.give(REPORT, &pieces, WRITE)?;
+        for (gpa, bytes) in pieces {
+            expect(gpa, gpa + bytes, true)?;
+            expect(gpa + bytes, gpa + bytes + PAGE_BYTES, false)?;
+        }
+        fill(at, at + 4 * BLOCK);
+    }
     let mut buffers = [(0, 0); 32];
     for (n, buffer) in (0..).zip(&mut buffers) {
         *buffer = (at + n * (BLOCK / 8), BLOCK / 16);
@@ -312,6 +325,35 @@ fn own_root(driver: &mut Driver) -> Check {
     Ok(())
 }
 
+/// A page that thousands of leaves lead to goes, and then a table whose entries are all in use.
+fn many_leaves(driver: &mut Driver) -> Check {
+    const TABLES: u64 = 8;
+    let (space, page) = (Space::rooted(&ram::pages(1)[0], &SV39, 0), &ram::pages(1)[0]);
+    let tables = ram::pages(TABLES as usize);
+    space.slot(TEST_VA, Level::GIGA).store(paging::pointer(ram::pages(1)[0].address()), Relaxed);
+    for (n, table) in (0..).zip(tables) {
+        space.slot(TEST_VA + n * BLOCK, Level::MEGA).store(paging::pointer(table.address()), Relaxed);
+    }
+    let all = || (TEST_VA..TEST_VA + TABLES * BLOCK).step_by(PAGE_BYTES as usize);
+    all().for_each(|at| space.map(at, page.address(), RW));
+    page.0[0].store(7, Relaxed);
+    space.enter();
+    let seen = all().filter(|at| peek(*at) == 7).count();
+    let given = driver.give(REPORT, &[(page.address(), PAGE_BYTES)], WRITE);
+    let gone = all().filter(|at| peek(*at) == 0).count();
+    let given = given.and_then(|()| driver.give(REPORT, &[(tables[3].address(), PAGE_BYTES)], WRITE));
+    metal::fence::sfence_all();
+    let traps = all().filter(|at| access::ld(*at).is_err()).count();
+    paging::leave();
+    given?;
+    ensure_eq!(
+        (seen, gone, traps),
+        (4096, 4096, 512),
+        "leaves that led to the page, and no more, and those of the table"
+    );
+    Ok(())
+}
+
 static IMAGE: Page = Page([const { AtomicU64::new(0x1111_2222_3333_4444) }; 512]);
 
 /// A page of the image is the image's again.
@@ -353,7 +395,9 @@ fn wild_buffers(driver: &mut Driver) -> Check {
         (own, 0),
     ] {
         driver.give(REPORT, &[(gpa, bytes), (gpa, bytes)], WRITE)?;
-        driver.give(INFLATE, &[(gpa, bytes & !0xff_ffff)], 0)?;
+        // A list that is all of RAM would be read to its end.
+        let is_ram = (start..end).contains(&gpa);
+        driver.give(INFLATE, &[(gpa, if is_ram { bytes.min(64) } else { bytes })], 0)?;
         driver.give(DEFLATE, &[(gpa, bytes)], 0)?;
     }
     // Not to be read, and not to be written.
