@@ -341,6 +341,11 @@ mod tests {
         assert!(matches!(settle(VmFile { memory: Some(Size(1 << 20)), ..vm.clone() }), Err(SpecError::Memory { .. })));
         assert!(matches!(settle(VmFile { name: Some("a|b".into()), ..vm.clone() }), Err(SpecError::Name(_))));
         assert!(matches!(settle(VmFile { shadow: Some(Size(5000)), ..vm.clone() }), Err(SpecError::Shadow { .. })));
+        let balloon = |bytes| settle(VmFile { balloon: Some(Balloon::Takes(Size(bytes))), ..vm.clone() });
+        assert!(balloon(DEFAULT_MEMORY.0 / 8 * 7).is_ok());
+        for bytes in [DEFAULT_MEMORY.0 / 8 * 7 + PAGE, 5000] {
+            assert!(matches!(balloon(bytes), Err(SpecError::Balloon { .. })));
+        }
         let own = VmFile { initrd: Some(Initrd::File("x".into())), ..vm.clone() };
         assert!(matches!(settle(own), Err(SpecError::Exec { .. })));
         assert!(matches!(settle(VmFile { kernel: Some(Kernel::UBoot), ..vm }), Err(SpecError::Exec { .. })));

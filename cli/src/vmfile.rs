@@ -235,7 +235,7 @@ mod tests {
         let vm = read(
             "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
              console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
-             superpages = false\n",
+             superpages = false\nballoon = '64M'\n",
         )
         .expect("valid");
         assert_eq!((vm.name.as_deref(), vm.after.as_deref()), (Some("a"), Some("b")));
@@ -247,6 +247,20 @@ mod tests {
         assert_eq!((vm.console, vm.superpages), (Some(Console::Sbi), Some(false)));
         assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
         assert_eq!((vm.lane, vm.svvptc, vm.svadu), (Some(false), Some(false), Some(true)));
+        assert_eq!(vm.balloon, Some(Balloon::Takes(Size(64 << 20))));
+    }
+
+    #[test]
+    fn a_balloon_is_there_or_takes_something() {
+        let target = |text: &str| VmFile::parse(text).map(|vm| vm.balloon.and_then(Balloon::target));
+        assert_eq!(target(""), Ok(None));
+        assert_eq!(target("balloon = false"), Ok(None));
+        assert_eq!(target("balloon = true"), Ok(Some(Size(0))));
+        assert_eq!(target("balloon = '8M'"), Ok(Some(Size(8 << 20))));
+        assert!(target("balloon = 8").expect_err("no size").contains("true, false, or a size"));
+        assert_eq!("on".parse(), Ok(Balloon::Is(true)));
+        assert_eq!("8M".parse(), Ok(Balloon::Takes(Size(8 << 20))));
+        assert!("yes".parse::<Balloon>().is_err());
     }
 
     #[test]

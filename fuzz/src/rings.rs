@@ -122,7 +122,7 @@ impl Machine {
 
     /// Notifies for some time: a list may be as long as 4 GiB.
     fn notify(&mut self, queue: u64) {
-        for _ in 0..64 {
+        for _ in 0..16 {
             let before = self.w.frames_used();
             let answer = self.set(NOTIFY, 4, queue);
             // A page of each ring, a copy among them, and tables for those and for what was split.

@@ -71,7 +71,7 @@ impl Gnomon {
         }
         counters.extend(g_stage(&space));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
-        counters.extend(vm.devices.lock().balloon.iter().flat_map(balloon));
+        counters.extend(vm.devices.lock().balloon.iter().flat_map(|device| balloon(device)));
         let usage = self.frames().usage(Owner::Vm(vm.slot() as u16));
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }

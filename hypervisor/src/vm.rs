@@ -51,7 +51,7 @@ pub struct Devices {
     /// The interrupt controller.
     pub plic: Plic,
     /// The memory balloon, if it has one.
-    pub balloon: Option<Mmio<Balloon>>,
+    pub balloon: Option<Box<Mmio<Balloon>>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -68,20 +68,20 @@ impl Devices {
     /// The devices as they are after reset.
     #[must_use]
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
-        let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config));
+        let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
         Self { uart: Uart::default(), plic, balloon, others: board::devices(offer) }
     }
 
     /// All but the interrupt controller, the UART first.
     pub fn iter(&self) -> impl Iterator<Item = &dyn Device> {
         let others = self.others.iter().map(|device| &**device);
-        let balloon = self.balloon.iter().map(|balloon| balloon as &dyn Device);
+        let balloon = self.balloon.iter().map(|balloon| &**balloon as &dyn Device);
         iter::once(&self.uart as &dyn Device).chain(others).chain(balloon)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
         let others = self.others.iter_mut().map(|device| &mut **device);
-        let balloon = self.balloon.iter_mut().map(|balloon| balloon as &mut dyn Device);
+        let balloon = self.balloon.iter_mut().map(|balloon| &mut **balloon as &mut dyn Device);
         iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon)
     }
 
@@ -90,7 +90,7 @@ impl Devices {
             0 => &mut self.uart,
             _ => match (self.others.get_mut(at - 1), &mut self.balloon) {
                 (Some(other), _) => &mut **other,
-                (None, Some(balloon)) => balloon,
+                (None, Some(balloon)) => &mut **balloon,
                 (None, None) => unreachable!("there is no device {at}"),
             },
         }
