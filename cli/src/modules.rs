@@ -1,6 +1,6 @@
 //! Drivers for what Gnomon emulates and Debian's kernel has as modules.
 
-use crate::debian::{DebianError, Modules, Package};
+use crate::debian::{DebianError, Modules};
 use crate::place::IoError;
 use miette::Diagnostic;
 use std::io::Read;
@@ -38,16 +38,16 @@ pub enum ModulesError {
     },
 }
 
-/// Debian's kernel, and the drivers of the memory balloon that belong to it: paths in the initramfs, and the modules, uncompressed.
+/// The drivers of the memory balloon that belong to Debian's kernel, which may be another version of it from then on: paths in the
+/// initramfs, and the modules, uncompressed.
 ///
 /// # Errors
 /// [`ModulesError`].
-pub fn balloon() -> Result<(Package, Vec<(String, Vec<u8>)>), ModulesError> {
-    let Modules { kernel, files } = Modules::provide(&BALLOON)?;
+pub fn balloon() -> Result<Vec<(String, Vec<u8>)>, ModulesError> {
+    let Modules { files, .. } = Modules::provide(&BALLOON)?;
     let unpacked =
         BALLOON.iter().zip(&files).map(|((name, _), file)| Ok((format!("{FOLDER}{name}.ko"), unpack(file)?)));
-    let unpacked = unpacked.collect::<Result<_, ModulesError>>()?;
-    Ok((kernel, unpacked))
+    unpacked.collect()
 }
 
 fn unpack(path: &Path) -> Result<Vec<u8>, ModulesError> {

@@ -179,10 +179,9 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
 }
 
 fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
-    if vm.balloon.is_some() && vm.kernel == Kernel::Debian {
-        // First of all: it may bring another version of the kernel.
-        modules::balloon()?;
-    }
+    // First of all: they may come with another version of the kernel. Other kernels have their own drivers, or do without.
+    let is_default = vm.kernel == Kernel::Debian && vm.initrd.as_ref().is_none_or(|initrd| *initrd == Initrd::Busybox);
+    let drivers = if is_default && vm.balloon.is_some() { modules::balloon()? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
         Kernel::UBoot => provide(Software::UBoot, versions)?,
@@ -216,11 +215,6 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
                 None => None,
             };
             let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;
-            let drivers = match (vm.balloon, &vm.kernel) {
-                (Some(_), Kernel::Debian) => modules::balloon()?.1,
-                // Other kernels have their own, or do without.
-                _ => Vec::new(),
-            };
             let added = added::read(&vm.add)?;
             let files = drivers.iter().map(|(path, content)| (path, content)).chain(&added);
             let files = files.map(|(path, content)| (path.as_str(), content.as_slice()));
