@@ -7,59 +7,71 @@ use crate::serial::Reach;
 use mmu::gstage::{Ready, Returned, Span};
 use rv::{Access, Addr, Gpa, Hpa, PhysMem, PteFlags};
 
-impl<E: Env> Reach<'_, E> {
-    /// Where an access goes. Who calls this holds the lock of the devices, without which no page that is there goes away.
-    fn place(&mut self, gpa: Addr<Gpa>, access: Access) -> Result<Addr<Hpa>, Unreached> {
-        // Mostly it is there: the guest has written its rings.
-        let memory = self.vm.memory.lock();
-        let found = memory.as_ref().and_then(|memory| memory.space.translate(gpa, &self.env.mem()));
-        drop(memory);
-        match found.filter(|there| access != Access::Store || there.flags.contains(PteFlags::W)) {
-            Some(there) => Ok(there.hpa),
-            // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
-            None => self.vm.reach(self.g, (gpa, access), &mut Ready::Denied, self.env).map_err(|_| Unreached),
-        }
-    }
+/// How often a page is made ready that is gone again when it is looked for.
+const ATTEMPTS: u32 = 4;
 
-    /// The aligned doubleword around `gpa`: where it is, and by how many bits what is at `gpa` is shifted in it.
-    fn word(&mut self, gpa: u64, access: Access) -> Result<(Addr<Hpa>, u32), Unreached> {
-        let hpa = self.place(Addr::new(gpa), access)?;
-        Ok((hpa.align_down(8), 8 * (hpa.raw() % 8) as u32))
+impl<E: Env> Reach<'_, E> {
+    /// Makes an access to what is at `gpa`: within a page, and under the lock of the VM's memory, so that the page stays there.
+    fn access<T>(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        mut make: impl FnMut(Addr<Hpa>, &mut E::Mem) -> T,
+    ) -> Result<T, Unreached> {
+        let mut mem = self.env.mem();
+        for _ in 0..ATTEMPTS {
+            let memory = self.vm.memory.lock();
+            let there = memory.as_ref().ok_or(Unreached)?.space.translate(gpa, &mem);
+            // Mostly it is there: the guest has written its rings.
+            if let Some(there) = there.filter(|there| access != Access::Store || there.flags.contains(PteFlags::W)) {
+                return Ok(make(there.hpa, &mut mem));
+            }
+            drop(memory);
+            // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
+            self.vm.reach(self.g, (gpa, access), &mut Ready::Denied, self.env).map_err(|_| Unreached)?;
+        }
+        Err(Unreached)
     }
+}
+
+/// The aligned doubleword around `hpa`, and by how many bits what is there is shifted in it.
+fn word(hpa: Addr<Hpa>) -> (Addr<Hpa>, u32) {
+    (hpa.align_down(8), 8 * (hpa.raw() % 8) as u32)
 }
 
 impl<E: Env> GuestMemory for Reach<'_, E> {
     fn read(&mut self, gpa: u64, into: &mut [u8]) -> Result<(), Unreached> {
         for (at, part) in by_page(Addr::new(gpa), into.len()) {
-            let hpa = self.place(at, Access::Load)?;
-            self.env.mem().read_bytes(hpa, &mut into[part]);
+            self.access(at, Access::Load, |hpa, mem| mem.read_bytes(hpa, &mut into[part.clone()]))?;
         }
         Ok(())
     }
 
     fn write(&mut self, gpa: u64, from: &[u8]) -> Result<(), Unreached> {
         for (at, part) in by_page(Addr::new(gpa), from.len()) {
-            let hpa = self.place(at, Access::Store)?;
-            self.env.mem().write_bytes(hpa, &from[part]);
+            self.access(at, Access::Store, |hpa, mem| mem.write_bytes(hpa, &from[part.clone()]))?;
             self.vm.translation.host_wrote(self.vm, at.pfn(), self.env);
         }
         Ok(())
     }
 
     fn load_u16(&mut self, gpa: u64) -> Result<u16, Unreached> {
-        let (word, shift) = self.word(gpa, Access::Load)?;
-        Ok((self.env.mem().read_u64(word) >> shift) as u16)
+        self.access(Addr::new(gpa), Access::Load, |hpa, mem| {
+            let (word, shift) = word(hpa);
+            (mem.read_u64(word) >> shift) as u16
+        })
     }
 
     fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached> {
-        let (word, shift) = self.word(gpa, Access::Store)?;
-        let mut mem = self.env.mem();
-        let mut old = mem.read_u64(word);
-        // What stands beside it may be the guest's, which stores there meanwhile: each time that this fails it has.
-        while let Err(found) = mem.compare_exchange_u64(word, old, old & !(0xffff << shift) | u64::from(value) << shift)
-        {
-            old = found;
-        }
+        self.access(Addr::new(gpa), Access::Store, |hpa, mem| {
+            let (word, shift) = word(hpa);
+            let with = |old: u64| old & !(0xffff << shift) | u64::from(value) << shift;
+            let mut old = mem.read_u64(word);
+            // What stands beside it may be the guest's, which stores there meanwhile: each time that this fails it has.
+            while let Err(found) = mem.compare_exchange_u64(word, old, with(old)) {
+                old = found;
+            }
+        })?;
         self.vm.translation.host_wrote(self.vm, Addr::<Gpa>::new(gpa).pfn(), self.env);
         Ok(())
     }

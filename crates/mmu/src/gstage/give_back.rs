@@ -4,7 +4,7 @@ use super::space::{AddressSpace, OWNED};
 use crate::frames::Frames;
 use crate::stale::Stale;
 use rv::format::ENTRIES;
-use rv::{Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
+use rv::{Gpa, Hpa, Level, Pfn, PhysMem};
 
 /// Pages of guest memory that follow one another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,14 +111,12 @@ impl<'a> GiveBack<'a> {
         let simple = |pages| Piece { span: Span { start: page, pages }, passes: pages, has_table: false };
         let mega = Level::MEGA.pages();
         if slot.level > Level::PAGE {
-            return match slot.entry {
-                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => {
-                    // As a whole, or split.
-                    Ok(simple(if there == mega { mega } else { there.min(MOST_RUNS) }))
-                }
-                // Nothing, or an image's own frames.
-                _ => Err(there),
-            };
+            // Nothing, or an image's own frames.
+            if !slot.pte.flags().contains(OWNED) {
+                return Err(there);
+            }
+            // As a whole, or split.
+            return Ok(simple(if there == mega { mega } else { there.min(MOST_RUNS) }));
         }
         let index = page.raw() % mega;
         let there = left.min(mega - index);
@@ -157,13 +155,9 @@ impl<'a> GiveBack<'a> {
     }
 }
 
-/// The indices of the leaves in a table of 4 KiB ones.
+/// The indices of the entries in a table of 4 KiB leaves that say something.
 fn leaves(table: Pfn<Hpa>, mem: &impl PhysMem) -> impl Iterator<Item = u64> {
-    let is_leaf = move |index: &u64| {
-        let pte = Pte(mem.read_u64(table.at(8 * index)));
-        !matches!(pte.decode::<Hpa>(Level::PAGE, Caps::default()), Entry::Invalid)
-    };
-    (0..ENTRIES as u64).filter(is_leaf)
+    (0..ENTRIES as u64).filter(move |index| mem.read_u64(table.at(8 * index)) != 0)
 }
 
 impl AddressSpace {
