@@ -45,8 +45,8 @@ impl Heads {
         gfn.raw().wrapping_sub(self.first.raw()) < self.pages
     }
 
-    /// Whether nothing leads to the frame, and it is no table.
-    pub fn is_idle(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+    /// Whether the shadow knows nothing of the frame: nothing leads there, and it is no table.
+    pub fn is_unknown(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         !self.contains(gfn) || mem.read_u64(self.at(gfn)) == 0 && self.megas(gfn).entry().is_none()
     }
 

@@ -307,7 +307,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// [`Shadow::forget`], as far as the budget lets. Says whether that was all.
     fn forget_some<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
-        if self.index.heads.is_idle(gfn, host.mem) {
+        if self.index.heads.is_unknown(gfn, host.mem) {
             return true;
         }
         if !self.is_sabotaged(Sabotage::ForgetsLeaf) && !self.forget_ahead(gfn, host) {
