@@ -4,6 +4,7 @@ use crate::device::{GuestMemory, Unreached};
 use crate::env::Env;
 use crate::memory::by_page;
 use crate::serial::Reach;
+use crate::vm::Unreachable;
 use mmu::gstage::{Ready, Returned, Span};
 use rv::{Access, Addr, Gpa, Hpa, PhysMem, PteFlags};
 
@@ -21,16 +22,20 @@ impl<E: Env> Reach<'_, E> {
         let mut mem = self.env.mem();
         for _ in 0..ATTEMPTS {
             let memory = self.vm.memory.lock();
-            let there = memory.as_ref().ok_or(Unreached)?.space.translate(gpa, &mem);
+            let there = memory.as_ref().ok_or(Unreached::Nowhere)?.space.translate(gpa, &mem);
             // Mostly it is there: the guest has written its rings.
             if let Some(there) = there.filter(|there| access != Access::Store || there.flags.contains(PteFlags::W)) {
                 return Ok(make(there.hpa, &mut mem));
             }
             drop(memory);
             // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
-            self.vm.reach(self.g, (gpa, access), &mut Ready::Denied, self.env).map_err(|_| Unreached)?;
+            match self.vm.reach(self.g, (gpa, access), &mut Ready::Denied, self.env) {
+                Ok(_) => {}
+                Err(Unreachable::Later) => return Err(Unreached::Later),
+                Err(_) => return Err(Unreached::Nowhere),
+            }
         }
-        Err(Unreached)
+        Err(Unreached::Later)
     }
 }
 

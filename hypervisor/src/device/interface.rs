@@ -64,9 +64,14 @@ pub trait Device: Debug + Send {
     fn reset(&mut self);
 }
 
-/// There is no guest memory, or none that may be reached so.
+/// Why guest memory is not reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unreached;
+pub enum Unreached {
+    /// There is none, or none that may be reached so.
+    Nowhere,
+    /// It is not there yet: the same, made again, finds it at some time.
+    Later,
+}
 
 /// The guest's memory, as devices reach it by guest physical addresses. Its other harts do so at the same time.
 pub trait GuestMemory {
@@ -129,6 +134,9 @@ pub(super) mod tests {
         pub(in crate::device) given_back: Vec<u64>,
         /// How many of them may be, in one portion.
         pub(in crate::device) portion: u64,
+        /// A third of the accesses find that memory is not there yet: which, this says.
+        pub(in crate::device) later: Option<u64>,
+        pub(in crate::device) accesses: u64,
     }
 
     /// Where it has RAM.
@@ -138,14 +146,31 @@ pub(super) mod tests {
         fn default() -> Self {
             let ram = Vec::new();
             let (now, room, printed, given_back, portion) = (0, usize::MAX, Vec::new(), Vec::new(), u64::MAX);
-            Self { now, room, printed, is_soon: false, is_awake: false, at: None, ram, given_back, portion }
+            Self {
+                now,
+                room,
+                printed,
+                is_soon: false,
+                is_awake: false,
+                at: None,
+                ram,
+                given_back,
+                portion,
+                later: None,
+                accesses: 0,
+            }
         }
     }
 
     impl World {
         fn bytes(&mut self, gpa: u64, bytes: usize) -> Result<&mut [u8], Unreached> {
-            let start = gpa.checked_sub(RAM).ok_or(Unreached)? as usize;
-            self.ram.get_mut(start..start.checked_add(bytes).ok_or(Unreached)?).ok_or(Unreached)
+            self.accesses += 1;
+            let hash = |seed: u64| (self.accesses ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            if self.later.is_some_and(|seed| hash(seed).is_multiple_of(3)) {
+                return Err(Unreached::Later);
+            }
+            let start = gpa.checked_sub(RAM).ok_or(Unreached::Nowhere)? as usize;
+            self.ram.get_mut(start..start.checked_add(bytes).ok_or(Unreached::Nowhere)?).ok_or(Unreached::Nowhere)
         }
     }
 

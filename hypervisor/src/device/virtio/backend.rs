@@ -1,6 +1,6 @@
 //! What a virtio device is to its transport.
 
-use super::queue::{Malformed, Queue};
+use super::queue::{Queue, Trouble};
 use crate::device::interface::Outside;
 use core::fmt::Debug;
 
@@ -30,8 +30,9 @@ pub trait Backend: Debug + Send {
     /// back to the driver when the device has done with them.
     ///
     /// # Errors
-    /// What is wrong with the ring. Nothing more is taken from any queue then.
-    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Malformed>;
+    /// [`Trouble`]. If something is wrong with the ring, nothing more is taken from any queue. If its memory is not there yet, this is
+    /// called again and goes on.
+    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble>;
     /// The driver resets the device: what was begun is dropped.
     fn reset(&mut self);
 }

@@ -13,8 +13,8 @@
 //! one for reporting is number 2.
 
 use super::backend::{Backend, Progress};
-use super::queue::{Buffer, Chain, MOST, Malformed, Queue};
-use crate::device::interface::Outside;
+use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
+use crate::device::interface::{Outside, Unreached};
 use abi::bundle::GUEST_RAM_BASE;
 use arrayvec::ArrayVec;
 use mmu::Span;
@@ -145,17 +145,22 @@ impl Balloon {
     }
 
     /// Takes pages of a list into the balloon, a portion of them. Says whether that was all.
-    fn inflate(&mut self, work: &mut Work, outside: &mut dyn Outside) -> bool {
-        let Some(buffer) = work.chain.buffers.get(work.at) else { return true };
+    fn inflate(&mut self, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
+        let Some(buffer) = work.chain.buffers.get(work.at) else { return Ok(true) };
         let count = ((u64::from(buffer.bytes) - work.done) as usize / NUMBER).min(LISTED_AT_ONCE);
         let mut list = [0; NUMBER * LISTED_AT_ONCE];
         let list = &mut list[..NUMBER * count];
         // An address that wraps is nowhere.
         let at = buffer.gpa.saturating_add(work.done);
-        if buffer.is_written || outside.read(at, list).is_err() {
-            self.counts.refused += 1;
-            (work.at, work.done) = (work.at + 1, 0);
-            return work.at == work.chain.buffers.len();
+        let read = if buffer.is_written { Err(Unreached::Nowhere) } else { outside.read(at, list) };
+        match read {
+            Ok(()) => {}
+            Err(Unreached::Later) => return Err(Trouble::Later),
+            Err(Unreached::Nowhere) => {
+                self.counts.refused += 1;
+                (work.at, work.done) = (work.at + 1, 0);
+                return Ok(work.at == work.chain.buffers.len());
+            }
         }
         let numbers = list.as_chunks::<NUMBER>().0.iter().map(|number| u64::from(u32::from_le_bytes(*number)));
         let span = |page| Span { start: Pfn::new(page), pages: self.has(page, 1).into() };
@@ -167,7 +172,7 @@ impl Balloon {
         let mut passed = returned.passed;
         for span in &spans {
             if passed < span.pages {
-                return false;
+                return Ok(false);
             }
             passed -= span.pages;
             self.counts.refused += u64::from(span.pages == 0);
@@ -176,12 +181,12 @@ impl Balloon {
         if u64::from(buffer.bytes) - work.done < NUMBER as u64 {
             (work.at, work.done) = (work.at + 1, 0);
         }
-        work.at == work.chain.buffers.len()
+        Ok(work.at == work.chain.buffers.len())
     }
 
     /// Takes pages of a list out of the balloon. There is nothing to do: a page comes at its next touch.
-    fn deflate(&mut self, work: &Work) -> bool {
-        for buffer in &work.chain.buffers {
+    fn deflate(&mut self, work: &mut Work) {
+        for buffer in &work.chain.buffers[work.at..] {
             let pages = u64::from(buffer.bytes) / NUMBER as u64;
             if buffer.is_written || pages > self.pages {
                 self.counts.refused += 1;
@@ -189,7 +194,18 @@ impl Balloon {
                 self.counts.deflated += pages;
             }
         }
-        true
+        work.at = work.chain.buffers.len();
+    }
+
+    /// Does a portion of what is begun of a queue. Says whether that was all. To do it again when it was is nothing.
+    fn work(&mut self, at: usize, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
+        match at {
+            INFLATE => return self.inflate(work, outside),
+            REPORT => return Ok(self.report(work, outside)),
+            DEFLATE => self.deflate(work),
+            _ => {}
+        }
+        Ok(true)
     }
 }
 
@@ -214,23 +230,20 @@ impl Backend for Balloon {
     }
 
     /// One chain is taken at most, and pages are given back once.
-    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Malformed> {
+    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let begun = match self.works[at].take() {
             Some(work) => Some(work),
             None => queue.take(outside)?.map(|chain| Work { chain, at: 0, done: 0 }),
         };
         if let Some(mut work) = begun {
-            let is_over = match at {
-                INFLATE => self.inflate(&mut work, outside),
-                DEFLATE => self.deflate(&work),
-                REPORT => self.report(&mut work, outside),
-                _ => true,
+            let is_back = match self.work(at, &mut work, outside) {
+                Ok(true) => queue.give(&work.chain, 0, outside).map(|()| true),
+                other => other,
             };
-            if !is_over {
+            if is_back != Ok(true) {
                 self.works[at] = Some(work);
-                return Ok(Progress::More);
+                return is_back.map(|_| Progress::More);
             }
-            queue.give(&work.chain, 0, outside)?;
         }
         Ok(if queue.await_more(outside)? { Progress::More } else { Progress::Idle })
     }

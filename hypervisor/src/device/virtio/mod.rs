@@ -21,5 +21,5 @@ mod transport;
 
 pub use backend::{Backend, Progress};
 pub use balloon::Balloon;
-pub use queue::{Buffer, Chain, Malformed, Queue};
+pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
 pub use transport::Mmio;

@@ -76,9 +76,27 @@ pub enum Malformed {
     Table,
 }
 
-impl From<Unreached> for Malformed {
-    fn from(_: Unreached) -> Self {
-        Malformed::Unreached
+/// Why nothing comes of an operation on a ring. Nothing has happened then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// What is wrong with it.
+    Malformed(Malformed),
+    /// Its memory is not there yet: the same, made again, goes on.
+    Later,
+}
+
+impl From<Malformed> for Trouble {
+    fn from(why: Malformed) -> Self {
+        Trouble::Malformed(why)
+    }
+}
+
+impl From<Unreached> for Trouble {
+    fn from(why: Unreached) -> Self {
+        match why {
+            Unreached::Nowhere => Trouble::Malformed(Malformed::Unreached),
+            Unreached::Later => Trouble::Later,
+        }
     }
 }
 
@@ -212,10 +230,10 @@ impl Queue {
     }
 
     /// How many chains the driver has made available that were not taken.
-    fn available(&self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<u16, Malformed> {
+    fn available(&self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<u16, Trouble> {
         let ahead = mem.load_u16(self.layout.driver + 2)?.wrapping_sub(self.taken);
         if ahead > self.layout.size && !self.is_broken(Broken::RunsAlong) {
-            return Err(Malformed::RunsAhead);
+            return Err(Malformed::RunsAhead.into());
         }
         Ok(ahead)
     }
@@ -223,8 +241,8 @@ impl Queue {
     /// Takes the next chain, if there is one: copies its descriptors, then checks them.
     ///
     /// # Errors
-    /// What is wrong with the ring.
-    pub fn take(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Option<Chain>, Malformed> {
+    /// [`Trouble`].
+    pub fn take(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Option<Chain>, Trouble> {
         if self.available(mem)? == 0 {
             return Ok(None);
         }
@@ -238,7 +256,7 @@ impl Queue {
             if descriptor.flags & INDIRECT == 0 {
                 add(&mut buffers, descriptor.buffer, self.layout.size)?;
             } else if !self.agreed.indirect || next.is_some() {
-                return Err(Malformed::Table);
+                return Err(Malformed::Table.into());
             } else {
                 self.take_table(descriptor.buffer, &mut buffers, mem)?;
             }
@@ -247,9 +265,9 @@ impl Queue {
         Ok(Some(Chain { head, buffers }))
     }
 
-    fn descriptor(&self, at: u16, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Descriptor, Malformed> {
+    fn descriptor(&self, at: u16, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Descriptor, Trouble> {
         if at >= self.layout.size && !self.is_broken(Broken::Wraps) {
-            return Err(Malformed::NoDescriptor);
+            return Err(Malformed::NoDescriptor.into());
         }
         let mut bytes = [0; DESCRIPTOR as usize];
         mem.read(self.layout.descriptors + DESCRIPTOR * self.slot(at), &mut bytes)?;
@@ -262,13 +280,13 @@ impl Queue {
         table: Buffer,
         buffers: &mut ArrayVec<Buffer, MOST>,
         mem: &mut (impl GuestMemory + ?Sized),
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), Trouble> {
         const BYTES: usize = MOST * DESCRIPTOR as usize;
         let bytes = table.bytes as usize;
         let count = bytes / DESCRIPTOR as usize;
         let is_whole = bytes.is_multiple_of(DESCRIPTOR as usize);
         if !is_whole || count == 0 || count > usize::from(self.layout.size) {
-            return Err(Malformed::Table);
+            return Err(Malformed::Table.into());
         }
         let mut copy = [0; BYTES];
         let copy = &mut copy[..bytes];
@@ -278,7 +296,7 @@ impl Queue {
             let descriptor = copy.as_chunks().0.get(usize::from(at)).map(Descriptor::of);
             let descriptor = descriptor.ok_or(Malformed::NoDescriptor)?;
             if descriptor.flags & INDIRECT != 0 {
-                return Err(Malformed::Table);
+                return Err(Malformed::Table.into());
             }
             add(buffers, descriptor.buffer, self.layout.size)?;
             next = descriptor.next();
@@ -289,50 +307,49 @@ impl Queue {
     /// Gives a chain back, into which `written` bytes were written.
     ///
     /// # Errors
-    /// If there is no memory for that.
-    pub fn give(
-        &mut self,
-        chain: &Chain,
-        written: u32,
-        mem: &mut (impl GuestMemory + ?Sized),
-    ) -> Result<(), Malformed> {
+    /// [`Trouble`].
+    pub fn give(&mut self, chain: &Chain, written: u32, mem: &mut (impl GuestMemory + ?Sized)) -> Result<(), Trouble> {
         let mut element = [0; 8];
         element[..4].copy_from_slice(&u32::from(chain.head).to_le_bytes());
         element[4..].copy_from_slice(&written.to_le_bytes());
         mem.write(self.layout.device + 4 + 8 * self.slot(self.given), &element)?;
         // Whoever sees the index sees the element.
         fence(Ordering::SeqCst);
-        self.given = self.given.wrapping_add(1);
-        Ok(mem.store_u16(self.layout.device + 2, self.given)?)
+        let given = self.given.wrapping_add(1);
+        mem.store_u16(self.layout.device + 2, given)?;
+        self.given = given;
+        Ok(())
     }
 
     /// Whether the driver is to be interrupted for what was given back since this was asked last.
     ///
     /// # Errors
-    /// If there is no memory where it says so.
-    pub fn must_tell(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<bool, Malformed> {
-        let before = core::mem::replace(&mut self.told, self.given);
-        let before = if self.is_broken(Broken::TellsLate) { self.given.wrapping_sub(1) } else { before };
+    /// [`Trouble`].
+    pub fn must_tell(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<bool, Trouble> {
+        let before = if self.is_broken(Broken::TellsLate) { self.given.wrapping_sub(1) } else { self.told };
         let count = self.given.wrapping_sub(before);
-        if count == 0 {
+        if self.given == self.told {
             return Ok(false);
         }
         // The driver says what it wants and then looks at the index; here it is the other way round.
         fence(Ordering::SeqCst);
         let driver = self.layout.driver;
-        if !self.agreed.event_index {
-            return Ok(mem.load_u16(driver)? & NO_INTERRUPT == 0);
-        }
-        let event = mem.load_u16(driver + 4 + 2 * u64::from(self.layout.size))?;
-        // Whether the index has passed by `event` (`vring_need_event`).
-        Ok(self.given.wrapping_sub(event).wrapping_sub(1) < count)
+        let must_tell = if self.agreed.event_index {
+            let event = mem.load_u16(driver + 4 + 2 * u64::from(self.layout.size))?;
+            // Whether the index has passed by `event` (`vring_need_event`).
+            self.given.wrapping_sub(event).wrapping_sub(1) < count
+        } else {
+            mem.load_u16(driver)? & NO_INTERRUPT == 0
+        };
+        self.told = self.given;
+        Ok(must_tell)
     }
 
     /// Asks the driver to notify when it makes more available. Says whether it has done so meanwhile, perhaps without notifying.
     ///
     /// # Errors
-    /// What is wrong with the ring.
-    pub fn await_more(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<bool, Malformed> {
+    /// [`Trouble`].
+    pub fn await_more(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<bool, Trouble> {
         if self.agreed.event_index {
             mem.store_u16(self.layout.device + 4 + 8 * u64::from(self.layout.size), self.taken)?;
             // It is asked first, then looked at again; the driver does the opposite.

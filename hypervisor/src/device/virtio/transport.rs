@@ -1,7 +1,7 @@
 //! Virtio over MMIO (chapter 4.2), version 2.
 
 use super::backend::{Backend, Progress};
-use super::queue::{Agreed, Layout, MOST, Queue};
+use super::queue::{Agreed, Layout, MOST, Queue, Trouble};
 use crate::device::interface::{Answer, Device, Outside, Place};
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
@@ -217,9 +217,9 @@ impl<B: Backend> Mmio<B> {
             self.interrupts |= USED;
         }
         match progress.and_then(|progress| must_tell.map(|_| progress)) {
-            Ok(Progress::More) => Answer::Again,
+            Ok(Progress::More) | Err(Trouble::Later) => Answer::Again,
             Ok(Progress::Idle) => Answer::Done(()),
-            Err(_) => {
+            Err(Trouble::Malformed(_)) => {
                 self.fail();
                 Answer::Done(())
             }

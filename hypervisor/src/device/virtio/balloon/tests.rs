@@ -192,6 +192,30 @@ fn lists_of_pages_go_in_portions() {
     assert_eq!((counts.inflated, counts.deflated, counts.freed), (256, 256, 256));
 }
 
+/// Memory that is not there yet, wherever that is found out, makes the notification longer, and nothing else.
+#[test]
+fn memory_that_comes_later_is_waited_for() {
+    for seed in 0..40 {
+        let mut driver = Driver::started();
+        driver.world.portion = 100;
+        let list = driver.list(RAM + 0x8000, &[FIRST as u32 + 7, FIRST as u32 + 9]);
+        driver.world.later = Some(seed);
+        for (queue, buffer) in [(REPORT, (RAM + 0x20_0000, 0x20_0000, true)), (INFLATE, list), (DEFLATE, list)] {
+            driver.world.later = None;
+            driver.add(queue, &[buffer]);
+            driver.world.later = Some(seed);
+            // As a driver does that sees no end otherwise.
+            driver.notify(queue);
+            driver.world.later = None;
+            assert_eq!((driver.came_back(queue), driver.get(0x060)), (1, 1), "seed {seed}, queue {queue}");
+            driver.set(0x064, 1);
+        }
+        let counts = *driver.device.backend().counts();
+        assert_eq!((counts.reported, counts.inflated, counts.deflated), (512, 2, 2), "seed {seed}");
+        assert_eq!((counts.refused, driver.get(0x070)), (0, 15));
+    }
+}
+
 #[test]
 fn a_malformed_ring_needs_a_reset_and_no_more() {
     let mut driver = Driver::started();

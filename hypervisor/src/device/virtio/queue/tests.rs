@@ -370,9 +370,9 @@ fn queues_that_cannot_be_are_refused() {
 fn a_ring_without_memory_is_malformed() {
     let (mut world, nowhere) = (world(), Layout { driver: RAM - 0x1000, ..layout(4) });
     let mut queue = Queue::new(nowhere, Agreed::default()).expect("nobody has looked");
-    assert_eq!(queue.take(&mut world), Err(Malformed::Unreached));
+    assert_eq!(queue.take(&mut world), Err(Malformed::Unreached.into()));
     let no_device = Layout { device: RAM - 0x1000, ..layout(4) };
     let mut queue = Queue::new(no_device, Agreed::default()).expect("nobody has looked");
     let chain = Chain { head: 0, buffers: ArrayVec::new() };
-    assert_eq!(queue.give(&chain, 0, &mut world), Err(Malformed::Unreached));
+    assert_eq!(queue.give(&chain, 0, &mut world), Err(Malformed::Unreached.into()));
 }
