@@ -1,5 +1,6 @@
 //! The default guest's initramfs: Debian's busybox and an init script, as a cpio archive.
 
+use crate::modules::FOLDER;
 use cpio::newc::{Builder, ModeFileType};
 use miette::Diagnostic;
 use std::collections::BTreeSet;
@@ -40,7 +41,7 @@ pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsErr
 }
 
 /// The same with further files, such as programs and their libraries: the path and the content. Folders
-/// that are not there are made.
+/// that are not there are made. Kernel modules ([`FOLDER`]) are loaded by init, in their order.
 ///
 /// # Errors
 /// [`InitramfsError`].
@@ -49,7 +50,7 @@ pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -
     for dir in FOLDERS {
         archive.add(dir, ModeFileType::Directory, 0o755, &[])?;
     }
-    archive.add("init", ModeFileType::Regular, 0o755, INIT.as_bytes())?;
+    archive.add("init", ModeFileType::Regular, 0o755, init(files).as_bytes())?;
     archive.add("bin/busybox", ModeFileType::Regular, 0o755, busybox)?;
     for applet in applets(busybox)? {
         archive.add(&format!("bin/{applet}"), ModeFileType::Symlink, 0o777, b"busybox")?;
@@ -71,6 +72,14 @@ pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -
         archive.add(EXEC_PATH, ModeFileType::Regular, 0o644, format!("{script}\n").as_bytes())?;
     }
     archive.finish()
+}
+
+/// The first process, which loads those of the files that are modules once it has mounted what drivers use.
+fn init(files: &[(&str, &[u8])]) -> String {
+    const AFTER: &str = "mount -t devpts devpts /dev/pts\n";
+    let modules = files.iter().filter(|(path, _)| path.starts_with(FOLDER));
+    let load: String = modules.map(|(path, _)| format!("insmod /{path}\n")).collect();
+    INIT.replacen(AFTER, &format!("{AFTER}{load}"), 1)
 }
 
 /// An archive that is being made.
@@ -168,6 +177,18 @@ pub(crate) mod tests {
             .filter(|name| name.starts_with("usr") || name.starts_with("lib"))
             .collect();
         assert_eq!(names, ["lib", "usr", "usr/a", "usr/a/x", "usr/y", "lib/z"]);
+    }
+
+    #[test]
+    fn init_loads_modules_and_is_as_ever_without() {
+        let text = |files: &[(&str, &[u8])]| {
+            let all = entries(&build_with(BUSYBOX, None, files).expect("built"));
+            let init = all.into_iter().find(|(name, ..)| name == "init").expect("there is one");
+            String::from_utf8(init.2).expect("text")
+        };
+        assert_eq!(text(&[("bin/x", b"x")]), INIT);
+        let loads = text(&[("lib/modules/b.ko", b"b"), ("lib/modules/a.ko", b"a")]);
+        assert_eq!(loads.replace("insmod /lib/modules/b.ko\ninsmod /lib/modules/a.ko\n", ""), INIT);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! machines into a bundle, and runs the whole in QEMU.
 //!
 //! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
-//! [`spec`] settle what each VM is, [`debian`], [`added`] and [`initramfs`] provide the default guest,
+//! [`spec`] settle what each VM is, [`debian`], [`modules`], [`added`] and [`initramfs`] provide the default guest,
 //! [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
 //! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
@@ -21,6 +21,7 @@ pub mod kvm;
 pub mod layout;
 pub mod machine;
 pub mod meter;
+pub mod modules;
 pub mod pack;
 pub mod payload;
 pub mod place;

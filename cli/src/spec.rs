@@ -2,7 +2,7 @@
 
 use crate::qemu::{HExtension, Seat};
 use crate::size::{MIB, PAGE, Size};
-use crate::vmfile::{Console, Initrd, Kernel, VmFile};
+use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
 use miette::Diagnostic;
 use std::path::PathBuf;
@@ -53,6 +53,8 @@ pub struct VmSpec {
     pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: bool,
+    /// What its memory balloon takes from the start, if it has one.
+    pub balloon: Option<Size>,
 }
 
 /// A description that no VM can be made from.
@@ -124,6 +126,19 @@ pub enum SpecError {
         shadow: Size,
         /// What it needs.
         least: Size,
+    },
+    /// More for the balloon than it may take, or not whole pages.
+    #[error("VM `{vm}` cannot have {balloon} of its {memory} in its balloon")]
+    #[diagnostic(help(
+        "choose a multiple of 4 KiB, seven eighths of its memory at most: set `balloon` in the VM file or give --balloon"
+    ))]
+    Balloon {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        balloon: Size,
+        /// What it has.
+        memory: Size,
     },
     /// HS mode is what is missing.
     #[error("Gnomon cannot sit in HS mode on harts without the H extension")]
@@ -208,6 +223,7 @@ impl VmSpec {
             svadu: vm.svadu.unwrap_or(false),
             shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
+            balloon: vm.balloon.and_then(Balloon::target),
         };
         if !(1..=MOST_NAME_CHARS).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
             return Err(SpecError::Name(spec.name));
@@ -225,6 +241,10 @@ impl VmSpec {
         let least = Size(LEAST_SHADOW_BYTES_PER_VCPU * u64::from(spec.vcpus));
         if let Some(shadow) = spec.shadow.filter(|shadow| *shadow < least || !shadow.0.is_multiple_of(PAGE)) {
             return Err(SpecError::Shadow { vm: spec.name, shadow, least });
+        }
+        let is_possible = |balloon: &Size| balloon.0 <= spec.memory.0 / 8 * 7 && balloon.0.is_multiple_of(PAGE);
+        if let Some(balloon) = spec.balloon.filter(|balloon| !is_possible(balloon)) {
+            return Err(SpecError::Balloon { vm: spec.name, balloon, memory: spec.memory });
         }
         let why = match (&spec.initrd, &spec.kernel) {
             _ if !has_exec => return Ok(spec),
@@ -361,6 +381,11 @@ mod tests {
         assert!(matches!(settle(VmFile { memory: Some(Size(1 << 20)), ..vm.clone() }), Err(SpecError::Memory { .. })));
         assert!(matches!(settle(VmFile { name: Some("a|b".into()), ..vm.clone() }), Err(SpecError::Name(_))));
         assert!(matches!(settle(VmFile { shadow: Some(Size(5000)), ..vm.clone() }), Err(SpecError::Shadow { .. })));
+        let balloon = |bytes| settle(VmFile { balloon: Some(Balloon::Takes(Size(bytes))), ..vm.clone() });
+        assert!(balloon(DEFAULT_MEMORY.0 / 8 * 7).is_ok());
+        for bytes in [DEFAULT_MEMORY.0 / 8 * 7 + PAGE, 5000] {
+            assert!(matches!(balloon(bytes), Err(SpecError::Balloon { .. })));
+        }
         let own = VmFile { initrd: Some(Initrd::File("x".into())), ..vm.clone() };
         assert!(matches!(settle(own), Err(SpecError::Exec { .. })));
         assert!(matches!(settle(VmFile { kernel: Some(Kernel::UBoot), ..vm }), Err(SpecError::Exec { .. })));

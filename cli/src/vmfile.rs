@@ -47,6 +47,41 @@ pub struct VmFile {
     pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: Option<bool>,
+    /// Whether it has a memory balloon.
+    pub balloon: Option<Balloon>,
+}
+
+/// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(untagged, expecting = "true, false, or a size such as \"256M\"")]
+pub enum Balloon {
+    /// It has one, which is empty at the start; or none.
+    Is(bool),
+    /// It has one that takes so much.
+    Takes(Size),
+}
+
+impl Balloon {
+    /// What goes into it from the start, if there is one.
+    #[must_use]
+    pub fn target(self) -> Option<Size> {
+        match self {
+            Self::Is(is_there) => is_there.then_some(Size(0)),
+            Self::Takes(size) => Some(size),
+        }
+    }
+}
+
+impl std::str::FromStr for Balloon {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "on" => Ok(Self::Is(true)),
+            "off" => Ok(Self::Is(false)),
+            _ => text.parse().map(Self::Takes).map_err(|_| "use on, off, or a size such as 256M".into()),
+        }
+    }
 }
 
 /// What to boot.
@@ -188,6 +223,7 @@ impl VmFile {
             svadu: over.svadu.or(self.svadu),
             shadow: over.shadow.or(self.shadow),
             superpages: over.superpages.or(self.superpages),
+            balloon: over.balloon.or(self.balloon),
         }
     }
 }
@@ -208,7 +244,7 @@ mod tests {
         let vm = read(
             "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
              console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
-             superpages = false\n",
+             superpages = false\nballoon = '64M'\n",
         )
         .expect("valid");
         assert_eq!((vm.name.as_deref(), vm.after.as_deref()), (Some("a"), Some("b")));
@@ -220,6 +256,20 @@ mod tests {
         assert_eq!((vm.console, vm.superpages), (Some(Console::Sbi), Some(false)));
         assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
         assert_eq!((vm.lane, vm.svvptc, vm.svadu), (Some(false), Some(false), Some(true)));
+        assert_eq!(vm.balloon, Some(Balloon::Takes(Size(64 << 20))));
+    }
+
+    #[test]
+    fn a_balloon_is_there_or_takes_something() {
+        let target = |text: &str| VmFile::parse(text).map(|vm| vm.balloon.and_then(Balloon::target));
+        assert_eq!(target(""), Ok(None));
+        assert_eq!(target("balloon = false"), Ok(None));
+        assert_eq!(target("balloon = true"), Ok(Some(Size(0))));
+        assert_eq!(target("balloon = '8M'"), Ok(Some(Size(8 << 20))));
+        assert!(target("balloon = 8").expect_err("no size").contains("true, false, or a size"));
+        assert_eq!("on".parse(), Ok(Balloon::Is(true)));
+        assert_eq!("8M".parse(), Ok(Balloon::Takes(Size(8 << 20))));
+        assert!("yes".parse::<Balloon>().is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod exits;
 #[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "it is linted where it belongs")]
 mod fake;
 mod files;
+mod rings;
 mod walks;
 
 use std::sync::OnceLock;
@@ -14,11 +15,12 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 7] = [
+const TARGETS: [(&str, Target); 8] = [
     ("bundle", files::bundle),
     ("exits", exits::exits),
     ("instructions", walks::instructions),
     ("payload", files::payload),
+    ("rings", rings::rings_of),
     ("tree", files::tree),
     ("vm-file", files::vm_file),
     ("walks", walks::walks),

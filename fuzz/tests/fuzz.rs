@@ -66,6 +66,7 @@ targets! {
     exits: "exits",
     instructions: "instructions",
     payload: "payload",
+    rings: "rings",
     tree: "tree",
     vm_file: "vm-file",
     walks: "walks",

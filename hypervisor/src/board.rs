@@ -1,7 +1,8 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::device::{Device, Rtc, plic, uart};
+use crate::device::virtio::{Balloon, Mmio};
+use crate::device::{Device, Place, Rtc, plic, uart};
 use crate::isa::Isa;
 use crate::offer::Offer;
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
@@ -10,15 +11,26 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
+use rv::PAGE_BYTES;
 
 /// GPA and PLIC source of the RTC.
 const RTC: (u64, u32) = (0x10_1000, 11);
+/// Those of the memory balloon: the first of the board's places for virtio.
+const BALLOON: (u64, u32) = (0x1000_1000, 1);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
 pub const LEAST_RAM: u64 = 4 << 20;
 
-/// The devices beside UART and PLIC.
+/// The memory balloon, if a VM has one.
+#[must_use]
+pub fn balloon(config: &VmConfig) -> Option<Mmio<Balloon>> {
+    let pages = |bytes| bytes / PAGE_BYTES;
+    let balloon = |target| Balloon::new(pages(config.memory_bytes), pages(target));
+    config.balloon_bytes.map(|target| Mmio::new(BALLOON.0, BALLOON.1, balloon(target)))
+}
+
+/// The devices beside UART, PLIC and balloon.
 #[must_use]
 pub fn devices(offer: &Offer) -> Vec<Box<dyn Device>> {
     let rtc = offer.clock.map(|clock| Rtc::new(RTC.0, RTC.1, clock));
@@ -154,16 +166,16 @@ fn soc<'a>(vcpus: u32, devices: impl Iterator<Item = &'a dyn Device>) -> DeviceT
     /// "No interrupt": the M-mode contexts exist, as on QEMU's board, but belong to no one.
     const NOBODY: u32 = u32::MAX;
     const S_EXTERNAL: u32 = 9;
-    /// Bytes that a device is said to have, of which its registers are the first.
+    /// Bytes that a device is said to have at least, of which its registers are the first.
     const WINDOW: u64 = 0x100;
     let mut soc = node(
         "soc",
         [cells("#address-cells", &[2]), cells("#size-cells", &[2]), text("compatible", "simple-bus"), flag("ranges")],
     );
     for device in devices {
-        let start = device.place().start;
+        let Place { start, bytes } = device.place();
         let mut node = node(format!("{}@{start:x}", device.name()), device.properties());
-        node.add_property(wide("reg", &[start, WINDOW]));
+        node.add_property(wide("reg", &[start, bytes.max(WINDOW)]));
         node.add_property(cells("interrupts", &[device.source()]));
         node.add_property(cells("interrupt-parent", &[PLIC_PHANDLE]));
         soc.add_child(node);
@@ -207,6 +219,7 @@ mod tests {
             svadu: false,
             shadow_bytes: None,
             superpages: true,
+            balloon_bytes: None,
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),
@@ -231,7 +244,7 @@ mod tests {
     }
 
     fn tree(config: &VmConfig) -> Vec<u8> {
-        let devices = Devices::new(config.vcpus, &offer());
+        let devices = Devices::new(config, &offer());
         device_tree(config, &offer(), &offer().isa, devices.iter())
     }
 
@@ -260,8 +273,9 @@ mod tests {
         let rtc = Machine::parse(&tree(&config(1))).unwrap().rtc;
         assert_eq!(rtc.map(|span| span.start), Some(RTC.0));
         let offer = Offer { clock: None, ..offer() };
-        let devices = Devices::new(1, &offer);
-        let tree = device_tree(&config(1), &offer, &offer.isa, devices.iter());
+        let config = config(1);
+        let devices = Devices::new(&config, &offer);
+        let tree = device_tree(&config, &offer, &offer.isa, devices.iter());
         assert_eq!(Machine::parse(&tree).unwrap().rtc, None);
     }
 }

@@ -7,12 +7,14 @@
 
 extern crate alloc;
 
+pub mod ballooning;
 pub mod board;
 mod build;
 pub mod chores;
 pub mod console;
 pub mod counters;
 pub mod device;
+mod dma;
 pub mod env;
 pub mod events;
 pub mod exit;

@@ -78,7 +78,7 @@ impl Vm {
 }
 
 /// The pieces of `bytes` from `gpa` on that lie in one page each: where, and which of the bytes.
-fn by_page(gpa: Addr<Gpa>, bytes: usize) -> impl Iterator<Item = (Addr<Gpa>, Range<usize>)> {
+pub(crate) fn by_page(gpa: Addr<Gpa>, bytes: usize) -> impl Iterator<Item = (Addr<Gpa>, Range<usize>)> {
     let mut done = 0;
     core::iter::from_fn(move || {
         let at = gpa.wrapping_add(done as u64);

@@ -1,5 +1,6 @@
 //! All counters, gathered for programs and for people.
 
+use crate::device::virtio::{Balloon, Mmio};
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
 use crate::vms::Report;
@@ -86,6 +87,7 @@ impl Gnomon {
         }
         counters.extend(g_stage(&space));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
+        counters.extend(vm.devices.lock().balloon.iter().flat_map(|device| balloon(device)));
         let usage = self.frames().usage(Owner::Vm(vm.slot() as u16));
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
@@ -113,5 +115,23 @@ fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 18] {
         ("gstage.zero_pages", c.zero_pages),
         ("gstage.clean", c.clean),
         ("gstage.dirtied", c.dirtied),
+    ]
+}
+
+/// A balloon's counters by name.
+fn balloon(balloon: &Mmio<Balloon>) -> [(&'static str, u64); 10] {
+    let (counts, (target, actual)) = (balloon.backend().counts(), balloon.backend().target_and_actual());
+    let (notifications, malformed) = balloon.counts();
+    [
+        ("balloon.target", target),
+        ("balloon.actual", actual),
+        ("balloon.reported", counts.reported),
+        ("balloon.inflated", counts.inflated),
+        ("balloon.deflated", counts.deflated),
+        ("balloon.freed", counts.freed),
+        ("balloon.kept", counts.kept),
+        ("balloon.refused", counts.refused),
+        ("balloon.notifications", notifications),
+        ("balloon.malformed", malformed),
     ]
 }

@@ -9,6 +9,7 @@
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`bring_in`](Translation::bring_in) |
+//! | the guest gives memory back | [`give_back`](Translation::give_back) |
 
 use crate::chores::Remains;
 use crate::device::uart;
@@ -28,7 +29,7 @@ use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::{Frames, Owner, Run};
-use mmu::gstage::{Ad, Comes, Images, Ready, SwapSlot};
+use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::{Counters, GuestFence, Lists};
 use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
@@ -315,5 +316,18 @@ impl Translation {
             TwoStage => {}
             Shadow(_) => shadow::host_wrote(vm, gfn, env),
         }
+    }
+
+    /// Pages of the VM's RAM become untouched again, as many as may be done at once, and every hart forgets them. What came free
+    /// is free when this returns.
+    pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
+        let returned = match self {
+            TwoStage => two_stage::give_back(g, vm, spans, env),
+            Shadow(_) => shadow::paging::give_back(g, vm, spans, env),
+        };
+        if returned.freed != 0 && g.pager.is_on() {
+            g.pager.wake_waiting(g, env);
+        }
+        returned
     }
 }

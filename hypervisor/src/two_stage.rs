@@ -13,7 +13,9 @@ use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::{Frames, Run};
-use mmu::gstage::{AddressSpace, Comes, How, Images, Ready, Resolved, SwapSlot, Unresolved, in_portions, settle};
+use mmu::gstage::{
+    AddressSpace, Comes, How, Images, Ready, Resolved, Returned, Span, SwapSlot, Unresolved, in_portions, settle,
+};
 use mmu::shadow::GuestFence;
 use mmu::stale::Stale;
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
@@ -180,6 +182,18 @@ fn try_reach<E: Env>(
     // translation overtaken by this fence, or see the copy before all others have left.
     settle(stale, publish, &mut GStageFence { g, vm, env }, mem).release(frames);
     Ok(hpa)
+}
+
+/// Pages become untouched again, a portion of them.
+pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let mut guard = vm.memory.lock();
+    let Some(Memory { space, .. }) = guard.as_mut() else { return Returned::nothing_of(spans) };
+    let (returned, stale) = space.give_back(spans, frames, &mut mem);
+    g.pager.forgo_all(space);
+    // The lock stays held: what a hart maps there meanwhile would be overtaken by this fence.
+    stale.flush(&mut GStageFence { g, vm, env }, frames);
+    returned
 }
 
 /// Fences of one VM's G-stage table, as the harts of the machine need them.

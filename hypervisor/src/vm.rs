@@ -1,6 +1,7 @@
 //! A VM: its memory, its devices, its vCPUs.
 
 use crate::board;
+use crate::device::virtio::{Balloon, Mmio};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
@@ -50,6 +51,8 @@ pub struct Devices {
     pub uart: Uart,
     /// The interrupt controller.
     pub plic: Plic,
+    /// The memory balloon, if it has one.
+    pub balloon: Option<Box<Mmio<Balloon>>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -65,23 +68,32 @@ pub enum Target {
 impl Devices {
     /// The devices as they are after reset.
     #[must_use]
-    pub fn new(vcpus: u32, offer: &Offer) -> Self {
-        Self { uart: Uart::default(), plic: Plic::new(vcpus), others: board::devices(offer) }
+    pub fn new(config: &VmConfig, offer: &Offer) -> Self {
+        let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
+        Self { uart: Uart::default(), plic, balloon, others: board::devices(offer) }
     }
 
     /// All but the interrupt controller, the UART first.
     pub fn iter(&self) -> impl Iterator<Item = &dyn Device> {
-        iter::once(&self.uart as &dyn Device).chain(self.others.iter().map(|device| &**device))
+        let others = self.others.iter().map(|device| &**device);
+        let balloon = self.balloon.iter().map(|balloon| &**balloon as &dyn Device);
+        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
-        iter::once(&mut self.uart as &mut dyn Device).chain(self.others.iter_mut().map(|device| &mut **device))
+        let others = self.others.iter_mut().map(|device| &mut **device);
+        let balloon = self.balloon.iter_mut().map(|balloon| &mut **balloon as &mut dyn Device);
+        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon)
     }
 
     fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
         match at {
             0 => &mut self.uart,
-            _ => &mut *self.others[at - 1],
+            _ => match (self.others.get_mut(at - 1), &mut self.balloon) {
+                (Some(other), _) => &mut **other,
+                (None, Some(balloon)) => &mut **balloon,
+                (None, None) => unreachable!("there is no device {at}"),
+            },
         }
     }
 
@@ -158,7 +170,8 @@ impl Devices {
 
     /// The same for all of them.
     pub fn pass_lines(&mut self) -> bool {
-        (0..=self.others.len()).fold(false, |changed, at| self.pass_line(at) | changed)
+        let count = 1 + self.others.len() + usize::from(self.balloon.is_some());
+        (0..count).fold(false, |changed, at| self.pass_line(at) | changed)
     }
 }
 
@@ -186,7 +199,7 @@ impl From<MmuMode> for Translation {
 #[must_use]
 pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
     let isa = Translation::from(offer.mode(config.mmu)).isa(config, offer);
-    board::device_tree(config, offer, &isa, Devices::new(config.vcpus, offer).iter())
+    board::device_tree(config, offer, &isa, Devices::new(config, offer).iter())
 }
 
 /// A VM's memory.
@@ -317,7 +330,7 @@ impl Vm {
     #[must_use]
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
-        let devices = Devices::new(config.vcpus, offer);
+        let devices = Devices::new(&config, offer);
         Self {
             handle,
             translation: offer.mode(config.mmu).into(),

@@ -7,7 +7,7 @@ use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
 use crate::swap::SwapSpec;
 use crate::tty::TerminalSize;
-use crate::vmfile::{Console, Initrd, Kernel, VmFile};
+use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use clap::{Args, ValueEnum, builder::PossibleValue};
@@ -70,6 +70,9 @@ pub struct RunArgs {
     /// Whether guests may be mapped in pieces of 2 MiB
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
+    /// Whether guests have a memory balloon, by which they give back what they do not use; or how much goes into it at once
+    #[arg(long, value_name = "on|off|SIZE")]
+    balloon: Option<Balloon>,
     /// Harts of the machine [default: as many as the widest VM has vCPUs, at most 8]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
     harts: Option<u32>,
@@ -201,6 +204,7 @@ impl RunArgs {
             mmu: self.mmu.map(|mmu| mmu.0),
             lane: self.lane.map(|switch| switch == Switch::On),
             superpages: self.superpages.map(|switch| switch == Switch::On),
+            balloon: self.balloon,
             // Fine tuning: by VM files only.
             limit: None,
             reserve: None,

@@ -3,6 +3,7 @@
 
 mod apt;
 mod host_kernel;
+mod modules;
 mod packages;
 mod program;
 
@@ -12,6 +13,7 @@ use crate::progress::Step;
 pub use apt::{AptError, Suite};
 pub use host_kernel::HostKernel;
 use miette::Diagnostic;
+pub use modules::Modules;
 pub use program::{Files, Wanted};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -119,16 +121,22 @@ impl Software {
         };
         let version = apt.version(&name)?;
         let deb = apt.download(&name, &version)?;
+        let package = self.unpack(name, version, &deb)?;
+        // What it held is in the cache now.
+        fs::remove_file(&deb).map_err(IoError::at("remove", &deb))?;
+        Ok(package)
+    }
+
+    /// Takes what is wanted out of a package, and keeps it.
+    fn unpack(self, name: String, version: String, deb: &Path) -> Result<Package, DebianError> {
         let (path, kept_as) = self.wanted();
         let relative = Path::new(&format!("{name}_{version}").replace([':', '/'], "_")).to_owned();
         let dir = cache("guest")?.join(&relative);
         fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
         {
             let _step = Step::spinner(&format!("unpacking {name} {version}"));
-            deb::extract(&deb, &BTreeMap::from([(path, kept_as)]), &dir)?;
+            deb::extract(deb, &BTreeMap::from([(path, kept_as)]), &dir)?;
         }
-        // What it held is in the cache now.
-        fs::remove_file(&deb).map_err(IoError::at("remove", &deb))?;
         let mut package = Package { name, version, file: relative.join(kept_as) };
         let record = serde_json::to_vec_pretty(&package).unwrap_or_default();
         write_whole(&record_of(Suite::Trixie, self.package())?, &record)?;

@@ -6,6 +6,7 @@ use crate::debian::{Package, Software};
 use crate::initramfs;
 use crate::layout;
 use crate::meter::Metered;
+use crate::modules;
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
@@ -186,6 +187,9 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
 }
 
 fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
+    // First of all: they may come with another version of the kernel. Other kernels have their own drivers, or do without.
+    let is_default = vm.kernel == Kernel::Debian && vm.initrd.as_ref().is_none_or(|initrd| *initrd == Initrd::Busybox);
+    let drivers = if is_default && vm.balloon.is_some() { modules::balloon()? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
         Kernel::UBoot => provide(Software::UBoot, versions)?,
@@ -220,7 +224,8 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
             };
             let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;
             let added = added::read(&vm.add)?;
-            let files = added.iter().map(|(path, content)| (path.as_str(), content.as_slice()));
+            let files = drivers.iter().map(|(path, content)| (path, content)).chain(&added);
+            let files = files.map(|(path, content)| (path.as_str(), content.as_slice()));
             let files: Vec<_> = mark.iter().map(|mark| ("bin/mark", mark.as_slice())).chain(files).collect();
             Some(initramfs::build_with(&busybox, spec.exec.as_deref(), &files)?)
         }
@@ -253,6 +258,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         svadu: vm.svadu,
         shadow_bytes: vm.shadow.map(|size| size.0),
         superpages: vm.superpages,
+        balloon_bytes: vm.balloon.map(|size| size.0),
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),

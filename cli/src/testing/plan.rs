@@ -7,7 +7,7 @@ use crate::bench::workload::Kind;
 use crate::qemu::Seat;
 use crate::size::Size;
 use crate::variant::Selector;
-use crate::vmfile::{Console, Kernel};
+use crate::vmfile::{Balloon, Console, Kernel};
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use miette::Diagnostic;
@@ -102,6 +102,8 @@ pub struct BootTest {
     /// Whether 2 MiB mappings may be used.
     #[serde(default = "yes")]
     pub superpages: bool,
+    /// Whether each VM has a memory balloon, or how much goes into it from the start.
+    pub balloon: Option<Balloon>,
     /// Whether time counts instructions.
     #[serde(default)]
     pub icount: bool,

@@ -28,7 +28,7 @@ pub mod walk;
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
 pub use gstage::{
     Ad, AddressSpace, Comes, Content, Counters, How, Images, Object, Policy, Prot, Ready, Region, RegionError,
-    Residence, ResolveError, Resolved, Superpages, Translation, Unresolved, with_ready,
+    Residence, ResolveError, Resolved, Returned, Span, Superpages, Translation, Unresolved, with_ready,
 };
 pub use ids::{Acquired, IdSlot, Ids};
 pub use stale::{Retired, Stale};

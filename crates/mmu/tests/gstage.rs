@@ -2,7 +2,7 @@
 
 use mmu::{
     Ad, AddressSpace, AllocError, Frames, How, Images, Object, Owner, Policy, Prot, Region, RegionError, Residence,
-    ResolveError, Resolved, Stale, Superpages, Use,
+    ResolveError, Resolved, Returned, Span, Stale, Superpages, Use,
 };
 use oracle::Machine;
 use rv::format::{SV39X4, SV48X4};
@@ -382,6 +382,88 @@ fn a_split_without_a_frame_fails_whole() {
     assert_eq!((vm.frames.usage(VM), vm.level(5), vm.level(600)), (usage, Some(Level::MEGA), Some(Level::MEGA)));
     // One frame suffices for one split.
     assert!(!vm.unmap(5, 100).unwrap().is_none());
+}
+
+/// Gives spans back in as many portions as it takes; returns how many those were, and what came of them.
+fn give_back(vm: &mut Vm, spans: &[Span]) -> (u32, Returned) {
+    let (mut portions, mut all, mut left) = (0, Returned::default(), spans.to_vec());
+    while !left.is_empty() {
+        let mut fences = Fences::default();
+        let (returned, stale) = vm.space.give_back(&left, &vm.frames, &mut vm.mem);
+        stale.flush(&mut fences, &vm.frames);
+        assert!(fences.0.len() <= 1, "a fence for each portion");
+        portions += 1;
+        all.passed += returned.passed;
+        all.freed += returned.freed;
+        all.kept += returned.kept;
+        let mut passed = returned.passed;
+        while let Some(first) = left.first_mut() {
+            let part = first.pages.min(passed);
+            (first.start, first.pages, passed) = (first.start.add(part), first.pages - part, passed - part);
+            if first.pages > 0 {
+                break;
+            }
+            left.remove(0);
+        }
+    }
+    (portions, all)
+}
+
+fn span(start: u64, pages: u64) -> Span {
+    Span { start: Pfn::new(start), pages }
+}
+
+#[test]
+fn what_is_given_back_goes_whole_where_it_can() {
+    let mut vm = vm(Superpages::Mega, &[ram(0, 1 << 20)]);
+    for page in [0, 512, 1024] {
+        drop(vm.touch(page, Access::Store));
+    }
+    // A whole leaf; the end of one; and much where nothing was ever.
+    let (portions, returned) = give_back(&mut vm, &[span(0, 512), span(1000, 24), span(4096, 1 << 19)]);
+    assert_eq!(returned, Returned { passed: 512 + 24 + (1 << 19), freed: 512 + 24, kept: 0 });
+    assert!(portions <= 8, "{portions} portions");
+    assert_eq!((vm.level(0), vm.level(999), vm.level(1000)), (None, Some(Level::PAGE), None));
+    assert_eq!((vm.space.counters().splits, vm.frames.usage(VM).guest), (1, 2 * 512 - 24));
+}
+
+#[test]
+fn a_table_goes_with_the_last_of_its_leaves() {
+    let mut vm = vm(Superpages::Never, &[ram(0, 1024)]);
+    (0..512).for_each(|page| drop(vm.touch(page, Access::Store)));
+    let tables = vm.frames.usage(VM).table;
+    let (portions, returned) = give_back(&mut vm, &[span(0, 512)]);
+    assert_eq!(returned, Returned { passed: 512, freed: 512, kept: 0 });
+    assert!((2..10).contains(&portions), "{portions} portions for 512 pages");
+    assert_eq!((vm.frames.usage(VM).guest, vm.frames.usage(VM).table), (0, tables - 1));
+}
+
+#[test]
+fn what_cannot_be_split_stays() {
+    let mut vm = vm(Superpages::Mega, &[ram(0, 1024)]);
+    drop(vm.touch(0, Access::Store));
+    drop(vm.touch(512, Access::Store));
+    let usage = vm.frames.usage(VM);
+    vm.frames.set_limit(VM, usage.total());
+    // Once the second leaf has gone, there is a frame for a table.
+    let (_, returned) = give_back(&mut vm, &[span(5, 1), span(512, 512), span(6, 1)]);
+    assert_eq!(returned, Returned { passed: 514, freed: 512, kept: 2 });
+    assert_eq!(vm.frames.usage(VM).guest, 512);
+    let (_, returned) = give_back(&mut vm, &[span(6, 1)]);
+    assert_eq!((returned.freed, vm.frames.usage(VM).guest), (1, 511));
+}
+
+#[test]
+fn an_images_own_frames_stay_and_copies_go() {
+    let (mut vm, _) = with_image(Prot::RWX);
+    drop(vm.touch(512, Access::Load));
+    assert_eq!(give_back(&mut vm, &[span(512, 512)]).1, Returned { passed: 512, freed: 0, kept: 0 });
+    assert_eq!(vm.level(512), Some(Level::MEGA), "nothing would come of it");
+    let (copy, ..) = vm.touch(512, Access::Store);
+    vm.mem.write_u64(copy, 1);
+    assert_eq!(give_back(&mut vm, &[span(512, 512)]).1.freed, 512);
+    let (image, ..) = vm.touch(512, Access::Load);
+    assert_ne!(vm.mem.read_u64(image), 1, "the image itself");
 }
 
 #[test]

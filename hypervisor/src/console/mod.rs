@@ -18,7 +18,7 @@ mod screen;
 mod tests;
 
 pub use port::{Listen, Port};
-pub use screen::{Command, ESCAPE};
+pub use screen::{Command, ESCAPE, Step};
 
 use crate::slots::Handle;
 use crate::sync::Mutex;

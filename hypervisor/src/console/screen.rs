@@ -32,8 +32,19 @@ pub enum Command {
     Pause(Handle),
     /// End that guest.
     End(Handle),
+    /// Let that guest's balloon take an eighth of its memory, or let it have that back.
+    Balloon(Handle, Step),
     /// End all VMs.
     Quit,
+}
+
+/// Where a balloon's target goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// The guest is to have less memory.
+    Less,
+    /// The guest may have more.
+    More,
 }
 
 /// Why printing came to an end.
@@ -362,6 +373,8 @@ impl Screen {
             b'1'..=b'9' => self.say("there is no such VM; Ctrl-A h lists them"),
             b'p' => return self.listener().map(Command::Pause),
             b'k' => return self.listener().map(Command::End),
+            b'-' => return self.listener().map(|guest| Command::Balloon(guest, Step::Less)),
+            b'+' => return self.listener().map(|guest| Command::Balloon(guest, Step::More)),
             b's' => return Some(Command::Stats),
             b't' => return Some(Command::Tunables),
             b'=' => {
@@ -405,6 +418,9 @@ impl Screen {
         self.say("Ctrl-A 1-9  console of that VM");
         self.say("Ctrl-A p    pause this VM, or let it go on");
         self.say("Ctrl-A k    end this VM");
+        self.say(
+            "Ctrl-A -    take an eighth of its memory from this VM, by its balloon; Ctrl-A + lets it have that back",
+        );
         self.say("Ctrl-A s    print counters");
         self.say("Ctrl-A t    print tunables");
         self.say("Ctrl-A =    set one");

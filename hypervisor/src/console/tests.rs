@@ -133,6 +133,10 @@ fn keys_switch_and_missed_output_is_shown() {
         [ESCAPE, b'p', ESCAPE, b'k'].map(|key| console.key(key)),
         [None, Some(Command::Pause(guest(1))), None, Some(Command::End(guest(1)))]
     );
+    assert_eq!(
+        [ESCAPE, b'-', ESCAPE, b'+'].map(|key| console.key(key)),
+        [None, Some(Command::Balloon(guest(1), Step::Less)), None, Some(Command::Balloon(guest(1), Step::More))]
+    );
     console.say_of(1, "b ended", true);
     assert_eq!(console.key(b'k'), Some(Command::Input(guest(0), b'k')), "the end of one attaches the next");
     console.say_of(0, "a ended", true);

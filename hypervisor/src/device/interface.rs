@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 use core::fmt::Debug;
 use dtoolkit::model::DeviceTreeProperty;
+use mmu::{Returned, Span};
 
 /// Where a device is on the board.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +31,8 @@ pub enum Answer<T> {
     /// It waits for something outside of the guest, and nothing has happened yet. It is made again when the device has
     /// called [`Outside::wake`], which it does not do before it was given a [`Device::moment`] that it asked for.
     Later,
+    /// A part of it is done. The guest makes it once more, after interrupts have had their turn; that goes on with it.
+    Again,
     /// There is no such register, or none so wide: an access fault.
     Refused,
 }
@@ -61,8 +64,43 @@ pub trait Device: Debug + Send {
     fn reset(&mut self);
 }
 
-/// What devices reach beyond the guest.
-pub trait Outside {
+/// Why guest memory is not reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unreached {
+    /// There is none, or none that may be reached so.
+    Nowhere,
+    /// It is not there yet: the same, made again, finds it at some time.
+    Later,
+}
+
+/// The guest's memory, as devices reach it by guest physical addresses. Its other harts do so at the same time.
+pub trait GuestMemory {
+    /// Reads bytes.
+    ///
+    /// # Errors
+    /// [`Unreached`]; a part may have been read.
+    fn read(&mut self, gpa: u64, into: &mut [u8]) -> Result<(), Unreached>;
+    /// Writes bytes.
+    ///
+    /// # Errors
+    /// [`Unreached`]; a part may have been written.
+    fn write(&mut self, gpa: u64, from: &[u8]) -> Result<(), Unreached>;
+    /// Reads the two bytes at an even address, both at once.
+    ///
+    /// # Errors
+    /// [`Unreached`].
+    fn load_u16(&mut self, gpa: u64) -> Result<u16, Unreached>;
+    /// Writes them, both at once.
+    ///
+    /// # Errors
+    /// [`Unreached`].
+    fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached>;
+    /// Pages of RAM become untouched again, as many as may be done at once: in their order, as if each span followed the one before.
+    fn give_back(&mut self, spans: &[Span]) -> Returned;
+}
+
+/// What devices reach beyond their registers.
+pub trait Outside: GuestMemory {
     /// The host's `time`, in ticks.
     fn now(&self) -> u64;
     /// Prints on the guest's console; says how many bytes were taken. The others are to be offered again.
@@ -90,11 +128,77 @@ pub(super) mod tests {
         pub(in crate::device) is_soon: bool,
         pub(in crate::device) is_awake: bool,
         pub(in crate::device) at: Option<u64>,
+        /// RAM, from [`RAM`] on.
+        pub(in crate::device) ram: Vec<u8>,
+        /// Pages that were given back.
+        pub(in crate::device) given_back: Vec<u64>,
+        /// How many of them may be, in one portion.
+        pub(in crate::device) portion: u64,
+        /// A third of the accesses find that memory is not there yet: which, this says.
+        pub(in crate::device) later: Option<u64>,
+        pub(in crate::device) accesses: u64,
     }
+
+    /// Where it has RAM.
+    pub(in crate::device) const RAM: u64 = 0x8000_0000;
 
     impl Default for World {
         fn default() -> Self {
-            Self { now: 0, room: usize::MAX, printed: Vec::new(), is_soon: false, is_awake: false, at: None }
+            let ram = Vec::new();
+            let (now, room, printed, given_back, portion) = (0, usize::MAX, Vec::new(), Vec::new(), u64::MAX);
+            Self {
+                now,
+                room,
+                printed,
+                is_soon: false,
+                is_awake: false,
+                at: None,
+                ram,
+                given_back,
+                portion,
+                later: None,
+                accesses: 0,
+            }
+        }
+    }
+
+    impl World {
+        fn bytes(&mut self, gpa: u64, bytes: usize) -> Result<&mut [u8], Unreached> {
+            self.accesses += 1;
+            let hash = |seed: u64| (self.accesses ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            if self.later.is_some_and(|seed| hash(seed).is_multiple_of(3)) {
+                return Err(Unreached::Later);
+            }
+            let start = gpa.checked_sub(RAM).ok_or(Unreached::Nowhere)? as usize;
+            self.ram.get_mut(start..start.checked_add(bytes).ok_or(Unreached::Nowhere)?).ok_or(Unreached::Nowhere)
+        }
+    }
+
+    impl GuestMemory for World {
+        fn read(&mut self, gpa: u64, into: &mut [u8]) -> Result<(), Unreached> {
+            into.copy_from_slice(self.bytes(gpa, into.len())?);
+            Ok(())
+        }
+        fn write(&mut self, gpa: u64, from: &[u8]) -> Result<(), Unreached> {
+            self.bytes(gpa, from.len())?.copy_from_slice(from);
+            Ok(())
+        }
+        fn load_u16(&mut self, gpa: u64) -> Result<u16, Unreached> {
+            assert!(gpa.is_multiple_of(2));
+            let mut bytes = [0; 2];
+            self.read(gpa, &mut bytes)?;
+            Ok(u16::from_le_bytes(bytes))
+        }
+        fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached> {
+            assert!(gpa.is_multiple_of(2));
+            self.write(gpa, &value.to_le_bytes())
+        }
+        fn give_back(&mut self, spans: &[Span]) -> Returned {
+            let pages = spans.iter().flat_map(|span| span.start.raw()..span.start.raw() + span.pages);
+            let before = self.given_back.len();
+            self.given_back.extend(pages.take(self.portion as usize));
+            let passed = (self.given_back.len() - before) as u64;
+            Returned { passed, freed: passed, kept: 0 }
         }
     }
 

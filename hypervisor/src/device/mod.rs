@@ -7,8 +7,9 @@ mod interface;
 pub mod plic;
 pub mod rtc;
 pub mod uart;
+pub mod virtio;
 
-pub use interface::{Answer, Device, Outside, Place};
+pub use interface::{Answer, Device, GuestMemory, Outside, Place, Unreached};
 pub use plic::Plic;
 pub use rtc::Rtc;
 pub use uart::Uart;

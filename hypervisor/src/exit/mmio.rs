@@ -149,6 +149,7 @@ fn perform<E: Env>(
                 Answer::Done(())
             }
             Answer::Later => Answer::Later,
+            Answer::Again => Answer::Again,
             Answer::Refused => Answer::Refused,
         },
         MemOp::Store { rs, width } => devices.store(target, (offset, width), context.x[usize::from(rs)], outside),
@@ -158,6 +159,11 @@ fn perform<E: Env>(
             lines::settle(g, vm, (devices, target), env);
             shared.counters.faults_mmio.bump();
             context.skip(insn.length.into());
+            Outcome::Resume
+        }
+        Answer::Again => {
+            lines::settle(g, vm, (devices, target), env);
+            shared.counters.faults_mmio.bump();
             Outcome::Resume
         }
         Answer::Later => {

@@ -6,7 +6,7 @@ use crate::gnomon::Gnomon;
 use crate::pager::{Pageable, Portion};
 use crate::vm::{Locked, Vm};
 use mmu::frames::Run;
-use mmu::gstage::{AddressSpace, Comes, Ready, SwapSlot};
+use mmu::gstage::{AddressSpace, Comes, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::{Host, Shadow};
 use mmu::stale::Stale;
 use rv::{Fence, Gpa, Level, Pfn, PhysMem};
@@ -74,4 +74,12 @@ pub(crate) fn bring_in<E: Env>(
         }
     });
     left.map_or(Ok(()), |(frame, _)| Err(frame))
+}
+
+/// Pages become untouched again, a portion of them.
+pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let lent = (frames, &mut Ready::Nothing);
+    let returned = lend((g, vm, vm.memory.lock()), lent, &mut mem, env, |shadow, host| shadow.give_back(spans, host));
+    returned.unwrap_or(Returned::nothing_of(spans))
 }

@@ -2,7 +2,8 @@
 //!
 //! A region says what the guest finds at its addresses; the table says what the hardware knows of it
 //! so far. [`AddressSpace::resolve`] (in `demand`) moves knowledge from regions to the table,
-//! [`AddressSpace::unmap`] and [`AddressSpace::destroy`] (in `remove`) take it out again.
+//! [`AddressSpace::unmap`] and [`AddressSpace::destroy`] (in `remove`) take it out again; what a guest gives back, a portion at
+//! a time (`give_back`).
 //!
 //! Rules of the table:
 //! - Leaves have U=1 (norm:H_vm_gpapriv: every G-stage access is a user access), A=1, and D=1 iff
@@ -20,6 +21,7 @@
 //! that it may guard them by locks of its own.
 
 mod demand;
+mod give_back;
 mod kept;
 mod region;
 mod remains;
@@ -27,6 +29,8 @@ mod remove;
 mod space;
 
 pub use demand::{Content, Ready, Unresolved, in_portions, with_ready};
+pub(crate) use give_back::GiveBack;
+pub use give_back::{Returned, Span};
 pub use kept::{Comes, Sight};
 pub use region::{Object, Prot, Region, RegionError};
 pub use remains::{Remain, Remains};

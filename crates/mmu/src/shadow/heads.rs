@@ -56,6 +56,11 @@ impl Heads {
         gfn.raw().wrapping_sub(self.first.raw()) < self.pages
     }
 
+    /// Whether the shadow knows nothing of the frame: nothing leads there, and it is no table.
+    pub fn is_unknown(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+        !self.contains(gfn) || mem.read_u64(self.at(gfn)) == 0 && self.megas(gfn).entry().is_none()
+    }
+
     fn at(&self, gfn: Pfn<Gpa>) -> Addr<Hpa> {
         let offset = gfn.raw() - self.first.raw();
         self.chunks[(offset / CHUNK) as usize].words.first().at(offset % CHUNK * 8)

@@ -8,7 +8,7 @@ use super::page::{Body, Id, Role};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{AllocError, Frames, Run, Use};
-use crate::gstage::{self, How, Publish};
+use crate::gstage::{self, GiveBack, How, Publish, Returned, Span};
 use crate::stale::Stale;
 use crate::table::{Debt, Owed};
 use alloc::vec::Vec;
@@ -315,21 +315,46 @@ impl<S: Shadowed> Shadow<S> {
             && !self.is_sabotaged(Sabotage::LetsTablesGo)
     }
 
-    /// Pages of guest RAM become untouched again ([`crate::AddressSpace::unmap`]), and nothing of them stays in
-    /// the shadow or in a TLB.
-    ///
-    /// # Errors
-    /// As for `unmap`. Nothing has changed for the guest then.
-    pub fn unmap<M: PhysMem, H: Fence<Gpa>>(
-        &mut self,
-        start: Pfn<Gpa>,
-        pages: u64,
-        host: &mut Host<'_, M, H>,
-    ) -> Result<(), AllocError> {
-        let stale = host.space.unmap(start, pages, host.frames, host.mem)?;
-        (0..pages).for_each(|n| self.forget(start.add(n), host));
+    /// Pages of guest RAM become untouched again, as many of them as may be done at once ([`AddressSpace::give_back`]), and nothing
+    /// of them stays in the shadow or in a TLB. What came free is free when this returns.
+    pub fn give_back<M: PhysMem, H: Fence<Gpa>>(&mut self, spans: &[Span], host: &mut Host<'_, M, H>) -> Returned {
+        // The other half is for what the G-stage costs.
+        host.budget = host.budget.half();
+        let mut work = GiveBack::new(spans);
+        while let Some(piece) = work.next(host.space, host.mem) {
+            let Span { start, pages } = piece.span;
+            work.spend(pages as u32);
+            if !(0..pages).all(|n| self.forget_some(start.add(n), host)) {
+                self.counters.postponed += 1;
+                break;
+            }
+            work.take(&piece, host.space, host.frames, host.mem);
+        }
+        let (returned, stale) = work.finish();
         self.spend(stale, None, host);
         self.conclude(host);
-        Ok(())
+        returned
+    }
+
+    /// [`Shadow::forget`], as far as the budget lets. Says whether that was all.
+    fn forget_some<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
+        if self.index.heads.is_unknown(gfn, host.mem) {
+            return true;
+        }
+        if !self.is_sabotaged(Sabotage::ForgetsLeaf) && !self.forget_ahead(gfn, host) {
+            return false;
+        }
+        let mut next = self.index.tables_of(gfn, host.mem).next();
+        while let Some(id) = next {
+            while let Some(index) = self.index.page(id).next_live(0) {
+                if host.budget.is_spent() {
+                    return false;
+                }
+                self.drop_entry((id, index), host);
+            }
+            next = self.index.page(id).next;
+        }
+        self.forget(gfn, host);
+        true
     }
 }

@@ -6,7 +6,7 @@ use super::hardware::{AllHarts, Mem};
 use super::subject::Subject;
 use super::{PAGES, RAM, Rig, VM};
 use mmu::gstage::{Comes, Sight, SwapSlot};
-use mmu::{Ready, Run, Stale, Use};
+use mmu::{Ready, Run, Span, Stale, Use};
 use rv::{Gpa, Level, Pfn, PhysMem};
 use std::collections::BTreeSet;
 
@@ -26,7 +26,13 @@ impl<S: Subject> Rig<S> {
         let _ = self.space.take_forgone();
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
-        shadow.unmap(RAM.add(start), end - start, &mut host!(self, mem, hw)).expect("frames");
+        let mut at = start;
+        while at < end {
+            let spans = [Span { start: RAM.add(at), pages: end - at }];
+            let returned = shadow.give_back(&spans, &mut host!(self, mem, hw));
+            assert_eq!(returned.kept, 0, "frames");
+            at += returned.passed;
+        }
         self.learn();
         let forgone: BTreeSet<SwapSlot> = self.space.take_forgone().into_iter().collect();
         let lost = self.away.split_off(&RAM.add(start));

@@ -18,6 +18,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
+use hypervisor::ballooning;
 use hypervisor::console::Command;
 use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome, watch};
@@ -521,6 +522,11 @@ impl Hart {
             Some(Command::Pause(guest)) => {
                 if let Some(vm) = self.g.vms.get(guest) {
                     lifecycle::toggle_pause(self.g, &vm, self);
+                }
+            }
+            Some(Command::Balloon(guest, step)) => {
+                if let Some(vm) = self.g.vms.get(guest) {
+                    ballooning::step(self.g, &vm, step, self);
                 }
             }
             Some(Command::End(guest)) => {

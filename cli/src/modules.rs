@@ -1,0 +1,60 @@
+//! Drivers for what Gnomon emulates and Debian's kernel has as modules.
+
+use crate::debian::{DebianError, Modules};
+use crate::place::IoError;
+use miette::Diagnostic;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The drivers of the memory balloon, in the order in which they are loaded: names, and paths in the kernel's sources.
+const BALLOON: [(&str, &str); 2] = [("virtio_mmio", "drivers/virtio"), ("virtio_balloon", "drivers/virtio")];
+
+/// Where the initramfs has them: [`crate::initramfs`] loads what is there.
+pub const FOLDER: &str = "lib/modules/";
+
+/// More memory than unpacking takes, in KiB, and more bytes than a driver has.
+const XZ_KIB: u32 = 1 << 18;
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Why drivers could not be provided.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum ModulesError {
+    /// They could not be fetched.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Debian(#[from] DebianError),
+    /// One could not be read.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Io(#[from] IoError),
+    /// One is damaged.
+    #[error("cannot unpack {path}: {source}")]
+    #[diagnostic(help("remove that file, and start again to download it anew"))]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said.
+        source: std::io::Error,
+    },
+}
+
+/// The drivers of the memory balloon that belong to Debian's kernel, which may be another version of it from then on: paths in the
+/// initramfs, and the modules, uncompressed.
+///
+/// # Errors
+/// [`ModulesError`].
+pub fn balloon() -> Result<Vec<(String, Vec<u8>)>, ModulesError> {
+    let Modules { files, .. } = Modules::provide(&BALLOON)?;
+    let unpacked =
+        BALLOON.iter().zip(&files).map(|((name, _), file)| Ok((format!("{FOLDER}{name}.ko"), unpack(file)?)));
+    unpacked.collect()
+}
+
+fn unpack(path: &Path) -> Result<Vec<u8>, ModulesError> {
+    let packed = std::fs::read(path).map_err(IoError::at("read", path))?;
+    let mut unpacked = Vec::new();
+    let mut reader = lzma_rust2::XzReader::new_mem_limit(packed.as_slice(), false, XZ_KIB).take(MOST_BYTES);
+    let read = reader.read_to_end(&mut unpacked);
+    read.map_err(|source| ModulesError::Damaged { path: path.to_owned(), source })?;
+    Ok(unpacked)
+}

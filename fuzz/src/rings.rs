@@ -1,0 +1,150 @@
+//! The rings of a virtio device, as no driver should write them: nothing panics, a notification comes to an end, and the VM has no
+//! more frames than before and what the device itself has touched.
+
+use crate::fake::{MEMORY, World, printed, vm_config, world_of, write};
+use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
+use arbitrary::{Arbitrary, Result, Unstructured};
+use hypervisor::device::Answer;
+use hypervisor::offer::GuestTimer;
+use hypervisor::serial::{Output, Reach};
+use rv::Addr;
+
+const DEVICE: u64 = 0x1000_1000;
+const NOTIFY: u64 = 0x050;
+const STATUS: u64 = 0x070;
+/// A list, or a table of descriptors, of random bytes.
+const OTHER: u64 = GUEST_RAM_BASE + 0x4000;
+/// Places of buffers and tables: rings, lists, RAM's ends, the kernel's image, devices, and where nothing is.
+const PLACES: [u64; 8] = [
+    GUEST_RAM_BASE,
+    OTHER,
+    GUEST_RAM_BASE + MEMORY - 0x1000,
+    GUEST_RAM_BASE + 0x20_0000,
+    GUEST_RAM_BASE + 0x40_0000,
+    DEVICE,
+    0,
+    u64::MAX - 0xff,
+];
+
+struct Machine {
+    w: World,
+    size: u16,
+}
+
+fn place(u: &mut Unstructured<'_>) -> Result<u64> {
+    let offset = if u.arbitrary()? { 0 } else { u16::arbitrary(u)?.into() };
+    Ok(u.choose(&PLACES)?.wrapping_add(offset))
+}
+
+fn rings(queue: u64) -> [u64; 3] {
+    [0, 0x800, 0xa00].map(|offset| GUEST_RAM_BASE + 0x1000 * queue + offset)
+}
+
+impl Machine {
+    fn set(&mut self, register: u64, width: u8, value: u64) -> Answer<()> {
+        let vm = self.w.run.vm.clone();
+        let Some((target, offset, _)) = vm.device_at(DEVICE + register) else { panic!("the device is there") };
+        let outside = &mut Reach { g: &self.w.g, vm: &vm, env: &mut self.w.hart, output: Output::Print };
+        vm.devices.lock().store(target, (offset, width), value, outside)
+    }
+
+    fn write(&mut self, gpa: u64, bytes: &[u8]) {
+        let vm = self.w.run.vm.clone();
+        assert_eq!(write(&self.w.g, &vm, Addr::new(gpa), bytes, &mut self.w.hart), Ok(()));
+    }
+
+    fn start(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        self.size = 1 << u.int_in_range(0..=6)?;
+        let features = 1 << 5 | u64::from(u8::arbitrary(u)? & 3) << 28;
+        for (register, value) in
+            [(STATUS, 0), (STATUS, 3), (0x024, 0), (0x020, features), (0x024, 1), (0x020, 1), (STATUS, 11)]
+        {
+            self.set(register, 4, value);
+        }
+        for queue in 0..3 {
+            self.set(0x030, 4, queue);
+            self.set(0x038, 4, self.size.into());
+            for (register, address) in [0x080, 0x090, 0x0a0].into_iter().zip(rings(queue)) {
+                let address = if u.ratio(1, 16)? { place(u)? } else { address };
+                self.set(register, 4, address & 0xffff_ffff);
+                self.set(register + 4, 4, address >> 32);
+            }
+            self.set(0x044, 4, 1);
+        }
+        self.set(STATUS, 4, 15);
+        Ok(())
+    }
+
+    fn descriptor(&self, u: &mut Unstructured<'_>) -> Result<[u8; 16]> {
+        let bytes = if u.arbitrary()? { u64::from(u16::arbitrary(u)?) } else { u32::arbitrary(u)?.into() };
+        let flags = u64::from(*u.choose(&[0, 1, 2, 3, 4, 5, 0x80])? as u8);
+        let next = u64::from(u.int_in_range(0..=self.size)?);
+        let words = [place(u)?, bytes | flags << 32 | next << 48];
+        Ok(words.map(u64::to_le_bytes).as_flattened().try_into().expect("16 bytes"))
+    }
+
+    fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        let queue = u.int_in_range(0..=2)?;
+        let [table, driver, _] = rings(queue);
+        match u.int_in_range(0..=9)? {
+            0 => self.start(u)?,
+            1..=3 => {
+                let (at, descriptor) = (u64::from(u.int_in_range(0..=self.size - 1)?), self.descriptor(u)?);
+                self.write(table + 16 * at, &descriptor);
+            }
+            4 => {
+                let (at, descriptor) = (u.int_in_range(0..=63)?, self.descriptor(u)?);
+                self.write(OTHER + 16 * at, &descriptor);
+            }
+            5 => {
+                let (at, page) = (u.int_in_range(0..=127)?, place(u)? >> 12);
+                self.write(OTHER + 4 * at, &(page as u32).to_le_bytes());
+            }
+            6 => {
+                let (at, head) = (u64::from(u.int_in_range(0..=self.size - 1)?), u.int_in_range(0..=self.size)?);
+                self.write(driver + 4 + 2 * at, &head.to_le_bytes());
+            }
+            7 => {
+                let (register, width) = (u.int_in_range(0..=0x1ff)?, *u.choose(&[1, 2, 4, 8])?);
+                if register + u64::from(width) <= 0x200 && register != NOTIFY {
+                    self.set(register, width, place(u)?);
+                }
+            }
+            _ => {
+                let index = if u.ratio(1, 8)? { u16::arbitrary(u)? } else { u.int_in_range(0..=self.size)? };
+                self.write(driver + 2, &index.to_le_bytes());
+                self.notify(queue);
+            }
+        }
+        self.w.hart.events.clear();
+        Ok(())
+    }
+
+    /// Notifies for some time: a list may be as long as 4 GiB.
+    fn notify(&mut self, queue: u64) {
+        for _ in 0..16 {
+            let before = self.w.frames_used();
+            let answer = self.set(NOTIFY, 4, queue);
+            // A page of each ring, a copy among them, and tables for those and for what was split.
+            assert!(self.w.frames_used() <= before + 32, "{} frames, {before} before", self.w.frames_used());
+            if answer != Answer::Again {
+                return;
+            }
+        }
+    }
+}
+
+/// A life of a device's rings in one of two modes.
+pub fn rings_of(data: &[u8]) {
+    let mut u = Unstructured::new(data);
+    let mmu = if u.arbitrary().unwrap_or(false) { MmuMode::Lazy } else { MmuMode::Nested };
+    let config = VmConfig { mmu: Some(mmu), balloon_bytes: Some(0), ..vm_config("vm", 1) };
+    let mut w = world_of(config, GuestTimer::Sstc);
+    let translation = w.run.vm.translation;
+    assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+    let mut machine = Machine { w, size: 1 };
+    if machine.start(&mut u).is_ok() {
+        while !u.is_empty() && machine.step(&mut u).is_ok() {}
+    }
+    printed();
+}

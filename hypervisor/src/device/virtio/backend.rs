@@ -1,0 +1,38 @@
+//! What a virtio device is to its transport.
+
+use super::queue::{Queue, Trouble};
+use crate::device::interface::Outside;
+use core::fmt::Debug;
+
+/// How far the work for a notification has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// The queue is empty, and the driver will notify again.
+    Idle,
+    /// A portion is done, and there may be more.
+    More,
+}
+
+/// A device, behind whatever transport.
+pub trait Backend: Debug + Send {
+    /// Its device ID (chapter 5).
+    const ID: u32;
+    /// How many queues it has.
+    const QUEUES: usize;
+
+    /// The features that it offers, beside those of queues and transport.
+    fn features(&self) -> u64;
+    /// Reads `width` bytes (1, 2 or 4, at a multiple of that) of its configuration; 0 where there is none.
+    fn read_config(&self, offset: u64, width: u8) -> u32;
+    /// Writes them, where the driver may.
+    fn write_config(&mut self, offset: u64, width: u8, value: u32);
+    /// Does a portion of what the driver has put into queue number `at`: some 100,000 instructions at most (BOUNDED). Buffers go
+    /// back to the driver when the device has done with them.
+    ///
+    /// # Errors
+    /// [`Trouble`]. If something is wrong with the ring, nothing more is taken from any queue. If its memory is not there yet, this is
+    /// called again and goes on.
+    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble>;
+    /// The driver resets the device: what was begun is dropped.
+    fn reset(&mut self);
+}

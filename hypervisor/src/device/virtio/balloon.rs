@@ -1,0 +1,258 @@
+//! The memory balloon (chapter 5.5), by which a guest gives memory back.
+//!
+//! - **Free page reporting**: buffers of memory that the guest does not use now. They are untouched again once the device has given
+//!   them back, and the guest may use them at any time.
+//! - **Inflate and deflate**: lists of pages, which the guest keeps itself from using until it has deflated them. It inflates and
+//!   deflates until it has as many in the balloon as the target says. It may deflate at its own wish when it is short of memory
+//!   (`DEFLATE_ON_OOM`): nothing here rests on its keeping away from them.
+//!
+//! Whatever pages a guest names, it gets what it asked for: what was in them is gone, be it its page tables, its rings, or its
+//! code. What it names and does not have is refused, and counted.
+//!
+//! As Linux's driver has it, and QEMU's device, queues that were not negotiated have no number: without statistics and hinting the
+//! one for reporting is number 2.
+
+use super::backend::{Backend, Progress};
+use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
+use crate::device::interface::{Outside, Unreached};
+use abi::bundle::GUEST_RAM_BASE;
+use arrayvec::ArrayVec;
+use mmu::Span;
+use rv::{PAGE_BYTES, PAGE_SHIFT, Pfn};
+
+const DEFLATE_ON_OOM: u64 = 1 << 2;
+const REPORTING: u64 = 1 << 5;
+
+const INFLATE: usize = 0;
+const DEFLATE: usize = 1;
+const REPORT: usize = 2;
+const COUNT: usize = 3;
+
+/// Bytes of a page's number in a list: little endian.
+const NUMBER: usize = 4;
+/// Pages of a list that are looked at in one portion.
+const LISTED_AT_ONCE: usize = 64;
+
+/// What was done so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Pages that the guest reported as free.
+    pub reported: u64,
+    /// Pages that went into the balloon.
+    pub inflated: u64,
+    /// Pages that came out of it.
+    pub deflated: u64,
+    /// Frames that came free.
+    pub freed: u64,
+    /// Pages that the guest kept, for lack of a frame for a table.
+    pub kept: u64,
+    /// Buffers and pages that are not the guest's, or not to be used so.
+    pub refused: u64,
+}
+
+/// A chain that is being worked on.
+#[derive(Debug)]
+struct Work {
+    chain: Chain,
+    /// The buffer that is next.
+    at: usize,
+    /// What of it is done: bytes of a list, pages of what is reported.
+    done: u64,
+}
+
+const NO_WORKS: [Option<Work>; COUNT] = [const { None }; COUNT];
+
+/// The device.
+#[derive(Debug)]
+pub struct Balloon {
+    /// Pages of the guest's RAM.
+    pages: u64,
+    /// Pages that are to be in the balloon.
+    target: u32,
+    /// Pages that are, as the driver says.
+    actual: u32,
+    /// By queue.
+    works: [Option<Work>; COUNT],
+    counts: Counts,
+}
+
+impl Balloon {
+    /// That of a guest with so many pages of RAM.
+    #[must_use]
+    pub fn new(pages: u64, target: u64) -> Self {
+        let mut balloon = Self { pages, target: 0, actual: 0, works: NO_WORKS, counts: Counts::default() };
+        balloon.set_target(target);
+        balloon
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Pages that are to be in the balloon, and those that are, as the driver says.
+    #[must_use]
+    pub const fn target_and_actual(&self) -> (u64, u64) {
+        (self.target as u64, self.actual as u64)
+    }
+
+    /// Sets how many pages are to be in the balloon: seven eighths of all at most.
+    pub fn set_target(&mut self, pages: u64) {
+        self.target = pages.min(self.pages / 8 * 7).try_into().unwrap_or(u32::MAX);
+    }
+
+    /// Whether the guest has those pages.
+    fn has(&self, page: u64, pages: u64) -> bool {
+        let first = page.checked_sub(GUEST_RAM_BASE >> PAGE_SHIFT);
+        first.and_then(|first| first.checked_add(pages)).is_some_and(|end| end <= self.pages)
+    }
+
+    /// The whole pages of a buffer that the guest has.
+    fn whole_pages(&self, buffer: &Buffer) -> Option<(u64, u64)> {
+        let end = buffer.gpa.checked_add(buffer.bytes.into())?;
+        let (first, end) = (buffer.gpa.div_ceil(PAGE_BYTES), end / PAGE_BYTES);
+        let pages = end.saturating_sub(first);
+        self.has(first, pages).then_some((first, pages))
+    }
+
+    /// What is free of what a chain reports, a portion of it. Says whether that was all.
+    fn report(&mut self, work: &mut Work, outside: &mut dyn Outside) -> bool {
+        // What is refused comes to nothing; it is counted as it is passed.
+        let span = |(n, buffer): (usize, &Buffer)| {
+            let (start, pages) = self.whole_pages(buffer).filter(|_| buffer.is_written).unwrap_or((0, 0));
+            let done = if n == 0 { work.done } else { 0 };
+            Span { start: Pfn::new(start + done), pages: pages - done }
+        };
+        let spans: ArrayVec<Span, MOST> = work.chain.buffers[work.at..].iter().enumerate().map(span).collect();
+        let returned = outside.give_back(&spans);
+        self.counts.reported += returned.passed;
+        self.counts.freed += returned.freed;
+        self.counts.kept += returned.kept;
+        let mut passed = returned.passed;
+        for span in &spans {
+            if passed < span.pages {
+                work.done += passed;
+                return false;
+            }
+            passed -= span.pages;
+            let buffer = &work.chain.buffers[work.at];
+            let is_refused = !buffer.is_written || self.whole_pages(buffer).is_none();
+            self.counts.refused += u64::from(is_refused);
+            (work.at, work.done) = (work.at + 1, 0);
+        }
+        true
+    }
+
+    /// Takes pages of a list into the balloon, a portion of them. Says whether that was all.
+    fn inflate(&mut self, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
+        let Some(buffer) = work.chain.buffers.get(work.at) else { return Ok(true) };
+        let count = ((u64::from(buffer.bytes) - work.done) as usize / NUMBER).min(LISTED_AT_ONCE);
+        let mut list = [0; NUMBER * LISTED_AT_ONCE];
+        let list = &mut list[..NUMBER * count];
+        // An address that wraps is nowhere.
+        let at = buffer.gpa.saturating_add(work.done);
+        let read = if buffer.is_written { Err(Unreached::Nowhere) } else { outside.read(at, list) };
+        match read {
+            Ok(()) => {}
+            Err(Unreached::Later) => return Err(Trouble::Later),
+            Err(Unreached::Nowhere) => {
+                self.counts.refused += 1;
+                (work.at, work.done) = (work.at + 1, 0);
+                return Ok(work.at == work.chain.buffers.len());
+            }
+        }
+        let numbers = list.as_chunks::<NUMBER>().0.iter().map(|number| u64::from(u32::from_le_bytes(*number)));
+        let span = |page| Span { start: Pfn::new(page), pages: self.has(page, 1).into() };
+        let spans: ArrayVec<Span, LISTED_AT_ONCE> = numbers.map(span).collect();
+        let returned = outside.give_back(&spans);
+        self.counts.inflated += returned.passed;
+        self.counts.freed += returned.freed;
+        self.counts.kept += returned.kept;
+        let mut passed = returned.passed;
+        for span in &spans {
+            if passed < span.pages {
+                return Ok(false);
+            }
+            passed -= span.pages;
+            self.counts.refused += u64::from(span.pages == 0);
+            work.done += NUMBER as u64;
+        }
+        if u64::from(buffer.bytes) - work.done < NUMBER as u64 {
+            (work.at, work.done) = (work.at + 1, 0);
+        }
+        Ok(work.at == work.chain.buffers.len())
+    }
+
+    /// Takes pages of a list out of the balloon. There is nothing to do: a page comes at its next touch.
+    fn deflate(&mut self, work: &mut Work) {
+        for buffer in &work.chain.buffers[work.at..] {
+            let pages = u64::from(buffer.bytes) / NUMBER as u64;
+            if buffer.is_written || pages > self.pages {
+                self.counts.refused += 1;
+            } else {
+                self.counts.deflated += pages;
+            }
+        }
+        work.at = work.chain.buffers.len();
+    }
+
+    /// Does a portion of what is begun of a queue. Says whether that was all. To do it again when it was is nothing.
+    fn work(&mut self, at: usize, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
+        match at {
+            INFLATE => return self.inflate(work, outside),
+            REPORT => return Ok(self.report(work, outside)),
+            DEFLATE => self.deflate(work),
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+impl Backend for Balloon {
+    const ID: u32 = 5;
+    const QUEUES: usize = COUNT;
+
+    fn features(&self) -> u64 {
+        DEFLATE_ON_OOM | REPORTING
+    }
+
+    fn read_config(&self, offset: u64, width: u8) -> u32 {
+        let config = u64::from(self.actual) << 32 | u64::from(self.target);
+        let bytes = config.checked_shr(8 * offset.min(8) as u32).unwrap_or(0);
+        (bytes & (u64::MAX >> (64 - 8 * u32::from(width)))) as u32
+    }
+
+    fn write_config(&mut self, offset: u64, width: u8, value: u32) {
+        if (offset, width) == (4, 4) {
+            self.actual = value;
+        }
+    }
+
+    /// One chain is taken at most, and pages are given back once.
+    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let begun = match self.works[at].take() {
+            Some(work) => Some(work),
+            None => queue.take(outside)?.map(|chain| Work { chain, at: 0, done: 0 }),
+        };
+        if let Some(mut work) = begun {
+            let is_back = match self.work(at, &mut work, outside) {
+                Ok(true) => queue.give(&work.chain, 0, outside).map(|()| true),
+                other => other,
+            };
+            if is_back != Ok(true) {
+                self.works[at] = Some(work);
+                return is_back.map(|_| Progress::More);
+            }
+        }
+        Ok(if queue.await_more(outside)? { Progress::More } else { Progress::Idle })
+    }
+
+    fn reset(&mut self) {
+        self.works = NO_WORKS;
+        self.actual = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests;

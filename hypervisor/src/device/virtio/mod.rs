@@ -1,0 +1,25 @@
+//! Virtio devices ("Virtual I/O Device (VIRTIO) Version 1.2"), modern ones only, on its MMIO transport.
+//!
+//! | file | what |
+//! |---|---|
+//! | `queue` | the device's side of a split virtqueue: what the driver offers is copied once, then checked |
+//! | `backend` | what a device is to its transport |
+//! | `transport` | the registers: features, status, queues, interrupts, configuration |
+//! | `balloon` | the memory balloon |
+//!
+//! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
+//! wrong with a buffer is that buffer's affair: it is handed back, and counted.
+//!
+//! A notification is answered at once, by the vCPU that makes it; what takes longer than an exit may is done in portions, between
+//! which the vCPU makes the same store again ([`Answer::Again`](super::Answer::Again)). So a device takes nobody's time but its
+//! guest's, and nothing of it is left to be done for a guest that has gone.
+
+mod backend;
+pub mod balloon;
+pub mod queue;
+mod transport;
+
+pub use backend::{Backend, Progress};
+pub use balloon::Balloon;
+pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
+pub use transport::Mmio;

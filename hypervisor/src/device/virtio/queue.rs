@@ -1,0 +1,366 @@
+//! The device's side of a split virtqueue (chapter 2.7).
+//!
+//! The rings are the guest's memory, and its other harts write there at any time. So each thing is read once, and what was read is
+//! checked: nothing is trusted twice. Every loop is bounded by the queue's size.
+
+use crate::device::interface::{GuestMemory, Unreached};
+use arrayvec::ArrayVec;
+use core::fmt;
+use core::sync::atomic::{Ordering, fence};
+
+/// Most entries of a queue, and so most buffers in a chain.
+pub const MOST: usize = 64;
+
+/// The driver has more buffers after this one (`VIRTQ_DESC_F_NEXT`).
+const NEXT: u16 = 1;
+/// The device writes the buffer (`VIRTQ_DESC_F_WRITE`).
+const WRITE: u16 = 2;
+/// The buffer is a table of descriptors (`VIRTQ_DESC_F_INDIRECT`).
+const INDIRECT: u16 = 4;
+/// The driver wants no interrupts (`VIRTQ_AVAIL_F_NO_INTERRUPT`).
+const NO_INTERRUPT: u16 = 1;
+/// Bytes of a descriptor.
+const DESCRIPTOR: u64 = 16;
+
+/// Where the driver has put a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Layout {
+    /// How many entries it has: a power of two, [`MOST`] at most.
+    pub size: u16,
+    /// GPA of the descriptor table.
+    pub descriptors: u64,
+    /// GPA of the driver's ring (available).
+    pub driver: u64,
+    /// GPA of the device's ring (used).
+    pub device: u64,
+}
+
+impl Layout {
+    /// Whether a queue can be like that. Whether there is memory is seen when it is used.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        let size = u64::from(self.size);
+        let fits =
+            |start: u64, bytes: u64, align: u64| start.is_multiple_of(align) && start.checked_add(bytes).is_some();
+        self.size.is_power_of_two()
+            && usize::from(self.size) <= MOST
+            && fits(self.descriptors, DESCRIPTOR * size, 16)
+            && fits(self.driver, 6 + 2 * size, 2)
+            && fits(self.device, 6 + 8 * size, 4)
+    }
+}
+
+/// What both sides have agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Agreed {
+    /// Tables of descriptors outside of the queue's own (`VIRTIO_F_INDIRECT_DESC`).
+    pub indirect: bool,
+    /// Each side says from where on it wants to hear from the other (`VIRTIO_F_EVENT_IDX`).
+    pub event_index: bool,
+}
+
+/// What is wrong with a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Malformed {
+    /// There is no memory where it is.
+    Unreached,
+    /// The driver's index is further ahead than the queue is long.
+    RunsAhead,
+    /// A chain begins or goes on with a descriptor that does not exist.
+    NoDescriptor,
+    /// A chain has more buffers than the queue has entries: it is a loop, or as bad.
+    TooLong,
+    /// The device is to read a buffer after one that it is to write.
+    Order,
+    /// A table of descriptors that has no size that it may have, or stands where there may be none.
+    Table,
+}
+
+/// Why nothing comes of an operation on a ring. Nothing has happened then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// What is wrong with it.
+    Malformed(Malformed),
+    /// Its memory is not there yet: the same, made again, goes on.
+    Later,
+}
+
+impl From<Malformed> for Trouble {
+    fn from(why: Malformed) -> Self {
+        Trouble::Malformed(why)
+    }
+}
+
+impl From<Unreached> for Trouble {
+    fn from(why: Unreached) -> Self {
+        match why {
+            Unreached::Nowhere => Trouble::Malformed(Malformed::Unreached),
+            Unreached::Later => Trouble::Later,
+        }
+    }
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Malformed::Unreached => "there is no memory where the ring is",
+            Malformed::RunsAhead => "the driver's index is ahead by more than the queue's size",
+            Malformed::NoDescriptor => "there is no such descriptor",
+            Malformed::TooLong => "a chain is longer than the queue",
+            Malformed::Order => "a buffer to be read comes after one to be written",
+            Malformed::Table => "an indirect table of no possible size, or in no possible place",
+        })
+    }
+}
+
+/// A buffer. Nobody has looked yet whether there is memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// Where it is.
+    pub gpa: u64,
+    /// How long it is, in bytes.
+    pub bytes: u32,
+    /// Whether the device is to write it; else it reads.
+    pub is_written: bool,
+}
+
+/// What the driver has made available at once: buffers to be read, then buffers to be written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chain {
+    /// What names it.
+    head: u16,
+    /// The buffers.
+    pub buffers: ArrayVec<Buffer, MOST>,
+}
+
+/// A descriptor, as it was read.
+#[derive(Clone, Copy)]
+struct Descriptor {
+    buffer: Buffer,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    fn of(bytes: &[u8; DESCRIPTOR as usize]) -> Self {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, f0, f1, n0, n1] = *bytes;
+        let flags = u16::from_le_bytes([f0, f1]);
+        let buffer = Buffer {
+            gpa: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
+            bytes: u32::from_le_bytes([l0, l1, l2, l3]),
+            is_written: flags & WRITE != 0,
+        };
+        Self { buffer, flags, next: u16::from_le_bytes([n0, n1]) }
+    }
+
+    /// Which one comes next.
+    fn next(&self) -> Option<u16> {
+        (self.flags & NEXT != 0).then_some(self.next)
+    }
+}
+
+/// Adds a buffer to those of a chain, which may have `most`.
+fn add(buffers: &mut ArrayVec<Buffer, MOST>, buffer: Buffer, most: u16) -> Result<(), Malformed> {
+    if buffers.len() >= usize::from(most) {
+        return Err(Malformed::TooLong);
+    }
+    if !buffer.is_written && buffers.last().is_some_and(|last| last.is_written) {
+        return Err(Malformed::Order);
+    }
+    buffers.try_push(buffer).map_err(|_| Malformed::TooLong)
+}
+
+/// How tests break a queue, to see that they notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Broken {
+    /// It believes any index.
+    RunsAlong,
+    /// It takes a descriptor that does not exist for another one.
+    Wraps,
+    /// It does not look again when it has asked for notifications.
+    LooksNoMore,
+    /// It forgets what it has given back before it was asked.
+    TellsLate,
+}
+
+/// A queue that the driver has made ready.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    layout: Layout,
+    agreed: Agreed,
+    /// Chains that were taken, modulo 2^16.
+    taken: u16,
+    /// Chains that were given back.
+    given: u16,
+    /// Those of which the driver was told, or did not want to be.
+    told: u16,
+    #[cfg(test)]
+    broken: Option<Broken>,
+}
+
+impl Queue {
+    /// One from which nothing was taken. `None` if it cannot be like that.
+    #[must_use]
+    pub fn new(layout: Layout, agreed: Agreed) -> Option<Self> {
+        let queue = Self {
+            layout,
+            agreed,
+            taken: 0,
+            given: 0,
+            told: 0,
+            #[cfg(test)]
+            broken: None,
+        };
+        layout.is_possible().then_some(queue)
+    }
+
+    #[cfg(test)]
+    fn is_broken(&self, how: Broken) -> bool {
+        self.broken == Some(how)
+    }
+
+    #[cfg(not(test))]
+    const fn is_broken(&self, _: Broken) -> bool {
+        false
+    }
+
+    /// The place in a ring of a count of chains.
+    fn slot(&self, count: u16) -> u64 {
+        u64::from(count & (self.layout.size - 1))
+    }
+
+    /// How many chains the driver has made available that were not taken.
+    fn available(&self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<u16, Trouble> {
+        let ahead = mem.load_u16(self.layout.driver + 2)?.wrapping_sub(self.taken);
+        if ahead > self.layout.size && !self.is_broken(Broken::RunsAlong) {
+            return Err(Malformed::RunsAhead.into());
+        }
+        Ok(ahead)
+    }
+
+    /// Takes the next chain, if there is one: copies its descriptors, then checks them.
+    ///
+    /// # Errors
+    /// [`Trouble`].
+    pub fn take(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Option<Chain>, Trouble> {
+        if self.available(mem)? == 0 {
+            return Ok(None);
+        }
+        // The index is read before what it tells of.
+        fence(Ordering::SeqCst);
+        let head = mem.load_u16(self.layout.driver + 4 + 2 * self.slot(self.taken))?;
+        let (mut buffers, mut next) = (ArrayVec::new(), Some(head));
+        while let Some(at) = next {
+            let descriptor = self.descriptor(at, mem)?;
+            next = descriptor.next();
+            if descriptor.flags & INDIRECT == 0 {
+                add(&mut buffers, descriptor.buffer, self.layout.size)?;
+            } else if !self.agreed.indirect || next.is_some() {
+                return Err(Malformed::Table.into());
+            } else {
+                self.take_table(descriptor.buffer, &mut buffers, mem)?;
+            }
+        }
+        self.taken = self.taken.wrapping_add(1);
+        Ok(Some(Chain { head, buffers }))
+    }
+
+    fn descriptor(&self, at: u16, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Descriptor, Trouble> {
+        if at >= self.layout.size && !self.is_broken(Broken::Wraps) {
+            return Err(Malformed::NoDescriptor.into());
+        }
+        let mut bytes = [0; DESCRIPTOR as usize];
+        mem.read(self.layout.descriptors + DESCRIPTOR * self.slot(at), &mut bytes)?;
+        Ok(Descriptor::of(&bytes))
+    }
+
+    /// Goes through a table of descriptors, which is copied as a whole.
+    fn take_table(
+        &self,
+        table: Buffer,
+        buffers: &mut ArrayVec<Buffer, MOST>,
+        mem: &mut (impl GuestMemory + ?Sized),
+    ) -> Result<(), Trouble> {
+        const BYTES: usize = MOST * DESCRIPTOR as usize;
+        let bytes = table.bytes as usize;
+        let count = bytes / DESCRIPTOR as usize;
+        let is_whole = bytes.is_multiple_of(DESCRIPTOR as usize);
+        if !is_whole || count == 0 || count > usize::from(self.layout.size) {
+            return Err(Malformed::Table.into());
+        }
+        let mut copy = [0; BYTES];
+        let copy = &mut copy[..bytes];
+        mem.read(table.gpa, copy)?;
+        let mut next = Some(0);
+        while let Some(at) = next {
+            let descriptor = copy.as_chunks().0.get(usize::from(at)).map(Descriptor::of);
+            let descriptor = descriptor.ok_or(Malformed::NoDescriptor)?;
+            if descriptor.flags & INDIRECT != 0 {
+                return Err(Malformed::Table.into());
+            }
+            add(buffers, descriptor.buffer, self.layout.size)?;
+            next = descriptor.next();
+        }
+        Ok(())
+    }
+
+    /// Gives a chain back, into which `written` bytes were written.
+    ///
+    /// # Errors
+    /// [`Trouble`].
+    pub fn give(&mut self, chain: &Chain, written: u32, mem: &mut (impl GuestMemory + ?Sized)) -> Result<(), Trouble> {
+        let mut element = [0; 8];
+        element[..4].copy_from_slice(&u32::from(chain.head).to_le_bytes());
+        element[4..].copy_from_slice(&written.to_le_bytes());
+        mem.write(self.layout.device + 4 + 8 * self.slot(self.given), &element)?;
+        // Whoever sees the index sees the element.
+        fence(Ordering::SeqCst);
+        let given = self.given.wrapping_add(1);
+        mem.store_u16(self.layout.device + 2, given)?;
+        self.given = given;
+        Ok(())
+    }
+
+    /// Whether the driver is to be interrupted for what was given back since this was asked last.
+    ///
+    /// # Errors
+    /// [`Trouble`].
+    pub fn must_tell(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<bool, Trouble> {
+        let before = if self.is_broken(Broken::TellsLate) { self.given.wrapping_sub(1) } else { self.told };
+        let count = self.given.wrapping_sub(before);
+        if self.given == self.told {
+            return Ok(false);
+        }
+        // The driver says what it wants and then looks at the index; here it is the other way round.
+        fence(Ordering::SeqCst);
+        let driver = self.layout.driver;
+        let must_tell = if self.agreed.event_index {
+            let event = mem.load_u16(driver + 4 + 2 * u64::from(self.layout.size))?;
+            // Whether the index has passed by `event` (`vring_need_event`).
+            self.given.wrapping_sub(event).wrapping_sub(1) < count
+        } else {
+            mem.load_u16(driver)? & NO_INTERRUPT == 0
+        };
+        self.told = self.given;
+        Ok(must_tell)
+    }
+
+    /// Asks the driver to notify when it makes more available. Says whether it has done so meanwhile, perhaps without notifying.
+    ///
+    /// # Errors
+    /// [`Trouble`].
+    pub fn await_more(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<bool, Trouble> {
+        if self.agreed.event_index {
+            mem.store_u16(self.layout.device + 4 + 8 * u64::from(self.layout.size), self.taken)?;
+            // It is asked first, then looked at again; the driver does the opposite.
+            fence(Ordering::SeqCst);
+        }
+        if self.is_broken(Broken::LooksNoMore) {
+            return Ok(false);
+        }
+        Ok(self.available(mem)? != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

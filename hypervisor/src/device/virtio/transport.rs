@@ -1,0 +1,329 @@
+//! Virtio over MMIO (chapter 4.2), version 2.
+
+use super::backend::{Backend, Progress};
+use super::queue::{Agreed, Layout, MOST, Queue, Trouble};
+use crate::device::interface::{Answer, Device, Outside, Place};
+use alloc::vec::Vec;
+use dtoolkit::model::DeviceTreeProperty;
+
+const MAGIC: u64 = 0x000;
+const VERSION: u64 = 0x004;
+const DEVICE_ID: u64 = 0x008;
+const VENDOR_ID: u64 = 0x00c;
+const DEVICE_FEATURES: u64 = 0x010;
+const DEVICE_FEATURES_SEL: u64 = 0x014;
+const DRIVER_FEATURES: u64 = 0x020;
+const DRIVER_FEATURES_SEL: u64 = 0x024;
+const QUEUE_SEL: u64 = 0x030;
+const QUEUE_SIZE_MAX: u64 = 0x034;
+const QUEUE_SIZE: u64 = 0x038;
+const QUEUE_READY: u64 = 0x044;
+const QUEUE_NOTIFY: u64 = 0x050;
+const INTERRUPT_STATUS: u64 = 0x060;
+const INTERRUPT_ACK: u64 = 0x064;
+const STATUS: u64 = 0x070;
+const QUEUE_DESC_LOW: u64 = 0x080;
+const QUEUE_DESC_HIGH: u64 = 0x084;
+const QUEUE_DRIVER_LOW: u64 = 0x090;
+const QUEUE_DRIVER_HIGH: u64 = 0x094;
+const QUEUE_DEVICE_LOW: u64 = 0x0a0;
+const QUEUE_DEVICE_HIGH: u64 = 0x0a4;
+/// Length and base of a shared memory region, four words: there is none.
+const SHARED_MEMORY: core::ops::RangeInclusive<u64> = 0x0b0..=0x0bc;
+const CONFIG_GENERATION: u64 = 0x0fc;
+const CONFIG: u64 = 0x100;
+/// Bytes of the register file, the configuration included.
+const BYTES: u64 = 0x200;
+
+/// "virt".
+const MAGIC_VALUE: u32 = 0x7472_6976;
+/// "GNMN".
+const VENDOR: u32 = 0x4e4d_4e47;
+
+const FEATURES_OK: u8 = 8;
+const DRIVER_OK: u8 = 4;
+const NEEDS_RESET: u8 = 64;
+const FAILED: u8 = 128;
+
+/// A queue has something for the driver.
+const USED: u8 = 1;
+/// The configuration has changed, or the device needs a reset.
+const CHANGED: u8 = 2;
+
+const INDIRECT_DESC: u64 = 1 << 28;
+const EVENT_IDX: u64 = 1 << 29;
+const VERSION_1: u64 = 1 << 32;
+
+/// A queue, as the driver sets it up.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    layout: Layout,
+    /// Once it is ready.
+    queue: Option<Queue>,
+}
+
+/// A device with its registers.
+#[derive(Debug)]
+pub struct Mmio<B> {
+    start: u64,
+    source: u32,
+    /// The device behind them.
+    backend: B,
+    device_features_sel: u32,
+    driver_features_sel: u32,
+    driver_features: u64,
+    queue_sel: u32,
+    queues: Vec<Slot>,
+    status: u8,
+    interrupts: u8,
+    generation: u32,
+    /// Notifications, those that went on with an earlier one included.
+    notifications: u64,
+    /// How often something was wrong with a ring.
+    malformed: u64,
+}
+
+fn with_low(of: u64, value: u32) -> u64 {
+    of & !0xffff_ffff | u64::from(value)
+}
+
+fn with_high(of: u64, value: u32) -> u64 {
+    of & 0xffff_ffff | u64::from(value) << 32
+}
+
+/// Half number `sel` of a word of features.
+const fn half(of: u64, sel: u32) -> u32 {
+    match sel {
+        0 => of as u32,
+        1 => (of >> 32) as u32,
+        _ => 0,
+    }
+}
+
+impl<B: Backend> Mmio<B> {
+    /// One at GPA `start`, after reset.
+    #[must_use]
+    pub fn new(start: u64, source: u32, backend: B) -> Self {
+        Self {
+            start,
+            source,
+            backend,
+            device_features_sel: 0,
+            driver_features_sel: 0,
+            driver_features: 0,
+            queue_sel: 0,
+            queues: alloc::vec![Slot::default(); B::QUEUES],
+            status: 0,
+            interrupts: 0,
+            generation: 0,
+            notifications: 0,
+            malformed: 0,
+        }
+    }
+
+    /// The device behind the registers.
+    #[must_use]
+    pub const fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Notifications so far, and rings that were malformed.
+    #[must_use]
+    pub const fn counts(&self) -> (u64, u64) {
+        (self.notifications, self.malformed)
+    }
+
+    /// Changes the device in a way that its configuration tells of: so is the driver.
+    pub fn reconfigure(&mut self, change: impl FnOnce(&mut B)) {
+        change(&mut self.backend);
+        self.generation = self.generation.wrapping_add(1);
+        if self.status & DRIVER_OK != 0 {
+            self.interrupts |= CHANGED;
+        }
+    }
+
+    fn features(&self) -> u64 {
+        self.backend.features() | INDIRECT_DESC | EVENT_IDX | VERSION_1
+    }
+
+    fn selected(&mut self) -> Option<&mut Slot> {
+        self.queues.get_mut(self.queue_sel as usize)
+    }
+
+    /// What the driver sets of a queue while it is not ready.
+    fn set(&mut self, set: impl FnOnce(&mut Layout)) {
+        if let Some(Slot { layout, queue: None }) = self.selected() {
+            set(layout);
+        }
+    }
+
+    /// The driver is told that it has to start over.
+    fn fail(&mut self) {
+        self.malformed += 1;
+        self.status |= NEEDS_RESET;
+        if self.status & DRIVER_OK != 0 {
+            self.interrupts |= CHANGED;
+        }
+    }
+
+    fn set_ready(&mut self, is_ready: bool) {
+        let agreed = Agreed {
+            indirect: self.driver_features & INDIRECT_DESC != 0,
+            event_index: self.driver_features & EVENT_IDX != 0,
+        };
+        let Some(slot) = self.selected() else { return };
+        if !is_ready {
+            slot.queue = None;
+        } else if slot.queue.is_none() {
+            slot.queue = Queue::new(slot.layout, agreed);
+            if slot.queue.is_none() {
+                self.fail();
+            }
+        }
+    }
+
+    fn set_status(&mut self, value: u8) {
+        if value == 0 {
+            return self.start_over();
+        }
+        let mut value = value;
+        let is_new = value & FEATURES_OK & !self.status != 0;
+        if is_new && (self.driver_features & !self.features() != 0 || self.driver_features & VERSION_1 == 0) {
+            value &= !FEATURES_OK;
+        }
+        // That one is the device's.
+        self.status = value & !NEEDS_RESET | self.status & NEEDS_RESET;
+    }
+
+    /// The driver resets the device.
+    fn start_over(&mut self) {
+        self.backend.reset();
+        self.queues.fill(Slot::default());
+        (self.driver_features, self.status, self.interrupts) = (0, 0, 0);
+        (self.device_features_sel, self.driver_features_sel, self.queue_sel) = (0, 0, 0);
+    }
+
+    /// The driver says that there is something in a queue.
+    fn notify(&mut self, at: u32, outside: &mut dyn Outside) -> Answer<()> {
+        self.notifications += 1;
+        if self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) != FEATURES_OK | DRIVER_OK {
+            return Answer::Done(());
+        }
+        let Some(Slot { queue: Some(queue), .. }) = self.queues.get_mut(at as usize) else { return Answer::Done(()) };
+        let progress = self.backend.notified(at as usize, queue, outside);
+        // What was given back before something went wrong was given back.
+        let must_tell = queue.must_tell(outside);
+        if must_tell == Ok(true) {
+            self.interrupts |= USED;
+        }
+        match progress.and_then(|progress| must_tell.map(|_| progress)) {
+            Ok(Progress::More) | Err(Trouble::Later) => Answer::Again,
+            Ok(Progress::Idle) => Answer::Done(()),
+            Err(Trouble::Malformed(_)) => {
+                self.fail();
+                Answer::Done(())
+            }
+        }
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        let slot = self.queues.get(self.queue_sel as usize);
+        match offset {
+            MAGIC => MAGIC_VALUE,
+            VERSION => 2,
+            DEVICE_ID => B::ID,
+            VENDOR_ID => VENDOR,
+            DEVICE_FEATURES => half(self.features(), self.device_features_sel),
+            QUEUE_SIZE_MAX => slot.map_or(0, |_| MOST as u32),
+            QUEUE_READY => slot.map_or(0, |slot| slot.queue.is_some().into()),
+            INTERRUPT_STATUS => self.interrupts.into(),
+            STATUS => self.status.into(),
+            offset if SHARED_MEMORY.contains(&offset) => u32::MAX,
+            CONFIG_GENERATION => self.generation,
+            // Others are for writing, or do not exist.
+            _ => 0,
+        }
+    }
+
+    fn write(&mut self, offset: u64, value: u32, outside: &mut dyn Outside) -> Answer<()> {
+        match offset {
+            DEVICE_FEATURES_SEL => self.device_features_sel = value,
+            DRIVER_FEATURES_SEL => self.driver_features_sel = value,
+            // Settled once both sides have said so.
+            DRIVER_FEATURES if self.status & FEATURES_OK == 0 => match self.driver_features_sel {
+                0 => self.driver_features = with_low(self.driver_features, value),
+                1 => self.driver_features = with_high(self.driver_features, value),
+                _ => {}
+            },
+            QUEUE_SEL => self.queue_sel = value,
+            QUEUE_SIZE => self.set(|layout| layout.size = value.try_into().unwrap_or(0)),
+            QUEUE_READY => self.set_ready(value & 1 != 0),
+            QUEUE_NOTIFY => return self.notify(value, outside),
+            INTERRUPT_ACK => self.interrupts &= !(value as u8),
+            STATUS => self.set_status(value as u8),
+            QUEUE_DESC_LOW => self.set(|layout| layout.descriptors = with_low(layout.descriptors, value)),
+            QUEUE_DESC_HIGH => self.set(|layout| layout.descriptors = with_high(layout.descriptors, value)),
+            QUEUE_DRIVER_LOW => self.set(|layout| layout.driver = with_low(layout.driver, value)),
+            QUEUE_DRIVER_HIGH => self.set(|layout| layout.driver = with_high(layout.driver, value)),
+            QUEUE_DEVICE_LOW => self.set(|layout| layout.device = with_low(layout.device, value)),
+            QUEUE_DEVICE_HIGH => self.set(|layout| layout.device = with_high(layout.device, value)),
+            _ => {}
+        }
+        Answer::Done(())
+    }
+}
+
+/// The offset in the configuration, if the access is one that is answered there.
+fn in_config(offset: u64, width: u8) -> Option<u64> {
+    offset.checked_sub(CONFIG).filter(|_| width <= 4 && offset.is_multiple_of(width.into()))
+}
+
+impl<B: Backend> Device for Mmio<B> {
+    fn name(&self) -> &'static str {
+        "virtio_mmio"
+    }
+
+    fn place(&self) -> Place {
+        Place { start: self.start, bytes: BYTES }
+    }
+
+    fn source(&self) -> u32 {
+        self.source
+    }
+
+    fn properties(&self) -> Vec<DeviceTreeProperty> {
+        [DeviceTreeProperty::new_unchecked("compatible", "virtio,mmio")].into()
+    }
+
+    /// Registers only as whole, aligned words; the configuration by what its fields have.
+    fn load(&mut self, offset: u64, width: u8, _: &mut dyn Outside) -> Answer<u64> {
+        match in_config(offset, width) {
+            Some(offset) => Answer::Done(self.backend.read_config(offset, width).into()),
+            None if offset < CONFIG && width == 4 && offset.is_multiple_of(4) => Answer::Done(self.read(offset).into()),
+            None => Answer::Refused,
+        }
+    }
+
+    fn store(&mut self, offset: u64, width: u8, value: u64, outside: &mut dyn Outside) -> Answer<()> {
+        match in_config(offset, width) {
+            Some(offset) => {
+                self.backend.write_config(offset, width, value as u32);
+                Answer::Done(())
+            }
+            None if offset < CONFIG && width == 4 && offset.is_multiple_of(4) => {
+                self.write(offset, value as u32, outside)
+            }
+            None => Answer::Refused,
+        }
+    }
+
+    fn interrupt(&self) -> bool {
+        self.interrupts != 0
+    }
+
+    fn moment(&mut self, _: &mut dyn Outside) {}
+
+    fn reset(&mut self) {
+        self.start_over();
+    }
+}

@@ -1,0 +1,87 @@
+//! A guest's memory, as its devices reach it.
+
+use crate::device::{GuestMemory, Unreached};
+use crate::env::Env;
+use crate::memory::by_page;
+use crate::serial::Reach;
+use crate::vm::Unreachable;
+use mmu::gstage::{Ready, Returned, Span};
+use rv::{Access, Addr, Gpa, Hpa, PhysMem, PteFlags};
+
+/// How often a page is made ready that is gone again when it is looked for.
+const ATTEMPTS: u32 = 4;
+
+impl<E: Env> Reach<'_, E> {
+    /// Makes an access to what is at `gpa`: within a page, and under the lock of the VM's memory, so that the page stays there.
+    fn access<T>(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        mut make: impl FnMut(Addr<Hpa>, &mut E::Mem) -> T,
+    ) -> Result<T, Unreached> {
+        let mut mem = self.env.mem();
+        for _ in 0..ATTEMPTS {
+            let memory = self.vm.memory.lock();
+            let there = memory.as_ref().ok_or(Unreached::Nowhere)?.space.translate(gpa, &mem);
+            // Mostly it is there: the guest has written its rings.
+            if let Some(there) = there.filter(|there| access != Access::Store || there.flags.contains(PteFlags::W)) {
+                return Ok(make(there.hpa, &mut mem));
+            }
+            drop(memory);
+            // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
+            match self.vm.reach(self.g, (gpa, access), &mut Ready::Denied, self.env) {
+                Ok(_) => {}
+                Err(Unreachable::Later | Unreachable::Waits) => return Err(Unreached::Later),
+                Err(_) => return Err(Unreached::Nowhere),
+            }
+        }
+        Err(Unreached::Later)
+    }
+}
+
+/// The aligned doubleword around `hpa`, and by how many bits what is there is shifted in it.
+fn word(hpa: Addr<Hpa>) -> (Addr<Hpa>, u32) {
+    (hpa.align_down(8), 8 * (hpa.raw() % 8) as u32)
+}
+
+impl<E: Env> GuestMemory for Reach<'_, E> {
+    fn read(&mut self, gpa: u64, into: &mut [u8]) -> Result<(), Unreached> {
+        for (at, part) in by_page(Addr::new(gpa), into.len()) {
+            self.access(at, Access::Load, |hpa, mem| mem.read_bytes(hpa, &mut into[part.clone()]))?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, gpa: u64, from: &[u8]) -> Result<(), Unreached> {
+        for (at, part) in by_page(Addr::new(gpa), from.len()) {
+            self.access(at, Access::Store, |hpa, mem| mem.write_bytes(hpa, &from[part.clone()]))?;
+            self.vm.translation.host_wrote(self.vm, at.pfn(), self.env);
+        }
+        Ok(())
+    }
+
+    fn load_u16(&mut self, gpa: u64) -> Result<u16, Unreached> {
+        self.access(Addr::new(gpa), Access::Load, |hpa, mem| {
+            let (word, shift) = word(hpa);
+            (mem.read_u64(word) >> shift) as u16
+        })
+    }
+
+    fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached> {
+        self.access(Addr::new(gpa), Access::Store, |hpa, mem| {
+            let (word, shift) = word(hpa);
+            let with = |old: u64| old & !(0xffff << shift) | u64::from(value) << shift;
+            let mut old = mem.read_u64(word);
+            // What stands beside it may be the guest's, which stores there meanwhile: each time that this fails it has.
+            while let Err(found) = mem.compare_exchange_u64(word, old, with(old)) {
+                old = found;
+            }
+        })?;
+        self.vm.translation.host_wrote(self.vm, Addr::<Gpa>::new(gpa).pfn(), self.env);
+        Ok(())
+    }
+
+    fn give_back(&mut self, spans: &[Span]) -> Returned {
+        self.vm.translation.give_back(self.g, self.vm, spans, self.env)
+    }
+}
