@@ -13,7 +13,7 @@
 //! moves the figure by up to three in a hundred. So each machine boots with command lines that differ in
 //! an unused word, and the median counts; the range stands beside it.
 
-use super::lab::{Lab, Load, Processors};
+use super::lab::{Keeping, Lab, Load, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, ChoiceError, Gnomon, Small, Subject};
@@ -140,6 +140,7 @@ impl Loads {
             append: append.to_owned(),
             memory: MEMORY,
             svadu: false,
+            keeping: Keeping::Demand,
             has_few_devices,
             processors: Processors::ONE,
         };

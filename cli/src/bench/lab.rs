@@ -58,6 +58,30 @@ impl Processors {
     }
 }
 
+/// How Gnomon keeps a guest's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+pub enum Keeping {
+    /// By demand; A and D only where memory is short.
+    #[default]
+    Demand,
+    /// All of it is there from the start.
+    Wired,
+    /// By demand, with D by faults for all of it.
+    Faults,
+    /// By demand, with A and D by the hardware, where that walks the G-stage.
+    Hardware,
+}
+
+impl Keeping {
+    fn settings(self) -> Vec<String> {
+        match self {
+            Self::Demand | Self::Wired => vec![],
+            Self::Faults => vec!["fault-d=on".into()],
+            Self::Hardware => vec!["hardware-ad=on".into()],
+        }
+    }
+}
+
 /// What a subject boots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
@@ -71,6 +95,8 @@ pub struct Load {
     pub memory: Size,
     /// Whether a guest of Gnomon's is promised hardware updates of A and D.
     pub svadu: bool,
+    /// How Gnomon keeps its memory.
+    pub keeping: Keeping,
     /// Whether the bare machine is described without the devices that guests have not.
     pub has_few_devices: bool,
     /// What it runs on. The guests of KVM have one of each.
@@ -254,7 +280,7 @@ impl Lab {
 
     /// What a run depends on.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
-        let Load { kernel, initrd, append, memory, svadu, has_few_devices, processors } = load;
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
             Subject::Kvm { .. } => self.with_kvm(|host| {
@@ -266,7 +292,7 @@ impl Lab {
         let initrd = initrd.as_deref().map(|file| self.digest(file)).transpose()?;
         let all = json!({
             "subject": subject, "append": append, "memory": memory.0, "initrd": initrd, "kvm": kvm,
-            "processors": processors, "svadu": *svadu && is_gnomon, "few": *has_few_devices && is_native,
+            "processors": processors, "svadu": *svadu && is_gnomon, "keeping": if is_gnomon { *keeping } else { Keeping::Demand }, "few": *has_few_devices && is_native,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
             "command": self.command,
@@ -322,7 +348,7 @@ impl Lab {
 
     /// The machine, with what must live as long as it.
     fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<Unnamed>)> {
-        let Load { kernel, initrd, append, memory, svadu, has_few_devices, processors } = load.clone();
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors } = load.clone();
         match subject {
             Subject::Native => {
                 let clock = Clock::Instructions;
@@ -341,11 +367,13 @@ impl Lab {
                     initrd: Some(initrd.map_or(Initrd::None, Initrd::File)),
                     append: Some(append),
                     svadu: Some(svadu),
+                    wired: Some(keeping == Keeping::Wired),
                     console: Some(Console::None),
                     ..VmFile::default()
                 };
                 let (machine, bundle) =
-                    run::prepare(&run_spec(gnomon, vm, processors.harts), Some(&self.hypervisor))?.machine_and_bundle();
+                    run::prepare(&run_spec(gnomon, (vm, keeping), processors.harts), Some(&self.hypervisor))?
+                        .machine_and_bundle();
                 Ok((machine, Some(bundle)))
             }
             Subject::Kvm { superpages } => {
@@ -406,14 +434,14 @@ fn commit(root: &Path) -> String {
 }
 
 /// A run of one VM.
-fn run_spec(gnomon: Gnomon, vm: VmFile, harts: u32) -> RunSpec {
+fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> RunSpec {
     let vm = VmFile { superpages: Some(gnomon.superpages), ..vm };
     RunSpec {
         files: vec![gnomon.variant.applied_to(vm)],
         options: VmFile::default(),
         host_memory: None,
         swap: None,
-        settings: Vec::new(),
+        settings: keeping.settings(),
         harts: Some(harts),
         h: gnomon.variant.h,
         seat: gnomon.seat,

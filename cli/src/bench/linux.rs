@@ -2,7 +2,7 @@
 //! region what the meter counted there.
 
 use super::counts::{CoreCounts, Counts, Exits};
-use super::lab::{Lab, Load, Processors, Run};
+use super::lab::{Keeping, Lab, Load, Processors, Run};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, Gnomon, Small, Subject};
 use super::table::Table;
@@ -51,6 +51,8 @@ pub struct Case {
     pub workload: Workload,
     /// Whether guests of Gnomon's are promised hardware updates of A and D.
     pub svadu: bool,
+    /// How Gnomon keeps its memory.
+    pub keeping: Keeping,
 }
 
 /// A subject, and what it came to, or why to nothing.
@@ -97,6 +99,7 @@ impl Plan {
                 append: APPEND.into(),
                 memory: case.workload.memory,
                 svadu: case.svadu,
+                keeping: case.keeping,
                 has_few_devices: false,
                 processors: Processors::ONE,
             };
@@ -162,6 +165,7 @@ impl Plan {
                 "append": APPEND,
                 "memory_bytes": case.workload.memory.0,
                 "svadu": case.svadu,
+                "keeping": case.keeping,
                 "packages": case.workload.versions,
                 "regions": case.workload.regions,
                 "runs": runs.iter().map(|(subject, run)| json!({ "subject": subject, "run": run })).collect::<Vec<_>>(),
@@ -486,7 +490,7 @@ pub(super) mod tests {
             let regions = vec![lab::Region { labels: (3, Some(3)), total: total.clone() }];
             (subject(name), Ok(Run { regions, ..Run::default() }))
         };
-        let case = Case { name: String::new(), workload, svadu: false };
+        let case = Case { name: String::new(), workload, svadu: false, keeping: Keeping::Demand };
         Results { cases: vec![(case, runs.iter().map(run).collect())] }
     }
 

@@ -4,7 +4,7 @@
 //! whatever hart and privilege mode, is a nanosecond of the `time` CSR, so the guest reads the figure itself. Time in which all harts
 //! wait would count, too.
 
-use super::lab::{Lab, Load, Processors, Run};
+use super::lab::{Keeping, Lab, Load, Processors, Run};
 use super::linux::{number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Gnomon, Small, Subject};
@@ -47,6 +47,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
             append: APPEND.into(),
             memory: workload.memory,
             svadu: false,
+            keeping: Keeping::Demand,
             has_few_devices: false,
             processors: Processors { harts: if *subject == Subject::Native { *vcpus } else { HARTS }, vcpus: *vcpus },
         };

@@ -1,7 +1,7 @@
 //! A series: one test guest, run on each subject with several arguments, and what it cost each time.
 
 use super::counts::{CoreCounts, Counts};
-use super::lab::{Lab, Load, Processors};
+use super::lab::{Keeping, Lab, Load, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Small, Subject};
@@ -132,7 +132,16 @@ fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> 
         let (memory, svadu) = (MEMORY, plan.svadu);
         let run = lab.run(
             subject,
-            &Load { kernel, initrd: None, append, memory, svadu, has_few_devices: false, processors: Processors::ONE },
+            &Load {
+                kernel,
+                initrd: None,
+                append,
+                memory,
+                svadu,
+                keeping: Keeping::Demand,
+                has_few_devices: false,
+                processors: Processors::ONE,
+            },
         )?;
         let region = run.regions.into_iter().next().map(|region| region.total);
         Ok(Point { figures: run.figures, counters: run.counters, region })
