@@ -38,6 +38,8 @@ use mmu::frames::{Ahead, Frames, Run};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, Pfn};
 
+/// Writes that fail one after another, after which none is begun any more: each takes long, and is for nothing.
+const MOST_FAILED: u32 = 8;
 /// Frames that the pager keeps for tables: it needs some when there are none.
 const STOCK: usize = 4;
 
@@ -98,6 +100,8 @@ struct Inner {
     disk: Option<Box<dyn Disk>>,
     slots: Slots,
     requests: Vec<Request>,
+    /// Writes that have failed, since one has not.
+    failed: u32,
     /// For tables that split 2 MiB.
     stock: Vec<Ahead>,
 }
@@ -114,7 +118,7 @@ impl Pager {
     pub fn new(disk: Option<Box<dyn Disk>>) -> Self {
         let slots = Slots::new(disk.as_ref().map_or(0, |disk| disk.pages()));
         Self {
-            inner: Mutex::new(Inner { disk, slots, requests: Vec::new(), stock: Vec::new() }),
+            inner: Mutex::new(Inner { disk, slots, requests: Vec::new(), failed: 0, stock: Vec::new() }),
             clock: Mutex::new(clock::Clock::default()),
             is_on: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),

@@ -1,7 +1,7 @@
 //! The sweep: a hand that goes through the memory of all VMs, and takes what nobody has used since it came by last.
 
 use super::clock::{Clock, FIRST, Goal, Pageable, Portion};
-use super::{Inner, Pager, Request, Way};
+use super::{Inner, MOST_FAILED, Pager, Request, Way};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
@@ -195,7 +195,9 @@ impl Pager {
             return Went::Gone;
         }
         let mut inner = self.inner.lock();
-        let Inner { disk: Some(disk), slots, requests, .. } = &mut *inner else { return Went::Stays };
+        let Inner { disk: Some(disk), slots, requests, failed: 0..MOST_FAILED, .. } = &mut *inner else {
+            return Went::Stays;
+        };
         let Some(slot) = slots.take().or_else(|| space.give_up_copy()) else { return Went::Stays };
         match disk.begin(Way::Out, slot, frame) {
             Ok(token) => {

@@ -1,7 +1,7 @@
 //! Pages that come back, requests that are finished, and who waits for them.
 
 use super::clock::Goal;
-use super::{Inner, NotBegun, Pager, Request, Way};
+use super::{Inner, MOST_FAILED, NotBegun, Pager, Request, Way};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
@@ -304,14 +304,24 @@ impl Pager {
             let at = inner.requests.iter().position(|request| request.slot == slot);
             let Some(at) = at else { unreachable!("it is there until now") };
             let Request { is_moot, .. } = inner.requests.swap_remove(at);
-            if result.is_err() {
-                inner.slots.spoil(slot);
+            let mut is_given_up = false;
+            match (way, result) {
+                (_, Err(_)) => {
+                    inner.slots.spoil(slot);
+                    inner.failed += u32::from(way == Way::Out);
+                    is_given_up = way == Way::Out && inner.failed == MOST_FAILED;
+                }
+                (Way::Out, Ok(())) => inner.failed = 0,
+                (Way::In, Ok(())) => {}
             }
             // Else it is in an entry, or a copy of a page that is in memory, and forgone some time.
             if is_moot {
                 inner.slots.give(slot);
             }
             drop(inner);
+            if is_given_up {
+                g.console.say("the swap device fails: nothing more is written to it");
+            }
             // Counted while somebody may still come to wait for it.
             self.in_flight.fetch_sub(1, SeqCst);
             self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
