@@ -132,11 +132,6 @@ fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
     most + ram / 256 + 64 + table_frames
 }
 
-/// RAM that is never taken from a VM once it has it, in frames.
-fn promised(config: &VmConfig) -> u64 {
-    (if config.wired { config.memory_bytes } else { config.reserve_bytes }) / PAGE_BYTES
-}
-
 /// Whether the host can keep what it promises to all VMs that there are. If they may want more than it has, pages will have to go.
 fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
     let config = &vm.config;
@@ -147,7 +142,7 @@ fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
         return Err("wired memory with a limit below it: leave one of them out".into());
     }
     let sum = |of: fn(&Vm) -> u64| g.vms.all().map(|vm| of(&vm)).fold(0_u64, u64::saturating_add);
-    let (all, total) = (sum(|vm| promised(&vm.config)), frames.total_count());
+    let (all, total) = (sum(|vm| vm.promised_bytes() / PAGE_BYTES), frames.total_count());
     if all > total {
         return Err(format!("{all} frames are reserved or wired for all VMs together, of {total} that the host has"));
     }

@@ -24,7 +24,9 @@ impl<E: Env> Reach<'_, E> {
             let memory = self.vm.memory.lock();
             let there = memory.as_ref().ok_or(Unreached::Nowhere)?.space.translate(gpa, &mem);
             // Mostly it is there: the guest has written its rings.
-            if let Some(there) = there.filter(|there| access != Access::Store || there.flags.contains(PteFlags::W)) {
+            if let Some(there) =
+                there.filter(|there| access != Access::Store || there.flags.contains(PteFlags::W | PteFlags::D))
+            {
                 return Ok(make(there.hpa, &mut mem));
             }
             drop(memory);

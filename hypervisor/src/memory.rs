@@ -5,7 +5,7 @@ use crate::gnomon::Gnomon;
 use crate::vm::{Unreachable, Vm};
 use core::ops::Range;
 use mmu::gstage::Ready;
-use rv::{Access, Addr, Gpa, Hpa, PAGE_BYTES, PhysMem};
+use rv::{Access, Addr, Gpa, Hpa, PAGE_BYTES, PhysMem, PteFlags};
 
 impl Vm {
     /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes. What was made ready before, and not
@@ -37,6 +37,35 @@ impl Vm {
         by_page(gpa, bytes).try_for_each(|(at, _)| self.reach(g, (at, access), ready, env).map(|_| ()))
     }
 
+    /// Does something with a page of guest memory while nobody can take it away: under the VM's lock.
+    fn with_page<E: Env>(
+        &self,
+        g: &Gnomon,
+        (gpa, access): (Addr<Gpa>, Access),
+        ready: &mut Ready,
+        env: &mut E,
+        mut act: impl FnMut(Addr<Hpa>, &mut E::Mem),
+    ) -> Result<(), Unreachable> {
+        /// Another hart may take it away in between, but not often.
+        const ATTEMPTS: usize = 4;
+        let needed = match access {
+            Access::Store => PteFlags::W | PteFlags::D,
+            _ => PteFlags::R,
+        };
+        let mut mem = env.mem();
+        for _ in 0..ATTEMPTS {
+            let guard = self.memory.lock();
+            let memory = guard.as_ref().ok_or(Unreachable::Gone)?;
+            if let Some(there) = memory.space.translate(gpa, &mem).filter(|there| there.flags.contains(needed)) {
+                act(there.hpa, &mut mem);
+                return Ok(());
+            }
+            drop(guard);
+            self.reach(g, (gpa, access), ready, env)?;
+        }
+        Err(Unreachable::Later)
+    }
+
     /// Copies bytes out of guest memory, faulting it in.
     ///
     /// # Errors
@@ -50,8 +79,7 @@ impl Vm {
         env: &mut E,
     ) -> Result<(), Unreachable> {
         for (at, part) in by_page(gpa, into.len()) {
-            let hpa = self.reach(g, (at, Access::Load), ready, env)?;
-            env.mem().read_bytes(hpa, &mut into[part]);
+            self.with_page(g, (at, Access::Load), ready, env, |hpa, mem| mem.read_bytes(hpa, &mut into[part.clone()]))?;
         }
         Ok(())
     }
@@ -69,8 +97,8 @@ impl Vm {
         env: &mut E,
     ) -> Result<(), Unreachable> {
         for (at, part) in by_page(gpa, from.len()) {
-            let hpa = self.reach(g, (at, Access::Store), ready, env)?;
-            env.mem().write_bytes(hpa, &from[part]);
+            let what = (at, Access::Store);
+            self.with_page(g, what, ready, env, |hpa, mem| mem.write_bytes(hpa, &from[part.clone()]))?;
             self.translation.host_wrote(self, at.pfn(), env);
         }
         Ok(())

@@ -145,6 +145,7 @@ pub(crate) fn bring_in<E: Env>(
     let frames = &g.harts[env.hart()].frames;
     let Some(Memory { space, .. }) = guard.as_mut() else { return Err(frame.0) };
     let stale = space.bring_in(page, from, frame, &mut env.mem())?;
+    space.keep_copies(g.pager.most_copies(g));
     g.pager.forgo_all(space);
     stale.flush(&mut GStageFence { g, vm, env }, frames);
     Ok(())

@@ -359,6 +359,12 @@ impl Vm {
         self.handle.slot
     }
 
+    /// RAM that is never taken from it once it has it, in bytes.
+    #[must_use]
+    pub const fn promised_bytes(&self) -> u64 {
+        if self.config.wired { self.config.memory_bytes } else { self.config.reserve_bytes }
+    }
+
     /// The device at `gpa`, if there is one, and where in its registers that is: offset and how many bytes are left.
     #[must_use]
     pub fn device_at(&self, gpa: u64) -> Option<(Target, u64, u64)> {

@@ -136,7 +136,11 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
     let exit = run.context.exit;
     // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
     let insn = match exit.tval {
-        0 => code::fetch(run, env).map_or(0, u64::from),
+        0 => match code::fetch(run, env) {
+            Some(insn) => insn.into(),
+            // Its page, or a table on the way there, has gone meanwhile.
+            None => return code::refetch(g, run, env),
+        },
         insn => insn,
     };
     let from = env.privilege();

@@ -30,6 +30,7 @@ use crate::slots::Handle;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::vec::Vec;
 use clock::Goal;
 use core::sync::atomic;
@@ -89,6 +90,9 @@ pub struct Pager {
     waiting: AtomicU64,
     /// What a sweep was for that found nothing to take, and the count of events then: it means something until the next one.
     exhausted: Mutex<Option<(u64, Goal)>>,
+    /// VMs that are to end, and why.
+    doomed: Mutex<Vec<(Handle, String)>>,
+    has_doomed: AtomicBool,
     /// Counts what a vCPU may have waited for.
     events: AtomicU64,
     /// When guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]), in host time.
@@ -127,6 +131,8 @@ impl Pager {
             over_limit: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             exhausted: Mutex::new(None),
+            doomed: Mutex::new(Vec::new()),
+            has_doomed: AtomicBool::new(false),
             events: AtomicU64::new(0),
             shaken_at: AtomicU64::new(0),
             counters: Counters::default(),
@@ -171,7 +177,10 @@ impl Pager {
     #[inline]
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.in_flight.load(SeqCst) != 0 || self.is_short.load(SeqCst) || self.over_limit.load(SeqCst) != 0
+        self.in_flight.load(SeqCst) != 0
+            || self.is_short.load(SeqCst)
+            || self.over_limit.load(SeqCst) != 0
+            || self.has_doomed.load(SeqCst)
     }
 
     /// Counts what a vCPU may wait for. Whoever is told to wait, and has said so ([`Vm::hold`]), looks whether this is still
@@ -214,7 +223,7 @@ impl Pager {
     /// Looks whether memory gets short, and sees to it that some is taken back soon.
     #[inline(never)]
     pub fn look<E: Env>(&self, frames: &Frames, env: &mut E) {
-        if !self.is_short.load(SeqCst) && frames.free_count() < Self::marks(frames).0 {
+        if !self.is_short.load(SeqCst) && frames.at_hand() < Self::marks(frames).0 {
             self.is_short.store(true, SeqCst);
             env.go_on_soon();
         }

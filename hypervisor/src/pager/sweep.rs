@@ -89,6 +89,12 @@ impl Pager {
         has_room && clock.rounds < FRUITLESS
     }
 
+    /// Copies of pages in memory that a VM may have on the device. Each takes some 40 bytes of Gnomon's heap, which is a 256th of RAM
+    /// or more: all VMs together take a sixth of that.
+    pub(crate) fn most_copies(&self, g: &Gnomon) -> u64 {
+        g.frames().total_count() / 16 / (g.vms.most() as u64).max(1)
+    }
+
     /// Whether the time has come to disturb guests again.
     pub(super) fn is_time_to_shake<E: Env>(&self, g: &Gnomon, env: &E) -> bool {
         let (now, due) = (env.now(), self.shaken_at.load(SeqCst));
@@ -141,7 +147,9 @@ impl Pager {
                     stale = stale.join(owed);
                     if portion.is_forced {
                         memory.settle(core::mem::replace(&mut stale, Stale::none()));
-                        is_idle = true;
+                        // Where A is the hardware's, only that is cleared.
+                        let (space, mem) = memory.space();
+                        is_idle = matches!(space.look(page, mem).0, Sight::Idle(_));
                     }
                 }
             }
@@ -199,6 +207,11 @@ impl Pager {
             return Went::Stays;
         };
         let Some(slot) = slots.take().or_else(|| space.give_up_copy()) else { return Went::Stays };
+        if let Some(request) = requests.iter_mut().find(|request| request.slot == slot) {
+            // Its page has just come in, and its request is about to end: then it is free.
+            request.is_moot = true;
+            return Went::Stays;
+        }
         match disk.begin(Way::Out, slot, frame) {
             Ok(token) => {
                 self.counters.writes.fetch_add(1, SeqCst);

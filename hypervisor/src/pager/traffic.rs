@@ -10,6 +10,7 @@ use crate::vm::{Departure, Phase, Unreachable, Vm};
 use abi::record::EndReason;
 use abi::tunable::Id;
 use alloc::format;
+use alloc::string::String;
 use core::sync::atomic::Ordering::SeqCst;
 use mmu::frames::{AllocError, Frames, Owner, Run, Use};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
@@ -155,7 +156,7 @@ impl Pager {
         for n in 1..=g.tunables.get(Id::ReadAhead) {
             let (page, slot) = (page.add(n), SwapSlot(slot.0 + n));
             let is_known = || inner.requests.iter().any(|request| request.slot == slot);
-            if space.is_out(page, mem) != Some(slot) || frames.free_count() < Self::marks(frames).0 || is_known() {
+            if space.is_out(page, mem) != Some(slot) || frames.at_hand() < Self::marks(frames).0 || is_known() {
                 return;
             }
             let before = inner.requests.len();
@@ -186,7 +187,7 @@ impl Pager {
             AllocError::OutOfMemory => self.is_short.store(true, SeqCst),
         }
         self.counters.waits.fetch_add(1, SeqCst);
-        self.go_on(g, env);
+        self.work(g, env);
         env.go_on_soon();
         Unreachable::Waits
     }
@@ -224,7 +225,7 @@ impl Pager {
     /// one that asks, or else the one that has most.
     fn make_room_for<E: Env>(&self, g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Unreachable {
         let frames = &g.harts[env.hart()].frames;
-        let excess = |vm: &Vm| frames.usage(owner(vm)).guest.saturating_sub(vm.config.reserve_bytes / PAGE_BYTES);
+        let excess = |vm: &Vm| frames.usage(owner(vm)).guest.saturating_sub(vm.promised_bytes() / PAGE_BYTES);
         if matches!(error, AllocError::OverLimit { .. }) {
             return Unreachable::OutOfFrames(error);
         }
@@ -244,14 +245,35 @@ impl Pager {
         };
         let message =
             format!("its memory is needed for what is reserved for {}, and none can be swapped", vm.config.name);
-        lifecycle::depart(g, &other, Departure::End(EndReason::Killed { message }), env);
+        self.doom(&other, message);
+        env.go_on_soon();
         self.waiting.fetch_or(1 << vm.slot(), SeqCst);
         Unreachable::Waits
     }
 
     /// Looks after requests that are finished, and takes a portion of memory back if it is short. Returns whether there was
     /// anything to do. Each hart calls it now and then, while there is ([`Pager::has_work`]).
+    /// No lock is held.
     pub fn go_on<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
+        let did_some = self.work(g, env);
+        if self.has_doomed.swap(false, SeqCst) {
+            let doomed = core::mem::take(&mut *self.doomed.lock());
+            for (vm, message) in doomed {
+                if let Some(vm) = g.vms.get(vm) {
+                    lifecycle::depart(g, &vm, Departure::End(EndReason::Killed { message }), env);
+                }
+            }
+        }
+        did_some
+    }
+
+    /// A VM is to end: soon, since whoever says so may hold a device's lock.
+    fn doom(&self, vm: &Vm, message: String) {
+        self.doomed.lock().push((vm.handle, message));
+        self.has_doomed.store(true, SeqCst);
+    }
+
+    fn work<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
         let shaken = g.tunables.get(Id::UnmapAtRandom);
         if shaken == 0 && !self.has_work() {
             return false;
@@ -295,8 +317,7 @@ impl Pager {
                     frame.into_iter().for_each(|frame| frames.free(frame));
                     // What nobody has asked for may be asked for later.
                     if way == Way::In && !is_ok && !is_moot && comes == Comes::Wanted {
-                        let end = EndReason::Killed { message: format!("{}", Unreachable::Lost(page)) };
-                        lifecycle::depart(g, &vm, Departure::End(end), env);
+                        self.doom(&vm, format!("{}", Unreachable::Lost(page)));
                     }
                 }
             }
@@ -351,13 +372,16 @@ impl Pager {
         /// Frames with which it is worth while to try again.
         const SOME: u64 = 16;
         if self.is_short.load(SeqCst) {
-            let (free, (_, high)) = (frames.free_count(), Self::marks(frames));
+            // Cleared first: whoever finds none after that sets it again.
+            self.is_short.store(false, SeqCst);
+            let (free, (_, high)) = (frames.at_hand(), Self::marks(frames));
+            if free < high {
+                self.is_short.store(true, SeqCst);
+            }
             if free >= SOME {
                 self.wake_waiting(g, env);
             }
-            if free >= high {
-                self.is_short.store(false, SeqCst);
-            } else if free + (self.leaving.load(SeqCst) as u64) < high {
+            if free < high && free + (self.leaving.load(SeqCst) as u64) < high {
                 return Goal::Free;
             }
         }

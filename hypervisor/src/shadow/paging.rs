@@ -69,7 +69,10 @@ pub(crate) fn bring_in<E: Env>(
     lend((g, vm, guard), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         let Some((frame, comes)) = left.take() else { return };
         match host.space.bring_in(page, from, (frame, comes), host.mem) {
-            Ok(stale) => shadow.rested(stale, host),
+            Ok(stale) => {
+                host.space.keep_copies(g.pager.most_copies(g));
+                shadow.rested(stale, host);
+            }
             Err(frame) => left = Some((frame, comes)),
         }
     });

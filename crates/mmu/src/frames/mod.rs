@@ -43,6 +43,8 @@ struct Shared {
     store: Store,
     /// Frames that are not for runs of 2 MiB.
     kept: AtomicU64,
+    /// Frames that are taken ahead, and nobody's yet.
+    ahead: AtomicU64,
 }
 
 impl Default for Frames {
@@ -154,6 +156,7 @@ impl Frames {
             return None;
         }
         let (_, first) = store.take(self.hart, order)?;
+        self.shared.ahead.fetch_add(pages, Relaxed);
         Some(Ahead { first: Pfn::new(first), order })
     }
 
@@ -179,6 +182,7 @@ impl Frames {
 
     /// They are charged for: writes down whose they are.
     fn assign(&self, ahead: Ahead, owner: Owner, for_: Use) -> Run {
+        self.shared.ahead.fetch_sub(ahead.pages(), Relaxed);
         let (store, first) = (&self.shared.store, ahead.first.raw());
         store.set_tag(&store.blocks_of(first, 1)[0], first, ahead.pages(), Tag::new(owner, for_));
         Run::new(ahead.first, ahead.order)
@@ -186,6 +190,7 @@ impl Frames {
 
     /// Gives them back.
     pub fn put_back(&self, ahead: Ahead) {
+        self.shared.ahead.fetch_sub(ahead.pages(), Relaxed);
         let (store, first) = (&self.shared.store, ahead.first.raw());
         store.give(self.hart, store.blocks_of(first, ahead.pages()), first, ahead.pages());
     }
@@ -219,6 +224,12 @@ impl Frames {
     #[must_use]
     pub fn free_count(&self) -> u64 {
         self.shared.ledger.free_count()
+    }
+
+    /// Those of them that whoever asks now can have: not those that are taken ahead.
+    #[must_use]
+    pub fn at_hand(&self) -> u64 {
+        self.free_count().saturating_sub(self.shared.ahead.load(Relaxed))
     }
 
     /// Frames in all.

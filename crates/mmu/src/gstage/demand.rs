@@ -267,7 +267,7 @@ impl AddressSpace {
         // Regions fit the format, so there is a slot.
         let Some(slot) = self.slot(gpa, mem) else { return Ok(Resolved::Hole) };
         match (slot.entry, region.object) {
-            (Entry::Leaf(leaf), _) if access != Access::Store || leaf.flags.contains(PteFlags::W) => {
+            (Entry::Leaf(leaf), _) if access != Access::Store || leaf.flags.contains(PteFlags::W | PteFlags::D) => {
                 self.counters.spurious += 1;
                 let hpa = arrival(&leaf, slot.level, gpa);
                 Ok(filled(hpa, How::Spurious))
@@ -275,7 +275,7 @@ impl AddressSpace {
             (Entry::Leaf(leaf), _) if leaf.flags.contains(OWNED) => Ok(self.dirty(gpa, (&slot, &leaf), mem)),
             // The region allows stores and the leaf does not: an image page not yet copied.
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
-            _ if slot.pte.0 != 0 => self.bring_back(gpa, &slot, mem),
+            _ if slot.pte.0 != 0 => self.bring_back((gpa, access), &slot, mem),
             (_, Object::Anonymous) => self.fill_anonymous((gpa, access), &region, &slot, ready, frames, mem),
             (_, Object::Image { first }) => {
                 let image = first.add(gpa.pfn().raw() - region.start.raw());
@@ -291,9 +291,14 @@ impl AddressSpace {
     /// The entry is invalid, but keeps a page.
     #[cold]
     #[inline(never)]
-    fn bring_back(&mut self, gpa: Addr<Gpa>, slot: &Slot<Hpa>, mem: &mut impl PhysMem) -> Result<Resolved, Unresolved> {
+    fn bring_back(
+        &mut self,
+        (gpa, access): (Addr<Gpa>, Access),
+        slot: &Slot<Hpa>,
+        mem: &mut impl PhysMem,
+    ) -> Result<Resolved, Unresolved> {
         match Kept::of(slot.pte, slot.level) {
-            Kept::Idle(leaf) => Ok(self.revive(gpa, (slot, &leaf), mem)),
+            Kept::Idle(leaf) => Ok(self.revive((gpa, access), (slot, &leaf), mem)),
             Kept::Out(there) => Err(ResolveError::Out { page: gpa.pfn(), slot: there }.into()),
             Kept::Nothing => unreachable!("it is not 0"),
         }

@@ -24,7 +24,7 @@ use crate::stale::Stale;
 use crate::table;
 use crate::walk::Slot;
 use core::ops::Range;
-use rv::{Addr, Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// How a page comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -248,6 +248,15 @@ impl AddressSpace {
         self.copies.len() as u64
     }
 
+    /// Gives up copies of pages in memory beyond so many: they take memory of the host's own.
+    pub fn keep_copies(&mut self, most: u64) {
+        while self.copy_count() > most
+            && let Some((_, slot)) = self.copies.pop_first()
+        {
+            self.forgone.push(slot);
+        }
+    }
+
     /// Gives up a copy that the swap device has of some page that is in memory: its place is needed.
     pub fn give_up_copy(&mut self) -> Option<SwapSlot> {
         self.copies.pop_first().map(|(_, slot)| slot)
@@ -329,11 +338,20 @@ impl AddressSpace {
     #[cold]
     pub(super) fn revive(
         &mut self,
-        gpa: Addr<Gpa>,
+        (gpa, access): (Addr<Gpa>, Access),
         (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
         mem: &mut impl PhysMem,
     ) -> Resolved {
-        table::fill(slot.at, Pte(Entry::Leaf(*leaf).encode().0 | PteFlags::A.bits()), mem);
+        let mut flags = leaf.flags | PteFlags::A;
+        if access == Access::Store {
+            // Whoever asked may store without another fault: Gnomon does.
+            if !flags.contains(PteFlags::W | PteFlags::D) {
+                self.counters.dirtied += 1;
+            }
+            flags |= PteFlags::W | PteFlags::D;
+            self.forgo_copy(gpa.pfn());
+        }
+        table::fill(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
         self.counters.revived += 1;
         filled(arrival(leaf, slot.level, gpa), How::Filled)
     }

@@ -8,7 +8,7 @@ use crate::stale::Stale;
 use crate::table;
 use alloc::vec::Vec;
 use core::ops::Range;
-use rv::{Caps, Entry, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
+use rv::{Access, Caps, Entry, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
 
 /// What a removal takes and leaves.
 struct Removed {
@@ -156,7 +156,7 @@ impl AddressSpace {
             && slot.level == Level::MEGA
             && let Kept::Idle(leaf) = Kept::of(slot.pte, slot.level)
         {
-            let _ = self.revive(page.base(), (&slot, &leaf), mem);
+            let _ = self.revive((page.base(), Access::Load), (&slot, &leaf), mem);
         }
     }
 }

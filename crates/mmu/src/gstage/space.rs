@@ -426,9 +426,9 @@ impl AddressSpace {
     }
 
     /// Whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's tables does not
-    /// ask the G-stage everywhere (QEMU), so where it may, only its own bits would tell.
+    /// ask the G-stage everywhere, nor mark its leaves (QEMU): not where it may.
     pub(super) fn sees_writes(&self) -> bool {
-        self.policy.ad == Ad::Hardware || self.policy.images == Images::Shared
+        self.policy.images == Images::Shared
     }
 
     /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, but for the entries

@@ -131,12 +131,9 @@ impl Disk for SwapDisk {
     }
 
     fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
-        let Some(token) = self.device.peek_used() else {
-            // Whatever it has interrupted for is seen; what is finished after this interrupts anew.
-            let _ = self.device.ack_interrupt();
-            let token = self.device.peek_used()?;
-            return Some(self.complete(token));
-        };
+        // Before it is looked at: what is finished after that interrupts anew.
+        let _ = self.device.ack_interrupt();
+        let token = self.device.peek_used()?;
         Some(self.complete(token))
     }
 }
