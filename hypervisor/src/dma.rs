@@ -33,7 +33,7 @@ impl<E: Env> Reach<'_, E> {
             // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
             match self.vm.reach(self.g, (gpa, access), &mut Ready::Denied, self.env) {
                 Ok(_) => {}
-                Err(Unreachable::Later | Unreachable::Waits) => return Err(Unreached::Later),
+                Err(Unreachable::Later | Unreachable::Waits { .. }) => return Err(Unreached::Later),
                 Err(_) => return Err(Unreached::Nowhere),
             }
         }

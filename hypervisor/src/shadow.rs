@@ -208,7 +208,7 @@ pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
 fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted {
     match g.pager.help(g, vm, why, env) {
         Ok(()) | Err(Unreachable::Later) => Faulted::Settled,
-        Err(Unreachable::Waits) => Faulted::Waits,
+        Err(Unreachable::Waits { since }) => Faulted::Waits { since },
         Err(error) => Faulted::Fatal(no_memory(error)),
     }
 }

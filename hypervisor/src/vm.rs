@@ -280,7 +280,10 @@ pub enum Unreachable {
     /// It takes long, and a part of it is done: the same once more goes on with it.
     Later,
     /// It has to be waited for: a page that is being brought in, or memory that is being taken back.
-    Waits,
+    Waits {
+        /// Events of the pager's before ([`crate::pager::Pager::events`]).
+        since: u64,
+    },
     /// The page is on the swap device: it has to be brought in first.
     Out {
         /// Which page.
@@ -296,7 +299,7 @@ impl Unreachable {
     /// Whether the same may come to something else when it is tried again.
     #[must_use]
     pub const fn is_for_now(self) -> bool {
-        matches!(self, Unreachable::Later | Unreachable::Waits)
+        matches!(self, Unreachable::Later | Unreachable::Waits { .. })
     }
 }
 
@@ -308,7 +311,7 @@ impl fmt::Display for Unreachable {
             Unreachable::OutOfFrames(e) => e.fmt(f),
             Unreachable::Gone => f.write_str("the VM has ended"),
             Unreachable::Later => f.write_str("the memory is still being made ready"),
-            Unreachable::Waits => f.write_str("the memory is not there yet"),
+            Unreachable::Waits { .. } => f.write_str("the memory is not there yet"),
             Unreachable::Out { page, .. } => write!(f, "the page at {} is on the swap device", page.base()),
             Unreachable::Lost(page) => write!(f, "the swap device does not give back its page at {}", page.base()),
         }

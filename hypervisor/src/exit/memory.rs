@@ -29,7 +29,6 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         return outside_ram(g, run, access, gpa, env);
     }
     let vm = Arc::clone(&run.vm);
-    let before = g.pager.events();
     match vm.reach(g, (gpa, needed), &mut run.ready, env) {
         Ok(_) => {
             run.shared.counters.faults_memory.bump();
@@ -39,7 +38,7 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         Err(Unreachable::Hole | Unreachable::Denied) => deny(run, access, env),
         Err(Unreachable::OutOfFrames(e)) => Outcome::kill(format!("no memory for {gpa}: {e}")),
         Err(why @ (Unreachable::Lost(_) | Unreachable::Out { .. })) => Outcome::kill(format!("{why}")),
-        Err(Unreachable::Waits) => wait_for_memory(g, run, before),
+        Err(Unreachable::Waits { since }) => wait_for_memory(g, run, since),
         // The VM is leaving, and this vCPU about to be parked; or the guest faults again for the rest.
         Err(Unreachable::Gone | Unreachable::Later) => Outcome::Resume,
     }
@@ -49,10 +48,9 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
 // A call of its own would cost a twentieth of most.
 #[inline(always)]
 pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
-    let before = g.pager.events();
     match run.vm.translation.page_fault(g, run, exception, env) {
         Faulted::Settled => Outcome::Resume,
-        Faulted::Waits => wait_for_memory(g, run, before),
+        Faulted::Waits { since } => wait_for_memory(g, run, since),
         Faulted::Inject(trap) => inject(run, &trap, env),
         Faulted::NoRam { access, gpa } => outside_ram(g, run, access, gpa, env),
         Faulted::Fatal(message) => Outcome::kill(message),

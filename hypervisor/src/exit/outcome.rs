@@ -80,7 +80,10 @@ pub enum Faulted {
     /// Its kernel gets this trap.
     Inject(Trap),
     /// The vCPU waits for memory, then faults again.
-    Waits,
+    Waits {
+        /// Events of the pager's before.
+        since: u64,
+    },
     /// It is about a guest physical address where there is no RAM.
     NoRam {
         /// How it was accessed.

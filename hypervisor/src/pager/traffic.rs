@@ -43,9 +43,12 @@ impl Pager {
     #[cold]
     #[inline(never)]
     pub fn help<E: Env>(&self, g: &Gnomon, vm: &Vm, error: Unreachable, env: &mut E) -> Result<(), Unreachable> {
+        // What it comes to is looked at again after this, or somebody sweeps and wakes.
+        let since = self.events();
+        let waits = |error| if let Unreachable::Waits { .. } = error { Unreachable::Waits { since } } else { error };
         match error {
-            Unreachable::Out { page, slot } => self.fetch(g, vm, (page, slot), env),
-            Unreachable::OutOfFrames(error) => Err(self.short_of(g, vm, error, env)),
+            Unreachable::Out { page, slot } => self.fetch(g, vm, (page, slot), env).map_err(waits),
+            Unreachable::OutOfFrames(error) => Err(waits(self.short_of(g, vm, error, env))),
             other => Err(other),
         }
     }
@@ -67,7 +70,7 @@ impl Pager {
             Fetched::Waits => {
                 self.counters.waits.fetch_add(1, SeqCst);
                 env.go_on_soon();
-                Err(Unreachable::Waits)
+                Err(Unreachable::Waits { since: 0 })
             }
             Fetched::NoFrame(error) => Err(self.short_of(g, vm, error, env)),
             Fetched::Lost => Err(Unreachable::Lost(page)),
@@ -189,7 +192,7 @@ impl Pager {
         self.counters.waits.fetch_add(1, SeqCst);
         self.work(g, env);
         env.go_on_soon();
-        Unreachable::Waits
+        Unreachable::Waits { since: 0 }
     }
 
     /// Nothing can be taken for what the sweep is for: whoever waits for that is told.
@@ -235,7 +238,7 @@ impl Pager {
         };
         if g.vms.all().any(|other| other.handle != vm.handle && ends(&other)) {
             self.waiting.fetch_or(1 << vm.slot(), SeqCst);
-            return Unreachable::Waits;
+            return Unreachable::Waits { since: 0 };
         }
         if excess(vm) > 0 {
             return Unreachable::OutOfFrames(error);
@@ -248,7 +251,7 @@ impl Pager {
         self.doom(&other, message);
         env.go_on_soon();
         self.waiting.fetch_or(1 << vm.slot(), SeqCst);
-        Unreachable::Waits
+        Unreachable::Waits { since: 0 }
     }
 
     /// Looks after requests that are finished, and takes a portion of memory back if it is short. Returns whether there was
