@@ -229,7 +229,7 @@ pub struct Vm {
     /// Its name to [`crate::vms::Vms`].
     pub handle: Handle,
     /// What it was asked to be.
-    pub config: VmConfig,
+    pub config: Box<VmConfig>,
     /// Its device tree, as its memory has it at each start.
     pub tree: Vec<u8>,
     /// How its memory is virtualized.
@@ -352,7 +352,7 @@ impl Vm {
             has_called_unknown: AtomicBool::new(false),
             time_zero: AtomicU64::new(0),
             tree,
-            config,
+            config: Box::new(config),
         }
     }
 

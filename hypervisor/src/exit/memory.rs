@@ -50,6 +50,16 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
 pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
     match run.vm.translation.page_fault(g, run, exception, env) {
         Faulted::Settled => Outcome::Resume,
+        other => unsettled(g, run, other, env),
+    }
+}
+
+/// The guest does not just go on.
+// What it takes would be in the frame of all exits.
+#[inline(never)]
+fn unsettled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut E) -> Outcome {
+    match faulted {
+        Faulted::Settled => Outcome::Resume,
         Faulted::Waits { since } => wait_for_memory(g, run, since),
         Faulted::Inject(trap) => inject(run, &trap, env),
         Faulted::NoRam { access, gpa } => outside_ram(g, run, access, gpa, env),
@@ -59,6 +69,7 @@ pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 
 /// The vCPU waits until something has happened that it may wait for, since there were `before` such events.
 #[cold]
+#[inline(never)]
 fn wait_for_memory(g: &Gnomon, run: &VcpuRun, before: u64) -> Outcome {
     // Said first, then looked: whoever wakes it counts the event, then looks who waits.
     run.hold();

@@ -157,6 +157,7 @@ impl PlicContext {
     }
 
     /// Claims an interrupt; `None` if there is none (any other is completed at once).
+    #[inline(always)]
     pub fn claim(&self) -> Option<Claimed> {
         // SAFETY: the claim register of a context that is ours.
         let source = unsafe { mmio::read32(self.claim_register()) };
@@ -173,6 +174,7 @@ impl PlicContext {
     }
 
     /// Completes one that was claimed.
+    #[inline(always)]
     pub fn complete(&self, claimed: Claimed) {
         self.write_claim(match claimed {
             Claimed::Uart => self.uart,
