@@ -249,9 +249,10 @@ impl AddressSpace {
     }
 
     /// Gives up copies of pages in memory beyond so many: they take memory of the host's own.
+    /// The highest go: a sweep comes to the others first, and has no use for a copy that was given up before.
     pub fn keep_copies(&mut self, most: u64) {
         while self.copy_count() > most
-            && let Some((_, slot)) = self.copies.pop_first()
+            && let Some((_, slot)) = self.copies.pop_last()
         {
             self.forgone.push(slot);
         }
@@ -330,7 +331,7 @@ impl AddressSpace {
         // It allows more than before: a hart that remembers less faults, and finds that.
         let _ = debt.waive();
         self.forgo_copy(gpa.pfn());
-        self.counters.dirtied += 1;
+        self.counters.dirtied += u64::from(!leaf.flags.contains(PteFlags::W));
         filled(arrival(leaf, slot.level, gpa), How::Spurious)
     }
 
@@ -345,9 +346,7 @@ impl AddressSpace {
         let mut flags = leaf.flags | PteFlags::A;
         if access == Access::Store {
             // Whoever asked may store without another fault: Gnomon does.
-            if !flags.contains(PteFlags::W | PteFlags::D) {
-                self.counters.dirtied += 1;
-            }
+            self.counters.dirtied += u64::from(!flags.contains(PteFlags::W));
             flags |= PteFlags::W | PteFlags::D;
             self.forgo_copy(gpa.pfn());
         }
