@@ -501,21 +501,14 @@ impl Hart {
     /// A device of the host wants attention.
     fn external(&mut self) {
         let Some(plic) = self.plic else { return };
-        match plic.claim() {
-            Some(Claimed::Uart) => {
-                self.attend_uart();
-                plic.complete(Claimed::Uart);
-            }
-            Some(Claimed::Disk) => {
-                self.g.pager.go_on(self.g, self);
-                plic.complete(Claimed::Disk);
-            }
-            None => {}
+        let Some(claimed) = plic.claim() else { return };
+        match claimed {
+            Claimed::Uart => self.attend_uart(),
+            Claimed::Disk => _ = self.g.pager.go_on(self.g, self),
         }
+        plic.complete(claimed);
     }
 
-    // While a guest prints, it is most of what is done beside.
-    #[inline(always)]
     fn attend_uart(&mut self) {
         match serial::attend(self.g, self) {
             Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Poweroff, self),
