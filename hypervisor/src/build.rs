@@ -13,7 +13,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use mmu::frames::{Frames, Owner};
+use mmu::frames::Frames;
 use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Residence, Superpages};
 use mmu::shadow::{Lists, Shadow};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn};
@@ -38,7 +38,7 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<L
     let limit = frame_limit(config, translation.table_frames(config)?);
     let frames = &g.harts[env.hart()].frames;
     admit(g, vm, frames)?;
-    frames.set_limit(owner(vm), limit);
+    frames.set_limit(vm.owner(), limit);
     Ok(translation.lists(config))
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<L
 pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Lists, env: &mut E) -> Result<bool, String> {
     /// Some 50,000 instructions, more if a cache block cannot be cleared at once.
     const AT_ONCE: u64 = 64;
-    let done = lists.prepare(AT_ONCE, owner(vm), &g.harts[env.hart()].frames, &mut env.mem());
+    let done = lists.prepare(AT_ONCE, vm.owner(), &g.harts[env.hart()].frames, &mut env.mem());
     done.map_err(|e| format!("no memory for its shadow tables: {e}"))
 }
 
@@ -120,10 +120,6 @@ pub(crate) fn wire<E: Env>(
     Ok(Some(page))
 }
 
-const fn owner(vm: &Vm) -> Owner {
-    Owner::Vm(vm.slot() as u16)
-}
-
 /// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse
 /// regions, and its shadow tables. Documented in `docs/memory.md`.
 fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
@@ -166,7 +162,7 @@ fn announce(g: &Gnomon, vm: &Vm) {
 
 fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) -> Result<Memory, String> {
     let (config, translation) = (&vm.config, vm.translation);
-    let owner = owner(vm);
+    let owner = vm.owner();
     let set = &g.tunables;
     let policy = Policy {
         superpages: if config.superpages && set.is_on(Id::Superpages) { Superpages::Mega } else { Superpages::Never },

@@ -4,40 +4,20 @@ use crate::device::{GuestMemory, Unreached};
 use crate::env::Env;
 use crate::memory::by_page;
 use crate::serial::Reach;
-use crate::vm::Unreachable;
 use mmu::gstage::{Ready, Returned, Span};
-use rv::{Access, Addr, Gpa, Hpa, PhysMem, PteFlags};
-
-/// How often a page is made ready that is gone again when it is looked for.
-const ATTEMPTS: u32 = 4;
+use rv::{Access, Addr, Gpa, Hpa, PhysMem};
 
 impl<E: Env> Reach<'_, E> {
-    /// Makes an access to what is at `gpa`: within a page, and under the lock of the VM's memory, so that the page stays there.
+    /// Makes an access to what is at `gpa`, within a page.
     fn access<T>(
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
-        mut make: impl FnMut(Addr<Hpa>, &mut E::Mem) -> T,
+        make: impl FnOnce(Addr<Hpa>, &mut E::Mem) -> T,
     ) -> Result<T, Unreached> {
-        let mut mem = self.env.mem();
-        for _ in 0..ATTEMPTS {
-            let memory = self.vm.memory.lock();
-            let there = memory.as_ref().ok_or(Unreached::Nowhere)?.space.translate(gpa, &mem);
-            // Mostly it is there: the guest has written its rings.
-            if let Some(there) =
-                there.filter(|there| access != Access::Store || there.flags.contains(PteFlags::W | PteFlags::D))
-            {
-                return Ok(make(there.hpa, &mut mem));
-            }
-            drop(memory);
-            // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
-            match self.vm.reach(self.g, (gpa, access), &mut Ready::Denied, self.env) {
-                Ok(_) => {}
-                Err(Unreachable::Later | Unreachable::Waits { .. }) => return Err(Unreached::Later),
-                Err(_) => return Err(Unreached::Nowhere),
-            }
-        }
-        Err(Unreached::Later)
+        // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
+        let made = self.vm.with_page(self.g, (gpa, access), &mut Ready::Denied, self.env, make);
+        made.map_err(|why| if why.is_for_now() { Unreached::Later } else { Unreached::Nowhere })
     }
 }
 
@@ -49,14 +29,14 @@ fn word(hpa: Addr<Hpa>) -> (Addr<Hpa>, u32) {
 impl<E: Env> GuestMemory for Reach<'_, E> {
     fn read(&mut self, gpa: u64, into: &mut [u8]) -> Result<(), Unreached> {
         for (at, part) in by_page(Addr::new(gpa), into.len()) {
-            self.access(at, Access::Load, |hpa, mem| mem.read_bytes(hpa, &mut into[part.clone()]))?;
+            self.access(at, Access::Load, |hpa, mem| mem.read_bytes(hpa, &mut into[part]))?;
         }
         Ok(())
     }
 
     fn write(&mut self, gpa: u64, from: &[u8]) -> Result<(), Unreached> {
         for (at, part) in by_page(Addr::new(gpa), from.len()) {
-            self.access(at, Access::Store, |hpa, mem| mem.write_bytes(hpa, &from[part.clone()]))?;
+            self.access(at, Access::Store, |hpa, mem| mem.write_bytes(hpa, &from[part]))?;
             self.vm.translation.host_wrote(self.vm, at.pfn(), self.env);
         }
         Ok(())

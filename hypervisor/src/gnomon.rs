@@ -9,7 +9,8 @@ use crate::offer::Offer;
 use crate::pager::Pager;
 use crate::sched::Sched;
 use crate::tunables::Tunables;
-use crate::vcpu::{NOWHERE, Vcpu, VcpuRun};
+use crate::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
+use crate::vm::Vm;
 use crate::vms::Vms;
 use abi::record::Record;
 use alloc::boxed::Box;
@@ -67,6 +68,16 @@ impl Gnomon {
         if hart != NOWHERE && hart != env.hart() {
             self.kick(hart, env);
         }
+    }
+
+    /// Those of a VM's vCPUs that are held ([`Vm::hold`]) make their exits again.
+    pub fn release_held<E: Env>(&self, vm: &Vm, env: &mut E) {
+        if vm.held.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let held = vm.held.swap(0, Ordering::SeqCst);
+        let named = vm.vcpus.iter().filter(|vcpu| held >> vcpu.id & 1 == 1);
+        named.for_each(|vcpu| self.post(vcpu, request::AGAIN, env));
     }
 
     /// Makes `hart` leave its guest or its wait.

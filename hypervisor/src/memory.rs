@@ -38,14 +38,17 @@ impl Vm {
     }
 
     /// Does something with a page of guest memory while nobody can take it away: under the VM's lock.
-    fn with_page<E: Env>(
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`]; `act` has not been called then.
+    pub(crate) fn with_page<E: Env, T>(
         &self,
         g: &Gnomon,
         (gpa, access): (Addr<Gpa>, Access),
         ready: &mut Ready,
         env: &mut E,
-        mut act: impl FnMut(Addr<Hpa>, &mut E::Mem),
-    ) -> Result<(), Unreachable> {
+        act: impl FnOnce(Addr<Hpa>, &mut E::Mem) -> T,
+    ) -> Result<T, Unreachable> {
         /// Another hart may take it away in between, but not often.
         const ATTEMPTS: usize = 4;
         let needed = match access {
@@ -57,8 +60,7 @@ impl Vm {
             let guard = self.memory.lock();
             let memory = guard.as_ref().ok_or(Unreachable::Gone)?;
             if let Some(there) = memory.space.translate(gpa, &mem).filter(|there| there.flags.contains(needed)) {
-                act(there.hpa, &mut mem);
-                return Ok(());
+                return Ok(act(there.hpa, &mut mem));
             }
             drop(guard);
             self.reach(g, (gpa, access), ready, env)?;
@@ -79,7 +81,7 @@ impl Vm {
         env: &mut E,
     ) -> Result<(), Unreachable> {
         for (at, part) in by_page(gpa, into.len()) {
-            self.with_page(g, (at, Access::Load), ready, env, |hpa, mem| mem.read_bytes(hpa, &mut into[part.clone()]))?;
+            self.with_page(g, (at, Access::Load), ready, env, |hpa, mem| mem.read_bytes(hpa, &mut into[part]))?;
         }
         Ok(())
     }
@@ -98,7 +100,7 @@ impl Vm {
     ) -> Result<(), Unreachable> {
         for (at, part) in by_page(gpa, from.len()) {
             let what = (at, Access::Store);
-            self.with_page(g, what, ready, env, |hpa, mem| mem.write_bytes(hpa, &from[part.clone()]))?;
+            self.with_page(g, what, ready, env, |hpa, mem| mem.write_bytes(hpa, &from[part]))?;
             self.translation.host_wrote(self, at.pfn(), env);
         }
         Ok(())

@@ -6,7 +6,6 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
 use crate::sync::MutexGuard;
-use crate::vcpu::request;
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
 
@@ -97,7 +96,7 @@ impl<E: Env> Outside for Reach<'_, E> {
         if !self.g.console.has_room(self.vm.slot()) {
             self.soon();
         } else {
-            self.vm.release_held(|vcpu| self.g.post(vcpu, request::AGAIN, self.env));
+            self.g.release_held(self.vm, self.env);
         }
     }
 }

@@ -8,7 +8,6 @@ use abi::record::{Record, Stats, VmStats};
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::vec::Vec;
-use mmu::frames::Owner;
 use mmu::shadow::Counters;
 
 impl Gnomon {
@@ -88,7 +87,7 @@ impl Gnomon {
         counters.extend(g_stage(&space));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
         counters.extend(vm.devices.lock().balloon.iter().flat_map(|device| balloon(device)));
-        let usage = self.frames().usage(Owner::Vm(vm.slot() as u16));
+        let usage = self.frames().usage(vm.owner());
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
     }

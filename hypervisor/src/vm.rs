@@ -16,7 +16,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::iter;
-use mmu::frames::AllocError;
+use mmu::frames::{AllocError, Owner};
 use mmu::gstage::{AddressSpace, ResolveError, SwapSlot};
 use mmu::shadow::{Shadow, Upkeep};
 use rv::{Gpa, Pfn};
@@ -362,6 +362,12 @@ impl Vm {
         self.handle.slot
     }
 
+    /// Who pays for its frames.
+    #[must_use]
+    pub const fn owner(&self) -> Owner {
+        Owner::Vm(self.slot() as u16)
+    }
+
     /// RAM that is never taken from it once it has it, in bytes.
     #[must_use]
     pub const fn promised_bytes(&self) -> u64 {
@@ -380,15 +386,6 @@ impl Vm {
     /// Says that the last exit of a vCPU is to be made again when a device, or the console, can go on.
     pub fn hold(&self, vcpu: u32) {
         self.held.fetch_or(1 << vcpu, Ordering::SeqCst);
-    }
-
-    /// Those vCPUs that are held make their exits again: `wake` each.
-    pub fn release_held(&self, wake: impl FnMut(&Arc<Vcpu>)) {
-        if self.held.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        let held = self.held.swap(0, Ordering::SeqCst);
-        self.vcpus.iter().filter(|vcpu| held >> vcpu.id & 1 == 1).for_each(wake);
     }
 
     /// Whether `[gpa, gpa + bytes)` lies within the VM's RAM.

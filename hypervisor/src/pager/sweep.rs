@@ -8,7 +8,7 @@ use crate::vm::Vm;
 use abi::bundle::MAX_VMS;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::SeqCst;
-use mmu::frames::{Frames, Owner};
+use mmu::frames::Frames;
 use mmu::gstage::{Comes, Sight};
 use mmu::stale::Stale;
 use rv::{Gpa, Hpa, PAGE_BYTES, Pfn, PhysMem};
@@ -188,7 +188,7 @@ impl Pager {
         // What is on its way is the VM's still, but will not be.
         let leaves = |request: &&Request| request.vm == vm.handle && request.way == Way::Out && !request.is_moot;
         let leaving = self.inner.lock().requests.iter().filter(leaves).count() as u64;
-        if frames.usage(Owner::Vm(vm.slot() as u16)).guest <= keeps + leaving {
+        if frames.usage(vm.owner()).guest <= keeps + leaving {
             return Went::Stays;
         }
         let (space, mem) = memory.space();
@@ -258,6 +258,6 @@ fn may_give(vm: &Vm, frames: &Frames, goal: Goal) -> bool {
     match goal {
         Goal::Nothing => false,
         Goal::Limits(slots) => slots >> vm.slot() & 1 == 1,
-        Goal::Free => frames.usage(Owner::Vm(vm.slot() as u16)).guest > keeps(vm, goal),
+        Goal::Free => frames.usage(vm.owner()).guest > keeps(vm, goal),
     }
 }

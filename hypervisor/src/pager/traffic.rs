@@ -5,7 +5,6 @@ use super::{Inner, MOST_FAILED, NotBegun, Pager, Request, Way};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
-use crate::vcpu::request;
 use crate::vm::{Departure, Phase, Unreachable, Vm};
 use abi::record::EndReason;
 use abi::tunable::Id;
@@ -18,10 +17,6 @@ use rv::{Gpa, PAGE_BYTES, Pfn, PhysMem};
 
 /// Requests whose end is looked after at a time: some 40,000 instructions.
 const AT_ONCE: usize = 16;
-
-const fn owner(vm: &Vm) -> Owner {
-    Owner::Vm(vm.slot() as u16)
-}
 
 /// What is to be done about a page that is out.
 enum Fetched {
@@ -45,10 +40,9 @@ impl Pager {
     pub fn help<E: Env>(&self, g: &Gnomon, vm: &Vm, error: Unreachable, env: &mut E) -> Result<(), Unreachable> {
         // What it comes to is looked at again after this, or somebody sweeps and wakes.
         let since = self.events();
-        let waits = |error| if let Unreachable::Waits { .. } = error { Unreachable::Waits { since } } else { error };
         match error {
-            Unreachable::Out { page, slot } => self.fetch(g, vm, (page, slot), env).map_err(waits),
-            Unreachable::OutOfFrames(error) => Err(waits(self.short_of(g, vm, error, env))),
+            Unreachable::Out { page, slot } => self.fetch(g, vm, (page, slot, since), env),
+            Unreachable::OutOfFrames(error) => Err(self.short_of(g, vm, (error, since), env)),
             other => Err(other),
         }
     }
@@ -61,7 +55,7 @@ impl Pager {
         &self,
         g: &Gnomon,
         vm: &Vm,
-        (page, slot): (Pfn<Gpa>, SwapSlot),
+        (page, slot, since): (Pfn<Gpa>, SwapSlot, u64),
         env: &mut E,
     ) -> Result<(), Unreachable> {
         self.poll(g, env);
@@ -70,9 +64,9 @@ impl Pager {
             Fetched::Waits => {
                 self.counters.waits.fetch_add(1, SeqCst);
                 env.go_on_soon();
-                Err(Unreachable::Waits { since: 0 })
+                Err(Unreachable::Waits { since })
             }
-            Fetched::NoFrame(error) => Err(self.short_of(g, vm, error, env)),
+            Fetched::NoFrame(error) => Err(self.short_of(g, vm, (error, since), env)),
             Fetched::Lost => Err(Unreachable::Lost(page)),
         }
     }
@@ -100,15 +94,16 @@ impl Pager {
             }
             return Fetched::Again;
         }
-        let fetched = self.begin_read(vm, (page, slot), Comes::Wanted, &mut inner, frames);
-        if matches!(fetched, Fetched::Waits) {
-            // Maybe for room among the requests, which are others'.
-            self.waiting.fetch_or(1 << vm.slot(), SeqCst);
-            self.read_ahead(g, vm, (page, slot), (&memory.space, &mut inner), (frames, &env.mem()));
+        match self.begin_read(vm, (page, slot), Comes::Wanted, &mut inner, frames) {
+            Ok(()) => self.read_ahead(g, vm, (page, slot), (&memory.space, &mut inner), (frames, &env.mem())),
+            // For whatever request is finished next, another VM's most likely.
+            Err(Fetched::Waits) => _ = self.waiting.fetch_or(1 << vm.slot(), SeqCst),
+            Err(other) => return other,
         }
-        fetched
+        Fetched::Waits
     }
 
+    /// Begins to read a page; says why not, if it cannot.
     fn begin_read(
         &self,
         vm: &Vm,
@@ -116,10 +111,10 @@ impl Pager {
         comes: Comes,
         inner: &mut Inner,
         frames: &Frames,
-    ) -> Fetched {
-        let frame = match frames.alloc(owner(vm), Use::Guest, 0) {
+    ) -> Result<(), Fetched> {
+        let frame = match frames.alloc(vm.owner(), Use::Guest, 0) {
             Ok(frame) => frame,
-            Err(error) => return Fetched::NoFrame(error),
+            Err(error) => return Err(Fetched::NoFrame(error)),
         };
         let begun = match &mut inner.disk {
             Some(disk) => disk.begin(Way::In, slot, frame.first()),
@@ -131,17 +126,11 @@ impl Pager {
                 self.counters.reads.fetch_add(1, SeqCst);
                 let (token, vm, frame) = (Some(token), vm.handle, Some(frame));
                 inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, comes, is_moot: false });
-                Fetched::Waits
+                Ok(())
             }
-            Err(NotBegun::Busy) => {
+            Err(why) => {
                 frames.free(frame);
-                // For whatever request is finished next, another VM's most likely.
-                self.waiting.fetch_or(1 << vm.slot(), SeqCst);
-                Fetched::Waits
-            }
-            Err(NotBegun::Failed) => {
-                frames.free(frame);
-                Fetched::Lost
+                Err(if why == NotBegun::Busy { Fetched::Waits } else { Fetched::Lost })
             }
         }
     }
@@ -162,16 +151,14 @@ impl Pager {
             if space.is_out(page, mem) != Some(slot) || frames.at_hand() < Self::marks(frames).0 || is_known() {
                 return;
             }
-            let before = inner.requests.len();
-            let _ = self.begin_read(vm, (page, slot), Comes::Ahead, inner, frames);
-            if inner.requests.len() == before {
+            if self.begin_read(vm, (page, slot), Comes::Ahead, inner, frames).is_err() {
                 return;
             }
         }
     }
 
     /// A VM needs a frame, and there is none, or none that it may have. Says what that comes to.
-    fn short_of<E: Env>(&self, g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Unreachable {
+    fn short_of<E: Env>(&self, g: &Gnomon, vm: &Vm, (error, since): (AllocError, u64), env: &mut E) -> Unreachable {
         // Without a limit of its own, all of its RAM and its tables fit what it may have.
         if vm.config.limit_bytes.is_none() && matches!(error, AllocError::OverLimit { .. }) {
             return Unreachable::OutOfFrames(error);
@@ -181,7 +168,7 @@ impl Pager {
             self.turn_on(&g.harts[env.hart()].frames);
         }
         if self.is_exhausted_for(vm, &error) || !g.tunables.is_on(Id::Reclaim) {
-            return self.make_room_for(g, vm, error, env);
+            return self.make_room_for(g, vm, (error, since), env);
         }
         let bit = 1 << vm.slot();
         self.waiting.fetch_or(bit, SeqCst);
@@ -192,7 +179,7 @@ impl Pager {
         self.counters.waits.fetch_add(1, SeqCst);
         self.work(g, env);
         env.go_on_soon();
-        Unreachable::Waits { since: 0 }
+        Unreachable::Waits { since }
     }
 
     /// Nothing can be taken for what the sweep is for: whoever waits for that is told.
@@ -226,19 +213,25 @@ impl Pager {
 
     /// Nothing can be taken from anybody, and a VM needs a frame. One that has more than what is reserved for it has to end: the
     /// one that asks, or else the one that has most.
-    fn make_room_for<E: Env>(&self, g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Unreachable {
+    fn make_room_for<E: Env>(
+        &self,
+        g: &Gnomon,
+        vm: &Vm,
+        (error, since): (AllocError, u64),
+        env: &mut E,
+    ) -> Unreachable {
         let frames = &g.harts[env.hart()].frames;
-        let excess = |vm: &Vm| frames.usage(owner(vm)).guest.saturating_sub(vm.promised_bytes() / PAGE_BYTES);
+        let excess = |vm: &Vm| frames.usage(vm.owner()).guest.saturating_sub(vm.promised_bytes() / PAGE_BYTES);
         if matches!(error, AllocError::OverLimit { .. }) {
             return Unreachable::OutOfFrames(error);
         }
         // One that ends already gives back what it has.
         let ends = |other: &Vm| {
-            matches!(*other.phase.lock(), Phase::Leaving(Departure::End(_))) && frames.usage(owner(other)).total() > 0
+            matches!(*other.phase.lock(), Phase::Leaving(Departure::End(_))) && frames.usage(other.owner()).total() > 0
         };
         if g.vms.all().any(|other| other.handle != vm.handle && ends(&other)) {
             self.waiting.fetch_or(1 << vm.slot(), SeqCst);
-            return Unreachable::Waits { since: 0 };
+            return Unreachable::Waits { since };
         }
         if excess(vm) > 0 {
             return Unreachable::OutOfFrames(error);
@@ -251,7 +244,7 @@ impl Pager {
         self.doom(&other, message);
         env.go_on_soon();
         self.waiting.fetch_or(1 << vm.slot(), SeqCst);
-        Unreachable::Waits { since: 0 }
+        Unreachable::Waits { since }
     }
 
     /// Looks after requests that are finished, and takes a portion of memory back if it is short. Returns whether there was
@@ -384,7 +377,7 @@ impl Pager {
             if free >= SOME {
                 self.wake_waiting(g, env);
             }
-            if free < high && free + (self.leaving.load(SeqCst) as u64) < high {
+            if free + (self.leaving.load(SeqCst) as u64) < high {
                 return Goal::Free;
             }
         }
@@ -418,13 +411,13 @@ impl Pager {
     fn release_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
         let waiting = self.waiting.swap(0, SeqCst);
         for vm in (0..u64::BITS as usize).filter(|slot| waiting >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
-            vm.release_held(|vcpu| g.post(vcpu, request::AGAIN, env));
+            g.release_held(&vm, env);
         }
     }
 
     /// A VM's vCPUs that wait try again.
     fn wake<E: Env>(&self, g: &Gnomon, vm: &Vm, env: &mut E) {
         self.events.fetch_add(1, SeqCst);
-        vm.release_held(|vcpu| g.post(vcpu, request::AGAIN, env));
+        g.release_held(vm, env);
     }
 }

@@ -70,14 +70,6 @@ impl Kept {
             _ => panic!("an invalid entry of a G-stage table that nobody makes"),
         }
     }
-
-    fn encode(self) -> Pte {
-        match self {
-            Kept::Nothing => Pte::INVALID,
-            Kept::Idle(leaf) => idle(Entry::Leaf(leaf).encode()),
-            Kept::Out(SwapSlot(number)) => Pte(number << PPN_SHIFT | OUT.bits()),
-        }
-    }
 }
 
 /// Where an entry's page number begins.
@@ -86,6 +78,11 @@ const PPN_SHIFT: u32 = 10;
 /// The entry of a leaf that is idle.
 const fn idle(leaf: Pte) -> Pte {
     Pte(leaf.0 & !PteFlags::V.bits())
+}
+
+/// The entry of a page that is out.
+const fn out(SwapSlot(number): SwapSlot) -> Pte {
+    Pte(number << PPN_SHIFT | OUT.bits())
 }
 
 /// What the search for pages that nobody uses finds at a page.
@@ -143,8 +140,9 @@ impl AddressSpace {
     /// # Panics
     /// If it is not mapped, or not the VM's own.
     pub fn rest(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
-        let (slot, leaf) = self.taken_slot(page, mem);
-        assert!(leaf.flags.contains(OWNED), "{page:?} is not the VM's own");
+        let slot = self.slot(page.base(), mem);
+        let is_its_own = |slot: &Slot<Hpa>| matches!(slot.entry, Entry::Leaf(leaf) if leaf.flags.contains(OWNED));
+        let Some(slot) = slot.filter(is_its_own) else { panic!("{page:?} is not mapped, or not the VM's own") };
         let mut stale = Stale::none();
         // Hardware may set D until then.
         let (now, debt) = table::exchange(slot.at, Pte::INVALID, mem);
@@ -155,16 +153,6 @@ impl AddressSpace {
         table::fill(slot.at, next, mem);
         self.counters.rested += 1;
         stale
-    }
-
-    fn taken_slot(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> (Slot<Hpa>, Leaf<Hpa>) {
-        match self.slot(page.base(), mem) {
-            Some(slot) => match slot.entry {
-                Entry::Leaf(leaf) => (slot, leaf),
-                _ => panic!("{page:?} is not mapped"),
-            },
-            None => panic!("{page:?} is beyond the format"),
-        }
     }
 
     fn idle_slot(&self, page: Pfn<Gpa>, level: Level, mem: &impl PhysMem) -> (Slot<Hpa>, Leaf<Hpa>) {
@@ -185,11 +173,8 @@ impl AddressSpace {
     pub fn split_idle(&mut self, page: Pfn<Gpa>, table: Ahead, frames: &Frames, mem: &mut impl PhysMem) {
         let (slot, leaf) = self.idle_slot(page, Level::MEGA, mem);
         let split = frames.claim_beyond(table, self.owner, Use::Table);
-        Self::write_split(&split, &leaf, mem, |_| None);
-        (0..Level::MEGA.pages()).for_each(|index| {
-            let at = split.first().at(8 * index);
-            table::write_unlinked(at, idle(Pte(mem.read_u64(at))), mem);
-        });
+        let page_of = |index| Entry::Leaf(Leaf { pfn: leaf.pfn.add(index), ..leaf }).encode();
+        Self::write_split(&split, &leaf, mem, |index| Some(idle(page_of(index))));
         table::fill(slot.at, Entry::Table(split.into_entry()).encode(), mem);
         self.counters.splits += 1;
         self.counters.tables += 1;
@@ -214,7 +199,7 @@ impl AddressSpace {
             to.is_some() || self.begins_as_zeroes(page),
             "{page:?} is zeroes now, and an image's if it is untouched"
         );
-        table::fill(slot.at, to.map_or(Kept::Nothing, Kept::Out).encode(), mem);
+        table::fill(slot.at, to.map_or(Pte::INVALID, out), mem);
         match to {
             Some(_) => self.counters.swapped_out += 1,
             None => self.counters.zero_pages += 1,
@@ -236,7 +221,7 @@ impl AddressSpace {
             self.forgone.push(copy);
             return None;
         }
-        table::fill(slot.at, Kept::Out(copy).encode(), mem);
+        table::fill(slot.at, out(copy), mem);
         self.counters.swapped_out += 1;
         self.counters.clean += 1;
         Some(Run::from_entry(leaf.pfn, 0))
