@@ -91,6 +91,8 @@ pub struct Counters {
     pub copies: u64,
     /// The same, 2 MiB at once.
     pub copies_2m: u64,
+    /// Tables of 4 KiB leaves that one of 2 MiB replaced.
+    pub promoted: u64,
     /// 2 MiB leaves broken into 4 KiB ones.
     pub splits: u64,
     /// Faults that found the access allowed already.
@@ -124,6 +126,7 @@ impl core::ops::AddAssign for Counters {
         self.image_2m += other.image_2m;
         self.copies += other.copies;
         self.copies_2m += other.copies_2m;
+        self.promoted += other.promoted;
         self.splits += other.splits;
         self.spurious += other.spurious;
         self.denied += other.denied;
@@ -178,15 +181,32 @@ pub enum Resolved {
 pub struct Publish {
     pub(super) at: Addr<Hpa>,
     pub(super) leaf: Pte,
+    pub(super) level: Level,
+    /// Pages that the guest could write to until the fence, and where they are copied to.
+    pub(super) taken: Vec<Taken>,
+}
+
+/// A page whose contents are copied.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Taken {
+    pub from: Pfn<Hpa>,
+    pub to: Pfn<Hpa>,
 }
 
 impl Publish {
+    /// How much is copied.
+    #[must_use]
+    pub const fn level(&self) -> Level {
+        self.level
+    }
+
     /// Makes the copy visible. To be called after [`Stale::fence`], with the address space not used in
     /// between; [`settle`] does both.
     ///
     /// # Panics
     /// If something is mapped there meanwhile.
     pub fn publish(self, mem: &mut impl PhysMem) {
+        self.taken.iter().for_each(|Taken { from, to }| mem.copy_frames(*from, *to, 1));
         let debt = table::compare_exchange(self.at, Pte::INVALID, self.leaf, mem);
         // What was there before is fenced.
         let _ = debt.expect("nothing is mapped there until it is published").paid();
@@ -327,6 +347,11 @@ impl AddressSpace {
     pub fn region_of(&self, page: Pfn<Gpa>) -> Option<&Region> {
         let at = self.regions.partition_point(|region| region.start <= page).checked_sub(1)?;
         Some(&self.regions[at]).filter(|region| page.raw() < region.end())
+    }
+
+    /// The regions from the one on that holds `page`, or is next.
+    pub(super) fn regions_from(&self, page: Pfn<Gpa>) -> &[Region] {
+        &self.regions[self.regions.partition_point(|region| region.end() <= page.raw())..]
     }
 
     /// The first page of the root table, for `hgatp`.

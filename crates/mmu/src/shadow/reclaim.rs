@@ -275,10 +275,7 @@ impl<S: Shadowed> Shadow<S> {
         host: &mut Host<'_, M, H>,
     ) {
         if how == How::Copied {
-            let pages = match stale.scope() {
-                Some(FenceScope::Range { bytes, .. }) => bytes / rv::PAGE_BYTES,
-                _ => 1,
-            };
+            let pages = publish.as_ref().map_or(1, |publish| publish.level().pages());
             (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
         }
         self.spend(stale, publish, host);
