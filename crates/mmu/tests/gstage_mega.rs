@@ -62,7 +62,7 @@ fn region(start: u64, pages: u64, object: Object) -> Region {
 }
 
 impl Vm {
-    fn resolve(&mut self, page: u64, access: Access) -> (How, Stale<Gpa>, Option<mmu::gstage::Publish>) {
+    fn resolve(&mut self, page: u64, access: Access) -> (How, Stale<Gpa>, Option<Box<mmu::gstage::Publish>>) {
         match self.space.resolve(Pfn::new(page).base(), access, &self.frames, &mut self.mem).unwrap() {
             Resolved::Mapped { how, stale, publish, .. } => (how, stale, publish),
             Resolved::Hole => panic!("page {page} is a hole"),

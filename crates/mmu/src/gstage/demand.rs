@@ -11,12 +11,13 @@ use super::mega::{NoMega, Small};
 use super::ready::{Content, Ready, Supplies, Unresolved, with_ready};
 use super::region::{Object, Prot, Region};
 use super::space::{
-    Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Taken, around, arrival, filled,
+    Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, Taken, around, arrival, filled,
 };
 use crate::frames::{Frames, Run};
 use crate::stale::Stale;
 use crate::table;
 use crate::walk::Slot;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use rv::{Access, Addr, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
@@ -69,8 +70,17 @@ impl AddressSpace {
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
             _ if slot.pte.0 != 0 => self.bring_back(gpa, &slot, mem),
             (_, object) => {
-                if let Some(filled) = self.fill_mega((gpa, access), &region, &slot, ready, frames, mem)? {
-                    return Ok(filled);
+                if self.may_be_mega(access, &region, &slot)
+                    && let Some((content, small)) = self.mega_at(gpa, access, &slot, mem)
+                {
+                    match self.mega(content, &slot, ready, frames) {
+                        Ok(supplies) => {
+                            let how = (content, small);
+                            return Ok(self.commit_mega((gpa, access), &region, &slot, how, supplies, mem));
+                        }
+                        Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
+                        Err(NoMega::Denied) => {}
+                    }
                 }
                 match object {
                     Object::Anonymous => self.fill_anonymous((gpa, access), &region, &slot, frames, mem),
@@ -103,35 +113,43 @@ impl AddressSpace {
         }
     }
 
-    /// Nothing is mapped: maps 2 MiB of the VM's own, if they may be. Pages that are only read of an image that fills them stay the
-    /// image's.
-    fn fill_mega(
+    /// Whether 2 MiB may come where nothing is mapped: a first look, which most faults of 4 KiB end with.
+    #[inline(always)]
+    fn may_be_mega(&self, access: Access, region: &Region, slot: &Slot<Hpa>) -> bool {
+        let in_place_of_small = || region.object != Object::Anonymous && self.is_copied_by(access);
+        self.policy.superpages == Superpages::Mega && (slot.level >= Level::MEGA || in_place_of_small())
+    }
+
+    /// What 2 MiB of the VM's own around `gpa`, where nothing is mapped, are to hold, and what 4 KiB leaves they are to replace.
+    /// Pages that are only read of an image that fills them stay the image's.
+    #[inline(never)]
+    fn mega_at(
+        &self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        slot: &Slot<Hpa>,
+        mem: &impl PhysMem,
+    ) -> Option<(Content, Option<Small>)> {
+        let (_, content) = self.mega_around(gpa.pfn())?;
+        if content.image().is_some() && !self.is_copied_by(access) {
+            return None;
+        }
+        let small = if slot.level < Level::MEGA { Some(self.small(gpa.pfn(), mem)?) } else { None };
+        Some((content, small))
+    }
+
+    /// Maps 2 MiB that are ready.
+    #[inline(never)]
+    fn commit_mega(
         &mut self,
         (gpa, access): (Addr<Gpa>, Access),
         region: &Region,
         slot: &Slot<Hpa>,
-        ready: &mut Ready,
-        frames: &Frames,
+        (content, small): (Content, Option<Small>),
+        supplies: Supplies,
         mem: &mut impl PhysMem,
-    ) -> Result<Option<Resolved>, Unresolved> {
-        let is_small = slot.level < Level::MEGA;
-        if is_small && (region.object == Object::Anonymous || !self.is_copied_by(access)) {
-            return Ok(None);
-        }
-        let Some((_, content)) = self.mega_around(gpa.pfn()) else { return Ok(None) };
-        if content.image().is_some() && !self.is_copied_by(access) {
-            return Ok(None);
-        }
-        let small = if is_small { self.small(gpa.pfn(), mem) } else { None };
-        if is_small && small.is_none() {
-            return Ok(None);
-        }
-        let supplies = match self.mega(content, slot, ready, frames) {
-            Ok(supplies) => supplies,
-            Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
-            Err(NoMega::Denied) => return Ok(None),
-        };
-        Ok(Some(match small {
+    ) -> Resolved {
+        match small {
             Some(small) => self.copy_small(gpa, region, small, supplies, mem),
             None if content == Content::ZERO => {
                 self.counters.anonymous_2m += 1;
@@ -142,7 +160,7 @@ impl AddressSpace {
                 let stale = Stale::of(around(gpa, Level::MEGA));
                 self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), stale, mem)
             }
-        }))
+        }
     }
 
     /// A copy of 2 MiB comes in the place of 4 KiB leaves.
@@ -274,8 +292,13 @@ impl AddressSpace {
         } else {
             self.counters.copies += 1;
         }
-        let publish = Some(Publish { at, leaf: Self::leaf(copy, region.prot, OWNED), level, taken });
-        Resolved::Mapped { hpa: copy.at(gpa.raw() & (level.bytes() - 1)), how: How::Copied, stale, publish }
+        let publish = Publish { at, leaf: Self::leaf(copy, region.prot, OWNED), level, taken };
+        Resolved::Mapped {
+            hpa: copy.at(gpa.raw() & (level.bytes() - 1)),
+            how: How::Copied,
+            stale,
+            publish: Some(Box::new(publish)),
+        }
     }
 
     /// A store to an image page that is mapped. The 2 MiB around it are copied whole if they may be, whether one leaf maps them or

@@ -6,6 +6,7 @@ use crate::stale::{Retired, Stale};
 use crate::table;
 use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -169,7 +170,7 @@ pub enum Resolved {
         /// remembers it as such faults, and that is [`How::Spurious`].
         stale: Stale<Gpa>,
         /// With [`How::Copied`]: what to do once the fence is done, before anything else is resolved.
-        publish: Option<Publish>,
+        publish: Option<Box<Publish>>,
     },
     /// No region there: a device to emulate, or nothing.
     Hole,
@@ -217,7 +218,7 @@ impl Publish {
 /// still reads what it was made from. Returns the frames that are now free to go.
 pub fn settle(
     stale: Stale<Gpa>,
-    publish: Option<Publish>,
+    publish: Option<Box<Publish>>,
     hw: &mut impl Fence<Gpa>,
     mem: &mut impl PhysMem,
 ) -> Retired {

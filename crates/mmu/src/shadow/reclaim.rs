@@ -11,6 +11,7 @@ use crate::frames::{AllocError, Frames, Run, Use};
 use crate::gstage::{self, GiveBack, How, Publish, Returned, Span};
 use crate::stale::Stale;
 use crate::table::{Debt, Owed};
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem};
 
@@ -252,7 +253,7 @@ impl<S: Shadowed> Shadow<S> {
     fn spend<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         stale: Stale<Gpa>,
-        publish: Option<Publish>,
+        publish: Option<Box<Publish>>,
         host: &mut Host<'_, M, H>,
     ) {
         let is_fenced = !stale.is_none();
@@ -271,7 +272,7 @@ impl<S: Shadowed> Shadow<S> {
         &mut self,
         gfn: Pfn<Gpa>,
         (how, stale): (How, Stale<Gpa>),
-        publish: Option<Publish>,
+        publish: Option<Box<Publish>>,
         host: &mut Host<'_, M, H>,
     ) {
         if how == How::Copied {
