@@ -145,6 +145,7 @@ impl AddressSpace {
     pub fn rest(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
         let (slot, leaf) = self.taken_slot(page, mem);
         assert!(leaf.flags.contains(OWNED), "{page:?} is not the VM's own");
+        self.disturb(&(page.raw()..page.raw() + 1));
         let mut stale = Stale::none();
         // Hardware may set D until then.
         let (now, debt) = table::exchange(slot.at, Pte::INVALID, mem);

@@ -30,7 +30,7 @@ pub(super) struct Small {
 }
 
 /// Pages of the VM's own that are copied at once, with the VM's lock held: some 80,000 instructions (BOUNDED).
-const MOST_TAKEN: usize = COPIED_AT_ONCE as usize;
+pub(super) const MOST_TAKEN: usize = COPIED_AT_ONCE as usize;
 
 impl AddressSpace {
     /// The 2 MiB around `page` and what they hold, if one leaf may map them all: by policy, and because regions of equal
@@ -112,7 +112,7 @@ impl AddressSpace {
     }
 
     /// The table of 4 KiB leaves around `page`, if there is one, and the entry that leads to it.
-    fn table_at(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
+    pub(super) fn table_at(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
         let (mut table, mut level) = (self.root(), self.format.root_level());
         loop {
             let at = table.at(8 * self.format.index(page.base(), level) as u64);

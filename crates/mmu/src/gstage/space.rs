@@ -195,6 +195,11 @@ pub(super) struct Taken {
 }
 
 impl Publish {
+    /// Copies what the guest could write to until the fence.
+    fn take_over(&mut self, mem: &mut impl PhysMem) {
+        self.taken.drain(..).for_each(|Taken { from, to }| mem.copy_frames(from, to, 1));
+    }
+
     /// How much is copied.
     #[must_use]
     pub const fn level(&self) -> Level {
@@ -206,8 +211,8 @@ impl Publish {
     ///
     /// # Panics
     /// If something is mapped there meanwhile.
-    pub fn publish(self, mem: &mut impl PhysMem) {
-        self.taken.iter().for_each(|Taken { from, to }| mem.copy_frames(*from, *to, 1));
+    pub fn publish(mut self, mem: &mut impl PhysMem) {
+        self.take_over(mem);
         let debt = table::compare_exchange(self.at, Pte::INVALID, self.leaf, mem);
         // What was there before is fenced.
         let _ = debt.expect("nothing is mapped there until it is published").paid();
@@ -223,7 +228,12 @@ pub fn settle(
     mem: &mut impl PhysMem,
 ) -> Retired {
     let retired = stale.fence(hw);
-    if let Some(publish) = publish {
+    if let Some(mut publish) = publish {
+        if !publish.taken.is_empty() {
+            publish.take_over(mem);
+            // Code may be in it, and a fence orders for instructions what was stored before it alone.
+            hw.fence(FenceScope::Everything);
+        }
         publish.publish(mem);
     }
     retired
@@ -278,6 +288,8 @@ pub struct AddressSpace {
     pub(super) forgone: Vec<SwapSlot>,
     /// Pages in memory, by number, of which the swap device has a copy: their leaves lack W, or D if that is the hardware's.
     pub(super) copies: BTreeMap<u64, SwapSlot>,
+    /// The first page of 2 MiB that are being copied ([`super::promote`]), as long as nothing but stores happens to them.
+    pub(super) moving: Option<Pfn<Gpa>>,
 }
 
 impl AddressSpace {
@@ -308,6 +320,7 @@ impl AddressSpace {
             counters: Counters::default(),
             forgone: Vec::new(),
             copies: BTreeMap::new(),
+            moving: None,
         })
     }
 
