@@ -221,6 +221,8 @@ impl Publish {
 
 /// Fences what a resolution has made stale, then makes its copy visible, if it made one: no hart sees the copy while another
 /// still reads what it was made from. Returns the frames that are now free to go.
+// Each fault ends here.
+#[inline(always)]
 pub fn settle(
     stale: Stale<Gpa>,
     publish: Option<Box<Publish>>,
@@ -228,15 +230,22 @@ pub fn settle(
     mem: &mut impl PhysMem,
 ) -> Retired {
     let retired = stale.fence(hw);
-    if let Some(mut publish) = publish {
-        if !publish.taken.is_empty() {
-            publish.take_over(mem);
-            // Code may be in it, and a fence orders for instructions what was stored before it alone.
-            hw.fence(FenceScope::Everything);
-        }
-        publish.publish(mem);
+    if let Some(publish) = publish {
+        fence_and_publish(*publish, hw, mem);
     }
     retired
+}
+
+/// Most faults have nothing to be published.
+#[cold]
+#[inline(never)]
+fn fence_and_publish(mut publish: Publish, hw: &mut impl Fence<Gpa>, mem: &mut impl PhysMem) {
+    if !publish.taken.is_empty() {
+        publish.take_over(mem);
+        // Code may be in it, and a fence orders for instructions what was stored before it alone.
+        hw.fence(FenceScope::Everything);
+    }
+    publish.publish(mem);
 }
 
 /// Why an access cannot be resolved.
