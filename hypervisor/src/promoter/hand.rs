@@ -1,57 +1,20 @@
-//! Promotion in the background: a hart that has nothing else to do looks for 4 KiB pages that fill 2 MiB, and makes them one page of
-//! 2 MiB, in portions ([`mmu::Promotion`]).
-//!
-//! Such pages are there where memory was short once, or came back from the swap device. VMs that have none cost nothing, and
-//! nothing is promoted while memory is short.
+//! The hand that looks for small pages, and what it does with them.
 
+use super::{Doing, FIRST, Hand, Promoter};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
-use crate::slots::Handle;
-use crate::sync::Mutex;
 use crate::vm::Vm;
-use abi::bundle::{GUEST_RAM_BASE, MAX_VMS};
+use abi::bundle::MAX_VMS;
 use abi::tunable::Id;
-use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use mmu::Promoted;
 use mmu::frames::MEGA_ORDER;
-use mmu::{Promoted, Promotion};
-use rv::{Addr, Gpa, Level, PAGE_BYTES, Pfn};
+use rv::{Gpa, Level, PAGE_BYTES, Pfn};
 
-/// What harts share of it.
-#[derive(Default)]
-pub struct Promoter {
-    /// Whoever has it looks, or does a portion.
-    hand: Mutex<Hand>,
-    /// When it begins anew, in host time.
-    due: AtomicU64,
-}
-
-/// Where it is.
-struct Hand {
-    slot: usize,
-    page: Pfn<Gpa>,
-    /// What it has begun.
-    doing: Option<Doing>,
-}
-
-struct Doing {
-    vm: Handle,
-    promotion: Promotion,
-    /// Portions that it may still take: some only make room for others.
-    left: u32,
-}
-
-/// The first page of a VM's RAM.
-const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
 /// Pieces of 2 MiB that are looked at in one portion: some 30,000 instructions, if all but the last entry of each table fits.
 const AT_ONCE: u32 = 8;
 /// Portions for 2 MiB, where 17 are enough if nothing is in the way.
 const PORTIONS: u32 = 100;
-
-impl Default for Hand {
-    fn default() -> Self {
-        Self { slot: 0, page: FIRST, doing: None }
-    }
-}
 
 impl Promoter {
     /// Does a portion, if there is something to be done. Says whether there is more: then the hart calls it again before it waits.
