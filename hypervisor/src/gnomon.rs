@@ -7,6 +7,7 @@ use crate::env::Env;
 use crate::harts::HartShared;
 use crate::offer::Offer;
 use crate::pager::Pager;
+use crate::promoter::Promoter;
 use crate::sched::Sched;
 use crate::tunables::Tunables;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
@@ -33,6 +34,8 @@ pub struct Gnomon {
     pub chores: Chores,
     /// Paging.
     pub pager: Pager,
+    /// Makes small pages large when harts are idle.
+    pub promoter: Promoter,
     /// What is set.
     pub tunables: Tunables,
     /// The console.

@@ -29,6 +29,7 @@ pub mod machine;
 pub mod memory;
 pub mod offer;
 pub mod pager;
+pub mod promoter;
 pub mod sbi;
 pub mod sched;
 pub mod serial;

@@ -94,7 +94,7 @@ impl Gnomon {
 }
 
 /// An address space's counters by name.
-fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 18] {
+fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 19] {
     [
         ("gstage.anonymous_4k", c.anonymous_4k),
         ("gstage.anonymous_2m", c.anonymous_2m),
@@ -103,6 +103,7 @@ fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 18] {
         ("gstage.image_2m", c.image_2m),
         ("gstage.copies", c.copies),
         ("gstage.copies_2m", c.copies_2m),
+        ("gstage.promoted", c.promoted),
         ("gstage.splits", c.splits),
         ("gstage.spurious", c.spurious),
         ("gstage.denied", c.denied),

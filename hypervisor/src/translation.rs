@@ -8,7 +8,7 @@
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
-//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`bring_in`](Translation::bring_in) |
+//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote) |
 //! | the guest gives memory back | [`give_back`](Translation::give_back) |
 
 use crate::chores::Remains;
@@ -31,6 +31,7 @@ use alloc::string::String;
 use mmu::frames::{Frames, Owner, Run};
 use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::{Counters, GuestFence, Lists};
+use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
 impl Translation {
@@ -289,6 +290,14 @@ impl Translation {
         match self {
             TwoStage => two_stage::sweep(g, vm, from, portion, env),
             Shadow(_) => shadow::paging::sweep(g, vm, from, portion, env),
+        }
+    }
+
+    /// A portion of making one large page of small ones.
+    pub fn promote<E: Env>(self, g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
+        match self {
+            TwoStage => two_stage::promote(g, vm, promotion, env),
+            Shadow(_) => shadow::paging::promote(g, vm, promotion, env),
         }
     }
 

@@ -18,6 +18,7 @@ use mmu::gstage::{
 };
 use mmu::shadow::GuestFence;
 use mmu::stale::Stale;
+use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
 
 /// Whether this machine can put such a VM behind a G-stage; a message if not.
@@ -132,6 +133,14 @@ impl<E: Env> Pageable for Swept<'_, E> {
         // No frame is retired: those of idle pages are the VM's.
         stale.flush(&mut self.hw, self.frames);
     }
+}
+
+/// A portion of making one large page of small ones.
+pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
+    let frames = &g.harts[env.hart()].frames;
+    let mut guard = vm.memory.lock();
+    let Some(Memory { space, .. }) = guard.as_mut() else { return Promoted::Not };
+    space.promote(promotion, frames, &mut env.mem(), &mut GStageFence { g, vm, env })
 }
 
 /// A page has been brought in.

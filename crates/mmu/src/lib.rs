@@ -27,8 +27,8 @@ pub mod walk;
 
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
 pub use gstage::{
-    Ad, AddressSpace, Comes, Content, Counters, How, Images, Object, Policy, Prot, Ready, Region, RegionError,
-    Residence, ResolveError, Resolved, Returned, Span, Superpages, Translation, Unresolved, with_ready,
+    Ad, AddressSpace, Comes, Content, Counters, How, Images, Object, Policy, Promoted, Promotion, Prot, Ready, Region,
+    RegionError, Residence, ResolveError, Resolved, Returned, Span, Superpages, Translation, Unresolved, with_ready,
 };
 pub use ids::{Acquired, IdSlot, Ids};
 pub use stale::{Retired, Stale};

@@ -84,6 +84,8 @@ impl<S: Space> Stale<S> {
 
     /// Fences, and yields the frames that are now free to go: to [`Retired::release`], which may be done
     /// without the locks that the fence needed.
+    // Here and in `release`: each fault ends so, and most have nothing to fence.
+    #[inline(always)]
     pub fn fence(self, hw: &mut impl Fence<S>) -> Retired {
         if let Some(scope) = self.scope {
             hw.fence(scope);
@@ -122,6 +124,7 @@ impl Retired {
     }
 
     /// Gives them back.
+    #[inline(always)]
     pub fn release(self, frames: &Frames) {
         for run in self.runs {
             frames.free(run);

@@ -272,7 +272,8 @@ fn without_a_run_of_2_mib_a_page_is_copied() {
     assert_eq!((hpa, how, stale.is_none()), (image.add(9).at(8), How::Spurious, true));
     assert_eq!(vm.touch(521, Access::Store).1, How::Copied);
     let counters = vm.space.counters();
-    assert_eq!((counters.copies, counters.copies_2m, counters.splits, counters.mega_denied), (2, 0, 1, 1));
+    assert_eq!((counters.copies, counters.copies_2m, counters.splits, counters.mega_denied), (2, 0, 1, 2));
+    assert_eq!(counters.promoted, 0);
 }
 
 #[test]

@@ -21,12 +21,12 @@ proptest! {
 #[test]
 fn scenarios_reach_everything() {
     let mut runner = TestRunner::deterministic();
-    let mut sum = [0; 15];
-    for _ in 0..100 {
+    let mut sum = [0; 16];
+    for _ in 0..150 {
         let (setup, ops) = (setups(), ops(60)).new_tree(&mut runner).expect("no filters").current();
         let c = Rig::new(setup, Mutant::None).run(&ops);
         let filled = [c.anonymous_4k, c.anonymous_2m, c.mega_denied, c.image_4k, c.image_2m];
-        let rest = [c.copies, c.copies_2m, c.splits, c.spurious, c.denied, c.tables];
+        let rest = [c.promoted, c.copies, c.copies_2m, c.splits, c.spurious, c.denied, c.tables];
         // What comes in from a device is `shadow_random`'s: there the device's copy may stay.
         let paged = [c.rested, c.revived, c.swapped_out, c.zero_pages];
         sum.iter_mut().zip(filled.into_iter().chain(rest).chain(paged)).for_each(|(total, more)| *total += more);
@@ -36,7 +36,7 @@ fn scenarios_reach_everything() {
 
 /// Each mutant, and the checks that may catch it, by their messages. That the scenarios trip none by
 /// themselves is the test above.
-const MUTANTS: [(Mutant, &[&str]); 25] = [
+const MUTANTS: [(Mutant, &[&str]); 27] = [
     (Mutant::DropsFences, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOneHart, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOnePage, &["StalePermission", "FreedWhileReachable"]),
@@ -62,6 +62,8 @@ const MUTANTS: [(Mutant, &[&str]); 25] = [
     (Mutant::BringsNothing, &["contents of"]),
     (Mutant::ForgetsIdle, &["pays for what it has", "pays for its tables"]),
     (Mutant::ForgetsSlots, &["slots are forgone"]),
+    (Mutant::ForgetsToTakeOver, &["contents of"]),
+    (Mutant::TakesOverEarly, &["contents of"]),
 ];
 
 /// The message of the first check that `mutant` fails, in one of many random scenarios.

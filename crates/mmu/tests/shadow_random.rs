@@ -16,19 +16,19 @@ fn steps() -> u64 {
     std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(600_000)
 }
 
-fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 10]) {
+fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 11]) {
     let mut rig = Rig::<S>::new(Setup { upkeep, seed, mutant });
     (0..STEPS).for_each(|_| rig.step());
-    let ([through, traps, devices, writes], postponed) = (rig.tally, rig.postponed);
+    let ([through, traps, devices, writes], postponed, promoted) = (rig.tally, rig.postponed, rig.promoted);
     let (counters, c) = rig.finish();
     let paged = [c.rested, c.revived, c.swapped_out, c.swapped_in, c.zero_pages];
     let [rested, revived, out, back, zero] = paged;
-    (counters, [rested, revived, out, back, zero, postponed, through, traps, devices, writes])
+    (counters, [rested, revived, out, back, zero, postponed, promoted, through, traps, devices, writes])
 }
 
 fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
     let mut sum = mmu::shadow::Counters::default();
-    let mut tallies = [0; 10];
+    let mut tallies = [0; 11];
     for seed in 0..steps / STEPS {
         let result = catch_unwind(|| run::<S>(upkeep, seed, Mutant::None));
         let (counters, tally) = result.unwrap_or_else(|_| panic!("{} {upkeep:?}, seed {seed}", S::NAME));
@@ -37,7 +37,9 @@ fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
     }
     println!("{} {upkeep:?}: {tallies:?} {sum:?}", S::NAME);
     // Memory goes and comes in all ways that there are, and now and then there is no budget for it.
-    assert!(tallies[..6].iter().all(|count| *count >= 10), "{tallies:?}");
+    // Few pages are promoted in few steps: the shadowed tables among them stay where they are.
+    let often = if steps < 100_000 { 6 } else { 7 };
+    assert!(tallies[..often].iter().all(|count| *count >= 10), "{tallies:?}");
 }
 
 #[test]
@@ -64,7 +66,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 32] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 34] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -103,6 +105,8 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 32] = [
     (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Unsync, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::RestsWithLeaves), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::RestsWithLeaves), Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),
     (
         Mutant::Engine(Sabotage::LetsTablesGo),

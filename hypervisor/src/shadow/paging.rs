@@ -9,6 +9,7 @@ use mmu::frames::Run;
 use mmu::gstage::{AddressSpace, Comes, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::{Host, Shadow};
 use mmu::stale::Stale;
+use mmu::{Promoted, Promotion};
 use rv::{Fence, Gpa, Level, Pfn, PhysMem};
 
 /// A part of a sweep through the VM's memory.
@@ -54,6 +55,14 @@ impl<M: PhysMem, H: Fence<Gpa>> Pageable for Swept<'_, '_, M, H> {
     fn settle(&mut self, stale: Stale<Gpa>) {
         self.shadow.rested(stale, self.host);
     }
+}
+
+/// A portion of making one large page of small ones.
+pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let from = (frames, &mut Ready::Nothing);
+    let done = lend((g, vm, vm.memory.lock()), from, &mut mem, env, |shadow, host| shadow.promote(promotion, host));
+    done.unwrap_or(Promoted::Not)
 }
 
 /// A page has been brought in.

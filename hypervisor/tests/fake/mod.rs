@@ -283,6 +283,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         sched: Sched::new(harts),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
         chores: Chores::default(),
+        promoter: hypervisor::promoter::Promoter::default(),
         pager,
         tunables: hypervisor::tunables::Tunables::default(),
         console: Console::new(&Printer, config.console, has_names),

@@ -127,7 +127,8 @@ fn memory_that_is_reserved_is_got_even_when_nothing_can_go() {
     let mut reserved = vm("reserved", MmuMode::Nested);
     reserved.reserve_bytes = USED * PAGE_BYTES;
     let mut rig = Rig::new(SHORT, None, vec![reserved, vm("hog", MmuMode::Nested)]);
-    assert_eq!(rig.fill(1, 0..900), Done::Yes);
+    // Beside that, the first one has the 2 MiB around its kernel already.
+    assert_eq!(rig.fill(1, 0..400), Done::Yes);
     assert_eq!(rig.fill(0, 0..USED), Done::Yes);
     rig.until("the hog is over", |rig| rig.g.vms.all().count() == 1);
     assert_eq!(rig.load(0, 0..USED), Done::Yes);
@@ -285,4 +286,23 @@ fn who_is_at_its_limit_makes_nobody_else_end() {
     }
     assert_eq!(rig.load(2, 0..600), Done::Yes);
     rig.end();
+}
+
+/// What came by 4 KiB, because memory was short, is whole again when there is enough.
+#[test]
+fn small_pages_become_large_when_memory_is_there_again() {
+    for mmu in [MmuMode::Nested, MmuMode::Unsync, MmuMode::Lazy] {
+        let mut rig = Rig::new(3400, None, vec![vm("hog", mmu), vm("small", mmu), vm("other", mmu)]);
+        assert_eq!((rig.fill(0, 0..USED), rig.fill(2, 0..USED)), (Done::Yes, Done::Yes));
+        assert_eq!(rig.fill(1, 0..512), Done::Yes);
+        let count = |rig: &Rig, name| {
+            let report = rig.g.report(&rig.guests[1].vm);
+            report.counters.iter().find(|(other, _)| *other == name).expect("a counter").1
+        };
+        assert!(count(&rig, "gstage.anonymous_4k") >= 512, "they came by 4 KiB");
+        rig.depart(0, Departure::End(EndReason::Poweroff));
+        rig.until("one page of 2 MiB", |rig| count(rig, "gstage.promoted") == 1);
+        assert_eq!(rig.load(1, 0..USED), Done::Yes);
+        rig.end();
+    }
 }

@@ -9,7 +9,7 @@ use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::pager::Pager;
 use hypervisor::vcpu::{VcpuRun, request};
-use hypervisor::vm::{Departure, Translation, Vm};
+use hypervisor::vm::{Departure, Phase, Translation, Vm};
 use mmu::frames::{Owner, Use};
 use rv::{Addr, Exit, Gpa, Hpa, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 use std::collections::BTreeMap;
@@ -130,6 +130,9 @@ impl Rig {
         self.turns = 1..self.exits_per_turn;
         self.g.pager.go_on(&self.g, &mut self.hart);
         lifecycle::go_on(&self.g, &mut self.hart);
+        // As if much time had passed.
+        self.hart.time += 10_000_000;
+        self.g.promoter.go_on(&self.g, &mut self.hart);
         self.collect();
         // Harts that run guests are kicked.
         for n in 0..self.guests.len() {
@@ -192,7 +195,11 @@ impl Rig {
         if guest.is_over {
             return Done::Over;
         }
-        let Some(mut run) = guest.run.take() else { return Done::Waits };
+        let Some(mut run) = guest.run.take() else {
+            // It may have ended while it waited.
+            guest.is_over = *guest.vm.phase.lock() == Phase::Ended;
+            return if guest.is_over { Done::Over } else { Done::Waits };
+        };
         let posted = run.shared.posted.swap(0, SeqCst);
         if posted & request::PARK != 0 {
             guest.is_over = true;
@@ -205,6 +212,11 @@ impl Rig {
             && let Err(outcome) = translation.load(&self.g, &mut run, &mut self.hart)
         {
             return self.conclude(n, run, outcome);
+        }
+        if !translation.may_enter(&run) {
+            // It takes longer, or memory that is not there yet.
+            self.guests[n].run = Some(run);
+            return Done::Soon;
         }
         let Some(touch) = self.guests[n].wants else {
             self.guests[n].run = Some(run);
@@ -319,7 +331,7 @@ impl Rig {
     /// The page of the device that a guest's page is on, if it is out.
     pub fn is_out(&self, n: usize, page: u64) -> Option<u64> {
         let memory = self.guests[n].vm.memory.lock();
-        let space = &memory.as_ref().expect("it runs").space;
+        let space = &memory.as_ref()?.space;
         space.is_out(Pfn::new(GUEST_RAM_BASE / PAGE_BYTES + page), &self.hart.mem).map(|slot| slot.0)
     }
 

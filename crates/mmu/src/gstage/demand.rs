@@ -3,230 +3,23 @@
 //! Each resolution first takes every frame that it will need ([`Supplies`]); if one is missing, all
 //! are given back and nothing has changed. From the first store on, nothing can fail.
 //!
-//! To clear or copy 2 MiB takes long. So a resolution that wants that says so ([`Unresolved::Wants`]) and has changed
-//! nothing; the caller makes them ready without any lock, a portion at a time ([`Ready::prepare`]), and tries again with what
-//! is [`Ready`].
+//! Where one leaf of 2 MiB may map what is there, it does ([`super::mega`]): also where an image ends and other memory begins, and
+//! where some pages of an image are mapped by 4 KiB leaves already.
 
 use super::kept::Kept;
+use super::mega::{NoMega, Small};
+use super::ready::{Content, Ready, Supplies, Unresolved, with_ready};
 use super::region::{Object, Prot, Region};
 use super::space::{
-    Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, around, arrival, filled,
+    Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, Taken, around, arrival, filled,
 };
-use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
+use crate::frames::{Frames, Run};
 use crate::stale::Stale;
 use crate::table;
 use crate::walk::Slot;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use rv::{Access, Addr, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
-
-/// Frames taken before an edit begins.
-struct Supplies {
-    tables: Vec<Run>,
-    data: Option<Run>,
-}
-
-impl Supplies {
-    /// Takes `tables` frames for tables and, if wanted, a run of 2^order frames of guest memory.
-    fn take(frames: &Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<Self, AllocError> {
-        let mut taken = Supplies { tables: Vec::new(), data: None };
-        match taken.try_take(frames, owner, tables, order) {
-            Ok(()) => Ok(taken),
-            Err(error) => {
-                taken.tables.into_iter().chain(taken.data).for_each(|run| frames.free(run));
-                Err(error)
-            }
-        }
-    }
-
-    fn try_take(&mut self, frames: &Frames, owner: Owner, tables: u8, order: Option<u8>) -> Result<(), AllocError> {
-        for _ in 0..tables {
-            self.tables.push(frames.alloc(owner, Use::Table, 0)?);
-        }
-        if let Some(order) = order {
-            self.data = Some(frames.alloc(owner, Use::Guest, order)?);
-        }
-        Ok(())
-    }
-
-    /// Takes `tables` frames for tables, and `data` for guest memory.
-    fn with(frames: &Frames, owner: Owner, tables: u8, data: Ahead) -> Result<Self, AllocError> {
-        match Self::take(frames, owner, tables, None) {
-            Ok(taken) => match frames.claim(data, owner, Use::Guest) {
-                Ok(run) => Ok(Supplies { data: Some(run), ..taken }),
-                Err(error) => {
-                    taken.tables.into_iter().for_each(|run| frames.free(run));
-                    Err(error)
-                }
-            },
-            Err(error) => {
-                frames.put_back(data);
-                Err(error)
-            }
-        }
-    }
-}
-
-/// What 2 MiB of guest memory are to hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Content {
-    /// Zeroes.
-    Zero,
-    /// What the frames from this one on hold: a part of an image.
-    Copy(Pfn<Hpa>),
-}
-
-/// What has been made ready for a resolution.
-#[must_use = "dropping it leaks its frames"]
-#[derive(PartialEq, Eq, Debug)]
-pub enum Ready {
-    /// Nothing yet.
-    Nothing,
-    /// 2 MiB.
-    Mega {
-        /// The frames.
-        run: Ahead,
-        /// What they are to hold.
-        content: Content,
-        /// How many of them do, from the first on.
-        filled: u64,
-    },
-    /// Nothing, because there are no 2 MiB in one piece.
-    Denied,
-}
-
-/// Frames that are copied at a time: some 80,000 instructions. What follows in the same exit may take as many (BOUNDED).
-const COPIED_AT_ONCE: u64 = 64;
-
-impl Ready {
-    /// Goes on to make 2 MiB ready that are to hold `content`: a portion, for which no lock should be held. Says whether they
-    /// are ready now, or cannot be.
-    #[cold]
-    #[inline(never)]
-    fn prepare(&mut self, wanted: Content, frames: &Frames, mem: &mut impl PhysMem) -> bool {
-        let (run, filled) = match core::mem::replace(self, Ready::Denied) {
-            Ready::Mega { run, content, filled } if content == wanted => (run, filled),
-            other => {
-                other.discard(frames);
-                match frames.take_ahead(MEGA_ORDER) {
-                    Some(run) => (run, 0),
-                    None => return true,
-                }
-            }
-        };
-        let to = run.first().add(filled);
-        let left = run.pages() - filled;
-        let done = match wanted {
-            Content::Zero => {
-                let pages = left.min(mem.zeroed_at_once());
-                mem.zero_frames(to, pages);
-                pages
-            }
-            Content::Copy(from) => {
-                let pages = left.min(COPIED_AT_ONCE);
-                mem.copy_frames(from.add(filled), to, pages);
-                pages
-            }
-        };
-        *self = Ready::Mega { run, content: wanted, filled: filled + done };
-        done == left
-    }
-
-    /// Whether nothing more can be done to have 2 MiB of that ready.
-    fn is_all_for(&self, wanted: Content) -> bool {
-        match self {
-            Ready::Mega { run, content, filled } => *content == wanted && *filled == run.pages(),
-            Ready::Denied => true,
-            Ready::Nothing => false,
-        }
-    }
-
-    /// Gives back what was not needed after all.
-    pub fn discard(self, frames: &Frames) {
-        if let Ready::Mega { run, .. } = self {
-            frames.put_back(run);
-        }
-    }
-}
-
-/// Why nothing is resolved yet. Nothing has changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unresolved<E = ResolveError> {
-    /// It cannot be.
-    For(E),
-    /// 2 MiB are to be made ready first.
-    Wants(Content),
-}
-
-impl<E: Into<ResolveError>> From<E> for Unresolved {
-    fn from(error: E) -> Self {
-        Unresolved::For(error.into())
-    }
-}
-
-impl<E> Unresolved<E> {
-    /// The same with another error.
-    pub fn map<F>(self, error: impl FnOnce(E) -> F) -> Unresolved<F> {
-        match self {
-            Unresolved::For(e) => Unresolved::For(error(e)),
-            Unresolved::Wants(content) => Unresolved::Wants(content),
-        }
-    }
-}
-
-/// Attempts something. Where it wants 2 MiB made ready, a portion of them is, after the attempt: whatever locks that takes, it
-/// has given them back. With the last portion it is attempted anew; before, what is done is left in `ready`, and the result is
-/// `None`: the caller comes back with it, and has looked after interrupts in between. What is not used stays there: it is
-/// given back by [`Ready::discard`].
-///
-/// # Errors
-/// The attempt's.
-pub fn in_portions<T, E, M: PhysMem>(
-    frames: &Frames,
-    mem: &mut M,
-    ready: &mut Ready,
-    mut attempt: impl FnMut(&mut Ready, &mut M) -> Result<T, Unresolved<E>>,
-) -> Result<Option<T>, E> {
-    loop {
-        match attempt(ready, mem) {
-            Err(Unresolved::Wants(content)) => {
-                if !ready.prepare(content, frames, mem) {
-                    return Ok(None);
-                }
-            }
-            Err(Unresolved::For(error)) => return Err(error),
-            Ok(value) => return Ok(Some(value)),
-        }
-    }
-}
-
-/// The same, all portions one after another.
-///
-/// # Errors
-/// The attempt's.
-pub fn with_ready<T, E, M: PhysMem>(
-    frames: &Frames,
-    mem: &mut M,
-    mut attempt: impl FnMut(&mut Ready, &mut M) -> Result<T, Unresolved<E>>,
-) -> Result<T, E> {
-    let mut ready = Ready::Nothing;
-    let result = loop {
-        match in_portions(frames, mem, &mut ready, &mut attempt) {
-            Ok(None) => {}
-            Ok(Some(value)) => break Ok(value),
-            Err(error) => break Err(error),
-        }
-    };
-    ready.discard(frames);
-    result
-}
-
-/// What a resolution gets instead of 2 MiB.
-enum NoMega {
-    /// They are still to be made ready.
-    Wanted(Content),
-    /// There are none: 4 KiB will have to do.
-    Denied,
-}
 
 impl AddressSpace {
     /// Makes `access` to `gpa` possible, if a region allows it: the answer to a guest-page fault.
@@ -276,16 +69,37 @@ impl AddressSpace {
             // The region allows stores and the leaf does not: an image page not yet copied.
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
             _ if slot.pte.0 != 0 => self.bring_back((gpa, access), &slot, mem),
-            (_, Object::Anonymous) => self.fill_anonymous((gpa, access), &region, &slot, ready, frames, mem),
-            (_, Object::Image { first }) => {
-                let image = first.add(gpa.pfn().raw() - region.start.raw());
-                if access == Access::Store || self.policy.images == Images::Private {
-                    self.copy_unmapped(gpa, &region, (image, &slot), ready, frames, mem)
-                } else {
-                    self.map_image(gpa, &region, image, &slot, frames, mem)
+            (_, object) => {
+                if self.may_be_mega(access, &region, &slot)
+                    && let Some((content, small)) = self.mega_at(gpa, access, &slot, mem)
+                {
+                    match self.mega(content, &slot, ready, frames) {
+                        Ok(supplies) => {
+                            let how = (content, small);
+                            return Ok(self.commit_mega((gpa, access), &region, &slot, how, supplies, mem));
+                        }
+                        Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
+                        Err(NoMega::Denied) => {}
+                    }
+                }
+                match object {
+                    Object::Anonymous => self.fill_anonymous((gpa, access), &region, &slot, frames, mem),
+                    Object::Image { first } => {
+                        let image = first.add(gpa.pfn().raw() - region.start.raw());
+                        if self.is_copied_by(access) {
+                            self.copy_unmapped(gpa, &region, (image, &slot), frames, mem)
+                        } else {
+                            self.map_image(gpa, &region, image, &slot, frames, mem)
+                        }
+                    }
                 }
             }
         }
+    }
+
+    /// Whether a page of an image that nothing maps is copied at such an access.
+    fn is_copied_by(&self, access: Access) -> bool {
+        access == Access::Store || self.policy.images == Images::Private
     }
 
     /// The entry is invalid, but keeps a page.
@@ -304,13 +118,69 @@ impl AddressSpace {
         }
     }
 
-    /// What a store would want made ready to copy 2 MiB of an image that one leaf maps, which is of `level`; unless it is.
-    pub(crate) fn wants_first(&self, gpa: Addr<Gpa>, level: Level, ready: &Ready) -> Option<Content> {
-        let region = self.region_of(gpa.pfn())?;
-        let Object::Image { first } = region.object else { return None };
-        let page = self.mega_allowed(gpa.pfn(), region, level)?;
-        let wanted = Content::Copy(first.add(page.raw() - region.start.raw()));
-        (!ready.is_all_for(wanted)).then_some(wanted)
+    /// Whether 2 MiB may come where nothing is mapped: a first look, which most faults of 4 KiB end with.
+    #[inline(always)]
+    fn may_be_mega(&self, access: Access, region: &Region, slot: &Slot<Hpa>) -> bool {
+        let in_place_of_small = || region.object != Object::Anonymous && self.is_copied_by(access);
+        self.policy.superpages == Superpages::Mega && (slot.level >= Level::MEGA || in_place_of_small())
+    }
+
+    /// What 2 MiB of the VM's own around `gpa`, where nothing is mapped, are to hold, and what 4 KiB leaves they are to replace.
+    /// Pages that are only read of an image that fills them stay the image's.
+    #[inline(never)]
+    fn mega_at(
+        &self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        slot: &Slot<Hpa>,
+        mem: &impl PhysMem,
+    ) -> Option<(Content, Option<Small>)> {
+        let (_, content) = self.mega_around(gpa.pfn())?;
+        if content.image().is_some() && !self.is_copied_by(access) {
+            return None;
+        }
+        let small = if slot.level < Level::MEGA { Some(self.small(gpa.pfn(), mem)?) } else { None };
+        Some((content, small))
+    }
+
+    /// Maps 2 MiB that are ready.
+    #[inline(never)]
+    fn commit_mega(
+        &mut self,
+        (gpa, access): (Addr<Gpa>, Access),
+        region: &Region,
+        slot: &Slot<Hpa>,
+        (content, small): (Content, Option<Small>),
+        supplies: Supplies,
+        mem: &mut impl PhysMem,
+    ) -> Resolved {
+        match small {
+            Some(small) => self.copy_small(gpa, region, small, supplies, mem),
+            None if content == Content::ZERO => {
+                self.counters.anonymous_2m += 1;
+                self.commit_anonymous((gpa, access), region.prot, Level::MEGA, slot, supplies, mem)
+            }
+            None => {
+                // Nothing was mapped; the fence is for instructions: code may be in the copy.
+                let stale = Stale::of(around(gpa, Level::MEGA));
+                self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), stale, mem)
+            }
+        }
+    }
+
+    /// A copy of 2 MiB comes in the place of 4 KiB leaves.
+    fn copy_small(
+        &mut self,
+        gpa: Addr<Gpa>,
+        region: &Region,
+        small: Small,
+        Supplies { data, .. }: Supplies,
+        mem: &mut impl PhysMem,
+    ) -> Resolved {
+        let copy = data.expect("taken ahead").into_entry();
+        let at = small.at;
+        let (stale, taken) = self.replace(small, copy, mem);
+        self.copied(gpa, region, (copy, Level::MEGA), stale, (at, taken))
     }
 
     fn fill_anonymous(
@@ -318,52 +188,15 @@ impl AddressSpace {
         (gpa, access): (Addr<Gpa>, Access),
         region: &Region,
         slot: &Slot<Hpa>,
-        ready: &mut Ready,
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, Unresolved> {
-        if self.mega_allowed(gpa.pfn(), region, slot.level).is_some() {
-            match self.mega(Content::Zero, slot, ready, frames) {
-                Ok(supplies) => {
-                    self.counters.anonymous_2m += 1;
-                    return Ok(self.commit_anonymous((gpa, access), region.prot, Level::MEGA, slot, supplies, mem));
-                }
-                Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
-                Err(NoMega::Denied) => {}
-            }
-        }
         let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
         if let Some(page) = &supplies.data {
             mem.zero_frames(page.first(), 1);
         }
         self.counters.anonymous_4k += 1;
         Ok(self.commit_anonymous((gpa, access), region.prot, Level::PAGE, slot, supplies, mem))
-    }
-
-    /// What a leaf of 2 MiB takes, if they are ready.
-    fn mega(
-        &mut self,
-        wanted: Content,
-        slot: &Slot<Hpa>,
-        ready: &mut Ready,
-        frames: &Frames,
-    ) -> Result<Supplies, NoMega> {
-        let supplies = match core::mem::replace(ready, Ready::Nothing) {
-            Ready::Mega { run, content, filled } if content == wanted && filled == run.pages() => {
-                Supplies::with(frames, self.owner, below(slot, Level::MEGA), run).ok()
-            }
-            Ready::Denied => {
-                *ready = Ready::Denied;
-                None
-            }
-            other => {
-                // Not yet, or not this: somebody else was here meanwhile.
-                *ready = other;
-                return Err(NoMega::Wanted(wanted));
-            }
-        };
-        self.counters.mega_denied += u64::from(supplies.is_none());
-        supplies.ok_or(NoMega::Denied)
     }
 
     /// Maps frames that are ready.
@@ -394,10 +227,9 @@ impl AddressSpace {
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, Unresolved> {
         // A 2 MiB leaf needs the image's frames as aligned as the guest's pages.
-        let mega = self
-            .mega_allowed(gpa.pfn(), region, slot.level)
-            .map(|page| Pfn::new(image.raw() - (gpa.pfn().raw() - page.raw())))
-            .filter(|pfn: &Pfn<Hpa>| pfn.is_aligned(Level::MEGA.pages()));
+        let mega = if slot.level < Level::MEGA { None } else { self.mega_around(gpa.pfn()) }
+            .and_then(|(_, content)| content.image())
+            .filter(|pfn| pfn.is_aligned(Level::MEGA.pages()));
         let (level, pfn) = mega.map_or((Level::PAGE, image), |pfn| (Level::MEGA, pfn));
         let supplies = Supplies::take(frames, self.owner, below(slot, level), None)?;
         // OWNERSHIP: never writable, whatever the region says; a store makes a copy.
@@ -411,46 +243,22 @@ impl AddressSpace {
         Ok(filled(image.at(gpa.page_offset()), How::Filled))
     }
 
-    /// The first touch of an image page is a store. Where nothing of the 2 MiB around it is mapped, all of them
-    /// are copied if they may be.
+    /// The first touch of an image page is a store, and a copy of 2 MiB is not to be had.
     fn copy_unmapped(
         &mut self,
         gpa: Addr<Gpa>,
         region: &Region,
         (image, slot): (Pfn<Hpa>, &Slot<Hpa>),
-        ready: &mut Ready,
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, Unresolved> {
-        let supplies = match self.mega_of_image(gpa, region, image, slot, ready, frames) {
-            Ok(mega) => (Level::MEGA, mega),
-            Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
-            Err(NoMega::Denied) => {
-                let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
-                if let Some(page) = &supplies.data {
-                    mem.copy_frames(image, page.first(), 1);
-                }
-                (Level::PAGE, supplies)
-            }
-        };
+        let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
+        if let Some(page) = &supplies.data {
+            mem.copy_frames(image, page.first(), 1);
+        }
         // Nothing was mapped; the fence is for instructions: code may be in the copy.
-        let stale = Stale::of(around(gpa, supplies.0));
-        Ok(self.commit_copy(gpa, region, slot, supplies, stale, mem))
-    }
-
-    /// What a copy of the 2 MiB around `gpa` takes, whose page is `image`, if there may be one.
-    fn mega_of_image(
-        &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
-        image: Pfn<Hpa>,
-        slot: &Slot<Hpa>,
-        ready: &mut Ready,
-        frames: &Frames,
-    ) -> Result<Supplies, NoMega> {
-        let page = self.mega_allowed(gpa.pfn(), region, slot.level).ok_or(NoMega::Denied)?;
-        let first = Pfn::new(image.raw() - (gpa.pfn().raw() - page.raw()));
-        self.mega(Content::Copy(first), slot, ready, frames)
+        let stale = Stale::of(around(gpa, Level::PAGE));
+        Ok(self.commit_copy(gpa, region, slot, (Level::PAGE, supplies), stale, mem))
     }
 
     /// Tables are linked down to the one for a leaf of `level` that will map a copy. Its entry stays invalid for now.
@@ -472,7 +280,7 @@ impl AddressSpace {
         if !tables.is_empty() {
             self.link(gpa, slot, tables, Pte::INVALID, mem);
         }
-        self.copied(gpa, region, (copy, level), stale, at)
+        self.copied(gpa, region, (copy, level), stale, (at, Vec::new()))
     }
 
     /// What is left to do about a copy: the fence, then the entry.
@@ -482,19 +290,24 @@ impl AddressSpace {
         region: &Region,
         (copy, level): (Pfn<Hpa>, Level),
         stale: Stale<Gpa>,
-        at: Addr<Hpa>,
+        (at, taken): (Addr<Hpa>, Vec<Taken>),
     ) -> Resolved {
         if level == Level::MEGA {
             self.counters.copies_2m += 1;
         } else {
             self.counters.copies += 1;
         }
-        let publish = Some(Publish { at, leaf: Self::leaf(copy, region.prot, OWNED) });
-        Resolved::Mapped { hpa: copy.at(gpa.raw() & (level.bytes() - 1)), how: How::Copied, stale, publish }
+        let publish = Publish { at, leaf: Self::leaf(copy, region.prot, OWNED), level, taken };
+        Resolved::Mapped {
+            hpa: copy.at(gpa.raw() & (level.bytes() - 1)),
+            how: How::Copied,
+            stale,
+            publish: Some(Box::new(publish)),
+        }
     }
 
-    /// A store to an image page that is mapped. A 2 MiB leaf is copied whole if it may be: one that were broken for a
-    /// page would never be whole again.
+    /// A store to an image page that is mapped. The 2 MiB around it are copied whole if they may be, whether one leaf maps them or
+    /// smaller ones do.
     fn copy_mapped(
         &mut self,
         gpa: Addr<Gpa>,
@@ -507,17 +320,24 @@ impl AddressSpace {
         assert!(!leaf.flags.contains(OWNED), "{gpa}: the VM's own page is read-only in a writable region");
         let image = arrival(leaf, slot.level, gpa).pfn();
         let split = slot.level == Level::MEGA;
-        if split {
-            match self.mega_of_image(gpa, region, image, slot, ready, frames) {
-                Ok(supplies) => {
-                    let mut stale = Stale::none();
-                    let (_, debt) = table::exchange(slot.at, Pte::INVALID, mem);
-                    stale.owe(debt, around(gpa, Level::MEGA));
-                    return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), stale, mem));
+        let small = if split { None } else { self.mega_for_small(gpa.pfn(), mem) };
+        let content = match &small {
+            Some((content, _)) => Some(*content),
+            None if split => self.mega_around(gpa.pfn()).map(|(_, content)| content),
+            None => None,
+        };
+        match content.map_or(Err(NoMega::Denied), |content| self.mega(content, slot, ready, frames)) {
+            Ok(supplies) => {
+                if let Some((_, small)) = small {
+                    return Ok(self.copy_small(gpa, region, small, supplies, mem));
                 }
-                Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
-                Err(NoMega::Denied) => {}
+                let mut stale = Stale::none();
+                let (_, debt) = table::exchange(slot.at, Pte::INVALID, mem);
+                stale.owe(debt, around(gpa, Level::MEGA));
+                return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), stale, mem));
             }
+            Err(NoMega::Wanted(content)) => return Err(Unresolved::Wants(content)),
+            Err(NoMega::Denied) => {}
         }
         let Supplies { mut tables, data } = Supplies::take(frames, self.owner, u8::from(split), Some(0))?;
         let copy = data.expect("taken with the tables").into_entry();
@@ -536,13 +356,7 @@ impl AddressSpace {
         // Only what was copied has another translation: a 2 MiB leaf that a TLB may still hold agrees with the
         // table that replaces it about the other 511 pages. A fence by address removes a superpage that covers it.
         stale.owe(debt, around(gpa, Level::PAGE));
-        Ok(self.copied(gpa, region, (copy, Level::PAGE), stale, at))
-    }
-
-    /// The 2 MiB around `page`, if one leaf may map them: by policy, region, and what is there.
-    fn mega_allowed(&self, page: Pfn<Gpa>, region: &Region, level: Level) -> Option<Pfn<Gpa>> {
-        let allowed = self.policy.superpages == Superpages::Mega && level >= Level::MEGA;
-        region.mega_around(page).filter(|_| allowed)
+        Ok(self.copied(gpa, region, (copy, Level::PAGE), stale, (at, Vec::new())))
     }
 
     /// Puts `leaf` below the invalid entry in `slot`, with `tables` between them (the highest first).

@@ -143,6 +143,7 @@ impl AddressSpace {
         let slot = self.slot(page.base(), mem);
         let is_its_own = |slot: &Slot<Hpa>| matches!(slot.entry, Entry::Leaf(leaf) if leaf.flags.contains(OWNED));
         let Some(slot) = slot.filter(is_its_own) else { panic!("{page:?} is not mapped, or not the VM's own") };
+        self.disturb(&(page.raw()..page.raw() + 1));
         let mut stale = Stale::none();
         // Hardware may set D until then.
         let (now, debt) = table::exchange(slot.at, Pte::INVALID, mem);

@@ -10,9 +10,10 @@
 //!   W=1: hardware never writes it, so entries change only here; unless A and D are the hardware's ([`Ad::Hardware`]).
 //! - A leaf of the VM's own lacks W where the region has it, iff the page has not been written since it was brought in, or since
 //!   it was made ([`Ad::Faults`]). A page of which the swap device has a copy ([`AddressSpace::bring_in`]) lacks it.
+//!   Nor does one that is on its way to become a part of 2 MiB ([`promote`]), until it is written.
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
 //!   leaf; one without leads to image frames and has W=0 (OWNERSHIP).
-//! - Leaves are 4 KiB or 2 MiB. Pointers never change but from invalid and, in `remove`, back.
+//! - Leaves are 4 KiB or 2 MiB. Pointers never change but from invalid and, in `remove`, `mega` and `promote`, back.
 //! - An invalid entry is 0, or keeps a page ([`kept`]).
 //! - A new table or page is complete before the one write that links it, which releases, so a concurrent hardware
 //!   walk finds the old state or the new one. It says what it owes, as all writes of tables do ([`crate::table`]).
@@ -23,15 +24,19 @@
 mod demand;
 mod give_back;
 mod kept;
+mod mega;
+mod promote;
+mod ready;
 mod region;
 mod remains;
 mod remove;
 mod space;
 
-pub use demand::{Content, Ready, Unresolved, in_portions, with_ready};
 pub(crate) use give_back::GiveBack;
 pub use give_back::{Returned, Span};
 pub use kept::{Comes, Sight};
+pub use promote::{Promoted, Promotion};
+pub use ready::{Content, Ready, Unresolved, in_portions, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
 pub use remains::{Remain, Remains};
 pub use space::{

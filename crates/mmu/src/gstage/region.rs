@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 use core::fmt;
-use rv::{Access, Gpa, Hpa, Level, Pfn};
+use rv::{Access, Gpa, Hpa, Pfn};
 
 bitflags! {
     /// What a guest may do with a region.
@@ -61,12 +61,6 @@ impl Region {
     /// The number of the page after its last.
     pub(super) fn end(&self) -> u64 {
         self.start.raw() + self.pages
-    }
-
-    /// Whether the 2 MiB around `page` lie inside, and which they are.
-    pub(super) fn mega_around(&self, page: Pfn<Gpa>) -> Option<Pfn<Gpa>> {
-        let first = page.align_down(Level::MEGA.pages());
-        (first >= self.start && first.raw() + Level::MEGA.pages() <= self.end()).then_some(first)
     }
 }
 

@@ -64,6 +64,7 @@ impl AddressSpace {
             }
         }
         // From here on nothing fails.
+        self.disturb(&range);
         self.counters.splits += tables.len() as u64;
         self.counters.tables += tables.len() as u64;
         let mut removed = Removed { tables, stale: Stale::none(), slots: Vec::new() };

@@ -6,6 +6,7 @@ use crate::stale::{Retired, Stale};
 use crate::table;
 use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -91,6 +92,8 @@ pub struct Counters {
     pub copies: u64,
     /// The same, 2 MiB at once.
     pub copies_2m: u64,
+    /// Tables of 4 KiB leaves that one of 2 MiB replaced.
+    pub promoted: u64,
     /// 2 MiB leaves broken into 4 KiB ones.
     pub splits: u64,
     /// Faults that found the access allowed already.
@@ -124,6 +127,7 @@ impl core::ops::AddAssign for Counters {
         self.image_2m += other.image_2m;
         self.copies += other.copies;
         self.copies_2m += other.copies_2m;
+        self.promoted += other.promoted;
         self.splits += other.splits;
         self.spurious += other.spurious;
         self.denied += other.denied;
@@ -166,7 +170,7 @@ pub enum Resolved {
         /// remembers it as such faults, and that is [`How::Spurious`].
         stale: Stale<Gpa>,
         /// With [`How::Copied`]: what to do once the fence is done, before anything else is resolved.
-        publish: Option<Publish>,
+        publish: Option<Box<Publish>>,
     },
     /// No region there: a device to emulate, or nothing.
     Hole,
@@ -178,15 +182,37 @@ pub enum Resolved {
 pub struct Publish {
     pub(super) at: Addr<Hpa>,
     pub(super) leaf: Pte,
+    pub(super) level: Level,
+    /// Pages that the guest could write to until the fence, and where they are copied to.
+    pub(super) taken: Vec<Taken>,
+}
+
+/// A page whose contents are copied.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Taken {
+    pub from: Pfn<Hpa>,
+    pub to: Pfn<Hpa>,
 }
 
 impl Publish {
+    /// Copies what the guest could write to until the fence.
+    fn take_over(&mut self, mem: &mut impl PhysMem) {
+        self.taken.drain(..).for_each(|Taken { from, to }| mem.copy_frames(from, to, 1));
+    }
+
+    /// How much is copied.
+    #[must_use]
+    pub const fn level(&self) -> Level {
+        self.level
+    }
+
     /// Makes the copy visible. To be called after [`Stale::fence`], with the address space not used in
     /// between; [`settle`] does both.
     ///
     /// # Panics
     /// If something is mapped there meanwhile.
-    pub fn publish(self, mem: &mut impl PhysMem) {
+    pub fn publish(mut self, mem: &mut impl PhysMem) {
+        self.take_over(mem);
         let debt = table::compare_exchange(self.at, Pte::INVALID, self.leaf, mem);
         // What was there before is fenced.
         let _ = debt.expect("nothing is mapped there until it is published").paid();
@@ -195,17 +221,31 @@ impl Publish {
 
 /// Fences what a resolution has made stale, then makes its copy visible, if it made one: no hart sees the copy while another
 /// still reads what it was made from. Returns the frames that are now free to go.
+// Each fault ends here.
+#[inline(always)]
 pub fn settle(
     stale: Stale<Gpa>,
-    publish: Option<Publish>,
+    publish: Option<Box<Publish>>,
     hw: &mut impl Fence<Gpa>,
     mem: &mut impl PhysMem,
 ) -> Retired {
     let retired = stale.fence(hw);
     if let Some(publish) = publish {
-        publish.publish(mem);
+        fence_and_publish(*publish, hw, mem);
     }
     retired
+}
+
+/// Most faults have nothing to be published.
+#[cold]
+#[inline(never)]
+fn fence_and_publish(mut publish: Publish, hw: &mut impl Fence<Gpa>, mem: &mut impl PhysMem) {
+    if !publish.taken.is_empty() {
+        publish.take_over(mem);
+        // Code may be in it, and a fence orders for instructions what was stored before it alone.
+        hw.fence(FenceScope::Everything);
+    }
+    publish.publish(mem);
 }
 
 /// Why an access cannot be resolved.
@@ -257,6 +297,8 @@ pub struct AddressSpace {
     pub(super) forgone: Vec<SwapSlot>,
     /// Pages in memory, by number, of which the swap device has a copy: their leaves lack W, or D if that is the hardware's.
     pub(super) copies: BTreeMap<u64, SwapSlot>,
+    /// The first page of 2 MiB that are being copied ([`super::promote`]), as long as nothing but stores happens to them.
+    pub(super) moving: Option<Pfn<Gpa>>,
 }
 
 impl AddressSpace {
@@ -287,6 +329,7 @@ impl AddressSpace {
             counters: Counters::default(),
             forgone: Vec::new(),
             copies: BTreeMap::new(),
+            moving: None,
         })
     }
 
@@ -327,6 +370,11 @@ impl AddressSpace {
     pub fn region_of(&self, page: Pfn<Gpa>) -> Option<&Region> {
         let at = self.regions.partition_point(|region| region.start <= page).checked_sub(1)?;
         Some(&self.regions[at]).filter(|region| page.raw() < region.end())
+    }
+
+    /// The regions from the one on that holds `page`, or is next.
+    pub(super) fn regions_from(&self, page: Pfn<Gpa>) -> &[Region] {
+        &self.regions[self.regions.partition_point(|region| region.end() <= page.raw())..]
     }
 
     /// The first page of the root table, for `hgatp`.

@@ -15,7 +15,7 @@ use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, ResolveError, Resolved, Translation, Unresolved};
 use crate::table::Debt;
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
-use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
+use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request, Trap};
 
 /// What a fault comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -299,15 +299,14 @@ impl<S: Shadowed> Shadow<S> {
         access: Access,
         host: &mut Host<'_, M, H>,
     ) -> Result<Translation, Missing> {
-        let is_copied =
+        let may_copy =
             access == Access::Store && host.space.region_of(gpa.pfn()).is_some_and(|region| region.prot.allows(access));
-        let known = if is_copied { host.space.translate(gpa, host.mem) } else { None };
-        if let Some(known) = known.filter(|known| !known.flags.contains(PteFlags::W)) {
+        let known = if may_copy { host.space.translate(gpa, host.mem) } else { None };
+        if may_copy && known.is_none_or(|known| !known.flags.contains(PteFlags::W)) {
             // The leaves go last: the guest may be fetching by one, and would have it filled again between two portions.
-            if let Some(content) = host.space.wants_first(gpa, known.level, host.ready) {
-                return Err(Missing::Not(Unresolved::Wants(content)));
-            }
-            if !self.forget_ahead(gpa.pfn(), host) {
+            let moved = host.space.moved_by_store(gpa, host.ready, host.mem);
+            let mut moved = moved.map_err(|content| Missing::Not(Unresolved::Wants(content)))?;
+            if !moved.all(|page| self.forget_ahead(Pfn::new(page), host)) {
                 return Err(Missing::Later);
             }
         }

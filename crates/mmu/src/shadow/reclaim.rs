@@ -8,9 +8,10 @@ use super::page::{Body, Id, Role};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{AllocError, Frames, Run, Use};
-use crate::gstage::{self, GiveBack, How, Publish, Returned, Span};
+use crate::gstage::{self, AddressSpace, GiveBack, How, Promoted, Promotion, Publish, Returned, Span};
 use crate::stale::Stale;
 use crate::table::{Debt, Owed};
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem};
 
@@ -252,7 +253,7 @@ impl<S: Shadowed> Shadow<S> {
     fn spend<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         stale: Stale<Gpa>,
-        publish: Option<Publish>,
+        publish: Option<Box<Publish>>,
         host: &mut Host<'_, M, H>,
     ) {
         let is_fenced = !stale.is_none();
@@ -271,14 +272,11 @@ impl<S: Shadowed> Shadow<S> {
         &mut self,
         gfn: Pfn<Gpa>,
         (how, stale): (How, Stale<Gpa>),
-        publish: Option<Publish>,
+        publish: Option<Box<Publish>>,
         host: &mut Host<'_, M, H>,
     ) {
         if how == How::Copied {
-            let pages = match stale.scope() {
-                Some(FenceScope::Range { bytes, .. }) => bytes / rv::PAGE_BYTES,
-                _ => 1,
-            };
+            let pages = publish.as_ref().map_or(1, |publish| publish.level().pages());
             (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
         }
         self.spend(stale, publish, host);
@@ -304,6 +302,42 @@ impl<S: Shadowed> Shadow<S> {
     pub fn rested<M: PhysMem, H: Fence<Gpa>>(&mut self, stale: Stale<Gpa>, host: &mut Host<'_, M, H>) {
         self.spend(stale, None, host);
         self.conclude(host);
+    }
+
+    /// Does a portion of a promotion ([`AddressSpace::begin_promotion`]). All entries that lead to frames which are about to move, or
+    /// to lose W, are forgotten before. A guest's table that is shadowed does not move: its shadow knows where it is.
+    pub fn promote<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        promotion: &mut Promotion,
+        host: &mut Host<'_, M, H>,
+    ) -> Promoted {
+        let done = self.promote_some(promotion, host);
+        self.conclude(host);
+        done
+    }
+
+    fn promote_some<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        promotion: &mut Promotion,
+        host: &mut Host<'_, M, H>,
+    ) -> Promoted {
+        let mut pages = promotion.next().map(Pfn::new);
+        if pages.clone().any(|page| self.is_shadowed(page, host.mem)) {
+            return Promoted::Not;
+        }
+        if !self.is_sabotaged(Sabotage::MovesWithLeaves) && !pages.all(|page| self.forget_ahead(page, host)) {
+            return Promoted::More;
+        }
+        if AddressSpace::is_copied(promotion) {
+            let concluded = host.space.conclude_promotion(promotion, host.frames, host.mem);
+            let Some((stale, publish)) = concluded else { return Promoted::Not };
+            self.spend(stale, Some(publish), host);
+            return Promoted::Whole;
+        }
+        let Some(stale) = host.space.withhold(promotion, host.mem) else { return Promoted::Not };
+        self.spend(stale, None, host);
+        host.space.copy_withheld(promotion, host.mem);
+        Promoted::More
     }
 
     /// Whether the frame is one of the guest's tables that are shadowed. It must not be taken away: their shadows know where they

@@ -54,4 +54,6 @@ pub enum Sabotage {
     RestsWithLeaves,
     /// Tables that are shadowed may be taken away.
     LetsTablesGo,
+    /// Pages move, or lose W, and leaves lead where they were still.
+    MovesWithLeaves,
 }

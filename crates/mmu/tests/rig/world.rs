@@ -1,7 +1,7 @@
 //! Memory and fences as the engine sees them: all is passed on, or one thing is broken on purpose. A check that
 //! no mutant can trip checks nothing.
 
-use oracle::FenceModel;
+use oracle::{FenceModel, Machine};
 use rv::{Addr, Elide, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
 
 /// What is broken.
@@ -59,6 +59,10 @@ pub enum Mutant {
     ForgetsIdle,
     /// Unmapping does not see pages that are out.
     ForgetsSlots,
+    /// What 4 KiB leaves had is not taken over by the leaf that replaces them.
+    ForgetsToTakeOver,
+    /// It is taken over before their table goes, and not after the fence.
+    TakesOverEarly,
 }
 
 /// Entries that the engine sees as if they were 0.
@@ -77,6 +81,8 @@ pub struct World {
     /// Writes held back by [`Mutant::LinksTooEarly`].
     held: Vec<Held>,
     writes: u64,
+    /// Memory as it was when a table was taken away, until what replaces it is there.
+    early: Option<Machine>,
 }
 
 enum Held {
@@ -86,7 +92,7 @@ enum Held {
 
 impl World {
     pub fn new(model: FenceModel, mutant: Mutant) -> Self {
-        Self { model, mutant, blind: Blind::No, held: vec![], writes: 0 }
+        Self { model, mutant, blind: Blind::No, held: vec![], writes: 0, early: None }
     }
 
     /// What was held back becomes visible.
@@ -144,6 +150,10 @@ impl PhysMem for World {
 
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
         let old = self.read_u64(at);
+        let is_about_taking = matches!(self.mutant, Mutant::TakesOverEarly | Mutant::ForgetsToTakeOver);
+        if is_about_taking && old & 1 == 1 && old & LEAF == 1 && value == 0 {
+            self.early = Some(self.model.machine.clone());
+        }
         self.write_u64(at, value);
         let is_image = old & 1 == 1 && old & LEAF != 1 && old & OWNED == 0;
         if self.mutant == Mutant::ForgetsDebtOfImages && is_image { 0 } else { old }
@@ -152,6 +162,7 @@ impl PhysMem for World {
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
         match self.read_u64(at) {
             found if found == old => {
+                self.early = None;
                 self.write_u64(at, new);
                 Ok(())
             }
@@ -168,8 +179,15 @@ impl PhysMem for World {
     }
 
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
-        if self.mutant != Mutant::ForgetsToCopy {
-            self.model.copy_frames(from, to, pages);
+        match (self.mutant, self.early.take()) {
+            (Mutant::ForgetsToCopy, _) => {}
+            (Mutant::ForgetsToTakeOver, Some(early)) => self.early = Some(early),
+            (Mutant::TakesOverEarly, Some(early)) => {
+                let words = *early.frame(from);
+                (0..).zip(words).for_each(|(n, word)| self.model.write_u64(to.at(8 * n), word));
+                self.early = Some(early);
+            }
+            _ => self.model.copy_frames(from, to, pages),
         }
     }
 

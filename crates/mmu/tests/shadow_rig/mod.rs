@@ -38,6 +38,7 @@ mod edits;
 pub mod hardware;
 pub mod history;
 mod paging;
+mod promoting;
 pub mod subject;
 
 use audit::{Away, extended};
@@ -46,8 +47,8 @@ use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
 use mmu::{
-    Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, ResolveError, Superpages,
-    with_ready,
+    Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Promotion, Prot, Region, Residence, ResolveError,
+    Superpages, with_ready,
 };
 use oracle::Machine;
 use rv::format::SV39X4;
@@ -120,6 +121,9 @@ pub struct Rig<S: Subject> {
     copies: BTreeMap<Pfn<Gpa>, Away>,
     /// Pages that could not become idle within the budget.
     pub postponed: u64,
+    /// What is on its way to become one leaf, and how often some has.
+    promoting: Option<Promotion>,
+    pub promoted: u64,
 }
 
 impl<S: Subject> Rig<S> {
@@ -192,6 +196,8 @@ impl<S: Subject> Rig<S> {
             away: BTreeMap::new(),
             copies: BTreeMap::new(),
             postponed: 0,
+            promoting: None,
+            promoted: 0,
         };
         rig.build_tables();
         for n in 0..vcpus {
@@ -490,7 +496,7 @@ impl<S: Subject> Rig<S> {
     pub fn step(&mut self) {
         let n = self.pick(self.vcpus.len() as u64) as usize;
         self.arm(n);
-        match self.pick(if self.is_paged { 35 } else { 32 }) {
+        match self.pick(if self.is_paged { 37 } else { 32 }) {
             0..=14 => {
                 let (gva, request) = (self.address(), self.request());
                 self.access(n, gva, &request, None);
@@ -503,6 +509,7 @@ impl<S: Subject> Rig<S> {
             23..=27 => self.fence(n),
             28..=30 => self.switch(n),
             32..=34 => self.sweep(),
+            35..=36 => self.promote(),
             _ => {
                 if self.pick(4) == 0 {
                     self.unmap()
@@ -520,6 +527,9 @@ impl<S: Subject> Rig<S> {
 
     /// Ends the VM: all frames come back, and all pages of the swap device. Says what the engine and the G-stage did.
     pub fn finish(mut self) -> (Counters, mmu::Counters) {
+        if let Some(promotion) = self.promoting.take() {
+            promotion.discard(&self.frames);
+        }
         let shadow = self.shadow.take().expect("until the end");
         let counters = *shadow.counters();
         shadow.destroy().for_each(|run| self.frames.free(run));

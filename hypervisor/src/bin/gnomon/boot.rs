@@ -24,6 +24,7 @@ use hypervisor::lifecycle;
 use hypervisor::machine::{Machine, Span};
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Disk, Pager};
+use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
 use hypervisor::tunables::Tunables;
 use hypervisor::vms::Vms;
@@ -121,6 +122,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),
         chores: Chores::default(),
         tunables,
+        promoter: Promoter::default(),
         pager: Pager::new(disk.map(|disk| Box::new(disk) as Box<dyn Disk>)),
         console,
         heap: heap::in_use,

@@ -1,0 +1,183 @@
+//! 2 MiB at once: where one leaf may map them, what they hold, and how it comes in place of 4 KiB leaves.
+
+use super::kept::Kept;
+use super::ready::{COPIED_AT_ONCE, Content, Ready, Supplies};
+use super::region::{Object, Region};
+use super::space::{AddressSpace, OWNED, Superpages, Taken};
+use crate::frames::{Frames, Run};
+use crate::stale::Stale;
+use crate::table;
+use crate::walk::Slot;
+use alloc::vec::Vec;
+use core::ops::Range;
+use rv::{Addr, Caps, Entry, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// What a resolution gets instead of 2 MiB.
+pub(super) enum NoMega {
+    /// They are still to be made ready.
+    Wanted(Content),
+    /// There are none: 4 KiB will have to do.
+    Denied,
+}
+
+/// A table of 4 KiB leaves that one leaf is to replace.
+pub(super) struct Small {
+    /// The entry that leads to it.
+    pub at: Addr<Hpa>,
+    table: Pfn<Hpa>,
+    /// The pages of the VM's own, by their numbers in the table.
+    own: Vec<(u64, Pfn<Hpa>)>,
+}
+
+/// Pages of the VM's own that are copied at once, with the VM's lock held: some 80,000 instructions (BOUNDED).
+pub(super) const MOST_TAKEN: usize = COPIED_AT_ONCE as usize;
+
+impl AddressSpace {
+    /// The 2 MiB around `page` and what they hold, if one leaf may map them all: by policy, and because regions of equal
+    /// protection cover them.
+    pub(super) fn mega_around(&self, page: Pfn<Gpa>) -> Option<(Pfn<Gpa>, Content)> {
+        if self.policy.superpages == Superpages::Never {
+            return None;
+        }
+        let first = page.align_down(Level::MEGA.pages());
+        let mut regions = self.regions_from(first).iter();
+        let known = regions.next().filter(|region| region.start <= first)?;
+        let (mut region, mut content) = (known, Content::EMPTY);
+        loop {
+            let start = region.start.raw().max(first.raw());
+            let end = (region.end() - first.raw()).min(Level::MEGA.pages());
+            let from = match region.object {
+                Object::Anonymous => None,
+                Object::Image { first } => Some(first.add(start - region.start.raw())),
+            };
+            content = content.with(end, from)?;
+            if end == Level::MEGA.pages() {
+                return Some((first, content));
+            }
+            region = regions.next().filter(|next| next.start.raw() == region.end() && next.prot == known.prot)?;
+        }
+    }
+
+    /// What a leaf of 2 MiB takes, if they are ready.
+    pub(super) fn mega(
+        &mut self,
+        wanted: Content,
+        slot: &Slot<Hpa>,
+        ready: &mut Ready,
+        frames: &Frames,
+    ) -> Result<Supplies, NoMega> {
+        let tables = slot.level.number().saturating_sub(Level::MEGA.number());
+        let supplies = match core::mem::replace(ready, Ready::Nothing) {
+            Ready::Mega { run, content, filled } if content == wanted && filled == run.pages() => {
+                Supplies::with(frames, self.owner, tables, run).ok()
+            }
+            Ready::Denied => {
+                *ready = Ready::Denied;
+                None
+            }
+            other => {
+                // Not yet, or not this: somebody else was here meanwhile.
+                *ready = other;
+                return Err(NoMega::Wanted(wanted));
+            }
+        };
+        self.counters.mega_denied += u64::from(supplies.is_none());
+        supplies.ok_or(NoMega::Denied)
+    }
+
+    /// The table of 4 KiB leaves around `page`, if one leaf may replace it: all that it keeps is in memory, and nothing is on the
+    /// swap device, and there are not too many pages whose contents have to be taken over.
+    pub(super) fn small(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Small> {
+        let first = page.align_down(Level::MEGA.pages());
+        let pages = first.raw()..first.raw() + Level::MEGA.pages();
+        if !self.copies.is_empty() && self.copies.range(pages).next().is_some() {
+            return None;
+        }
+        let (at, table) = self.table_at(first, mem)?;
+        let mut own = Vec::new();
+        for index in 0..Level::MEGA.pages() {
+            let pte = Pte(mem.read_u64(table.at(8 * index)));
+            if !pte.flags().contains(PteFlags::V) {
+                if Kept::of(pte, Level::PAGE) != Kept::Nothing {
+                    return None;
+                }
+            } else if pte.flags().contains(OWNED) {
+                if own.len() == MOST_TAKEN {
+                    return None;
+                }
+                own.push((index, pte.pfn()));
+            }
+        }
+        Some(Small { at, table, own })
+    }
+
+    /// The table of 4 KiB leaves around `page`, if there is one, and the entry that leads to it.
+    pub(super) fn table_at(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
+        let (mut table, mut level) = (self.root(), self.format.root_level());
+        loop {
+            let at = table.at(8 * self.format.index(page.base(), level) as u64);
+            let Entry::Table(next) = Pte(mem.read_u64(at)).decode(level, Caps::default()) else { return None };
+            if level == Level::MEGA {
+                return Some((at, next));
+            }
+            (table, level) = (next, level.down()?);
+        }
+    }
+
+    /// Takes the table away, for a leaf of `run` to be published in its place. Says what is to be fenced before that, and what is
+    /// to be copied in between: until then the guest may write to its pages.
+    pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<Gpa>, Vec<Taken>) {
+        let Small { at, table, own } = small;
+        let mut stale = Stale::none();
+        let (_, debt) = table::exchange(at, Pte::INVALID, mem);
+        stale.owe(debt, FenceScope::Everything);
+        stale.retire(Run::from_entry(table, 0));
+        own.iter().for_each(|(_, frame)| stale.retire(Run::from_entry(*frame, 0)));
+        self.counters.promoted += 1;
+        (stale, own.into_iter().map(|(index, from)| Taken { from, to: run.add(index) }).collect())
+    }
+
+    /// Whether 2 MiB come in the place of 4 KiB leaves by a store to that page of an image, and what they then hold.
+    pub(super) fn mega_for_small(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Content, Small)> {
+        let (_, content) = self.mega_around(page)?;
+        Some((content, self.small(page, mem)?))
+    }
+
+    /// The pages that lead to other frames once the guest has stored to `gpa`, if what is mapped there is to be copied.
+    ///
+    /// # Errors
+    /// What is to be made ready first.
+    pub(crate) fn moved_by_store(
+        &self,
+        gpa: Addr<Gpa>,
+        ready: &Ready,
+        mem: &impl PhysMem,
+    ) -> Result<Range<u64>, Content> {
+        let page = gpa.pfn();
+        let none = page.raw()..page.raw();
+        let Some(slot) = self.region_of(page).and_then(|region| self.copied_slot(page, region, mem)) else {
+            return Ok(none);
+        };
+        let content = match (slot.entry, slot.level) {
+            (Entry::Leaf(_), Level::MEGA) => self.mega_around(page).map(|(_, content)| content),
+            (_, Level::PAGE) => self.mega_for_small(page, mem).map(|(content, _)| content),
+            _ => return Ok(none),
+        };
+        match content {
+            Some(content) if !ready.is_all_for(content) => Err(content),
+            Some(_) if *ready != Ready::Denied => {
+                let first = page.align_down(Level::MEGA.pages()).raw();
+                Ok(first..first + Level::MEGA.pages())
+            }
+            _ => Ok(page.raw()..page.raw() + 1),
+        }
+    }
+
+    /// The entry for a page of an image that is not the VM's own yet.
+    fn copied_slot(&self, page: Pfn<Gpa>, region: &Region, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
+        let slot = self.slot(page.base(), mem)?;
+        let is_image = region.object != Object::Anonymous;
+        let is_own = matches!(slot.entry, Entry::Leaf(leaf) if leaf.flags.contains(OWNED));
+        (is_image && !is_own && Kept::of(slot.pte, slot.level) == Kept::Nothing).then_some(slot)
+    }
+}

@@ -1,0 +1,48 @@
+//! Promotion in the background: a hart that has nothing else to do looks for 4 KiB pages that fill 2 MiB, and makes them one page of
+//! 2 MiB, in portions ([`mmu::Promotion`]).
+//!
+//! Such pages are there where memory was short once, or came back from the swap device. VMs that have none cost nothing, and
+//! nothing is promoted while memory is short.
+
+mod hand;
+
+use crate::slots::Handle;
+use crate::sync::Mutex;
+use abi::bundle::GUEST_RAM_BASE;
+use core::sync::atomic::AtomicU64;
+use mmu::Promotion;
+use rv::{Addr, Gpa, Pfn};
+
+/// What harts share of it.
+#[derive(Default)]
+pub struct Promoter {
+    /// Whoever has it looks, or does a portion.
+    hand: Mutex<Hand>,
+    /// When it begins anew, in host time.
+    due: AtomicU64,
+}
+
+/// Where it is.
+struct Hand {
+    slot: usize,
+    page: Pfn<Gpa>,
+    /// What it has begun.
+    doing: Option<Doing>,
+}
+
+/// A promotion that is not finished.
+struct Doing {
+    vm: Handle,
+    promotion: Promotion,
+    /// Portions that it may still take: some only make room for others.
+    left: u32,
+}
+
+/// The first page of a VM's RAM.
+const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
+
+impl Default for Hand {
+    fn default() -> Self {
+        Self { slot: 0, page: FIRST, doing: None }
+    }
+}
