@@ -3,72 +3,17 @@
 
 #[path = "lane/hart.rs"]
 mod hart;
+#[path = "lane/image.rs"]
+mod image;
+#[path = "lane/insn.rs"]
+mod insn;
 
-use gnomon::build;
-use hart::{Event, Hart, MRET, SRET, Stuck};
-use object::{Object, ObjectSection, ObjectSymbol};
+use hart::{Event, Hart, Stuck};
+use image::{Image, WAYS, Way, lane_table};
 use rv::context::token;
 use rv::{Context, FenceLog, Lane};
 use std::collections::BTreeMap;
 use std::mem::{offset_of, size_of};
-
-/// A way out of a guest, and back.
-#[derive(Clone, Copy)]
-struct Way {
-    tag: &'static str,
-    vector: &'static str,
-    full: &'static str,
-    /// The cause of a fence that traps.
-    fence: u64,
-    scratch: u32,
-    epc: u32,
-    cause: u32,
-    tval: u32,
-    status: u32,
-    /// The bit of the status register that says that the guest was in supervisor mode.
-    supervisor: u64,
-    is_virtual: bool,
-    xret: u32,
-}
-
-const VIRTUAL_TO_MACHINE: Way = Way {
-    tag: "vs_m",
-    vector: "gnomon_vs_to_m",
-    full: "gnomon_full_vs_to_m",
-    fence: 22,
-    scratch: 0x340,
-    epc: 0x341,
-    cause: 0x342,
-    tval: 0x343,
-    status: 0x300,
-    supervisor: 1 << 11,
-    is_virtual: true,
-    xret: MRET,
-};
-const WAYS: [Way; 3] = [
-    VIRTUAL_TO_MACHINE,
-    Way {
-        tag: "vs_hs",
-        vector: "gnomon_vs_to_hs",
-        full: "gnomon_full_vs_to_hs",
-        scratch: 0x140,
-        epc: 0x141,
-        cause: 0x142,
-        tval: 0x143,
-        status: 0x100,
-        supervisor: 1 << 8,
-        xret: SRET,
-        ..VIRTUAL_TO_MACHINE
-    },
-    Way {
-        tag: "s_m",
-        vector: "gnomon_s_to_m",
-        full: "gnomon_full_s_to_m",
-        fence: 2,
-        is_virtual: false,
-        ..VIRTUAL_TO_MACHINE
-    },
-];
 
 const SFENCE_VMA: u64 = 0x1200_0073;
 /// A value that is no instruction's, and no ASID.
@@ -83,54 +28,16 @@ const MARK: u64 = 0x100;
 const X: u64 = CONTEXT + offset_of!(Context, x) as u64;
 const LANE: u64 = CONTEXT + offset_of!(Context, lane) as u64;
 
-/// The hypervisor's code.
-struct Image {
-    text: Vec<u8>,
-    start: u64,
-    symbols: BTreeMap<String, u64>,
-}
-
-impl Image {
-    fn read() -> Self {
-        let path = build::hypervisor().expect("the hypervisor can be built");
-        let bytes = std::fs::read(path).expect("a file");
-        let file = object::File::parse(&*bytes).expect("an ELF file");
-        let text = file.section_by_name(".text").expect("code");
-        let symbols = file.symbols().filter_map(|symbol| Some((symbol.name().ok()?.to_owned(), symbol.address())));
-        Self { text: text.data().expect("code").to_vec(), start: text.address(), symbols: symbols.collect() }
-    }
-
-    fn at(&self, symbol: &str) -> u64 {
-        *self.symbols.get(symbol).unwrap_or_else(|| panic!("the hypervisor has no symbol {symbol}"))
-    }
-
-    fn half(&self, at: u64) -> Option<u16> {
-        let at = usize::try_from(at.checked_sub(self.start)?).ok()?;
-        Some(u16::from_le_bytes([*self.text.get(at)?, *self.text.get(at + 1)?]))
-    }
-
-    /// The instruction at `at`, and its bytes.
-    fn insn(&self, at: u64) -> (u32, usize) {
-        let half = |at| u32::from(self.half(at).expect("code"));
-        if half(at) & 3 == 3 { (half(at + 2) << 16 | half(at), 4) } else { (half(at), 2) }
-    }
-
-    fn set_insn(&mut self, at: u64, (insn, bytes): (u32, usize)) {
-        let from = (at - self.start) as usize;
-        self.text[from..from + bytes].copy_from_slice(&insn.to_le_bytes()[..bytes]);
-    }
-
-    /// Executes from a trap on until it returns, or arrives at the full path. Tells each instruction's address.
-    fn run(&self, hart: &mut Hart, full: u64, mut tell: impl FnMut(u64)) -> Result<(), Stuck> {
-        for _ in 0..200 {
-            if hart.pc == full || matches!(hart.events.last(), Some(Event::Return(_))) {
-                return Ok(());
-            }
-            tell(hart.pc);
-            hart.step(|at| self.half(at))?;
+/// Executes from a trap on until it returns, or arrives at the full path. Tells each instruction's address.
+fn run(image: &Image, hart: &mut Hart, full: u64, mut tell: impl FnMut(u64)) -> Result<(), Stuck> {
+    for _ in 0..200 {
+        if hart.pc == full || matches!(hart.events.last(), Some(Event::Return(_))) {
+            return Ok(());
         }
-        Err(Stuck("it goes on for ever".into()))
+        tell(hart.pc);
+        hart.step(|at| image.half(at))?;
     }
+    Err(Stuck("it goes on for ever".into()))
 }
 
 /// Random numbers, always the same (xorshift).
@@ -288,7 +195,7 @@ impl Scene {
     fn check(&self, way: &Way, image: &Image, tell: impl FnMut(u64)) -> Result<bool, String> {
         let full = image.at(way.full);
         let mut hart = self.hart.clone();
-        image.run(&mut hart, full, tell).map_err(|Stuck(what)| what)?;
+        run(image, &mut hart, full, tell).map_err(|Stuck(what)| what)?;
         // Others see what is stored to tables; the context is the hart's own.
         hart.events.retain(|event| !matches!(event, Event::Store { at, .. } if *at < TABLES));
         let mut expected = self.after(way).unwrap_or_else(|| {
@@ -307,11 +214,6 @@ impl Scene {
         }
         if hart == expected { Ok(is_taken) } else { Err(format!("{:?}", hart.events)) }
     }
-}
-
-/// The jump table's symbol.
-fn lane_table(way: &Way, levels: u64, zba: u64) -> String {
-    format!("lane_table_{}_{}_{zba}", way.tag, 12 + 9 * levels)
 }
 
 #[test]

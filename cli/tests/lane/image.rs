@@ -1,0 +1,107 @@
+//! The lane's machine code, as it stands in the built hypervisor, and the ways that lead to it.
+
+use super::insn::{MRET, SRET};
+use gnomon::build;
+use object::{Object, ObjectSection, ObjectSymbol};
+use std::collections::BTreeMap;
+
+/// A way out of a guest, and back.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub tag: &'static str,
+    pub vector: &'static str,
+    pub full: &'static str,
+    /// The cause of a fence that traps.
+    pub fence: u64,
+    pub scratch: u32,
+    pub epc: u32,
+    pub cause: u32,
+    pub tval: u32,
+    pub status: u32,
+    /// The bit of the status register that says that the guest was in supervisor mode.
+    pub supervisor: u64,
+    pub is_virtual: bool,
+    pub xret: u32,
+}
+
+pub const VIRTUAL_TO_MACHINE: Way = Way {
+    tag: "vs_m",
+    vector: "gnomon_vs_to_m",
+    full: "gnomon_full_vs_to_m",
+    fence: 22,
+    scratch: 0x340,
+    epc: 0x341,
+    cause: 0x342,
+    tval: 0x343,
+    status: 0x300,
+    supervisor: 1 << 11,
+    is_virtual: true,
+    xret: MRET,
+};
+pub const WAYS: [Way; 3] = [
+    VIRTUAL_TO_MACHINE,
+    Way {
+        tag: "vs_hs",
+        vector: "gnomon_vs_to_hs",
+        full: "gnomon_full_vs_to_hs",
+        scratch: 0x140,
+        epc: 0x141,
+        cause: 0x142,
+        tval: 0x143,
+        status: 0x100,
+        supervisor: 1 << 8,
+        xret: SRET,
+        ..VIRTUAL_TO_MACHINE
+    },
+    Way {
+        tag: "s_m",
+        vector: "gnomon_s_to_m",
+        full: "gnomon_full_s_to_m",
+        fence: 2,
+        is_virtual: false,
+        ..VIRTUAL_TO_MACHINE
+    },
+];
+
+/// The hypervisor's code.
+pub struct Image {
+    pub text: Vec<u8>,
+    pub start: u64,
+    pub symbols: BTreeMap<String, u64>,
+}
+
+impl Image {
+    pub fn read() -> Self {
+        let path = build::hypervisor().expect("the hypervisor can be built");
+        let bytes = std::fs::read(path).expect("a file");
+        let file = object::File::parse(&*bytes).expect("an ELF file");
+        let text = file.section_by_name(".text").expect("code");
+        let symbols = file.symbols().filter_map(|symbol| Some((symbol.name().ok()?.to_owned(), symbol.address())));
+        Self { text: text.data().expect("code").to_vec(), start: text.address(), symbols: symbols.collect() }
+    }
+
+    pub fn at(&self, symbol: &str) -> u64 {
+        *self.symbols.get(symbol).unwrap_or_else(|| panic!("the hypervisor has no symbol {symbol}"))
+    }
+
+    pub fn half(&self, at: u64) -> Option<u16> {
+        let at = usize::try_from(at.checked_sub(self.start)?).ok()?;
+        Some(u16::from_le_bytes([*self.text.get(at)?, *self.text.get(at + 1)?]))
+    }
+
+    /// The instruction at `at`, and its bytes.
+    pub fn insn(&self, at: u64) -> (u32, usize) {
+        let half = |at| u32::from(self.half(at).expect("code"));
+        if half(at) & 3 == 3 { (half(at + 2) << 16 | half(at), 4) } else { (half(at), 2) }
+    }
+
+    pub fn set_insn(&mut self, at: u64, (insn, bytes): (u32, usize)) {
+        let from = (at - self.start) as usize;
+        self.text[from..from + bytes].copy_from_slice(&insn.to_le_bytes()[..bytes]);
+    }
+}
+
+/// The jump table's symbol.
+pub fn lane_table(way: &Way, levels: u64, zba: u64) -> String {
+    format!("lane_table_{}_{}_{zba}", way.tag, 12 + 9 * levels)
+}
