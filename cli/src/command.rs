@@ -44,6 +44,8 @@ enum Need {
     Browser,
     /// A C++ compiler, for the fuzzer.
     Cxx,
+    /// An SMT solver, for the proof of the lane.
+    Solver,
 }
 
 impl Need {
@@ -53,6 +55,7 @@ impl Need {
             Self::Qemu => "qemu",
             Self::Browser => "browser",
             Self::Cxx => "cxx",
+            Self::Solver => "solver",
         }
     }
 

@@ -44,7 +44,7 @@ impl TestArgs {
             needs.extend(Need::GUESTS);
         }
         if has(&["host/tests"]) {
-            needs.push(Need::Browser);
+            needs.extend([Need::Browser, Need::Solver]);
         }
         if has(&["host/lint", "host/fuzz"]) {
             needs.push(Need::Cxx);

@@ -1,7 +1,7 @@
 //! As much of a hart as the lane needs: its integer registers, its CSRs, its memory, and the instructions that the lane is
 //! made of. It stops at any other.
 
-use super::insn::{How, Op, Test, decode};
+use super::insn::{Op, Test, decode};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -103,17 +103,5 @@ impl Hart {
         }
         self.pc = next;
         Ok(())
-    }
-}
-
-impl How {
-    fn of(self, a: u64, b: u64) -> u64 {
-        match self {
-            How::Add => a.wrapping_add(b),
-            How::And => a & b,
-            How::Left => a << b,
-            How::Right => a >> b,
-            How::AddEighth => (a << 3).wrapping_add(b),
-        }
     }
 }

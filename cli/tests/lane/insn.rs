@@ -42,6 +42,19 @@ pub enum How {
     AddEighth,
 }
 
+impl How {
+    /// What comes of it.
+    pub fn of(self, a: u64, b: u64) -> u64 {
+        match self {
+            How::Add => a.wrapping_add(b),
+            How::And => a & b,
+            How::Left => a << b,
+            How::Right => a >> b,
+            How::AddEighth => (a << 3).wrapping_add(b),
+        }
+    }
+}
+
 /// What a branch looks at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Test {
