@@ -2,7 +2,7 @@
 //!
 //! To clear or copy 2 MiB takes long. So a resolution that wants that says so ([`Unresolved::Wants`]) and has changed
 //! nothing; the caller makes them ready without any lock, a portion at a time ([`Ready::prepare`]), and tries again with what
-//! is [`Ready`].
+//! is [`Ready`]. Where 2 MiB of zeroes are at hand that idle harts have made ([`Frames::make_zeroed`]), they are taken.
 
 use super::space::ResolveError;
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
@@ -168,6 +168,13 @@ impl Ready {
             Ready::Mega { run, content, filled } if content == wanted => (run, filled),
             other => {
                 other.discard(frames);
+                if wanted == Content::ZERO
+                    && let Some(run) = frames.take_zeroed()
+                {
+                    let filled = run.pages();
+                    *self = Ready::Mega { run, content: wanted, filled };
+                    return true;
+                }
                 match frames.take_ahead(MEGA_ORDER) {
                     Some(run) => (run, 0),
                     None => return true,
