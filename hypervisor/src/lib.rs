@@ -22,6 +22,7 @@ pub mod fetch;
 pub mod gnomon;
 pub mod harts;
 pub mod host_map;
+pub mod idle;
 pub mod isa;
 pub mod lifecycle;
 pub mod lines;

@@ -64,6 +64,7 @@ impl Gnomon {
         let frames = self.frames();
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
+        host.extend(frames.each_zeroed().map(|(name, count)| (name.into(), count)));
         host.extend(self.pager.each().map(|(name, count)| (name.into(), count)));
         host.insert("heap.waits".into(), heap.waits);
         host.insert("heap.used".into(), heap.used);

@@ -172,7 +172,7 @@ fn try_reach<E: Env>(
     let mut guard = vm.memory.lock();
     let Memory { space, .. } = guard.as_mut().ok_or(Unresolved::For(Unreachable::Gone))?;
     let resolved = space.resolve_with(gpa, access, ready, frames, mem);
-    let resolved = resolved.map_err(|unresolved| unresolved.map(Unreachable::from))?;
+    let resolved = resolved.map_err(|why| g.unresolved(why, env))?;
     g.pager.forgo_all(space);
     let Resolved::Mapped { hpa, how, stale, publish } = resolved else {
         return Err(Unresolved::For(Unreachable::Hole));

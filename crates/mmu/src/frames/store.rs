@@ -196,10 +196,11 @@ impl Store {
     /// Gives a run of zeroes back, if there is one.
     pub fn give_back_zeroed(&self, hart: usize) -> bool {
         // Whoever hides frames makes others that seek look again: not for nothing.
-        self.zeroed.count() != 0 && self.while_hiding(hart, || {
-            let first = self.zeroed.take_any();
-            first.inspect(|first| self.give(hart, self.blocks_of(*first, BLOCK), *first, BLOCK)).is_some()
-        })
+        self.zeroed.count() != 0
+            && self.while_hiding(hart, || {
+                let first = self.zeroed.take_any();
+                first.inspect(|first| self.give(hart, self.blocks_of(*first, BLOCK), *first, BLOCK)).is_some()
+            })
     }
 
     /// Takes a run of zeroes of which a part is still to be cleared, or a run of which all is; has `clear` clear some of it, which says

@@ -67,7 +67,10 @@ impl Zeroed {
             if word == NOTHING || !fits(cleared) {
                 return None;
             }
-            place.compare_exchange(word, NOTHING, Acquire, Relaxed).is_ok().then_some((word >> BITS << BLOCK_ORDER, cleared))
+            place
+                .compare_exchange(word, NOTHING, Acquire, Relaxed)
+                .is_ok()
+                .then_some((word >> BITS << BLOCK_ORDER, cleared))
         })
     }
 
