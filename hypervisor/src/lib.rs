@@ -19,6 +19,7 @@ pub mod env;
 pub mod events;
 pub mod exit;
 pub mod fetch;
+mod gigapages;
 pub mod gnomon;
 pub mod harts;
 pub mod host_map;

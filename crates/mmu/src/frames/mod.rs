@@ -52,6 +52,20 @@ struct Shared {
     zeroed: ZeroedCounters,
 }
 
+/// The order of a run of 1 GiB.
+const GIGA_ORDER: u8 = 18;
+
+/// What a search for 1 GiB has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Giga {
+    /// It begins there. Others may take a part of it at any time.
+    Found(Pfn<Hpa>),
+    /// None is between that frame and where it was looked for: there is more to look at.
+    Below(Pfn<Hpa>),
+    /// There is none.
+    None,
+}
+
 /// Runs of 2 MiB of zeroes.
 #[derive(Default, Debug)]
 struct ZeroedCounters {
@@ -172,6 +186,27 @@ impl Frames {
         let (_, first) = self.shared.store.take(self.hart, order)?;
         self.shared.ahead.fetch_add(pages, Relaxed);
         Some(Ahead { first: Pfn::new(first), order })
+    }
+
+    /// Looks for 1 GiB of free frames, aligned, that ends at `end` or below. A portion: some 30,000 instructions.
+    #[must_use]
+    pub fn find_giga(&self, end: Pfn<Hpa>) -> Giga {
+        let Shared { ledger, store, kept, .. } = &*self.shared;
+        let left = ledger.free_count().saturating_sub(1 << GIGA_ORDER);
+        if left < (store.harts() + 1) * BLOCK + kept.load(Relaxed) {
+            return Giga::None;
+        }
+        store.find_giga(end.raw())
+    }
+
+    /// The same as [`Frames::take_ahead`] of 2 MiB, of those that begin there.
+    #[must_use]
+    pub fn take_ahead_at(&self, first: Pfn<Hpa>) -> Option<Ahead> {
+        let taken = self.may_take_ahead(MEGA_ORDER, BLOCK) && self.shared.store.take_at(self.hart, first.raw());
+        taken.then(|| {
+            self.shared.ahead.fetch_add(BLOCK, Relaxed);
+            Ahead { first, order: MEGA_ORDER }
+        })
     }
 
     fn may_take_ahead(&self, order: u8, pages: u64) -> bool {

@@ -14,6 +14,8 @@
 //!   none was, all that it saw taken was taken at one moment, the end of its search. It looks again, too, while another hart
 //!   hides what is free, as it does for a few instructions when it opens a block or takes out a place.
 
+use super::GIGA_ORDER;
+use super::Giga;
 use super::block::{Block, Turn, WORD_ORDER, WORDS};
 use super::places::Places;
 use super::tags::{BLOCK, BLOCK_ORDER, Tag, TagsOfBlock};
@@ -334,6 +336,30 @@ impl Store {
         let block = self.blocks.get(word / WORDS)?;
         let place = block.clear_in_word(word % WORDS, 0)?;
         Some(self.taken(hart, word / WORDS, block, (place, 1)))
+    }
+
+    /// A part of a search for a GiB that is free, downwards from frame `end`: sixteen of them.
+    pub fn find_giga(&self, end: u64) -> Giga {
+        const EACH: u64 = 1 << (GIGA_ORDER - BLOCK_ORDER);
+        let above = self.blocks.last().map_or(0, |block| block.number + 1);
+        let mut number = above.min(end >> BLOCK_ORDER) / EACH * EACH;
+        for _ in 0..16 {
+            let Some(first) = number.checked_sub(EACH) else { return Giga::None };
+            number = first;
+            let at = self.blocks.partition_point(|block| block.number < first);
+            let run = self.blocks.get(at..at + EACH as usize).unwrap_or_default();
+            let is_run = |run: &[Block]| run[0].number == first && run[EACH as usize - 1].number == first + EACH - 1;
+            if !run.is_empty() && is_run(run) && run.iter().all(|block| block.free() >= BLOCK) {
+                return Giga::Found(Pfn::new(first << BLOCK_ORDER));
+            }
+        }
+        Giga::Below(Pfn::new(number << BLOCK_ORDER))
+    }
+
+    /// Takes the block that begins with that frame, if it is free.
+    pub fn take_at(&self, hart: usize, first: u64) -> bool {
+        let at = self.blocks.binary_search_by_key(&(first >> BLOCK_ORDER), |block| block.number);
+        at.is_ok_and(|at| self.blocks[at].free() >= BLOCK && self.take_from(hart, at, BLOCK_ORDER).is_some())
     }
 
     /// A run that is smaller than a block.

@@ -159,6 +159,11 @@ pub enum Ready {
 pub(super) const COPIED_AT_ONCE: u64 = 64;
 
 impl Ready {
+    /// 2 MiB of zeroes are to be made ready in these frames, if they are 2 MiB.
+    pub const fn zeroes_in(run: Ahead) -> Self {
+        Ready::Mega { run, content: Content::ZERO, filled: 0 }
+    }
+
     /// Goes on to make 2 MiB ready that are to hold `content`: a portion, for which no lock should be held. Says whether they
     /// are ready now, or cannot be.
     #[cold]
