@@ -122,6 +122,7 @@ mod tests {
             svadu: false,
             shadow_bytes: None,
             superpages: true,
+            gigapages: false,
             balloon_bytes: None,
             segments: vec![],
             entry_gpa: GUEST_ENTRY,

@@ -53,6 +53,8 @@ pub struct VmSpec {
     pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: bool,
+    /// Whether whole GiB are given to it before it starts.
+    pub gigapages: bool,
     /// What its memory balloon takes from the start, if it has one.
     pub balloon: Option<Size>,
 }
@@ -223,6 +225,7 @@ impl VmSpec {
             svadu: vm.svadu.unwrap_or(false),
             shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
+            gigapages: vm.gigapages.unwrap_or(false),
             balloon: vm.balloon.and_then(Balloon::target),
         };
         if !(1..=MOST_NAME_CHARS).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {

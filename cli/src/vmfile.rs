@@ -47,6 +47,8 @@ pub struct VmFile {
     pub shadow: Option<Size>,
     /// Whether 2 MiB mappings may be used.
     pub superpages: Option<bool>,
+    /// Whether whole GiB are given to it before it starts.
+    pub gigapages: Option<bool>,
     /// Whether it has a memory balloon.
     pub balloon: Option<Balloon>,
 }
@@ -223,6 +225,7 @@ impl VmFile {
             svadu: over.svadu.or(self.svadu),
             shadow: over.shadow.or(self.shadow),
             superpages: over.superpages.or(self.superpages),
+            gigapages: over.gigapages.or(self.gigapages),
             balloon: over.balloon.or(self.balloon),
         }
     }
@@ -244,7 +247,7 @@ mod tests {
         let vm = read(
             "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
              console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
-             superpages = false\nballoon = '64M'\n",
+             superpages = false\ngigapages = true\nballoon = '64M'\n",
         )
         .expect("valid");
         assert_eq!((vm.name.as_deref(), vm.after.as_deref()), (Some("a"), Some("b")));
@@ -253,7 +256,7 @@ mod tests {
         assert!(matches!(vm.initrd, Some(Initrd::File(path)) if path.ends_with("sub/i") && path.is_absolute()));
         let added = vm.add.expect("what is added");
         assert!(added[0].ends_with("f") && added[0].is_absolute() && added[1] == Path::new("/g"), "{added:?}");
-        assert_eq!((vm.console, vm.superpages), (Some(Console::Sbi), Some(false)));
+        assert_eq!((vm.console, vm.superpages, vm.gigapages), (Some(Console::Sbi), Some(false), Some(true)));
         assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
         assert_eq!((vm.lane, vm.svvptc, vm.svadu), (Some(false), Some(false), Some(true)));
         assert_eq!(vm.balloon, Some(Balloon::Takes(Size(64 << 20))));

@@ -219,6 +219,7 @@ mod tests {
             svadu: false,
             shadow_bytes: None,
             superpages: true,
+            gigapages: false,
             balloon_bytes: None,
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,

@@ -165,7 +165,11 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) 
     let owner = vm.owner();
     let set = &g.tunables;
     let policy = Policy {
-        superpages: if config.superpages && set.is_on(Id::Superpages) { Superpages::Mega } else { Superpages::Never },
+        superpages: match config.superpages && set.is_on(Id::Superpages) {
+            true if config.gigapages => Superpages::Giga,
+            true => Superpages::Mega,
+            false => Superpages::Never,
+        },
         images: translation.images(config),
         ad: translation.ad(&g.offer, set),
         residence: if config.wired { Residence::Wired } else { Residence::Pageable },

@@ -1,12 +1,14 @@
 //! What would take longer than an exit may (BOUNDED), done in portions: what VMs have is made when they start, and given back when
 //! they end or start over.
 
+use crate::gigapages::Gigapages;
 use crate::sync::Mutex;
 use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::iter;
+use core::sync::atomic::AtomicUsize;
 use mmu::frames::{Frames, Run};
 use mmu::gstage::{self, Ready, SwapSlot};
 use mmu::shadow::Lists;
@@ -59,6 +61,8 @@ pub enum Work {
     Prepare(Lists),
     /// Its memory is built.
     Build,
+    /// It is given whole GiB.
+    GiveGigapages(Gigapages),
     /// Its device tree is written, with what has been made ready for that. Then it starts.
     Furnish(Ready),
     /// All of its memory is given to it, from that page on. Then it starts.
@@ -67,16 +71,20 @@ pub enum Work {
 
 /// All that there are. Each is on this list, or some hart does a portion of it.
 #[derive(Default)]
-pub struct Chores(Mutex<VecDeque<Chore>>);
+pub struct Chores {
+    list: Mutex<VecDeque<Chore>>,
+    /// VMs that are being given whole GiB of the host's: so long nobody takes 2 MiB for later.
+    pub gigapages: AtomicUsize,
+}
 
 impl Chores {
     /// Adds one, behind those that there are.
     pub fn add(&self, chore: Chore) {
-        self.0.lock().push_back(chore);
+        self.list.lock().push_back(chore);
     }
 
     /// Takes the first one.
     pub fn take(&self) -> Option<Chore> {
-        self.0.lock().pop_front()
+        self.list.lock().pop_front()
     }
 }

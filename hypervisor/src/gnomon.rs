@@ -11,13 +11,15 @@ use crate::promoter::Promoter;
 use crate::sched::Sched;
 use crate::tunables::Tunables;
 use crate::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
-use crate::vm::Vm;
+use crate::vm::{Unreachable, Vm};
 use crate::vms::Vms;
 use abi::record::Record;
+use abi::tunable::Id;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::frames::Frames;
+use mmu::gstage::{Content, Unresolved};
 use rv::{Hpa, Pfn};
 
 /// All harts' common state. `docs/invariants.md` has the order of the locks.
@@ -102,6 +104,19 @@ impl Gnomon {
         if let Some(hart) = found.or_else(|| all.clone().find(idle)).or_else(|| all.clone().find(spins)) {
             self.kick(hart, env);
         }
+    }
+
+    /// What an attempt to reach guest memory comes to that was not resolved. If it is about to fill 2 MiB with zeroes, and few are
+    /// left that were made ahead, a hart that is idle goes on to make some.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn unresolved<E: Env>(&self, why: Unresolved, env: &mut E) -> Unresolved<Unreachable> {
+        let (me, frames) = (env.hart(), &self.harts[env.hart()].frames);
+        if why == Unresolved::Wants(Content::ZERO) && frames.lacks_zeroed(self.tunables.get(Id::ZeroPool)) {
+            let idle = |hart: &usize| *hart != me && self.harts[*hart].idle.swap(false, Ordering::SeqCst);
+            (0..self.harts.len()).find(idle).into_iter().for_each(|hart| self.kick(hart, env));
+        }
+        why.map(Unreachable::from)
     }
 
     /// This hart has nothing to do: says so first, and looks again then, so that no wake-up falls between; waits if there is still

@@ -16,6 +16,7 @@ use crate::board;
 use crate::build;
 use crate::chores::{Chore, Work};
 use crate::env::Env;
+use crate::gigapages::Gigapages;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::serial;
@@ -32,6 +33,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use mmu::frames::Frames;
 use mmu::gstage::Ready;
 use rv::Addr;
 
@@ -332,7 +334,7 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
             Ok(false) => Ok(Some(Work::Prepare(lists))),
             Ok(true) => {
                 build::build(g, vm, Some(lists), env)?;
-                Ok(Some(Work::Furnish(Ready::Nothing)))
+                Ok(Some(built(g, vm, frames)))
             }
             Err(message) => {
                 lists.release(frames);
@@ -341,7 +343,14 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
         },
         Work::Build => {
             build::build(g, vm, None, env)?;
-            Ok(Some(Work::Furnish(Ready::Nothing)))
+            Ok(Some(built(g, vm, frames)))
+        }
+        Work::GiveGigapages(left) => {
+            let left = left.go_on(g, vm, env).map(Work::GiveGigapages);
+            Ok(Some(left.unwrap_or_else(|| {
+                g.chores.gigapages.fetch_sub(1, Ordering::Relaxed);
+                Work::Furnish(Ready::Nothing)
+            })))
         }
         Work::Furnish(mut ready) => {
             let is_there = build::furnish(g, vm, &mut ready, env);
@@ -367,6 +376,14 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
             Ok(None)
         }
     }
+}
+
+/// What comes when a VM's memory is built.
+fn built(g: &Gnomon, vm: &Vm, frames: &Frames) -> Work {
+    let Some(gigapages) = Gigapages::of(g, vm) else { return Work::Furnish(Ready::Nothing) };
+    g.chores.gigapages.fetch_add(1, Ordering::Relaxed);
+    frames.give_back_zeroed();
+    Work::GiveGigapages(gigapages)
 }
 
 /// A VM that has no memory any more ends, or starts over.

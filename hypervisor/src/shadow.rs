@@ -73,7 +73,7 @@ fn with_memory<E: Env, R>(
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
         let attempted = lend((g, vm, vm.memory.lock()), (frames, ready), mem, env, &mut attempt);
         let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
-        attempted.map_err(|unresolved| unresolved.map(Unreachable::from))
+        attempted.map_err(|why| g.unresolved(why, env))
     });
     let done = done?;
     if g.pager.is_on() {

@@ -64,6 +64,7 @@ impl Gnomon {
         let frames = self.frames();
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
+        host.extend(frames.each_zeroed().map(|(name, count)| (name.into(), count)));
         host.extend(self.pager.each().map(|(name, count)| (name.into(), count)));
         host.insert("heap.waits".into(), heap.waits);
         host.insert("heap.used".into(), heap.used);
@@ -94,7 +95,7 @@ impl Gnomon {
 }
 
 /// An address space's counters by name.
-fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 19] {
+fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 21] {
     [
         ("gstage.anonymous_4k", c.anonymous_4k),
         ("gstage.anonymous_2m", c.anonymous_2m),
@@ -105,6 +106,8 @@ fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 19] {
         ("gstage.copies_2m", c.copies_2m),
         ("gstage.promoted", c.promoted),
         ("gstage.splits", c.splits),
+        ("gstage.joined_1g", c.joined_1g),
+        ("gstage.splits_1g", c.splits_1g),
         ("gstage.spurious", c.spurious),
         ("gstage.denied", c.denied),
         ("gstage.tables", c.tables),

@@ -8,7 +8,7 @@
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
-//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote) |
+//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
 //! | the guest gives memory back | [`give_back`](Translation::give_back) |
 
 use crate::chores::Remains;
@@ -298,6 +298,14 @@ impl Translation {
         match self {
             TwoStage => two_stage::promote(g, vm, promotion, env),
             Shadow(_) => shadow::paging::promote(g, vm, promotion, env),
+        }
+    }
+
+    /// Makes one leaf of 1 GiB of those around `page`, if it can be.
+    pub fn join<E: Env>(self, g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
+        match self {
+            TwoStage => two_stage::join(g, vm, page, env),
+            Shadow(_) => shadow::paging::join(g, vm, page, env),
         }
     }
 

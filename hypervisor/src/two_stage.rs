@@ -143,6 +143,15 @@ pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, en
     space.promote(promotion, frames, &mut env.mem(), &mut GStageFence { g, vm, env })
 }
 
+/// Makes one leaf of 1 GiB of those around a page.
+pub(crate) fn join<E: Env>(g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let mut guard = vm.memory.lock();
+    if let Some((stale, publish)) = guard.as_mut().and_then(|memory| memory.space.join(page, &mut mem)) {
+        settle(stale, Some(publish), &mut GStageFence { g, vm, env }, &mut mem).release(frames);
+    }
+}
+
 /// A page has been brought in.
 pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
@@ -172,7 +181,7 @@ fn try_reach<E: Env>(
     let mut guard = vm.memory.lock();
     let Memory { space, .. } = guard.as_mut().ok_or(Unresolved::For(Unreachable::Gone))?;
     let resolved = space.resolve_with(gpa, access, ready, frames, mem);
-    let resolved = resolved.map_err(|unresolved| unresolved.map(Unreachable::from))?;
+    let resolved = resolved.map_err(|why| g.unresolved(why, env))?;
     g.pager.forgo_all(space);
     let Resolved::Mapped { hpa, how, stale, publish } = resolved else {
         return Err(Unresolved::For(Unreachable::Hole));

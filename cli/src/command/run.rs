@@ -209,6 +209,7 @@ impl RunArgs {
             limit: None,
             reserve: None,
             wired: None,
+            gigapages: None,
             svvptc: None,
             svadu: None,
             shadow: None,

@@ -258,6 +258,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         svadu: vm.svadu,
         shadow_bytes: vm.shadow.map(|size| size.0),
         superpages: vm.superpages,
+        gigapages: vm.gigapages,
         balloon_bytes: vm.balloon.map(|size| size.0),
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,

@@ -153,6 +153,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         reserve: test.reserve,
         wired: Some(test.wired),
         superpages: Some(test.superpages),
+        gigapages: Some(test.gigapages),
         balloon: test.balloon,
         ..VmFile::default()
     })

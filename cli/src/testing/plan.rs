@@ -102,6 +102,9 @@ pub struct BootTest {
     /// Whether 2 MiB mappings may be used.
     #[serde(default = "yes")]
     pub superpages: bool,
+    /// Whether whole GiB are given to each VM before it starts.
+    #[serde(default)]
+    pub gigapages: bool,
     /// Whether each VM has a memory balloon, or how much goes into it from the start.
     pub balloon: Option<Balloon>,
     /// Whether time counts instructions.

@@ -82,6 +82,8 @@ pub struct VmConfig {
     pub shadow_bytes: Option<u64>,
     /// Whether 2 MiB G-stage leaves may be used.
     pub superpages: bool,
+    /// Whether it is given whole GiB, by one leaf each, before it starts.
+    pub gigapages: bool,
     /// Whether it has a memory balloon, and if so how many bytes are to go into that from the start; a multiple of 4096.
     pub balloon_bytes: Option<u64>,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
@@ -301,6 +303,7 @@ mod tests {
                 svadu: false,
                 shadow_bytes: Some(8 << 20),
                 superpages: true,
+                gigapages: false,
                 balloon_bytes: Some(1 << 20),
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,

@@ -4,8 +4,8 @@
 //!
 //! `MODEL_ROUNDS` says how many orders are tried of each (2000 if missing), and `MODEL_SEED` which (those of 1 if missing).
 
-use mmu::frames::{Frames, Owner, Use};
-use rv::Pfn;
+use mmu::frames::{Frames, MEGA_ORDER, Owner, PoolSabotage, Use};
+use rv::{Addr, Hpa, Pfn, PhysMem};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 
@@ -116,4 +116,54 @@ fn runs_of_words_are_found_beside_frames() {
 #[test]
 fn whole_blocks_are_found_beside_parts() {
     Model { harts: &[&[9, 0, 9], &[8, 9, 0]], ram: &[(0, 4 * BLOCK)] }.explore();
+}
+
+/// RAM of which nobody looks at the contents.
+struct NoMem;
+
+impl PhysMem for NoMem {
+    fn read_u64(&self, _: Addr<Hpa>) -> u64 {
+        0
+    }
+    fn write_u64(&mut self, _: Addr<Hpa>, _: u64) {}
+    fn exchange_u64(&mut self, _: Addr<Hpa>, _: u64) -> u64 {
+        0
+    }
+    fn compare_exchange_u64(&mut self, _: Addr<Hpa>, _: u64, _: u64) -> Result<(), u64> {
+        Ok(())
+    }
+    fn zero_frames(&mut self, _: Pfn<Hpa>, _: u64) {}
+    fn copy_frames(&mut self, _: Pfn<Hpa>, _: Pfn<Hpa>, _: u64) {}
+    fn read_bytes(&self, _: Addr<Hpa>, _: &mut [u8]) {}
+    fn write_bytes(&mut self, _: Addr<Hpa>, _: &[u8]) {}
+}
+
+/// A hart makes 2 MiB of zeroes while another one takes all there is.
+fn zeroes_beside_a_taker(sabotage: PoolSabotage) {
+    explore(move || {
+        // No less, or none would be kept so.
+        const ORDER: u8 = MEGA_ORDER + 4;
+        let mut frames = Frames::new();
+        frames.add(Pfn::new(0), 1 << ORDER);
+        frames.sabotage(sabotage);
+        let mut harts = frames.share(2);
+        let (second, first) = (harts.pop().unwrap(), harts.pop().unwrap());
+        let makes = thread::spawn(move || (0..3).for_each(|_| _ = first.make_zeroed(1, &mut NoMem)));
+        for _ in 0..2 {
+            let run = second.alloc(Owner::Host, Use::Other, ORDER).expect("it is nobody's");
+            second.free(run);
+        }
+        makes.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_being_cleared_is_had_before_memory_is_out() {
+    zeroes_beside_a_taker(PoolSabotage::Sound);
+}
+
+#[test]
+#[should_panic(expected = "it is nobody's")]
+fn a_run_that_is_put_back_unsaid_is_missed() {
+    zeroes_beside_a_taker(PoolSabotage::PutsBackUnsaid);
 }

@@ -130,6 +130,16 @@ impl Uart {
         self.received.pop_front()
     }
 
+    /// What came from the outside, the oldest byte first. It stays.
+    pub fn received(&self) -> impl Iterator<Item = u8> {
+        self.received.iter().copied()
+    }
+
+    /// The oldest `count` of those bytes have been taken.
+    pub fn drop_received(&mut self, count: usize) {
+        self.received.drain(..count);
+    }
+
     /// Whether RBR holds a byte.
     fn is_ready(&self) -> bool {
         if self.mcr & MCR_LOOP != 0 { !self.looped.is_empty() } else { self.quiet == 0 && !self.received.is_empty() }

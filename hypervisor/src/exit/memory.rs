@@ -70,7 +70,7 @@ fn unsettled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut 
 /// The vCPU waits until something has happened that it may wait for, since there were `before` such events.
 #[cold]
 #[inline(never)]
-fn wait_for_memory(g: &Gnomon, run: &VcpuRun, before: u64) -> Outcome {
+pub(crate) fn wait_for_memory(g: &Gnomon, run: &VcpuRun, before: u64) -> Outcome {
     // Said first, then looked: whoever wakes it counts the event, then looks who waits.
     run.hold();
     if g.pager.events() == before { Outcome::Later } else { Outcome::Resume }

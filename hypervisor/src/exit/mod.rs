@@ -12,6 +12,7 @@ mod outcome;
 pub mod watch;
 
 pub use inject::{enter_trap, inject};
+pub(crate) use memory::wait_for_memory;
 pub use mmio::send_whatever_comes as send;
 pub use outcome::{Brief, Faulted, Outcome};
 

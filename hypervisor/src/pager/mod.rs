@@ -231,6 +231,8 @@ impl Pager {
     #[inline(never)]
     pub fn look<E: Env>(&self, frames: &Frames, env: &mut E) {
         if !self.is_short.load(SeqCst) && frames.at_hand() < Self::marks(frames).0 {
+            // Those of zeroes were to make faults short: there are longer ones now.
+            frames.give_back_zeroed();
             self.is_short.store(true, SeqCst);
             env.go_on_soon();
         }

@@ -8,10 +8,10 @@ use crate::vm::Vm;
 use abi::bundle::MAX_VMS;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::SeqCst;
-use mmu::frames::Frames;
+use mmu::frames::{Ahead, Frames};
 use mmu::gstage::{Comes, Sight};
 use mmu::stale::Stale;
-use rv::{Gpa, Hpa, PAGE_BYTES, Pfn, PhysMem};
+use rv::{Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem};
 
 /// Rounds without a page that went after which none will.
 pub(super) const FRUITLESS: u32 = 4;
@@ -140,6 +140,17 @@ impl Pager {
             let page = *at;
             let (space, mem) = memory.space();
             let (sight, next) = space.look(page, mem);
+            if let Sight::Mapped(level) = sight
+                && level > Level::MEGA
+            {
+                portion.spend(Portion::SPLIT);
+                match self.table_for_split(frames) {
+                    // The smaller ones are looked at from here on.
+                    Some(table) => stale = stale.join(space.break_giga(page, table, frames, mem)),
+                    None => *at = next,
+                }
+                continue;
+            }
             let mut is_idle = matches!(sight, Sight::Idle(_)) && !portion.only_rests;
             if let Sight::Mapped(level) = sight {
                 portion.spend(Portion::REST * level.pages() as u32 / 4 + Portion::REST);
@@ -176,8 +187,12 @@ impl Pager {
         has_room
     }
 
+    fn table_for_split(&self, frames: &Frames) -> Option<Ahead> {
+        self.inner.lock().stock.pop().or_else(|| frames.take_ahead(0))
+    }
+
     fn split<P: Pageable>(&self, page: Pfn<Gpa>, memory: &mut P, frames: &Frames) -> bool {
-        let Some(table) = self.inner.lock().stock.pop().or_else(|| frames.take_ahead(0)) else { return false };
+        let Some(table) = self.table_for_split(frames) else { return false };
         let (space, mem) = memory.space();
         space.split_idle(page, table, frames, mem);
         true

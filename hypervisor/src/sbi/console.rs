@@ -4,9 +4,12 @@ use super::encoding::{Answer, Args, unreached};
 use super::error::Error;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
+use crate::memory::by_page;
 use crate::serial;
 use crate::vcpu::VcpuRun;
-use rv::{Access, Addr};
+use crate::vm::{Unreachable, Vm};
+use mmu::gstage::Ready;
+use rv::{Access, Addr, Gpa};
 use sbi_spec::dbcn;
 
 /// Bytes moved at a time, so that no guest can make Gnomon keep much of its memory, or of its time.
@@ -48,7 +51,7 @@ fn write<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answ
     let mut buffer = [0; CHUNK];
     let buffer = &mut buffer[..bytes.min(CHUNK as u64) as usize];
     if let Err(why) = run.vm.read(g, Addr::new(at), buffer, &mut run.ready, env) {
-        return unreached(run, why, Error::InvalidParam);
+        return unreached(g, run, why, Error::InvalidParam);
     }
     match serial::print_in_order(g, &run.vm, buffer, env) {
         0 => Answer::Again,
@@ -61,24 +64,34 @@ fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answe
         Ok((at, bytes)) => (Addr::new(at), bytes.min(CHUNK as u64) as usize),
         Err(error) => return Answer::Reply(Err(error)),
     };
-    // Before anything is taken that could not be given back.
+    // What takes long, before a lock is held.
     if let Err(why) = run.vm.reach_all(g, (at, bytes, Access::Store), &mut run.ready, env) {
-        return unreached(run, why, Error::InvalidParam);
+        return unreached(g, run, why, Error::InvalidParam);
     }
+    match take_input(g, &run.vm, (at, bytes), env) {
+        Ok(count) => Answer::Reply(Ok(count as u64)),
+        Err(why) => unreached(g, run, why, Error::Failed),
+    }
+}
+
+/// Takes what has been received to guest memory, and from the UART only what is there (LOSSLESS): another hart may have taken a page
+/// away meanwhile. Returns how many bytes that are.
+fn take_input<E: Env>(g: &Gnomon, vm: &Vm, (at, bytes): (Addr<Gpa>, usize), env: &mut E) -> Result<usize, Unreachable> {
     let mut buffer = [0; CHUNK];
-    let mut count = 0;
-    {
-        let mut devices = run.vm.devices.lock();
-        while count < bytes {
-            let Some(byte) = devices.uart.take_received() else { break };
-            buffer[count] = byte;
-            count += 1;
+    let mut devices = vm.devices.lock();
+    let received = buffer[..bytes].iter_mut().zip(devices.uart.received());
+    let count = received.map(|(slot, byte)| *slot = byte).count();
+    let (mut taken, mut result) = (0, Ok(()));
+    for (at, part) in by_page(at, count) {
+        let end = part.end;
+        result = vm.write(g, at, &buffer[part], &mut Ready::Denied, env);
+        if result.is_err() {
+            break;
         }
-        serial::input_taken(g, &run.vm, devices, env);
+        taken = end;
     }
-    match run.vm.write(g, at, &buffer[..count], &mut run.ready, env) {
-        Ok(()) => Answer::Reply(Ok(count as u64)),
-        // The VM is leaving.
-        Err(_) => Answer::Reply(Err(Error::Failed)),
-    }
+    devices.uart.drop_received(taken);
+    serial::input_taken(g, vm, devices, env);
+    // What did not get there comes with the next call.
+    if taken == 0 { result.map(|()| 0) } else { Ok(taken) }
 }

@@ -2,7 +2,8 @@
 
 use super::error::Error;
 use crate::env::Env;
-use crate::exit::Outcome;
+use crate::exit::{Outcome, wait_for_memory};
+use crate::gnomon::Gnomon;
 use crate::vcpu::{Vcpu, VcpuRun};
 use crate::vm::Unreachable;
 use alloc::sync::Arc;
@@ -52,10 +53,15 @@ pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterat
 }
 
 /// What a call comes to that cannot reach memory: `error`; or, if that is only not ready yet and nothing has happened, the
-/// `ecall` is executed once more, after what interrupts there are.
-pub(super) fn unreached(run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
+/// `ecall` is executed once more: after what interrupts there are, or when the memory is there.
+pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
     match why {
-        _ if why.is_for_now() => Answer::Outcome(at_once(run)),
+        Unreachable::Waits { since } => {
+            run.context.pc = run.context.pc.wrapping_sub(4);
+            Answer::Outcome(wait_for_memory(g, run, since))
+        }
+        // The VM is leaving, and this vCPU about to be parked; or there is more to be done.
+        Unreachable::Later | Unreachable::Gone => Answer::Outcome(at_once(run)),
         _ => Answer::Reply(Err(error)),
     }
 }

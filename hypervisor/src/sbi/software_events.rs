@@ -7,6 +7,7 @@ use crate::events::{ATTRIBUTES, Place};
 use crate::exit::Outcome;
 use crate::gnomon::Gnomon;
 use crate::vcpu::{VcpuRun, VsTrapRegs, hsm, request};
+use crate::vm::Unreachable;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 use rv::{Access, Addr, Gpa};
@@ -110,29 +111,49 @@ fn attributes<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args
     };
     let access = if function == sse::READ_ATTRS { Access::Store } else { Access::Load };
     if let Err(why) = run.vm.reach_all(g, (at, 8 * which.len(), access), &mut run.ready, env) {
-        return unreached(run, why, Error::InvalidAddress);
+        return unreached(g, run, why, Error::InvalidAddress);
     }
     let event = args[0] as u32;
-    Answer::Reply(match function {
+    let done = match function {
         sse::READ_ATTRS => read(g, run, event, (which, at), env),
         _ => write(g, run, event, (which, at), env),
-    })
+    };
+    match done {
+        Ok(reply) => Answer::Reply(reply),
+        // Another hart has taken the page away meanwhile.
+        Err(why) => unreached(g, run, why, Error::InvalidAddress),
+    }
 }
 
-fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, event: u32, (which, at): Attributes, env: &mut E) -> Reply {
-    let all = run.vm.events.lock().read(run.shared.id, event)?;
+fn read<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    event: u32,
+    (which, at): Attributes,
+    env: &mut E,
+) -> Result<Reply, Unreachable> {
+    let all = match run.vm.events.lock().read(run.shared.id, event) {
+        Ok(all) => all,
+        Err(error) => return Ok(Err(error)),
+    };
     let mut bytes = [0; 8 * ATTRIBUTES];
     let bytes = &mut bytes[..8 * which.len()];
     for (value, bytes) in all[which].iter().zip(bytes.chunks_exact_mut(8)) {
         bytes.copy_from_slice(&value.to_le_bytes());
     }
-    run.vm.write(g, at, bytes, &mut run.ready, env).map_err(|_| Error::InvalidAddress)?;
-    Ok(0)
+    run.vm.write(g, at, bytes, &mut run.ready, env)?;
+    Ok(Ok(0))
 }
 
-fn write<E: Env>(g: &Gnomon, run: &mut VcpuRun, event: u32, (which, at): Attributes, env: &mut E) -> Reply {
+fn write<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    event: u32,
+    (which, at): Attributes,
+    env: &mut E,
+) -> Result<Reply, Unreachable> {
     let mut bytes = [0; 8 * ATTRIBUTES];
-    run.vm.read(g, at, &mut bytes[..8 * which.len()], &mut run.ready, env).map_err(|_| Error::InvalidAddress)?;
+    run.vm.read(g, at, &mut bytes[..8 * which.len()], &mut run.ready, env)?;
     let mut values = [0; ATTRIBUTES];
     for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
         *value = u64::from_le_bytes(*bytes);
@@ -142,6 +163,6 @@ fn write<E: Env>(g: &Gnomon, run: &mut VcpuRun, event: u32, (which, at): Attribu
         vcpu.is_some_and(|vcpu| [hsm::STARTED, hsm::SUSPENDED].contains(&vcpu.hsm.load(Ordering::Acquire)))
     };
     let who = (run.shared.id, event);
-    run.vm.events.lock().write(who, which.start, &values[..which.len()], is_started)?;
-    Ok(0)
+    let written = run.vm.events.lock().write(who, which.start, &values[..which.len()], is_started);
+    Ok(written.map(|()| 0))
 }

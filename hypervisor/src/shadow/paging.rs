@@ -6,7 +6,7 @@ use crate::gnomon::Gnomon;
 use crate::pager::{Pageable, Portion};
 use crate::vm::{Locked, Vm};
 use mmu::frames::Run;
-use mmu::gstage::{AddressSpace, Comes, Ready, Returned, Span, SwapSlot};
+use mmu::gstage::{AddressSpace, Comes, Ready, Returned, Span, SwapSlot, settle};
 use mmu::shadow::{Host, Shadow};
 use mmu::stale::Stale;
 use mmu::{Promoted, Promotion};
@@ -63,6 +63,16 @@ pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, en
     let from = (frames, &mut Ready::Nothing);
     let done = lend((g, vm, vm.memory.lock()), from, &mut mem, env, |shadow, host| shadow.promote(promotion, host));
     done.unwrap_or(Promoted::Not)
+}
+
+/// Makes one leaf of 1 GiB of those around a page. Shadow tables say the same after that.
+pub(crate) fn join<E: Env>(g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let _ = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |_, host| {
+        if let Some((stale, publish)) = host.space.join(page, host.mem) {
+            settle(stale, Some(publish), host.hw, host.mem).release(frames);
+        }
+    });
 }
 
 /// A page has been brought in.

@@ -216,6 +216,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         svadu: false,
         shadow_bytes: None,
         superpages: true,
+        gigapages: false,
         balloon_bytes: None,
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,

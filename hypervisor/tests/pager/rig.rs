@@ -241,6 +241,44 @@ impl Rig {
         self.conclude(n, run, outcome)
     }
 
+    /// A guest makes an SBI call, as long as it takes.
+    pub fn call<const N: usize>(&mut self, n: usize, extension: usize, function: u64, args: [u64; N]) -> (i64, u64) {
+        for _ in 0..PATIENCE {
+            let Some(mut run) = self.guests[n].run.take() else {
+                self.turn();
+                continue;
+            };
+            run.shared.posted.store(0, SeqCst);
+            let pc = run.context.pc;
+            let x = &mut run.context.x;
+            x[10..16].fill(0);
+            x[10..10 + N].copy_from_slice(&args);
+            (x[16], x[17]) = (function, extension as u64);
+            run.context.exit = Exit { cause: 10, tval: 0, tval2: 0, tinst: 0 };
+            let outcome = exit::handle(&self.g, &mut run, &mut self.hart);
+            let (is_over, reply) = (run.context.pc != pc, (run.context.x[10] as i64, run.context.x[11]));
+            _ = self.conclude(n, run, outcome);
+            if is_over {
+                return reply;
+            }
+        }
+        panic!("guest {n} makes a call for ever: {:?} {}", self.g.pager.each(), self.said);
+    }
+
+    /// Bytes of a guest's memory, which is brought in for that.
+    pub fn peek(&mut self, n: usize, at: u64, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        for _ in 0..PATIENCE {
+            let vm = &self.guests[n].vm;
+            match fake::read(&self.g, vm, Addr::new(at), &mut bytes, &mut self.hart) {
+                Ok(()) => return bytes,
+                Err(why) => assert!(why.is_for_now(), "{why}"),
+            }
+            self.turn();
+        }
+        panic!("{at:#x} of guest {n} never comes");
+    }
+
     /// The guest does at `hpa` what it wants, and finds what it should.
     fn arrive(&mut self, n: usize, touch: Touch, hpa: Addr<Hpa>) {
         let owner = self.g.frames().owner_of(hpa.pfn());

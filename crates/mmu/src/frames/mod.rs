@@ -16,18 +16,22 @@ mod places;
 mod run;
 mod store;
 mod tags;
+mod zeroed;
 
 pub use owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
 pub use run::{Ahead, MEGA_ORDER, Run};
 pub use tags::Tags;
+pub use zeroed::MOST_ZEROED;
+#[cfg(feature = "sabotage")]
+pub use zeroed::PoolSabotage;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ledger::Ledger;
-use rv::{Hpa, Pfn};
+use rv::{Hpa, Pfn, PhysMem};
 use store::{ORDERS, Store};
-use tags::{Tag, TagsOfBlock};
+use tags::{BLOCK, Tag, TagsOfBlock};
 
 /// All host RAM that is handed out by the frame, as one hart sees it.
 #[derive(Debug)]
@@ -45,7 +49,34 @@ struct Shared {
     kept: AtomicU64,
     /// Frames that are taken ahead, and nobody's yet.
     ahead: AtomicU64,
+    zeroed: ZeroedCounters,
 }
+
+/// The order of a run of 1 GiB.
+const GIGA_ORDER: u8 = 18;
+
+/// What a search for 1 GiB has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Giga {
+    /// It begins there. Others may take a part of it at any time.
+    Found(Pfn<Hpa>),
+    /// None is between that frame and where it was looked for: there is more to look at.
+    Below(Pfn<Hpa>),
+    /// There is none.
+    None,
+}
+
+/// Runs of 2 MiB of zeroes.
+#[derive(Default, Debug)]
+struct ZeroedCounters {
+    made: AtomicU64,
+    taken: AtomicU64,
+}
+
+/// Frames that are free for each of a run of zeroes: what is kept so is a small part of what is free.
+const FREE_FOR_ZEROED: u64 = 16;
+/// Frames that are cleared at a time: some 10,000 instructions, 40,000 where a cache block cannot be cleared at once.
+const CLEARED_AT_ONCE: u64 = 64;
 
 impl Default for Frames {
     fn default() -> Self {
@@ -149,15 +180,106 @@ impl Frames {
     #[must_use]
     pub fn take_ahead(&self, order: u8) -> Option<Ahead> {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS)?;
-        let Shared { ledger, store, .. } = &*self.shared;
-        let free = ledger.free_count();
-        let kept = if order == MEGA_ORDER { self.shared.kept.load(Relaxed) } else { 0 };
-        if free < (store.harts() + 1).saturating_mul(pages) + kept {
+        if !self.may_take_ahead(order, pages) {
             return None;
         }
-        let (_, first) = store.take(self.hart, order)?;
+        let (_, first) = self.shared.store.take(self.hart, order)?;
         self.shared.ahead.fetch_add(pages, Relaxed);
         Some(Ahead { first: Pfn::new(first), order })
+    }
+
+    /// Looks for 1 GiB of free frames, aligned, that ends at `end` or below. A portion: some 30,000 instructions.
+    #[must_use]
+    pub fn find_giga(&self, end: Pfn<Hpa>) -> Giga {
+        let Shared { ledger, store, kept, .. } = &*self.shared;
+        let left = ledger.free_count().saturating_sub(1 << GIGA_ORDER);
+        if left < (store.harts() + 1) * BLOCK + kept.load(Relaxed) {
+            return Giga::None;
+        }
+        store.find_giga(end.raw())
+    }
+
+    /// The same as [`Frames::take_ahead`] of 2 MiB, of those that begin there.
+    #[must_use]
+    pub fn take_ahead_at(&self, first: Pfn<Hpa>) -> Option<Ahead> {
+        let taken = self.may_take_ahead(MEGA_ORDER, BLOCK) && self.shared.store.take_at(self.hart, first.raw());
+        taken.then(|| {
+            self.shared.ahead.fetch_add(BLOCK, Relaxed);
+            Ahead { first, order: MEGA_ORDER }
+        })
+    }
+
+    fn may_take_ahead(&self, order: u8, pages: u64) -> bool {
+        let Shared { ledger, store, kept, .. } = &*self.shared;
+        let kept = if order == MEGA_ORDER { kept.load(Relaxed) } else { 0 };
+        ledger.free_count() >= (store.harts() + 1).saturating_mul(pages) + kept
+    }
+
+    /// The same of 2 MiB that hold zeroes already ([`Frames::make_zeroed`]), if there are some.
+    #[must_use]
+    pub fn take_zeroed(&self) -> Option<Ahead> {
+        let Shared { store, ahead, zeroed, .. } = &*self.shared;
+        if store.zeroed.count() == 0 || !self.may_take_ahead(MEGA_ORDER, BLOCK) {
+            return None;
+        }
+        let first = store.zeroed.take_ready()?;
+        ahead.fetch_add(BLOCK, Relaxed);
+        zeroed.taken.fetch_add(1, Relaxed);
+        Some(Ahead { first: Pfn::new(first), order: MEGA_ORDER })
+    }
+
+    /// Does a portion, some 40,000 instructions, of what keeps runs of 2 MiB of zeroes ready for [`Frames::take_zeroed`]: `most`, but no
+    /// more than [`MOST_ZEROED`], nor than a small part of what is free. They stay free: whoever finds no others has them. Returns
+    /// whether something was done; if not, there is nothing to do now.
+    pub fn make_zeroed(&self, most: u64, mem: &mut impl PhysMem) -> bool {
+        let Shared { store, zeroed, .. } = &*self.shared;
+        let most = self.zeroed_target(most);
+        if store.zeroed.count() > most {
+            return store.give_back_zeroed(self.hart);
+        }
+        store.clear_some(self.hart, most, |first, cleared| {
+            let pages = CLEARED_AT_ONCE.min(BLOCK - cleared);
+            mem.zero_frames(Pfn::new(first + cleared), pages);
+            zeroed.made.fetch_add(u64::from(cleared + pages == BLOCK), Relaxed);
+            cleared + pages
+        })
+    }
+
+    /// Whether so few runs of zeroes are left of `most` that some should be made soon.
+    #[must_use]
+    pub fn lacks_zeroed(&self, most: u64) -> bool {
+        let most = self.zeroed_target(most);
+        most != 0 && self.shared.store.zeroed.count() <= most / 2
+    }
+
+    fn zeroed_target(&self, most: u64) -> u64 {
+        let spare = self.at_hand().saturating_sub(self.shared.kept.load(Relaxed));
+        most.min(MOST_ZEROED).min(spare / (FREE_FOR_ZEROED * BLOCK))
+    }
+
+    /// Makes all runs of zeroes frames like any others.
+    pub fn give_back_zeroed(&self) {
+        let mut left = MOST_ZEROED;
+        while left > 0 && self.shared.store.give_back_zeroed(self.hart) {
+            left -= 1;
+        }
+    }
+
+    /// Of 2 MiB of zeroes, by name: those that there are, that were made, and that were taken by those who wanted such.
+    #[must_use]
+    pub fn each_zeroed(&self) -> [(&'static str, u64); 3] {
+        let Shared { store, zeroed, .. } = &*self.shared;
+        [
+            ("zeroed.ready", store.zeroed.count()),
+            ("zeroed.made", zeroed.made.load(Relaxed)),
+            ("zeroed.taken", zeroed.taken.load(Relaxed)),
+        ]
+    }
+
+    /// Breaks the pool of zeroes.
+    #[cfg(feature = "sabotage")]
+    pub fn sabotage(&self, how: PoolSabotage) {
+        self.shared.store.zeroed.sabotage(how);
     }
 
     /// Makes them `owner`'s.

@@ -9,13 +9,17 @@
 //! - [`Places`] have a bit for each block that is worth to look at, so that a search in a terabyte is short.
 //! - A run of many words is taken word by word. If one is not free, those before it are given back. Meanwhile they count as
 //!   taken.
+//! - Runs of 2 MiB of zeroes are kept apart ([`Zeroed`]); who finds nothing gives them back first.
 //! - A hart that finds nothing looks again if any frame was given meanwhile: it may have been given behind its back. If
 //!   none was, all that it saw taken was taken at one moment, the end of its search. It looks again, too, while another hart
 //!   hides what is free, as it does for a few instructions when it opens a block or takes out a place.
 
+use super::GIGA_ORDER;
+use super::Giga;
 use super::block::{Block, Turn, WORD_ORDER, WORDS};
 use super::places::Places;
 use super::tags::{BLOCK, BLOCK_ORDER, Tag, TagsOfBlock};
+use super::zeroed::Zeroed;
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use crate::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize};
 use crate::sync::spin_loop;
@@ -54,6 +58,8 @@ pub(super) struct Store {
     some: Places,
     /// Harts that hide free frames for a moment.
     hiding: AtomicUsize,
+    /// Runs of zeroes.
+    pub zeroed: Zeroed,
 }
 
 impl fmt::Debug for Store {
@@ -72,6 +78,7 @@ impl Default for Store {
             whole: Places::default(),
             some: Places::default(),
             hiding: AtomicUsize::new(0),
+            zeroed: Zeroed::default(),
         }
     }
 }
@@ -156,15 +163,71 @@ impl Store {
 
     #[inline(never)]
     fn search(&self, hart: usize, order: u8) -> Option<(&Block, u64)> {
+        self.find(hart, order).or_else(|| {
+            self.zeroed.seekers.fetch_add(1, SeqCst);
+            let found = self.seek(hart, order);
+            self.zeroed.seekers.fetch_sub(1, SeqCst);
+            found
+        })
+    }
+
+    /// One look at all there is.
+    fn find(&self, hart: usize, order: u8) -> Option<(&Block, u64)> {
+        if order < BLOCK_ORDER { self.find_small(hart, order) } else { self.find_blocks(hart, order) }
+    }
+
+    /// Looks until there is one, or none anywhere at one moment.
+    fn seek(&self, hart: usize, order: u8) -> Option<(&Block, u64)> {
         loop {
             let before = self.given();
-            let found = if order < BLOCK_ORDER { self.find_small(hart, order) } else { self.find_blocks(hart, order) };
-            // In this order: who hides no more has said that it has given.
-            if found.is_some() || (self.hiding.load(SeqCst) == 0 && self.given() == before) {
+            let found = self.find(hart, order);
+            if found.is_some() {
                 return found;
+            }
+            if self.give_back_zeroed(hart) {
+                continue;
+            }
+            // In this order: who hides no more has said that it has given.
+            if self.hiding.load(SeqCst) == 0 && self.given() == before {
+                return None;
             }
             spin_loop();
         }
+    }
+
+    /// Gives a run of zeroes back, if there is one.
+    pub fn give_back_zeroed(&self, hart: usize) -> bool {
+        // Whoever hides frames makes others that seek look again: not for nothing.
+        self.zeroed.count() != 0
+            && self.while_hiding(hart, || {
+                let first = self.zeroed.take_any();
+                first.inspect(|first| self.give(hart, self.blocks_of(*first, BLOCK), *first, BLOCK)).is_some()
+            })
+    }
+
+    /// Takes a run of zeroes of which a part is still to be cleared, or a run of which all is; has `clear` clear some of it, which says
+    /// how many frames hold zeroes then; and keeps it. Says whether there was something to be done: not for more than `most` runs, and
+    /// no new one while a hart looks for frames and finds none.
+    pub fn clear_some(&self, hart: usize, most: u64, clear: impl FnOnce(u64, u64) -> u64) -> bool {
+        let mut has_done = false;
+        self.while_hiding(hart, || {
+            let begun = self.zeroed.take_out(|cleared| cleared < BLOCK);
+            let run = begun.or_else(|| {
+                if self.zeroed.count() >= most || self.zeroed.seekers.load(SeqCst) != 0 {
+                    return None;
+                }
+                let (_, first) = self.find_blocks(hart, BLOCK_ORDER)?;
+                self.zeroed.begin();
+                Some((first, 0))
+            });
+            let Some((first, cleared)) = run else { return false };
+            has_done = true;
+            if !self.zeroed.put(first, clear(first, cleared)) {
+                self.give(hart, self.blocks_of(first, BLOCK), first, BLOCK);
+            }
+            self.zeroed.says_so()
+        });
+        has_done
     }
 
     /// Gives frames, aligned to their number, a power of two: those of [`Store::blocks_of`].
@@ -273,6 +336,30 @@ impl Store {
         let block = self.blocks.get(word / WORDS)?;
         let place = block.clear_in_word(word % WORDS, 0)?;
         Some(self.taken(hart, word / WORDS, block, (place, 1)))
+    }
+
+    /// A part of a search for a GiB that is free, downwards from frame `end`: sixteen of them.
+    pub fn find_giga(&self, end: u64) -> Giga {
+        const EACH: u64 = 1 << (GIGA_ORDER - BLOCK_ORDER);
+        let above = self.blocks.last().map_or(0, |block| block.number + 1);
+        let mut number = above.min(end >> BLOCK_ORDER) / EACH * EACH;
+        for _ in 0..16 {
+            let Some(first) = number.checked_sub(EACH) else { return Giga::None };
+            number = first;
+            let at = self.blocks.partition_point(|block| block.number < first);
+            let run = self.blocks.get(at..at + EACH as usize).unwrap_or_default();
+            let is_run = |run: &[Block]| run[0].number == first && run[EACH as usize - 1].number == first + EACH - 1;
+            if !run.is_empty() && is_run(run) && run.iter().all(|block| block.free() >= BLOCK) {
+                return Giga::Found(Pfn::new(first << BLOCK_ORDER));
+            }
+        }
+        Giga::Below(Pfn::new(number << BLOCK_ORDER))
+    }
+
+    /// Takes the block that begins with that frame, if it is free.
+    pub fn take_at(&self, hart: usize, first: u64) -> bool {
+        let at = self.blocks.binary_search_by_key(&(first >> BLOCK_ORDER), |block| block.number);
+        at.is_ok_and(|at| self.blocks[at].free() >= BLOCK && self.take_from(hart, at, BLOCK_ORDER).is_some())
     }
 
     /// A run that is smaller than a block.

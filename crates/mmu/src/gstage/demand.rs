@@ -122,7 +122,7 @@ impl AddressSpace {
     #[inline(always)]
     fn may_be_mega(&self, access: Access, region: &Region, slot: &Slot<Hpa>) -> bool {
         let in_place_of_small = || region.object != Object::Anonymous && self.is_copied_by(access);
-        self.policy.superpages == Superpages::Mega && (slot.level >= Level::MEGA || in_place_of_small())
+        self.policy.superpages != Superpages::Never && (slot.level >= Level::MEGA || in_place_of_small())
     }
 
     /// What 2 MiB of the VM's own around `gpa`, where nothing is mapped, are to hold, and what 4 KiB leaves they are to replace.

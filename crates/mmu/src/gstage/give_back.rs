@@ -106,8 +106,13 @@ impl<'a> GiveBack<'a> {
     fn look(&mut self, space: &AddressSpace, page: Pfn<Gpa>, left: u64, mem: &impl PhysMem) -> Result<Piece, u64> {
         // Beyond what the format can translate, nothing is.
         let slot = space.slot(page.base(), mem).ok_or(left)?;
-        let index = page.raw() % slot.level.pages();
-        let there = left.min(slot.level.pages() - index);
+        let mut level = slot.level;
+        if level > Level::MEGA && slot.pte.flags().contains(OWNED) {
+            // It will be broken into such.
+            level = Level::MEGA;
+        }
+        let index = page.raw() % level.pages();
+        let there = left.min(level.pages() - index);
         let simple = |pages| Piece { span: Span { start: page, pages }, passes: pages, has_table: false };
         let mega = Level::MEGA.pages();
         if slot.level > Level::PAGE {
@@ -135,12 +140,13 @@ impl<'a> GiveBack<'a> {
 
     /// Takes a piece. No shadow table leads there any more, but TLBs may.
     pub fn take(&mut self, piece: &Piece, space: &mut AddressSpace, frames: &Frames, mem: &mut impl PhysMem) {
-        let splits = space.counters.splits;
+        let splits = space.counters.splits + space.counters.splits_1g;
         match space.unmap(piece.span.start, piece.span.pages, frames, mem) {
             Ok(stale) => {
                 let frames = stale.retired().iter().map(|run| run.pages()).sum::<u64>();
                 self.returned.freed += frames - u64::from(piece.has_table);
-                let cost = TAKE * stale.retired().len() as u32 + SPLIT * (space.counters.splits - splits) as u32;
+                let cost = TAKE * stale.retired().len() as u32
+                    + SPLIT * (space.counters.splits + space.counters.splits_1g - splits) as u32;
                 self.spend(cost);
                 self.stale = core::mem::replace(&mut self.stale, Stale::none()).join(stale);
             }

@@ -113,11 +113,21 @@ impl AddressSpace {
 
     /// The table of 4 KiB leaves around `page`, if there is one, and the entry that leads to it.
     pub(super) fn table_at(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
+        self.table_above(page, Level::MEGA, mem)
+    }
+
+    /// The table around `page` that an entry of `above` leads to, if it does.
+    pub(super) fn table_above(
+        &self,
+        page: Pfn<Gpa>,
+        above: Level,
+        mem: &impl PhysMem,
+    ) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
         let (mut table, mut level) = (self.root(), self.format.root_level());
         loop {
             let at = table.at(8 * self.format.index(page.base(), level) as u64);
             let Entry::Table(next) = Pte(mem.read_u64(at)).decode(level, Caps::default()) else { return None };
-            if level == Level::MEGA {
+            if level == above {
                 return Some((at, next));
             }
             (table, level) = (next, level.down()?);

@@ -13,7 +13,8 @@
 //!   Nor does one that is on its way to become a part of 2 MiB ([`promote`]), until it is written.
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
 //!   leaf; one without leads to image frames and has W=0 (OWNERSHIP).
-//! - Leaves are 4 KiB or 2 MiB. Pointers never change but from invalid and, in `remove`, `mega` and `promote`, back.
+//! - Leaves are 4 KiB or 2 MiB, or 1 GiB where that is asked for ([`giga`]). Pointers never change but from invalid and, in `remove`,
+//!   `mega`, `giga` and `promote`, back.
 //! - An invalid entry is 0, or keeps a page ([`kept`]).
 //! - A new table or page is complete before the one write that links it, which releases, so a concurrent hardware
 //!   walk finds the old state or the new one. It says what it owes, as all writes of tables do ([`crate::table`]).
@@ -22,6 +23,7 @@
 //! that it may guard them by locks of its own.
 
 mod demand;
+mod giga;
 mod give_back;
 mod kept;
 mod mega;

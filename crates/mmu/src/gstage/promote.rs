@@ -77,7 +77,7 @@ impl AddressSpace {
     #[must_use]
     pub const fn may_have_small(&self) -> bool {
         let c = &self.counters;
-        matches!(self.policy.superpages, Superpages::Mega)
+        !matches!(self.policy.superpages, Superpages::Never)
             && c.anonymous_4k + c.copies + c.splits + c.swapped_in + c.clean != 0
     }
 

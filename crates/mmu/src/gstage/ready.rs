@@ -2,7 +2,7 @@
 //!
 //! To clear or copy 2 MiB takes long. So a resolution that wants that says so ([`Unresolved::Wants`]) and has changed
 //! nothing; the caller makes them ready without any lock, a portion at a time ([`Ready::prepare`]), and tries again with what
-//! is [`Ready`].
+//! is [`Ready`]. Where 2 MiB of zeroes are at hand that idle harts have made ([`Frames::make_zeroed`]), they are taken.
 
 use super::space::ResolveError;
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
@@ -159,6 +159,11 @@ pub enum Ready {
 pub(super) const COPIED_AT_ONCE: u64 = 64;
 
 impl Ready {
+    /// 2 MiB of zeroes are to be made ready in these frames, if they are 2 MiB.
+    pub const fn zeroes_in(run: Ahead) -> Self {
+        Ready::Mega { run, content: Content::ZERO, filled: 0 }
+    }
+
     /// Goes on to make 2 MiB ready that are to hold `content`: a portion, for which no lock should be held. Says whether they
     /// are ready now, or cannot be.
     #[cold]
@@ -168,6 +173,13 @@ impl Ready {
             Ready::Mega { run, content, filled } if content == wanted => (run, filled),
             other => {
                 other.discard(frames);
+                if wanted == Content::ZERO
+                    && let Some(run) = frames.take_zeroed()
+                {
+                    let filled = run.pages();
+                    *self = Ready::Mega { run, content: wanted, filled };
+                    return true;
+                }
                 match frames.take_ahead(MEGA_ORDER) {
                     Some(run) => (run, 0),
                     None => return true,

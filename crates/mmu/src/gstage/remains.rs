@@ -1,11 +1,12 @@
 //! What an address space leaves when it ends: frames that nobody reaches any more, given back in portions.
 
+use super::giga;
 use super::kept::{self, Kept};
 use super::space::{OWNED, SwapSlot, order};
 use crate::frames::{Frames, Run};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use rv::{Caps, Entry, Format, PhysMem, Pte};
+use rv::{Caps, Entry, Format, Level, PhysMem, Pte};
 
 /// Frames of an address space that has ended, in the tables that led to them. No TLB knows them any more.
 #[must_use = "dropping it leaks its frames"]
@@ -13,6 +14,8 @@ pub struct Remains {
     format: &'static Format,
     /// The tables from the root down to the one whose entries come next, each with the index of its next entry.
     path: Vec<(Run, u64)>,
+    /// What is left of a leaf.
+    runs: Vec<Run>,
     /// Of pages that were in memory, the swap device had copies.
     copies: BTreeMap<u64, SwapSlot>,
 }
@@ -33,13 +36,13 @@ const fn cost(run: &Run) -> u32 {
 
 impl Remains {
     pub(super) fn below(root: Run, format: &'static Format, copies: BTreeMap<u64, SwapSlot>) -> Self {
-        Self { format, path: alloc::vec![(root, 0)], copies }
+        Self { format, path: alloc::vec![(root, 0)], runs: Vec::new(), copies }
     }
 
     /// Whether all is given back.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.path.is_empty() && self.copies.is_empty()
+        self.path.is_empty() && self.copies.is_empty() && self.runs.is_empty()
     }
 
     /// What is to be given back next. `None` if there is nothing; or if `steps`, the entries that may be looked at, are used up.
@@ -49,6 +52,10 @@ impl Remains {
             if let Some((_, slot)) = self.copies.pop_first() {
                 *steps = steps.saturating_sub(4);
                 return Some(Remain::Slot(slot));
+            }
+            if let Some(run) = self.runs.pop() {
+                *steps = steps.saturating_sub(cost(&run));
+                return Some(Remain::Run(run));
             }
             let level = self.format.levels_down().nth(self.path.len().checked_sub(1)?)?;
             let (table, next) = self.path.last_mut()?;
@@ -61,6 +68,9 @@ impl Remains {
             *next += 1;
             let pte = Pte(mem.read_u64(at));
             match pte.decode(level, Caps::default()) {
+                Entry::Leaf(leaf) if leaf.flags.contains(OWNED) && level > Level::MEGA => {
+                    self.runs.extend(giga::runs(&leaf, level));
+                }
                 Entry::Leaf(leaf) if leaf.flags.contains(OWNED) => {
                     let run = Run::from_entry(leaf.pfn, order(level));
                     *steps = steps.saturating_sub(cost(&run));

@@ -1,8 +1,9 @@
 //! Removal: pages become untouched again, or the address space ends.
 
+use super::giga;
 use super::kept::{self, Kept};
 use super::remains::Remains;
-use super::space::{AddressSpace, OWNED, SwapSlot, order};
+use super::space::{AddressSpace, OWNED, SwapSlot};
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::table;
@@ -54,7 +55,8 @@ impl AddressSpace {
             self.revive_mega(Pfn::new(page), mem);
         }
         let mut tables = Vec::new();
-        for _ in 0..self.splits(&range, mem) {
+        let gigas = self.cuts(&range, Level::GIGA, mem);
+        for _ in 0..gigas.len() + self.cuts(&range, Level::MEGA, mem).len() {
             match frames.alloc(self.owner, Use::Table, 0) {
                 Ok(run) => tables.push(run),
                 Err(error) => {
@@ -65,9 +67,14 @@ impl AddressSpace {
         }
         // From here on nothing fails.
         self.disturb(&range);
+        let mut stale = Stale::none();
+        for page in gigas {
+            let table = tables.pop().expect("one table for each leaf that is cut");
+            stale = stale.join(self.break_giga_into(page, table, mem));
+        }
         self.counters.splits += tables.len() as u64;
         self.counters.tables += tables.len() as u64;
-        let mut removed = Removed { tables, stale: Stale::none(), slots: Vec::new() };
+        let mut removed = Removed { tables, stale, slots: Vec::new() };
         let top = Table { pfn: self.root(), level: self.format.root_level(), start: 0 };
         self.clear(top, &range, &mut removed, mem);
         assert!(removed.tables.is_empty(), "as many splits as were counted");
@@ -84,16 +91,17 @@ impl AddressSpace {
         Remains::below(self.root, self.format, self.copies)
     }
 
-    /// How many 2 MiB leaves are partly in the range: those at its ends, two at most.
-    fn splits(&self, range: &Range<u64>, mem: &impl PhysMem) -> usize {
-        let mega = Level::MEGA.pages();
-        let is_cut = |page: u64| {
-            let slot = self.slot(Pfn::new(page).base(), mem);
-            !page.is_multiple_of(mega)
-                && slot.is_some_and(|s| s.level == Level::MEGA && matches!(s.entry, Entry::Leaf(_)))
+    /// The leaves of `level` that are partly in the range, or parts of larger ones that will be such: at its ends, two at most. A page of
+    /// each.
+    fn cuts(&self, range: &Range<u64>, level: Level, mem: &impl PhysMem) -> Vec<Pfn<Gpa>> {
+        let is_cut = |page: &u64| {
+            let slot = self.slot(Pfn::new(*page).base(), mem);
+            !page.is_multiple_of(level.pages())
+                && slot.is_some_and(|s| s.level >= level && matches!(s.entry, Entry::Leaf(_)))
         };
-        let both_in_one = range.start / mega == range.end / mega;
-        usize::from(is_cut(range.start)) + usize::from(is_cut(range.end) && !(both_in_one && is_cut(range.start)))
+        let mut cuts: Vec<u64> = [range.start, range.end].into_iter().filter(is_cut).collect();
+        cuts.dedup_by_key(|page| *page / level.pages());
+        cuts.into_iter().map(Pfn::new).collect()
     }
 
     /// Removes the leaves below `table` that lie in `range`.
@@ -131,7 +139,7 @@ impl AddressSpace {
                     let (_, debt) = table::exchange(at, whole_or_split, mem);
                     stale.owe(debt, scope);
                     match leaf.flags.contains(OWNED) {
-                        true if is_whole => stale.retire(Run::from_entry(leaf.pfn, order(level))),
+                        true if is_whole => giga::runs(&leaf, level).for_each(|run| stale.retire(run)),
                         true => part.for_each(|page| stale.retire(Run::from_entry(leaf.pfn.add(page - from), 0))),
                         false => {}
                     }

@@ -30,6 +30,8 @@ pub enum Superpages {
     Never,
     /// 2 MiB where a region and the host's memory have room, else 4 KiB.
     Mega,
+    /// The same, and 1 GiB where the caller gives all of it, and joins it ([`AddressSpace::join`]).
+    Giga,
 }
 
 /// What becomes of image pages that the guest only reads.
@@ -96,6 +98,10 @@ pub struct Counters {
     pub promoted: u64,
     /// 2 MiB leaves broken into 4 KiB ones.
     pub splits: u64,
+    /// Tables of 2 MiB leaves that one of 1 GiB replaced.
+    pub joined_1g: u64,
+    /// 1 GiB leaves broken into 2 MiB ones.
+    pub splits_1g: u64,
     /// Faults that found the access allowed already.
     pub spurious: u64,
     /// Faults that the region's protection forbids.
@@ -129,6 +135,8 @@ impl core::ops::AddAssign for Counters {
         self.copies_2m += other.copies_2m;
         self.promoted += other.promoted;
         self.splits += other.splits;
+        self.joined_1g += other.joined_1g;
+        self.splits_1g += other.splits_1g;
         self.spurious += other.spurious;
         self.denied += other.denied;
         self.tables += other.tables;

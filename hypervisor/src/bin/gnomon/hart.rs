@@ -268,7 +268,7 @@ impl Hart {
                 self.load(&mut run, now);
                 return run;
             }
-            if lifecycle::go_on(self.g, self) | self.g.pager.go_on(self.g, self) | self.g.promoter.go_on(self.g, self) {
+            if hypervisor::idle::go_on(self.g, self) {
                 if self.seat.external_pending() {
                     self.external();
                 }

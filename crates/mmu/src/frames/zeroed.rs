@@ -1,0 +1,135 @@
+//! Runs of 2 MiB that hold zeroes, or a part of them does: made while nobody waits for them, and free like any others.
+//!
+//! Each is in a *place*, a word with the first frame's number and how many hold zeroes. Whoever changes the word to "nothing" has the
+//! run. Who looks for frames and finds none gives these back to the store one by one, and looks again: a run here makes no allocation
+//! fail. A hart that clears a part of one has it for that time, and hides it as [`super::store`] says.
+
+use super::tags::{BLOCK, BLOCK_ORDER};
+use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::sync::atomic::{AtomicU64, AtomicUsize};
+#[cfg(feature = "sabotage")]
+use core::sync::atomic::AtomicU8;
+
+/// Most runs that are kept.
+pub const MOST_ZEROED: u64 = 16;
+
+/// How the pool may be broken on purpose, for tests.
+#[cfg(feature = "sabotage")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum PoolSabotage {
+    /// None.
+    Sound,
+    /// Runs of which a part is still to be cleared count as ready.
+    HandsOutHalf,
+    /// Who has cleared a part does not say that the run is there again.
+    PutsBackUnsaid,
+}
+
+/// The places.
+#[derive(Default)]
+pub(super) struct Zeroed {
+    places: [AtomicU64; MOST_ZEROED as usize],
+    /// Runs in them, or with harts that clear a part.
+    count: AtomicUsize,
+    /// Harts that look for frames and have found none so far: nobody takes more for this meanwhile.
+    pub seekers: AtomicUsize,
+    #[cfg(feature = "sabotage")]
+    sabotage: AtomicU8,
+}
+
+/// A place with nothing in it.
+const NOTHING: u64 = 0;
+/// Bits of a word below the first frame's number: those of how many are cleared, which is never none.
+const BITS: u32 = BLOCK_ORDER as u32 + 1;
+
+impl Zeroed {
+    /// Runs that are kept, whether ready or not.
+    pub fn count(&self) -> u64 {
+        self.count.load(Relaxed) as u64
+    }
+
+    /// A run has been taken from the store, to be put here soon.
+    pub fn begin(&self) {
+        self.count.fetch_add(1, Relaxed);
+    }
+
+    /// A run has left for good.
+    fn end(&self) {
+        self.count.fetch_sub(1, Relaxed);
+    }
+
+    /// Takes a run out, for a time, of which that many frames are cleared: the first frame and their number.
+    pub fn take_out(&self, fits: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
+        self.places.iter().find_map(|place| {
+            let word = place.load(Relaxed);
+            let cleared = word & ((1 << BITS) - 1);
+            if word == NOTHING || !fits(cleared) {
+                return None;
+            }
+            place
+                .compare_exchange(word, NOTHING, Acquire, Relaxed)
+                .is_ok()
+                .then_some((word >> BITS << BLOCK_ORDER, cleared))
+        })
+    }
+
+    /// Takes a run out that is cleared, if there is one: its first frame.
+    pub fn take_ready(&self) -> Option<u64> {
+        let (first, _) = self.take_out(|cleared| cleared == BLOCK || self.is_sabotaged_half())?;
+        self.end();
+        Some(first)
+    }
+
+    /// Takes any run out, to be given back: its first frame.
+    pub fn take_any(&self) -> Option<u64> {
+        let (first, _) = self.take_out(|_| true)?;
+        self.end();
+        Some(first)
+    }
+
+    /// Puts a run into a place, of which some frames are cleared. False if there is no place: then it is nobody's any more.
+    #[must_use]
+    pub fn put(&self, first: u64, cleared: u64) -> bool {
+        debug_assert!((1..=BLOCK).contains(&cleared) && first.is_multiple_of(BLOCK));
+        let word = first >> BLOCK_ORDER << BITS | cleared;
+        let put = |place: &AtomicU64| place.compare_exchange(NOTHING, word, AcqRel, Relaxed).is_ok();
+        let has_place = self.places.iter().any(put);
+        if !has_place {
+            self.end();
+        }
+        has_place
+    }
+
+    #[cfg(feature = "sabotage")]
+    pub fn sabotage(&self, how: PoolSabotage) {
+        self.sabotage.store(how as u8, core::sync::atomic::Ordering::Relaxed);
+    }
+
+    #[cfg(feature = "sabotage")]
+    fn is_sabotaged(&self, how: PoolSabotage) -> bool {
+        self.sabotage.load(core::sync::atomic::Ordering::Relaxed) == how as u8
+    }
+
+    #[cfg(feature = "sabotage")]
+    fn is_sabotaged_half(&self) -> bool {
+        self.is_sabotaged(PoolSabotage::HandsOutHalf)
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    const fn is_sabotaged_half(&self) -> bool {
+        false
+    }
+
+    /// Whether who puts a run back says so, as it must.
+    #[cfg(feature = "sabotage")]
+    pub fn says_so(&self) -> bool {
+        !self.is_sabotaged(PoolSabotage::PutsBackUnsaid)
+    }
+
+    /// Whether who puts a run back says so, as it must.
+    #[cfg(not(feature = "sabotage"))]
+    pub const fn says_so(&self) -> bool {
+        true
+    }
+}
