@@ -8,6 +8,7 @@ use abi::record::{Record, Stats, VmStats};
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::vec::Vec;
+use mmu::frames::Owner;
 use mmu::shadow::Counters;
 
 impl Gnomon {
@@ -64,6 +65,7 @@ impl Gnomon {
         let frames = self.frames();
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
+        host.insert("frames.images".into(), frames.usage(Owner::Host).image);
         host.extend(self.pager.each().map(|(name, count)| (name.into(), count)));
         host.insert("heap.waits".into(), heap.waits);
         host.insert("heap.used".into(), heap.used);
