@@ -22,13 +22,14 @@
 
 mod clock;
 mod disk;
+mod homes;
 mod originals;
 mod sweep;
 mod traffic;
 
 pub use clock::{Pageable, Portion};
 pub use disk::{Disk, IoError, NotBegun, Token, Way};
-pub use originals::homes_of_all;
+pub use homes::homes_of_all;
 
 use crate::env::Env;
 use crate::slots::Handle;
@@ -39,10 +40,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use clock::Goal;
 use core::sync::atomic;
-use disk::Slots;
+use disk::{Shelf, Slots};
 use mmu::frames::{Ahead, Frames, Run};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
-use originals::Shelf;
 use rv::{Gpa, Pfn};
 
 /// Writes that fail one after another, after which none is begun any more: each takes long, and is for nothing.

@@ -5,6 +5,8 @@
 //! say what is to be mapped there. An original is written to the device when it goes for the first time, and never again.
 
 use super::clock::{Pageable, Portion};
+use super::disk::Shelf;
+use super::homes::home;
 use super::sweep::Went;
 use super::traffic::Fetched;
 use super::{Inner, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
@@ -12,7 +14,6 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::shootdown::shoot_down;
 use crate::vm::Vm;
-use abi::bundle::VmConfig;
 use abi::tunable::Id;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,74 +22,17 @@ use core::sync::atomic::Ordering::SeqCst;
 use mmu::frames::{Frames, Original, Owner, Run};
 use mmu::gstage::{Comes, SwapSlot};
 use mmu::stale::Stale;
-use rv::{Gpa, Hpa, PAGE_BYTES, Pfn};
+use rv::{Gpa, Hpa, Pfn};
 
 /// Originals that are taken from VMs at a time: a bit for each in a word.
 const CHUNK: u64 = 64;
 
-/// Where on the device the originals are that have been there.
-#[derive(Default)]
-pub(super) struct Shelf {
-    /// By number; less than all are known until one is put there.
-    slots: Vec<u32>,
-    count: u64,
-}
-
-impl Shelf {
-    const NOWHERE: u32 = u32::MAX;
-
-    /// How many are there.
-    pub const fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// The page of the device that has one.
-    fn of(&self, number: u64) -> Option<SwapSlot> {
-        let slot = self.slots.get(number as usize).copied().filter(|slot| *slot != Self::NOWHERE)?;
-        Some(SwapSlot(slot.into()))
-    }
-
-    fn put(&mut self, number: u64, SwapSlot(slot): SwapSlot) {
-        let needed = (number as usize + 1).max(self.slots.len());
-        self.slots.resize(needed, Self::NOWHERE);
-        self.slots[number as usize] = slot as u32;
-        self.count += 1;
-    }
-
-    /// Whether it can be written down that an original is there.
-    const fn may_have(SwapSlot(slot): SwapSlot) -> bool {
-        slot < Self::NOWHERE as u64
-    }
-}
-
-/// The homes of a VM's images, if they are in the bundle.
-fn homes<'a>(config: &'a VmConfig, bundle: Pfn<Hpa>, bytes: u64) -> impl Iterator<Item = Range<u64>> + use<'a> {
-    config.segments.iter().filter_map(move |segment| {
-        let end = segment.offset.checked_add(segment.bytes)?.checked_next_multiple_of(PAGE_BYTES)?;
-        let first = bundle.raw() + segment.offset / PAGE_BYTES;
-        (end <= bytes).then(|| first..bundle.raw() + end / PAGE_BYTES)
-    })
-}
-
-/// The homes of all images of a bundle, for [`mmu::Frames::add_images`].
-#[must_use]
-pub fn homes_of_all(vms: &[VmConfig], bundle: Pfn<Hpa>, bytes: u64) -> Vec<Range<u64>> {
-    let mut all: Vec<Range<u64>> = vms.iter().flat_map(|config| homes(config, bundle, bytes)).collect();
-    all.sort_unstable_by_key(|range| range.start);
-    all.dedup_by(|next, known| {
-        let is_one = next.start <= known.end;
-        if is_one {
-            known.end = known.end.max(next.end);
-        }
-        is_one
-    });
-    all
-}
-
 /// The VMs that have one of these homes in their memory.
 fn users(g: &Gnomon, of: Range<u64>) -> impl Iterator<Item = Arc<Vm>> {
     let meets = move |home: Range<u64>| home.start < of.end && of.start < home.end;
-    g.vms.all().filter(move |vm| homes(&vm.config, g.bundle, g.bundle_bytes).any(&meets))
+    g.vms.all().filter(move |vm| {
+        vm.config.segments.iter().filter_map(|segment| home(segment, g.bundle, g.bundle_bytes)).any(&meets)
+    })
 }
 
 /// A word with these bits.

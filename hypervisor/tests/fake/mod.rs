@@ -268,7 +268,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     let bundle_pages = BUNDLE_PAGES + longer;
     frames.add(Pfn::new(RAM + bundle_pages), pages);
     if pager.has_disk() {
-        frames.add_images(&homes_of_all(&vms, Pfn::new(RAM), bundle_pages << 12));
+        frames.add_images(&homes_of_all(vms.iter().flat_map(|vm| &vm.segments), Pfn::new(RAM), bundle_pages << 12));
     }
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;

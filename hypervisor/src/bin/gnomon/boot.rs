@@ -122,7 +122,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let bundle = Addr::new(bundle_span.start).pfn();
     if disk.is_some() {
         // Of the bundle only images are read from here on.
-        frames.add_images(&homes_of_all(&config.vms, bundle, bundle_span.bytes));
+        frames.add_images(&homes_of_all(config.vms.iter().flat_map(|vm| &vm.segments), bundle, bundle_span.bytes));
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: Vms::new(),
