@@ -100,16 +100,20 @@ pub(crate) fn wire<E: Env>(
         if page >= end {
             return Ok(None);
         }
-        let level = |vm: &Vm| {
+        let look = |vm: &Vm| {
             let guard = vm.memory.lock();
             let memory = guard.as_ref()?;
-            // An image is there, whoever maps it.
             let is_image = !matches!(memory.space.region_of(page)?.object, Object::Anonymous);
             let there = memory.space.translate(page.base(), &env.mem()).map(|there| there.level);
-            there.or(is_image.then_some(Level::PAGE))
+            // Without a swap device an image is there, whoever maps it.
+            let stays = is_image && g.frames().originals().count() == 0;
+            Some((is_image, there.or(stays.then_some(Level::PAGE))))
         };
-        let Some(level) = level(vm) else {
-            match vm.reach(g, (page.base(), Access::Store), ready, env) {
+        let (is_image, level) = look(vm).unwrap_or_default();
+        let Some(level) = level else {
+            // An image that is touched stays: the sweep leaves those of VMs with wired memory alone.
+            let access = if is_image { Access::Load } else { Access::Store };
+            match vm.reach(g, (page.base(), access), ready, env) {
                 Ok(_) => continue,
                 Err(why) if why.is_for_now() => return Ok(Some(page)),
                 Err(why) => return Err(format!("no memory that could be wired: {why}")),
@@ -138,7 +142,9 @@ fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
         return Err("wired memory with a limit below it: leave one of them out".into());
     }
     let sum = |of: fn(&Vm) -> u64| g.vms.all().map(|vm| of(&vm)).fold(0_u64, u64::saturating_add);
-    let (all, total) = (sum(|vm| vm.promised_bytes() / PAGE_BYTES), frames.total_count());
+    // Images may have to be in memory at any time.
+    let total = frames.total_count() - frames.originals().count();
+    let all = sum(|vm| vm.promised_bytes() / PAGE_BYTES);
     if all > total {
         return Err(format!("{all} frames are reserved or wired for all VMs together, of {total} that the host has"));
     }

@@ -11,9 +11,9 @@ use rv::{Addr, Caps, Entry, Format, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
 pub enum Kind {
     /// Gnomon's code.
     Code,
-    /// Gnomon's constants, the device tree, the bundle.
+    /// Gnomon's constants, the bundle where its images stay.
     ReadOnly,
-    /// RAM and device registers.
+    /// RAM and device registers, the bundle where its images may go.
     ReadWrite,
 }
 

@@ -8,6 +8,7 @@ use abi::record::{Record, Stats, VmStats};
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::vec::Vec;
+use mmu::frames::Owner;
 use mmu::shadow::Counters;
 
 impl Gnomon {
@@ -65,6 +66,7 @@ impl Gnomon {
         host.insert("frames.total".into(), frames.total_count());
         host.insert("frames.free".into(), frames.free_count());
         host.extend(frames.each_zeroed().map(|(name, count)| (name.into(), count)));
+        host.insert("frames.images".into(), frames.usage(Owner::Host).image);
         host.extend(self.pager.each().map(|(name, count)| (name.into(), count)));
         host.insert("heap.waits".into(), heap.waits);
         host.insert("heap.used".into(), heap.used);

@@ -8,7 +8,7 @@
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
-//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
+//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
 //! | the guest gives memory back | [`give_back`](Translation::give_back) |
 
 use crate::chores::Remains;
@@ -28,6 +28,7 @@ use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
+use core::ops::Range;
 use mmu::frames::{Frames, Owner, Run};
 use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::{Counters, GuestFence, Lists};
@@ -290,6 +291,22 @@ impl Translation {
         match self {
             TwoStage => two_stage::sweep(g, vm, from, portion, env),
             Shadow(_) => shadow::paging::sweep(g, vm, from, portion, env),
+        }
+    }
+
+    /// Takes those originals that have these homes from the VM, which gets them again at the next touch. Returns which it keeps, a
+    /// bit for each.
+    pub fn rest_originals<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        homes: Range<u64>,
+        portion: &mut Portion,
+        env: &mut E,
+    ) -> u64 {
+        match self {
+            TwoStage => two_stage::rest_originals(g, vm, homes, portion, env),
+            Shadow(_) => shadow::paging::rest_originals(g, vm, homes, portion, env),
         }
     }
 

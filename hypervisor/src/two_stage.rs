@@ -12,6 +12,7 @@ use crate::vm::{Locked, Memory, Unreachable, Vm};
 use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
+use core::ops::Range;
 use mmu::frames::{Frames, Run};
 use mmu::gstage::{
     AddressSpace, Comes, How, Images, Ready, Resolved, Returned, Span, SwapSlot, Unresolved, in_portions, settle,
@@ -104,6 +105,21 @@ pub(crate) fn sweep<E: Env>(
     let has_room = g.pager.sweep(vm, &mut swept, from, portion, frames);
     g.pager.forgo_all(swept.space);
     has_room
+}
+
+/// Originals are taken from the VM.
+pub(crate) fn rest_originals<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    homes: Range<u64>,
+    portion: &mut Portion,
+    env: &mut E,
+) -> u64 {
+    let mut guard = vm.memory.lock();
+    let Some(Memory { space, .. }) = guard.as_mut() else { return 0 };
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let mut swept = Swept { space, mem: &mut mem, hw: GStageFence { g, vm, env }, frames };
+    g.pager.rest_shown(&mut swept, homes, portion)
 }
 
 /// A VM's memory, under its lock, behind its G-stage.

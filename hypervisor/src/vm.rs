@@ -19,7 +19,7 @@ use core::iter;
 use mmu::frames::{AllocError, Owner};
 use mmu::gstage::{AddressSpace, ResolveError, SwapSlot};
 use mmu::shadow::{Shadow, Upkeep};
-use rv::{Gpa, Pfn};
+use rv::{Gpa, Hpa, Pfn};
 
 /// Where a VM is in its life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -291,6 +291,13 @@ pub enum Unreachable {
         /// Where it is.
         slot: SwapSlot,
     },
+    /// The page is an image's, and on the swap device: it has to be brought in first.
+    OriginalOut {
+        /// Which page.
+        page: Pfn<Gpa>,
+        /// The original's home ([`mmu::frames::Originals`]).
+        home: Pfn<Hpa>,
+    },
     /// The page is on the swap device, which does not give it back.
     Lost(Pfn<Gpa>),
 }
@@ -312,7 +319,9 @@ impl fmt::Display for Unreachable {
             Unreachable::Gone => f.write_str("the VM has ended"),
             Unreachable::Later => f.write_str("the memory is still being made ready"),
             Unreachable::Waits { .. } => f.write_str("the memory is not there yet"),
-            Unreachable::Out { page, .. } => write!(f, "the page at {} is on the swap device", page.base()),
+            Unreachable::Out { page, .. } | Unreachable::OriginalOut { page, .. } => {
+                write!(f, "the page at {} is on the swap device", page.base())
+            }
             Unreachable::Lost(page) => write!(f, "the swap device does not give back its page at {}", page.base()),
         }
     }
@@ -324,6 +333,7 @@ impl From<ResolveError> for Unreachable {
             ResolveError::Denied => Unreachable::Denied,
             ResolveError::OutOfFrames(e) => Unreachable::OutOfFrames(e),
             ResolveError::Out { page, slot } => Unreachable::Out { page, slot },
+            ResolveError::OriginalOut { page, home } => Unreachable::OriginalOut { page, home },
         }
     }
 }

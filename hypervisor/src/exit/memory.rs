@@ -37,7 +37,9 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         Err(Unreachable::Hole) if !is_implicit => outside_ram(g, run, access, gpa, env),
         Err(Unreachable::Hole | Unreachable::Denied) => deny(run, access, env),
         Err(Unreachable::OutOfFrames(e)) => Outcome::kill(format!("no memory for {gpa}: {e}")),
-        Err(why @ (Unreachable::Lost(_) | Unreachable::Out { .. })) => Outcome::kill(format!("{why}")),
+        Err(why @ (Unreachable::Lost(_) | Unreachable::Out { .. } | Unreachable::OriginalOut { .. })) => {
+            Outcome::kill(format!("{why}"))
+        }
         Err(Unreachable::Waits { since }) => wait_for_memory(g, run, since),
         // The VM is leaving, and this vCPU about to be parked; or the guest faults again for the rest.
         Err(Unreachable::Gone | Unreachable::Later) => Outcome::Resume,

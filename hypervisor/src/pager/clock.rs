@@ -19,10 +19,12 @@ pub(super) enum Goal {
 /// Where the hand is.
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// The slot of the VM whose memory it is in.
+    /// The slot of the VM whose memory it is in; behind all of them come the images.
     pub slot: usize,
     /// The page that it comes to next.
     pub page: Pfn<Gpa>,
+    /// The original that it comes to next, by number.
+    pub original: u64,
     /// How often it has come round since a page went.
     pub rounds: u32,
     /// What it went round for.
@@ -34,16 +36,21 @@ pub(super) const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { slot: 0, page: FIRST, rounds: 0, goal: Goal::Nothing }
+        Self { slot: 0, page: FIRST, original: 0, rounds: 0, goal: Goal::Nothing }
     }
 }
 
 impl Clock {
+    /// Whether the hand is where the images are.
+    pub const fn is_at_images(&self) -> bool {
+        self.slot == MAX_VMS
+    }
+
     /// The hand goes on to the next slot.
     pub fn pass(&mut self) {
-        self.page = FIRST;
+        (self.page, self.original) = (FIRST, 0);
         self.slot += 1;
-        if self.slot == MAX_VMS {
+        if self.slot > MAX_VMS {
             self.slot = 0;
             self.rounds += 1;
         }

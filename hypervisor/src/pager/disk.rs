@@ -107,6 +107,42 @@ impl Slots {
     }
 }
 
+/// Where on the device the originals are that have been there.
+#[derive(Default)]
+pub(super) struct Shelf {
+    /// By number; less than all are known until one is put there.
+    slots: Vec<u32>,
+    count: u64,
+}
+
+impl Shelf {
+    const NOWHERE: u32 = u32::MAX;
+
+    /// How many are there.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The page of the device that has one.
+    pub fn of(&self, number: u64) -> Option<SwapSlot> {
+        let slot = self.slots.get(number as usize).copied().filter(|slot| *slot != Self::NOWHERE)?;
+        Some(SwapSlot(slot.into()))
+    }
+
+    /// It is on that page of the device from now on.
+    pub fn put(&mut self, number: u64, SwapSlot(slot): SwapSlot) {
+        let needed = (number as usize + 1).max(self.slots.len());
+        self.slots.resize(needed, Self::NOWHERE);
+        self.slots[number as usize] = slot as u32;
+        self.count += 1;
+    }
+
+    /// Whether it can be written down that an original is there.
+    pub const fn may_have(SwapSlot(slot): SwapSlot) -> bool {
+        slot < Self::NOWHERE as u64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

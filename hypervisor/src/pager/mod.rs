@@ -15,15 +15,21 @@
 //! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile it gets the frame
 //! back, and what was written is forgotten (*rescue*).
 //!
+//! The pages of images are nobody's alone. The sweep comes to them after the VMs, takes those that no VM has touched, and writes each
+//! to the device once ([`originals`]).
+//!
 //! Locks: a VM's memory, then the pager's.
 
 mod clock;
 mod disk;
+mod homes;
+mod originals;
 mod sweep;
 mod traffic;
 
 pub use clock::{Pageable, Portion};
 pub use disk::{Disk, IoError, NotBegun, Token, Way};
+pub use homes::homes_of_all;
 
 use crate::env::Env;
 use crate::slots::Handle;
@@ -34,7 +40,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use clock::Goal;
 use core::sync::atomic;
-use disk::Slots;
+use disk::{Shelf, Slots};
 use mmu::frames::{Ahead, Frames, Run};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, Pfn};
@@ -49,8 +55,7 @@ struct Request {
     /// `None`: the device has finished it. Another one may have that token now.
     token: Option<Token>,
     way: Way,
-    vm: Handle,
-    page: Pfn<Gpa>,
+    whose: Whose,
     slot: SwapSlot,
     /// Its frame; `None` if the guest has it back already, or whoever looks after its end has it.
     frame: Option<Run>,
@@ -58,6 +63,25 @@ struct Request {
     comes: Comes,
     /// Nobody asks for what is on the page of the device any more.
     is_moot: bool,
+}
+
+/// Whose page a request is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Whose {
+    /// A VM's.
+    Vm { vm: Handle, page: Pfn<Gpa> },
+    /// The original of that number, with the VM that has asked for it, and where.
+    Image { number: u64, wanted: Option<(Handle, Pfn<Gpa>)> },
+}
+
+impl Whose {
+    fn is_of(&self, handle: Handle) -> bool {
+        matches!(self, Whose::Vm { vm, .. } if *vm == handle)
+    }
+
+    fn is_original(&self, other: u64) -> bool {
+        matches!(self, Whose::Image { number, .. } if *number == other)
+    }
 }
 
 /// What has been counted. All only grow.
@@ -69,6 +93,8 @@ pub struct Counters {
     errors: atomic::AtomicU64,
     waits: atomic::AtomicU64,
     portions: atomic::AtomicU64,
+    image_drops: atomic::AtomicU64,
+    image_reads: atomic::AtomicU64,
 }
 
 /// What VMs share of paging.
@@ -103,6 +129,7 @@ pub struct Pager {
 struct Inner {
     disk: Option<Box<dyn Disk>>,
     slots: Slots,
+    shelf: Shelf,
     requests: Vec<Request>,
     /// Writes that have failed, since one has not.
     failed: u32,
@@ -122,7 +149,14 @@ impl Pager {
     pub fn new(disk: Option<Box<dyn Disk>>) -> Self {
         let slots = Slots::new(disk.as_ref().map_or(0, |disk| disk.pages()));
         Self {
-            inner: Mutex::new(Inner { disk, slots, requests: Vec::new(), failed: 0, stock: Vec::new() }),
+            inner: Mutex::new(Inner {
+                disk,
+                slots,
+                shelf: Shelf::default(),
+                requests: Vec::new(),
+                failed: 0,
+                stock: Vec::new(),
+            }),
             clock: Mutex::new(clock::Clock::default()),
             is_on: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
@@ -139,12 +173,18 @@ impl Pager {
         }
     }
 
+    /// Whether it has a swap device.
+    #[must_use]
+    pub fn has_disk(&self) -> bool {
+        self.inner.lock().disk.is_some()
+    }
+
     /// Its counters by name, and how full the device is.
     #[must_use]
-    pub fn each(&self) -> [(&'static str, u64); 8] {
-        let (pages, free) = {
+    pub fn each(&self) -> [(&'static str, u64); 11] {
+        let (pages, free, images) = {
             let inner = self.inner.lock();
-            (inner.disk.as_ref().map_or(0, |disk| disk.pages()), inner.slots.count())
+            (inner.disk.as_ref().map_or(0, |disk| disk.pages()), inner.slots.count(), inner.shelf.count())
         };
         let c = &self.counters;
         let count = |counter: &atomic::AtomicU64| counter.load(SeqCst);
@@ -157,6 +197,9 @@ impl Pager {
             ("swap.portions", count(&c.portions)),
             ("swap.pages", pages),
             ("swap.free", free),
+            ("swap.images", images),
+            ("swap.image_drops", count(&c.image_drops)),
+            ("swap.image_reads", count(&c.image_reads)),
         ]
     }
 
@@ -218,7 +261,7 @@ impl Pager {
     /// Whether the device still has a frame of that VM's.
     #[must_use]
     pub fn is_busy_for(&self, vm: Handle) -> bool {
-        self.in_flight.load(SeqCst) != 0 && self.inner.lock().requests.iter().any(|request| request.vm == vm)
+        self.in_flight.load(SeqCst) != 0 && self.inner.lock().requests.iter().any(|request| request.whose.is_of(vm))
     }
 
     /// Frames that are to be free, and how many a sweep makes free once there are fewer.
@@ -227,10 +270,15 @@ impl Pager {
         (low, 2 * low)
     }
 
+    /// Whether memory is not short.
+    fn has_enough(frames: &Frames) -> bool {
+        frames.at_hand() >= Self::marks(frames).0
+    }
+
     /// Looks whether memory gets short, and sees to it that some is taken back soon.
     #[inline(never)]
     pub fn look<E: Env>(&self, frames: &Frames, env: &mut E) {
-        if !self.is_short.load(SeqCst) && frames.at_hand() < Self::marks(frames).0 {
+        if !self.is_short.load(SeqCst) && !Self::has_enough(frames) {
             // Those of zeroes were to make faults short: there are longer ones now.
             frames.give_back_zeroed();
             self.is_short.store(true, SeqCst);

@@ -1,7 +1,7 @@
 //! The sweep: a hand that goes through the memory of all VMs, and takes what nobody has used since it came by last.
 
 use super::clock::{Clock, FIRST, Goal, Pageable, Portion};
-use super::{Inner, MOST_FAILED, Pager, Request, Way};
+use super::{Inner, MOST_FAILED, Pager, Request, Way, Whose};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
@@ -19,11 +19,23 @@ pub(super) const FRUITLESS: u32 = 4;
 /// that had may have been used.
 const UNFORCED: u32 = 2;
 
-/// The next VM from the hand on that `may_give`. The hand comes to it, at its first page unless it is there already.
-fn find(clock: &mut Clock, g: &Gnomon, may_give: impl Fn(&Vm) -> bool) -> Option<Arc<Vm>> {
-    for _ in 0..=MAX_VMS {
-        if let Some(vm) = g.vms.at(clock.slot).filter(|vm| may_give(vm)) {
-            return Some(vm);
+/// Where something may be taken.
+enum Stop {
+    Vm(Arc<Vm>),
+    Images,
+}
+
+/// The next stop from the hand on where something may be taken for that goal. The hand comes to it, at its first page unless it is
+/// there already.
+fn find(clock: &mut Clock, g: &Gnomon, frames: &Frames, goal: Goal) -> Option<Stop> {
+    for _ in 0..MAX_VMS + 2 {
+        if clock.is_at_images() {
+            // They count against nobody's limit.
+            if goal == Goal::Free && frames.originals().count() != 0 {
+                return Some(Stop::Images);
+            }
+        } else if let Some(vm) = g.vms.at(clock.slot).filter(|vm| may_give(vm, frames, goal)) {
+            return Some(Stop::Vm(vm));
         }
         clock.pass();
     }
@@ -37,7 +49,7 @@ fn is_zero(frame: Pfn<Hpa>, mem: &impl PhysMem) -> bool {
 
 /// What came of an idle page.
 #[derive(PartialEq, Eq)]
-enum Went {
+pub(super) enum Went {
     Gone,
     /// There is no room for it: on the device, or among its requests.
     NoRoom,
@@ -60,18 +72,26 @@ impl Pager {
         self.counters.portions.fetch_add(1, SeqCst);
         self.refill(frames);
         let mut portion = Portion::new(clock.rounds >= UNFORCED);
-        let may_give = |vm: &Vm| may_give(vm, frames, goal);
         let mut has_room = true;
         while !portion.is_spent() && clock.rounds < FRUITLESS {
-            let Some(vm) = find(&mut clock, g, may_give) else {
-                clock.rounds = FRUITLESS;
-                break;
+            let is_through = match find(&mut clock, g, frames, goal) {
+                None => {
+                    clock.rounds = FRUITLESS;
+                    break;
+                }
+                Some(Stop::Images) => {
+                    has_room = self.sweep_originals(g, &mut clock.original, &mut portion, env);
+                    clock.original >= frames.originals().end()
+                }
+                Some(Stop::Vm(vm)) => {
+                    let end = FIRST.add(vm.config.memory_bytes / PAGE_BYTES);
+                    let Clock { page, .. } = &mut *clock;
+                    portion.keeps = keeps(&vm, goal);
+                    has_room = vm.translation.sweep(g, &vm, (page, end), &mut portion, env);
+                    *page >= end
+                }
             };
-            let end = FIRST.add(vm.config.memory_bytes / PAGE_BYTES);
-            let Clock { page, .. } = &mut *clock;
-            portion.keeps = keeps(&vm, goal);
-            has_room = vm.translation.sweep(g, &vm, (page, end), &mut portion, env);
-            if *page >= end {
+            if is_through {
                 clock.pass();
             }
             if !has_room {
@@ -201,7 +221,7 @@ impl Pager {
     /// Lets an idle page go.
     fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, (frames, keeps): (&Frames, u64)) -> Went {
         // What is on its way is the VM's still, but will not be.
-        let leaves = |request: &&Request| request.vm == vm.handle && request.way == Way::Out && !request.is_moot;
+        let leaves = |request: &&Request| request.whose.is_of(vm.handle) && request.way == Way::Out && !request.is_moot;
         let leaving = self.inner.lock().requests.iter().filter(leaves).count() as u64;
         if frames.usage(vm.owner()).guest <= keeps + leaving {
             return Went::Stays;
@@ -236,8 +256,7 @@ impl Pager {
                 requests.push(Request {
                     token: Some(token),
                     way: Way::Out,
-                    vm: vm.handle,
-                    page,
+                    whose: Whose::Vm { vm: vm.handle, page },
                     slot,
                     frame,
                     comes,

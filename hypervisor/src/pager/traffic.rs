@@ -1,7 +1,7 @@
 //! Pages that come back, requests that are finished, and who waits for them.
 
 use super::clock::Goal;
-use super::{Inner, MOST_FAILED, NotBegun, Pager, Request, Way};
+use super::{Inner, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
@@ -19,7 +19,7 @@ use rv::{Gpa, PAGE_BYTES, Pfn, PhysMem};
 const AT_ONCE: usize = 16;
 
 /// What is to be done about a page that is out.
-enum Fetched {
+pub(super) enum Fetched {
     /// It is there, or on its way elsewhere: the access is attempted anew.
     Again,
     /// It comes, or something else has to come first.
@@ -41,25 +41,33 @@ impl Pager {
         // What it comes to is looked at again after this, or somebody sweeps and wakes.
         let since = self.events();
         match error {
-            Unreachable::Out { page, slot } => self.fetch(g, vm, (page, slot, since), env),
+            Unreachable::Out { page, slot } => {
+                self.poll(g, env);
+                let fetched = self.begin_in(g, vm, (page, slot), env);
+                self.fetched(g, vm, (page, fetched, since), env)
+            }
+            Unreachable::OriginalOut { page, home } => {
+                self.poll(g, env);
+                let fetched = self.fetch_original(g, vm, (page, home), env);
+                self.fetched(g, vm, (page, fetched, since), env)
+            }
             Unreachable::OutOfFrames(error) => Err(self.short_of(g, vm, (error, since), env)),
             other => Err(other),
         }
     }
 
-    /// Somebody needs a page that is out. It is brought in, or that is begun. `Ok`: the access is to be attempted anew.
+    /// Somebody needs a page that is out. `Ok`: the access is to be attempted anew.
     ///
     /// # Errors
     /// [`Unreachable`]: most often that it is to be waited for.
-    fn fetch<E: Env>(
+    fn fetched<E: Env>(
         &self,
         g: &Gnomon,
         vm: &Vm,
-        (page, slot, since): (Pfn<Gpa>, SwapSlot, u64),
+        (page, fetched, since): (Pfn<Gpa>, Fetched, u64),
         env: &mut E,
     ) -> Result<(), Unreachable> {
-        self.poll(g, env);
-        match self.begin_in(g, vm, (page, slot), env) {
+        match fetched {
             Fetched::Again => Ok(()),
             Fetched::Waits => {
                 self.counters.waits.fetch_add(1, SeqCst);
@@ -94,7 +102,8 @@ impl Pager {
             }
             return Fetched::Again;
         }
-        match self.begin_read(vm, (page, slot), Comes::Wanted, &mut inner, frames) {
+        let whose = Whose::Vm { vm: vm.handle, page };
+        match self.begin_read((whose, vm.owner(), slot), Comes::Wanted, &mut inner, frames) {
             Ok(()) => self.read_ahead(g, vm, (page, slot), (&memory.space, &mut inner), (frames, &env.mem())),
             // For whatever request is finished next, another VM's most likely.
             Err(Fetched::Waits) => _ = self.waiting.fetch_or(1 << vm.slot(), SeqCst),
@@ -104,15 +113,18 @@ impl Pager {
     }
 
     /// Begins to read a page; says why not, if it cannot.
-    fn begin_read(
+    pub(super) fn begin_read(
         &self,
-        vm: &Vm,
-        (page, slot): (Pfn<Gpa>, SwapSlot),
+        (whose, owner, slot): (Whose, Owner, SwapSlot),
         comes: Comes,
         inner: &mut Inner,
         frames: &Frames,
     ) -> Result<(), Fetched> {
-        let frame = match frames.alloc(vm.owner(), Use::Guest, 0) {
+        let for_ = match whose {
+            Whose::Vm { .. } => Use::Guest,
+            Whose::Image { .. } => Use::Image,
+        };
+        let frame = match frames.alloc(owner, for_, 0) {
             Ok(frame) => frame,
             Err(error) => return Err(Fetched::NoFrame(error)),
         };
@@ -124,8 +136,8 @@ impl Pager {
             Ok(token) => {
                 self.in_flight.fetch_add(1, SeqCst);
                 self.counters.reads.fetch_add(1, SeqCst);
-                let (token, vm, frame) = (Some(token), vm.handle, Some(frame));
-                inner.requests.push(Request { token, way: Way::In, vm, page, slot, frame, comes, is_moot: false });
+                let (token, frame) = (Some(token), Some(frame));
+                inner.requests.push(Request { token, way: Way::In, whose, slot, frame, comes, is_moot: false });
                 Ok(())
             }
             Err(why) => {
@@ -148,10 +160,11 @@ impl Pager {
         for n in 1..=g.tunables.get(Id::ReadAhead) {
             let (page, slot) = (page.add(n), SwapSlot(slot.0 + n));
             let is_known = || inner.requests.iter().any(|request| request.slot == slot);
-            if space.is_out(page, mem) != Some(slot) || frames.at_hand() < Self::marks(frames).0 || is_known() {
+            if space.is_out(page, mem) != Some(slot) || !Self::has_enough(frames) || is_known() {
                 return;
             }
-            if self.begin_read(vm, (page, slot), Comes::Ahead, inner, frames).is_err() {
+            let whose = Whose::Vm { vm: vm.handle, page };
+            if self.begin_read((whose, vm.owner(), slot), Comes::Ahead, inner, frames).is_err() {
                 return;
             }
         }
@@ -296,27 +309,50 @@ impl Pager {
             };
             // It stays there until all is done: so long its VM is, and nobody asks the device for that page.
             request.token = None;
-            let Request { way, vm, page, slot, comes, is_moot, .. } = *request;
+            let Request { way, whose, slot, comes, is_moot, .. } = *request;
             let frame = request.frame.take();
             drop(inner);
             count += 1;
             if result.is_err() {
                 self.counters.errors.fetch_add(1, SeqCst);
             }
-            let Some(vm) = g.vms.get(vm) else { unreachable!("a VM has gone before its pages") };
-            let frames = &g.harts[env.hart()].frames;
-            match (way, frame, result.is_ok()) {
-                // It stays where it is. That page of the device is used no more.
-                (Way::Out, Some(frame), false) if !is_moot => self.bring_in(g, &vm, (page, slot), (frame, comes), env),
-                (Way::In, Some(frame), true) => self.bring_in(g, &vm, (page, slot), (frame, comes), env),
-                (_, frame, is_ok) => {
-                    frame.into_iter().for_each(|frame| frames.free(frame));
-                    // What nobody has asked for may be asked for later.
-                    if way == Way::In && !is_ok && !is_moot && comes == Comes::Wanted {
-                        self.doom(&vm, format!("{}", Unreachable::Lost(page)));
+            let vm = match whose {
+                Whose::Vm { vm, page } => {
+                    let Some(vm) = g.vms.get(vm) else { unreachable!("a VM has gone before its pages") };
+                    let frames = &g.harts[env.hart()].frames;
+                    match (way, frame, result.is_ok()) {
+                        // It stays where it is. That page of the device is used no more.
+                        (Way::Out, Some(frame), false) if !is_moot => {
+                            self.bring_in(g, &vm, (page, slot), (frame, comes), env)
+                        }
+                        (Way::In, Some(frame), true) => self.bring_in(g, &vm, (page, slot), (frame, comes), env),
+                        (_, frame, is_ok) => {
+                            frame.into_iter().for_each(|frame| frames.free(frame));
+                            // What nobody has asked for may be asked for later.
+                            if way == Way::In && !is_ok && !is_moot && comes == Comes::Wanted {
+                                self.doom(&vm, format!("{}", Unreachable::Lost(page)));
+                            }
+                        }
                     }
+                    Some(vm)
                 }
-            }
+                Whose::Image { number, wanted } => {
+                    match (frame, result.is_ok()) {
+                        (None, true) => self.written(g, number, slot, env),
+                        (Some(frame), true) => self.restore(g, number, frame, env),
+                        // It stays where it is: in memory, or on the device.
+                        (None, false) => {}
+                        (Some(frame), false) => {
+                            g.harts[env.hart()].frames.free(frame);
+                            // Others that need it ask anew.
+                            if let Some((vm, page)) = wanted.and_then(|(vm, page)| Some((g.vms.get(vm)?, page))) {
+                                self.doom(&vm, format!("{}", Unreachable::Lost(page)));
+                            }
+                        }
+                    }
+                    None
+                }
+            };
             let mut inner = self.inner.lock();
             let at = inner.requests.iter().position(|request| request.slot == slot);
             let Some(at) = at else { unreachable!("it is there until now") };
@@ -342,7 +378,7 @@ impl Pager {
             // Counted while somebody may still come to wait for it.
             self.in_flight.fetch_sub(1, SeqCst);
             self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
-            self.wake(g, &vm, env);
+            vm.into_iter().for_each(|vm| self.wake(g, &vm, env));
             // There is a frame, or at least room for another request.
             self.wake_waiting(g, env);
         }

@@ -5,6 +5,7 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::pager::{Pageable, Portion};
 use crate::vm::{Locked, Vm};
+use core::ops::Range;
 use mmu::frames::Run;
 use mmu::gstage::{AddressSpace, Comes, Ready, Returned, Span, SwapSlot, settle};
 use mmu::shadow::{Host, Shadow};
@@ -29,6 +30,21 @@ pub(crate) fn sweep<E: Env>(
         *at = end;
         true
     })
+}
+
+/// Originals are taken from the VM.
+pub(crate) fn rest_originals<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    homes: Range<u64>,
+    portion: &mut Portion,
+    env: &mut E,
+) -> u64 {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let stay = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        g.pager.rest_shown(&mut Swept { shadow, host }, homes, portion)
+    });
+    stay.unwrap_or(0)
 }
 
 /// A VM's memory, under its lock, and what shadows it.

@@ -12,7 +12,7 @@ use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
-use hypervisor::pager::Pager;
+use hypervisor::pager::{Pager, homes_of_all};
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
 use hypervisor::vm::{Departure, Unreachable, Vm};
@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 
 /// First frame of the fake RAM.
 const RAM: u64 = 0x8_0000;
-/// Frames of the bundle, in front of those that are handed out.
+/// Frames of the bundle, in front of those that are handed out, where no VM's images need more.
 const BUNDLE_PAGES: u64 = 8;
 const PAGES: u64 = 20_000;
 pub const MEMORY: u64 = 8 << 20;
@@ -252,9 +252,9 @@ pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, 
     machine_of((PAGES - BUNDLE_PAGES, Pager::default()), vms, harts, timer)
 }
 
-/// A page of the VMs' kernel, as the bundle has it.
-pub fn image_page(n: u64) -> Pfn<Hpa> {
-    Pfn::new(RAM + 1 + n)
+/// A page of the bundle.
+pub fn bundle_page(n: u64) -> Pfn<Hpa> {
+    Pfn::new(RAM + n)
 }
 
 /// The same with so many frames, and with that pager.
@@ -263,7 +263,14 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     let ram = oracle::Machine::with_ram(Pfn::new(RAM), PAGES);
     let mem = Mem(Arc::new(Mutex::new(ram)));
     let mut frames = Frames::new();
-    frames.add(Pfn::new(RAM + BUNDLE_PAGES), pages);
+    let ends = vms.iter().flat_map(|vm| &vm.segments).map(|segment| (segment.offset + segment.bytes).div_ceil(4096));
+    // What is behind it is aligned the same.
+    let longer = ends.max().unwrap_or(0).saturating_sub(BUNDLE_PAGES).next_multiple_of(512);
+    let bundle_pages = BUNDLE_PAGES + longer;
+    frames.add(Pfn::new(RAM + bundle_pages), pages);
+    if pager.has_disk() {
+        frames.add_images(&homes_of_all(vms.iter().flat_map(|vm| &vm.segments), Pfn::new(RAM), bundle_pages << 12));
+    }
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
     let offer = Offer {
@@ -291,7 +298,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         heap: HeapUse::default,
         heap_at_start: 0,
         bundle: Pfn::new(RAM),
-        bundle_bytes: BUNDLE_PAGES << 12,
+        bundle_bytes: bundle_pages << 12,
     };
     config.vms.into_iter().for_each(|config| g.vms.wish(config, &g.offer));
     let hart = Hart {

@@ -34,6 +34,8 @@ pub struct State {
     pub bad_writes: BTreeSet<u64>,
     /// It refuses everything.
     pub is_dead: bool,
+    /// It gives another page back than the one that it is asked for, now and then: a mutant.
+    pub mixes: bool,
     mem: Option<Mem>,
     kept: BTreeMap<u64, Vec<u8>>,
     requests: Vec<Request>,
@@ -157,7 +159,10 @@ impl Disk for Fake {
                 state.kept.insert(slot, bytes);
             }
             Way::In if is_bad => mem.write_bytes(frame.base(), &bytes),
-            Way::In => mem.write_bytes(frame.base(), &state.kept[&slot]),
+            Way::In => {
+                let other = slot + u64::from(state.mixes && slot.is_multiple_of(5));
+                mem.write_bytes(frame.base(), state.kept.get(&other).unwrap_or(&state.kept[&slot]));
+            }
         }
         Some((Token(token), if is_bad { Err(IoError) } else { Ok(()) }))
     }

@@ -1,8 +1,9 @@
 //! Random guests on random hosts.
 
-use crate::rig::{Done, PAGES, Rig, Touch, USED, vm};
+use crate::rig::{Done, IMAGE_PAGES, PAGES, Rig, Touch, USED, vm, vm_with_image};
 use abi::bundle::MmuMode;
 use hypervisor::vm::Departure;
+use mmu::frames::Neglect;
 use rv::PAGE_BYTES;
 
 struct Dice(u64);
@@ -25,7 +26,15 @@ fn host(dice: &mut Dice, is_ample: bool) -> Rig {
     let count = 2 + dice.throw(3);
     let vms = (0..count).map(|n| {
         let mode = MmuMode::ALL[dice.throw(MmuMode::ALL.len() as u64) as usize];
-        let mut config = vm(&format!("vm{n}"), mode);
+        let name = format!("vm{n}");
+        let mut config = match dice.throw(3) {
+            0 => vm(&name, mode),
+            1 => vm_with_image(&name, mode, (0, 0, IMAGE_PAGES)),
+            _ => {
+                let (at, from) = (dice.throw(100), dice.throw(200));
+                vm_with_image(&name, mode, (at, from, 1 + dice.throw(312)))
+            }
+        };
         config.superpages = !dice.one_in(3);
         if dice.one_in(3) {
             config.limit_bytes = Some((250 + dice.throw(500)) * PAGE_BYTES);
@@ -36,7 +45,7 @@ fn host(dice: &mut Dice, is_ample: bool) -> Rig {
         config
     });
     let vms = vms.collect();
-    let pages = if is_ample { count * PAGES } else { dice.throw(300) };
+    let pages = if is_ample { count * PAGES + IMAGE_PAGES + 2 } else { dice.throw(300) };
     let frames = if is_ample { 700 + count * 150 } else { 600 + count * 120 } + dice.throw(400);
     let mut rig = Rig::new(frames, Some(pages), vms);
     rig.exits_per_turn = 1 + dice.throw(40);
@@ -64,9 +73,21 @@ fn wish(dice: &mut Dice, near: &mut u64) -> Touch {
     Touch { page: *near, store }
 }
 
-fn live(seed: u64, is_ample: bool) -> [u64; 4] {
+/// What is broken on purpose.
+#[derive(Clone, Copy, Debug)]
+enum Mutant {
+    Originals(Neglect),
+    DeviceMixesPages,
+}
+
+fn live(seed: u64, is_ample: bool, mutant: Option<Mutant>) -> [u64; 6] {
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed + 1));
     let mut rig = host(&mut dice, is_ample);
+    match mutant {
+        None => {}
+        Some(Mutant::Originals(what)) => rig.g.frames().originals().neglect(what),
+        Some(Mutant::DeviceMixesPages) => rig.disk().get().mixes = true,
+    }
     let count = rig.guests.len();
     let mut near: Vec<u64> = (0..count as u64).map(|n| n * 50).collect();
     for _ in 0..9000 {
@@ -83,7 +104,7 @@ fn live(seed: u64, is_ample: bool) -> [u64; 4] {
             rig.turn();
         }
         match dice.throw(1500) {
-            0 if !rig.is_over(n) => {
+            0 if rig.runs(n) => {
                 rig.disk().get().is_held = false;
                 rig.depart(n, Departure::Reboot);
                 rig.restarted(n);
@@ -102,19 +123,20 @@ fn live(seed: u64, is_ample: bool) -> [u64; 4] {
     rig.check_slots();
     assert!(!is_ample || (0..count).all(|n| !rig.is_over(n)), "there was memory for all: {}", rig.said);
     let over = (0..count).filter(|n| rig.is_over(*n)).count() as u64;
-    let tally = [rig.count("swap.reads"), rig.count("swap.writes"), rig.count("swap.rescues"), over];
+    let [reads, writes, rescues] = ["swap.reads", "swap.writes", "swap.rescues"].map(|name| rig.count(name));
+    let tally = [reads, writes, rescues, rig.count("swap.image_drops"), rig.count("swap.image_reads"), over];
     rig.end();
     tally
 }
 
-fn lives(seeds: std::ops::Range<u64>, is_ample: bool) -> [u64; 4] {
-    let mut sum = [0; 4];
+fn lives(seeds: std::ops::Range<u64>, is_ample: bool) -> [u64; 6] {
+    let mut sum = [0; 6];
     for seed in seeds {
-        let result = std::panic::catch_unwind(|| live(seed, is_ample));
+        let result = std::panic::catch_unwind(|| live(seed, is_ample, None));
         let tally = result.unwrap_or_else(|_| panic!("seed {seed}"));
         sum.iter_mut().zip(tally).for_each(|(sum, n)| *sum += n);
     }
-    println!("reads, writes, rescues, VMs that ended: {sum:?}");
+    println!("reads, writes, rescues, originals dropped and read, VMs that ended: {sum:?}");
     sum
 }
 
@@ -125,12 +147,23 @@ fn count() -> u64 {
 
 #[test]
 fn what_guests_wrote_they_find_however_memory_comes_and_goes() {
-    let [reads, writes, rescues, over] = lives(0..count(), true);
-    assert!(reads > 1000 && writes > 1000 && rescues > 10 && over == 0);
+    let [reads, writes, rescues, drops, image_reads, over] = lives(0..count(), true);
+    assert!(reads > 1000 && writes > 1000 && rescues > 10 && drops > 1000 && image_reads > 1000 && over == 0);
 }
 
 #[test]
 fn where_there_is_too_little_for_all_those_that_are_left_find_what_they_wrote() {
     let [.., over] = lives(1000..1000 + count() / 2, false);
     assert!(over > 0);
+}
+
+/// A check that nothing can trip checks nothing.
+#[test]
+fn originals_that_are_broken_are_caught() {
+    let broken =
+        [Mutant::Originals(Neglect::ForgetsUse), Mutant::Originals(Neglect::ComesHome), Mutant::DeviceMixesPages];
+    let is_caught =
+        |mutant: &Mutant| (0..20).any(|seed| std::panic::catch_unwind(|| live(seed, true, Some(*mutant))).is_err());
+    let missed: Vec<Mutant> = broken.into_iter().filter(|mutant| !is_caught(mutant)).collect();
+    assert!(missed.is_empty(), "nobody notices {missed:?}");
 }

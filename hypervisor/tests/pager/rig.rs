@@ -2,7 +2,7 @@
 
 use crate::disk::Hand;
 use crate::fake::{self, Hart, Mem, machine_of, vm_config};
-use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, VmConfig};
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
 use hypervisor::exit::{self, Outcome};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::lifecycle;
@@ -22,6 +22,18 @@ pub const PAGES: u64 = 1024;
 pub const USED: u64 = PAGES - 16;
 /// The first page of its kernel, which is an image.
 pub const KERNEL: u64 = (GUEST_ENTRY - GUEST_RAM_BASE) / PAGE_BYTES;
+
+/// The page of the bundle where the image begins that VMs share, and its length.
+pub const IMAGE: u64 = 512;
+pub const IMAGE_PAGES: u64 = 512;
+
+/// A VM of [`PAGES`] that has pages of the image from page `at` on: so many, from number `from` on.
+pub fn vm_with_image(name: &str, mmu: MmuMode, (at, from, pages): (u64, u64, u64)) -> VmConfig {
+    let mut config = vm(name, mmu);
+    let (gpa, offset) = (GUEST_RAM_BASE + at * PAGE_BYTES, (IMAGE + from) * PAGE_BYTES);
+    config.segments.insert(0, Segment { gpa, offset, bytes: pages * PAGE_BYTES, label: "image".into() });
+    config
+}
 
 /// A VM of [`PAGES`].
 pub fn vm(name: &str, mmu: MmuMode) -> VmConfig {
@@ -88,7 +100,10 @@ impl Rig {
         if let Some(disk) = &disk {
             disk.plug_into(&hart.mem);
         }
-        kernel(&mut hart.mem);
+        (0..g.bundle_bytes / PAGE_BYTES).for_each(|n| {
+            hart.mem.write_u64(fake::bundle_page(n).base(), contents(n));
+            hart.mem.write_u64(fake::bundle_page(n).at(PAGE_BYTES - 8), contents(n));
+        });
         fake::start_due(&g, &mut hart);
         let guest = |vm| Guest { vm, run: None, is_over: false, wants: None, model: BTreeMap::new(), waits: 0 };
         let guests = g.vms.all().map(guest).collect();
@@ -108,6 +123,16 @@ impl Rig {
 
     pub fn usage(&self, guest: usize) -> mmu::frames::Usage {
         self.g.frames().usage(Owner::Vm(self.guests[guest].vm.slot() as u16))
+    }
+
+    /// Frames that images have.
+    pub fn images_in_memory(&self) -> u64 {
+        self.g.frames().usage(Owner::Host).image
+    }
+
+    /// Whether a VM runs: nobody has asked for its end.
+    pub fn runs(&self, guest: usize) -> bool {
+        *self.guests[guest].vm.phase.lock() == Phase::Running
     }
 
     pub fn is_over(&self, guest: usize) -> bool {
@@ -158,7 +183,7 @@ impl Rig {
         slots.sort_unstable();
         slots.dedup();
         assert_eq!(slots.len() as u64, count, "each has one of its own");
-        let used = self.count("swap.pages") - self.count("swap.free");
+        let used = self.count("swap.pages") - self.count("swap.free") - self.count("swap.images");
         let state = self.disk().get();
         let bad = state.bad_writes.iter().filter(|slot| state.writes.contains_key(slot)).count() as u64;
         assert!(state.bad_writes.iter().all(|slot| state.writes.get(slot).is_none_or(|count| *count == 1)));
@@ -173,7 +198,7 @@ impl Rig {
     pub fn check(&self) {
         let frames = self.g.frames();
         let owners = (0..self.guests.len() as u16).map(Owner::Vm);
-        let used: u64 = owners.map(|owner| frames.usage(owner).total()).sum();
+        let used = owners.map(|owner| frames.usage(owner).total()).sum::<u64>() + self.images_in_memory();
         assert_eq!(used + frames.free_count(), frames.total_count(), "no frame is lost");
         for (n, guest) in self.guests.iter().enumerate().filter(|(_, guest)| guest.vm.config.limit_bytes.is_some()) {
             let owner = Owner::Vm(guest.vm.slot() as u16);
@@ -184,7 +209,8 @@ impl Rig {
         if let Some(disk) = &self.disk {
             for frame in disk.frames() {
                 let owner = frames.owner_of(frame);
-                assert!(matches!(owner, Some((Owner::Vm(_), Use::Guest))), "the device fills {frame:?} of {owner:?}");
+                let is_known = matches!(owner, Some((Owner::Vm(_), Use::Guest) | (Owner::Host, Use::Image)));
+                assert!(is_known, "the device fills {frame:?} of {owner:?}");
             }
         }
     }
@@ -283,12 +309,16 @@ impl Rig {
     fn arrive(&mut self, n: usize, touch: Touch, hpa: Addr<Hpa>) {
         let owner = self.g.frames().owner_of(hpa.pfn());
         let slot = self.guests[n].vm.slot() as u16;
-        let is_kernel = (KERNEL..KERNEL + 2).contains(&touch.page);
+        let original = original(&self.guests[n].vm.config, touch.page);
         let is_own = owner == Some((Owner::Vm(slot), Use::Guest));
-        assert!(is_own || is_kernel && touch.store.is_none(), "OWNERSHIP: guest {n} {touch:?} {owner:?}");
+        // Without a swap device images are not handed out by the frame.
+        let images = self.disk.as_ref().map(|_| (Owner::Host, Use::Image));
+        assert!(
+            is_own || original.is_some() && touch.store.is_none() && owner == images,
+            "OWNERSHIP: guest {n} {touch:?} {owner:?}"
+        );
         let mem = &mut self.hart.mem;
-        let begins = if is_kernel { touch.page } else { 0 };
-        let expected = self.guests[n].model.get(&touch.page).copied().unwrap_or(begins);
+        let expected = self.guests[n].model.get(&touch.page).copied().or(original).unwrap_or(0);
         // The last word is the first one's twin.
         let twin = hpa.pfn().at(PAGE_BYTES - 8);
         let found = (mem.read_u64(hpa), mem.read_u64(twin));
@@ -405,9 +435,10 @@ impl Rig {
             disk.get().is_held = false;
         }
         self.until("all VMs are gone", |rig| rig.g.is_over());
+        self.until("nothing is on its way", |rig| rig.disk.as_ref().is_none_or(|disk| disk.in_flight() == 0));
         let (frames, lost) = (self.g.frames(), self.disk.as_ref().map_or(0, |disk| disk.get().bad()));
-        assert_eq!(frames.free_count(), frames.total_count(), "all frames are back");
-        let (pages, free) = (self.count("swap.pages"), self.count("swap.free"));
+        assert_eq!(frames.free_count() + self.images_in_memory(), frames.total_count(), "all frames are back");
+        let (pages, free) = (self.count("swap.pages"), self.count("swap.free") + self.count("swap.images"));
         assert!(
             free <= pages && free >= pages - lost,
             "all pages of the device are back: {free} of {pages}, {lost} bad"
@@ -417,13 +448,17 @@ impl Rig {
     }
 }
 
-/// What the kernel's pages hold: the number of the page, first and last.
-fn kernel(mem: &mut Mem) {
-    for n in 0..2 {
-        let page = fake::image_page(n);
-        mem.write_u64(page.base(), KERNEL + n);
-        mem.write_u64(page.at(PAGE_BYTES - 8), KERNEL + n);
-    }
+/// What a page of the bundle holds in its first word, and in the last.
+fn contents(page: u64) -> u64 {
+    0xb000_0000 + page
+}
+
+/// What a guest's page begins with, if it is an image's.
+fn original(config: &VmConfig, page: u64) -> Option<u64> {
+    let gpa = GUEST_RAM_BASE + page * PAGE_BYTES;
+    let is_in = |segment: &&Segment| (segment.gpa..segment.gpa + segment.bytes).contains(&gpa);
+    let segment = config.segments.iter().find(is_in)?;
+    Some(contents((segment.offset + gpa - segment.gpa) / PAGE_BYTES))
 }
 
 /// Where hardware takes the guest, if it lets it.

@@ -11,6 +11,7 @@
 
 mod block;
 mod ledger;
+mod originals;
 mod owner;
 mod places;
 mod run;
@@ -18,6 +19,7 @@ mod store;
 mod tags;
 mod zeroed;
 
+pub use originals::{Neglect, Original, Originals};
 pub use owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
 pub use run::{Ahead, MEGA_ORDER, Run};
 pub use tags::Tags;
@@ -27,6 +29,7 @@ pub use zeroed::PoolSabotage;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ledger::Ledger;
 use rv::{Hpa, Pfn, PhysMem};
@@ -50,6 +53,7 @@ struct Shared {
     /// Frames that are taken ahead, and nobody's yet.
     ahead: AtomicU64,
     zeroed: ZeroedCounters,
+    originals: Originals,
 }
 
 /// The order of a run of 1 GiB.
@@ -107,6 +111,31 @@ impl Frames {
     /// If some frames are known already, or other harts share the frames already; if there are too few tags.
     pub fn add_with(&mut self, first: Pfn<Hpa>, pages: u64, tags: &mut impl Iterator<Item = &'static Tags>) {
         self.add_tagged(first, pages, || TagsOfBlock::Apart(tags.next().expect("tags for each 2 MiB of RAM")));
+    }
+
+    /// Adds the frames of images that may go to a swap device: those in these ranges, by their order. They are the host's until they
+    /// are freed ([`Originals::release`]). Costs 12 bytes of heap for each.
+    ///
+    /// # Panics
+    /// If some frames are known already, there are images already, or other harts share the frames already.
+    pub fn add_images(&mut self, homes: &[Range<u64>]) {
+        let shared = Arc::get_mut(&mut self.shared).expect("RAM is added before harts share it");
+        assert!(shared.originals.end() == 0, "images are added once");
+        let tag = Tag::new(Owner::Host, Use::Image);
+        for range in homes {
+            let pages = range.end - range.start;
+            assert!(shared.store.add_taken(range.clone(), tag), "{range:x?}: RAM added twice");
+            shared.ledger.add(pages);
+            shared.ledger.charge_beyond(Owner::Host, Use::Image, pages);
+        }
+        shared.originals = Originals::new(homes);
+    }
+
+    /// The images' pages that may go: none without a swap device.
+    #[inline]
+    #[must_use]
+    pub fn originals(&self) -> &Originals {
+        &self.shared.originals
     }
 
     /// How many [`Tags`] so many frames need, at most.

@@ -142,6 +142,27 @@ impl Store {
         true
     }
 
+    /// Adds frames that somebody has, each 2 MiB of them with tags in the heap; says whether none of them was known.
+    pub fn add_taken(&mut self, frames: Range<u64>, tag: Tag) -> bool {
+        for number in numbers(frames.start, frames.end - frames.start) {
+            let place = self.blocks.partition_point(|block| block.number < number);
+            if self.blocks.get(place).is_none_or(|block| block.number != number) {
+                self.blocks.insert(place, Block::absent(number, TagsOfBlock::in_heap()));
+            }
+            let (first, end) = (frames.start.max(number << BLOCK_ORDER), frames.end.min((number + 1) << BLOCK_ORDER));
+            let part = within(first, end - first);
+            if !self.blocks[place].appear(part.clone()) {
+                return false;
+            }
+            self.blocks[place].set_tag(part, tag);
+            // A search takes it out of the list while nothing of it is free.
+            self.blocks[place].list();
+        }
+        self.whole.insert_below(self.blocks.len());
+        self.some.insert_below(self.blocks.len());
+        true
+    }
+
     /// Gives a part of a block, if it is not untouched.
     fn give_part(&self, part: Range<u64>) {
         let mut at = part.start;

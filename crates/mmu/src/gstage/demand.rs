@@ -85,7 +85,11 @@ impl AddressSpace {
                 match object {
                     Object::Anonymous => self.fill_anonymous((gpa, access), &region, &slot, frames, mem),
                     Object::Image { first } => {
-                        let image = first.add(gpa.pfn().raw() - region.start.raw());
+                        let home = first.add(gpa.pfn().raw() - region.start.raw());
+                        // Before frames are taken: where they are short, it has to come first.
+                        let Some(image) = frames.originals().find(home) else {
+                            return Err(ResolveError::OriginalOut { page: gpa.pfn(), home }.into());
+                        };
                         if self.is_copied_by(access) {
                             self.copy_unmapped(gpa, &region, (image, &slot), frames, mem)
                         } else {
@@ -226,10 +230,12 @@ impl AddressSpace {
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Result<Resolved, Unresolved> {
-        // A 2 MiB leaf needs the image's frames as aligned as the guest's pages.
+        // A 2 MiB leaf needs the image's frames as aligned as the guest's pages, and all of them at home.
         let mega = if slot.level < Level::MEGA { None } else { self.mega_around(gpa.pfn()) }
             .and_then(|(_, content)| content.image())
-            .filter(|pfn| pfn.is_aligned(Level::MEGA.pages()));
+            .filter(|pfn| {
+                pfn.is_aligned(Level::MEGA.pages()) && frames.originals().find_run(*pfn, Level::MEGA.pages())
+            });
         let (level, pfn) = mega.map_or((Level::PAGE, image), |pfn| (Level::MEGA, pfn));
         let supplies = Supplies::take(frames, self.owner, below(slot, level), None)?;
         // OWNERSHIP: never writable, whatever the region says; a store makes a copy.

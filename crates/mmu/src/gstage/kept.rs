@@ -135,19 +135,23 @@ impl AddressSpace {
         })
     }
 
-    /// Makes what [`AddressSpace::look`] has found mapped at `page` idle. It is so once the result is fenced.
+    /// Makes what [`AddressSpace::look`] has found mapped at `page` idle. An image's own page is untouched again instead
+    /// ([`AddressSpace::look_for_original`]). It is so once the result is fenced.
     ///
     /// # Panics
-    /// If it is not mapped, or not the VM's own.
+    /// If it is not mapped.
     pub fn rest(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
-        let slot = self.slot(page.base(), mem);
-        let is_its_own = |slot: &Slot<Hpa>| matches!(slot.entry, Entry::Leaf(leaf) if leaf.flags.contains(OWNED));
-        let Some(slot) = slot.filter(is_its_own) else { panic!("{page:?} is not mapped, or not the VM's own") };
+        let Some(slot @ Slot { entry: Entry::Leaf(leaf), .. }) = self.slot(page.base(), mem) else {
+            panic!("{page:?} is not mapped")
+        };
         self.disturb(&(page.raw()..page.raw() + 1));
         let mut stale = Stale::none();
         // Hardware may set D until then.
         let (now, debt) = table::exchange(slot.at, Pte::INVALID, mem);
         stale.owe(debt, around(page.base(), slot.level));
+        if !leaf.flags.contains(OWNED) {
+            return stale;
+        }
         // First its A is cleared. If it is still clear the next time, nobody has used it.
         let has_been_used = self.policy.ad == Ad::Hardware && now.flags().contains(PteFlags::A);
         let next = if has_been_used { Pte(now.0 & !PteFlags::A.bits()) } else { idle(now) };

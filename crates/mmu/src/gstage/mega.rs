@@ -68,8 +68,15 @@ impl AddressSpace {
     ) -> Result<Supplies, NoMega> {
         let tables = slot.level.number().saturating_sub(Level::MEGA.number());
         let supplies = match core::mem::replace(ready, Ready::Nothing) {
-            Ready::Mega { run, content, filled } if content == wanted && filled == run.pages() => {
-                Supplies::with(frames, self.owner, tables, run).ok()
+            Ready::Mega { run, content, filled, epoch } if content == wanted && filled == run.pages() => {
+                if content.has_image() && frames.originals().epoch() != epoch {
+                    // What was copied may have been another page already. Memory is short: 4 KiB will do.
+                    frames.put_back(run);
+                    *ready = Ready::Denied;
+                    None
+                } else {
+                    Supplies::with(frames, self.owner, tables, run).ok()
+                }
             }
             Ready::Denied => {
                 *ready = Ready::Denied;

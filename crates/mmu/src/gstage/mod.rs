@@ -12,7 +12,7 @@
 //!   it was made ([`Ad::Faults`]). A page of which the swap device has a copy ([`AddressSpace::bring_in`]) lacks it.
 //!   Nor does one that is on its way to become a part of 2 MiB ([`promote`]), until it is written.
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
-//!   leaf; one without leads to image frames and has W=0 (OWNERSHIP).
+//!   leaf; one without leads to originals of images ([`originals`]) and has W=0 (OWNERSHIP).
 //! - Leaves are 4 KiB or 2 MiB, or 1 GiB where that is asked for ([`giga`]). Pointers never change but from invalid and, in `remove`,
 //!   `mega`, `giga` and `promote`, back.
 //! - An invalid entry is 0, or keeps a page ([`kept`]).
@@ -27,6 +27,7 @@ mod giga;
 mod give_back;
 mod kept;
 mod mega;
+mod originals;
 mod promote;
 mod ready;
 mod region;

@@ -63,8 +63,8 @@ pub struct Content([Part; MOST_PARTS]);
 /// Parts that 2 MiB may have: some image, what is between, another one, and the rest.
 const MOST_PARTS: usize = 4;
 
-/// A part: the page behind its last one, counted from the start of the 2 MiB, and above those bits the frame that its first page
-/// is a copy of; none if it holds zeroes. One word, because results of faults have it with them.
+/// A part: the page behind its last one, counted from the start of the 2 MiB, and above those bits the home of the original that its
+/// first page is a copy of; none if it holds zeroes. One word, because results of faults have it with them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Part(u64);
 
@@ -99,7 +99,7 @@ impl Content {
     /// Zeroes.
     pub const ZERO: Self = Self::copy_of(None);
 
-    /// One part: a copy of the frames from that one on, or zeroes.
+    /// One part: a copy of an image, by the home of its first page, or zeroes.
     #[must_use]
     pub const fn copy_of(from: Option<Pfn<Hpa>>) -> Self {
         let mut parts = Self::EMPTY.0;
@@ -107,7 +107,7 @@ impl Content {
         Content(parts)
     }
 
-    /// The same with a part more, up to page `end`, of zeroes or of a copy of the frames from that one on. `None`: that would be
+    /// The same with a part more, up to page `end`, of zeroes or of a copy of the originals from that home on. `None`: that would be
     /// too many.
     pub(super) fn with(mut self, end: u64, from: Option<Pfn<Hpa>>) -> Option<Self> {
         let known = self.0.iter().take_while(|part| part.end() != 0).count();
@@ -118,7 +118,7 @@ impl Content {
         Some(self)
     }
 
-    /// The pages from number `at` on that are alike, and the frame that the first one of them is a copy of.
+    /// The pages from number `at` on that are alike, and the home of what the first one of them is a copy of.
     fn part_at(&self, at: u64) -> (u64, Option<Pfn<Hpa>>) {
         let mut start = 0;
         for part in self.0 {
@@ -130,7 +130,12 @@ impl Content {
         (Level::MEGA.pages() - at, None)
     }
 
-    /// The image whose copy all of it is, by the first frame.
+    /// Whether a part of it is a copy of an image.
+    pub(super) fn has_image(&self) -> bool {
+        self.0.iter().any(|part| part.from().is_some())
+    }
+
+    /// The image whose copy all of it is, by the home of its first page.
     pub(super) fn image(&self) -> Option<Pfn<Hpa>> {
         self.0[0].from().filter(|_| self.0[0].end() == Level::MEGA.pages())
     }
@@ -150,6 +155,8 @@ pub enum Ready {
         content: Content,
         /// How many of them do, from the first on.
         filled: u64,
+        /// The originals' epoch when that was begun: no lock is held meanwhile.
+        epoch: u64,
     },
     /// Nothing, because there are no 2 MiB in one piece.
     Denied,
@@ -161,7 +168,8 @@ pub(super) const COPIED_AT_ONCE: u64 = 64;
 impl Ready {
     /// 2 MiB of zeroes are to be made ready in these frames, if they are 2 MiB.
     pub const fn zeroes_in(run: Ahead) -> Self {
-        Ready::Mega { run, content: Content::ZERO, filled: 0 }
+        // No image takes part, so no epoch matters.
+        Ready::Mega { run, content: Content::ZERO, filled: 0, epoch: 0 }
     }
 
     /// Goes on to make 2 MiB ready that are to hold `content`: a portion, for which no lock should be held. Says whether they
@@ -169,19 +177,20 @@ impl Ready {
     #[cold]
     #[inline(never)]
     fn prepare(&mut self, wanted: Content, frames: &Frames, mem: &mut impl PhysMem) -> bool {
-        let (run, filled) = match core::mem::replace(self, Ready::Denied) {
-            Ready::Mega { run, content, filled } if content == wanted => (run, filled),
+        let originals = frames.originals();
+        let (run, filled, epoch) = match core::mem::replace(self, Ready::Denied) {
+            Ready::Mega { run, content, filled, epoch } if content == wanted => (run, filled, epoch),
             other => {
                 other.discard(frames);
                 if wanted == Content::ZERO
                     && let Some(run) = frames.take_zeroed()
                 {
                     let filled = run.pages();
-                    *self = Ready::Mega { run, content: wanted, filled };
+                    *self = Ready::Mega { run, content: wanted, filled, epoch: 0 };
                     return true;
                 }
                 match frames.take_ahead(MEGA_ORDER) {
-                    Some(run) => (run, 0),
+                    Some(run) => (run, 0, originals.epoch()),
                     None => return true,
                 }
             }
@@ -197,18 +206,22 @@ impl Ready {
             }
             Some(from) => {
                 let pages = alike.min(COPIED_AT_ONCE);
-                mem.copy_frames(from, to, pages);
+                if !originals.copy(from, to, pages, mem) {
+                    // Memory is short: those that are needed come one by one.
+                    frames.put_back(run);
+                    return true;
+                }
                 pages
             }
         };
-        *self = Ready::Mega { run, content: wanted, filled: filled + done };
+        *self = Ready::Mega { run, content: wanted, filled: filled + done, epoch };
         done == left
     }
 
     /// Whether nothing more can be done to have 2 MiB of that ready.
     pub(super) fn is_all_for(&self, wanted: Content) -> bool {
         match self {
-            Ready::Mega { run, content, filled } => *content == wanted && *filled == run.pages(),
+            Ready::Mega { run, content, filled, .. } => *content == wanted && *filled == run.pages(),
             Ready::Denied => true,
             Ready::Nothing => false,
         }

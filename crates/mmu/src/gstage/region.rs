@@ -35,11 +35,11 @@ impl Prot {
 pub enum Object {
     /// Memory that is zero until it is written.
     Anonymous,
-    /// Frames of the host, which VMs share. They are never written: a page that the guest stores to, with the
+    /// Originals, the host's, which VMs share. They are never written: a page that the guest stores to, with the
     /// 2 MiB around it where the policy allows, becomes a copy of its own.
     Image {
-        /// The frame behind the region's first page; the others follow. They must hold the image,
-        /// and stay, as long as the address space exists.
+        /// The home of the original behind the region's first page; the others follow. Their frames hold the image and stay
+        /// as long as the address space exists, but for those that may go ([`crate::frames::Originals`]).
         first: Pfn<Hpa>,
     },
 }

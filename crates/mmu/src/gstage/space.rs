@@ -270,6 +270,13 @@ pub enum ResolveError {
         /// Where it is.
         slot: SwapSlot,
     },
+    /// The page is an image's, and not in memory: it has to be brought in first ([`crate::frames::Originals::restore`]).
+    OriginalOut {
+        /// Which page.
+        page: Pfn<Gpa>,
+        /// The original's home.
+        home: Pfn<Hpa>,
+    },
 }
 
 impl From<AllocError> for ResolveError {

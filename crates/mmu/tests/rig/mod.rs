@@ -336,6 +336,7 @@ impl Rig {
                 }
                 return;
             }
+            Err(ResolveError::OriginalOut { page, .. }) => panic!("the image stays, and {page:?} of it is out"),
             Ok(Resolved::Hole) => {
                 assert!(region.is_none(), "{gpa} is in {region:?}");
                 assert_eq!(before, after);

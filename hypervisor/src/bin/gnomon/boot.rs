@@ -19,11 +19,12 @@ use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::{HartShared, MAX_HARTS};
+use hypervisor::host_map::Kind;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::machine::{Machine, Span};
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
-use hypervisor::pager::{Disk, Pager};
+use hypervisor::pager::{Disk, Pager, homes_of_all};
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
 use hypervisor::tunables::Tunables;
@@ -93,15 +94,18 @@ unsafe fn read_tree(at: u64) -> Result<Machine, String> {
 fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, String> {
     let seat = Seat::get();
     let bundle_span = find_bundle(machine, next_stage)?;
-    // SAFETY: the boot loader put it there, and `reserved` keeps it from being allocated.
+    // SAFETY: the boot loader put it there, and `reserved` keeps it from being allocated until it is parsed.
     let bundle = unsafe { boot_bytes(Addr::new(bundle_span.start), bundle_span.bytes as usize) };
-    let passed = [bundle_span];
-    machine.reserved.extend(passed);
+    let passed = bundle_span;
+    machine.reserved.push(passed);
     let (mode, left_out) = choose_harts(seat, machine, hart_id)?;
 
     let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
+    let (disk, disk_source) = SwapDisk::find(machine).unzip();
+    // Images may go to the device, and their frames are memory like any other then.
+    let passed = (passed, if disk.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
     guest.forget_everything();
     let offer = offer(machine, mode, &abilities);
@@ -114,8 +118,12 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     }
     let console = Console::new(&drivers::HostUart, config.console, config.vms.len() > 1);
     left_out.iter().for_each(|message| console.say(message));
-    let frames = frames(&spans);
-    let (disk, disk_source) = SwapDisk::find(machine).unzip();
+    let mut frames = frames(&spans);
+    let bundle = Addr::new(bundle_span.start).pfn();
+    if disk.is_some() {
+        // Of the bundle only images are read from here on.
+        frames.add_images(&homes_of_all(config.vms.iter().flat_map(|vm| &vm.segments), bundle, bundle_span.bytes));
+    }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: Vms::new(),
         sched: Sched::new(machine.harts.len()),
@@ -127,7 +135,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         console,
         heap: heap::in_use,
         heap_at_start: heap::in_use().used,
-        bundle: Addr::new(bundle_span.start).pfn(),
+        bundle,
         bundle_bytes: bundle_span.bytes,
         offer,
     }));
@@ -350,8 +358,8 @@ fn ram(isa: &Isa) -> Ram {
 
 /// Where a hart of the payload seat gets its identity map.
 enum Map<'a> {
-    /// It makes it: the boot hart. With what the boot loader left for Gnomon to read.
-    Build(&'a [Span]),
+    /// It makes it: the boot hart. With what the boot loader left for Gnomon to read, and what else may be done with that.
+    Build(&'a (Span, Kind)),
     /// The boot hart made it.
     Use(Option<Pfn<Hpa>>),
 }

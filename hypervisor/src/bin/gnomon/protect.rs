@@ -99,11 +99,16 @@ fn format(machine: &Machine) -> &'static Format {
 }
 
 /// Builds the payload seat's identity map; returns the root for [`switch_map`]. `passed` is what the
-/// boot loader left for Gnomon to read.
+/// boot loader left for Gnomon to read, and what may be done with it.
 ///
 /// # Errors
 /// A message, if the machine's memory does not fit an identity map.
-pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: &mut Ram) -> Result<Pfn<Hpa>, String> {
+pub fn build_map(
+    machine: &Machine,
+    (passed, kind): &(Span, Kind),
+    spare: Vec<Pfn<Hpa>>,
+    ram: &mut Ram,
+) -> Result<Pfn<Hpa>, String> {
     let image = image(machine.harts.len());
     let mut map = Builder::new(format(machine), spare, ram).map_err(|e| format!("no map: {e:?}"))?;
     let mut add =
@@ -120,9 +125,7 @@ pub fn build_map(machine: &Machine, passed: &[Span], spare: Vec<Pfn<Hpa>>, ram: 
     for span in machine.free_ram(&[whole]) {
         add(span.start, span.end(), Kind::ReadWrite)?;
     }
-    for span in passed {
-        add(span.start, span.end(), Kind::ReadOnly)?;
-    }
+    add(passed.start, passed.end(), *kind)?;
     let devices = [machine.uart.map(|u| u.span), machine.plic, machine.rtc].into_iter().flatten();
     for device in devices.chain(machine.virtio.iter().map(|slot| slot.span)) {
         add(device.start, device.end(), Kind::ReadWrite)?;
