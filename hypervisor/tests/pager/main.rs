@@ -6,6 +6,7 @@ mod disk;
 mod fake;
 mod random;
 mod rig;
+mod starts;
 
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;

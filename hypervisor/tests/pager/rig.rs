@@ -174,7 +174,8 @@ impl Rig {
         let frames = self.g.frames();
         let owners = (0..self.guests.len() as u16).map(Owner::Vm);
         let used: u64 = owners.map(|owner| frames.usage(owner).total()).sum();
-        assert_eq!(used + frames.free_count(), frames.total_count(), "no frame is lost");
+        let others = frames.usage(Owner::Host).total();
+        assert_eq!(used + others + frames.free_count(), frames.total_count(), "no frame is lost");
         for (n, guest) in self.guests.iter().enumerate().filter(|(_, guest)| guest.vm.config.limit_bytes.is_some()) {
             let owner = Owner::Vm(guest.vm.slot() as u16);
             // Tables that split 2 MiB come on top for a while: two, in RAM of this size.
