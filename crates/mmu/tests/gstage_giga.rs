@@ -50,7 +50,7 @@ impl PhysMem for World {
         match self.first.filter(|table| *table == at.pfn().raw() && found & 0xf == 0xf) {
             Some(table) => {
                 let first = self.model.read_u64(Pfn::<Hpa>::new(table).base());
-                (first & !0x3ff) + (index * MEGA << 10) | found & 0x3ff
+                ((first & !0x3ff) + ((index * MEGA) << 10)) | (found & 0x3ff)
             }
             None => found,
         }
