@@ -13,9 +13,9 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use mmu::frames::Frames;
+use mmu::frames::{AllocError, Frames};
 use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Residence, Superpages};
-use mmu::shadow::{Lists, Shadow};
+use mmu::shadow::Lists;
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn};
 
 /// Checks what a VM asks for, and says what it may own. Returns the lists of its shadow tables, if it is to have some: they are
@@ -42,22 +42,29 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<L
     Ok(translation.lists(config))
 }
 
+/// Why a VM is not built.
+pub(crate) enum Unbuilt {
+    /// There is no frame for it now.
+    NoFrame(AllocError),
+    /// It cannot be, with a message.
+    Never(String),
+}
+
 /// Prepares some of the lists. Returns whether all are there.
 ///
 /// # Errors
-/// A message, if there is no memory for them.
-pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Lists, env: &mut E) -> Result<bool, String> {
+/// If there is no memory for them now. The same goes on with it when there is.
+pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Lists, env: &mut E) -> Result<bool, AllocError> {
     /// Some 50,000 instructions, more if a cache block cannot be cleared at once.
     const AT_ONCE: u64 = 64;
-    let done = lists.prepare(AT_ONCE, vm.owner(), &g.harts[env.hart()].frames, &mut env.mem());
-    done.map_err(|e| format!("no memory for its shadow tables: {e}"))
+    lists.prepare(AT_ONCE, vm.owner(), &g.harts[env.hart()].frames, &mut env.mem())
 }
 
-/// Builds a VM's memory and devices.
+/// Builds a VM's memory and devices, with those lists, if it has some.
 ///
 /// # Errors
-/// A message, if that cannot be. Nothing has changed then.
-pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) -> Result<(), String> {
+/// If that cannot be. Nothing has changed then, and the lists are still there if it was for want of frames.
+pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mut E) -> Result<(), Unbuilt> {
     let memory = build_memory(g, vm, lists, env)?;
     *vm.memory.lock() = Some(memory);
     announce(g, vm);
@@ -166,7 +173,7 @@ fn announce(g: &Gnomon, vm: &Vm) {
     g.console.say(&format!("{}: mmu = {mode}{who}", vm.config.name));
 }
 
-fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) -> Result<Memory, String> {
+fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mut E) -> Result<Memory, Unbuilt> {
     let (config, translation) = (&vm.config, vm.translation);
     let owner = vm.owner();
     let set = &g.tunables;
@@ -182,24 +189,17 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: Option<Lists>, env: &mut E) 
     };
     let mut mem = env.mem();
     let frames = &g.harts[env.hart()].frames;
-    let shadow = translation.build(vm, lists, (owner, frames))?;
-    let space = regions(g, config).and_then(|regions| {
-        let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
-        let mut space = space.map_err(|e| format!("no memory for its tables: {e}"))?;
-        match regions.into_iter().try_for_each(|region| space.add_region(region)) {
-            Ok(()) => Ok(space),
-            Err(why) => {
-                // No hart has seen these tables: their frames go straight back.
-                space.destroy(&mut Unseen).release(u32::MAX, frames, &mem, |_| {});
-                Err(format!("its memory map: {why}"))
-            }
-        }
-    });
-    match space {
-        Ok(space) => Ok(Memory { space, shadow }),
+    let regions = regions(g, config).map_err(Unbuilt::Never)?;
+    let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
+    let mut space = space.map_err(Unbuilt::NoFrame)?;
+    let added = regions.into_iter().try_for_each(|region| space.add_region(region));
+    let added = added.map_err(|why| format!("its memory map: {why}"));
+    match added.and_then(|()| translation.build(vm, lists.take(), (owner, frames))) {
+        Ok(shadow) => Ok(Memory { space, shadow }),
         Err(message) => {
-            shadow.into_iter().flat_map(Shadow::destroy).for_each(|run| frames.free(run));
-            Err(message)
+            // No hart has seen these tables: their frames go straight back.
+            space.destroy(&mut Unseen).release(u32::MAX, frames, &mem, |_| {});
+            Err(Unbuilt::Never(message))
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What would take longer than an exit may (BOUNDED), done in portions: what VMs have is made when they start, and given back when
 //! they end or start over.
 
-use crate::gigapages::Gigapages;
 use crate::sync::Mutex;
 use crate::vm::Vm;
 use alloc::boxed::Box;
@@ -12,7 +11,7 @@ use core::sync::atomic::AtomicUsize;
 use mmu::frames::{Frames, Run};
 use mmu::gstage::{self, Ready, SwapSlot};
 use mmu::shadow::Lists;
-use rv::{Gpa, Pfn, PhysMem};
+use rv::{Gpa, Hpa, Pfn, PhysMem};
 
 /// What is left of a VM's memory. No TLB knows any of it.
 #[must_use = "dropping it leaks frames"]
@@ -45,12 +44,41 @@ impl Remains {
     }
 }
 
+/// Whole GiB that are still to be given to a VM ([`crate::gigapages`]).
+#[must_use = "dropping it leaks frames"]
+pub struct Gigapages {
+    /// The next 2 MiB.
+    pub page: Pfn<Gpa>,
+    /// The first page that is none of its RAM.
+    pub end: Pfn<Gpa>,
+    /// Where they are to come from.
+    pub place: Place,
+    /// What is being made ready for them.
+    pub ready: Ready,
+}
+
+/// The GiB of the host's that the next pages are to be in.
+#[derive(Clone, Copy)]
+pub enum Place {
+    /// It is looked for, below that frame.
+    Below(Pfn<Hpa>),
+    /// It begins there.
+    From(Pfn<Hpa>),
+}
+
+impl Place {
+    /// Any frame is below.
+    pub const ANYWHERE: Self = Place::Below(Pfn::new(u64::MAX));
+}
+
 /// A VM whose vCPUs are all parked, and what is to be done before it starts, or before it ends.
 pub struct Chore {
     /// The VM.
     pub vm: Arc<Vm>,
     /// What comes next.
     pub work: Work,
+    /// If it waits for memory: how many events of the pager's there had been before it was attempted.
+    pub since: Option<u64>,
 }
 
 /// What is to be done for a VM.
@@ -83,8 +111,21 @@ impl Chores {
         self.list.lock().push_back(chore);
     }
 
-    /// Takes the first one.
-    pub fn take(&self) -> Option<Chore> {
-        self.list.lock().pop_front()
+    /// Takes the first one of those that can be gone on with.
+    pub fn take(&self, can_go_on: impl FnMut(&Chore) -> bool) -> Option<Chore> {
+        let mut list = self.list.lock();
+        let at = list.iter().position(can_go_on)?;
+        list.remove(at)
+    }
+
+    /// Those of a VM do not wait any more.
+    pub fn wake(&self, vm: &Vm) {
+        self.list.lock().iter_mut().filter(|chore| chore.vm.handle == vm.handle).for_each(|chore| chore.since = None);
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.lock().is_empty()
     }
 }

@@ -1,6 +1,7 @@
 //! 1 GiB by one leaf: VMs that ask for it are given whole GiB before they start, 2 MiB after 2 MiB from one GiB of the host's, which then
 //! are joined. Where that cannot be, memory comes by demand as everywhere.
 
+use crate::chores::{Gigapages, Place};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
@@ -8,30 +9,7 @@ use abi::bundle::GUEST_RAM_BASE;
 use abi::tunable::Id;
 use mmu::frames::{Frames, Giga};
 use mmu::gstage::Ready;
-use rv::{Access, Addr, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
-
-/// What is left to be given.
-#[must_use = "dropping it leaks frames"]
-pub struct Gigapages {
-    /// The next 2 MiB.
-    page: Pfn<Gpa>,
-    end: Pfn<Gpa>,
-    place: Place,
-    /// What is being made ready for them.
-    ready: Ready,
-}
-
-/// The GiB of the host's that the next pages are to be in.
-#[derive(Clone, Copy)]
-enum Place {
-    /// It is looked for, below that frame.
-    Below(Pfn<Hpa>),
-    /// It begins there.
-    From(Pfn<Hpa>),
-}
-
-/// Any frame is below.
-const ANYWHERE: Place = Place::Below(Pfn::new(u64::MAX));
+use rv::{Access, Addr, Level, PAGE_BYTES};
 
 impl Gigapages {
     /// All that a VM is to be given, if it asks for any. Where it may not keep all of its RAM in memory, it gets none.
@@ -43,7 +21,7 @@ impl Gigapages {
         (may_have && g.tunables.is_on(Id::Superpages)).then_some(Self {
             page,
             end,
-            place: ANYWHERE,
+            place: Place::ANYWHERE,
             ready: Ready::Nothing,
         })
     }
@@ -90,7 +68,7 @@ impl Gigapages {
                 self.page = self.page.add(Level::MEGA.pages());
                 if self.page.is_aligned(Level::GIGA.pages()) {
                     vm.translation.join(g, vm, last, env);
-                    self.place = ANYWHERE;
+                    self.place = Place::ANYWHERE;
                 }
                 true
             }
@@ -102,9 +80,15 @@ impl Gigapages {
         }
     }
 
+    /// Nothing more is given.
+    pub fn discard(self, frames: &Frames) -> Option<Self> {
+        self.ready.discard(frames);
+        None
+    }
+
     /// The GiB around the next page comes by demand, or the rest of it.
     fn pass(&mut self) {
         self.page = self.page.align_down(Level::GIGA.pages()).add(Level::GIGA.pages());
-        self.place = ANYWHERE;
+        self.place = Place::ANYWHERE;
     }
 }

@@ -13,16 +13,15 @@
 //! harts notice [`request::PARK`]. Whoever parks the last one does what remains.
 
 use crate::board;
-use crate::build;
-use crate::chores::{Chore, Work};
+use crate::build::{self, Unbuilt};
+use crate::chores::{Chore, Gigapages, Work};
 use crate::env::Env;
-use crate::gigapages::Gigapages;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::serial;
 use crate::tenant::Tenant;
 use crate::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Departure, Phase, Vm};
+use crate::vm::{Departure, Phase, Unreachable, Vm};
 use crate::vms::{Report, Wish, has_vcpus};
 use abi::bundle::{GUEST_RAM_BASE, MAX_VCPUS, MAX_VMS};
 use abi::record::{EndReason, Record, VmEnd};
@@ -33,8 +32,9 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use mmu::frames::Frames;
+use mmu::frames::{AllocError, Frames};
 use mmu::gstage::Ready;
+use mmu::shadow::Lists;
 use rv::Addr;
 
 /// Creates and starts those VMs that were wished for and whose turn it is.
@@ -119,7 +119,13 @@ fn bring_up<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
 
 /// A VM cannot start.
 fn fail<E: Env>(g: &Gnomon, vm: &Arc<Vm>, reason: EndReason, env: &mut E) {
-    *vm.phase.lock() = Phase::Leaving(Departure::End(reason));
+    {
+        let mut phase = vm.phase.lock();
+        // If its end was asked for meanwhile, it ends for that.
+        if !matches!(*phase, Phase::Leaving(Departure::End(_))) {
+            *phase = Phase::Leaving(Departure::End(reason));
+        }
+    }
     give_back(g, vm, env);
 }
 
@@ -175,7 +181,10 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
     };
     match before {
         // The vCPUs are being collected already, or are all parked: whoever restarts the VM finds this instead.
-        Phase::Leaving(_) | Phase::Ended => return,
+        Phase::Leaving(_) | Phase::Ended => {
+            g.chores.wake(vm);
+            return env.go_on_soon();
+        }
         // They are all parked, and nobody is about to start it.
         Phase::Created => return leave(g, Arc::clone(vm), env),
         Phase::Running => {}
@@ -299,16 +308,29 @@ fn give_back<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
 }
 
 fn put_off<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) {
-    g.chores.add(Chore { vm: Arc::clone(vm), work });
+    g.chores.add(Chore { vm: Arc::clone(vm), work, since: None });
     env.go_on_soon();
 }
 
 /// Does a portion of what is to be done for VMs that start, end or start over. Returns whether there was anything to do. Each
 /// hart calls it while it has nothing else to do, and now and then ([`Env::go_on_soon`]).
 pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) -> bool {
-    let Some(Chore { vm, work }) = g.chores.take() else { return false };
+    let before = g.pager.events();
+    // Who waits for memory has nothing to do until something has happened.
+    let can_go_on = |chore: &Chore| chore.since != Some(before) || !g.pager.has_work();
+    let Some(Chore { vm, work, .. }) = g.chores.take(can_go_on) else {
+        if !g.chores.is_empty() {
+            env.go_on_soon();
+        }
+        return false;
+    };
+    g.pager.begin_attempt(&vm);
     match do_some(g, &vm, work, env) {
-        Ok(Some(rest)) => put_off(g, &vm, rest, env),
+        Ok(Some(work)) => {
+            let since = g.pager.is_waiting(&vm).then_some(before);
+            g.chores.add(Chore { vm, work, since });
+            env.go_on_soon();
+        }
         Ok(None) => start_due(g, env),
         Err(message) => fail(g, &vm, EndReason::NotStarted { message }, env),
     }
@@ -332,21 +354,19 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
         }
         Work::Prepare(mut lists) => match build::prepare(g, vm, &mut lists, env) {
             Ok(false) => Ok(Some(Work::Prepare(lists))),
-            Ok(true) => {
-                build::build(g, vm, Some(lists), env)?;
-                Ok(Some(built(g, vm, frames)))
-            }
-            Err(message) => {
-                lists.release(frames);
-                Err(message)
-            }
+            Ok(true) => do_build(g, vm, Some(lists), env),
+            Err(error) => match wait_for_room(g, vm, error, env) {
+                Ok(()) => Ok(Some(Work::Prepare(lists))),
+                Err(why) => {
+                    lists.release(frames);
+                    Err(format!("no memory for its shadow tables: {why}"))
+                }
+            },
         },
-        Work::Build => {
-            build::build(g, vm, None, env)?;
-            Ok(Some(built(g, vm, frames)))
-        }
+        Work::Build => do_build(g, vm, None, env),
         Work::GiveGigapages(left) => {
-            let left = left.go_on(g, vm, env).map(Work::GiveGigapages);
+            let left = if is_to_end(vm) { left.discard(frames) } else { left.go_on(g, vm, env) };
+            let left = left.map(Work::GiveGigapages);
             Ok(Some(left.unwrap_or_else(|| {
                 g.chores.gigapages.fetch_sub(1, Ordering::Relaxed);
                 Work::Furnish(Ready::Nothing)
@@ -354,12 +374,12 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
         }
         Work::Furnish(mut ready) => {
             let is_there = build::furnish(g, vm, &mut ready, env);
-            if matches!(is_there, Ok(false)) {
+            if matches!(is_there, Ok(false)) && !is_to_end(vm) {
                 return Ok(Some(Work::Furnish(ready)));
             }
             ready.discard(frames);
             is_there?;
-            if vm.config.wired {
+            if vm.config.wired && !is_to_end(vm) {
                 return Ok(Some(Work::Wire(Addr::new(GUEST_RAM_BASE).pfn(), Ready::Nothing)));
             }
             set_going(g, vm, env);
@@ -367,7 +387,9 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
         }
         Work::Wire(page, mut ready) => {
             let next = build::wire(g, vm, page, &mut ready, env);
-            if let Ok(Some(next)) = next {
+            if let Ok(Some(next)) = next
+                && !is_to_end(vm)
+            {
                 return Ok(Some(Work::Wire(next, ready)));
             }
             ready.discard(frames);
@@ -376,6 +398,52 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
             Ok(None)
         }
     }
+}
+
+/// Builds a VM's memory, if there is room for it now.
+fn do_build<E: Env>(g: &Gnomon, vm: &Arc<Vm>, mut lists: Option<Lists>, env: &mut E) -> Result<Option<Work>, String> {
+    let frames = &g.harts[env.hart()].frames;
+    // Where frames are free, but no four side by side, waiting is for nothing; where some have just come free, it is not needed.
+    let is_scattered = |built: &Result<(), Unbuilt>| {
+        matches!(built, Err(Unbuilt::NoFrame(AllocError::OutOfMemory))) && g.pager.has_plenty(frames)
+    };
+    let mut result = build::build(g, vm, &mut lists, env);
+    if is_scattered(&result) {
+        result = build::build(g, vm, &mut lists, env);
+    }
+    if is_scattered(&result) {
+        result = Err(Unbuilt::Never("no memory for its tables: what is free is in pieces".into()));
+    }
+    let message = match result {
+        Ok(()) => return Ok(Some(built(g, vm, frames))),
+        Err(Unbuilt::NoFrame(error)) => match wait_for_room(g, vm, error, env) {
+            Ok(()) => return Ok(Some(lists.map_or(Work::Build, Work::Prepare))),
+            Err(why) => format!("no memory for its tables: {why}"),
+        },
+        Err(Unbuilt::Never(message)) => message,
+    };
+    lists.into_iter().for_each(|lists| lists.release(frames));
+    Err(message)
+}
+
+/// A VM that is about to start needs a frame, and there is none: others' memory is taken back for it. The same is attempted again when
+/// some may be there.
+///
+/// # Errors
+/// If nothing can be had so, or the VM's end is asked for.
+fn wait_for_room<E: Env>(g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) -> Result<(), Unreachable> {
+    if is_to_end(vm) {
+        return Err(Unreachable::Gone);
+    }
+    match g.pager.help(g, vm, Unreachable::OutOfFrames(error), env) {
+        Err(why) if !why.is_for_now() => Err(why),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the end of a VM that is about to start is asked for: then nothing more is done for it.
+fn is_to_end(vm: &Vm) -> bool {
+    matches!(*vm.phase.lock(), Phase::Leaving(Departure::End(_)))
 }
 
 /// What comes when a VM's memory is built.

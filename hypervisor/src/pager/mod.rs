@@ -35,6 +35,7 @@ use crate::env::Env;
 use crate::slots::Handle;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -262,6 +263,21 @@ impl Pager {
     #[must_use]
     pub fn is_busy_for(&self, vm: Handle) -> bool {
         self.in_flight.load(SeqCst) != 0 && self.inner.lock().requests.iter().any(|request| request.whose.is_of(vm))
+    }
+
+    /// A VM without vCPUs that run is about to attempt something: whether it waits for memory then, [`Pager::is_waiting`] says.
+    pub(crate) fn begin_attempt(&self, vm: &Vm) {
+        self.waiting.fetch_and(!(1 << vm.slot()), SeqCst);
+    }
+
+    /// Whether it waits for a frame, or for the device.
+    pub(crate) fn is_waiting(&self, vm: &Vm) -> bool {
+        self.waiting.load(SeqCst) >> vm.slot() & 1 == 1
+    }
+
+    /// Whether so many frames are free that there is nothing to be waited for.
+    pub(crate) fn has_plenty(&self, frames: &Frames) -> bool {
+        frames.at_hand() >= Self::marks(frames).1
     }
 
     /// Frames that are to be free, and how many a sweep makes free once there are fewer.

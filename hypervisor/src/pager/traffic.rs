@@ -246,7 +246,8 @@ impl Pager {
             self.waiting.fetch_or(1 << vm.slot(), SeqCst);
             return Unreachable::Waits { since };
         }
-        if excess(vm) > 0 {
+        // One that is about to start, and has nothing reserved, ends nobody.
+        if excess(vm) > 0 || vm.promised_bytes() == 0 {
             return Unreachable::OutOfFrames(error);
         }
         let Some(other) = g.vms.all().filter(|other| excess(other) > 0).max_by_key(|other| excess(other)) else {

@@ -7,6 +7,7 @@ mod fake;
 mod images;
 mod random;
 mod rig;
+mod starts;
 
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;

@@ -198,8 +198,9 @@ impl Rig {
     pub fn check(&self) {
         let frames = self.g.frames();
         let owners = (0..self.guests.len() as u16).map(Owner::Vm);
-        let used = owners.map(|owner| frames.usage(owner).total()).sum::<u64>() + self.images_in_memory();
-        assert_eq!(used + frames.free_count(), frames.total_count(), "no frame is lost");
+        let used: u64 = owners.map(|owner| frames.usage(owner).total()).sum();
+        let others = frames.usage(Owner::Host).total();
+        assert_eq!(used + others + frames.free_count(), frames.total_count(), "no frame is lost");
         for (n, guest) in self.guests.iter().enumerate().filter(|(_, guest)| guest.vm.config.limit_bytes.is_some()) {
             let owner = Owner::Vm(guest.vm.slot() as u16);
             // Tables that split 2 MiB come on top for a while: two, in RAM of this size.

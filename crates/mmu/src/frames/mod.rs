@@ -10,6 +10,7 @@
 //! what is free, or somebody else's, is a bug of ours and panics.
 
 mod block;
+mod giga;
 mod ledger;
 mod originals;
 mod owner;
@@ -19,6 +20,7 @@ mod store;
 mod tags;
 mod zeroed;
 
+pub use giga::Giga;
 pub use originals::{Neglect, Original, Originals};
 pub use owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
 pub use run::{Ahead, MEGA_ORDER, Run};
@@ -31,6 +33,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use giga::GIGA_ORDER;
 use ledger::Ledger;
 use rv::{Hpa, Pfn, PhysMem};
 use store::{ORDERS, Store};
@@ -54,20 +57,6 @@ struct Shared {
     ahead: AtomicU64,
     zeroed: ZeroedCounters,
     originals: Originals,
-}
-
-/// The order of a run of 1 GiB.
-const GIGA_ORDER: u8 = 18;
-
-/// What a search for 1 GiB has come to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Giga {
-    /// It begins there. Others may take a part of it at any time.
-    Found(Pfn<Hpa>),
-    /// None is between that frame and where it was looked for: there is more to look at.
-    Below(Pfn<Hpa>),
-    /// There is none.
-    None,
 }
 
 /// Runs of 2 MiB of zeroes.

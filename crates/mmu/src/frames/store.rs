@@ -14,9 +14,8 @@
 //!   none was, all that it saw taken was taken at one moment, the end of its search. It looks again, too, while another hart
 //!   hides what is free, as it does for a few instructions when it opens a block or takes out a place.
 
-use super::GIGA_ORDER;
-use super::Giga;
 use super::block::{Block, Turn, WORD_ORDER, WORDS};
+use super::giga::{GIGA_ORDER, Giga};
 use super::places::Places;
 use super::tags::{BLOCK, BLOCK_ORDER, Tag, TagsOfBlock};
 use super::zeroed::Zeroed;

@@ -4,17 +4,17 @@
 #![expect(unsafe_code, reason = "compressed forms by assembly")]
 
 mod rtc;
+mod virtio;
 mod ways;
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
 use guests::access::{self, in8, in32, out8, out32};
-use guests::board::{self, board};
 use guests::console::UART;
 use guests::expect::{LOAD_ACCESS, STORE_ACCESS, ensure_trap};
 use guests::paging::{self, RW, Space, TEST_VA, page};
 use guests::trap::{Trap, disable, enable, pending};
-use guests::{Check, Named, ensure, ensure_eq, hart, run, sbi};
+use guests::{Check, Named, board, ensure, ensure_eq, hart, run, sbi};
 use rv::Interrupt::SExternal;
 use rv::format::SV39;
 
@@ -87,8 +87,8 @@ fn main() {
     }
     run_quietly("rtc", "time-of-day", rtc::time_of_day);
     run_quietly("rtc", "alarm", rtc::alarm);
-    if has_virtio() {
-        run_quietly("virtio", "registers", virtio_registers);
+    if virtio::is_there() {
+        run_quietly("virtio", "registers", virtio::registers);
     }
     run_quietly("uart", "idle-status", idle_status);
     run_quietly("uart", "divisor-latch", divisor_latch);
@@ -109,30 +109,6 @@ fn main() {
     if board().hart_count > 1 {
         run_quietly("plic", "each-hart", plic_each_hart);
     }
-}
-
-/// A virtio device's registers, such as a balloon's.
-const VIRTIO: u64 = 0x1000_1000;
-
-/// Whether there is one: only where the VM file asks for it.
-fn has_virtio() -> bool {
-    // On the bare machine there are eight, and nothing behind them.
-    sbi::is_gnomon() && board::tree().find_node("/soc/virtio_mmio@10001000").is_some()
-}
-
-/// What identifies it, and a register that keeps what is written, many times.
-fn virtio_registers() -> Check {
-    const MAGIC: u64 = 0;
-    const VERSION: u64 = 4;
-    const STATUS: u64 = 0x70;
-    for _ in 0..50 {
-        ensure_eq!((in32(VIRTIO + MAGIC), in32(VIRTIO + VERSION)), (0x7472_6976, 2), "magic and version");
-        out32(VIRTIO + STATUS, 1);
-        ensure_eq!(in32(VIRTIO + STATUS), 1, "status: acknowledged");
-        out32(VIRTIO + STATUS, 0);
-        ensure_eq!(in32(VIRTIO + STATUS), 0, "status: reset");
-    }
-    Ok(())
 }
 
 /// Runs a check while nothing is printed, and leaves the UART and the PLIC as it found them.

@@ -1,0 +1,62 @@
+//! VMs that start over while others have all memory: they wait until some is taken back, and end only if none can be.
+
+use crate::rig::{Done, PAGES, Rig, USED, vm};
+use abi::bundle::MmuMode;
+use hypervisor::vm::Departure;
+use mmu::frames::{Owner, Run, Use};
+
+/// A VM starts over; its memory is given back, and somebody has taken all of it at once, which is returned.
+fn starts_over_without_memory(rig: &mut Rig) -> Vec<Run> {
+    assert_eq!(rig.fill(0, 0..200), Done::Yes);
+    assert_eq!(rig.fill(1, 0..USED), Done::Yes);
+    rig.depart(0, Departure::Reboot);
+    rig.until("it has no memory", |rig| rig.said.contains("starts over"));
+    std::iter::from_fn(|| rig.g.frames().alloc(Owner::Host, Use::Other, 0).ok()).collect()
+}
+
+#[test]
+fn a_vm_that_starts_over_waits_for_memory_of_others() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+        let taken = starts_over_without_memory(&mut rig);
+        assert!(taken.len() > 100 && rig.g.frames().at_hand() == 0);
+        let (writes, waits) = (rig.count("swap.writes"), rig.count("swap.waits"));
+        rig.restarted(0);
+        assert!(rig.count("swap.writes") > writes && rig.count("swap.waits") > waits, "{:?}", rig.g.pager.each());
+        assert_eq!((rig.fill(0, 0..300), rig.load(0, 0..300)), (Done::Yes, Done::Yes));
+        assert_eq!(rig.load(1, 0..USED), Done::Yes);
+        taken.into_iter().for_each(|run| rig.g.frames().free(run));
+        rig.end();
+    }
+}
+
+#[test]
+fn one_that_waits_for_nothing_ends_and_no_other() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut rig = Rig::new(1300, None, vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+        let taken = starts_over_without_memory(&mut rig);
+        rig.until("it is over", |rig| rig.g.vms.all().count() == 1);
+        assert_eq!(rig.load(1, 0..USED), Done::Yes);
+        taken.into_iter().for_each(|run| rig.g.frames().free(run));
+        let said = rig.end();
+        let reason = if mmu == MmuMode::Nested { "its tables" } else { "its shadow tables" };
+        let message = format!("vm could not be started: no memory for {reason}: the host is out of memory");
+        assert!(said.contains(&message) && said.contains("other powered off"), "{said}");
+    }
+}
+
+/// Its end is asked for while it waits: it ends for that.
+#[test]
+fn one_that_waits_can_be_ended() {
+    let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", MmuMode::Nested), vm("other", MmuMode::Lazy)]);
+    let taken = starts_over_without_memory(&mut rig);
+    rig.disk().get().is_held = true;
+    (0..50).for_each(|_| rig.turn());
+    assert!(rig.g.vms.all().count() == 2, "it waits");
+    rig.depart(0, Departure::End(abi::record::EndReason::SystemFailure));
+    rig.until("it is over", |rig| rig.g.vms.all().count() == 1);
+    rig.disk().get().is_held = false;
+    taken.into_iter().for_each(|run| rig.g.frames().free(run));
+    let said = rig.end();
+    assert!(said.contains("vm powered off after a system failure"), "{said}");
+}
