@@ -262,7 +262,10 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     let ram = oracle::Machine::with_ram(Pfn::new(RAM), PAGES);
     let mem = Mem(Arc::new(Mutex::new(ram)));
     let mut frames = Frames::new();
-    let ends = vms.iter().flat_map(|vm| &vm.segments).map(|segment| segment.offset.saturating_add(segment.bytes).div_ceil(4096));
+    let ends = vms
+        .iter()
+        .flat_map(|vm| &vm.segments)
+        .map(|segment| segment.offset.saturating_add(segment.bytes).div_ceil(4096));
     // Some tests name what is in no bundle: just behind its end, or nowhere.
     let ends = ends.filter(|end| (512..PAGES).contains(end));
     // What is behind it is aligned the same.

@@ -3,6 +3,7 @@
 mod disk;
 #[path = "../fake/mod.rs"]
 mod fake;
+mod hot;
 mod images;
 mod random;
 mod rig;

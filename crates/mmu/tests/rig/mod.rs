@@ -269,7 +269,11 @@ impl Rig {
     }
 
     fn map(&self) -> Map {
-        interpret(&self.world.model.machine, self.space.root(), self.setup.format)
+        /// Whether a page is warm: what a sweep remembers of it, and the flat model does not.
+        const WARM: u64 = 1 << 9;
+        let mut map = interpret(&self.world.model.machine, self.space.root(), self.setup.format);
+        map.values_mut().for_each(|mapping| mapping.flags &= !WARM);
+        map
     }
 
     /// What the guest should find in a page.
