@@ -1,5 +1,6 @@
 //! The G-stage engine, one behaviour at a time.
 
+use mmu::gstage::{Comes, SwapSlot};
 use mmu::{
     Ad, AddressSpace, AllocError, Frames, How, Images, Object, Owner, Policy, Prot, Region, RegionError, Residence,
     ResolveError, Resolved, Returned, Span, Stale, Superpages, Use,
@@ -506,4 +507,40 @@ fn a_page_of_an_image_does_not_become_the_images_again() {
     drop(vm.touch(512, Access::Store));
     vm.space.rest(Pfn::new(512), &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
     let _ = vm.space.take_out(Pfn::new(512), None, &mut vm.mem);
+}
+
+/// A sweep spares what is used again and again, and nothing that was used once, or came unasked.
+#[test]
+fn what_was_used_when_it_had_been_idle_is_spared_twice() {
+    for superpages in [Superpages::Never, Superpages::Mega] {
+        let mut vm = vm(superpages, &[ram(0, 1024)]);
+        let _ = vm.touch(5, Access::Store);
+        let page = Pfn::new(5);
+        let rest = |vm: &mut Vm| vm.space.rest(page, &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
+        rest(&mut vm);
+        assert!(!vm.space.spare(page, &mut vm.mem), "it was used once");
+        for _ in 0..2 {
+            let (hpa, ..) = vm.touch(5, Access::Load);
+            rest(&mut vm);
+            let spared = [(); 4].map(|()| vm.space.spare(page, &mut vm.mem));
+            assert_eq!(spared, [true, true, false, false]);
+            assert_eq!(vm.space.resident(page.at(8), &vm.mem).map(|there| there.hpa), Some(hpa));
+        }
+        if superpages == Superpages::Never {
+            let slot = SwapSlot(9);
+            // It comes back as if it were new: that it is touched is the first time.
+            for comes in [Comes::Ahead, Comes::Wanted] {
+                assert!(!vm.space.spare(page, &mut vm.mem));
+                let frame = vm.space.take_out(page, Some(slot), &mut vm.mem);
+                vm.space
+                    .bring_in(page, slot, (frame, comes), &mut vm.mem)
+                    .unwrap()
+                    .flush(&mut Fences::default(), &vm.frames);
+                let _ = vm.touch(5, Access::Load);
+                rest(&mut vm);
+                assert!(!vm.space.spare(page, &mut vm.mem), "{comes:?}");
+            }
+        }
+        assert!(!vm.space.spare(Pfn::new(700), &mut vm.mem), "nothing is there");
+    }
 }

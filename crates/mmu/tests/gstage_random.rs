@@ -36,7 +36,7 @@ fn scenarios_reach_everything() {
 
 /// Each mutant, and the checks that may catch it, by their messages. That the scenarios trip none by
 /// themselves is the test above.
-const MUTANTS: [(Mutant, &[&str]); 27] = [
+const MUTANTS: [(Mutant, &[&str]); 30] = [
     (Mutant::DropsFences, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOneHart, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOnePage, &["StalePermission", "FreedWhileReachable"]),
@@ -48,12 +48,18 @@ const MUTANTS: [(Mutant, &[&str]); 27] = [
     (Mutant::GrantsWrite, &["an image is writable"]),
     (Mutant::ForgetsUser, &["Raised { cause: 2"]),
     (Mutant::ForgetsAccessed, &["Raised { cause: 2"]),
-    (Mutant::ForgetsOneOfASplit, &["exactly the range is gone", "another page changed", "contents of"]),
+    (
+        Mutant::ForgetsOneOfASplit,
+        &["exactly the range is gone", "another page changed", "contents of", "harts see nothing of a split"],
+    ),
     (Mutant::ForgetsToZero, &["in a G-stage table", "contents of"]),
     (Mutant::ForgetsToCopy, &["contents of"]),
     (Mutant::LinksTooEarly, &["StalePermission"]),
     (Mutant::ForgetsToClear, &["exactly the range is gone"]),
-    (Mutant::ForgetsDebtOfImages, &["a copy without a fence", "a fence is owed for what is gone"]),
+    (
+        Mutant::ForgetsDebtOfImages,
+        &["a copy without a fence", "a fence is owed for what is gone", "it is to be fenced"],
+    ),
     (Mutant::RestsWithoutFence, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::TakesBeforeTheFence, &["FreedWhileReachable"]),
     (Mutant::RevivesReadOnly, &["mapped again as it was"]),
@@ -64,6 +70,9 @@ const MUTANTS: [(Mutant, &[&str]); 27] = [
     (Mutant::ForgetsSlots, &["slots are forgone"]),
     (Mutant::ForgetsToTakeOver, &["contents of"]),
     (Mutant::TakesOverEarly, &["contents of"]),
+    (Mutant::WithdrawsWithoutFence, &["FreedWhileReachable", "StalePermission"]),
+    (Mutant::ForgetsUseOfOriginals, &["owned by"]),
+    (Mutant::BringsOriginalsHome, &["owned by", "contents of", "not of one owner", "freed twice"]),
 ];
 
 /// The message of the first check that `mutant` fails, in one of many random scenarios.

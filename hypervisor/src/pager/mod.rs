@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A *sweep* goes through the memory of all VMs like the hand of a clock. What is mapped becomes idle; what is still idle
-//! when the hand comes again goes: pages of zeroes to nowhere, others to the device. The VMs' `reserve` stays.
+//! when the hand comes again goes, unless it is spared because it was used often: pages of zeroes to nowhere, others to the
+//! device. The VMs' `reserve` stays.
 //!
 //! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile it gets the frame
 //! back, and what was written is forgotten (*rescue*).

@@ -184,6 +184,10 @@ impl Pager {
                     }
                 }
             }
+            if is_idle && !portion.is_forced {
+                let (space, mem) = memory.space();
+                is_idle = !space.spare(page, mem);
+            }
             if is_idle && next.raw() - page.raw() > 1 {
                 portion.spend(Portion::SPLIT);
                 // The pages are looked at one by one from here on.

@@ -4,6 +4,7 @@ mod calls;
 mod disk;
 #[path = "../fake/mod.rs"]
 mod fake;
+mod hot;
 mod images;
 mod random;
 mod rig;

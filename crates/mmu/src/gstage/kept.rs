@@ -10,8 +10,8 @@
 //! | entry | V | what it keeps |
 //! |---|---|---|
 //! | untouched | 0 | nothing: all bits are 0 |
-//! | mapped | 1 | a leaf |
-//! | idle | 0 | the leaf, but for V: the frame is the VM's still |
+//! | mapped | 1 | a leaf, and whether it is warm: used again after it had been idle |
+//! | idle | 0 | the leaf, but for V: the frame is the VM's still; and how often a sweep is to spare it yet |
 //! | out | 0 | the number of a page of the swap device, and its mark |
 //!
 //! An idle page is how Gnomon learns whether a guest uses a page that hardware sets no A bit for: V stands in for A
@@ -65,19 +65,33 @@ impl Kept {
         if flags.contains(OUT) {
             return Kept::Out(SwapSlot(pte.pfn::<Hpa>().raw()));
         }
-        match Pte(pte.0 | PteFlags::V.bits()).decode::<Hpa>(level, Caps { svnapot: false, svpbmt: false }) {
+        match Pte(pte.0 & !(SPARED_MASK | UNASKED) | PteFlags::V.bits())
+            .decode::<Hpa>(level, Caps { svnapot: false, svpbmt: false })
+        {
             Entry::Leaf(leaf) if flags.contains(OWNED) => Kept::Idle(leaf),
             _ => panic!("an invalid entry of a G-stage table that nobody makes"),
         }
     }
 }
 
+/// The mark of a leaf that is *warm*: its page was used again after it had been idle. In an invalid entry that bit is [`OUT`].
+const WARM: PteFlags = PteFlags::RSW1;
+/// How often a sweep spares an idle page that was warm, beyond what it spares all: so a page that is used again and again outlasts
+/// many that are used once. (FreeBSD's `act_count`, as far as a bit of the leaf can tell.)
+const SPARED: u64 = 2;
+/// Where an idle entry counts how often it is to be spared yet: bits that are reserved in a leaf.
+const SPARED_SHIFT: u32 = 54;
+const SPARED_MASK: u64 = 3 << SPARED_SHIFT;
+/// The mark of an idle entry whose page has come before anybody asked for it: that it is used is no second time.
+const UNASKED: u64 = 1 << 56;
+
 /// Where an entry's page number begins.
 const PPN_SHIFT: u32 = 10;
 
 /// The entry of a leaf that is idle.
 const fn idle(leaf: Pte) -> Pte {
-    Pte(leaf.0 & !PteFlags::V.bits())
+    let spared = if leaf.flags().contains(WARM) { SPARED } else { 0 };
+    Pte(leaf.0 & !PteFlags::V.union(WARM).bits() | spared << SPARED_SHIFT)
 }
 
 /// The entry of a page that is out.
@@ -158,6 +172,17 @@ impl AddressSpace {
         table::fill(slot.at, next, mem);
         self.counters.rested += 1;
         stale
+    }
+
+    /// Whether a sweep is to spare what is idle at `page` this time, because it was used often. It counts as spared then.
+    pub fn spare(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> bool {
+        let Some(slot) = self.slot(page.base(), mem) else { return false };
+        let is_idle = matches!(Kept::of(slot.pte, slot.level), Kept::Idle(_));
+        if !is_idle || slot.pte.0 & SPARED_MASK == 0 {
+            return false;
+        }
+        table::fill(slot.at, Pte(slot.pte.0 - (1 << SPARED_SHIFT)), mem);
+        true
     }
 
     fn idle_slot(&self, page: Pfn<Gpa>, level: Level, mem: &impl PhysMem) -> (Slot<Hpa>, Leaf<Hpa>) {
@@ -297,7 +322,7 @@ impl AddressSpace {
         let is_copied = comes != Comes::Unwritten && self.sees_writes();
         let frame = frame.into_entry();
         let leaf = if is_copied { self.clean_leaf(frame, region.prot) } else { Self::leaf(frame, region.prot, OWNED) };
-        table::fill(slot.at, if comes == Comes::Ahead { idle(leaf) } else { leaf }, mem);
+        table::fill(slot.at, if comes == Comes::Ahead { Pte(idle(leaf).0 | UNASKED) } else { leaf }, mem);
         if is_copied {
             self.copies.insert(page.raw(), from);
         } else if comes != Comes::Unwritten {
@@ -334,6 +359,7 @@ impl AddressSpace {
         mem: &mut impl PhysMem,
     ) -> Resolved {
         let mut flags = leaf.flags | PteFlags::A;
+        flags.set(WARM, slot.pte.0 & UNASKED == 0);
         if access == Access::Store {
             // Whoever asked may store without another fault: Gnomon does.
             self.counters.dirtied += u64::from(!flags.contains(PteFlags::W));

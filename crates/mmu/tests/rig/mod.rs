@@ -3,6 +3,7 @@
 //!
 //! The engine reaches memory and fences through [`World`].
 
+mod originals;
 mod paging;
 mod world;
 
@@ -10,6 +11,7 @@ use paging::Paged;
 pub use world::Mutant;
 use world::World;
 
+use mmu::frames::Neglect;
 use mmu::gstage::{Remain, SwapSlot};
 use mmu::{
     AddressSpace, AllocError, Counters, Frames, How, Images, Object, Owner, Policy, Prot, Region, Residence,
@@ -40,6 +42,8 @@ pub enum Op {
     Hog(u16),
     /// There is no limit, and the host gives back what it took.
     Relax,
+    /// An original of the image goes.
+    LetOriginalGo(u16),
     /// The host looks at some entries, and makes idle what the guest could use.
     Sweep(u16, u8),
     /// Idle 2 MiB become idle pages.
@@ -120,6 +124,7 @@ pub fn ops(count: usize) -> impl Strategy<Value = Vec<Op>> {
         1 => prop_oneof![0..6u16, 500..600u16].prop_map(Op::Hog),
         1 => Just(Op::Relax),
         5 => (any::<u16>(), 1..4u8).prop_map(|(n, entries)| Op::Sweep(n, entries)),
+        1 => any::<u16>().prop_map(Op::LetOriginalGo),
         1 => any::<u16>().prop_map(Op::Split),
         4 => (any::<u16>(), any::<bool>()).prop_map(|(n, prefers)| Op::TakeOut(n, prefers)),
         1 => Just(Op::WrittenOut),
@@ -141,7 +146,6 @@ pub struct Rig {
     setup: Setup,
     regions: Vec<Region>,
     image: Pfn<Hpa>,
-    image_run: Run,
     hogged: Vec<Run>,
     owed: Stale<Gpa>,
     /// What the guest wrote.
@@ -157,10 +161,15 @@ fn image_contents(frame_of_image: u64) -> Contents {
 impl Rig {
     pub fn new(setup: Setup, mutant: Mutant) -> Rig {
         let mut frames = Frames::new();
-        frames.add(RAM, RAM_PAGES);
+        frames.add(RAM.add(IMAGE_PAGES), RAM_PAGES - IMAGE_PAGES);
+        frames.add_images(std::slice::from_ref(&(RAM.raw()..RAM.raw() + IMAGE_PAGES)));
+        match mutant {
+            Mutant::ForgetsUseOfOriginals => frames.originals().neglect(Neglect::ForgetsUse),
+            Mutant::BringsOriginalsHome => frames.originals().neglect(Neglect::ComesHome),
+            _ => {}
+        }
         let mut machine = Machine::with_ram(RAM, RAM_PAGES);
-        let image_run = frames.alloc(Owner::Host, Use::Image, 11).expect("room for the image");
-        let image = image_run.first();
+        let image = RAM;
         for i in 0..IMAGE_PAGES {
             let [head, tail] = image_contents(i);
             machine.write_u64(image.add(i).base(), head);
@@ -194,7 +203,6 @@ impl Rig {
             setup,
             regions,
             image,
-            image_run,
             hogged: vec![],
             owed: Stale::none(),
             written: BTreeMap::new(),
@@ -255,6 +263,7 @@ impl Rig {
                 self.hogged.drain(..).for_each(|run| self.frames.free(run));
             }
             Op::Sweep(from, entries) => self.sweep(from, entries),
+            Op::LetOriginalGo(n) => self.let_original_go(n),
             Op::Split(n) => self.split_one(n),
             Op::TakeOut(n, prefers_device) => self.take_out(n, prefers_device),
             Op::WrittenOut => self.written_out(),
@@ -269,7 +278,11 @@ impl Rig {
     }
 
     fn map(&self) -> Map {
-        interpret(&self.world.model.machine, self.space.root(), self.setup.format)
+        /// Whether a page is warm: what a sweep remembers of it, and the flat model does not.
+        const WARM: u64 = 1 << 9;
+        let mut map = interpret(&self.world.model.machine, self.space.root(), self.setup.format);
+        map.values_mut().for_each(|mapping| mapping.flags &= !WARM);
+        map
     }
 
     /// What the guest should find in a page.
@@ -336,7 +349,14 @@ impl Rig {
                 }
                 return;
             }
-            Err(ResolveError::OriginalOut { page, .. }) => panic!("the image stays, and {page:?} of it is out"),
+            Err(ResolveError::OriginalOut { page: at, home }) => {
+                assert_eq!(at.raw(), page);
+                assert_eq!((&before, usage), (&after, self.frames.usage(VM)), "what is out changes nothing");
+                if self.bring_original(page, home) {
+                    self.touch(page, access);
+                }
+                return;
+            }
             Ok(Resolved::Hole) => {
                 assert!(region.is_none(), "{gpa} is in {region:?}");
                 assert_eq!(before, after);
@@ -475,7 +495,9 @@ impl Rig {
         assert_eq!(usage.table, tables + waiting(Use::Table), "the VM pays for its tables");
         assert_eq!(usage.total(), usage.guest + usage.table);
         let hogged: u64 = self.hogged.iter().map(Run::pages).sum();
-        assert_eq!(usage.total() + hogged + IMAGE_PAGES + self.frames.free_count(), RAM_PAGES, "no frame is lost");
+        // What is hogged is the host's as well, for something else.
+        let images = self.frames.usage(Owner::Host).image;
+        assert_eq!(usage.total() + hogged + images + self.frames.free_count(), RAM_PAGES, "no frame is lost");
     }
 
     fn unmap(&mut self, start: u64, pages: u64) {
@@ -548,7 +570,8 @@ impl Rig {
         self.written_out();
         self.step(&Op::Relax);
         (0..usize::from(self.setup.harts)).for_each(|hart| self.world.model.detach(hart));
-        let Rig { frames, mut world, space, image_run, paged, .. } = self;
+        self.check_originals();
+        let Rig { frames, mut world, space, paged, .. } = self;
         let counters = *space.counters();
         let mut remains = space.destroy(&mut world);
         let mut slots: BTreeSet<SwapSlot> = paged.out.values().map(|(slot, _)| *slot).collect();
@@ -568,12 +591,7 @@ impl Rig {
         assert!(slots.is_empty(), "at the end {slots:?} are not given back");
         world.model.verdict().expect("no fence rule is broken at the end");
         assert_eq!(frames.usage(VM).total(), 0);
-        frames.free(image_run);
-        assert_eq!(frames.free_count(), RAM_PAGES);
-        for i in 0..IMAGE_PAGES {
-            let words = world.model.machine.frame(self.image.add(i));
-            assert_eq!([words[0], words[511]], image_contents(i), "the image was written");
-        }
+        assert_eq!(frames.free_count() + frames.usage(Owner::Host).image, RAM_PAGES);
         counters
     }
 }

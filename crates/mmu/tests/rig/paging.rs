@@ -65,8 +65,11 @@ impl Rig {
             let before = self.map();
             let (sight, next) = self.space.look(Pfn::new(page), &self.world);
             self.check_sight(page, sight, next.raw(), &before);
-            if let Sight::Mapped(level) = sight {
-                self.rest(page, level, before);
+            match sight {
+                Sight::Mapped(level) => self.rest(page, level, before),
+                // Whether it is spared or not, it is where it was.
+                Sight::Idle(_) => _ = self.space.spare(Pfn::new(page), &mut self.world),
+                Sight::Nothing => assert!(!self.space.spare(Pfn::new(page), &mut self.world), "nothing is idle"),
             }
             page = next.raw();
         }

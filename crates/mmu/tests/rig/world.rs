@@ -63,6 +63,12 @@ pub enum Mutant {
     ForgetsToTakeOver,
     /// It is taken over before their table goes, and not after the fence.
     TakesOverEarly,
+    /// An original goes that harts may remember.
+    WithdrawsWithoutFence,
+    /// An original goes that harts reach.
+    ForgetsUseOfOriginals,
+    /// An original is looked for where it was, and not where it came back to.
+    BringsOriginalsHome,
 }
 
 /// Entries that the engine sees as if they were 0.
