@@ -77,8 +77,9 @@ impl<S: Shadowed> Shadow<S> {
     ) {
         let at = self.descend(&root, gva, host.mem);
         let page = self.index.page(at.0);
-        // The identity does not change, and what is not live says nothing.
-        if page.key.role == Role::Table && page.is_live(at.1) && !self.is_sabotaged(Sabotage::ForgetsFence) {
+        // The identity does not change, and what is not live says nothing, unless it is steered.
+        let says = page.is_live(at.1) || self.steers();
+        if page.key.role == Role::Table && says && !self.is_sabotaged(Sabotage::ForgetsFence) {
             self.fence_entry(at, host);
         }
     }
@@ -108,9 +109,10 @@ impl<S: Shadowed> Shadow<S> {
     /// Leaves out what a page leads to from entry `rest` on, for there is too much of it: it is found again by faults.
     pub(super) fn postpone<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, rest: usize, host: &mut Host<'_, M, H>) {
         self.counters.postponed += 1;
-        if !self.is_sabotaged(Sabotage::ForgetsRest) {
-            self.empty(id, rest, host);
+        if self.is_sabotaged(Sabotage::ForgetsRest) {
+            return;
         }
+        if self.steers() { self.poison_rest(id, rest, host) } else { self.empty(id, rest, host) }
     }
 
     /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.

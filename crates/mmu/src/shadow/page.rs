@@ -11,6 +11,8 @@
 //!   is valid, and one that is not live is empty.
 //! - A live leaf is in the list of the guest frame that it leads to, or, a 2 MiB one, of the 2 MiB. A live pointer is in
 //!   the list of parents of the shadow page that it leads to.
+//! - In `steered`, entries of the shadow of a table are never out of step with their mirror, live or not: an entry that
+//!   is not live is empty where the mirror faults, and poison where it does not (`steer`).
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
 
@@ -196,6 +198,11 @@ impl Page {
     #[inline(always)]
     pub fn mirror(&self, index: usize, mem: &impl PhysMem) -> Option<Pte> {
         self.is_live(index).then(|| Pte(mem.read_u64(self.mirror_at(index))))
+    }
+
+    /// The guest's entry that an entry of a steered table was made from, whether it is live or not.
+    pub fn made_from(&self, index: usize, mem: &impl PhysMem) -> Pte {
+        Pte(mem.read_u64(self.mirror_at(index)))
     }
 
     /// Whether the entry, live and as it stands in the table, is a pointer.
