@@ -46,6 +46,8 @@ tunables! {
     Reclaim = "reclaim", Kind::Switch, 1, "take back what guests do not use when memory is short; if off, a VM that needs more ends";
     /// Promotion.
     Promote = "promote", Kind::Switch, 1, "pages of 4 KiB that fill 2 MiB become one of 2 MiB when harts are idle and memory is not short";
+    /// Steering.
+    Steer = "steer", Kind::Switch, 1, "guests in mode steered take their page faults themselves; if off, Gnomon delivers them";
     /// Pages that are read with one that is needed.
     ReadAhead = "read-ahead", Kind::Number(15), 7, "pages that are brought in with one that is needed";
     /// A disturbance, for tests.
