@@ -92,7 +92,7 @@ impl Budget {
     /// To begin with another shadow page.
     pub(super) const VISIT: u32 = 16;
     /// To compare 64 entries one after the other.
-    pub(super) const COMPARE: u32 = 22;
+    pub(super) const COMPARE: u32 = 28;
 
     /// Takes steps from it.
     pub(super) const fn spend(&mut self, steps: u32) {

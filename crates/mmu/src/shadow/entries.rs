@@ -53,13 +53,13 @@ impl<S: Shadowed> Shadow<S> {
     #[inline]
     pub(super) fn behind<M: PhysMem, H>(&self, id: Id, part: usize, host: &mut Host<'_, M, H>) -> u64 {
         let page = self.index.page(id);
-        let live = if self.steers() && !self.is_sabotaged(Sabotage::ForgetsEmpty) {
+        if self.steers() && !self.is_sabotaged(Sabotage::ForgetsEmpty) {
             host.budget.spend(Budget::COMPARE);
-            u64::MAX
-        } else {
-            host.budget.spend(1 + page.live_in(part).count_ones());
-            page.live_in(part)
-        };
+            let compare = |frame| host.mem.all_differing((frame, page.body.mirror.first()), part);
+            return page.guest.map_or(u64::MAX, compare);
+        }
+        let live = page.live_in(part);
+        host.budget.spend(1 + live.count_ones());
         match page.guest {
             Some(frame) => host.mem.differing((frame, page.body.mirror.first()), part, live),
             None => live,
