@@ -549,6 +549,11 @@ fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> O
         (None, Some(_)) => counters.fences_asid.bump(),
         (None, None) => counters.fences_all.bump(),
     }
+    if let Some((gva, _)) = range
+        && steering::fence_page(run, gva, asid, env)
+    {
+        return Outcome::Resume;
+    }
     fence(g, run, &GuestFence { range, asid }, env);
     Outcome::Resume
 }

@@ -5,10 +5,11 @@ use crate::exit::Faulted;
 use crate::gnomon::Gnomon;
 use crate::offer::Offer;
 use crate::vcpu::VcpuRun;
+use crate::vm::Memory;
 use abi::bundle::VmConfig;
 use alloc::string::String;
 use mmu::shadow::GuestFence;
-use rv::{Access, Addr, Exception, Trap};
+use rv::{Access, Addr, Asid, BriefExits, Exception, Gva, PAGE_BYTES, Trap};
 
 /// Times in a row that an instruction makes an access fault for no reason that Gnomon knows of, after which it is the guest's.
 const MOST: u32 = 4;
@@ -50,6 +51,31 @@ fn is_unexplained(run: &mut VcpuRun) -> bool {
     known.times = if found == (known.pc, known.tval, known.exit) { known.times + 1 } else { 1 };
     (known.pc, known.tval, known.exit) = (found.0, found.1, exits);
     known.times >= MOST
+}
+
+/// A fence of one page, of the vCPU's own. Says whether it is done: most are, for their tables are known.
+#[inline(always)]
+pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option<Asid>, env: &mut E) -> bool {
+    let Some(root) = run.root.as_ref().filter(|root| root.steers && asid.is_none_or(|asid| asid == root.asid)) else {
+        return false;
+    };
+    let page = gva.align_down(PAGE_BYTES);
+    let mut memory = run.vm.memory.lock();
+    let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else { return false };
+    if !shadow.fence_in_known_table(root, page, space, &mut env.mem()) {
+        return false;
+    }
+    drop(memory);
+    run.context.brief = BriefExits::NONE;
+    match asid {
+        None => {
+            run.context.lane.log.push(page);
+            run.logged = run.context.lane.log.count();
+        }
+        Some(asid) => run.views.outdate_others(Some(asid)),
+    }
+    env.fence_guest(Some(page), None);
+    true
 }
 
 /// A guest that has made an entry valid may wait for hardware to see it, without a fence. Hardware would at some time; so the entry

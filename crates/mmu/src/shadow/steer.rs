@@ -20,10 +20,10 @@ use super::page::{At, CAPS, Id, NO_PTE, Page, Role};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
-use crate::gstage::Translation;
-use crate::table;
+use crate::gstage::{AddressSpace, Translation};
+use crate::table::{self, Debt};
 use rv::format::ENTRIES;
-use rv::{Access, Entry, Fence, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Entry, Fence, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// What a guest's leaf may allow that the G-stage has a say in.
 const RIGHTS: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
@@ -72,18 +72,42 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// The leaf of `level` for what is at `gfn`, if it is there and allows all that the guest's entry does.
-    fn whole_leaf<M: PhysMem, H>(
+    #[inline(always)]
+    fn whole_leaf(
         &mut self,
         gfn: Pfn<Gpa>,
         level: Level,
         allowed: PteFlags,
-        host: &Host<'_, M, H>,
+        (space, mem): (&AddressSpace, &impl PhysMem),
     ) -> Option<Pte> {
-        let there = host.space.translate(gfn.base(), host.mem)?;
+        let there = space.translate(gfn.base(), mem)?;
         if !there.flags.contains(allowed & RIGHTS) && !self.is_sabotaged(Sabotage::SteersNarrower) {
             return None;
         }
-        self.leaf_fits(gfn, level, there.level).then(|| self.leaf(gfn, level, allowed, there, host.mem))?
+        self.leaf_fits(gfn, level, there.level).then(|| self.leaf(gfn, level, allowed, there, mem))?
+    }
+
+    /// A fence by address on one root, where the shadow's last table for the address is one that a walk ended at lately: nearly all
+    /// are. Says whether it was one.
+    ///
+    /// It takes no frames, and owes no fence but the guest's own.
+    #[inline(always)]
+    pub fn fence_in_known_table(
+        &mut self,
+        root: &Root<S>,
+        gva: Addr<S>,
+        space: &AddressSpace,
+        mem: &mut impl PhysMem,
+    ) -> bool {
+        let Some(id) = self.walks.find(root.serial, gva).filter(|_| self.steers()) else { return false };
+        let at = (id, root.format.index_in_frame(gva, Level::PAGE));
+        let Both { ours, guests: Some(pte) } = self.look(at, space, mem) else { return false };
+        if self.index.page(id).made_from(at.1, mem) != pte && !self.is_sabotaged(Sabotage::ForgetsFence) {
+            self.counters.synced_entries += 1;
+            let debt = self.remade(at, ours, pte, space, mem);
+            self.leave(debt);
+        }
+        true
     }
 
     /// Brings one entry of the shadow of a table in step with the guest's.
@@ -99,22 +123,28 @@ impl<S: Shadowed> Shadow<S> {
         self.remake(at, ours, pte, host);
     }
 
-    /// Makes an entry of the shadow of a table from the guest's.
     fn remake<M: PhysMem, H>(&mut self, at: At, ours: Pte, pte: Pte, host: &mut Host<'_, M, H>) {
+        let debt = self.remade(at, ours, pte, host.space, host.mem);
+        self.owe(debt, host);
+    }
+
+    /// Makes an entry of the shadow of a table from the guest's.
+    #[inline(always)]
+    fn remade(&mut self, at: At, ours: Pte, pte: Pte, space: &AddressSpace, mem: &mut impl PhysMem) -> Debt {
         let level = self.index.page(at.0).key.level;
         if let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
             && leaf.flags.contains(PteFlags::A)
         {
-            if let Some(new) = self.whole_leaf(leaf.pfn, level, self.rights(leaf.flags), host)
-                && let Some(debt) = self.set_leaf(at, (ours, new), pte, host.mem)
+            if let Some(new) = self.whole_leaf(leaf.pfn, level, self.rights(leaf.flags), (space, &*mem))
+                && let Some(debt) = self.set_leaf(at, (ours, new), pte, mem)
             {
-                return self.owe(debt, host);
+                return debt;
             }
             if self.is_sabotaged(Sabotage::SteersMissing) {
-                return self.replace(at, Pte::INVALID, pte, host);
+                return self.replaced(at, Pte::INVALID, pte, mem);
             }
         }
-        self.replace(at, self.faulting(level, pte), pte, host);
+        self.replaced(at, self.faulting(level, pte), pte, mem)
     }
 
     /// The entry that makes the fault, made from the guest's: empty where that faults anyway.
@@ -126,19 +156,24 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// Makes an entry `new`, which leads nowhere, from `mirror`.
     fn replace<M: PhysMem, H>(&mut self, at: At, new: Pte, mirror: Pte, host: &mut Host<'_, M, H>) {
+        let debt = self.replaced(at, new, mirror, host.mem);
+        self.owe(debt, host);
+    }
+
+    /// Makes an entry `new`, which leads nowhere, from `mirror`.
+    fn replaced(&mut self, at: At, new: Pte, mirror: Pte, mem: &mut impl PhysMem) -> Debt {
         let page = self.index.page(at.0);
-        let known = page.mirror(at.1, host.mem);
-        let (old, debt) = table::exchange(page.entry_at(at.1), new, host.mem);
+        let known = page.mirror(at.1, mem);
+        let (old, debt) = table::exchange(page.entry_at(at.1), new, mem);
         let mirror_at = page.mirror_at(at.1);
         if let Some(known) = known {
             let is_pointer = page.is_pointer(old);
-            let list = self.index.list_of(at, known, is_pointer, host.mem);
-            self.index.remove(at, list, host.mem);
+            let list = self.index.list_of(at, known, is_pointer, mem);
+            self.index.remove(at, list, mem);
         }
-        host.mem.write_u64(mirror_at, mirror.0);
-        self.owe(debt, host);
+        mem.write_u64(mirror_at, mirror.0);
+        debt
     }
 
     /// Fills a new shadow page, which nothing leads to yet.
@@ -170,7 +205,7 @@ impl<S: Shadowed> Shadow<S> {
                         None
                     } else {
                         host.budget.spend(Budget::DERIVE);
-                        self.whole_leaf(key.frame_below(index), key.level, flags, host)
+                        self.whole_leaf(key.frame_below(index), key.level, flags, (host.space, host.mem))
                     };
                     let ours = Pte::INVALID;
                     match leaf.and_then(|leaf| self.set_leaf(at, (ours, leaf), NO_PTE, host.mem)) {

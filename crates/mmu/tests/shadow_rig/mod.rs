@@ -371,7 +371,15 @@ impl<S: Subject> Rig<S> {
         let vcpu = &mut self.vcpus[n];
         let shadow = self.shadow.as_mut().expect("until the end");
         let fence = GuestFence { range, asid };
-        shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
+        let known = match (pages.as_slice(), asid) {
+            ([page], None) => shadow.fence_in_known_table(&vcpu.root, page.align_down(4096), &self.space, &mut mem),
+            _ => false,
+        };
+        if known {
+            log.borrow_mut().push(pages[0].align_down(4096));
+        } else {
+            shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
+        }
         match range {
             None => vcpu.fences.add(None, asid, time),
             Some(_) => pages.iter().for_each(|page| vcpu.fences.add(Some(*page), asid, time)),
