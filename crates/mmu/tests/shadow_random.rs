@@ -72,7 +72,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 47] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 49] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -124,6 +124,8 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 47] = [
     (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered, &["STEERING"]),
     (Mutant::Engine(Sabotage::KeepsLostTables), Upkeep::Steered, &["STEERING", "TLB-LIKE", "OWNERSHIP"]),
     (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Steered, &["TLB-LIKE", "STEERING"]),
+    (Mutant::Engine(Sabotage::ForgetsPassed), Upkeep::Steered, &["TLB-LIKE", "STEERING"]),
+    (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered, &["TLB-LIKE", "STEERING"]),
     (Mutant::Engine(Sabotage::LinksStale), Upkeep::Steered, &["TLB-LIKE", "STEERING"]),
     (Mutant::Engine(Sabotage::ForgetsToCatchUp), Upkeep::Steered, &["TLB-LIKE", "STEERING"]),
     (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),

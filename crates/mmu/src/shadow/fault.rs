@@ -394,7 +394,7 @@ impl<S: Shadowed> Shadow<S> {
                 self.owe(debt, host);
                 return answer;
             }
-            id = match self.pointer((id, index), ours, pte, host) {
+            id = match self.pointer((id, index), (ours, pte), gva, host) {
                 Some(child) => child,
                 None => return self.retry(),
             };
@@ -410,8 +410,8 @@ impl<S: Shadowed> Shadow<S> {
     fn pointer<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (id, index): At,
-        old: Pte,
-        pte: Pte,
+        (old, pte): (Pte, Pte),
+        gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) -> Option<Id> {
         let page = self.index.page(id);
@@ -420,19 +420,26 @@ impl<S: Shadowed> Shadow<S> {
             return self.index.find(key, host.mem);
         }
         self.drop_entry((id, index), host);
-        let child = self.child(key, host)?;
+        let child = self.child(key, gva, host)?;
         self.set_pointer((id, index), pte, child, host);
         Some(child)
     }
 
     /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
-    fn child<M: PhysMem, H: Fence<Gpa>>(&mut self, key: Key, host: &mut Host<'_, M, H>) -> Option<Id> {
+    fn child<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        key: Key,
+        gva: Addr<S>,
+        host: &mut Host<'_, M, H>,
+    ) -> Option<Id> {
         if let Some(id) = self.index.find(key, host.mem) {
             self.counters.shared += 1;
             if self.steers() && key.role == Role::Table && self.index.page(id).guest.is_none() {
                 self.index.page_mut(id).guest = Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn());
             }
-            if !self.is_sabotaged(Sabotage::LinksStale) {
+            let stamp = self.index.page(id).stamp;
+            let is_fresh = self.steers() && self.passed.is_fresh(stamp, gva.raw(), key.level);
+            if !is_fresh && !self.is_sabotaged(Sabotage::LinksStale) {
                 self.sync_below(id, host);
             }
             return Some(id);

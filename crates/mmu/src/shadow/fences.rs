@@ -47,6 +47,7 @@ impl<S: Shadowed> Shadow<S> {
                 // Other roots catch up when they are loaded; the present one does now.
                 let is_logged = fence.asid.is_none() && !self.is_sabotaged(Sabotage::ForgetsLog);
                 for gva in pages {
+                    self.pass_page(gva);
                     if is_own {
                         self.fence_page(root, gva, host);
                     }
@@ -59,6 +60,10 @@ impl<S: Shadowed> Shadow<S> {
                 }
             }
             None => {
+                self.stamp += 1;
+                if !self.is_sabotaged(Sabotage::ForgetsPassed) {
+                    self.passed.all(self.stamp);
+                }
                 if is_own {
                     self.fence_root(&root, host);
                 }
@@ -66,6 +71,14 @@ impl<S: Shadowed> Shadow<S> {
             }
         }
         self.conclude(host);
+    }
+
+    /// A fence of one page happens, on whatever root.
+    #[inline(always)]
+    pub(super) fn pass_page(&mut self, gva: Addr<S>) {
+        if !self.is_sabotaged(Sabotage::ForgetsPassedPages) {
+            self.passed.page(gva.raw());
+        }
     }
 
     /// A fence by address on one root: what its tables say of `gva` may be out of date.

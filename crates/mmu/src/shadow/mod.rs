@@ -10,6 +10,7 @@
 //! | `page` | a shadow page, and what a live entry is |
 //! | `shadowed` | the address spaces that can be shadowed |
 //! | `walks` | where walks down the shadow ended lately |
+//! | `passed` | what fences have passed over lately |
 //! | `heads`, `index` | pages and entries by what they lead to; knows nothing of what entries may say |
 //! | `entries` | the one place where entries change |
 //! | `fault` | faults: the guest's walk, and the fill |
@@ -43,6 +44,7 @@ mod heads;
 mod index;
 mod lists;
 mod page;
+mod passed;
 mod protect;
 mod reclaim;
 mod root;

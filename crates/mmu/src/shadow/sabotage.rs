@@ -66,6 +66,10 @@ pub enum Sabotage {
     PoisonsKernelOnly,
     /// A steered leaf may allow less than the guest's.
     SteersNarrower,
+    /// Steered pages are up to date that were compared before a fence of all addresses.
+    ForgetsPassed,
+    /// The same before one by address.
+    ForgetsPassedPages,
     /// A table whose frame is gone stays linked.
     KeepsLostTables,
 }

@@ -100,6 +100,7 @@ impl<S: Shadowed> Shadow<S> {
         mem: &mut impl PhysMem,
     ) -> bool {
         let Some(id) = self.walks.find(root.serial, gva).filter(|_| self.steers()) else { return false };
+        self.pass_page(gva);
         let at = (id, root.format.index_in_frame(gva, Level::PAGE));
         let Both { ours, guests: Some(pte) } = self.look(at, space, mem) else { return false };
         if self.index.page(id).made_from(at.1, mem) != pte && !self.is_sabotaged(Sabotage::ForgetsFence) {
@@ -183,7 +184,7 @@ impl<S: Shadowed> Shadow<S> {
         let (key, guest) = (page.key, page.guest);
         match (key.role, guest) {
             (Role::Table, Some(frame)) => {
-                host.budget.spend(8 * Budget::COMPARE / 2);
+                host.budget.spend(8 * Budget::COMPARE);
                 for first in (0..ENTRIES).step_by(8) {
                     // It is all zeroes itself, and most of them are as well.
                     if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
@@ -204,7 +205,7 @@ impl<S: Shadowed> Shadow<S> {
                     let leaf = if host.budget.is_spent() {
                         None
                     } else {
-                        host.budget.spend(Budget::DERIVE);
+                        host.budget.spend(Budget::FILL);
                         self.whole_leaf(key.frame_below(index), key.level, flags, (host.space, host.mem))
                     };
                     let ours = Pte::INVALID;
@@ -224,7 +225,7 @@ impl<S: Shadowed> Shadow<S> {
         if host.budget.is_spent() || !pte.flags().contains(PteFlags::V) {
             return self.replace(at, self.faulting(level, pte), pte, host);
         }
-        host.budget.spend(Budget::DERIVE);
+        host.budget.spend(Budget::FILL);
         let ours = Pte(host.mem.read_u64(page.entry_at(at.1)));
         self.remake(at, ours, pte, host);
     }
@@ -254,6 +255,7 @@ impl<S: Shadowed> Shadow<S> {
         if self.is_sabotaged(Sabotage::KeepsLostTables) {
             return;
         }
+        self.index.page_mut(id).stamp = 0;
         if self.index.page(id).key.level > Level::PAGE {
             return self.poison_all(id, host);
         }
