@@ -437,10 +437,10 @@ impl<S: Shadowed> Shadow<S> {
             if self.steers() && key.role == Role::Table && self.index.page(id).guest.is_none() {
                 self.index.page_mut(id).guest = Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn());
             }
-            let stamp = self.index.page(id).stamp;
-            let is_fresh = self.steers() && self.passed.is_fresh(stamp, gva.raw(), key.level);
-            if !is_fresh && !self.is_sabotaged(Sabotage::LinksStale) {
-                self.sync_below(id, host);
+            let fences = self.passed.fences();
+            self.index.page_mut(id).use_.comes(fences);
+            if !self.is_sabotaged(Sabotage::LinksStale) {
+                self.sync_below(id, gva, host);
             }
             return Some(id);
         }

@@ -100,7 +100,7 @@ impl<S: Shadowed> Shadow<S> {
     /// [`Shadow::sync_below`] for a root.
     pub(super) fn sync_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
         for part in self.parts(root.id) {
-            self.sync_below(part, host);
+            self.sync_below(part, Addr::new(0), host);
             if self.is_sabotaged(Sabotage::ForgetsFrames) {
                 break;
             }
@@ -109,12 +109,13 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Brings the page, and all that can be reached from it, in step with the guest's tables. What the budget does not
     /// suffice for cannot be reached from it any more: faults will find it again.
-    pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    /// `gva`: an address that it translates.
+    pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, gva: Addr<S>, host: &mut Host<'_, M, H>) {
         if !self.may_any_lag() {
             return;
         }
         self.stamp += 1;
-        if let Err(rest) = self.sync_tree(id, host) {
+        if let Err(rest) = self.sync_tree(id, gva, host) {
             self.postpone(id, rest, host);
         }
     }
@@ -129,11 +130,19 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.
-    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> Result<(), usize> {
+    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        gva: Addr<S>,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<(), usize> {
         let stamp = self.stamp;
         let page = self.index.page(id);
         let key = page.key;
         if key.role != Role::Table || page.stamp == stamp {
+            return Ok(());
+        }
+        if self.steers() && self.passed.is_fresh(page.stamp, gva.raw(), key.level) {
             return Ok(());
         }
         let may_lag = page.may_lag();
@@ -159,7 +168,14 @@ impl<S: Shadowed> Shadow<S> {
                 }
                 host.budget.spend(Budget::EDIT);
                 let child = self.index.child_of((id, index), mirror, host.mem);
-                if self.sync_tree(child, host).is_err() {
+                let is_last = key.level == Level::MEGA;
+                if is_last && self.steers() && !self.index.page_mut(child).use_.is_kept(self.passed.fences()) {
+                    self.drop_entry((id, index), host);
+                    continue;
+                }
+                let shift = key.level.shift();
+                let below = Addr::new(gva.raw() & !(511 << shift) | (index as u64) << shift);
+                if self.sync_tree(child, below, host).is_err() {
                     return Err(index);
                 }
             }
