@@ -104,6 +104,12 @@ impl PhysMem for Ram {
         Self::atomic(at).store(value, Ordering::Release);
     }
 
+    fn fill_frame(&mut self, frame: Pfn<Hpa>, value: u64) {
+        let start = ptr::with_exposed_provenance_mut::<u64>(frame.base().raw() as usize);
+        // SAFETY: a frame of the caller's, free of Rust objects (promise of `new`).
+        unsafe { slice::from_raw_parts_mut(start, PAGE_BYTES as usize / 8) }.fill(value);
+    }
+
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
         Self::atomic(at).swap(value, Ordering::AcqRel)
     }

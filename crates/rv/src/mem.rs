@@ -60,6 +60,10 @@ pub trait PhysMem {
     /// Writes 8 bytes at an 8-aligned address, atomically: a concurrent hardware walk sees the old
     /// value or the new one, and whoever sees the new one sees all earlier writes (release).
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64);
+    /// Makes all words of a frame `value`, which nobody else looks at meanwhile.
+    fn fill_frame(&mut self, frame: Pfn<Hpa>, value: u64) {
+        (0..ENTRIES as u64).for_each(|n| self.write_u64(frame.at(8 * n), value));
+    }
     /// Writes 8 bytes at an 8-aligned address, and returns what was there, both at once; otherwise as
     /// [`PhysMem::write_u64`].
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64;

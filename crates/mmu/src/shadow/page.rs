@@ -11,8 +11,8 @@
 //!   is valid, and one that is not live is empty.
 //! - A live leaf is in the list of the guest frame that it leads to, or, a 2 MiB one, of the 2 MiB. A live pointer is in
 //!   the list of parents of the shadow page that it leads to.
-//! - In `steered`, entries of the shadow of a table are never out of step with their mirror, live or not: an entry that
-//!   is not live is empty where the mirror faults, and poison where it does not (`steer`).
+//! - In `steered`, entries of level 0 of the shadow of a table have a mirror, live or not: one that is not live is empty
+//!   where the mirror faults, and poison where it does not. Above level 0, what is not live is poison (`steer`).
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
 

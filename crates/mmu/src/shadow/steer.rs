@@ -1,13 +1,14 @@
 //! Steering: the guest gets its page faults itself, and Gnomon gets access faults. So each entry of a shadow has to say by itself
 //! whose the fault is that it makes:
 //!
-//! - It is *empty* only where the guest's entry faults, whatever the access.
+//! - It is *empty* only at level 0, and where the guest's entry faults, whatever the access.
 //! - It is a *leaf* only if that allows exactly what the guest's does. Where the host allows less (no frame is mapped, or not for
 //!   stores, or a device is there) it is poison; so what only the host forbids is an access fault.
 //! - All else is *poison* ([`crate::table::poison_leaf`]), with the guest's U, for that is looked at before the access.
 //!
-//! An entry that is not in step may be none of these, so a shadow page is filled as a whole before it is linked, all its entries have
-//! mirrors, and fences compare them all. Gnomon needs no fault to make poison of anything: it may poison any entry at any time.
+//! An entry that is not in step may be none of these. So a shadow page of level 0 is filled as a whole before it is linked, all its
+//! entries have mirrors, and fences compare them all. Above level 0 there are no empty entries: poison there needs no U, so it
+//! is never wrong, and need not be compared. Gnomon needs no fault to make poison of anything: it may do so at any time.
 //!
 //! The guest's A and D are its own (Svade): a leaf without A is empty, and one without D has no W.
 
@@ -151,9 +152,9 @@ impl<S: Shadowed> Shadow<S> {
     /// The entry that makes the fault, made from the guest's: empty where that faults anyway.
     fn faulting(&self, level: Level, pte: Pte) -> Pte {
         match pte.decode::<Gpa>(level, CAPS) {
+            _ if level > Level::PAGE => table::poison_pointer(),
             Entry::Leaf(Leaf { flags, .. }) if flags.contains(PteFlags::A) => self.poison(level, flags),
-            Entry::Table(_) => table::poison_pointer(),
-            Entry::Leaf(_) | Entry::Invalid | Entry::Reserved(_) => Pte::INVALID,
+            Entry::Leaf(_) | Entry::Table(_) | Entry::Invalid | Entry::Reserved(_) => Pte::INVALID,
         }
     }
 
@@ -183,6 +184,12 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(id);
         let (key, guest) = (page.key, page.guest);
         match (key.role, guest) {
+            // What is not live above level 0 is poison, whatever the guest's entry says: it costs an exit where that faults, which
+            // is once for many pages, and nothing when it is compared.
+            (Role::Table | Role::Direct(_), _) if key.level > Level::PAGE => {
+                host.budget.spend(Budget::EDIT + Budget::COMPARE);
+                host.mem.fill_frame(page.table(), table::poison_pointer().0);
+            }
             (Role::Table, Some(frame)) => {
                 host.budget.spend(8 * Budget::COMPARE);
                 for first in (0..ENTRIES).step_by(8) {
@@ -198,7 +205,6 @@ impl<S: Shadowed> Shadow<S> {
                     }
                 }
             }
-            (Role::Table, None) => self.poison_all(id, host),
             (Role::Direct(flags), _) => {
                 for index in 0..ENTRIES {
                     let at = (id, index);
@@ -215,7 +221,8 @@ impl<S: Shadowed> Shadow<S> {
                     }
                 }
             }
-            (Role::Bare, _) => {}
+            // A table of level 0 is shadowed only where it is.
+            (Role::Table, None) | (Role::Bare, _) => {}
         }
     }
 
@@ -230,22 +237,17 @@ impl<S: Shadowed> Shadow<S> {
         self.remake(at, ours, pte, host);
     }
 
-    /// Poisons what a page leads to from entry `rest` on, by what the guest's table says now.
+    /// Poisons what a page leads to from entry `rest` on; at level 0, by what the guest's table says now.
     pub(super) fn poison_rest<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, rest: usize, host: &mut Host<'_, M, H>) {
+        let page = self.index.page(id);
+        let (level, Some(frame)) = (page.key.level, page.guest) else { return self.empty(id, rest, host) };
+        if level > Level::PAGE {
+            return self.empty(id, rest, host);
+        }
         self.gone += 1;
-        let Some(frame) = self.index.page(id).guest else { return };
-        let level = self.index.page(id).key.level;
         for index in rest..ENTRIES {
             let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
             self.replace((id, index), self.faulting(level, pte), pte, host);
-        }
-    }
-
-    /// Poisons all of a page above level 0.
-    fn poison_all<M: PhysMem, H>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
-        for index in 0..ENTRIES {
-            let made_from = self.index.page(id).made_from(index, host.mem);
-            self.replace((id, index), table::poison_pointer(), made_from, host);
         }
     }
 
@@ -257,7 +259,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         self.index.page_mut(id).stamp = 0;
         if self.index.page(id).key.level > Level::PAGE {
-            return self.poison_all(id, host);
+            return;
         }
         while let Some(parent) = self.index.first(List::Parents(id), host.mem) {
             self.drop_entry(parent, host);
