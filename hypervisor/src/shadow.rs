@@ -33,8 +33,8 @@ use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode,
-    PAGE_BYTES, Pfn, PhysMem, Request, Trap,
+    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn,
+    PhysMem, Request, Trap,
 };
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.

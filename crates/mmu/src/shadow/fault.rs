@@ -426,12 +426,7 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
-    fn child<M: PhysMem, H: Fence<Gpa>>(
-        &mut self,
-        key: Key,
-        gva: Addr<S>,
-        host: &mut Host<'_, M, H>,
-    ) -> Option<Id> {
+    fn child<M: PhysMem, H: Fence<Gpa>>(&mut self, key: Key, gva: Addr<S>, host: &mut Host<'_, M, H>) -> Option<Id> {
         if let Some(id) = self.index.find(key, host.mem) {
             self.counters.shared += 1;
             if self.steers() && key.role == Role::Table && self.index.page(id).guest.is_none() {
