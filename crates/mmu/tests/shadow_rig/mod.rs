@@ -409,7 +409,7 @@ impl<S: Subject> Rig<S> {
             if found == Err(Refusal::PageFault) && self.vcpus[n].root.steers {
                 assert!(
                     self.may_fault(n, gva, request),
-                    "STEERING: {gva} {request:?} faults by no table of the guest's"
+                    "STEERED: {gva} {request:?} faults by no table of the guest's"
                 );
                 self.tally[1] += 1;
                 return false;
