@@ -149,7 +149,7 @@ pub enum SpecError {
     /// Two-stage tables are what is missing.
     #[error("VM `{0}` asks for mmu `nested`, which needs the H extension; these harts have none")]
     #[diagnostic(help(
-        "choose `shadow`, `unsync` or `lazy`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
+        "choose `shadow`, `unsync`, `lazy` or `steered`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
     ))]
     NestedWithoutH(String),
     /// There is nothing to add files to.

@@ -31,6 +31,9 @@ impl Variant {
 
     /// Whether it can be had in a seat, and differs from all others.
     fn exists_in(self, seat: Seat) -> bool {
+        if seat == Seat::Payload && self.mmu.is_some_and(|mode| !mode.works_in_payload_seat()) {
+            return false;
+        }
         let needs_h = seat == Seat::Payload || self.mmu.is_some_and(|mode| !mode.works_without_h());
         let has_lane = self.mmu == Some(MmuMode::Lazy);
         (self.h == HExtension::Present || !needs_h) && (self.lane || has_lane)
@@ -134,6 +137,8 @@ mod tests {
             "lazy-nolane",
             "lazy-noh",
             "lazy-noh-nolane",
+            "steered",
+            "steered-noh",
         ];
         assert_eq!(labels(Seat::Firmware, &all()), firmware);
         assert_eq!(labels(Seat::Payload, &all()), ["nested", "shadow", "unsync", "lazy", "lazy-nolane"]);
@@ -148,7 +153,7 @@ mod tests {
             variants.into_iter().filter(|variant| selector.selects(*variant)).map(Variant::label).collect::<Vec<_>>()
         };
         assert_eq!(chosen("nested"), ["nested"]);
-        assert_eq!(chosen("noh"), ["shadow-noh", "unsync-noh", "lazy-noh", "lazy-noh-nolane"]);
+        assert_eq!(chosen("noh"), ["shadow-noh", "unsync-noh", "lazy-noh", "lazy-noh-nolane", "steered-noh"]);
         assert_eq!(chosen("lazy-noh"), ["lazy-noh", "lazy-noh-nolane"]);
         assert_eq!(chosen("lane-h"), ["lazy"]);
         assert_eq!(chosen("nolane"), ["lazy-nolane", "lazy-noh-nolane"]);

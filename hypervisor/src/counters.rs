@@ -68,6 +68,8 @@ counters! {
         exits_illegal = "exits.illegal_instruction",
         /// Page faults of guests on shadow tables.
         exits_page_fault = "exits.page_fault",
+        /// Access faults by which steered guests reach what is not theirs alone to decide.
+        exits_steered = "exits.steered",
         /// All others.
         exits_other = "exits.other",
         /// SBI base calls.

@@ -39,6 +39,8 @@ pub struct Offer {
     pub isa: Isa,
     /// Whether hardware can set A and D for guests behind a G-stage.
     pub nested_svadu: bool,
+    /// Whether Gnomon itself says which frames guests are denied (PMP), so that it can steer their faults.
+    pub denies_frames: bool,
     /// `mmu-type` of guests' cpu nodes.
     pub mmu_type: String,
     /// Guests' timers.

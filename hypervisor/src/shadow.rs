@@ -5,6 +5,8 @@
 //! G-stage behind it, Bare would be all of memory.
 
 pub(crate) mod paging;
+pub(crate) mod steering;
+pub(crate) mod way;
 
 use crate::chores::Remains;
 use crate::env::Env;
@@ -14,7 +16,7 @@ use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::shootdown::shoot_down;
-use crate::vcpu::{NO_ASID, Vcpu, VcpuRun, Way};
+use crate::vcpu::{NO_ASID, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use alloc::format;
@@ -31,8 +33,8 @@ use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, BriefExits, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode,
-    PAGE_BYTES, Pfn, PhysMem, Request, Trap,
+    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn,
+    PhysMem, Request, Trap,
 };
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
@@ -101,8 +103,17 @@ pub(crate) fn frames(config: &VmConfig) -> Result<u64, String> {
 }
 
 /// What a VM's harts are told to have.
-pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
-    offer.isa.shadowed(config.svvptc).with_svadu(config.svadu)
+pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
+    // Who steers lives by the fence after an entry has become valid.
+    offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(config.svadu)
+}
+
+/// Whether a VM can be shadowed so.
+///
+/// # Errors
+/// A message, if not.
+pub(crate) fn check(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+    if upkeep != Upkeep::Steered { Ok(()) } else { steering::check(config, offer) }
 }
 
 /// The lists for a VM's engine.
@@ -339,7 +350,7 @@ fn refused<E: Env>(
         }
     });
     match answer {
-        Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
+        Ok(Answer::Filled { fence, known }) => filled(gva, access, (fence, known), env),
         Ok(Answer::Retry) => Faulted::Settled,
         Ok(_) => Faulted::Inject(trap),
         Err(why) => {
@@ -351,7 +362,7 @@ fn refused<E: Env>(
 
 /// The entry that a fault was about lets the access through now; whether this hart has to forget the older one.
 #[inline(always)]
-fn filled<E: Env>(gva: Addr<Gva>, access: Access, fence: bool, env: &mut E) -> Faulted {
+fn filled<E: Env>(gva: Addr<Gva>, access: Access, (fence, known): (bool, bool), env: &mut E) -> Faulted {
     if fence {
         env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None);
     }
@@ -359,7 +370,7 @@ fn filled<E: Env>(gva: Addr<Gva>, access: Access, fence: bool, env: &mut E) -> F
         // An earlier owner's code may still be cached.
         env.fence_instructions();
     }
-    Faulted::Settled
+    if known { Faulted::Known } else { Faulted::Settled }
 }
 
 /// A page fault of the guest's.
@@ -372,6 +383,12 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         Exception::LoadPage => Access::Load,
         _ => Access::Store,
     };
+    fault(g, run, access, env)
+}
+
+/// The same, or an access fault of a steered guest's.
+#[inline(always)]
+fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
     let gva = Addr::new(run.context.exit.tval);
     let (status, mode) = (env.status(), env.privilege());
     let has = |bit| status & bit != 0;
@@ -385,9 +402,9 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     let known = shadow.fault_in_known_tables(root, gva, &request, space, &mut env.mem());
     let mut store = Store { gva, satp: run.csrs.vsatp, mode, context: &mut run.context };
     let answer = match known {
-        Some(Answer::Filled { fence }) => {
+        Some(Answer::Filled { fence, known }) => {
             drop(memory);
-            return filled(gva, access, fence, env);
+            return filled(gva, access, (fence, known), env);
         }
         Some(Answer::Device { gpa }) => return Faulted::NoRam { access, gpa },
         Some(Answer::Retry) => return Faulted::Settled,
@@ -405,7 +422,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         }
     };
     match answer {
-        Ok(Answer::Filled { fence }) => filled(gva, access, fence, env),
+        Ok(Answer::Filled { fence, known }) => filled(gva, access, (fence, known), env),
         Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
         Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
         Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
@@ -490,31 +507,6 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     }
 }
 
-/// A store of the vCPU's is about to reach the UART: remembers by which way, if it is supervisor mode's without SUM, which might
-/// have led to a page of user mode.
-pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
-    let (context, satp) = (&run.context, run.csrs.vsatp);
-    if env.privilege() != Mode::Supervisor || env.status() & status::SUM != 0 {
-        return;
-    }
-    let mut way = Way::of(context, satp);
-    if context.exit.tinst == 0 {
-        let guard = run.vm.memory.lock();
-        // Under the lock nobody edits the tables.
-        let (edits, mem) = (run.vm.edits.load(Ordering::SeqCst), env.mem());
-        let is_known = context.brief.has(&context.exit) && run.way.is_valid(context, satp);
-        if is_known && run.way.insn(context.pc, edits, &mem).is_some() {
-            return;
-        }
-        let Some(Memory { space, .. }) = guard.as_ref() else { return };
-        let there = fetch::place(space, satp, Mode::Supervisor, context.pc, &mem);
-        let Some(there) = there else { return };
-        way = way.by(context.pc, there, edits);
-    }
-    run.way = way;
-    run.context.brief = BriefExits::of_page(context.exit.tval);
-}
-
 /// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is
 /// neither, or not for the guest's user mode.
 pub(crate) fn instruction<E: Env>(
@@ -556,6 +548,11 @@ fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> O
         (Some(_), None) => counters.fences_page_global.bump(),
         (None, Some(_)) => counters.fences_asid.bump(),
         (None, None) => counters.fences_all.bump(),
+    }
+    if let Some((gva, _)) = range
+        && steering::fence_page(run, gva, asid, env)
+    {
+        return Outcome::Resume;
     }
     fence(g, run, &GuestFence { range, asid }, env);
     Outcome::Resume

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`look_again`](Translation::look_again), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
@@ -31,7 +31,7 @@ use alloc::string::String;
 use core::ops::Range;
 use mmu::frames::{Frames, Owner, Run};
 use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
-use mmu::shadow::{Counters, GuestFence, Lists};
+use mmu::shadow::{Counters, GuestFence, Lists, Upkeep};
 use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
 
@@ -47,7 +47,10 @@ impl Translation {
                 (offer.g_format.name, offer.g_format.input_bits())
             }
             // A guest without paging runs on an identity map in the lower half of Sv39.
-            Shadow(_) => ("an identity map in Sv39", 38),
+            Shadow(upkeep) => {
+                shadow::check(upkeep, config, offer)?;
+                ("an identity map in Sv39", 38)
+            }
         };
         let memory = config.memory_bytes;
         if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
@@ -92,7 +95,7 @@ impl Translation {
     pub fn isa(self, config: &VmConfig, offer: &Offer) -> Isa {
         match self {
             TwoStage => two_stage::isa(config, offer),
-            Shadow(_) => shadow::isa(config, offer),
+            Shadow(upkeep) => shadow::isa(upkeep, config, offer),
         }
     }
 
@@ -193,6 +196,26 @@ impl Translation {
         }
     }
 
+    /// An access fault came to Gnomon.
+    pub fn access_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+        match self {
+            Shadow(Upkeep::Steered) => shadow::steering::access_fault(g, run, exception, env),
+            // It comes from memory that is mapped but cannot be accessed so (an AMO or LR/SC where the platform allows none): the
+            // guest's own, as on bare metal.
+            TwoStage | Shadow(_) => {
+                run.shared.counters.exits_other.bump();
+                Faulted::Inject(Trap::new(exception, run.context.exit.tval))
+            }
+        }
+    }
+
+    /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
+    pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+        if let Shadow(Upkeep::Steered) = self {
+            shadow::steering::look_again(g, run, env);
+        }
+    }
+
     /// The exits that may be brief to begin with: those that send a byte by the UART.
     #[must_use]
     pub fn brief(self) -> BriefExits {
@@ -208,7 +231,7 @@ impl Translation {
         match self {
             // Its exits say all that is needed.
             TwoStage => {}
-            Shadow(_) => shadow::remember_way(run, env),
+            Shadow(_) => shadow::way::remember_way(run, env),
         }
     }
 

@@ -191,6 +191,7 @@ impl From<MmuMode> for Translation {
             MmuMode::Shadow => Translation::Shadow(Upkeep::Shadow),
             MmuMode::Unsync => Translation::Shadow(Upkeep::Unsync),
             MmuMode::Lazy => Translation::Shadow(Upkeep::Lazy),
+            MmuMode::Steered => Translation::Shadow(Upkeep::Steered),
         }
     }
 }

@@ -154,7 +154,7 @@ fn at_its_handler(from: Mode) -> World {
 const HANDLER: u64 = 0x4000_0000;
 
 fn look(w: &mut World) -> Option<String> {
-    watch::look(&mut w.run, (1000, 10), &mut w.hart)
+    watch::look(&w.g, &mut w.run, (1000, 10), &mut w.hart)
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn more_lives_than_slots_of_all_kinds_leave_nothing_beside_a_neighbour() {
     let mut before: Option<Weak<Vm>> = None;
     for life in 0..4 * MAX_VMS {
         let config = VmConfig {
-            mmu: Some(MmuMode::ALL[life % 4]),
+            mmu: Some(MmuMode::ALL[life % MmuMode::ALL.len()]),
             memory_bytes: MEMORY * (1 + life as u64 % 3),
             ..vm_config(&format!("vm{life}"), 1 + life as u32 % 5)
         };

@@ -23,11 +23,12 @@ const CHARACTER: i32 = 7;
 const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 const PALE: RGBColor = RGBColor(0xaa, 0xaa, 0xaa);
 /// What subjects are drawn in, in all plots. The colour-blind can tell them apart (Okabe and Ito).
-const KINDS: [(&str, RGBColor); 5] = [
+const KINDS: [(&str, RGBColor); 6] = [
     ("nested", RGBColor(0x00, 0x72, 0xb2)),
     ("shadow", RGBColor(0xe6, 0x9f, 0x00)),
     ("unsync", RGBColor(0x00, 0x9e, 0x73)),
     ("lazy", RGBColor(0xcc, 0x79, 0xa7)),
+    ("steered", RGBColor(0xd5, 0x5e, 0x00)),
     ("kvm", RGBColor(0x56, 0xb4, 0xe9)),
 ];
 /// What others are drawn in: the bare machine.

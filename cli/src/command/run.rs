@@ -135,7 +135,13 @@ pub(super) struct Mmu(pub(super) MmuMode);
 
 impl ValueEnum for Mmu {
     fn value_variants<'a>() -> &'a [Self] {
-        &[Self(MmuMode::Nested), Self(MmuMode::Shadow), Self(MmuMode::Unsync), Self(MmuMode::Lazy)]
+        &[
+            Self(MmuMode::Nested),
+            Self(MmuMode::Shadow),
+            Self(MmuMode::Unsync),
+            Self(MmuMode::Lazy),
+            Self(MmuMode::Steered),
+        ]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {

@@ -132,11 +132,14 @@ pub enum MmuMode {
     Unsync,
     /// Shadow tables that trail the guest's: fences invalidate, accesses bring in step.
     Lazy,
+    /// Shadow tables that say whose each fault is: the guest takes its page faults itself, and fences bring in step. Needs the
+    /// firmware seat.
+    Steered,
 }
 
 impl MmuMode {
     /// All modes.
-    pub const ALL: [Self; 4] = [Self::Nested, Self::Shadow, Self::Unsync, Self::Lazy];
+    pub const ALL: [Self; 5] = [Self::Nested, Self::Shadow, Self::Unsync, Self::Lazy, Self::Steered];
 
     /// Its name in options, files and messages.
     #[must_use]
@@ -146,7 +149,14 @@ impl MmuMode {
             Self::Shadow => "shadow",
             Self::Unsync => "unsync",
             Self::Lazy => "lazy",
+            Self::Steered => "steered",
         }
+    }
+
+    /// Whether it works where Gnomon is not the machine's firmware.
+    #[must_use]
+    pub const fn works_in_payload_seat(self) -> bool {
+        !matches!(self, Self::Steered)
     }
 
     /// Whether it works on harts without the H extension.
@@ -176,7 +186,7 @@ pub struct UnknownMode;
 
 impl core::fmt::Display for UnknownMode {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("no such mode: choose nested, shadow, unsync or lazy")
+        f.write_str("no such mode: choose nested, shadow, unsync, lazy or steered")
     }
 }
 

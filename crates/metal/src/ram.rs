@@ -58,9 +58,56 @@ impl PhysMem for Ram {
     }
 
     #[inline(always)]
+    fn any_of_eight(&self, at: Addr<Hpa>) -> bool {
+        let mut any = 0u64;
+        // SAFETY: reads what `read_u64` does. Whatever is read later is not older.
+        unsafe {
+            asm!(
+                "ld {a}, 0({at})", "ld {b}, 8({at})", "or {any}, {any}, {a}", "or {any}, {any}, {b}",
+                "ld {a}, 16({at})", "ld {b}, 24({at})", "or {any}, {any}, {a}", "or {any}, {any}, {b}",
+                "ld {a}, 32({at})", "ld {b}, 40({at})", "or {any}, {any}, {a}", "or {any}, {any}, {b}",
+                "ld {a}, 48({at})", "ld {b}, 56({at})", "or {any}, {any}, {a}", "or {any}, {any}, {b}",
+                "fence r, rw",
+                at = in(reg) at.raw(), any = inout(reg) any, a = out(reg) _, b = out(reg) _,
+                options(nostack)
+            );
+        }
+        any != 0
+    }
+
+    #[inline(always)]
+    fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
+        let mut any = 0u64;
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "ld {a}, 0({one})", "ld {b}, 0({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "ld {a}, 8({one})", "ld {b}, 8({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "ld {a}, 16({one})", "ld {b}, 16({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "ld {a}, 24({one})", "ld {b}, 24({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "ld {a}, 32({one})", "ld {b}, 32({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "ld {a}, 40({one})", "ld {b}, 40({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "ld {a}, 48({one})", "ld {b}, 48({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "ld {a}, 56({one})", "ld {b}, 56({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                "fence r, rw",
+                one = in(reg) one.raw(), other = in(reg) other.raw(), any = inout(reg) any,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack)
+            );
+        }
+        any != 0
+    }
+
+    #[inline(always)]
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
         // Release: a table's contents are visible before the entry that points to it.
         Self::atomic(at).store(value, Ordering::Release);
+    }
+
+    fn fill_frame(&mut self, frame: Pfn<Hpa>, value: u64) {
+        let start = ptr::with_exposed_provenance_mut::<u64>(frame.base().raw() as usize);
+        // SAFETY: a frame of the caller's, free of Rust objects (promise of `new`).
+        unsafe { slice::from_raw_parts_mut(start, PAGE_BYTES as usize / 8) }.fill(value);
     }
 
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {

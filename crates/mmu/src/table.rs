@@ -7,6 +7,10 @@
 //! | any | pointer | above level 0 | | |
 //! | any | poison | yes | at level 0 | |
 //! | leaf | the same with A or D | yes | | never: all leaves have A, and D where they allow stores |
+//!
+//! Poison comes in two kinds. Where page faults come to Gnomon it has V clear. Where the guest gets them itself
+//! (`steered`) it is valid and leads to a frame that no hart lets a guest reach ([`poison_pointer`], [`poison_leaf`]): so what is
+//! done by it ends in an *access* fault, which comes to Gnomon.
 
 use bitflags::bitflags;
 use rv::{Addr, Hpa, Level, PhysMem, Pte, PteFlags};
@@ -17,7 +21,8 @@ pub enum State {
     /// It maps nothing, and says nothing.
     Empty,
     /// It maps nothing, because a fence has passed over it. Its value, a token, is one that was never there before
-    /// ([`rv::context::token`]): so it cannot be taken for what somebody read there earlier.
+    /// ([`rv::context::token`]): so it cannot be taken for what somebody read there earlier. Or it is valid, and leads where
+    /// nobody gets.
     Poison,
     /// It maps memory.
     Leaf,
@@ -42,6 +47,9 @@ impl State {
     pub const fn of(entry: Pte) -> Self {
         if !entry.flags().contains(PteFlags::V) {
             return if entry.0 == 0 { State::Empty } else { State::Poison };
+        }
+        if is_poison(entry) {
+            return State::Poison;
         }
         if entry.is_pointer() { State::Pointer } else { State::Leaf }
     }
@@ -129,6 +137,33 @@ impl Drop for Debt {
     fn drop(&mut self) {
         assert!(self.0.is_empty() || std::thread::panicking(), "SPENT: {:?} is owed", self.0);
     }
+}
+
+/// The frame that valid poison leads to: the first in the upper half of what an entry can name. No machine has memory there, and
+/// no PMP entry of Gnomon's lets a guest go there (privileged specification, 3.7.1).
+const DENIED: u64 = 1 << 43;
+const DENIED_BITS: u64 = DENIED << 10;
+
+/// Whether the entry is valid poison.
+#[must_use]
+pub const fn is_poison(entry: Pte) -> bool {
+    const KIND: u64 = PteFlags::V.bits() | DENIED_BITS;
+    entry.0 & KIND == KIND
+}
+
+/// The poison of levels above 0. A walk that comes by is an access fault of the kind that the access was, whatever its mode.
+#[must_use]
+pub const fn poison_pointer() -> Pte {
+    Pte(DENIED_BITS | PteFlags::V.bits())
+}
+
+/// The poison of level 0: it allows all that an entry with this U can, so that what comes of an access by it is an access
+/// fault, unless U forbids the access.
+#[must_use]
+pub const fn poison_leaf(user: bool) -> Pte {
+    const ALL: PteFlags =
+        PteFlags::V.union(PteFlags::R).union(PteFlags::W).union(PteFlags::X).union(PteFlags::A).union(PteFlags::D);
+    Pte(DENIED_BITS | ALL.bits() | if user { PteFlags::U.bits() } else { 0 })
 }
 
 /// Writes an entry of a table that no hart walks yet, before the table is linked: so it owes nothing.

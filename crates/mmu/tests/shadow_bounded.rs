@@ -202,7 +202,7 @@ impl World {
     }
 }
 
-const ALL: [Upkeep; 3] = [Upkeep::Lazy, Upkeep::Unsync, Upkeep::Shadow];
+const ALL: [Upkeep; 4] = [Upkeep::Lazy, Upkeep::Unsync, Upkeep::Shadow, Upkeep::Steered];
 const READ_WRITE: u64 = 0xc7;
 
 #[test]
@@ -231,7 +231,8 @@ fn a_subtree_is_linked_again() {
 
 #[test]
 fn a_page_that_all_entries_lead_to_is_copied() {
-    for upkeep in ALL {
+    // `steered` copies a page at its first use, before so much leads there.
+    for upkeep in [Upkeep::Lazy, Upkeep::Unsync, Upkeep::Shadow] {
         let mut world = World::new(upkeep, 512, IMAGE_PAGE, READ_WRITE);
         world.access(gva(0, 0), Access::Store);
         world.check(&format!("copied, {upkeep:?}"));

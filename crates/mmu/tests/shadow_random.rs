@@ -48,6 +48,12 @@ fn lazy() {
 }
 
 #[test]
+fn steered() {
+    // A step takes five times as long as others: all of a table is compared.
+    lives::<Gva>(Upkeep::Steered, steps() / 5);
+}
+
+#[test]
 fn unsync() {
     lives::<Gva>(Upkeep::Unsync, steps());
 }
@@ -66,7 +72,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 34] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 49] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -107,6 +113,21 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 34] = [
     (Mutant::Engine(Sabotage::RestsWithLeaves), Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync, &["OWNERSHIP", "TLB-LIKE"]),
+    (Mutant::DropsFences, Upkeep::Steered, &["OWNERSHIP", "TLB-LIKE", "SUBSET", "STEERED"]),
+    (Mutant::KeepsOwn, Upkeep::Steered, &["TLB-LIKE", "PROGRESS", "STEERED", "not Ok"]),
+    (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsWideFence), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsEmpty), Upkeep::Steered, &["STEERED"]),
+    (Mutant::Engine(Sabotage::SteersMissing), Upkeep::Steered, &["STEERED"]),
+    (Mutant::Engine(Sabotage::SteersTaken), Upkeep::Steered, &["STEERED"]),
+    (Mutant::Engine(Sabotage::PoisonsKernelOnly), Upkeep::Steered, &["STEERED"]),
+    (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered, &["STEERED"]),
+    (Mutant::Engine(Sabotage::KeepsLostTables), Upkeep::Steered, &["STEERED", "TLB-LIKE", "OWNERSHIP"]),
+    (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsPassed), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::LinksStale), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsToCatchUp), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),
     (
         Mutant::Engine(Sabotage::LetsTablesGo),

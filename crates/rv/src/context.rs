@@ -221,10 +221,10 @@ impl BriefExits {
         Self { cause: Exception::StoreGuestPage.code(), mask: 0, place: gpa >> 2 }
     }
 
-    /// Page faults by stores to `gva`.
+    /// Faults of that cause, by stores to `gva`.
     #[must_use]
-    pub const fn of_page(gva: u64) -> Self {
-        Self { cause: Exception::StorePage.code(), mask: u64::MAX, place: gva }
+    pub const fn of_page(cause: u64, gva: u64) -> Self {
+        Self { cause, mask: u64::MAX, place: gva }
     }
 
     /// Whether that exit is one of them.

@@ -56,12 +56,21 @@ pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     }
 }
 
+/// An access fault that came to Gnomon.
+#[inline(never)]
+pub(super) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
+    match run.vm.translation.access_fault(g, run, exception, env) {
+        Faulted::Settled => Outcome::Resume,
+        other => unsettled(g, run, other, env),
+    }
+}
+
 /// The guest does not just go on.
 // What it takes would be in the frame of all exits.
 #[inline(never)]
 fn unsettled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut E) -> Outcome {
     match faulted {
-        Faulted::Settled => Outcome::Resume,
+        Faulted::Settled | Faulted::Known => Outcome::Resume,
         Faulted::Waits { since } => wait_for_memory(g, run, since),
         Faulted::Inject(trap) => inject(run, &trap, env),
         Faulted::NoRam { access, gpa } => outside_ram(g, run, access, gpa, env),

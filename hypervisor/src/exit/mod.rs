@@ -22,7 +22,7 @@ use crate::offer::GuestMode;
 use crate::sbi;
 use crate::vcpu::VcpuRun;
 use alloc::format;
-use memory::{guest_page_fault, page_fault};
+use memory::{access_fault, guest_page_fault, page_fault};
 use rv::{Access, Cause, Exception, Interrupt, Mode, PhysMem, Trap};
 
 /// Handles an exit that is over so soon that its hart need not say that it has left the guest: it waits for nobody, and changes
@@ -88,12 +88,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.exits_external.bump();
             Outcome::External
         }
-        // Access faults that reach Gnomon come from memory that is mapped but cannot be accessed so
-        // (an AMO or LR/SC where the platform allows none): the guest's own, as on bare metal.
         Cause::Exception(e @ (Exception::FetchAccess | Exception::LoadAccess | Exception::StoreAccess)) => {
-            counters.exits_other.bump();
-            let trap = Trap::new(e, exit.tval);
-            inject(run, &trap, env)
+            access_fault(g, run, e, env)
         }
         // The guest's own as well, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
         Cause::Exception(

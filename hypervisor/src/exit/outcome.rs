@@ -77,6 +77,8 @@ impl Outcome {
 pub enum Faulted {
     /// The guest goes on, and faults again unless what it needs is there now.
     Settled,
+    /// The same, and what it needs was there before.
+    Known,
     /// Its kernel gets this trap.
     Inject(Trap),
     /// The vCPU waits for memory, then faults again.

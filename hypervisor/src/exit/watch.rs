@@ -12,6 +12,7 @@
 
 use super::code;
 use crate::env::Env;
+use crate::gnomon::Gnomon;
 use crate::vcpu::{Stuck, VcpuRun};
 use alloc::format;
 use alloc::string::String;
@@ -21,7 +22,8 @@ use rv::{Exception, Mode};
 /// Looks at the vCPU that is loaded, at host time `now`; the next look comes `interval` ticks later.
 ///
 /// Returns what there is to say if it is proven that the guest will never again execute an instruction.
-pub fn look<E: Env>(run: &mut VcpuRun, (now, interval): (u64, u64), env: &mut E) -> Option<String> {
+pub fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u64), env: &mut E) -> Option<String> {
+    run.vm.translation.look_again(g, run, env);
     let found = stuck(run, env);
     let is_proof = run.watch.looked(found, now.saturating_add(interval));
     is_proof.then(|| {

@@ -4,6 +4,7 @@ mod csrs;
 mod features;
 mod run;
 mod shared;
+mod unexplained;
 mod watch;
 mod way;
 
@@ -11,5 +12,6 @@ pub use csrs::{VsCsrs, VsTrapRegs};
 pub use features::Features;
 pub use run::{VcpuRun, VectorState};
 pub use shared::{FenceQueue, NO_ASID, NOWHERE, Vcpu, hsm, request};
+pub use unexplained::Unexplained;
 pub use watch::{Stuck, Watch};
 pub use way::Way;

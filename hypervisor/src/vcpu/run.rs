@@ -3,6 +3,7 @@
 use super::csrs::VsCsrs;
 use super::features::Features;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
+use super::unexplained::Unexplained;
 use super::watch::Watch;
 use super::way::Way;
 use crate::vm::Vm;
@@ -50,6 +51,8 @@ pub struct VcpuRun {
     pub watch: Watch,
     /// Its root, on shadow tables, from its first load until it is parked.
     pub root: Option<Root>,
+    /// Access faults that nothing on shadow tables explains.
+    pub unexplained: Unexplained,
     /// What it remembers of other roots.
     pub views: Views,
     /// The fences in its log that are accounted for.
@@ -81,6 +84,7 @@ impl VcpuRun {
             features: Features::default(),
             watch: Watch::default(),
             root: None,
+            unexplained: Unexplained::NONE,
             views: Views::new(),
             logged: 0,
             ready: Ready::Nothing,

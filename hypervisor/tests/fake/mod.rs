@@ -283,6 +283,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         g_format: &rv::format::SV39X4,
         formats: vec![&rv::format::SV39],
         nested_svadu: false,
+        denies_frames: true,
         isa: Isa::from_isa_string("rv64imafdc_sstc"),
         mmu_type: "riscv,sv39".into(),
         timer,

@@ -19,6 +19,9 @@ pub enum Upkeep {
     /// Nothing is write-protected: fences by address invalidate, the next access fills; wide fences bring
     /// tables up to date at once.
     Lazy,
+    /// As `Lazy`, but the guest's page faults are its own, and do not come to Gnomon: so an entry is invalid only where the
+    /// guest's faults. All others are filled at once, or poisoned. Fences by address bring an entry up to date.
+    Steered,
 }
 
 /// What an engine is made with.
@@ -88,6 +91,10 @@ impl Budget {
     pub(super) const DERIVE: u32 = 24;
     /// To begin with another shadow page.
     pub(super) const VISIT: u32 = 16;
+    /// To fill one of a new page.
+    pub(super) const FILL: u32 = 56;
+    /// To compare 64 entries one after the other.
+    pub(super) const COMPARE: u32 = 28;
 
     /// Takes steps from it.
     pub(super) const fn spend(&mut self, steps: u32) {
@@ -177,6 +184,8 @@ counters! {
     reprotected = "shadow.tables_protected",
     /// Operations that left a part of their work for later.
     postponed = "shadow.postponed",
+    /// Shadow pages filled as a whole.
+    whole = "shadow.pages_filled",
     /// Flushes of all harts' TLBs that the engine needed.
     flushes = "shadow.flushes",
 }

@@ -4,6 +4,7 @@ use super::config::{Config, Counters, Host};
 use super::index::Index;
 use super::lists::Lists;
 use super::page::{Body, Id, Key, Page};
+use super::passed::Passed;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::walks::Walks;
@@ -35,6 +36,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     /// Times that shadow pages went, or lost their entries: what was found before may be out of date.
     pub(super) gone: u64,
     pub(super) stamp: u64,
+    /// What fences have passed over lately.
+    pub(super) passed: Passed,
     /// Where the search for victims goes on.
     pub(super) hand: Id,
     pub(super) counters: Counters,
@@ -71,6 +74,7 @@ impl<S: Shadowed> Shadow<S> {
             next_serial: config.first_serial,
             gone: 0,
             stamp: 0,
+            passed: Passed::new(),
             hand: 0,
             counters: Counters::default(),
             #[cfg(feature = "sabotage")]
@@ -103,6 +107,8 @@ impl<S: Shadowed> Shadow<S> {
             host.mem.zero_frames(run.first(), 1);
         }
         let id = self.index.add(Page::new(key, body, self.next_serial, guest));
+        // In `steered` it is about to be filled.
+        self.index.page_mut(id).stamp = if self.steers() { self.stamp } else { 0 };
         self.next_serial += 1;
         self.counters.made += 1;
         if self.index.is_by_frame(key) {

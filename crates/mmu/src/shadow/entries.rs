@@ -53,6 +53,11 @@ impl<S: Shadowed> Shadow<S> {
     #[inline]
     pub(super) fn behind<M: PhysMem, H>(&self, id: Id, part: usize, host: &mut Host<'_, M, H>) -> u64 {
         let page = self.index.page(id);
+        if self.steers() && page.key.level == Level::PAGE && !self.is_sabotaged(Sabotage::ForgetsEmpty) {
+            host.budget.spend(Budget::COMPARE);
+            let compare = |frame| host.mem.all_differing((frame, page.body.mirror.first()), part);
+            return page.guest.map_or(u64::MAX, compare);
+        }
         let live = page.live_in(part);
         host.budget.spend(1 + live.count_ones());
         match page.guest {
@@ -88,13 +93,13 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// Forgets an entry: it is invalid and not live. TLBs may remember it.
+    /// Forgets an entry: it is not live, and invalid or poison. TLBs may remember it.
     pub(super) fn drop_entry<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         let (id, index) = at;
         let page = self.index.page(id);
         let Some(mirror) = page.mirror(index, host.mem) else { return };
         host.budget.spend(Budget::EDIT);
-        let (old, debt) = table::exchange(page.entry_at(index), Pte::INVALID, host.mem);
+        let (old, debt) = table::exchange(page.entry_at(index), self.unfilled(page, mirror), host.mem);
         let is_pointer = page.is_pointer(old);
         let list = self.index.list_of(at, mirror, is_pointer, host.mem);
         self.index.remove(at, list, host.mem);
@@ -217,6 +222,9 @@ impl<S: Shadowed> Shadow<S> {
     /// Brings one entry of the shadow of a table in step with the guest's, as far as that takes neither shadow pages nor
     /// guest memory that is not there yet; otherwise the entry goes, and a fault will fill it.
     pub(super) fn derive<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        if self.steers() {
+            return self.resync(at, host);
+        }
         host.budget.spend(1);
         let Both { ours, guests } = self.look(at, host.space, host.mem);
         let page = self.index.page(at.0);

@@ -24,6 +24,8 @@ pub enum Answer {
     Filled {
         /// This hart may remember less: it must forget the page.
         fence: bool,
+        /// The entry allowed it before: either a hart remembered less, or the fault was about something else.
+        known: bool,
     },
     /// The guest's tables refuse it, or lead nowhere.
     Inject(Trap),
@@ -94,11 +96,11 @@ impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> UpdatePte<Gpa> for GuestTables<'_, 
 }
 
 /// What a fault found, on the way to the entry that it is about.
-struct Found {
+pub(super) struct Found {
     /// The address after the guest's tables.
-    gpa: Addr<Gpa>,
+    pub gpa: Addr<Gpa>,
     /// The leaf's permissions, level and the entry itself; for the identity, the page's.
-    allowed: PteFlags,
+    pub allowed: PteFlags,
     level: Level,
     pte: Pte,
 }
@@ -196,6 +198,9 @@ impl<S: Shadowed> Shadow<S> {
         let Some(there) = there else {
             return space.region_of(gpa.pfn()).is_none().then_some(Answer::Device { gpa });
         };
+        if self.steers() && !self.allows_all(leaf.flags, there) {
+            return None;
+        }
         if request.access == Access::Store && self.is_protected(gpa.pfn(), mem) {
             return Some(Answer::TableWrite { gpa, hpa: there.hpa });
         }
@@ -246,7 +251,7 @@ impl<S: Shadowed> Shadow<S> {
                 return Ok(Answer::Inject(trap));
             }
         };
-        let there = match self.reach_within_budget(found.gpa, access, host) {
+        let there = match self.reach_within_budget(found.gpa, self.wanted(root, &found, access, host), host) {
             Ok(there) => there,
             Err(Missing::Nothing) if host.space.region_of(found.gpa.pfn()).is_none() => {
                 return Ok(Answer::Device { gpa: found.gpa });
@@ -306,7 +311,9 @@ impl<S: Shadowed> Shadow<S> {
             // The leaves go last: the guest may be fetching by one, and would have it filled again between two portions.
             let moved = host.space.moved_by_store(gpa, host.ready, host.mem);
             let mut moved = moved.map_err(|content| Missing::Not(Unresolved::Wants(content)))?;
-            if !moved.all(|page| self.forget_ahead(Pfn::new(page), host)) {
+            let mut forgets =
+                |gfn| self.forget_ahead(gfn, host) && (!self.steers() || self.lose_tables_ahead(gfn, host));
+            if !moved.all(|page| forgets(Pfn::new(page))) {
                 return Err(Missing::Later);
             }
         }
@@ -387,7 +394,7 @@ impl<S: Shadowed> Shadow<S> {
                 self.owe(debt, host);
                 return answer;
             }
-            id = match self.pointer((id, index), ours, pte, host) {
+            id = match self.pointer((id, index), (ours, pte), gva, host) {
                 Some(child) => child,
                 None => return self.retry(),
             };
@@ -403,8 +410,8 @@ impl<S: Shadowed> Shadow<S> {
     fn pointer<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (id, index): At,
-        old: Pte,
-        pte: Pte,
+        (old, pte): (Pte, Pte),
+        gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) -> Option<Id> {
         let page = self.index.page(id);
@@ -413,17 +420,22 @@ impl<S: Shadowed> Shadow<S> {
             return self.index.find(key, host.mem);
         }
         self.drop_entry((id, index), host);
-        let child = self.child(key, host)?;
+        let child = self.child(key, gva, host)?;
         self.set_pointer((id, index), pte, child, host);
         Some(child)
     }
 
     /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
-    fn child<M: PhysMem, H: Fence<Gpa>>(&mut self, key: Key, host: &mut Host<'_, M, H>) -> Option<Id> {
+    fn child<M: PhysMem, H: Fence<Gpa>>(&mut self, key: Key, gva: Addr<S>, host: &mut Host<'_, M, H>) -> Option<Id> {
         if let Some(id) = self.index.find(key, host.mem) {
             self.counters.shared += 1;
+            if self.steers() && key.role == Role::Table && self.index.page(id).guest.is_none() {
+                self.index.page_mut(id).guest = Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn());
+            }
+            let fences = self.passed.fences();
+            self.index.page_mut(id).use_.comes(fences);
             if !self.is_sabotaged(Sabotage::LinksStale) {
-                self.sync_below(id, host);
+                self.sync_below(id, gva, host);
             }
             return Some(id);
         }
@@ -432,7 +444,11 @@ impl<S: Shadowed> Shadow<S> {
             Role::Direct(_) | Role::Bare => None,
         };
         let body = self.spare.pop().expect("an operation prepares for the pages that it makes");
-        Some(self.make(key, body, guest, host))
+        let id = self.make(key, body, guest, host);
+        if self.steers() && key.role != Role::Bare {
+            self.fill_whole(id, host);
+        }
+        Some(id)
     }
 
     /// Sets the leaf that the fault is about. Says what that owes, too.
@@ -452,6 +468,6 @@ impl<S: Shadowed> Shadow<S> {
         } else {
             self.counters.filled_2m += 1
         }
-        (Answer::Filled { fence: ours.flags().contains(PteFlags::V) }, debt)
+        (Answer::Filled { fence: ours.flags().contains(PteFlags::V), known: new == Some(ours) }, debt)
     }
 }

@@ -47,6 +47,7 @@ impl<S: Shadowed> Shadow<S> {
                 // Other roots catch up when they are loaded; the present one does now.
                 let is_logged = fence.asid.is_none() && !self.is_sabotaged(Sabotage::ForgetsLog);
                 for gva in pages {
+                    self.pass_page(gva);
                     if is_own {
                         self.fence_page(root, gva, host);
                     }
@@ -59,6 +60,10 @@ impl<S: Shadowed> Shadow<S> {
                 }
             }
             None => {
+                self.stamp += 1;
+                if !self.is_sabotaged(Sabotage::ForgetsPassed) {
+                    self.passed.all(self.stamp);
+                }
                 if is_own {
                     self.fence_root(&root, host);
                 }
@@ -66,6 +71,14 @@ impl<S: Shadowed> Shadow<S> {
             }
         }
         self.conclude(host);
+    }
+
+    /// A fence of one page happens, on whatever root.
+    #[inline(always)]
+    pub(super) fn pass_page(&mut self, gva: Addr<S>) {
+        if !self.is_sabotaged(Sabotage::ForgetsPassedPages) {
+            self.passed.page(gva.raw());
+        }
     }
 
     /// A fence by address on one root: what its tables say of `gva` may be out of date.
@@ -77,8 +90,9 @@ impl<S: Shadowed> Shadow<S> {
     ) {
         let at = self.descend(&root, gva, host.mem);
         let page = self.index.page(at.0);
-        // The identity does not change, and what is not live says nothing.
-        if page.key.role == Role::Table && page.is_live(at.1) && !self.is_sabotaged(Sabotage::ForgetsFence) {
+        // The identity does not change, and what is not live says nothing, unless it is steered.
+        let says = page.is_live(at.1) || self.steers();
+        if page.key.role == Role::Table && says && !self.is_sabotaged(Sabotage::ForgetsFence) {
             self.fence_entry(at, host);
         }
     }
@@ -86,7 +100,7 @@ impl<S: Shadowed> Shadow<S> {
     /// [`Shadow::sync_below`] for a root.
     pub(super) fn sync_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
         for part in self.parts(root.id) {
-            self.sync_below(part, host);
+            self.sync_below(part, Addr::new(0), host);
             if self.is_sabotaged(Sabotage::ForgetsFrames) {
                 break;
             }
@@ -95,12 +109,13 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Brings the page, and all that can be reached from it, in step with the guest's tables. What the budget does not
     /// suffice for cannot be reached from it any more: faults will find it again.
-    pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+    /// `gva`: an address that it translates.
+    pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, gva: Addr<S>, host: &mut Host<'_, M, H>) {
         if !self.may_any_lag() {
             return;
         }
         self.stamp += 1;
-        if let Err(rest) = self.sync_tree(id, host) {
+        if let Err(rest) = self.sync_tree(id, gva, host) {
             self.postpone(id, rest, host);
         }
     }
@@ -108,17 +123,26 @@ impl<S: Shadowed> Shadow<S> {
     /// Leaves out what a page leads to from entry `rest` on, for there is too much of it: it is found again by faults.
     pub(super) fn postpone<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, rest: usize, host: &mut Host<'_, M, H>) {
         self.counters.postponed += 1;
-        if !self.is_sabotaged(Sabotage::ForgetsRest) {
-            self.empty(id, rest, host);
+        if self.is_sabotaged(Sabotage::ForgetsRest) {
+            return;
         }
+        if self.steers() { self.poison_rest(id, rest, host) } else { self.empty(id, rest, host) }
     }
 
     /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.
-    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> Result<(), usize> {
+    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        gva: Addr<S>,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<(), usize> {
         let stamp = self.stamp;
         let page = self.index.page(id);
         let key = page.key;
         if key.role != Role::Table || page.stamp == stamp {
+            return Ok(());
+        }
+        if self.steers() && self.passed.is_fresh(page.stamp, gva.raw(), key.level) {
             return Ok(());
         }
         let may_lag = page.may_lag();
@@ -144,7 +168,14 @@ impl<S: Shadowed> Shadow<S> {
                 }
                 host.budget.spend(Budget::EDIT);
                 let child = self.index.child_of((id, index), mirror, host.mem);
-                if self.sync_tree(child, host).is_err() {
+                let is_last = key.level == Level::MEGA;
+                if is_last && self.steers() && !self.index.page_mut(child).use_.is_kept(self.passed.fences()) {
+                    self.drop_entry((id, index), host);
+                    continue;
+                }
+                let shift = key.level.shift();
+                let below = Addr::new(gva.raw() & !(511 << shift) | (index as u64) << shift);
+                if self.sync_tree(child, below, host).is_err() {
                     return Err(index);
                 }
             }

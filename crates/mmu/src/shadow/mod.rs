@@ -1,7 +1,7 @@
 //! Shadow paging: tables of our own that take a guest from GVA to HPA in one stage. Or a guest of its own from that one's
 //! GPA, in the place of a G-stage: what an engine's tables translate is a parameter ([`Shadowed`]).
 //!
-//! One engine, and three ways to keep its tables in step with the guest's ([`Upkeep`]). The hardware walks
+//! One engine, and four ways to keep its tables in step with the guest's ([`Upkeep`]). The hardware walks
 //! *shadow pages*, each the shadow of one guest table at one level (or of a part of a superpage, or of the
 //! identity while the guest's paging is off). They are shared by all roots and vCPUs of a VM, and recycled within a bound.
 //!
@@ -10,10 +10,12 @@
 //! | `page` | a shadow page, and what a live entry is |
 //! | `shadowed` | the address spaces that can be shadowed |
 //! | `walks` | where walks down the shadow ended lately |
+//! | `passed` | what fences have passed over lately |
 //! | `heads`, `index` | pages and entries by what they lead to; knows nothing of what entries may say |
 //! | `entries` | the one place where entries change |
 //! | `fault` | faults: the guest's walk, and the fill |
 //! | `fences` | the guest's fences, and comparing tables |
+//! | `steer` | what an entry is to be where the guest gets its page faults itself |
 //! | `protect` | write protection of guest tables |
 //! | `upkeep` | what the upkeeps answer differently, one file each |
 //! | `root`, `roots`, `views` | roots, and what one vCPU remembers of those that it used |
@@ -42,12 +44,14 @@ mod heads;
 mod index;
 mod lists;
 mod page;
+mod passed;
 mod protect;
 mod reclaim;
 mod root;
 mod roots;
 mod sabotage;
 mod shadowed;
+mod steer;
 mod upkeep;
 mod views;
 mod walks;

@@ -11,6 +11,8 @@
 //!   is valid, and one that is not live is empty.
 //! - A live leaf is in the list of the guest frame that it leads to, or, a 2 MiB one, of the 2 MiB. A live pointer is in
 //!   the list of parents of the shadow page that it leads to.
+//! - In `steered`, entries of level 0 of the shadow of a table have a mirror, live or not: one that is not live is empty
+//!   where the mirror faults, and poison where it does not. Above level 0, what is not live is poison (`steer`).
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
 
@@ -154,6 +156,49 @@ pub(super) struct Page {
     pub flood: u8,
     /// The operation that last synchronised it.
     pub stamp: u64,
+    /// Whether it is worth while to compare it at wide fences.
+    pub use_: Use,
+}
+
+/// What is known of the use of a page of level 0, in `steered`: a wide fence that does not find one to be in use leaves it out, and
+/// the next access brings it back. Hardware does not tell when a table was walked; so each is left out now and then, and the sooner
+/// the longer ago it came back.
+#[derive(Clone, Copy)]
+pub(super) struct Use {
+    /// Wide fences that it is kept for still.
+    left: u8,
+    /// Wide fences that it was kept for when it came last.
+    kept: u8,
+    /// When it was left out last, as wide fences are counted.
+    out: u64,
+}
+
+impl Use {
+    /// A page that comes is kept for so many wide fences at first, and for twice as many if it comes back soon, up to a limit.
+    const FIRST: u8 = 2;
+    const MOST: u8 = 64;
+    /// Soon: within so many wide fences.
+    const SOON: u64 = 4;
+
+    const NEW: Self = Self { left: Self::FIRST, kept: Self::FIRST, out: 0 };
+
+    /// It is linked, after that many wide fences.
+    pub fn comes(&mut self, fences: u64) {
+        if self.left == 0 {
+            let is_soon = fences - self.out <= Self::SOON;
+            self.kept = if is_soon { (2 * self.kept).min(Self::MOST) } else { Self::FIRST };
+        }
+        self.left = self.kept;
+    }
+
+    /// A wide fence happens, the one of that number. Says whether the page is kept.
+    pub fn is_kept(&mut self, fences: u64) -> bool {
+        self.left = self.left.saturating_sub(1);
+        if self.left == 0 {
+            self.out = fences;
+        }
+        self.left != 0
+    }
 }
 
 impl Page {
@@ -172,6 +217,7 @@ impl Page {
             is_unsync: false,
             flood: 0,
             stamp: 0,
+            use_: Use::NEW,
         }
     }
 
@@ -196,6 +242,11 @@ impl Page {
     #[inline(always)]
     pub fn mirror(&self, index: usize, mem: &impl PhysMem) -> Option<Pte> {
         self.is_live(index).then(|| Pte(mem.read_u64(self.mirror_at(index))))
+    }
+
+    /// The guest's entry that an entry of a steered table was made from, whether it is live or not.
+    pub fn made_from(&self, index: usize, mem: &impl PhysMem) -> Pte {
+        Pte(mem.read_u64(self.mirror_at(index)))
     }
 
     /// Whether the entry, live and as it stands in the table, is a pointer.

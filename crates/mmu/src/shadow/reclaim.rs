@@ -222,6 +222,9 @@ impl<S: Shadowed> Shadow<S> {
         self.drop_leaves(gfn, host);
         let mut next = self.index.tables_of(gfn, host.mem).next();
         while let Some(id) = next {
+            if self.steers() {
+                self.lose_table(id, host);
+            }
             // What its entries were made from is another frame's contents.
             self.empty(id, 0, host);
             let page = self.index.page_mut(id);
@@ -376,6 +379,9 @@ impl<S: Shadowed> Shadow<S> {
             return true;
         }
         if !self.is_sabotaged(Sabotage::ForgetsLeaf) && !self.forget_ahead(gfn, host) {
+            return false;
+        }
+        if self.steers() && !self.lose_tables_ahead(gfn, host) {
             return false;
         }
         let mut next = self.index.tables_of(gfn, host.mem).next();

@@ -62,5 +62,7 @@ pub struct Root<S: Shadowed = Gva> {
     pub asid: Asid,
     /// Whether its entries are shadows of a guest's table, so that the lane may walk it.
     pub has_lane: bool,
+    /// Whether the guest is to get its page faults itself while this is its root.
+    pub steers: bool,
     pub(super) space: PhantomData<S>,
 }

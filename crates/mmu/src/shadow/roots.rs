@@ -198,7 +198,9 @@ impl<S: Shadowed> Shadow<S> {
         };
         let page = self.index.page(id);
         let has_lane = S::HAS_LANE && page.key.role == Role::Table && self.has_lane();
-        Ok(Root { id, serial: page.serial, table: page.table(), format, paging, asid, has_lane, space: PhantomData })
+        let steers = page.key.role == Role::Table && self.steers();
+        let (serial, table) = (page.serial, page.table());
+        Ok(Root { id, serial, table, format, paging, asid, has_lane, steers, space: PhantomData })
     }
 
     /// A new root, by the keys of its shadow pages. Returns the first.
@@ -220,7 +222,11 @@ impl<S: Shadowed> Shadow<S> {
         let bodies = self.take_root(host.frames).map_err(ResolveError::OutOfFrames)?;
         let mut made = Vec::with_capacity(S::ROOT_FRAMES);
         for ((key, guest), body) in frames.into_iter().zip(bodies) {
-            made.push(self.make(key, body, guest, host));
+            let id = self.make(key, body, guest, host);
+            if self.steers() {
+                self.fill_whole(id, host);
+            }
+            made.push(id);
         }
         for pair in made.windows(2) {
             self.index.page_mut(pair[0]).sibling = Some(pair[1]);

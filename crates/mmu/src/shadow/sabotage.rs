@@ -56,4 +56,20 @@ pub enum Sabotage {
     LetsTablesGo,
     /// Pages move, or lose W, and leaves lead where they were still.
     MovesWithLeaves,
+    /// Of steered tables, only live entries are compared.
+    ForgetsEmpty,
+    /// Where no frame is mapped, a steered entry is invalid.
+    SteersMissing,
+    /// What the host has taken from a steered table is invalid.
+    SteersTaken,
+    /// Poison is never for user mode.
+    PoisonsKernelOnly,
+    /// A steered leaf may allow less than the guest's.
+    SteersNarrower,
+    /// Steered pages are up to date that were compared before a fence of all addresses.
+    ForgetsPassed,
+    /// The same before one by address.
+    ForgetsPassedPages,
+    /// A table whose frame is gone stays linked.
+    KeepsLostTables,
 }

@@ -61,7 +61,7 @@ impl<S: Shadowed> Views<S> {
     }
 
     /// The roots of an ASID, or all, but for the present one, are out of date.
-    pub(super) fn outdate_others(&mut self, asid: Option<Asid>) {
+    pub fn outdate_others(&mut self, asid: Option<Asid>) {
         for (at, view) in self.views.iter_mut().enumerate() {
             if Some(at) != self.present && asid.is_none_or(|asid| asid == view.root.asid) {
                 view.seen = Seen::Never;

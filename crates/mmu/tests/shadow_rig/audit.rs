@@ -1,9 +1,11 @@
 //! What must hold, and what the guest should find.
 
+use super::hardware::permits;
 use super::subject::Subject;
 use super::{IMAGE, Rig, VM};
 use mmu::gstage::SwapSlot;
 use mmu::shadow::Paging;
+use mmu::table::is_poison;
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Use};
 use oracle::{Ad, Machine, Table};
@@ -102,6 +104,40 @@ impl<S: Subject> Rig<S> {
         None
     }
 
+    /// Whether vCPU `n`'s tables gave a page fault for the access at some time since the last fence that covers it.
+    pub(super) fn may_fault(&self, n: usize, gva: Addr<S>, request: &Request) -> bool {
+        let vcpu = &self.vcpus[n];
+        let Paging::Tables { format, root } = vcpu.paging else { return false };
+        let since = (vcpu.fences.wide(vcpu.asid), vcpu.fences.page(vcpu.asid, gva));
+        !format.fits(gva) || self.search_fault(format, root, format.root_level(), (gva, since), request)
+    }
+
+    fn search_fault(
+        &self,
+        format: &'static Format,
+        table: Pfn<Gpa>,
+        level: Level,
+        (gva, since): (Addr<S>, (u64, u64)),
+        request: &Request,
+    ) -> bool {
+        let at = table.at(8 * format.index(gva, level) as u64);
+        let Some(present) = self.guest_word(at) else { return false };
+        let history = &self.bus.0.borrow().history;
+        let present = [(0, present)];
+        let values = |since| Some(history.since(at, since)).filter(|values| !values.is_empty()).unwrap_or(&present);
+        let decode = |value: &(u64, u64)| Pte(value.1).decode::<Gpa>(level, Caps::default());
+        let leads = values(since.0).iter().any(|value| match (decode(value), level.down()) {
+            (Entry::Table(next), Some(below)) => self.search_fault(format, next, below, (gva, since), request),
+            _ => false,
+        });
+        leads
+            || values(since.1).iter().any(|value| match decode(value) {
+                Entry::Table(_) => false,
+                Entry::Leaf(leaf) => !permits(leaf.flags, request),
+                Entry::Invalid | Entry::Reserved(_) => true,
+            })
+    }
+
     /// All that hart `n` may use now, by the shadow of its root and by its TLB.
     pub(super) fn audit(&self, n: usize) {
         let (mut seen, root) = (Vec::new(), self.bus.0.borrow().harts[n].root.expect("loaded"));
@@ -118,12 +154,13 @@ impl<S: Subject> Rig<S> {
             }
         }
         let tlb: Vec<_> = self.bus.0.borrow().harts[n].tlb.clone();
-        for cached in tlb {
+        for cached in tlb.into_iter().filter(|cached| !cached.is_poison()) {
             self.check_owner(cached.leaf.pfn, cached.level, cached.leaf.flags);
             if cached.serial == root.0 {
                 seen.push((cached.page << 12, cached.level, cached.leaf));
             }
         }
+        seen.retain(|(_, _, leaf)| !is_poison(Entry::Leaf(*leaf).encode()));
         for (gva, level, leaf) in seen {
             self.check_owner(leaf.pfn, level, leaf.flags);
             let offset = self.pick(level.pages()) << 12;
@@ -149,6 +186,7 @@ impl<S: Subject> Rig<S> {
         for (index, word) in words.filter(|(_, word)| word & 1 == 1) {
             let gva = extended(gva | (index as u64) << level.shift(), format);
             match Pte(word).decode::<Hpa>(level, Caps::default()) {
+                Entry::Table(_) if is_poison(Pte(word)) => {}
                 Entry::Table(next) => self.collect(next, level.down().expect("decode says so"), gva, format, seen),
                 Entry::Leaf(leaf) => seen.push((gva, level, leaf)),
                 other => panic!("SUBSET: {other:?} in a shadow table"),

@@ -4,7 +4,7 @@
 use super::history::History;
 use super::subject::Subject;
 use mmu::shadow::MARK;
-use mmu::table::{State, Writer};
+use mmu::table::{self, State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
@@ -15,8 +15,17 @@ use rv::{
 };
 use std::cell::RefCell;
 
+/// Why hardware does not let an access through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// A table says so.
+    PageFault,
+    /// A frame is denied, of a table or of memory.
+    AccessFault,
+}
+
 /// A translation that a TLB holds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cached {
     /// Whose: the root's serial, which the ASID stands for.
     pub serial: u64,
@@ -28,6 +37,11 @@ pub struct Cached {
 impl Cached {
     fn covers(&self, serial: u64, page: u64) -> bool {
         self.serial == serial && self.page == page & !(self.level.pages() - 1)
+    }
+
+    /// Whether it leads where nobody gets.
+    pub fn is_poison(&self) -> bool {
+        table::is_poison(Entry::Leaf(self.leaf).encode())
     }
 
     pub fn hpa<S: Subject>(&self, gva: Addr<S>) -> Addr<Hpa> {
@@ -110,10 +124,10 @@ impl<S: Subject> Hardware<S> {
     }
 
     /// The hart's own walk of the shadow, which may begin at a pointer that it remembers.
-    fn walk(&mut self, hart: usize, gva: Addr<S>) -> Option<Cached> {
-        let (serial, mut table, format) = self.harts[hart].root?;
+    fn walk(&mut self, hart: usize, gva: Addr<S>) -> Result<Cached, Refusal> {
+        let (serial, mut table, format) = self.harts[hart].root.expect("loaded");
         if !format.fits(gva) {
-            return None;
+            return Err(Refusal::PageFault);
         }
         let mut skip_to = format.root_level();
         let known = self.pick(8) as usize;
@@ -124,10 +138,14 @@ impl<S: Subject> Hardware<S> {
             (table, skip_to) = (next, level.down().expect("a pointer is above level 0"));
         }
         for level in format.levels_down().filter(|level| *level <= skip_to) {
-            let pte = Pte(self.machine.peek(table.at(8 * format.index(gva, level) as u64).raw())?);
+            let word = self.machine.peek(table.at(8 * format.index(gva, level) as u64).raw());
+            let pte = Pte(word.ok_or(Refusal::AccessFault)?);
             match pte.decode::<Hpa>(level, Caps::default()) {
                 Entry::Table(next) => {
                     table = next;
+                    if table::is_poison(pte) {
+                        continue;
+                    }
                     let pointers = &mut self.harts[hart].pointers;
                     if pointers.len() < 8 {
                         pointers.push((serial, gva.pfn().raw() & !(level.pages() - 1), level, next));
@@ -135,36 +153,48 @@ impl<S: Subject> Hardware<S> {
                 }
                 Entry::Leaf(leaf) => {
                     let page = gva.pfn().raw() & !(level.pages() - 1);
-                    return Some(Cached { serial, page, level, leaf });
+                    return Ok(Cached { serial, page, level, leaf });
                 }
-                Entry::Invalid => return None,
+                Entry::Invalid => return Err(Refusal::PageFault),
                 Entry::Reserved(why) => panic!("SUBSET: {why:?} in a shadow table: {pte:x?}"),
             }
         }
-        None
+        panic!("SUBSET: a pointer at level 0")
     }
 
     /// What the hart translates `gva` to, if it lets the access through.
-    pub fn translate(&mut self, hart: usize, gva: Addr<S>, request: &Request) -> Option<Cached> {
-        let serial = self.harts[hart].root?.0;
-        let lets = |cached: &Cached| permits(cached.leaf.flags, request);
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn translate(&mut self, hart: usize, gva: Addr<S>, request: &Request) -> Result<Cached, Refusal> {
+        let serial = self.harts[hart].root.expect("loaded").0;
+        let judge = |cached: Cached| match () {
+            () if !permits(cached.leaf.flags, request) => Err(Refusal::PageFault),
+            () if cached.is_poison() => Err(Refusal::AccessFault),
+            () => Ok(cached),
+        };
         if self.pick(4) != 0 {
             let page = gva.pfn().raw();
             let known: Vec<Cached> = self.harts[hart].tlb.iter().filter(|c| c.covers(serial, page)).copied().collect();
             if !known.is_empty() {
                 let known = known[self.pick(known.len() as u64) as usize];
                 // A refusal may come out of the TLB, too.
-                return Some(known).filter(lets);
+                return judge(known);
             }
         }
-        let cached = self.walk(hart, gva).filter(lets)?;
+        let cached = self.walk(hart, gva)?;
+        let judged = judge(cached);
+        // Whether memory is denied may be known by the translation only.
+        if judged == Err(Refusal::PageFault) {
+            return judged;
+        }
         let tlb = &mut self.harts[hart].tlb;
         if tlb.len() == 12 {
             let at = (self.rng.next_u64() % 12) as usize;
             tlb.swap_remove(at);
         }
         tlb.push(cached);
-        Some(cached)
+        judged
     }
 
     /// A store of the guest's that hardware lets through.
@@ -216,7 +246,7 @@ impl<S: Subject> Hardware<S> {
     fn meddle(&mut self, what: Meddling<S>) {
         let (through, gpa, value) = what.store;
         let request = S::request(Request { sum: true, ..Request::supervisor(Access::Store) });
-        if let Some(found) = self.translate(what.hart, through, &request) {
+        if let Ok(found) = self.translate(what.hart, through, &request) {
             self.store(gpa, found.hpa(through), value);
         }
         self.lane(what.hart, what.fence.0, what.fence.1);

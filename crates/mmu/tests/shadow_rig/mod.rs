@@ -42,7 +42,7 @@ mod promoting;
 pub mod subject;
 
 use audit::{Away, extended};
-use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem};
+use hardware::{AllHarts, Bus, Event, Hardware, Hart, Meddling, Mem, Refusal};
 use history::{Fences, History};
 use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views, Wrote};
 use mmu::walk::AdPolicy;
@@ -131,7 +131,7 @@ impl<S: Subject> Rig<S> {
         let mut rng = hardware::rng(setup.seed);
         let mut pick = |n: u64| proptest::prelude::Rng::next_u64(&mut rng) % n;
         let format = S::FORMATS[(pick(4) as usize).saturating_sub(1)];
-        let ad = if pick(3) == 0 { AdPolicy::Svadu } else { AdPolicy::Svade };
+        let ad = if pick(3) == 0 && setup.upkeep != Upkeep::Steered { AdPolicy::Svadu } else { AdPolicy::Svade };
         let superpages = if pick(3) == 0 { Superpages::Never } else { Superpages::Mega };
         let vcpus = 1 + pick(4) as usize;
         let pages = if pick(2) == 0 { Config::least_pages::<S>(4) } else { 256 };
@@ -371,7 +371,15 @@ impl<S: Subject> Rig<S> {
         let vcpu = &mut self.vcpus[n];
         let shadow = self.shadow.as_mut().expect("until the end");
         let fence = GuestFence { range, asid };
-        shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
+        let known = match (pages.as_slice(), asid) {
+            ([page], None) => shadow.fence_in_known_table(&vcpu.root, page.align_down(4096), &self.space, &mut mem),
+            _ => false,
+        };
+        if known {
+            log.borrow_mut().push(pages[0].align_down(4096));
+        } else {
+            shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
+        }
         match range {
             None => vcpu.fences.add(None, asid, time),
             Some(_) => pages.iter().for_each(|page| vcpu.fences.add(Some(*page), asid, time)),
@@ -398,7 +406,15 @@ impl<S: Subject> Rig<S> {
         let attempts = if self.budget == AMPLE { 8 } else { 8 + 20 * AMPLE / self.budget };
         for _ in 0..attempts {
             let found = self.bus.0.borrow_mut().translate(n, gva, request);
-            if let Some(found) = found {
+            if found == Err(Refusal::PageFault) && self.vcpus[n].root.steers {
+                assert!(
+                    self.may_fault(n, gva, request),
+                    "STEERED: {gva} {request:?} faults by no table of the guest's"
+                );
+                self.tally[1] += 1;
+                return false;
+            }
+            if let Ok(found) = found {
                 let hpa = found.hpa(gva);
                 let gpa = self.check(n, gva, found.leaf.flags, hpa, found.level);
                 if let Some(value) = store {
@@ -412,7 +428,7 @@ impl<S: Subject> Rig<S> {
             let outcome = ready!(self, |shadow, host| shadow.fault(&root, gva, request, host));
             self.learn();
             match outcome {
-                Answer::Filled { fence } => {
+                Answer::Filled { fence, .. } => {
                     if fence && self.setup.mutant != Mutant::KeepsOwn {
                         self.bus.0.borrow_mut().forget_page(n, gva);
                     }

@@ -108,7 +108,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let passed = (passed, if disk.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
     guest.forget_everything();
-    let offer = offer(machine, mode, &abilities);
+    let offer = offer(machine, (seat, mode), &abilities);
 
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
@@ -391,7 +391,7 @@ fn protect_this_hart(
     }
 }
 
-fn offer(machine: &Machine, guest: GuestMode, abilities: &Abilities) -> Offer {
+fn offer(machine: &Machine, (seat, guest): (Seat, GuestMode), abilities: &Abilities) -> Offer {
     let isa = machine.common_isa();
     let gates = [("sstc", envcfg::STCE), ("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)];
     let granted = gates.iter().filter(|(_, bit)| abilities.environment & bit != 0);
@@ -402,6 +402,7 @@ fn offer(machine: &Machine, guest: GuestMode, abilities: &Abilities) -> Offer {
         g_format: abilities.g_format,
         formats: abilities.formats.clone(),
         nested_svadu: abilities.environment & envcfg::ADUE != 0,
+        denies_frames: seat == Seat::Firmware,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
         vlenb: abilities.vlenb,

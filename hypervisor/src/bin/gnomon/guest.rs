@@ -74,6 +74,8 @@ pub struct GuestHart {
     has_vmids: bool,
     /// Whether what guests do with their own translation (`satp`, fences, page faults) comes to Gnomon.
     traps_translation: bool,
+    /// Whether page faults are the guest's own all the same.
+    steers: bool,
     /// `henvcfg`, in VS mode, but for ADUE.
     henvcfg: u64,
     /// Whether all harts have Zba.
@@ -108,6 +110,7 @@ impl GuestHart {
             has_countinhibit,
             has_vmids: false,
             traps_translation: mode == GuestMode::Supervisor,
+            steers: false,
             henvcfg: wanted,
             has_zba: common.has("zba"),
         };
@@ -179,7 +182,8 @@ impl GuestHart {
 
     /// Says which exceptions guests take themselves.
     fn delegate(&self) {
-        let guests_own = if self.traps_translation { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
+        let comes_here = self.traps_translation && !self.steers;
+        let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
         // SAFETY: what is not delegated comes to the guest vector.
         unsafe {
@@ -231,6 +235,15 @@ impl GuestHart {
         if !self.has_vmids {
             fence::gvma_all();
             fence::vvma_all();
+        }
+    }
+
+    /// Says whether the guest takes page faults on shadow tables itself, if that differs from the last root.
+    #[inline]
+    pub fn set_steering(&mut self, on: bool) {
+        if on != self.steers {
+            self.steers = on;
+            self.delegate();
         }
     }
 

@@ -449,7 +449,7 @@ impl Hart {
             self.set_timer_interrupt(true);
         }
         if run.watch.due() <= now
-            && let Some(message) = watch::look(&mut run, (now, self.ticks.watch), self)
+            && let Some(message) = watch::look(self.g, &mut run, (now, self.ticks.watch), self)
         {
             let end = Departure::End(EndReason::Killed { message });
             lifecycle::depart(self.g, &Arc::clone(&run.vm), end, self);

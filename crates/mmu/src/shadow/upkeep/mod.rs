@@ -3,6 +3,7 @@
 mod lazy;
 mod rules;
 mod shadow;
+mod steered;
 mod unsync;
 
 use super::config::{Host, Upkeep};
@@ -29,6 +30,10 @@ macro_rules! ask {
                 type $rules = lazy::Rules;
                 $question
             }
+            Upkeep::Steered => {
+                type $rules = steered::Rules;
+                $question
+            }
         }
     };
 }
@@ -47,6 +52,12 @@ impl<S: Shadowed> Shadow<S> {
     /// Whether the lane may take fences.
     pub(super) const fn has_lane(&self) -> bool {
         ask!(self, R => <R as Rules>::HAS_LANE)
+    }
+
+    /// Whether the guest gets its page faults itself.
+    #[inline(always)]
+    pub(super) const fn steers(&self) -> bool {
+        matches!(self.config.upkeep, Upkeep::Steered)
     }
 
     /// Whether the first store to a protected table lets it go.

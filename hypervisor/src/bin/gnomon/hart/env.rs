@@ -3,6 +3,7 @@
 use super::{FENCE_PAGES, Hart, MOST_ROOTS, Reach, RootAsid};
 use crate::guest::Line;
 use crate::seat;
+use abi::tunable::Id;
 use hypervisor::env::Env;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
 use metal::fence;
@@ -137,6 +138,7 @@ impl Env for Hart {
             // Of a new one, nothing is remembered.
             Acquired::Same | Acquired::New => {}
         }
+        self.guest.set_steering(root.steers && self.g.tunables.is_on(Id::Steer));
         // SAFETY: a shadow root of the loaded guest's VM, which the vCPU holds.
         unsafe { self.guest.load_guest_root(atp::satp(root.format, asid, root.table)) };
     }

@@ -1,0 +1,290 @@
+//! Steering: the guest gets its page faults itself, and Gnomon gets access faults. So each entry of a shadow has to say by itself
+//! whose the fault is that it makes:
+//!
+//! - It is *empty* only at level 0, and where the guest's entry faults, whatever the access.
+//! - It is a *leaf* only if that allows exactly what the guest's does. Where the host allows less (no frame is mapped, or not for
+//!   stores, or a device is there) it is poison; so what only the host forbids is an access fault.
+//! - All else is *poison* ([`crate::table::poison_leaf`]), with the guest's U, for that is looked at before the access.
+//!
+//! An entry that is not in step may be none of these. So a shadow page of level 0 is filled as a whole before it is linked, all its
+//! entries have mirrors, and fences compare them all. Above level 0 there are no empty entries: poison there needs no U, so it
+//! is never wrong, and need not be compared. Gnomon needs no fault to make poison of anything: it may do so at any time.
+//!
+//! The guest's A and D are its own (Svade): a leaf without A is empty, and one without D has no W.
+
+use super::config::{Budget, Host};
+use super::engine::Shadow;
+use super::entries::Both;
+use super::fault::Found;
+use super::index::List;
+use super::page::{At, CAPS, Id, NO_PTE, Page, Role};
+use super::root::{Paging, Root};
+use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
+use crate::gstage::{AddressSpace, Translation};
+use crate::table::{self, Debt};
+use rv::format::ENTRIES;
+use rv::{Access, Addr, Entry, Fence, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+
+/// What a guest's leaf may allow that the G-stage has a say in.
+const RIGHTS: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
+
+impl<S: Shadowed> Shadow<S> {
+    /// What an entry is that leads nowhere for now, and was made from `mirror`.
+    #[inline(always)]
+    pub(super) fn unfilled(&self, page: &Page, mirror: Pte) -> Pte {
+        if !self.steers() || self.is_sabotaged(Sabotage::SteersTaken) {
+            return Pte::INVALID;
+        }
+        let flags = match page.key.role {
+            // Its page faults come to Gnomon.
+            Role::Bare => return Pte::INVALID,
+            Role::Direct(flags) => flags,
+            Role::Table => mirror.flags(),
+        };
+        self.poison(page.key.level, flags)
+    }
+
+    fn poison(&self, level: Level, flags: PteFlags) -> Pte {
+        if level > Level::PAGE {
+            return table::poison_pointer();
+        }
+        table::poison_leaf(flags.contains(PteFlags::U) && !self.is_sabotaged(Sabotage::PoisonsKernelOnly))
+    }
+
+    /// Whether the G-stage allows all that a guest's leaf with these flags does.
+    #[inline(always)]
+    pub(super) fn allows_all(&self, flags: PteFlags, there: Translation) -> bool {
+        there.flags.contains(self.rights(flags) & RIGHTS) || self.is_sabotaged(Sabotage::SteersNarrower)
+    }
+
+    /// What memory is to be made ready for. A leaf that allows stores takes a frame that does, whatever it is wanted for now: with
+    /// less, a store would be a page fault of the guest's.
+    pub(super) fn wanted<M: PhysMem, H>(
+        &self,
+        root: &Root<S>,
+        found: &Found,
+        access: Access,
+        host: &Host<'_, M, H>,
+    ) -> Access {
+        let stores = self.steers() && root.paging != Paging::Bare && found.allowed.contains(PteFlags::W);
+        let may = |access| host.space.region_of(found.gpa.pfn()).is_some_and(|region| region.prot.allows(access));
+        if stores && may(access) && may(Access::Store) { Access::Store } else { access }
+    }
+
+    /// The leaf of `level` for what is at `gfn`, if it is there and allows all that the guest's entry does.
+    #[inline(always)]
+    fn whole_leaf(
+        &mut self,
+        gfn: Pfn<Gpa>,
+        level: Level,
+        allowed: PteFlags,
+        (space, mem): (&AddressSpace, &impl PhysMem),
+    ) -> Option<Pte> {
+        let there = space.translate(gfn.base(), mem)?;
+        if !there.flags.contains(allowed & RIGHTS) && !self.is_sabotaged(Sabotage::SteersNarrower) {
+            return None;
+        }
+        self.leaf_fits(gfn, level, there.level).then(|| self.leaf(gfn, level, allowed, there, mem))?
+    }
+
+    /// A fence by address on one root, where the shadow's last table for the address is one that a walk ended at lately: nearly all
+    /// are. Says whether it was one.
+    ///
+    /// It takes no frames, and owes no fence but the guest's own.
+    #[inline(always)]
+    pub fn fence_in_known_table(
+        &mut self,
+        root: &Root<S>,
+        gva: Addr<S>,
+        space: &AddressSpace,
+        mem: &mut impl PhysMem,
+    ) -> bool {
+        let Some(id) = self.walks.find(root.serial, gva).filter(|_| self.steers()) else { return false };
+        self.pass_page(gva);
+        let at = (id, root.format.index_in_frame(gva, Level::PAGE));
+        let Both { ours, guests: Some(pte) } = self.look(at, space, mem) else { return false };
+        if self.index.page(id).made_from(at.1, mem) != pte && !self.is_sabotaged(Sabotage::ForgetsFence) {
+            self.counters.synced_entries += 1;
+            let debt = self.remade(at, ours, pte, space, mem);
+            self.leave(debt);
+        }
+        true
+    }
+
+    /// Brings one entry of the shadow of a table in step with the guest's.
+    pub(super) fn resync<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
+        host.budget.spend(1);
+        // A table that is nowhere has been poisoned as a whole.
+        let Both { ours, guests: Some(pte) } = self.look(at, host.space, host.mem) else { return };
+        if self.index.page(at.0).made_from(at.1, host.mem) == pte {
+            return;
+        }
+        self.counters.synced_entries += 1;
+        host.budget.spend(Budget::DERIVE);
+        self.remake(at, ours, pte, host);
+    }
+
+    fn remake<M: PhysMem, H>(&mut self, at: At, ours: Pte, pte: Pte, host: &mut Host<'_, M, H>) {
+        let debt = self.remade(at, ours, pte, host.space, host.mem);
+        self.owe(debt, host);
+    }
+
+    /// Makes an entry of the shadow of a table from the guest's.
+    #[inline(always)]
+    fn remade(&mut self, at: At, ours: Pte, pte: Pte, space: &AddressSpace, mem: &mut impl PhysMem) -> Debt {
+        let level = self.index.page(at.0).key.level;
+        if let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
+            && leaf.flags.contains(PteFlags::A)
+        {
+            if let Some(new) = self.whole_leaf(leaf.pfn, level, self.rights(leaf.flags), (space, &*mem))
+                && let Some(debt) = self.set_leaf(at, (ours, new), pte, mem)
+            {
+                return debt;
+            }
+            if self.is_sabotaged(Sabotage::SteersMissing) {
+                return self.replaced(at, Pte::INVALID, pte, mem);
+            }
+        }
+        self.replaced(at, self.faulting(level, pte), pte, mem)
+    }
+
+    /// The entry that makes the fault, made from the guest's: empty where that faults anyway.
+    fn faulting(&self, level: Level, pte: Pte) -> Pte {
+        match pte.decode::<Gpa>(level, CAPS) {
+            _ if level > Level::PAGE => table::poison_pointer(),
+            Entry::Leaf(Leaf { flags, .. }) if flags.contains(PteFlags::A) => self.poison(level, flags),
+            Entry::Leaf(_) | Entry::Table(_) | Entry::Invalid | Entry::Reserved(_) => Pte::INVALID,
+        }
+    }
+
+    fn replace<M: PhysMem, H>(&mut self, at: At, new: Pte, mirror: Pte, host: &mut Host<'_, M, H>) {
+        let debt = self.replaced(at, new, mirror, host.mem);
+        self.owe(debt, host);
+    }
+
+    /// Makes an entry `new`, which leads nowhere, from `mirror`.
+    fn replaced(&mut self, at: At, new: Pte, mirror: Pte, mem: &mut impl PhysMem) -> Debt {
+        let page = self.index.page(at.0);
+        let known = page.mirror(at.1, mem);
+        let (old, debt) = table::exchange(page.entry_at(at.1), new, mem);
+        let mirror_at = page.mirror_at(at.1);
+        if let Some(known) = known {
+            let is_pointer = page.is_pointer(old);
+            let list = self.index.list_of(at, known, is_pointer, mem);
+            self.index.remove(at, list, mem);
+        }
+        mem.write_u64(mirror_at, mirror.0);
+        debt
+    }
+
+    /// Fills a new shadow page, which nothing leads to yet.
+    pub(super) fn fill_whole<M: PhysMem, H>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        self.counters.whole += 1;
+        let page = self.index.page(id);
+        let (key, guest) = (page.key, page.guest);
+        match (key.role, guest) {
+            // What is not live above level 0 is poison, whatever the guest's entry says: it costs an exit where that faults, which
+            // is once for many pages, and nothing when it is compared.
+            (Role::Table | Role::Direct(_), _) if key.level > Level::PAGE => {
+                host.budget.spend(Budget::EDIT + Budget::COMPARE);
+                host.mem.fill_frame(page.table(), table::poison_pointer().0);
+            }
+            (Role::Table, Some(frame)) => {
+                host.budget.spend(8 * Budget::COMPARE);
+                for first in (0..ENTRIES).step_by(8) {
+                    // It is all zeroes itself, and most of them are as well.
+                    if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
+                        continue;
+                    }
+                    for index in first..first + 8 {
+                        let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
+                        if pte.0 != 0 {
+                            self.remake_within_budget((id, index), pte, host);
+                        }
+                    }
+                }
+            }
+            (Role::Direct(flags), _) => {
+                for index in 0..ENTRIES {
+                    let at = (id, index);
+                    let leaf = if host.budget.is_spent() {
+                        None
+                    } else {
+                        host.budget.spend(Budget::FILL);
+                        self.whole_leaf(key.frame_below(index), key.level, flags, (host.space, host.mem))
+                    };
+                    let ours = Pte::INVALID;
+                    match leaf.and_then(|leaf| self.set_leaf(at, (ours, leaf), NO_PTE, host.mem)) {
+                        Some(debt) => self.owe(debt, host),
+                        None => self.replace(at, self.poison(key.level, flags), NO_PTE, host),
+                    }
+                }
+            }
+            // A table of level 0 is shadowed only where it is.
+            (Role::Table, None) | (Role::Bare, _) => {}
+        }
+    }
+
+    fn remake_within_budget<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) {
+        let page = self.index.page(at.0);
+        let level = page.key.level;
+        if host.budget.is_spent() || !pte.flags().contains(PteFlags::V) {
+            return self.replace(at, self.faulting(level, pte), pte, host);
+        }
+        host.budget.spend(Budget::FILL);
+        let ours = Pte(host.mem.read_u64(page.entry_at(at.1)));
+        self.remake(at, ours, pte, host);
+    }
+
+    /// Poisons what a page leads to from entry `rest` on; at level 0, by what the guest's table says now.
+    pub(super) fn poison_rest<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, rest: usize, host: &mut Host<'_, M, H>) {
+        let page = self.index.page(id);
+        let (level, Some(frame)) = (page.key.level, page.guest) else { return self.empty(id, rest, host) };
+        if level > Level::PAGE {
+            return self.empty(id, rest, host);
+        }
+        self.gone += 1;
+        for index in rest..ENTRIES {
+            let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
+            self.replace((id, index), self.faulting(level, pte), pte, host);
+        }
+    }
+
+    /// The guest's table that the page stands for is about to be elsewhere, or nowhere: nothing that it says can be compared until
+    /// it is found again. A page of level 0 is unlinked: its poison would have to know the guest's U.
+    pub(super) fn lose_table<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        if self.is_sabotaged(Sabotage::KeepsLostTables) {
+            return;
+        }
+        self.index.page_mut(id).stamp = 0;
+        if self.index.page(id).key.level > Level::PAGE {
+            return;
+        }
+        while let Some(parent) = self.index.first(List::Parents(id), host.mem) {
+            self.drop_entry(parent, host);
+        }
+    }
+
+    /// Does as much of that as the budget lets, for all shadows of a frame. Says whether it was all.
+    pub(super) fn lose_tables_ahead<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        gfn: Pfn<Gpa>,
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
+        let mut next = self.index.tables_of(gfn, host.mem).next();
+        while let Some(id) = next {
+            next = self.index.page(id).next;
+            while self.index.page(id).key.level == Level::PAGE
+                && let Some(parent) = self.index.first(List::Parents(id), host.mem)
+            {
+                if host.budget.is_spent() {
+                    self.counters.postponed += 1;
+                    return false;
+                }
+                self.drop_entry(parent, host);
+            }
+        }
+        true
+    }
+}

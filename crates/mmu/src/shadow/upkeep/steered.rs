@@ -1,0 +1,33 @@
+//! `steered`: as `lazy`, but the guest gets its page faults itself. So a fence by address brings its entry up to date at once: there
+//! is no next fault that would.
+
+use super::super::config::Host;
+use super::super::engine::Shadow;
+use super::super::page::At;
+use super::super::root::Root;
+use super::super::shadowed::Shadowed;
+use super::rules;
+use rv::{Fence, Gpa, PhysMem};
+
+pub(super) struct Rules;
+
+impl rules::Rules for Rules {
+    const PROTECTS: bool = false;
+    const HAS_LANE: bool = false;
+
+    fn lets_go(_: bool) -> bool {
+        true
+    }
+
+    fn fence_entry<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(shadow: &mut Shadow<S>, at: At, host: &mut Host<'_, M, H>) {
+        shadow.resync(at, host);
+    }
+
+    fn fence_root<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
+        shadow: &mut Shadow<S>,
+        root: &Root<S>,
+        host: &mut Host<'_, M, H>,
+    ) {
+        shadow.sync_root(root, host);
+    }
+}

@@ -1,0 +1,19 @@
+//! Access faults of a vCPU's on shadow tables that nothing there explains.
+
+/// The last of them, and how often it came in a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Unexplained {
+    /// The instruction's address.
+    pub pc: u64,
+    /// What it was about.
+    pub tval: u64,
+    /// Which exit of the vCPU's it was.
+    pub exit: u64,
+    /// How often it came with no other exit in between.
+    pub times: u32,
+}
+
+impl Unexplained {
+    /// None.
+    pub const NONE: Self = Self { pc: 0, tval: 0, exit: 0, times: 0 };
+}
