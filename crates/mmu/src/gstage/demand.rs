@@ -88,6 +88,10 @@ impl AddressSpace {
                         let home = first.add(gpa.pfn().raw() - region.start.raw());
                         // Before frames are taken: where they are short, it has to come first.
                         let Some(image) = frames.originals().find(home) else {
+                            // That 2 MiB could not be copied without it says nothing about later.
+                            if *ready == Ready::Denied {
+                                *ready = Ready::Nothing;
+                            }
                             return Err(ResolveError::OriginalOut { page: gpa.pfn(), home }.into());
                         };
                         if self.is_copied_by(access) {

@@ -72,7 +72,6 @@ impl AddressSpace {
                 if content.has_image() && frames.originals().epoch() != epoch {
                     // What was copied may have been another page already. Memory is short: 4 KiB will do.
                     frames.put_back(run);
-                    *ready = Ready::Denied;
                     None
                 } else {
                     Supplies::with(frames, self.owner, tables, run).ok()
