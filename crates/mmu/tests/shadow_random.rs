@@ -72,7 +72,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 49] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 47] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -117,12 +117,10 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 49] = [
     (Mutant::KeepsOwn, Upkeep::Steered, &["TLB-LIKE", "PROGRESS", "STEERED", "not Ok"]),
     (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ForgetsWideFence), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
-    (Mutant::Engine(Sabotage::ForgetsEmpty), Upkeep::Steered, &["STEERED"]),
     (Mutant::Engine(Sabotage::SteersMissing), Upkeep::Steered, &["STEERED"]),
     (Mutant::Engine(Sabotage::SteersTaken), Upkeep::Steered, &["STEERED"]),
     (Mutant::Engine(Sabotage::PoisonsKernelOnly), Upkeep::Steered, &["STEERED"]),
     (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered, &["STEERED"]),
-    (Mutant::Engine(Sabotage::KeepsLostTables), Upkeep::Steered, &["STEERED", "TLB-LIKE", "OWNERSHIP"]),
     (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ForgetsPassed), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),

@@ -53,7 +53,7 @@ impl<S: Shadowed> Shadow<S> {
     #[inline]
     pub(super) fn behind<M: PhysMem, H>(&self, id: Id, part: usize, host: &mut Host<'_, M, H>) -> u64 {
         let page = self.index.page(id);
-        if self.steers() && page.key.level == Level::PAGE && !self.is_sabotaged(Sabotage::ForgetsEmpty) {
+        if self.steers() && page.key.level == Level::PAGE {
             host.budget.spend(Budget::COMPARE);
             let compare = |frame| host.mem.all_differing((frame, page.body.mirror.first()), part);
             return page.guest.map_or(u64::MAX, compare);

@@ -56,8 +56,6 @@ pub enum Sabotage {
     LetsTablesGo,
     /// Pages move, or lose W, and leaves lead where they were still.
     MovesWithLeaves,
-    /// Of steered tables, only live entries are compared.
-    ForgetsEmpty,
     /// Where no frame is mapped, a steered entry is invalid.
     SteersMissing,
     /// What the host has taken from a steered table is invalid.
@@ -70,6 +68,4 @@ pub enum Sabotage {
     ForgetsPassed,
     /// The same before one by address.
     ForgetsPassedPages,
-    /// A table whose frame is gone stays linked.
-    KeepsLostTables,
 }

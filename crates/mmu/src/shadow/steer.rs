@@ -254,9 +254,6 @@ impl<S: Shadowed> Shadow<S> {
     /// The guest's table that the page stands for is about to be elsewhere, or nowhere: nothing that it says can be compared until
     /// it is found again. A page of level 0 is unlinked: its poison would have to know the guest's U.
     pub(super) fn lose_table<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
-        if self.is_sabotaged(Sabotage::KeepsLostTables) {
-            return;
-        }
         self.index.page_mut(id).stamp = 0;
         if self.index.page(id).key.level > Level::PAGE {
             return;
