@@ -5,7 +5,8 @@
 //! G-stage behind it, Bare would be all of memory.
 
 pub(crate) mod paging;
-pub(crate) mod steering;
+pub(crate) mod steered;
+mod steering;
 pub(crate) mod way;
 
 use crate::chores::Remains;

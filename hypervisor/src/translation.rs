@@ -199,7 +199,7 @@ impl Translation {
     /// An access fault came to Gnomon.
     pub fn access_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match self {
-            Shadow(Upkeep::Steered) => shadow::steering::access_fault(g, run, exception, env),
+            Shadow(Upkeep::Steered) => shadow::steered::access_fault(g, run, exception, env),
             // It comes from memory that is mapped but cannot be accessed so (an AMO or LR/SC where the platform allows none): the
             // guest's own, as on bare metal.
             TwoStage | Shadow(_) => {
@@ -212,7 +212,7 @@ impl Translation {
     /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
     pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         if let Shadow(Upkeep::Steered) = self {
-            shadow::steering::look_again(g, run, env);
+            shadow::steered::look_again(g, run, env);
         }
     }
 

@@ -22,6 +22,9 @@ use rv::{Exception, Mode};
 /// Looks at the vCPU that is loaded, at host time `now`; the next look comes `interval` ticks later.
 ///
 /// Returns what there is to say if it is proven that the guest will never again execute an instruction.
+// Once a second: what it takes is not to be in the frame of each tick.
+#[cold]
+#[inline(never)]
 pub fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u64), env: &mut E) -> Option<String> {
     run.vm.translation.look_again(g, run, env);
     let found = stuck(run, env);

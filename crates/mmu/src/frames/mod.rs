@@ -38,6 +38,7 @@ use ledger::Ledger;
 use rv::{Hpa, Pfn, PhysMem};
 use store::{ORDERS, Store};
 use tags::{BLOCK, Tag, TagsOfBlock};
+use zeroed::ZeroedCounters;
 
 /// All host RAM that is handed out by the frame, as one hart sees it.
 #[derive(Debug)]
@@ -57,13 +58,6 @@ struct Shared {
     ahead: AtomicU64,
     zeroed: ZeroedCounters,
     originals: Originals,
-}
-
-/// Runs of 2 MiB of zeroes.
-#[derive(Default, Debug)]
-struct ZeroedCounters {
-    made: AtomicU64,
-    taken: AtomicU64,
 }
 
 /// Frames that are free for each of a run of zeroes: what is kept so is a small part of what is free.

@@ -10,6 +10,15 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize};
 #[cfg(feature = "sabotage")]
 use core::sync::atomic::AtomicU8;
 
+/// What has come of runs of zeroes.
+#[derive(Default, Debug)]
+pub struct ZeroedCounters {
+    /// Runs that were filled.
+    pub made: core::sync::atomic::AtomicU64,
+    /// Of those, the ones that were taken as zeroes.
+    pub taken: core::sync::atomic::AtomicU64,
+}
+
 /// Most runs that are kept.
 pub const MOST_ZEROED: u64 = 16;
 

@@ -1,0 +1,47 @@
+//! Guests in mode `steered`: what comes to Gnomon are access faults, by poison in their shadow tables ([`mmu::shadow`]).
+
+use crate::env::Env;
+use crate::exit::Faulted;
+use crate::gnomon::Gnomon;
+use crate::vcpu::VcpuRun;
+use mmu::shadow::GuestFence;
+use rv::{Access, Addr, Exception, Trap};
+
+/// Times in a row that an instruction makes an access fault for no reason that Gnomon knows of, after which it is the guest's.
+const MOST: u32 = 4;
+
+/// An access fault: by poison, or by memory that cannot be accessed so (an AMO or LR/SC where the platform allows none).
+pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+    run.shared.counters.exits_steered.bump();
+    let access = match exception {
+        Exception::FetchAccess => Access::Fetch,
+        Exception::LoadAccess => Access::Load,
+        _ => Access::Store,
+    };
+    match super::fault(g, run, access, env) {
+        Faulted::Known if is_unexplained(run) => Faulted::Inject(Trap::new(exception, run.context.exit.tval)),
+        faulted => faulted,
+    }
+}
+
+/// The entry allowed the access before. Either another hart had just filled it, or this hart knew it as poison still, which it has
+/// forgotten now: then the same will not come again and again. Or it is no poison that denies it.
+fn is_unexplained(run: &mut VcpuRun) -> bool {
+    let exits = run.shared.counters.exits.get();
+    let found = (run.context.pc, run.context.exit.tval, exits - 1);
+    let known = &mut run.unexplained;
+    known.times = if found == (known.pc, known.tval, known.exit) { known.times + 1 } else { 1 };
+    (known.pc, known.tval, known.exit) = (found.0, found.1, exits);
+    known.times >= MOST
+}
+
+/// A guest that has made an entry valid may wait for hardware to see it, without a fence. Hardware would at some time; so the entry
+/// by which it took its last page fault is brought up to date now and then.
+pub(crate) fn look_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+    const PAGE_FAULTS: [u64; 3] =
+        [Exception::FetchPage.code(), Exception::LoadPage.code(), Exception::StorePage.code()];
+    let trap = env.trap_regs();
+    let Some(root) = run.root.filter(|root| root.steers && PAGE_FAULTS.contains(&trap.vscause)) else { return };
+    let fence = GuestFence { range: Some((Addr::new(trap.vstval), 1)), asid: Some(root.asid) };
+    super::fence(g, run, &fence, env);
+}
