@@ -237,8 +237,8 @@ pub struct Vm {
     pub translation: Translation,
     /// Its memory; `None` before the start and after the end.
     pub memory: Mutex<Option<Memory>>,
-    /// What its memory's engines did in the lives before the present one.
-    pub past: Mutex<Past>,
+    /// What its memory's engines did in the lives before the present one. Apart, so that one load reaches all that exits look at.
+    pub past: Box<Mutex<Past>>,
     /// The devices.
     pub devices: Mutex<Devices>,
     /// Where they are, in the order of their numbers.
@@ -349,7 +349,7 @@ impl Vm {
             handle,
             translation: offer.mode(config.mmu).into(),
             memory: Mutex::new(None),
-            past: Mutex::new(Past::default()),
+            past: Box::default(),
             places: devices.iter().map(Device::place).collect(),
             devices: Mutex::new(devices),
             has_moment: AtomicBool::new(false),
