@@ -143,8 +143,8 @@ mod tests {
         for line in ["run", "run --exec --help", "bench fig7", "test --full linux/"] {
             assert_eq!(needs(line), Need::GUESTS, "{line}");
         }
-        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Cxx]);
-        assert_eq!(needs("test --jobs 1 host/tests"), [Need::Keys, Need::Qemu, Need::Browser]);
+        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Cxx]);
+        assert_eq!(needs("test --jobs 1 host/tests"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver]);
         assert_eq!(needs("test host/fuzz"), [Need::Cxx]);
     }
 }

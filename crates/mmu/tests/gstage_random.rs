@@ -55,7 +55,7 @@ const MUTANTS: [(Mutant, &[&str]); 30] = [
     (Mutant::ForgetsToZero, &["in a G-stage table", "contents of"]),
     (Mutant::ForgetsToCopy, &["contents of"]),
     (Mutant::LinksTooEarly, &["StalePermission"]),
-    (Mutant::ForgetsToClear, &["exactly the range is gone"]),
+    (Mutant::ForgetsToClear, &["exactly the range is gone", "SPENT"]),
     (
         Mutant::ForgetsDebtOfImages,
         &["a copy without a fence", "a fence is owed for what is gone", "it is to be fenced"],

@@ -45,11 +45,15 @@ impl Pager {
     pub(super) fn sweep_originals<E: Env>(&self, g: &Gnomon, at: &mut u64, portion: &mut Portion, env: &mut E) -> bool {
         let originals = g.frames().originals();
         while *at < originals.end() && !portion.is_spent() {
-            let chunk = *at..(*at + CHUNK).min(originals.end());
-            portion.spend(Portion::LOOK * CHUNK as u32 / 4);
-            let homes = originals.home(chunk.start).raw()..originals.home(chunk.end).raw();
+            let homes_of = |chunk: &Range<u64>| originals.home(chunk.start).raw()..originals.home(chunk.end).raw();
+            let mut chunk = *at..(*at + CHUNK).min(originals.end());
+            let users: Vec<_> = users(g, homes_of(&chunk)).collect();
+            // The more VMs there are to take them from, the fewer at a time (BOUNDED).
+            chunk.end = chunk.end.min(chunk.start + (CHUNK / users.len().max(1) as u64).max(1));
+            portion.spend(Portion::LOOK * (CHUNK as u32 / 4 + g.vms.most() as u32));
+            let homes = homes_of(&chunk);
             // What is wired stays.
-            if !users(g, homes.clone()).any(|vm| vm.config.wired) {
+            if !users.iter().any(|vm| vm.config.wired) {
                 if !self.let_originals_go(g, chunk.clone(), portion, env) {
                     return false;
                 }

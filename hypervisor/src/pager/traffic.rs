@@ -340,7 +340,13 @@ impl Pager {
                 Whose::Image { number, wanted } => {
                     match (frame, result.is_ok()) {
                         (None, true) => self.written(g, number, slot, env),
-                        (Some(frame), true) => self.restore(g, number, frame, env),
+                        (Some(frame), true) => {
+                            self.restore(g, number, frame, env);
+                            if wanted.is_some() {
+                                // Whoever waits for it is to find it: the hand spares it once.
+                                g.frames().originals().keep(number);
+                            }
+                        }
                         // It stays where it is: in memory, or on the device.
                         (None, false) => {}
                         (Some(frame), false) => {

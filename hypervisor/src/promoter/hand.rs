@@ -13,6 +13,8 @@ use rv::{Gpa, Level, PAGE_BYTES, Pfn};
 
 /// Pieces of 2 MiB that are looked at in one portion: some 30,000 instructions, if all but the last entry of each table fits.
 const AT_ONCE: u32 = 8;
+/// Up to 2 to the power of this are the seconds between two rounds, when nothing has come of the last promotions.
+const MOST_IN_VAIN: u64 = 6;
 /// Portions for 2 MiB, where 17 are enough if nothing is in the way.
 const PORTIONS: u32 = 100;
 
@@ -27,7 +29,7 @@ impl Promoter {
             Some(doing) => hand.doing = self.continue_with(g, doing, env),
             None if g.pager.has_work() || !g.tunables.is_on(Id::Promote) || self.look(g, &mut hand, env) => {
                 *hand = Hand::default();
-                self.due.store(env.now() + g.offer.timebase, SeqCst);
+                self.due.store(env.now() + (g.offer.timebase << self.in_vain.load(SeqCst)), SeqCst);
                 return false;
             }
             None => {}
@@ -40,10 +42,13 @@ impl Promoter {
         let frames = &g.harts[env.hart()].frames;
         let vm = g.vms.at(doing.vm.slot).filter(|vm| vm.handle == doing.vm);
         doing.left -= 1;
-        if let (Some(vm), 1.., false) = (vm, doing.left, g.pager.has_work())
-            && vm.translation.promote(g, &vm, &mut doing.promotion, env) == Promoted::More
-        {
-            return Some(doing);
+        if let (Some(vm), 1.., false) = (vm, doing.left, g.pager.has_work()) {
+            match vm.translation.promote(g, &vm, &mut doing.promotion, env) {
+                Promoted::More => return Some(doing),
+                Promoted::Whole => self.in_vain.store(0, SeqCst),
+                // The guest writes to them all the time: it has faulted for nothing.
+                Promoted::Not => self.in_vain.store((self.in_vain.load(SeqCst) + 1).min(MOST_IN_VAIN), SeqCst),
+            }
         }
         doing.promotion.discard(frames);
         None

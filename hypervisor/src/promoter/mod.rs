@@ -20,6 +20,8 @@ pub struct Promoter {
     hand: Mutex<Hand>,
     /// When it begins anew, in host time.
     due: AtomicU64,
+    /// How many promotions have come to nothing in a row, as far as it counts.
+    in_vain: AtomicU64,
 }
 
 /// Where it is.

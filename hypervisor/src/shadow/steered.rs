@@ -20,6 +20,11 @@ pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exc
     };
     match super::fault(g, run, access, env) {
         Faulted::Known if is_unexplained(run) => Faulted::Inject(Trap::new(exception, run.context.exit.tval)),
+        Faulted::Known => {
+            // A fence by address need not end what a hart remembers of a pointer to poison, which is a valid one.
+            env.fence_guest_root();
+            Faulted::Known
+        }
         faulted => faulted,
     }
 }

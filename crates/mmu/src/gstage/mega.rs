@@ -12,6 +12,9 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Addr, Caps, Entry, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
+/// Faults of a VM that go without 2 MiB after a search for them found none, until there is another one.
+const DENIED_FOR: u64 = 64;
+
 /// What a resolution gets instead of 2 MiB.
 pub(super) enum NoMega {
     /// They are still to be made ready.
@@ -78,7 +81,10 @@ impl AddressSpace {
                 }
             }
             Ready::Denied => {
-                *ready = Ready::Denied;
+                // That there were none in one piece says less and less about now.
+                if !(self.counters.mega_denied + 1).is_multiple_of(DENIED_FOR) {
+                    *ready = Ready::Denied;
+                }
                 None
             }
             other => {

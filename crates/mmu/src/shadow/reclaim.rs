@@ -384,6 +384,18 @@ impl<S: Shadowed> Shadow<S> {
         if self.steers() && !self.lose_tables_ahead(gfn, host) {
             return false;
         }
+        if !self.empty_tables_ahead(gfn, host) {
+            return false;
+        }
+        self.forget(gfn, host);
+        true
+    }
+    /// Drops what the shadows of the tables in a frame have, as far as the budget lets. Says whether that was all.
+    pub(super) fn empty_tables_ahead<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        gfn: Pfn<Gpa>,
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
         let mut next = self.index.tables_of(gfn, host.mem).next();
         while let Some(id) = next {
             while let Some(index) = self.index.page(id).next_live(0) {
@@ -394,7 +406,6 @@ impl<S: Shadowed> Shadow<S> {
             }
             next = self.index.page(id).next;
         }
-        self.forget(gfn, host);
         true
     }
 }
