@@ -250,8 +250,8 @@ mod tests {
         once.dedup();
         assert_eq!(once.len(), all.len());
         assert_eq!(all.len(), 1 + (6 + 5) + 5 + (5 + 4) + 2);
-        assert_eq!(names(&Choice::default(), Small::Nested).len(), 1 + 5 + 1 + 5 + 4 + 2);
-        assert_eq!(names(&Choice::default(), Small::None).len(), 1 + 5 + 5 + 4 + 1);
+        assert_eq!(names(&Choice::default(), Small::Nested).len(), 1 + 6 + 1 + 5 + 5 + 2);
+        assert_eq!(names(&Choice::default(), Small::None).len(), 1 + 6 + 5 + 5 + 1);
     }
 
     #[test]
