@@ -16,10 +16,7 @@ impl<E: Env> Reach<'_, E> {
         make: impl FnOnce(Addr<Hpa>, &mut E::Mem) -> T,
     ) -> Result<T, Unreached> {
         // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
-        let mut ready = Ready::Denied;
-        let made = self.vm.with_page(self.g, (gpa, access), &mut ready, self.env, make);
-        // After a page of an image that was out, 2 MiB may have been begun all the same.
-        ready.discard(&self.g.harts[self.env.hart()].frames);
+        let made = self.vm.with_page(self.g, (gpa, access), &mut Ready::Never, self.env, make);
         made.map_err(|why| if why.is_for_now() { Unreached::Later } else { Unreached::Nowhere })
     }
 }

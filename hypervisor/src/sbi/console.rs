@@ -83,9 +83,8 @@ fn take_input<E: Env>(g: &Gnomon, vm: &Vm, (at, bytes): (Addr<Gpa>, usize), env:
     let count = received.map(|(slot, byte)| *slot = byte).count();
     let (mut taken, mut result) = (0, Ok(()));
     for (at, part) in by_page(at, count) {
-        let (end, mut ready) = (part.end, Ready::Denied);
-        result = vm.write(g, at, &buffer[part], &mut ready, env);
-        ready.discard(&g.harts[env.hart()].frames);
+        let end = part.end;
+        result = vm.write(g, at, &buffer[part], &mut Ready::Never, env);
         if result.is_err() {
             break;
         }

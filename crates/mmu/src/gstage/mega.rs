@@ -87,6 +87,10 @@ impl AddressSpace {
                 }
                 None
             }
+            Ready::Never => {
+                *ready = Ready::Never;
+                None
+            }
             other => {
                 // Not yet, or not this: somebody else was here meanwhile.
                 *ready = other;
@@ -187,7 +191,7 @@ impl AddressSpace {
         };
         match content {
             Some(content) if !ready.is_all_for(content) => Err(content),
-            Some(_) if *ready != Ready::Denied => {
+            Some(_) if !ready.is_denied() => {
                 let first = page.align_down(Level::MEGA.pages()).raw();
                 Ok(first..first + Level::MEGA.pages())
             }

@@ -158,8 +158,10 @@ pub enum Ready {
         /// The originals' epoch when that was begun: no lock is held meanwhile.
         epoch: u64,
     },
-    /// Nothing, because there are no 2 MiB in one piece.
+    /// Nothing, because there are no 2 MiB in one piece: for a while.
     Denied,
+    /// Nothing, and nothing is to be: for accesses that cannot wait for portions. It stays so.
+    Never,
 }
 
 /// Frames that are copied at a time: some 80,000 instructions. What follows in the same exit may take as many (BOUNDED).
@@ -222,9 +224,14 @@ impl Ready {
     pub(super) fn is_all_for(&self, wanted: Content) -> bool {
         match self {
             Ready::Mega { run, content, filled, .. } => *content == wanted && *filled == run.pages(),
-            Ready::Denied => true,
+            Ready::Denied | Ready::Never => true,
             Ready::Nothing => false,
         }
+    }
+
+    /// Whether pages come by 4 KiB.
+    pub(super) fn is_denied(&self) -> bool {
+        matches!(self, Ready::Denied | Ready::Never)
     }
 
     /// Gives back what was not needed after all.

@@ -56,7 +56,7 @@ impl<S: Subject> Rig<S> {
         loop {
             let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
             let shadow = self.shadow.as_mut().expect("until the end");
-            let mut ready = Ready::Denied;
+            let mut ready = Ready::Never;
             let host = &mut host!(self, mem, hw, &mut ready);
             match shadow.resolve(page.base(), Access::Store, host) {
                 Err(Unresolved::For(ResolveError::Out { page, slot })) => self.bring_in(page, slot),
