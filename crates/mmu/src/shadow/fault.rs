@@ -311,12 +311,7 @@ impl<S: Shadowed> Shadow<S> {
             // The leaves go last: the guest may be fetching by one, and would have it filled again between two portions.
             let moved = host.space.moved_by_store(gpa, host.ready, host.mem);
             let mut moved = moved.map_err(|content| Missing::Not(Unresolved::Wants(content)))?;
-            let mut forgets = |gfn| {
-                self.forget_ahead(gfn, host)
-                    && (!self.steers() || self.lose_tables_ahead(gfn, host))
-                    && self.empty_tables_ahead(gfn, host)
-            };
-            if !moved.all(|page| forgets(Pfn::new(page))) {
+            if !moved.all(|page| self.forget_all_ahead(Pfn::new(page), host)) {
                 return Err(Missing::Later);
             }
         }

@@ -378,24 +378,26 @@ impl<S: Shadowed> Shadow<S> {
         if self.index.heads.is_unknown(gfn, host.mem) {
             return true;
         }
-        if !self.is_sabotaged(Sabotage::ForgetsLeaf) && !self.forget_ahead(gfn, host) {
-            return false;
+        let is_all = self.forget_all_ahead(gfn, host);
+        if is_all {
+            self.forget(gfn, host);
         }
-        if self.steers() && !self.lose_tables_ahead(gfn, host) {
-            return false;
-        }
-        if !self.empty_tables_ahead(gfn, host) {
-            return false;
-        }
-        self.forget(gfn, host);
-        true
+        is_all
     }
-    /// Drops what the shadows of the tables in a frame have, as far as the budget lets. Says whether that was all.
-    pub(super) fn empty_tables_ahead<M: PhysMem, H: Fence<Gpa>>(
+
+    /// Does as much of [`Shadow::forget`] as the budget lets, so that little is left. Says whether it was all.
+    pub(super) fn forget_all_ahead<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gfn: Pfn<Gpa>,
         host: &mut Host<'_, M, H>,
     ) -> bool {
+        (self.is_sabotaged(Sabotage::ForgetsLeaf) || self.forget_ahead(gfn, host))
+            && (!self.steers() || self.lose_tables_ahead(gfn, host))
+            && self.empty_tables_ahead(gfn, host)
+    }
+
+    /// Drops what the shadows of the tables in a frame have, as far as the budget lets. Says whether that was all.
+    fn empty_tables_ahead<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
         let mut next = self.index.tables_of(gfn, host.mem).next();
         while let Some(id) = next {
             while let Some(index) = self.index.page(id).next_live(0) {
