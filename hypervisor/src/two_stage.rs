@@ -95,16 +95,15 @@ pub(crate) fn sweep<E: Env>(
     portion: &mut Portion,
     env: &mut E,
 ) -> bool {
-    let mut guard = vm.memory.lock();
-    let Some(Memory { space, .. }) = guard.as_mut() else {
-        *from.0 = from.1;
-        return true;
-    };
-    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let mut swept = Swept { space, mem: &mut mem, hw: GStageFence { g, vm, env }, frames };
-    let has_room = g.pager.sweep(vm, &mut swept, from, portion, frames);
-    g.pager.forgo_all(swept.space);
-    has_room
+    let (at, end) = from;
+    let swept = with_swept(g, vm, env, |swept| {
+        let frames = swept.frames;
+        g.pager.sweep(vm, swept, (&mut *at, end), portion, frames)
+    });
+    swept.unwrap_or_else(|| {
+        *at = end;
+        true
+    })
 }
 
 /// Originals are taken from the VM.
@@ -115,11 +114,18 @@ pub(crate) fn rest_originals<E: Env>(
     portion: &mut Portion,
     env: &mut E,
 ) -> u64 {
+    with_swept(g, vm, env, |swept| g.pager.rest_shown(swept, homes, portion)).unwrap_or(0)
+}
+
+/// Does something with the VM's memory, under its lock. `None` if it has none any more.
+fn with_swept<E: Env, R>(g: &Gnomon, vm: &Vm, env: &mut E, to: impl FnOnce(&mut Swept<'_, E>) -> R) -> Option<R> {
     let mut guard = vm.memory.lock();
-    let Some(Memory { space, .. }) = guard.as_mut() else { return 0 };
+    let Memory { space, .. } = guard.as_mut()?;
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let mut swept = Swept { space, mem: &mut mem, hw: GStageFence { g, vm, env }, frames };
-    g.pager.rest_shown(&mut swept, homes, portion)
+    let result = to(&mut swept);
+    g.pager.forgo_all(swept.space);
+    Some(result)
 }
 
 /// A VM's memory, under its lock, behind its G-stage.
