@@ -1,11 +1,14 @@
 //! Printing: by the debug console extension, or by the UART where that is missing.
 #![expect(unsafe_code, reason = "UART registers")]
 
+use crate::paging::page;
 use crate::report::Line;
-use crate::sbi;
+use crate::{hart, sbi};
 use abi::report::FIGURE;
 use core::fmt::{self, Write};
+use core::sync::atomic::Ordering::Relaxed;
 use metal::mmio;
+use sbi_spec::dbcn;
 
 /// The UART's registers.
 pub const UART: u64 = 0x1000_0000;
@@ -48,4 +51,21 @@ pub fn line(text: fmt::Arguments<'_>) {
 /// Prints a figure that a benchmark reads.
 pub fn figure(name: &str, value: u64) {
     line(format_args!("{FIGURE}{name} {value}"));
+}
+
+/// Waits for one of these keys, by the debug console.
+///
+/// # Panics
+/// If that has no way to read.
+pub fn key_of(keys: &[u8]) -> u8 {
+    let buffer = page();
+    loop {
+        let (error, count) = sbi::call(dbcn::EID_DBCN, dbcn::CONSOLE_READ, [1, buffer.address(), 0, 0, 0, 0]);
+        assert_eq!(error, 0, "console read");
+        let key = buffer.0[0].load(Relaxed) as u8;
+        if count == 1 && keys.contains(&key) {
+            return key;
+        }
+        hart::wait_for(5, || false);
+    }
 }

@@ -4,11 +4,9 @@
 #![no_main]
 #![expect(unsafe_code, reason = "stores into the image")]
 
-use core::sync::atomic::Ordering::Relaxed;
-use guests::console::line;
-use guests::paging::page;
-use guests::{Check, access, board, ensure_eq, hart, run, sbi};
-use sbi_spec::{dbcn, srst};
+use guests::console::{key_of, line};
+use guests::{Check, access, board, ensure_eq, run, sbi};
+use sbi_spec::srst;
 
 guests::entry_point!(main);
 
@@ -46,7 +44,7 @@ fn main() {
     run("images/gone-and-back", || (0..COUNT as u64 / 2).try_for_each(|n| find_one(n * 389 % COUNT as u64, None)));
     run("images/copied", copied);
     line(format_args!("guest: press r or q"));
-    if next_key() == b'r' {
+    if key_of(b"rq") == b'r' {
         let error = sbi::reset(srst::RESET_TYPE_COLD_REBOOT, srst::RESET_REASON_NO_REASON);
         panic!("cold reboot returned {error}");
     }
@@ -80,19 +78,4 @@ fn copied() -> Check {
         written(n).into_iter().for_each(|value| unsafe { (at(n) as *mut u64).write_volatile(value) });
     }
     find(written)
-}
-
-fn next_key() -> u8 {
-    let buffer = page();
-    loop {
-        let (error, count) = sbi::call(dbcn::EID_DBCN, dbcn::CONSOLE_READ, [1, buffer.address(), 0, 0, 0, 0]);
-        assert_eq!(error, 0, "console read");
-        if count == 1 {
-            let key = buffer.0[0].load(Relaxed) as u8;
-            if key == b'r' || key == b'q' {
-                return key;
-            }
-        }
-        hart::wait_for(5, || false);
-    }
 }

@@ -5,12 +5,12 @@
 #![expect(unsafe_code, reason = "CSRs left in disorder")]
 
 use core::sync::atomic::Ordering::Relaxed;
-use guests::console::{UART, line};
-use guests::paging::{Space, page};
+use guests::console::{UART, key_of, line};
+use guests::paging::Space;
 use guests::{Check, access, at_boot, board, ensure_eq, hart, run, sbi};
 use metal::csr;
 use rv::csr::status;
-use sbi_spec::{dbcn, hsm::hart_state, srst};
+use sbi_spec::{hsm::hart_state, srst};
 
 guests::entry_point!(main);
 
@@ -32,7 +32,7 @@ fn main() {
         run("reboot/ram-is-zero", ram_is_zero);
     }
     line(format_args!("guest: press r or q"));
-    if next_key() == b'r' {
+    if key_of(b"rq") == b'r' {
         leave_a_mess();
         let error = sbi::reset(srst::RESET_TYPE_COLD_REBOOT, srst::RESET_REASON_NO_REASON);
         panic!("cold reboot returned {error}");
@@ -73,22 +73,6 @@ fn ram_is_zero() -> Check {
         }
     }
     Ok(())
-}
-
-/// Waits for a key, by the debug console.
-fn next_key() -> u8 {
-    let buffer = page();
-    loop {
-        let (error, count) = sbi::call(dbcn::EID_DBCN, dbcn::CONSOLE_READ, [1, buffer.address(), 0, 0, 0, 0]);
-        assert_eq!(error, 0, "console read");
-        if count == 1 {
-            let key = buffer.0[0].load(Relaxed) as u8;
-            if key == b'r' || key == b'q' {
-                return key;
-            }
-        }
-        hart::wait_for(5, || false);
-    }
 }
 
 fn leave_a_mess() {
