@@ -9,24 +9,16 @@ mod image;
 mod insn;
 
 use hart::{Event, Hart, Stuck};
-use image::{Image, WAYS, Way, lane_table};
+use image::{CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, SFENCE_VMA, VALID, WAYS, Way, X, lane_table};
 use rv::context::token;
 use rv::{Context, FenceLog, Lane};
 use std::collections::BTreeMap;
-use std::mem::{offset_of, size_of};
+use std::mem::size_of;
 
-const SFENCE_VMA: u64 = 0x1200_0073;
-/// A value that is no instruction's, and no ASID.
-const NEVER: u64 = 1 << 32;
-const CONTEXT: u64 = 0x8800_0000;
 const TABLES: u64 = 0x9000_0000;
 /// Tables of each level.
 const TABLES_EACH: u64 = 3;
 const INDICES: [u64; 4] = [0, 1, 5, 511];
-const VALID: u64 = 1;
-const MARK: u64 = 0x100;
-const X: u64 = CONTEXT + offset_of!(Context, x) as u64;
-const LANE: u64 = CONTEXT + offset_of!(Context, lane) as u64;
 
 /// Executes from a trap on until it returns, or arrives at the full path. Tells each instruction's address.
 fn run(image: &Image, hart: &mut Hart, full: u64, mut tell: impl FnMut(u64)) -> Result<(), Stuck> {
@@ -97,7 +89,7 @@ impl Scene {
         let token = token::start(vcpu) + token::STEP * (random.next() & 0xffff_ffff);
         let head = token::start_of_log(vcpu) + token::STEP * (random.next() & 0xffff_ffff);
         for (at, value) in [
-            (Lane::MASK_AT, 0xfe00_7fff),
+            (Lane::MASK_AT, FENCE_MASK),
             (Lane::MATCHES_AT, if is_on { SFENCE_VMA } else { NEVER }),
             (Lane::ROOT_AT, table(levels - 1, random.below(TABLES_EACH)) + Lane::POINTER_FLAGS),
             (Lane::ASID_AT, if random.below(8) == 0 { NEVER } else { asid }),
@@ -143,7 +135,7 @@ impl Scene {
         let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
         let is_fence = csr(way.cause) == way.fence
             && csr(way.status) & way.supervisor != 0
-            && insn & 0xfe00_7fff == self.lane(Lane::MATCHES_AT)
+            && insn & FENCE_MASK == self.lane(Lane::MATCHES_AT)
             && rs1 != 0;
         let is_known = rs2 == 0 || self.hart.x[rs2] == self.lane(Lane::ASID_AT);
         (is_fence && is_known).then_some((self.hart.x[rs1], rs2 != 0))

@@ -3,7 +3,22 @@
 use super::insn::{MRET, SRET};
 use gnomon::build;
 use object::{Object, ObjectSection, ObjectSymbol};
+use rv::Context;
 use std::collections::BTreeMap;
+use std::mem::offset_of;
+
+/// Where the tests have the context: the code knows it by its register only.
+pub const CONTEXT: u64 = 0x8800_0000;
+pub const X: u64 = CONTEXT + offset_of!(Context, x) as u64;
+pub const LANE: u64 = CONTEXT + offset_of!(Context, lane) as u64;
+/// The bits of an instruction that tell a fence, but for its registers, and what they are then.
+pub const FENCE_MASK: u64 = 0xfe00_7fff;
+pub const SFENCE_VMA: u64 = 0x1200_0073;
+/// A value that is no instruction's, and no ASID.
+pub const NEVER: u64 = 1 << 32;
+/// V of an entry, and the mark of a pointer between shadows of tables.
+pub const VALID: u64 = 1;
+pub const MARK: u64 = 0x100;
 
 /// A way out of a guest, and back.
 #[derive(Clone, Copy)]

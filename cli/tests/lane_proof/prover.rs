@@ -5,28 +5,19 @@
 //! `lane_all` by one of 32 times 32 entries of its jump tables. The *walk* goes on from there. Each is proved by itself: what
 //! the front has been shown to arrive with is what the walk begins with.
 
-use super::image::{Image, Way, lane_table};
+use super::image::{CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, SFENCE_VMA, VALID, Way, X, lane_table};
 use super::insn::{How, Op, decode};
 use super::solver::{Solver, Value};
 use easy_smt::SExpr;
 use rv::context::token;
 use rv::{Context, FenceLog, Lane};
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::{offset_of, size_of};
+use std::mem::size_of;
 
-/// Where the context is: the code knows it by its register only.
-const CONTEXT: u64 = 0x8800_0000;
-const X: u64 = CONTEXT + offset_of!(Context, x) as u64;
-const LANE: u64 = CONTEXT + offset_of!(Context, lane) as u64;
 const TOKEN: u64 = LANE + Lane::TOKEN_AT as u64;
 const HEAD: u64 = LANE + Lane::LOG_HEAD_AT as u64;
 const RING: u64 = LANE + Lane::LOG_RING_AT as u64;
 const RING_BYTES: u64 = 8 * <FenceLog>::LENGTH;
-const FENCE_MASK: u64 = 0xfe00_7fff;
-const SFENCE_VMA: u64 = 0x1200_0073;
-const NEVER: u64 = 1 << 32;
-const VALID: u64 = 1;
-const MARK: u64 = 0x100;
 /// More than any path has.
 const MOST_STEPS: u32 = 200;
 /// More than any jump has.
