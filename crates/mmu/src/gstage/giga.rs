@@ -8,7 +8,7 @@ use crate::stale::Stale;
 use crate::table;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use rv::{Caps, Entry, FenceScope, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// 2 MiB of a GiB.
 const MEGAS: u64 = Level::GIGA.pages() / Level::MEGA.pages();
@@ -48,10 +48,7 @@ impl AddressSpace {
         self.disturb(&(first.raw()..first.raw() + Level::GIGA.pages()));
         let mut flags = kind(&leaves[0]) | PteFlags::A;
         flags.set(PteFlags::D, flags.contains(PteFlags::W));
-        let mut stale = Stale::none();
-        let (_, debt) = table::exchange(at, Pte::INVALID, mem);
-        stale.owe(debt, FenceScope::Everything);
-        stale.retire(Run::from_entry(table, 0));
+        let stale = Self::unlink(at, table, mem);
         self.counters.joined_1g += 1;
         let leaf = Entry::Leaf(Leaf { pfn: start, flags, napot: false }).encode();
         Some((stale, Box::new(Publish { at, leaf, level: Level::GIGA, taken: Vec::new() })))

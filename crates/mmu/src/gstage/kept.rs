@@ -263,6 +263,12 @@ impl AddressSpace {
         self.copies.len() as u64
     }
 
+    /// Whether the swap device has copies of some of the 2 MiB from `first` on, which are in memory.
+    pub(super) fn has_copies(&self, first: Pfn<Gpa>) -> bool {
+        let pages = first.raw()..first.raw() + Level::MEGA.pages();
+        !self.copies.is_empty() && self.copies.range(pages).next().is_some()
+    }
+
     /// Gives up copies of pages in memory beyond so many: they take memory of the host's own.
     /// The highest go: a sweep comes to the others first, and has no use for a copy that was given up before.
     pub fn keep_copies(&mut self, most: u64) {

@@ -105,8 +105,7 @@ impl AddressSpace {
     /// swap device, and there are not too many pages whose contents have to be taken over.
     pub(super) fn small(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Small> {
         let first = page.align_down(Level::MEGA.pages());
-        let pages = first.raw()..first.raw() + Level::MEGA.pages();
-        if !self.copies.is_empty() && self.copies.range(pages).next().is_some() {
+        if self.has_copies(first) {
             return None;
         }
         let (at, table) = self.table_at(first, mem)?;
@@ -150,14 +149,20 @@ impl AddressSpace {
         }
     }
 
-    /// Takes the table away, for a leaf of `run` to be published in its place. Says what is to be fenced before that, and what is
-    /// to be copied in between: until then the guest may write to its pages.
-    pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<Gpa>, Vec<Taken>) {
-        let Small { at, table, own } = small;
+    /// Takes a table away that the entry at `at` leads to, for a leaf in its place. The entry is invalid until what is stale is fenced.
+    pub(super) fn unlink(at: Addr<Hpa>, table: Pfn<Hpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
         let mut stale = Stale::none();
         let (_, debt) = table::exchange(at, Pte::INVALID, mem);
         stale.owe(debt, FenceScope::Everything);
         stale.retire(Run::from_entry(table, 0));
+        stale
+    }
+
+    /// Takes the table away, for a leaf of `run` to be published in its place. Says what is to be fenced before that, and what is
+    /// to be copied in between: until then the guest may write to its pages.
+    pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<Gpa>, Vec<Taken>) {
+        let Small { at, table, own } = small;
+        let mut stale = Self::unlink(at, table, mem);
         own.iter().for_each(|(_, frame)| stale.retire(Run::from_entry(*frame, 0)));
         self.counters.promoted += 1;
         (stale, own.into_iter().map(|(index, from)| Taken { from, to: run.add(index) }).collect())

@@ -19,7 +19,7 @@ use crate::table;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
-use rv::{Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Fence, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// 4 KiB leaves on their way to become one.
 #[must_use = "dropping it leaks its frames"]
@@ -100,11 +100,6 @@ impl AddressSpace {
             follow &= start.is_aligned(Level::MEGA.pages()) && pte.pfn::<Hpa>().raw() == start.raw() + index;
         }
         Some(follow)
-    }
-
-    fn has_copies(&self, first: Pfn<Gpa>) -> bool {
-        let pages = first.raw()..first.raw() + Level::MEGA.pages();
-        !self.copies.is_empty() && self.copies.range(pages).next().is_some()
     }
 
     /// Begins to make one leaf of those around `page`, if they can be one, with frames that `take` gives if they have to be copied.
@@ -195,10 +190,7 @@ impl AddressSpace {
         if promotion.to.is_some() && leaves.iter().filter(is_written).count() > MOST_TAKEN {
             return None;
         }
-        let mut stale = Stale::none();
-        let (_, debt) = table::exchange(at, Pte::INVALID, mem);
-        stale.owe(debt, FenceScope::Everything);
-        stale.retire(Run::from_entry(table, 0));
+        let mut stale = Self::unlink(at, table, mem);
         let mut taken = Vec::new();
         let first = match promotion.to.take() {
             None => leaves[0].pfn(),
