@@ -4,7 +4,7 @@
 use super::config::{DEEPEST, Host};
 use super::engine::Shadow;
 use super::index::List;
-use super::page::{Body, Id, Role};
+use super::page::{At, Body, Id, Role};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{AllocError, Frames, Run, Use};
@@ -239,14 +239,41 @@ impl<S: Shadowed> Shadow<S> {
         if !self.index.heads.contains(gfn) {
             return true;
         }
-        for list in [List::Frame(gfn), List::Mega(gfn)] {
-            while let Some(at) = self.index.first(list, host.mem) {
-                if host.budget.is_spent() {
-                    self.counters.postponed += 1;
-                    return false;
-                }
-                self.drop_entry(at, host);
+        let is_all = [List::Frame(gfn), List::Mega(gfn)]
+            .into_iter()
+            .all(|list| self.drop_ahead(host, |shadow, mem| shadow.index.first(list, mem)));
+        self.counters.postponed += u64::from(!is_all);
+        is_all
+    }
+
+    /// Drops the entries that `next` names, one after another, as far as the budget lets. Says whether none is left.
+    fn drop_ahead<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        host: &mut Host<'_, M, H>,
+        next: impl Fn(&Self, &M) -> Option<At>,
+    ) -> bool {
+        while let Some(at) = next(self, host.mem) {
+            if host.budget.is_spent() {
+                return false;
             }
+            self.drop_entry(at, host);
+        }
+        true
+    }
+
+    /// The same for each shadow of a frame as a table.
+    fn drop_of_tables_ahead<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        gfn: Pfn<Gpa>,
+        host: &mut Host<'_, M, H>,
+        next: impl Fn(&Self, Id, &M) -> Option<At>,
+    ) -> bool {
+        let mut table = self.index.tables_of(gfn, host.mem).next();
+        while let Some(id) = table {
+            if !self.drop_ahead(host, |shadow, mem| next(shadow, id, mem)) {
+                return false;
+            }
+            table = self.index.page(id).next;
         }
         true
     }
@@ -385,6 +412,16 @@ impl<S: Shadowed> Shadow<S> {
         is_all
     }
 
+    /// The part of [`Shadow::lose_table`] that a budget is for, for all shadows of a frame as a table.
+    fn lose_tables_ahead<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
+        let is_all = self.drop_of_tables_ahead(gfn, host, |shadow, id, mem| {
+            let is_linked_by = |id| shadow.index.first(List::Parents(id), mem);
+            Some(id).filter(|id| shadow.index.page(*id).key.level == Level::PAGE).and_then(is_linked_by)
+        });
+        self.counters.postponed += u64::from(!is_all);
+        is_all
+    }
+
     /// Does as much of [`Shadow::forget`] as the budget lets, so that little is left. Says whether it was all.
     pub(super) fn forget_all_ahead<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
@@ -393,21 +430,6 @@ impl<S: Shadowed> Shadow<S> {
     ) -> bool {
         (self.is_sabotaged(Sabotage::ForgetsLeaf) || self.forget_ahead(gfn, host))
             && (!self.steers() || self.lose_tables_ahead(gfn, host))
-            && self.empty_tables_ahead(gfn, host)
-    }
-
-    /// Drops what the shadows of the tables in a frame have, as far as the budget lets. Says whether that was all.
-    fn empty_tables_ahead<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
-        let mut next = self.index.tables_of(gfn, host.mem).next();
-        while let Some(id) = next {
-            while let Some(index) = self.index.page(id).next_live(0) {
-                if host.budget.is_spent() {
-                    return false;
-                }
-                self.drop_entry((id, index), host);
-            }
-            next = self.index.page(id).next;
-        }
-        true
+            && self.drop_of_tables_ahead(gfn, host, |shadow, id, _| Some((id, shadow.index.page(id).next_live(0)?)))
     }
 }

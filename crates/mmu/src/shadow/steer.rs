@@ -55,7 +55,12 @@ impl<S: Shadowed> Shadow<S> {
     /// Whether the G-stage allows all that a guest's leaf with these flags does.
     #[inline(always)]
     pub(super) fn allows_all(&self, flags: PteFlags, there: Translation) -> bool {
-        there.flags.contains(self.rights(flags) & RIGHTS) || self.is_sabotaged(Sabotage::SteersNarrower)
+        self.allows(self.rights(flags), there)
+    }
+
+    #[inline(always)]
+    fn allows(&self, allowed: PteFlags, there: Translation) -> bool {
+        there.flags.contains(allowed & RIGHTS) || self.is_sabotaged(Sabotage::SteersNarrower)
     }
 
     /// What memory is to be made ready for. A leaf that allows stores takes a frame that does, whatever it is wanted for now: with
@@ -82,7 +87,7 @@ impl<S: Shadowed> Shadow<S> {
         (space, mem): (&AddressSpace, &impl PhysMem),
     ) -> Option<Pte> {
         let there = space.translate(gfn.base(), mem)?;
-        if !there.flags.contains(allowed & RIGHTS) && !self.is_sabotaged(Sabotage::SteersNarrower) {
+        if !self.allows(allowed, there) {
             return None;
         }
         self.leaf_fits(gfn, level, there.level).then(|| self.leaf(gfn, level, allowed, there, mem))?
@@ -261,27 +266,5 @@ impl<S: Shadowed> Shadow<S> {
         while let Some(parent) = self.index.first(List::Parents(id), host.mem) {
             self.drop_entry(parent, host);
         }
-    }
-
-    /// Does as much of that as the budget lets, for all shadows of a frame. Says whether it was all.
-    pub(super) fn lose_tables_ahead<M: PhysMem, H: Fence<Gpa>>(
-        &mut self,
-        gfn: Pfn<Gpa>,
-        host: &mut Host<'_, M, H>,
-    ) -> bool {
-        let mut next = self.index.tables_of(gfn, host.mem).next();
-        while let Some(id) = next {
-            next = self.index.page(id).next;
-            while self.index.page(id).key.level == Level::PAGE
-                && let Some(parent) = self.index.first(List::Parents(id), host.mem)
-            {
-                if host.budget.is_spent() {
-                    self.counters.postponed += 1;
-                    return false;
-                }
-                self.drop_entry(parent, host);
-            }
-        }
-        true
     }
 }
