@@ -3,7 +3,7 @@
 
 use crate::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::shadow::Root;
-use rv::{Addr, Asid, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
+use rv::{Addr, Asid, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
 pub trait Env {
@@ -57,8 +57,8 @@ pub trait Env {
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>);
     /// Removes those of its present shadow root.
     fn fence_guest_root(&mut self);
-    /// The address of the lane's jump table for roots of `format`.
-    fn lane_table(&self, format: &Format) -> u64;
+    /// The address of the lane's jump table for a root.
+    fn lane_table(&self, root: &Root) -> u64;
     /// Lets this hart fetch what was stored before (`fence.i`).
     fn fence_instructions(&mut self);
     /// This hart caused the TLB generation of the VM in slot `vm` to become `generation` and has fenced for it: unless

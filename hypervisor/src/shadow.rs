@@ -27,14 +27,14 @@ use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, in_portions};
 use mmu::shadow::{
-    Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
+    Answer, Config, Counters, GuestFence, Host, LEAVES, LaneInputs, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
 };
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn,
+    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, LaneSync, Mode, PAGE_BYTES, Pfn,
     PhysMem, Request, Trap,
 };
 
@@ -57,9 +57,11 @@ fn lend<E: Env, R>(
     env: &mut E,
     to: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> R,
 ) -> Option<R> {
-    let Memory { space, shadow } = guard.as_mut()?;
+    let Memory { space, shadow: Some(shadow) } = guard.as_mut()? else { return None };
     let mut hw = ShadowFence { g, vm, env };
-    let result = to(shadow.as_mut()?, &mut Host::new(space, from, mem, &mut hw));
+    shadow.close(mem);
+    let result = to(shadow, &mut Host::new(space, from, mem, &mut hw));
+    shadow.open(mem);
     g.pager.forgo_all(space);
     Some(result)
 }
@@ -86,21 +88,22 @@ fn with_memory<E: Env, R>(
 }
 
 /// Most shadow pages of a VM.
-fn pages(config: &VmConfig) -> Result<u32, String> {
+fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
     let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
     if bytes < least {
         return Err(format!("{bytes} bytes for its shadow tables: at least {least} are needed for its vCPUs"));
     }
-    Ok((bytes / Config::BYTES_EACH).min(Config::MOST_PAGES.into()) as u32)
+    Ok((bytes / Config::bytes_each(upkeep)).min(Config::MOST_PAGES.into()) as u32)
 }
 
 /// The frames that a VM's shadow tables may take.
 ///
 /// # Errors
 /// A message, if it is given too little for them.
-pub(crate) fn frames(config: &VmConfig) -> Result<u64, String> {
-    Ok(Config::frames(pages(config)?, config.memory_bytes / PAGE_BYTES))
+pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
+    let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
+    Ok(Config::frames(upkeep, pages(upkeep, config)?, ram))
 }
 
 /// What a VM's harts are told to have.
@@ -131,19 +134,27 @@ pub(crate) fn build(
     upkeep: Upkeep,
     lists: Lists,
     (owner, frames): (Owner, &Frames),
+    mem: &mut impl PhysMem,
 ) -> Result<Shadow, String> {
     let config = &vm.config;
     let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
     let first_serial = vm.past.lock().serials;
-    let pages = match pages(config) {
+    let pages = match pages(upkeep, config) {
         Ok(pages) => pages,
         Err(message) => {
             lists.release(frames);
             return Err(message);
         }
     };
+    let end = Addr::new(GUEST_RAM_BASE + config.memory_bytes).pfn();
+    let has_lane = config.lane;
     let config = Config { upkeep, ad, pages, first_serial };
-    Shadow::new(config, owner, lists, frames).map_err(|e| format!("no memory for its shadow tables: {e}"))
+    let shadow = Shadow::new(config, owner, lists, frames);
+    let mut shadow = shadow.map_err(|e| format!("no memory for its shadow tables: {e}"))?;
+    if has_lane {
+        shadow.begin_lane(end, owner, frames, mem);
+    }
+    Ok(shadow)
 }
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
@@ -265,7 +276,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
     });
     let loaded = match known.flatten() {
         Some(loaded) => loaded,
-        None => match attach_other((g, vm), (present, ready), (paging, asid), (views, &lane.log), env)? {
+        None => match attach_other((g, vm), (present, ready), (paging, asid), (views, lane), env)? {
             Some(loaded) => loaded,
             None => return Ok(false),
         },
@@ -276,7 +287,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
     let Some(root) = present else { unreachable!("it has been loaded") };
     if root.has_lane && vm.config.lane {
         let named = (!views.others_have(asid)).then_some(asid);
-        lane.turn_on(root.table, named, env.lane_table(root.format));
+        lane.turn_on(root.table, named, env.lane_table(root));
     } else {
         lane.turn_off();
     }
@@ -290,11 +301,20 @@ fn attach_other<E: Env>(
     (g, vm): (&Gnomon, &Vm),
     (present, ready): (&mut Option<Root>, &mut Ready),
     what: (Paging, Asid),
-    (views, log): (&mut Views, &FenceLog),
+    (views, lane): (&mut Views, &mut Lane),
     env: &mut E,
 ) -> Result<Option<Loaded>, Outcome> {
-    match with_memory(g, vm, ready, env, |shadow, host| shadow.attach(present, what, views, log, host)) {
-        Ok(loaded) => Ok(loaded),
+    let attached = with_memory(g, vm, ready, env, |shadow, host| {
+        Ok((shadow.attach(present, what, views, &lane.log, host)?, shadow.lane_inputs()))
+    });
+    match attached {
+        Ok((loaded, inputs)) => {
+            if let Some(LaneInputs { gate, chunks, count }) = inputs {
+                let leaves = LEAVES.as_ptr() as u64;
+                lane.syncs_by(LaneSync { gate: gate.raw(), leaves, chunks: chunks.raw(), count });
+            }
+            Ok(loaded)
+        }
         Err(why) => match helped(g, vm, why, env) {
             Faulted::Fatal(message) => Err(Outcome::kill(message)),
             _ => Ok(None),
@@ -399,8 +419,11 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
     let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else {
         return Faulted::Fatal(no_memory(Unreachable::Gone));
     };
+    let mut mem = env.mem();
     // All that most faults take.
-    let known = shadow.fault_in_known_tables(root, gva, &request, space, &mut env.mem());
+    shadow.close(&mut mem);
+    let known = shadow.fault_in_known_tables(root, gva, &request, space, &mut mem);
+    shadow.open(&mut mem);
     let mut store = Store { gva, satp: run.csrs.vsatp, mode, context: &mut run.context };
     let answer = match known {
         Some(Answer::Filled { fence, known }) => {

@@ -33,7 +33,7 @@ use mmu::frames::{Frames, Owner, Run};
 use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::{Counters, GuestFence, Lists, Upkeep};
 use mmu::{Promoted, Promotion};
-use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, Trap};
+use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
     /// Whether this machine can host such a VM's memory so.
@@ -66,7 +66,7 @@ impl Translation {
     pub fn table_frames(self, config: &VmConfig) -> Result<u64, String> {
         match self {
             TwoStage => Ok(0),
-            Shadow(_) => shadow::frames(config),
+            Shadow(upkeep) => shadow::frames(upkeep, config),
         }
     }
 
@@ -117,9 +117,10 @@ impl Translation {
         vm: &Vm,
         lists: Option<Lists>,
         from: (Owner, &Frames),
+        mem: &mut impl PhysMem,
     ) -> Result<Option<mmu::shadow::Shadow>, String> {
         match (self, lists) {
-            (Shadow(upkeep), Some(lists)) => shadow::build(vm, upkeep, lists, from).map(Some),
+            (Shadow(upkeep), Some(lists)) => shadow::build(vm, upkeep, lists, from, mem).map(Some),
             _ => Ok(None),
         }
     }

@@ -17,7 +17,7 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 use rv::context::token;
-use rv::{Context, Format, Lane};
+use rv::{BriefExits, Context, Format, Lane, LaneSync};
 
 /// What stands at the front of a guest vector, after the exchange of a0 and the scratch register, up to the
 /// jump. Without a match it goes on with t4 to t6 saved, at label 2.
@@ -45,7 +45,7 @@ global_asm!(
     ".section .text.world, \"ax\"",
     ".option push",
     ".option norvc",
-    ".option arch, +zba",
+    ".option arch, +zba, +a",
     // Adds the offset of the entry that the address selects, by the bits that `shift` brings to the top.
     ".macro lane_index shift, zba",
     "slli t6, t5, \\shift",
@@ -67,7 +67,8 @@ global_asm!(
     "beqz t6, lane_bail_\\tag",
     "slli t4, t4, 2",
     ".endm",
-    ".macro lane_walk levels, tag, zba",
+    // Down to the last table.
+    ".macro lane_descend levels, tag, zba",
     "ld t4, {root}(a0)",
     ".if \\levels == 5",
     "lane_pointer 7, \\tag, \\zba",
@@ -77,10 +78,13 @@ global_asm!(
     ".endif",
     "lane_pointer 25, \\tag, \\zba",
     "lane_pointer 34, \\tag, \\zba",
+    ".endm",
+    ".macro lane_walk levels, tag, zba",
+    "lane_descend \\levels, \\tag, \\zba",
     "lane_index 43, \\zba",
     ".endm",
-    // The address's translations leave this hart's TLB; the guest goes on after its fence.
-    ".macro lane_leave is_virtual, scratch, epc, xret",
+    // The address's translations leave this hart's TLB; the guest goes on after its fence. `saved`: t1 to t3 are, too.
+    ".macro lane_leave is_virtual, scratch, epc, xret, saved=0",
     ".if \\is_virtual",
     ".insn r 0x73, 0, 0x11, x0, t5, x0", // hfence.vvma t5, x0
     ".else",
@@ -89,6 +93,11 @@ global_asm!(
     "csrr t4, \\epc",
     "addi t4, t4, 4",
     "csrw \\epc, t4",
+    ".if \\saved",
+    "ld t1, {t1}(a0)",
+    "ld t2, {t2}(a0)",
+    "ld t3, {t3}(a0)",
+    ".endif",
     "ld t4, {t4}(a0)",
     "ld t5, {t5}(a0)",
     "ld t6, {t6}(a0)",
@@ -109,7 +118,81 @@ global_asm!(
     "mv \\to, x\\n",
     ".endif",
     ".endm",
-    ".macro lane_block tag, full, levels, is_virtual, scratch, epc, xret, zba",
+    // Brings the entry of the address in step with the guest's: t4 has its address (plus the displacement) then. It holds the gate from
+    // the first instruction on to `lane_open`, with t1 where the log goes on.
+    ".macro lane_sync path, levels, tag, zba",
+    "sd t1, {t1}(a0)",
+    "sd t2, {t2}(a0)",
+    "sd t3, {t3}(a0)",
+    "ld t1, {gate}(a0)",
+    "amoswap.d.aq t1, x0, (t1)",
+    "beqz t1, lane_busy_\\tag",
+    "lane_descend \\levels, \\tag, \\zba",
+    "ld t3, {guest}-{flags}(t4)", // the guest's table
+    "lane_index 43, \\zba",
+    ".if \\zba",
+    "sh3add t3, t6, t3",
+    ".else",
+    "add t3, t3, t6",
+    ".endif",
+    "ld t3, 0(t3)", // the guest's entry
+    "slli t2, t1, 52",
+    "beqz t2, lane_bail_\\tag", // the log is full
+    "sd t4, 0(t1)",
+    "sd t3, 8(t1)",
+    "andi t6, t3, 0x3ff",
+    "ld t2, {leaves}(a0)",
+    ".if \\zba",
+    "sh3add t6, t6, t2",
+    ".else",
+    "slli t6, t6, 3",
+    "add t6, t6, t2",
+    ".endif",
+    "ld t6, 0(t6)",
+    "beqz t6, lane_write_\\path\\()_\\tag", // it faults whatever the access
+    "add t6, t6, t3",
+    "srli t3, t3, 19",
+    "ld t2, {count}(a0)",
+    "bgeu t3, t2, lane_bail_\\tag", // no RAM
+    "ld t2, {chunks}(a0)",
+    ".if \\zba",
+    "sh3add t3, t3, t2",
+    ".else",
+    "slli t3, t3, 3",
+    "add t3, t3, t2",
+    ".endif",
+    "ld t2, 0(t3)",
+    "bgez t2, lane_pages_\\path\\()_\\tag",
+    "add t6, t6, t2",
+    "lane_write_\\path\\()_\\tag:",
+    "sd t6, -{flags}(t4)",
+    ".endm",
+    // A table of 4 KiB leaves stands for the 2 MiB: t2 is its address, or 0. Its leaf is to allow everything.
+    ".macro lane_sync_page path, tag",
+    "lane_pages_\\path\\()_\\tag:",
+    "beqz t2, lane_bail_\\tag",
+    "andi t6, t6, 0x3ff", // the flags
+    "ld t3, 8(t1)",
+    "srli t3, t3, 10",
+    "andi t3, t3, 0x1ff",
+    "slli t3, t3, 3",
+    "add t2, t2, t3",
+    "ld t2, 0(t2)",
+    "andi t3, t2, 0xf",
+    "addi t3, t3, -0xf",
+    "bnez t3, lane_bail_\\tag",
+    "srli t2, t2, 10",
+    "slli t2, t2, 10",
+    "add t6, t6, t2",
+    "j lane_write_\\path\\()_\\tag",
+    ".endm",
+    // The log has a line more, and the gate is open.
+    ".macro lane_open",
+    "ld t2, {gate}(a0)",
+    "addi t1, t1, {line}",
+    "amoswap.d.rl x0, t1, (t2)",
+    ".endm",
+    ".macro lane_block tag, full, levels, is_virtual, scratch, epc, xret, zba, syncs=0",
     ".balign 32",
     "lane_table_\\tag:",
     ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
@@ -139,6 +222,12 @@ global_asm!(
     ".endr",
     // A fence of the running ASID.
     "lane_own_\\tag:",
+    ".if \\syncs",
+    "lane_sync own, \\levels, \\tag, \\zba",
+    "lane_open",
+    "sd x0, {brief}(a0)", // what was known by the address may be so no more
+    "lane_leave \\is_virtual, \\scratch, \\epc, \\xret, 1",
+    ".else",
     "lane_walk \\levels, \\tag, \\zba",
     "ld t6, {token}(a0)",
     "addi t6, t6, {step}",
@@ -146,8 +235,30 @@ global_asm!(
     "fence rw, w", // whoever sees the entry gone sees what the guest wrote before its fence
     "sd t6, -{flags}(t4)",
     "lane_leave \\is_virtual, \\scratch, \\epc, \\xret",
-    // A fence of all ASIDs: the same, and the log remembers it for other roots.
+    ".endif",
+    // A fence of all ASIDs: the same, and the log of fences remembers it for other roots.
     "lane_all_\\tag:",
+    ".if \\syncs",
+    "lane_sync all, \\levels, \\tag, \\zba",
+    "lane_open",
+    "ld t6, {head}(a0)",
+    "addi t6, t6, {step}",
+    "sd t6, {head}(a0)",
+    "andi t4, t6, {ring_mask}",
+    "add t4, t4, a0",
+    "sd t5, {ring}(t4)",
+    "lane_leave \\is_virtual, \\scratch, \\epc, \\xret, 1",
+    "lane_bail_\\tag:",
+    "ld t2, {gate}(a0)",
+    "amoswap.d.rl x0, t1, (t2)",
+    "lane_busy_\\tag:",
+    "ld t1, {t1}(a0)",
+    "ld t2, {t2}(a0)",
+    "ld t3, {t3}(a0)",
+    "j \\full",
+    "lane_sync_page own, \\tag",
+    "lane_sync_page all, \\tag",
+    ".else",
     "lane_walk \\levels, \\tag, \\zba",
     "ld t6, {head}(a0)",
     "addi t6, t6, {step}",
@@ -160,6 +271,7 @@ global_asm!(
     "lane_leave \\is_virtual, \\scratch, \\epc, \\xret",
     "lane_bail_\\tag:",
     "j \\full",
+    ".endif",
     ".endm",
     ".irp zba,0,1",
     "lane_block vs_m_39_\\zba, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mret, \\zba",
@@ -171,8 +283,17 @@ global_asm!(
     "lane_block s_m_39_\\zba, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mret, \\zba",
     "lane_block s_m_48_\\zba, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mret, \\zba",
     "lane_block s_m_57_\\zba, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mret, \\zba",
+    "lane_block vs_m_39_\\zba\\()_sync, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mret, \\zba, 1",
+    "lane_block vs_m_48_\\zba\\()_sync, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mret, \\zba, 1",
+    "lane_block vs_m_57_\\zba\\()_sync, gnomon_full_vs_to_m, 5, 1, mscratch, mepc, mret, \\zba, 1",
+    "lane_block s_m_39_\\zba\\()_sync, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mret, \\zba, 1",
+    "lane_block s_m_48_\\zba\\()_sync, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mret, \\zba, 1",
+    "lane_block s_m_57_\\zba\\()_sync, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mret, \\zba, 1",
     ".endr",
     ".option pop",
+    t1 = const offset_of!(Context, x) + 8 * 6,
+    t2 = const offset_of!(Context, x) + 8 * 7,
+    t3 = const offset_of!(Context, x) + 8 * 28,
     t4 = const offset_of!(Context, x) + 8 * 29,
     t5 = const offset_of!(Context, x) + 8 * 30,
     t6 = const offset_of!(Context, x) + 8 * 31,
@@ -184,15 +305,28 @@ global_asm!(
     ring_mask = const Lane::LOG_RING_MASK,
     step = const token::STEP,
     flags = const Lane::POINTER_FLAGS,
+    gate = const offset_of!(Context, lane) + Lane::GATE_AT,
+    leaves = const offset_of!(Context, lane) + Lane::LEAVES_AT,
+    chunks = const offset_of!(Context, lane) + Lane::CHUNKS_AT,
+    count = const offset_of!(Context, lane) + Lane::COUNT_AT,
+    brief = const offset_of!(Context, brief) + BriefExits::CAUSE_AT,
+    guest = const LaneSync::GUEST_AT,
+    line = const LaneSync::LINE_BYTES,
 );
 
 unsafe extern "C" {
     fn lane_table_vs_m_39_0();
+    fn lane_table_vs_m_39_0_sync();
     fn lane_table_vs_m_39_1();
+    fn lane_table_vs_m_39_1_sync();
     fn lane_table_vs_m_48_0();
+    fn lane_table_vs_m_48_0_sync();
     fn lane_table_vs_m_48_1();
+    fn lane_table_vs_m_48_1_sync();
     fn lane_table_vs_m_57_0();
+    fn lane_table_vs_m_57_0_sync();
     fn lane_table_vs_m_57_1();
+    fn lane_table_vs_m_57_1_sync();
     fn lane_table_vs_hs_39_0();
     fn lane_table_vs_hs_39_1();
     fn lane_table_vs_hs_48_0();
@@ -200,11 +334,17 @@ unsafe extern "C" {
     fn lane_table_vs_hs_57_0();
     fn lane_table_vs_hs_57_1();
     fn lane_table_s_m_39_0();
+    fn lane_table_s_m_39_0_sync();
     fn lane_table_s_m_39_1();
+    fn lane_table_s_m_39_1_sync();
     fn lane_table_s_m_48_0();
+    fn lane_table_s_m_48_0_sync();
     fn lane_table_s_m_48_1();
+    fn lane_table_s_m_48_1_sync();
     fn lane_table_s_m_57_0();
+    fn lane_table_s_m_57_0_sync();
     fn lane_table_s_m_57_1();
+    fn lane_table_s_m_57_1_sync();
 }
 
 /// The way out of a guest, and back.
@@ -218,30 +358,50 @@ pub enum Way {
     SupervisorToMachine,
 }
 
+/// What becomes of the entry that a fence is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deed {
+    /// It is invalid until the next access.
+    Invalidate,
+    /// It is brought in step with the guest's.
+    Sync,
+}
+
 /// The address of the jump table for shadow roots of `format`. `has_zba`: the harts have Zba, which saves an instruction
 /// for each level.
 ///
 /// # Panics
-/// If it is not a format of `satp`.
+/// If it is not a format of `satp`; or if entries are to be brought in step from HS mode, where none are.
 #[must_use]
-pub fn table(way: Way, format: &Format, has_zba: bool) -> u64 {
+pub fn table(way: Way, deed: Deed, format: &Format, has_zba: bool) -> u64 {
     type Tables = [[unsafe extern "C" fn(); 2]; 3];
-    let tables: Tables = match way {
-        Way::VirtualToMachine => [
+    let tables: Tables = match (way, deed) {
+        (Way::VirtualToMachine, Deed::Invalidate) => [
             [lane_table_vs_m_39_0, lane_table_vs_m_39_1],
             [lane_table_vs_m_48_0, lane_table_vs_m_48_1],
             [lane_table_vs_m_57_0, lane_table_vs_m_57_1],
         ],
-        Way::VirtualToSupervisor => [
+        (Way::VirtualToMachine, Deed::Sync) => [
+            [lane_table_vs_m_39_0_sync, lane_table_vs_m_39_1_sync],
+            [lane_table_vs_m_48_0_sync, lane_table_vs_m_48_1_sync],
+            [lane_table_vs_m_57_0_sync, lane_table_vs_m_57_1_sync],
+        ],
+        (Way::VirtualToSupervisor, Deed::Invalidate) => [
             [lane_table_vs_hs_39_0, lane_table_vs_hs_39_1],
             [lane_table_vs_hs_48_0, lane_table_vs_hs_48_1],
             [lane_table_vs_hs_57_0, lane_table_vs_hs_57_1],
         ],
-        Way::SupervisorToMachine => [
+        (Way::SupervisorToMachine, Deed::Invalidate) => [
             [lane_table_s_m_39_0, lane_table_s_m_39_1],
             [lane_table_s_m_48_0, lane_table_s_m_48_1],
             [lane_table_s_m_57_0, lane_table_s_m_57_1],
         ],
+        (Way::SupervisorToMachine, Deed::Sync) => [
+            [lane_table_s_m_39_0_sync, lane_table_s_m_39_1_sync],
+            [lane_table_s_m_48_0_sync, lane_table_s_m_48_1_sync],
+            [lane_table_s_m_57_0_sync, lane_table_s_m_57_1_sync],
+        ],
+        (Way::VirtualToSupervisor, Deed::Sync) => panic!("no guest is steered from HS mode"),
     };
     tables[usize::from(format.levels) - 3][usize::from(has_zba)] as *const () as u64
 }

@@ -120,11 +120,42 @@ pub struct Lane {
     token: u64,
     /// The jump table for the present root's format.
     table: u64,
+    /// Where it brings an entry in step, and does not only invalidate it.
+    sync: LaneSync,
     /// Fences that name no ASID.
     pub log: FenceLog,
 }
 
+/// What the lane needs to bring an entry in step with the guest's (`docs/lane.md`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneSync {
+    /// The address of the gate, of the VM's.
+    pub gate: u64,
+    /// The address of the words that make a leaf of a guest's entry, by its low 10 bits.
+    pub leaves: u64,
+    /// The address of the words that make an HPA of a GPA, by units of 2 MiB.
+    pub chunks: u64,
+    /// How many of those there are.
+    pub count: u64,
+}
+
+impl LaneSync {
+    /// Where the address of the guest's table is that a shadow page of level 0 stands for, in bytes from its table.
+    pub const GUEST_AT: i64 = -16;
+    /// Bytes of a line of the log: an entry's address plus [`Lane::POINTER_FLAGS`], and the guest's that it was made from.
+    pub const LINE_BYTES: u64 = 16;
+}
+
 impl Lane {
+    /// Offset of the gate's address.
+    pub const GATE_AT: usize = offset_of!(Self, sync) + offset_of!(LaneSync, gate);
+    /// Offset of the address of the words for leaves.
+    pub const LEAVES_AT: usize = offset_of!(Self, sync) + offset_of!(LaneSync, leaves);
+    /// Offset of the address of the words for 2 MiB each.
+    pub const CHUNKS_AT: usize = offset_of!(Self, sync) + offset_of!(LaneSync, chunks);
+    /// Offset of their count.
+    pub const COUNT_AT: usize = offset_of!(Self, sync) + offset_of!(LaneSync, count);
     /// Offset of the mask, in bytes.
     pub const MASK_AT: usize = offset_of!(Self, mask);
     /// Offset of what the masked instruction is compared with.
@@ -162,6 +193,7 @@ impl Lane {
             asid: Self::NEVER,
             token: token::start(vcpu),
             table: 0,
+            sync: LaneSync { gate: 0, leaves: 0, chunks: 0, count: 0 },
             log: FenceLog::new(vcpu),
         }
     }
@@ -178,6 +210,11 @@ impl Lane {
         self.asid = asid.map_or(Self::NEVER, |asid| asid.0.into());
         self.table = table;
         self.matches = Self::SFENCE_VMA;
+    }
+
+    /// What it is to bring entries in step by. To be called before it is turned on with a table that does.
+    pub const fn syncs_by(&mut self, sync: LaneSync) {
+        self.sync = sync;
     }
 
     /// Another one after each fence that the lane has done, or that is in the log.

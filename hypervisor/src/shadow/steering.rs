@@ -31,7 +31,11 @@ pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option
     let page = gva.align_down(PAGE_BYTES);
     let mut memory = run.vm.memory.lock();
     let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else { return false };
-    if !shadow.fence_in_known_table(root, page, space, &mut env.mem()) {
+    let mut mem = env.mem();
+    shadow.close(&mut mem);
+    let is_done = shadow.fence_in_known_table(root, page, space, &mut mem);
+    shadow.open(&mut mem);
+    if !is_done {
         return false;
     }
     drop(memory);

@@ -20,7 +20,7 @@ use hypervisor::vms::Vms;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::Ready;
 use mmu::shadow::Root;
-use rv::{Addr, Asid, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
+use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -165,8 +165,8 @@ impl Env for Hart {
     fn fence_guest_root(&mut self) {
         self.events.push(Event::GuestRootFence);
     }
-    fn lane_table(&self, format: &Format) -> u64 {
-        format.mode.into()
+    fn lane_table(&self, root: &Root) -> u64 {
+        root.format.mode.into()
     }
     fn fence_instructions(&mut self) {
         self.events.push(Event::FenceInstructions);

@@ -12,7 +12,7 @@ use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
 use hypervisor::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
 use hypervisor::vm::Vm;
 use mmu::shadow::Root;
-use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Format, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
+use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
 use shuttle::thread::{self, Thread};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -440,8 +440,8 @@ impl Env for Hart {
     fn load_root(&mut self, _: u64, _: &Root, _: bool) {}
     fn fence_guest(&mut self, _: Option<Addr<Gva>>, _: Option<Asid>) {}
     fn fence_guest_root(&mut self) {}
-    fn lane_table(&self, format: &Format) -> u64 {
-        format.mode.into()
+    fn lane_table(&self, root: &Root) -> u64 {
+        root.format.mode.into()
     }
     fn fence_instructions(&mut self) {}
     fn fenced_for(&mut self, _: usize, generation: u64) {

@@ -131,6 +131,11 @@ impl AddressSpace {
         self.table_above(page, Level::MEGA, mem)
     }
 
+    /// The table of 4 KiB leaves around `page`, if there is one.
+    pub(crate) fn table_of_pages(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Pfn<Hpa>> {
+        self.table_at(page, mem).map(|(_, table)| table)
+    }
+
     /// The table around `page` that an entry of `above` leads to, if it does.
     pub(super) fn table_above(
         &self,

@@ -1,13 +1,14 @@
 //! What an engine is made with, what it is lent, and what it counts.
 
 use super::heads::Heads;
+use super::lane::LaneMemory;
 use super::page::{FRAMES_EACH, MOST_PAGES};
 use super::shadowed::Shadowed;
 use crate::frames::Frames;
 use crate::gstage::{AddressSpace, Ready};
 use crate::table::Debt;
 use crate::walk::AdPolicy;
-use rv::PAGE_BYTES;
+use rv::{Gpa, PAGE_BYTES, Pfn};
 
 /// How shadow tables are kept in step with the guest's. Each has a file in `upkeep`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,8 +41,19 @@ pub struct Config {
 impl Config {
     /// Most shadow pages that a configuration can name.
     pub const MOST_PAGES: u32 = MOST_PAGES as u32;
+
+    const fn frames_each(upkeep: Upkeep) -> u64 {
+        match upkeep {
+            Upkeep::Steered => FRAMES_EACH + 1,
+            Upkeep::Shadow | Upkeep::Unsync | Upkeep::Lazy => FRAMES_EACH,
+        }
+    }
+
     /// Bytes of memory for each shadow page.
-    pub const BYTES_EACH: u64 = FRAMES_EACH * PAGE_BYTES;
+    #[must_use]
+    pub const fn bytes_each(upkeep: Upkeep) -> u64 {
+        Self::frames_each(upkeep) * PAGE_BYTES
+    }
 
     /// What a VM with that many vCPUs cannot do without: a root for each, and one whole walk.
     #[must_use]
@@ -49,10 +61,14 @@ impl Config {
         2 * DEEPEST + 2 * vcpus * S::ROOT_FRAMES as u32
     }
 
-    /// Frames that an engine of `pages` shadow pages may take for a VM with that much RAM.
+    /// Frames that an engine of `pages` shadow pages may take for a VM with RAM from `first` on.
     #[must_use]
-    pub const fn frames(pages: u32, ram_pages: u64) -> u64 {
-        pages as u64 * FRAMES_EACH + Heads::frames_for(ram_pages)
+    pub const fn frames(upkeep: Upkeep, pages: u32, (first, ram_pages): (Pfn<Gpa>, u64)) -> u64 {
+        let lane = match upkeep {
+            Upkeep::Steered => LaneMemory::frames(first.add(ram_pages)),
+            Upkeep::Shadow | Upkeep::Unsync | Upkeep::Lazy => 0,
+        };
+        pages as u64 * Self::frames_each(upkeep) + Heads::frames_for(ram_pages) + lane
     }
 }
 
@@ -182,6 +198,8 @@ counters! {
     unsynced = "shadow.tables_unsynced",
     /// Unsynchronised guest tables that a wide fence protected again.
     reprotected = "shadow.tables_protected",
+    /// Entries that the lane brought in step.
+    lane_synced = "lane.synced",
     /// Operations that left a part of their work for later.
     postponed = "shadow.postponed",
     /// Shadow pages filled as a whole.

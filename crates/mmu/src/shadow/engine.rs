@@ -2,6 +2,7 @@
 
 use super::config::{Config, Counters, Host};
 use super::index::Index;
+use super::lane::LaneMemory;
 use super::lists::Lists;
 use super::page::{Body, Id, Key, Page};
 use super::passed::Passed;
@@ -38,6 +39,10 @@ pub struct Shadow<S: Shadowed = Gva> {
     pub(super) stamp: u64,
     /// What fences have passed over lately.
     pub(super) passed: Passed,
+    /// The lane's memory, where it brings entries in step.
+    pub(super) lane: Option<LaneMemory>,
+    /// It is kept out.
+    pub(super) is_closed: bool,
     /// Where the search for victims goes on.
     pub(super) hand: Id,
     pub(super) counters: Counters,
@@ -75,6 +80,8 @@ impl<S: Shadowed> Shadow<S> {
             gone: 0,
             stamp: 0,
             passed: Passed::new(),
+            lane: None,
+            is_closed: false,
             hand: 0,
             counters: Counters::default(),
             #[cfg(feature = "sabotage")]
@@ -123,7 +130,7 @@ impl<S: Shadowed> Shadow<S> {
     /// forgotten its translations.
     pub fn destroy(self) -> impl Iterator<Item = Run> + Send + use<S> {
         let spare = self.spare.into_iter().chain(self.retired).flat_map(Body::runs);
-        self.index.into_frames().chain(spare)
+        self.index.into_frames().chain(spare).chain(self.lane.map(LaneMemory::into_run))
     }
 
     /// Breaks the engine.

@@ -8,7 +8,7 @@
 use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::index::{Index, List};
-use super::page::{At, CAPS, Id, MARK, NO_PTE, Role, permissions};
+use super::page::{At, CAPS, Id, NO_PTE, Role, permissions};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
@@ -71,6 +71,7 @@ impl<S: Shadowed> Shadow<S> {
     fn write(&self, (id, index): At, old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
         let page = self.index.page(id);
         debug_assert!(State::of(new).may_be_made_by(Writer::Engine, page.key.level));
+        debug_assert!(self.is_alone());
         let at = page.entry_at(index);
         if self.is_sabotaged(Sabotage::StoresBlindly) {
             mem.write_u64(at, new.0);
@@ -136,7 +137,7 @@ impl<S: Shadowed> Shadow<S> {
         let leads_to = self.index.page(child);
         let mut pte = Entry::Table(leads_to.table()).encode();
         if leads_to.key.role == Role::Table {
-            pte.0 |= MARK.bits();
+            pte.0 |= self.mark(child, host.mem).bits();
         }
         self.index.insert(at, mirror, List::Parents(child), host.mem);
         let (_, debt) = table::exchange(self.index.page(at.0).entry_at(at.1), pte, host.mem);

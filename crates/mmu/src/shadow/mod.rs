@@ -16,6 +16,7 @@
 //! | `fault` | faults: the guest's walk, and the fill |
 //! | `fences` | the guest's fences, and comparing tables |
 //! | `steer` | what an entry is to be where the guest gets its page faults itself |
+//! | `lane` | what the lane needs to do the same for one entry, and how the engine learns of it |
 //! | `protect` | write protection of guest tables |
 //! | `upkeep` | what the upkeeps answer differently, one file each |
 //! | `root`, `roots`, `views` | roots, and what one vCPU remembers of those that it used |
@@ -42,6 +43,7 @@ mod fault;
 mod fences;
 mod heads;
 mod index;
+mod lane;
 mod lists;
 mod page;
 mod passed;
@@ -60,6 +62,7 @@ pub use config::{Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::Answer;
 pub use fences::GuestFence;
+pub use lane::{LEAVES, LaneInputs};
 pub use lists::Lists;
 pub use page::MARK;
 pub use protect::Wrote;

@@ -3,7 +3,7 @@
 //! A shadow page stands for one frame of a guest's tables; a root of four frames has four. It is three frames: the *table*
 //! that hardware walks; the *mirror*, which keeps for each entry the guest's entry that it was made from; and the *links*,
 //! by which the entry is a member of
-//! one doubly linked list. Rules:
+//! one doubly linked list. In `steered` there is a fourth, the *header*, where the lane finds the guest's table. Rules:
 //!
 //! - An entry whose bit is set in its page's bitmap is *live*: it has a mirror, and is a member of exactly one list.
 //!   The entry in the table may be poison all the same, because a fence has passed over it (a level-0 entry; the lane
@@ -124,11 +124,13 @@ pub(super) struct Body {
     pub table: Run,
     pub mirror: Run,
     pub links: Run,
+    /// What the lane finds of it (`lane`), in the frame before its table, if it may bring entries in step.
+    pub header: Option<Run>,
 }
 
 impl Body {
-    pub fn runs(self) -> [Run; 3] {
-        [self.table, self.mirror, self.links]
+    pub fn runs(self) -> impl Iterator<Item = Run> {
+        [self.table, self.mirror, self.links].into_iter().chain(self.header)
     }
 }
 

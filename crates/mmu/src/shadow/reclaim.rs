@@ -50,6 +50,15 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     fn take_body(&mut self, frames: &Frames) -> Result<Option<Body>, AllocError> {
+        // Four in a row are a convenience of the lane's: others will do.
+        if self.lane.is_some()
+            && let Ok(run) = frames.alloc(self.owner, Use::Table, 2)
+            && let Ok((front, back)) = run.split()
+            && let (Ok((header, table)), Ok((mirror, links))) = (front.split(), back.split())
+        {
+            self.bodies += 1;
+            return Ok(Some(Body { table, mirror, links, header: Some(header) }));
+        }
         let take = || frames.alloc(self.owner, Use::Table, 0);
         let table = take()?;
         let mirror = take();
@@ -57,7 +66,7 @@ impl<S: Shadowed> Shadow<S> {
         match (mirror, links) {
             (Ok(mirror), Ok(links)) => {
                 self.bodies += 1;
-                Ok(Some(Body { table, mirror, links }))
+                Ok(Some(Body { table, mirror, links, header: None }))
             }
             (Err(error), other) | (other, Err(error)) => {
                 frames.free(table);
@@ -76,8 +85,9 @@ impl<S: Shadowed> Shadow<S> {
         if S::ROOT_FRAMES == 1 {
             return Ok(bodies);
         }
-        let release_table = |Body { table, mirror, links }| {
+        let release_table = |Body { table, mirror, links, header }| {
             frames.free(table);
+            header.into_iter().for_each(|run| frames.free(run));
             (mirror, links)
         };
         let rest: Vec<(Run, Run)> = bodies.into_iter().map(release_table).collect();
@@ -85,7 +95,7 @@ impl<S: Shadowed> Shadow<S> {
             Ok(tables) => {
                 let first = tables.into_entry();
                 let table = |n| Run::from_entry(first.add(n), 0);
-                Ok((0..).zip(rest).map(|(n, (mirror, links))| Body { table: table(n), mirror, links }).collect())
+                Ok((0..).zip(rest).map(|(n, (mirror, links))| Body { table: table(n), mirror, links, header: None }).collect())
             }
             Err(error) => {
                 self.bodies -= S::ROOT_FRAMES as u32;
@@ -287,6 +297,9 @@ impl<S: Shadowed> Shadow<S> {
         host: &mut Host<'_, M, H>,
     ) {
         let is_fenced = !stale.is_none();
+        if let Some(scope) = stale.scope() {
+            self.unteach(scope, host.mem);
+        }
         let retired = gstage::settle(stale, publish, host.hw, host.mem);
         if is_fenced {
             self.flushed(host);

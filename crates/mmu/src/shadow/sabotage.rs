@@ -68,4 +68,8 @@ pub enum Sabotage {
     ForgetsPassed,
     /// The same before one by address.
     ForgetsPassedPages,
+    /// What the lane has made is not learnt.
+    ForgetsLaneLog,
+    /// The lane goes by a G-stage that was.
+    KeepsChunks,
 }

@@ -253,14 +253,15 @@ impl GuestHart {
         unsafe { csr::henvcfg::write(self.henvcfg | if on { envcfg::ADUE } else { 0 }) };
     }
 
-    /// The address of the lane's jump table for shadow roots of `format`.
-    pub fn lane_table(&self, format: &Format) -> u64 {
+    /// The address of the lane's jump table for shadow roots of `format`, whose entries it `syncs` or invalidates.
+    pub fn lane_table(&self, format: &Format, syncs: bool) -> u64 {
         let way = match (self.seat, self.mode) {
             (Seat::Firmware, GuestMode::Virtual) => lane::Way::VirtualToMachine,
             (Seat::Payload, _) => lane::Way::VirtualToSupervisor,
             (Seat::Firmware, GuestMode::Supervisor) => lane::Way::SupervisorToMachine,
         };
-        lane::table(way, format, self.has_zba)
+        let deed = if syncs { lane::Deed::Sync } else { lane::Deed::Invalidate };
+        lane::table(way, deed, format, self.has_zba)
     }
 
     /// Writes the root by which the loaded guest's addresses are translated first: `vsatp`, in S mode

@@ -51,7 +51,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Whether the lane may take fences.
     pub(super) const fn has_lane(&self) -> bool {
-        ask!(self, R => <R as Rules>::HAS_LANE)
+        ask!(self, R => <R as Rules>::HAS_LANE) && (!self.steers() || self.lane.is_some())
     }
 
     /// Whether the guest gets its page faults itself.

@@ -13,7 +13,7 @@ pub(super) struct Rules;
 
 impl rules::Rules for Rules {
     const PROTECTS: bool = false;
-    const HAS_LANE: bool = false;
+    const HAS_LANE: bool = true;
 
     fn lets_go(_: bool) -> bool {
         true

@@ -11,7 +11,7 @@ use metal::ram::Ram;
 use mmu::ids::{Acquired, IdSlot};
 use mmu::shadow::Root;
 use rv::csr::atp;
-use rv::{Addr, Asid, FenceScope, Format, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, Vmid};
+use rv::{Addr, Asid, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, Vmid};
 
 impl Env for Hart {
     type Mem = Ram;
@@ -152,8 +152,8 @@ impl Env for Hart {
         self.guest.fence(None, asid);
     }
 
-    fn lane_table(&self, format: &Format) -> u64 {
-        self.guest.lane_table(format)
+    fn lane_table(&self, root: &Root) -> u64 {
+        self.guest.lane_table(root.format, root.steers)
     }
 
     fn fence_instructions(&mut self) {

@@ -1,0 +1,281 @@
+//! What the lane needs to bring an entry of a steered shadow in step with the guest's by itself (`docs/lane.md`), and how the engine
+//! learns of it.
+//!
+//! ```text
+//!  a shadow page: four frames in a row           the lane's memory, of a VM
+//!  ┌─────────────────────────────────┐           ┌──────────────────────────────────────┐
+//!  │            guest's table, id    │ header    │ gate: where the next line of the log │
+//!  ├─────────────────────────────────┤           │       goes, or 0: closed             │
+//!  │ entries                         │ table     │ log: (entry, guest's entry) each     │
+//!  ├─────────────────────────────────┤           ├──────────────────────────────────────┤
+//!  │ what they were made from        │ mirror    │ a word for each 2 MiB of GPA: what   │
+//!  ├─────────────────────────────────┤           │ makes an HPA of it                   │
+//!  │ lists                           │ links     └──────────────────────────────────────┘
+//!  └─────────────────────────────────┘
+//! ```
+//!
+//! The gate is a lock: whoever takes it leaves 0 there. The lane never waits for it, but goes the full path; the engine
+//! does wait ([`Shadow::close`]), for the lane holds it some fifty instructions. While the engine works it is closed. So nobody changes an
+//! entry of level 0 between two steps of the engine's, and the log has all that the lane has done when the engine begins.
+
+use super::engine::Shadow;
+use super::index::Index;
+use super::page::{Id, MARK};
+use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
+use crate::frames::{Frames, Owner, Run, Use};
+use crate::gstage::{AddressSpace, Translation};
+use crate::sync::spin_loop;
+use rv::{Addr, FenceScope, Gpa, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+
+/// Where it has the shadow page's number.
+const ID_AT: u64 = 8;
+const LINE_BYTES: u64 = LaneSync::LINE_BYTES;
+/// The first line of the log, in bytes from the gate.
+const LOG_AT: u64 = LINE_BYTES;
+
+/// What makes the difference between the words of a chunk and of the right to use it so: the word's sign says that one leaf maps
+/// all of it for everything. The difference of two addresses in an entry is below 2^54.
+const WHOLE: u64 = 1 << 63 | 1 << 60;
+
+/// For each value of a guest's entry's low 10 bits: what makes of it, with the word of a chunk added, the leaf of level 0 that allows
+/// the same (`steer`); 0 where the guest's entry faults.
+pub static LEAVES: [u64; 1 << 10] = leaves();
+
+const fn leaves() -> [u64; 1 << 10] {
+    let mut leaves = [0; 1 << 10];
+    let mut low = 0;
+    while low < leaves.len() as u64 {
+        if let Some(flags) = leaf_flags(low) {
+            leaves[low as usize] = flags.wrapping_sub(low).wrapping_sub(WHOLE);
+        }
+        low += 1;
+    }
+    leaves
+}
+
+/// The flags of the leaf of level 0 for a guest's entry with these, if it does not fault whatever the access.
+const fn leaf_flags(low: u64) -> Option<u64> {
+    let flags = PteFlags::from_bits_truncate(low);
+    let is_valid = flags.contains(PteFlags::V.union(PteFlags::A));
+    let is_leaf = flags.contains(PteFlags::R) || flags.contains(PteFlags::X) && !flags.contains(PteFlags::W);
+    if !is_valid || !is_leaf {
+        return None;
+    }
+    let kept = PteFlags::V.union(PteFlags::R).union(PteFlags::X).union(PteFlags::U).union(PteFlags::A);
+    let stores = PteFlags::W.union(PteFlags::D);
+    let stores = if flags.contains(stores) { stores.bits() } else { 0 };
+    Some(flags.bits() & kept.bits() | stores)
+}
+
+/// The lane's memory.
+pub(super) struct LaneMemory {
+    run: Run,
+    /// Words for chunks: for all from GPA 0 on, so that a number needs no subtraction.
+    chunks: u64,
+}
+
+/// Where the lane finds what it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneInputs {
+    /// The gate.
+    pub gate: Addr<Hpa>,
+    /// The words for 2 MiB of GPA each.
+    pub chunks: Addr<Hpa>,
+    /// How many.
+    pub count: u64,
+}
+
+impl LaneMemory {
+    /// Frames that it takes for RAM that ends there.
+    pub const fn frames(end: Pfn<Gpa>) -> u64 {
+        let chunks = end.raw().div_ceil(Level::MEGA.pages());
+        (1 + chunks.div_ceil(PAGE_BYTES / 8)).next_power_of_two()
+    }
+
+    /// Ends it: its frames.
+    pub fn into_run(self) -> Run {
+        self.run
+    }
+
+    const fn gate(&self) -> Addr<Hpa> {
+        self.run.first().base()
+    }
+
+    /// The word for the 2 MiB around a page.
+    fn word(&self, page: Pfn<Gpa>) -> Option<Addr<Hpa>> {
+        let chunk = page.raw() / Level::MEGA.pages();
+        (chunk < self.chunks).then(|| self.run.first().add(1).at(8 * chunk))
+    }
+}
+
+impl<S: Shadowed> Shadow<S> {
+    /// Takes memory for the lane, if it can take part in this upkeep at all, for RAM that ends at `end`. Without, it is off.
+    pub fn begin_lane(&mut self, end: Pfn<Gpa>, owner: Owner, frames: &Frames, mem: &mut impl PhysMem) {
+        if !self.steers() || !S::HAS_LANE || self.lane.is_some() {
+            return;
+        }
+        let order = LaneMemory::frames(end).ilog2() as u8;
+        let Ok(run) = frames.alloc(owner, Use::Table, order) else { return };
+        mem.zero_frames(run.first(), run.pages());
+        self.lane = Some(LaneMemory { run, chunks: end.raw().div_ceil(Level::MEGA.pages()) });
+        self.open(mem);
+    }
+
+    /// Where the lane finds what it needs, if it may bring entries in step.
+    #[must_use]
+    pub fn lane_inputs(&self) -> Option<LaneInputs> {
+        let lane = self.lane.as_ref()?;
+        Some(LaneInputs { gate: lane.gate(), chunks: lane.run.first().add(1).base(), count: lane.chunks })
+    }
+
+    /// Keeps the lane of all harts out until [`Shadow::open`], and learns what it has done. To be called before any operation, with the
+    /// VM's lock held.
+    #[inline(always)]
+    pub fn close(&mut self, mem: &mut impl PhysMem) {
+        let Some(lane) = &self.lane else { return };
+        let gate = lane.gate();
+        debug_assert!(!self.is_closed);
+        let mut next = mem.exchange_u64(gate, 0);
+        while next == 0 {
+            spin_loop();
+            next = mem.exchange_u64(gate, 0);
+        }
+        self.is_closed = true;
+        if next != gate.raw() + LOG_AT {
+            self.learn(gate, next, mem);
+        }
+    }
+
+    /// The opposite, when it is done.
+    #[inline(always)]
+    pub fn open(&mut self, mem: &mut impl PhysMem) {
+        let Some(lane) = &self.lane else { return };
+        self.is_closed = false;
+        mem.write_u64(lane.gate(), lane.gate().raw() + LOG_AT);
+    }
+
+    /// Whether an entry of level 0 may be changed now.
+    pub(super) const fn is_alone(&self) -> bool {
+        self.lane.is_none() || self.is_closed
+    }
+
+    /// Learns what the log says, up to its line at `end`.
+    #[inline(never)]
+    fn learn(&mut self, gate: Addr<Hpa>, end: u64, mem: &mut impl PhysMem) {
+        let lines = (end - gate.raw() - LOG_AT) / LINE_BYTES;
+        self.counters.lane_synced += lines;
+        if self.is_sabotaged(Sabotage::ForgetsLaneLog) {
+            return;
+        }
+        for line in 0..lines {
+            let at = gate.wrapping_add(LOG_AT + LINE_BYTES * line);
+            let entry = Addr::new(mem.read_u64(at).wrapping_sub(Lane::POINTER_FLAGS));
+            let (entry, pte) = (entry, Pte(mem.read_u64(at.wrapping_add(8))));
+            self.learn_entry(entry, pte, mem);
+        }
+    }
+
+    /// The lane has made an entry from `pte`.
+    fn learn_entry(&mut self, entry: Addr<Hpa>, pte: Pte, mem: &mut impl PhysMem) {
+        let table: Addr<Hpa> = entry.align_down(PAGE_BYTES);
+        let id = mem.read_u64(Addr::new(table.raw() - ID_AT)) as Id;
+        let index = (entry.page_offset() / 8) as usize;
+        let at = (id, index);
+        let page = self.index.page_mut(id);
+        debug_assert!(page.table().base() == table);
+        page.is_recent = true;
+        let (key, mirror_at) = (page.key, page.mirror_at(index));
+        let known = page.mirror(index, mem);
+        let is_leaf = LEAVES[(pte.0 & 0x3ff) as usize] != 0;
+        match known {
+            Some(known) if is_leaf && known.pfn::<Gpa>() == pte.pfn() => mem.write_u64(mirror_at, pte.0),
+            _ => {
+                if let Some(known) = known {
+                    self.index.remove(at, Index::list_of_leaf(key, index, known), mem);
+                }
+                if is_leaf {
+                    self.index.insert(at, pte, Index::list_of_leaf(key, index, pte), mem);
+                } else {
+                    mem.write_u64(mirror_at, pte.0);
+                }
+            }
+        }
+    }
+
+    /// The header of a page of level 0 that is about to be linked. Says whether it has one: the lane stays out of others.
+    pub(super) fn write_header(&self, id: Id, mem: &mut impl PhysMem) -> bool {
+        let page = self.index.page(id);
+        let (Some(_), Some(header), Some(guest)) = (&self.lane, &page.body.header, page.guest) else { return false };
+        let end = header.first().add(1).base().raw();
+        mem.write_u64(Addr::new(end.wrapping_add_signed(LaneSync::GUEST_AT)), guest.base().raw());
+        mem.write_u64(Addr::new(end - ID_AT), id.into());
+        true
+    }
+
+    /// The flag of a pointer to a shadow of a guest's table that the lane may follow.
+    pub(super) fn mark(&self, child: Id, mem: &mut impl PhysMem) -> PteFlags {
+        let level = self.index.page(child).key.level;
+        let is_open = !self.steers() || level > Level::PAGE || self.write_header(child, mem);
+        if is_open { MARK } else { PteFlags::empty() }
+    }
+
+    /// Tells the lane where what is around `gfn` is, which `there` says, if it may go there.
+    pub(super) fn teach(&self, gfn: Pfn<Gpa>, there: Translation, space: &AddressSpace, mem: &mut impl PhysMem) {
+        const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
+        let Some(at) = self.lane.as_ref().and_then(|lane| lane.word(gfn)) else { return };
+        if mem.read_u64(at) != 0 {
+            return;
+        }
+        let word = match there.level {
+            Level::PAGE => space.table_of_pages(gfn, mem).map_or(0, |table| table.base().raw()),
+            _ if there.flags.contains(ALL) => {
+                let (from, to) = (gfn.raw(), there.hpa.pfn().raw());
+                (to << 10).wrapping_sub(from << 10).wrapping_add(WHOLE)
+            }
+            _ => 0,
+        };
+        mem.write_u64(at, word);
+    }
+
+    /// The G-stage has changed there: the lane is not to go by what it was.
+    pub(super) fn unteach(&self, scope: FenceScope<Gpa>, mem: &mut impl PhysMem) {
+        let Some(lane) = self.lane.as_ref().filter(|_| !self.is_sabotaged(Sabotage::KeepsChunks)) else { return };
+        match scope {
+            FenceScope::Everything => mem.zero_frames(lane.run.first().add(1), lane.run.pages() - 1),
+            FenceScope::Range { start, bytes } => {
+                let last = start.wrapping_add(bytes.max(1) - 1).pfn().raw() / Level::MEGA.pages();
+                for chunk in start.pfn().raw() / Level::MEGA.pages()..=last {
+                    if let Some(at) = lane.word(Pfn::new(chunk * Level::MEGA.pages())) {
+                        mem.write_u64(at, 0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use super::super::page::{CAPS, permissions};
+    use rv::Entry;
+
+    #[test]
+    fn the_leaves_are_those_that_steering_makes() {
+        for low in 0..1 << 10 {
+            let pte = Pte(0x1234 << 10 | low);
+            let expected = match pte.decode::<Gpa>(Level::PAGE, CAPS) {
+                Entry::Leaf(leaf) if leaf.flags.contains(PteFlags::A) => {
+                    let mut flags = permissions(leaf.flags) | PteFlags::V | PteFlags::A;
+                    flags.set(PteFlags::D, flags.contains(PteFlags::W));
+                    Some(flags.bits())
+                }
+                _ => None,
+            };
+            let to = (0x4321_u64 << 10).wrapping_sub(0x1234 << 10).wrapping_add(WHOLE);
+            let made = (LEAVES[low as usize] != 0).then(|| pte.0.wrapping_add(to).wrapping_add(LEAVES[low as usize]));
+            assert_eq!(made, expected.map(|flags| 0x4321 << 10 | flags), "{low:#x}");
+        }
+    }
+}
