@@ -27,15 +27,16 @@ use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, in_portions};
 use mmu::shadow::{
-    Answer, Config, Counters, GuestFence, Host, LEAVES, LaneInputs, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views, Wrote,
+    Answer, Config, Counters, GuestFence, Host, LEAVES, LaneInputs, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views,
+    Wrote,
 };
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::{WordStore, is_cache_block_management};
 use rv::{
-    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, LaneSync, Mode, PAGE_BYTES, Pfn,
-    PhysMem, Request, Trap,
+    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, LaneSync, Mode, PAGE_BYTES,
+    Pfn, PhysMem, Request, Trap,
 };
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.

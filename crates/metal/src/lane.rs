@@ -137,7 +137,7 @@ global_asm!(
     ".endif",
     "ld t3, 0(t3)", // the guest's entry
     "slli t2, t1, 52",
-    "beqz t2, lane_bail_\\tag", // the log is full
+    "beqz t2, lane_return_\\tag", // the log is full
     "sd t4, 0(t1)",
     "sd t3, 8(t1)",
     "andi t6, t3, 0x3ff",
@@ -153,7 +153,7 @@ global_asm!(
     "add t6, t6, t3",
     "srli t3, t3, 19",
     "ld t2, {count}(a0)",
-    "bgeu t3, t2, lane_bail_\\tag", // no RAM
+    "bgeu t3, t2, lane_return_\\tag", // no RAM
     "ld t2, {chunks}(a0)",
     ".if \\zba",
     "sh3add t3, t3, t2",
@@ -170,7 +170,7 @@ global_asm!(
     // A table of 4 KiB leaves stands for the 2 MiB: t2 is its address, or 0. Its leaf is to allow everything.
     ".macro lane_sync_page path, tag",
     "lane_pages_\\path\\()_\\tag:",
-    "beqz t2, lane_bail_\\tag",
+    "beqz t2, lane_return_\\tag",
     "andi t6, t6, 0x3ff", // the flags
     "ld t3, 8(t1)",
     "srli t3, t3, 10",
@@ -180,7 +180,7 @@ global_asm!(
     "ld t2, 0(t2)",
     "andi t3, t2, 0xf",
     "addi t3, t3, -0xf",
-    "bnez t3, lane_bail_\\tag",
+    "bnez t3, lane_return_\\tag",
     "srli t2, t2, 10",
     "slli t2, t2, 10",
     "add t6, t6, t2",
@@ -225,6 +225,7 @@ global_asm!(
     ".if \\syncs",
     "lane_sync own, \\levels, \\tag, \\zba",
     "lane_open",
+    "lane_synced_\\tag:",
     "sd x0, {brief}(a0)", // what was known by the address may be so no more
     "lane_leave \\is_virtual, \\scratch, \\epc, \\xret, 1",
     ".else",
@@ -241,6 +242,7 @@ global_asm!(
     ".if \\syncs",
     "lane_sync all, \\levels, \\tag, \\zba",
     "lane_open",
+    "lane_log_\\tag:",
     "ld t6, {head}(a0)",
     "addi t6, t6, {step}",
     "sd t6, {head}(a0)",
@@ -248,7 +250,21 @@ global_asm!(
     "add t4, t4, a0",
     "sd t5, {ring}(t4)",
     "lane_leave \\is_virtual, \\scratch, \\epc, \\xret, 1",
+    // No marked pointer. If it is poison (`mmu::table`), there is no entry, and only the log is to know of the fence.
     "lane_bail_\\tag:",
+    "srli t6, t4, 53",
+    "beqz t6, lane_return_\\tag",
+    "slli t6, t1, 52",
+    "beqz t6, lane_return_\\tag",
+    "ori t6, t5, 1",
+    "sd t6, 0(t1)",
+    "lane_open",
+    "csrr t4, mtval",
+    "srli t4, t4, 20",
+    "andi t4, t4, 31",
+    "beqz t4, lane_log_\\tag", // it names no ASID
+    "j lane_synced_\\tag",
+    "lane_return_\\tag:",
     "ld t2, {gate}(a0)",
     "amoswap.d.rl x0, t1, (t2)",
     "lane_busy_\\tag:",

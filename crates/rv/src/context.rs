@@ -143,7 +143,8 @@ pub struct LaneSync {
 impl LaneSync {
     /// Where the address of the guest's table is that a shadow page of level 0 stands for, in bytes from its table.
     pub const GUEST_AT: i64 = -16;
-    /// Bytes of a line of the log: an entry's address plus [`Lane::POINTER_FLAGS`], and the guest's that it was made from.
+    /// Bytes of a line of the log: an entry's address plus [`Lane::POINTER_FLAGS`], and the guest's that it was made from. Or, where
+    /// there is no table of level 0, the fenced address with bit 0 set.
     pub const LINE_BYTES: u64 = 16;
 }
 

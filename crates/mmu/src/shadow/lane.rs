@@ -170,9 +170,14 @@ impl<S: Shadowed> Shadow<S> {
         }
         for line in 0..lines {
             let at = gate.wrapping_add(LOG_AT + LINE_BYTES * line);
-            let entry = Addr::new(mem.read_u64(at).wrapping_sub(Lane::POINTER_FLAGS));
-            let (entry, pte) = (entry, Pte(mem.read_u64(at.wrapping_add(8))));
-            self.learn_entry(entry, pte, mem);
+            let what = mem.read_u64(at);
+            if what & 1 == 1 {
+                // There is no table of level 0 for that address.
+                self.pass_page(Addr::new(what));
+                continue;
+            }
+            let entry = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS));
+            self.learn_entry(entry, Pte(mem.read_u64(at.wrapping_add(8))), mem);
         }
     }
 
@@ -257,8 +262,8 @@ impl<S: Shadowed> Shadow<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::page::{CAPS, permissions};
+    use super::*;
     use rv::Entry;
 
     #[test]

@@ -95,7 +95,10 @@ impl<S: Shadowed> Shadow<S> {
             Ok(tables) => {
                 let first = tables.into_entry();
                 let table = |n| Run::from_entry(first.add(n), 0);
-                Ok((0..).zip(rest).map(|(n, (mirror, links))| Body { table: table(n), mirror, links, header: None }).collect())
+                Ok((0..)
+                    .zip(rest)
+                    .map(|(n, (mirror, links))| Body { table: table(n), mirror, links, header: None })
+                    .collect())
             }
             Err(error) => {
                 self.bodies -= S::ROOT_FRAMES as u32;
