@@ -6,6 +6,7 @@
 //! | any | empty, poison, leaf | yes | | |
 //! | any | pointer | above level 0 | | |
 //! | any | poison | yes | at level 0 | |
+//! | any | leaf, empty | yes | at level 0, where it holds the gate (`shadow::lane`) | |
 //! | leaf | the same with A or D | yes | | never: all leaves have A, and D where they allow stores |
 //!
 //! Poison comes in two kinds. Where page faults come to Gnomon it has V clear. Where the guest gets them itself
@@ -35,8 +36,10 @@ pub enum State {
 pub enum Writer {
     /// The engine, whose caller holds the VM's lock.
     Engine,
-    /// The lane, which takes no lock (`docs/lane.md`).
+    /// The lane, where it takes no lock (`docs/lane.md`).
     Lane,
+    /// The lane where it holds the gate.
+    LaneAlone,
     /// A hardware walker that sets A and D.
     Hardware,
 }
@@ -60,6 +63,7 @@ impl State {
         match writer {
             Writer::Engine => self != State::Pointer || level > Level::PAGE,
             Writer::Lane => self == State::Poison && level == Level::PAGE,
+            Writer::LaneAlone => matches!(self, State::Leaf | State::Empty) && level == Level::PAGE,
             Writer::Hardware => false,
         }
     }

@@ -2,9 +2,9 @@
 
 use super::hardware::permits;
 use super::subject::Subject;
-use super::{IMAGE, Rig, VM};
+use super::{IMAGE, PAGES, RAM, Rig, VM};
 use mmu::gstage::SwapSlot;
-use mmu::shadow::Paging;
+use mmu::shadow::{LEAVES, Paging};
 use mmu::table::is_poison;
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Use};
@@ -190,6 +190,28 @@ impl<S: Subject> Rig<S> {
                 Entry::Table(next) => self.collect(next, level.down().expect("decode says so"), gva, format, seen),
                 Entry::Leaf(leaf) => seen.push((gva, level, leaf)),
                 other => panic!("SUBSET: {other:?} in a shadow table"),
+            }
+        }
+    }
+
+    /// What the lane is told of memory is so: where 2 MiB are by one leaf that allows everything, or which table has their leaves.
+    pub(super) fn audit_chunks(&self) {
+        let Some(inputs) = self.shadow.as_ref().and_then(|shadow| shadow.lane_inputs()) else { return };
+        let machine = &self.bus.0.borrow().machine;
+        for first in (0..PAGES / 512).map(|n| RAM.add(512 * n)) {
+            let word = machine.peek(inputs.chunks.raw() + first.raw() / 512 * 8).expect("the lane's memory");
+            let page = first.add(self.tally[0] % 512);
+            let there = self.space.translate(page.base(), machine);
+            if word >> 63 == 1 {
+                let there = there.unwrap_or_else(|| panic!("CHUNKS: {page:?} is nowhere"));
+                let leaf = Pte(page.raw() << 10 | 0xdf).0.wrapping_add(LEAVES[0xdf]).wrapping_add(word);
+                let all = PteFlags::R | PteFlags::W | PteFlags::X;
+                assert!(there.flags.contains(all) && leaf >> 10 == there.hpa.pfn().raw(), "CHUNKS: {page:?} {leaf:#x}");
+            } else if word != 0 {
+                let at = |page: Pfn<Gpa>| machine.peek(word + page.raw() % 512 * 8).map(Pte);
+                let same = there.is_none_or(|there| at(page).is_some_and(|pte| pte.pfn() == there.hpa.pfn()));
+                let owner = self.frames.owner_of(Addr::<Hpa>::new(word).pfn());
+                assert!(same && owner == Some((VM, Use::Table)), "CHUNKS: {page:?} by the table at {word:#x}");
             }
         }
     }

@@ -2,8 +2,9 @@
 //! fence, by the lane, in the middle of whatever the engine does: that is what [`Bus::tick`] is for.
 
 use super::history::History;
+use super::lane;
 use super::subject::Subject;
-use mmu::shadow::MARK;
+use mmu::shadow::{LaneInputs, MARK};
 use mmu::table::{self, State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
@@ -14,6 +15,7 @@ use rv::{
     PteFlags, Request,
 };
 use std::cell::RefCell;
+use std::rc::Rc;
 
 /// Why hardware does not let an access through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,8 +59,10 @@ pub struct Hart<S: Subject> {
     pub root: Option<(u64, Pfn<Hpa>, &'static Format)>,
     /// Whether the lane may take fences of all address spaces, and of the hart's own.
     pub lane: (bool, bool),
+    /// Whether it brings entries in step, and by what.
+    pub sync: Option<LaneInputs>,
     pub token: u64,
-    pub log: std::rc::Rc<RefCell<FenceLog<S>>>,
+    pub log: Rc<RefCell<FenceLog<S>>>,
 }
 
 impl<S: Subject> Hart<S> {
@@ -215,6 +219,18 @@ impl<S: Subject> Hardware<S> {
         let (Some((_, mut table, format)), (all, own)) = (state.root, state.lane) else { return false };
         if !(all && (own || !by_asid)) {
             return false;
+        }
+        if let Some(inputs) = state.sync {
+            let log = (!by_asid).then(|| Rc::clone(&state.log));
+            if !lane::sync(&mut self.machine, &inputs, (table, format), gva) {
+                return false;
+            }
+            if let Some(log) = log {
+                log.borrow_mut().push(gva);
+            }
+            self.forget_page(hart, gva);
+            self.events.push(Event::Fenced(hart, gva, by_asid));
+            return true;
         }
         for level in format.levels_down() {
             let at = table.at(8 * format.index(gva, level) as u64);

@@ -12,8 +12,11 @@ macro_rules! ready {
             let (mut mem, mut hw) = (Mem(&$rig.bus), AllHarts(&$rig.bus));
             let $shadow = $rig.shadow.as_mut().expect("until the end");
             let done = with_ready(&$rig.frames, &mut mem, |ready, mem| {
+                $shadow.close(mem);
                 let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
-                $attempt
+                let done = $attempt;
+                $shadow.open(mem);
+                done
             });
             match done {
                 Err(ResolveError::Out { page, slot }) => $rig.bring_in(page, slot),
@@ -37,6 +40,7 @@ mod audit;
 mod edits;
 pub mod hardware;
 pub mod history;
+mod lane;
 mod paging;
 mod promoting;
 pub mod subject;
@@ -163,6 +167,11 @@ impl<S: Subject> Rig<S> {
         if let Mutant::Engine(sabotage) = setup.mutant {
             shadow.sabotage(sabotage);
         }
+        // Without room for its memory, all fences go the full path.
+        if setup.upkeep == Upkeep::Steered && pick(4) != 0 {
+            shadow.begin_lane(RAM.add(PAGES), VM, &frames, &mut machine);
+        }
+        let sync = shadow.lane_inputs();
         let harts = (0..vcpus).map(|n| Hart {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
             token: rv::context::token::start(n as u32),
@@ -170,6 +179,7 @@ impl<S: Subject> Rig<S> {
             pointers: Vec::new(),
             root: None,
             lane: (false, false),
+            sync,
         });
         let bus = Bus(RefCell::new(Hardware {
             machine,
@@ -360,7 +370,7 @@ impl<S: Subject> Rig<S> {
         };
         let by_lane = pages.len() == 1
             && asid.is_none_or(|asid| asid == self.vcpus[n].asid)
-            && self.pick(2) == 0
+            && (self.setup.upkeep == Upkeep::Steered || self.pick(2) == 0)
             && self.bus.0.borrow_mut().lane(n, pages[0], asid.is_some());
         if by_lane {
             return;
@@ -371,15 +381,22 @@ impl<S: Subject> Rig<S> {
         let vcpu = &mut self.vcpus[n];
         let shadow = self.shadow.as_mut().expect("until the end");
         let fence = GuestFence { range, asid };
+        shadow.close(&mut mem);
         let known = match (pages.as_slice(), asid) {
-            ([page], None) => shadow.fence_in_known_table(&vcpu.root, page.align_down(4096), &self.space, &mut mem),
+            ([page], asid) if asid.is_none_or(|asid| asid == vcpu.asid) => {
+                shadow.fence_in_known_table(&vcpu.root, page.align_down(4096), &self.space, &mut mem)
+            }
             _ => false,
         };
         if known {
-            log.borrow_mut().push(pages[0].align_down(4096));
+            match asid {
+                None => log.borrow_mut().push(pages[0].align_down(4096)),
+                Some(asid) => vcpu.views.outdate_others(Some(asid)),
+            }
         } else {
             shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
         }
+        shadow.open(&mut mem);
         match range {
             None => vcpu.fences.add(None, asid, time),
             Some(_) => pages.iter().for_each(|page| vcpu.fences.add(Some(*page), asid, time)),
@@ -457,7 +474,9 @@ impl<S: Subject> Rig<S> {
                     let store = if self.pick(8) == 0 { None } else { Some(&write as &dyn Fn(u64) -> u64) };
                     let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
                     let shadow = self.shadow.as_mut().expect("until the end");
+                    shadow.close(&mut mem);
                     let wrote = shadow.table_write((gpa, hpa), store, &mut host!(self, mem, hw));
+                    shadow.open(&mut mem);
                     self.learn();
                     if let Wrote::Done { .. } = wrote {
                         self.tally[3] += 1;
@@ -537,6 +556,7 @@ impl<S: Subject> Rig<S> {
         if self.pick(16) == 0 {
             self.shadow.as_ref().expect("until the end").audit(&self.bus.0.borrow().machine);
         }
+        self.audit_chunks();
         let all = 0..self.vcpus.len();
         all.filter(|hart| *hart == n || self.pick(8) == 0).for_each(|hart| self.audit(hart));
     }

@@ -27,12 +27,14 @@ impl<S: Subject> Rig<S> {
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
         let mut at = start;
+        shadow.close(&mut mem);
         while at < end {
             let spans = [Span { start: RAM.add(at), pages: end - at }];
             let returned = shadow.give_back(&spans, &mut host!(self, mem, hw));
             assert_eq!(returned.kept, 0, "frames");
             at += returned.passed;
         }
+        shadow.open(&mut mem);
         self.learn();
         let forgone: BTreeSet<SwapSlot> = self.space.take_forgone().into_iter().collect();
         let lost = self.away.split_off(&RAM.add(start));
@@ -71,6 +73,7 @@ impl<S: Subject> Rig<S> {
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
         let mut ready = Ready::Nothing;
+        shadow.close(&mut mem);
         let host = &mut host!(self, mem, hw, &mut ready).within(budget);
         let mut stale = Stale::none();
         while at < end {
@@ -87,6 +90,7 @@ impl<S: Subject> Rig<S> {
             at = next;
         }
         shadow.rested(stale, host);
+        shadow.open(&mut mem);
         self.learn();
         for (page, level) in idle {
             if level == Level::PAGE {
@@ -148,9 +152,11 @@ impl<S: Subject> Rig<S> {
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
         let mut ready = Ready::Nothing;
+        shadow.close(&mut mem);
         let host = &mut host!(self, mem, hw, &mut ready);
         let stale = host.space.bring_in(page, slot, (frame, comes), host.mem).expect("it is out");
         shadow.rested(stale, host);
+        shadow.open(&mut mem);
         if comes != Comes::Unwritten {
             self.copies.insert(page, away);
         }

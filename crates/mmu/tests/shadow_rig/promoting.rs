@@ -23,7 +23,10 @@ impl<S: Subject> Rig<S> {
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let shadow = self.shadow.as_mut().expect("until the end");
         let mut ready = Ready::Nothing;
-        match shadow.promote(&mut promotion, &mut host!(self, mem, hw, &mut ready).within(budget)) {
+        shadow.close(&mut mem);
+        let promoted = shadow.promote(&mut promotion, &mut host!(self, mem, hw, &mut ready).within(budget));
+        shadow.open(&mut mem);
+        match promoted {
             Promoted::More => self.promoting = Some(promotion),
             Promoted::Whole => {
                 let there = self.space.translate(promotion.first().base(), &Mem(&self.bus));
@@ -57,8 +60,11 @@ impl<S: Subject> Rig<S> {
             let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
             let shadow = self.shadow.as_mut().expect("until the end");
             let mut ready = Ready::Never;
+            shadow.close(&mut mem);
             let host = &mut host!(self, mem, hw, &mut ready);
-            match shadow.resolve(page.base(), Access::Store, host) {
+            let reached = shadow.resolve(page.base(), Access::Store, host);
+            shadow.open(&mut mem);
+            match reached {
                 Err(Unresolved::For(ResolveError::Out { page, slot })) => self.bring_in(page, slot),
                 reached => {
                     reached.expect("there are frames");
