@@ -419,6 +419,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         self.drop_entry((id, index), host);
         let child = self.child(key, gva, host)?;
+        self.index.page_mut(child).place.add(gva.raw());
         self.set_pointer((id, index), pte, child, host);
         Some(child)
     }

@@ -20,7 +20,7 @@
 
 use super::engine::Shadow;
 use super::index::Index;
-use super::page::{Id, MARK};
+use super::page::{Id, MARK, Place};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{Frames, Owner, Run, Use};
@@ -190,7 +190,12 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page_mut(id);
         debug_assert!(page.table().base() == table);
         page.is_recent = true;
-        let (key, mirror_at) = (page.key, page.mirror_at(index));
+        let (key, mirror_at, place) = (page.key, page.mirror_at(index), page.place);
+        match place {
+            Place::At(gva) => self.pass_page(Addr::new(gva)),
+            Place::Nowhere | Place::Various => self.passed.some_page(),
+        }
+        let page = self.index.page(id);
         let known = page.mirror(index, mem);
         let is_leaf = LEAVES[(pte.0 & 0x3ff) as usize] != 0;
         match known {

@@ -16,6 +16,7 @@
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
 
+use super::passed::Passed;
 use crate::frames::Run;
 use rv::format::ENTRIES;
 use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -160,6 +161,29 @@ pub(super) struct Page {
     pub stamp: u64,
     /// Whether it is worth while to compare it at wide fences.
     pub use_: Use,
+    /// An address that it translates, wherever it was linked so far. The lane does not say which one it fenced.
+    pub place: Place,
+}
+
+/// Where a shadow page was linked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Nowhere,
+    /// Always in the same part of address spaces ([`super::passed::Passed`]), that of this address.
+    At(u64),
+    /// In several.
+    Various,
+}
+
+impl Place {
+    /// It is linked for the translation of an address, too.
+    pub fn add(&mut self, gva: u64) {
+        *self = match *self {
+            Place::Nowhere => Place::At(gva),
+            Place::At(known) if Passed::is_same_part(known, gva) => Place::At(known),
+            Place::At(_) | Place::Various => Place::Various,
+        };
+    }
 }
 
 /// What is known of the use of a page of level 0, in `steered`: a wide fence that does not find one to be in use leaves it out, and
@@ -220,6 +244,7 @@ impl Page {
             flood: 0,
             stamp: 0,
             use_: Use::NEW,
+            place: Place::Nowhere,
         }
     }
 

@@ -40,6 +40,16 @@ impl Passed {
         self.parts[part as usize / 64 % WORDS] |= 1 << (part % 64);
     }
 
+    /// A page is fenced, and it is not known which.
+    pub const fn some_page(&mut self) {
+        self.parts = [u64::MAX; WORDS];
+    }
+
+    /// Whether two addresses are in one part.
+    pub const fn is_same_part(one: u64, other: u64) -> bool {
+        one >> PART_SHIFT == other >> PART_SHIFT
+    }
+
     /// Whether a page of `level` is up to date, with all that it leads to, that was compared at `stamp` and translates `gva`.
     pub fn is_fresh(&self, stamp: u64, gva: u64, level: Level) -> bool {
         let part = gva >> PART_SHIFT;
