@@ -13,7 +13,7 @@ pub struct Variant {
     pub mmu: Option<MmuMode>,
     /// What the harts have.
     pub h: HExtension,
-    /// Whether the fast lane serves fences. Of interest in [`MmuMode::Lazy`] only.
+    /// Whether the fast lane serves fences. Of interest where there is one ([`MmuMode::has_lane`]).
     pub lane: bool,
 }
 
@@ -35,7 +35,7 @@ impl Variant {
             return false;
         }
         let needs_h = seat == Seat::Payload || self.mmu.is_some_and(|mode| !mode.works_without_h());
-        let has_lane = self.mmu == Some(MmuMode::Lazy);
+        let has_lane = self.mmu.is_some_and(MmuMode::has_lane);
         (self.h == HExtension::Present || !needs_h) && (self.lane || has_lane)
     }
 
@@ -106,7 +106,7 @@ impl Selector {
         self.0.iter().all(|wanted| match *wanted {
             Trait::Mode(mode) => variant.mmu == Some(mode),
             Trait::H(h) => variant.h == h,
-            Trait::Lane(lane) => variant.mmu == Some(MmuMode::Lazy) && variant.lane == lane,
+            Trait::Lane(lane) => variant.mmu.is_some_and(MmuMode::has_lane) && variant.lane == lane,
         })
     }
 }
@@ -138,7 +138,9 @@ mod tests {
             "lazy-noh",
             "lazy-noh-nolane",
             "steered",
+            "steered-nolane",
             "steered-noh",
+            "steered-noh-nolane",
         ];
         assert_eq!(labels(Seat::Firmware, &all()), firmware);
         assert_eq!(labels(Seat::Payload, &all()), ["nested", "shadow", "unsync", "lazy", "lazy-nolane"]);
@@ -153,10 +155,13 @@ mod tests {
             variants.into_iter().filter(|variant| selector.selects(*variant)).map(Variant::label).collect::<Vec<_>>()
         };
         assert_eq!(chosen("nested"), ["nested"]);
-        assert_eq!(chosen("noh"), ["shadow-noh", "unsync-noh", "lazy-noh", "lazy-noh-nolane", "steered-noh"]);
+        assert_eq!(
+            chosen("noh"),
+            ["shadow-noh", "unsync-noh", "lazy-noh", "lazy-noh-nolane", "steered-noh", "steered-noh-nolane"]
+        );
         assert_eq!(chosen("lazy-noh"), ["lazy-noh", "lazy-noh-nolane"]);
-        assert_eq!(chosen("lane-h"), ["lazy"]);
-        assert_eq!(chosen("nolane"), ["lazy-nolane", "lazy-noh-nolane"]);
+        assert_eq!(chosen("lane-h"), ["lazy", "steered"]);
+        assert_eq!(chosen("nolane"), ["lazy-nolane", "lazy-noh-nolane", "steered-nolane", "steered-noh-nolane"]);
         assert_eq!(chosen("nested-noh"), [""; 0]);
         for bad in ["", "fast", "lazy-", "lazy noh"] {
             assert!(Selector::try_from(bad.to_owned()).is_err(), "{bad}");

@@ -164,7 +164,7 @@ fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
 
 /// Says how the VM's memory is virtualized, and who chose.
 fn announce(g: &Gnomon, vm: &Vm) {
-    let mode = g.offer.mode(vm.config.mmu);
+    let mode = g.offer.mode(&vm.config);
     let who = match (vm.config.mmu, g.offer.guest) {
         (Some(_), _) => "",
         (None, GuestMode::Virtual) => ", the default with the H extension",

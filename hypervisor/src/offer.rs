@@ -2,7 +2,7 @@
 
 use crate::device::rtc::Clock;
 use crate::isa::Isa;
-use abi::bundle::MmuMode;
+use abi::bundle::{MmuMode, VmConfig};
 use alloc::string::String;
 use alloc::vec::Vec;
 use rv::Format;
@@ -54,11 +54,12 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// How memory is virtualized for a VM that asks for this: so, or else as suits the harts best.
+    /// How a VM's memory is virtualized: as it asks for, or else as suits the harts best.
     #[must_use]
-    pub fn mode(&self, asked: Option<MmuMode>) -> MmuMode {
-        asked.unwrap_or(match self.guest {
+    pub fn mode(&self, config: &VmConfig) -> MmuMode {
+        config.mmu.unwrap_or(match self.guest {
             GuestMode::Virtual => MmuMode::Nested,
+            GuestMode::Supervisor if self.denies_frames && !config.svadu => MmuMode::Steered,
             GuestMode::Supervisor => MmuMode::Lazy,
         })
     }

@@ -199,7 +199,7 @@ impl From<MmuMode> for Translation {
 /// The device tree of a VM that is to be.
 #[must_use]
 pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
-    let isa = Translation::from(offer.mode(config.mmu)).isa(config, offer);
+    let isa = Translation::from(offer.mode(config)).isa(config, offer);
     board::device_tree(config, offer, &isa, Devices::new(config, offer).iter())
 }
 
@@ -347,7 +347,7 @@ impl Vm {
         let devices = Devices::new(&config, offer);
         Self {
             handle,
-            translation: offer.mode(config.mmu).into(),
+            translation: offer.mode(&config).into(),
             memory: Mutex::new(None),
             past: Box::default(),
             places: devices.iter().map(Device::place).collect(),

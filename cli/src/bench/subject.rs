@@ -249,9 +249,9 @@ mod tests {
         once.sort();
         once.dedup();
         assert_eq!(once.len(), all.len());
-        assert_eq!(all.len(), 1 + (6 + 5) + 5 + (5 + 4) + 2);
-        assert_eq!(names(&Choice::default(), Small::Nested).len(), 1 + 6 + 1 + 5 + 5 + 2);
-        assert_eq!(names(&Choice::default(), Small::None).len(), 1 + 6 + 5 + 5 + 1);
+        assert_eq!(all.len(), 1 + (7 + 6) + 5 + (5 + 4) + 2);
+        assert_eq!(names(&Choice::default(), Small::Nested).len(), 1 + 7 + 1 + 6 + 5 + 2);
+        assert_eq!(names(&Choice::default(), Small::None).len(), 1 + 7 + 6 + 5 + 1);
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
             |words: &[&str]| Choice { words: words.iter().map(|&word| word.into()).collect(), ..Choice::default() };
         assert_eq!(names(&words(&["native", "kvm"]), Small::Nested), ["native", "kvm", "kvm-4k"]);
         assert_eq!(names(&words(&["firmware/nested-4k"]), Small::Nested), ["firmware/nested-4k"]);
-        assert_eq!(names(&words(&["noh"]), Small::None).len(), 5);
+        assert_eq!(names(&words(&["noh"]), Small::None).len(), 6);
         let lazy = Choice { modes: vec![MmuMode::Lazy], no_h: true, ..Choice::default() };
         assert_eq!(names(&lazy, Small::None), ["native", "firmware/lazy-noh", "firmware/lazy-noh-nolane"]);
         assert!(matches!(words(&["xen"]).check(), Err(ChoiceError::Unknown(word)) if word == "xen"));

@@ -296,10 +296,10 @@ fn bootargs(vm: &VmSpec, kind: Kind, spec: &RunSpec, has_own_initramfs: bool) ->
 /// What of a VM has no effect, or not the whole one.
 fn warnings(vm: &VmSpec, h: HExtension, bootargs: &str) -> Vec<String> {
     let mut warnings = Vec::new();
-    // Without H, `lazy` is what Gnomon chooses.
-    let has_lane = vm.mmu.map_or(h == HExtension::Absent, |mode| mode == MmuMode::Lazy);
+    // Without H, Gnomon chooses one that has.
+    let has_lane = vm.mmu.map_or(h == HExtension::Absent, MmuMode::has_lane);
     if vm.lane == Some(true) && !has_lane {
-        warnings.push(format!("VM `{}` has no fast lane: it belongs to mmu `lazy`", vm.name));
+        warnings.push(format!("VM `{}` has no fast lane: it belongs to mmu `lazy` and `steered`", vm.name));
     }
     if bootargs.len() >= COMMAND_LINE_BYTES {
         let (name, bytes) = (&vm.name, bootargs.len());

@@ -81,7 +81,7 @@ impl Case {
             Site::Gnomon(_) => {
                 let Variant { mmu, h, lane } = self.variant;
                 all.extend([Circumstance::Mode(mmu), Circumstance::H(h)]);
-                all.extend((mmu == Some(MmuMode::Lazy)).then_some(Circumstance::Lane(lane)));
+                all.extend(mmu.is_some_and(MmuMode::has_lane).then_some(Circumstance::Lane(lane)));
             }
             Site::Kvm(thp) => all.push(Circumstance::Thp(thp == Thp::Always)),
             Site::Bare => {}

@@ -164,6 +164,12 @@ impl MmuMode {
     pub const fn works_without_h(self) -> bool {
         !matches!(self, Self::Nested)
     }
+
+    /// Whether the fast lane may serve its guests' fences.
+    #[must_use]
+    pub const fn has_lane(self) -> bool {
+        matches!(self, Self::Lazy | Self::Steered)
+    }
 }
 
 impl core::fmt::Display for MmuMode {

@@ -97,7 +97,9 @@ impl<S: Shadowed> Shadow<S> {
     #[inline(always)]
     fn teach_page(&self, pte: Pte, space: &AddressSpace, mem: &mut impl PhysMem) {
         let gfn = pte.pfn();
-        if let Some(there) = space.translate(gfn.base(), mem) {
+        if self.lane.is_some()
+            && let Some(there) = space.translate(gfn.base(), mem)
+        {
             self.teach(gfn, there, space, mem);
         }
     }
@@ -122,8 +124,8 @@ impl<S: Shadowed> Shadow<S> {
             self.counters.synced_entries += 1;
             let debt = self.remade(at, ours, pte, space, mem);
             self.leave(debt);
-            self.teach_page(pte, space, mem);
         }
+        self.teach_page(pte, space, mem);
         true
     }
 
