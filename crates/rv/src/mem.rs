@@ -18,17 +18,23 @@ pub trait PhysMem {
     fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
         (0..8).any(|n| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n)))
     }
-    /// As [`PhysMem::differing`] among all 64 words, and faster.
+    /// As [`PhysMem::differing`] among all 64 words, and faster. Of the other frame, those eights of them are all 0 that `written` has no
+    /// bit for.
     ///
     /// # Panics
     /// If a frame has no such part.
     #[inline(always)]
-    fn all_differing(&self, (one, other): (Pfn<Hpa>, Pfn<Hpa>), part: usize) -> u64 {
+    fn all_differing(&self, (one, other): (Pfn<Hpa>, Pfn<Hpa>), part: usize, written: u8) -> u64 {
         assert!(part < ENTRIES / 64);
         let mut found = 0;
         for first in (0..64).step_by(8) {
             let at = 8 * (64 * part as u64 + first);
-            if self.any_differs_of_eight(one.at(at), other.at(at)) {
+            let differs = if written >> (first / 8) & 1 == 1 {
+                self.any_differs_of_eight(one.at(at), other.at(at))
+            } else {
+                self.any_of_eight(one.at(at))
+            };
+            if differs {
                 found |= self.differing((one, other), part, 0xff << first);
             }
         }

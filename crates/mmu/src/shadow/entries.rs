@@ -55,7 +55,8 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(id);
         if self.steers() && page.key.level == Level::PAGE {
             host.budget.spend(Budget::COMPARE);
-            let compare = |frame| host.mem.all_differing((frame, page.body.mirror.first()), part);
+            let written = page.written_in(part);
+            let compare = |frame| host.mem.all_differing((frame, page.body.mirror.first()), part, written);
             return page.guest.map_or(u64::MAX, compare);
         }
         let live = page.live_in(part);

@@ -191,7 +191,7 @@ impl Index {
         debug_assert!(!page.is_live(index) && mirror.0 != 0);
         page.set_live(index, true);
         mem.write_u64(page.links_at(index), u64::from(next.0));
-        mem.write_u64(page.mirror_at(index), mirror.0);
+        page.set_mirror(index, mirror, mem);
     }
 
     /// Takes the entry out of `list`: it is not live any more.

@@ -190,7 +190,7 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page_mut(id);
         debug_assert!(page.table().base() == table);
         page.is_recent = true;
-        let (key, mirror_at, place) = (page.key, page.mirror_at(index), page.place);
+        let (key, place) = (page.key, page.place);
         match place {
             Place::At(gva) => self.pass_page(Addr::new(gva)),
             Place::Nowhere | Place::Various => self.passed.some_page(),
@@ -199,7 +199,9 @@ impl<S: Shadowed> Shadow<S> {
         let known = page.mirror(index, mem);
         let is_leaf = LEAVES[(pte.0 & 0x3ff) as usize] != 0;
         match known {
-            Some(known) if is_leaf && known.pfn::<Gpa>() == pte.pfn() => mem.write_u64(mirror_at, pte.0),
+            Some(known) if is_leaf && known.pfn::<Gpa>() == pte.pfn() => {
+                self.index.page_mut(id).set_mirror(index, pte, mem);
+            }
             _ => {
                 if let Some(known) = known {
                     self.index.remove(at, Index::list_of_leaf(key, index, known), mem);
@@ -207,7 +209,7 @@ impl<S: Shadowed> Shadow<S> {
                 if is_leaf {
                     self.index.insert(at, pte, Index::list_of_leaf(key, index, pte), mem);
                 } else {
-                    mem.write_u64(mirror_at, pte.0);
+                    self.index.page_mut(id).set_mirror(index, pte, mem);
                 }
             }
         }

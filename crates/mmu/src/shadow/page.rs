@@ -144,6 +144,8 @@ pub(super) struct Page {
     /// Where the guest's table is; `None` if that must be found out anew.
     pub guest: Option<Pfn<Hpa>>,
     live: [u64; ENTRIES / 64],
+    /// A bit for each eight mirrors: the others are all 0.
+    written: u64,
     pub parents: Ref,
     /// The next shadow of the same guest frame.
     pub next: Option<Id>,
@@ -235,6 +237,7 @@ impl Page {
             serial,
             guest,
             live: [0; ENTRIES / 64],
+            written: 0,
             parents: Ref::NONE,
             next: None,
             sibling: None,
@@ -274,6 +277,18 @@ impl Page {
     /// The guest's entry that an entry of a steered table was made from, whether it is live or not.
     pub fn made_from(&self, index: usize, mem: &impl PhysMem) -> Pte {
         Pte(mem.read_u64(self.mirror_at(index)))
+    }
+
+    /// Makes `pte` what an entry was made from.
+    #[inline(always)]
+    pub fn set_mirror(&mut self, index: usize, pte: Pte, mem: &mut impl PhysMem) {
+        self.written |= 1 << (index / 8);
+        mem.write_u64(self.mirror_at(index), pte.0);
+    }
+
+    /// A bit for each eight mirrors of the 64 from number 64 * `part` on: those of others are 0.
+    pub const fn written_in(&self, part: usize) -> u8 {
+        (self.written >> (8 * part)) as u8
     }
 
     /// Whether the entry, live and as it stands in the table, is a pointer.

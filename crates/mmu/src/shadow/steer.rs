@@ -185,13 +185,12 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(at.0);
         let known = page.mirror(at.1, mem);
         let (old, debt) = table::exchange(page.entry_at(at.1), new, mem);
-        let mirror_at = page.mirror_at(at.1);
         if let Some(known) = known {
             let is_pointer = page.is_pointer(old);
             let list = self.index.list_of(at, known, is_pointer, mem);
             self.index.remove(at, list, mem);
         }
-        mem.write_u64(mirror_at, mirror.0);
+        self.index.page_mut(at.0).set_mirror(at.1, mirror, mem);
         debt
     }
 
