@@ -1,5 +1,6 @@
 //! Paging: VMs that have more memory together than the host, on a swap device that a test holds in its hand.
 
+mod bounded;
 mod calls;
 mod disk;
 #[path = "../fake/mod.rs"]
