@@ -69,6 +69,9 @@ impl Pager {
         if goal == Goal::Nothing {
             return false;
         }
+        if goal == Goal::Free && g.promoter.give_back(frames) {
+            return true;
+        }
         self.counters.portions.fetch_add(1, SeqCst);
         self.refill(frames);
         let mut portion = Portion::new(clock.rounds >= UNFORCED);

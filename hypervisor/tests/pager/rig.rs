@@ -86,6 +86,8 @@ pub struct Rig {
     turns: std::ops::Range<u64>,
     /// How many there are between two looks.
     pub exits_per_turn: u64,
+    /// No hart is ever idle.
+    pub is_busy: bool,
     /// Most accesses to words of memory in one look.
     pub longest_look: u64,
 }
@@ -109,8 +111,17 @@ impl Rig {
         fake::start_due(&g, &mut hart);
         let guest = |vm| Guest { vm, run: None, is_over: false, wants: None, model: BTreeMap::new(), waits: 0 };
         let guests = g.vms.all().map(guest).collect();
-        let mut rig =
-            Self { g, hart, guests, disk, said: String::new(), turns: 0..0, exits_per_turn: 1, longest_look: 0 };
+        let mut rig = Self {
+            g,
+            hart,
+            guests,
+            disk,
+            said: String::new(),
+            turns: 0..0,
+            exits_per_turn: 1,
+            is_busy: false,
+            longest_look: 0,
+        };
         rig.collect();
         assert!(rig.guests.iter().all(|guest| guest.run.is_some()), "{}", rig.said);
         rig
@@ -162,7 +173,9 @@ impl Rig {
         lifecycle::go_on(&self.g, &mut self.hart);
         // As if much time had passed.
         self.hart.time += 10_000_000;
-        self.g.promoter.go_on(&self.g, &mut self.hart);
+        if !self.is_busy {
+            self.g.promoter.go_on(&self.g, &mut self.hart);
+        }
         self.collect();
         // Harts that run guests are kicked.
         for n in 0..self.guests.len() {
