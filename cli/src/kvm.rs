@@ -2,7 +2,7 @@
 //! and Debian's QEMU. What Gnomon is measured against.
 //!
 //! Everything that the host needs lies in its initramfs, so that a run repeats exactly under
-//! [`Clock::Instructions`]. The guest has one vCPU, and its UART is the machine's. See docs/kvm.md.
+//! [`Clock::Instructions`]. The guest's UART is the machine's. See docs/kvm.md.
 
 use crate::debian::{DebianError, Files, HostKernel, Package, Software, Suite, Wanted};
 use crate::initramfs::{Archive, InitramfsError};
@@ -91,6 +91,8 @@ pub struct KvmGuest {
     pub append: String,
     /// RAM.
     pub memory: Size,
+    /// vCPUs, all on the one hart.
+    pub vcpus: u32,
 }
 
 impl KvmHost {
@@ -157,6 +159,7 @@ impl KvmHost {
             ("lib/kvm.ko.xz".to_owned(), read(&self.kernel.module)?),
             ("kvm/thp".to_owned(), thp.name().into()),
             ("kvm/memory".to_owned(), format!("{}K", guest.memory.0 >> 10).into_bytes()),
+            ("kvm/vcpus".to_owned(), guest.vcpus.to_string().into_bytes()),
             ("kvm/append".to_owned(), guest.append.clone().into_bytes()),
             ("kvm/kernel".to_owned(), read(&guest.kernel)?),
         ];
@@ -204,7 +207,7 @@ mod tests {
         let vmm = Files { name: text(VMM.0), version: text("11"), files };
         let busybox = Package { name: text("busybox-static"), version: text("1"), file: file("busybox") };
         let (memory, append) = (Size(256 * MIB), text("a  'b' \"$c\""));
-        let guest = KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory };
+        let guest = KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory, vcpus: 2 };
         (KvmHost { kernel, vmm, busybox }, guest)
     }
 
@@ -222,6 +225,7 @@ mod tests {
         assert_eq!(find("kvm/append"), Some(guest.append.as_bytes()));
         assert_eq!(find("kvm/thp"), Some(&b"never"[..]));
         assert_eq!(find("kvm/memory"), Some(&b"262144K"[..]));
+        assert_eq!(find("kvm/vcpus"), Some(&b"2"[..]));
         assert_eq!(find("lib/libc.so.6"), Some(&b"libc"[..]));
         let without = KvmGuest { initrd: None, ..guest };
         let files = entries(&host.archive(&without, Thp::Always).expect("an archive"));

@@ -271,6 +271,7 @@ fn what_cannot_be_benchmarked() {
     refused(&["fig7", "--subject", "native,xen"], INPUT, &["`xen` means no subject", "remedy", "firmware/lazy-noh"]);
     refused(&["fig7", "--subject", "kvm", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
     refused(&["fig7", "--mmu", "nested", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
+    refused(&["fig7", "--mmu", "steered", "--svadu"], INPUT, &["nothing to measure", "leave out --svadu"]);
     refused(&["fig7", "--json", "/nowhere/at/all.json"], INPUT, &["/nowhere/at/all.json"]);
     refused(&["fig7", "--files", "/dev/null/x"], INPUT, &["/dev/null/x"]);
     refused(&["fig7", "--baseline", "Cargo.toml"], INPUT, &["Cargo.toml is no baseline", "--json"]);

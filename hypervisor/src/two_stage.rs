@@ -17,7 +17,7 @@ use mmu::frames::{Frames, Run};
 use mmu::gstage::{
     AddressSpace, Comes, How, Images, Ready, Resolved, Returned, Span, SwapSlot, Unresolved, in_portions, settle,
 };
-use mmu::shadow::GuestFence;
+use mmu::shadow::{Budget, GuestFence};
 use mmu::stale::Stale;
 use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
@@ -143,7 +143,7 @@ impl<E: Env> Pageable for Swept<'_, E> {
         (self.space, self.mem)
     }
 
-    fn rest(&mut self, page: Pfn<Gpa>, _: Level) -> Option<Stale<Gpa>> {
+    fn rest(&mut self, page: Pfn<Gpa>, _: Level, _: &mut Budget) -> Option<Stale<Gpa>> {
         Some(self.space.rest(page, self.mem))
     }
 

@@ -13,6 +13,7 @@
 //! moves the figure by up to three in a hundred. So each machine boots with command lines that differ in
 //! an unused word, and the median counts; the range stands beside it.
 
+use super::counts::{Counts, Own};
 use super::lab::{Keeping, Lab, Load, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
@@ -26,6 +27,7 @@ use crate::{build, initramfs};
 use miette::{IntoDiagnostic, miette};
 use serde::Serialize;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -58,6 +60,8 @@ struct Figures {
     range: (u64, u64),
     /// Seconds that the kernel counts as idle, in the boot that is the median.
     idle: f64,
+    /// What its translations came to in that boot, from the guest's first instruction to its power-off, by core.
+    cores: BTreeMap<String, Own>,
 }
 
 /// A machine's figures with a command line; or why there are none.
@@ -91,19 +95,20 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         VARIANTS.iter().flat_map(|variant| machines.iter().map(move |machine| (variant, *machine))).collect();
     let step = progress("boot", jobs.len());
     let rows = in_parallel(&jobs, |((variant, append), machine)| {
-        let figures = loads.figures(lab, *machine, append).map_err(|why| why.to_string());
+        let figures = loads.figures(lab, *machine, (append, choice.svadu)).map_err(|why| why.to_string());
         step.done(&format!("{}, {variant}", machine.name()));
         (*variant, *machine, figures)
     });
     let versions = format!(
-        "{}, {} {}, {} {}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0",
+        "{}, {} {}, {} {}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0{}",
         lab.versions(),
         kernel.name,
         kernel.version,
         busybox.name,
-        busybox.version
+        busybox.version,
+        Choice::promise(choice.svadu)
     );
-    Ok(report(&rows, &versions))
+    Ok(report(&rows, &lab.cores().collect::<Vec<_>>(), &versions))
 }
 
 fn machines(choice: &Choice) -> Result<Vec<Machine>, ChoiceError> {
@@ -132,14 +137,14 @@ struct Loads {
 }
 
 impl Loads {
-    fn figures(&self, lab: &Lab, machine: Machine, append: &str) -> miette::Result<Figures> {
+    fn figures(&self, lab: &Lab, machine: Machine, (append, svadu): (&str, bool)) -> miette::Result<Figures> {
         let Machine { subject, has_few_devices } = machine;
         let load = |kernel: &PathBuf, initrd, append: &str| Load {
             kernel: kernel.clone(),
             initrd,
             append: append.to_owned(),
             memory: MEMORY,
-            svadu: false,
+            svadu,
             keeping: Keeping::Demand,
             has_few_devices,
             processors: Processors::ONE,
@@ -155,15 +160,41 @@ impl Loads {
             let append = format!("{append} phase={}", "x".repeat(length));
             let (shell, run) = figure(&load(&self.kernel, Some(self.initrd.clone()), &append), "shell")?;
             let idle = run.figures.get("idle").copied().ok_or_else(|| miette!("the guest did not print `idle`"))?;
-            boots.push((shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK, idle));
+            boots.push((shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK, idle, run));
         }
-        boots.sort_unstable();
-        let ((instructions, idle), range) = (boots[BOOTS / 2], (boots[0].0, boots[BOOTS - 1].0));
-        Ok(Figures { instructions, range, idle: idle as f64 / 100.0 })
+        boots.sort_by_key(|(instructions, idle, _)| (*instructions, *idle));
+        let range = (boots[0].0, boots[BOOTS - 1].0);
+        let (instructions, idle, run) = boots.swap_remove(BOOTS / 2);
+        let cores = Counts::read(&run.whole).into_diagnostic()?.cores;
+        let cores = cores.into_iter().map(|(name, core)| (name, core.own(subject))).collect();
+        Ok(Figures { instructions, range, idle: idle as f64 / 100.0, cores })
     }
 }
 
-fn report(rows: &[Row], versions: &str) -> Report {
+/// What a core's TLBs and walker would have done for the guest.
+fn walks<'a>(core: &str, variant: &str, rows: impl Iterator<Item = &'a Row> + Clone) -> Block {
+    let of = |row: &Row| row.2.as_ref().ok().and_then(|figures| figures.cores.get(core)).copied();
+    let native = rows.clone().find(|row| row.1.subject == Subject::Native && !row.1.has_few_devices).and_then(of);
+    let mut table = Table::new(["", "L1 misses", "/ native", "walks", "refs/walk", "walk refs", "/ native"]);
+    for row in rows {
+        let Some(Own { misses, walks, refs }) = of(row) else {
+            table.row([row.1.name(), "-".into()]);
+            continue;
+        };
+        table.row([
+            row.1.name(),
+            misses.to_string(),
+            number(native.and_then(|native| ratio(misses, native.misses)), 3),
+            walks.to_string(),
+            number(ratio(refs, walks), 2),
+            refs.to_string(),
+            number(native.and_then(|native| ratio(refs, native.refs)), 3),
+        ]);
+    }
+    Block::Table(format!("{variant}: TLBs and page walks of core {core}, the guest's own"), table)
+}
+
+fn report(rows: &[Row], cores: &[&str], versions: &str) -> Report {
     let mut blocks = Vec::new();
     for (variant, _) in VARIANTS {
         let rows = || rows.iter().filter(move |row| row.0 == variant);
@@ -185,6 +216,7 @@ fn report(rows: &[Row], versions: &str) -> Report {
             bars.push((machine.name(), figures.and_then(|figures| over(figures, false))));
         }
         blocks.push(Block::Table(format!("Command line: {variant}"), table));
+        blocks.extend(cores.iter().map(|core| walks(core, variant, rows())));
         let title = format!("{variant}: instructions, native = 1");
         blocks.push(Block::Chart(Chart { title, kind: ChartKind::Bars { bars, reference: Some(1.0) } }));
     }
@@ -216,7 +248,11 @@ mod tests {
 
     #[test]
     fn the_table_shows_ratios() {
-        let figures = |instructions| Figures { instructions, range: (instructions, instructions), idle: 0.0 };
+        let own = Own { misses: 4, walks: 2, refs: 30 };
+        let figures = |instructions| {
+            let cores = [("plain".to_owned(), own)].into();
+            Figures { instructions, range: (instructions, instructions), idle: 0.0, cores }
+        };
         let of = |subject, few| Machine { subject, has_few_devices: few };
         let rows = [
             ("quiet", of(Subject::Native, false), Ok(figures(1000))),
@@ -224,13 +260,15 @@ mod tests {
             ("quiet", of(subject("firmware/nested"), false), Ok(figures(1020))),
             ("quiet", of(Subject::Kvm { superpages: true }, false), Err("no module".into())),
         ];
-        let report = report(&rows, "v");
+        let report = report(&rows, &["plain"], "v");
         let text = report.to_string();
-        let row = |name: &str| {
-            text.lines().find(|line| line.starts_with(name)).map(|l| l.split_whitespace().collect::<Vec<_>>())
+        let row = |name: &str, at| {
+            let rows = text.lines().filter(|line| line.starts_with(name));
+            rows.map(|line| line.split_whitespace().collect::<Vec<_>>()).nth(at).expect(&text)
         };
-        assert_eq!(row("firmware/nested").expect(&text)[1..4], ["1020", "1.0200", "1.0625"]);
-        assert_eq!(row("kvm").expect(&text)[1..], ["-", "-", "-"]);
+        assert_eq!(row("firmware/nested", 0)[1..4], ["1020", "1.0200", "1.0625"]);
+        assert_eq!(row("firmware/nested", 1)[1..], ["4", "1.000", "2", "15.00", "30", "1.000"]);
+        assert_eq!(row("kvm", 0)[1..], ["-", "-", "-"]);
         assert_eq!(report.failures, ["boot, quiet on kvm: no module"]);
     }
 }

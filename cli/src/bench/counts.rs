@@ -1,7 +1,7 @@
 //! What the meter counted in a region, as the benchmarks read it. See docs/meter.md for each counter.
 
 use super::subject::Subject;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -54,6 +54,17 @@ impl Exits {
         self.count += other.count;
         self.instructions += other.instructions;
     }
+}
+
+/// What translating a guest's own addresses came to, by whatever stages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Own {
+    /// Misses of the first TLBs, for instructions and data.
+    pub misses: u64,
+    /// Page walks, whatever came of them.
+    pub walks: u64,
+    /// Their memory references.
+    pub refs: u64,
 }
 
 /// What a core would have done.
@@ -175,6 +186,20 @@ impl CoreCounts {
         [&self.refs, &self.failed_refs, &self.dirty_refs].into_iter().flat_map(BTreeMap::values).sum()
     }
 
+    /// The guest's part of misses, walks and references: over a whole run, it is that of the guest's life.
+    #[must_use]
+    pub fn own(&self, subject: Subject) -> Own {
+        let sum = |of: &[&ByMode]| {
+            let modes = of.iter().flat_map(|of| of.iter());
+            modes.filter(|(mode, _)| subject.is_guest(mode)).map(|(_, count)| count).sum()
+        };
+        Own {
+            misses: sum(&[&self.l1i_misses, &self.l1d_misses]),
+            walks: sum(&[&self.walks, &self.failed_walks, &self.dirty_walks]),
+            refs: sum(&[&self.refs, &self.failed_refs, &self.dirty_refs]),
+        }
+    }
+
     /// The guest's walks by the leaves that they ended at.
     #[must_use]
     pub fn guest_leaves(&self, subject: Subject) -> BTreeMap<&str, Leaf> {
@@ -249,6 +274,7 @@ pub(super) mod tests {
         with_faults.dirty_walks.extend([more("S", 1)]);
         with_faults.dirty_refs.extend([more("S", 3)]);
         assert_eq!((with_faults.walks(), with_faults.refs()), (7, 68));
+        assert_eq!(with_faults.own(nested), Own { misses: 4, walks: 6, refs: 65 });
         assert_eq!(core.refs_per_4k_walk(nested), Some(15.0));
         assert_eq!(core.guest_walks_by_refs(nested), BTreeMap::from([(15, 4)]));
         // In U mode nothing was done, so for a machine without H all is the host's.

@@ -44,7 +44,7 @@ const LINES_SHOWN: usize = 20;
 pub struct Processors {
     /// Harts of the machine.
     pub harts: u32,
-    /// vCPUs of the guest, on Gnomon.
+    /// vCPUs of the guest, under a hypervisor.
     pub vcpus: u32,
 }
 
@@ -99,7 +99,7 @@ pub struct Load {
     pub keeping: Keeping,
     /// Whether the bare machine is described without the devices that guests have not.
     pub has_few_devices: bool,
-    /// What it runs on. The guests of KVM have one of each.
+    /// What it runs on. The hosts of KVM have one hart.
     pub processors: Processors,
 }
 
@@ -116,6 +116,8 @@ pub struct Run {
     pub counters: BTreeMap<String, u64>,
     /// What the meter counted between markers, for each pair of labels; nothing on several harts.
     pub regions: Vec<Region>,
+    /// What it counted from the start to the end; nothing on several harts.
+    pub whole: Value,
     /// The longest exit, from the start to the end.
     pub longest: Longest,
 }
@@ -342,8 +344,9 @@ impl Lab {
         }
         let regions = report.sums().map(|(labels, total)| Region { labels, total: total.clone() });
         let regions = regions.map(|region| region.checked(subject)).collect::<miette::Result<Vec<_>>>()?;
-        let longest = Longest::of(&Counts::read(report.whole()).into_diagnostic()?, subject);
-        Ok(Run { regions, longest, ..run })
+        let whole = report.whole().clone();
+        let longest = Longest::of(&Counts::read(&whole).into_diagnostic()?, subject);
+        Ok(Run { regions, whole, longest, ..run })
     }
 
     /// The machine, with what must live as long as it.
@@ -377,7 +380,7 @@ impl Lab {
                 Ok((machine, Some(bundle)))
             }
             Subject::Kvm { superpages } => {
-                let guest = KvmGuest { kernel, initrd, append, memory };
+                let guest = KvmGuest { kernel, initrd, append, memory, vcpus: processors.vcpus };
                 let thp = if superpages { Thp::Always } else { Thp::Never };
                 let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, thp)?))?;
                 Ok((machine, Some(initramfs)))

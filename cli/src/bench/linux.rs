@@ -53,6 +53,8 @@ pub struct Case {
     pub svadu: bool,
     /// How Gnomon keeps its memory.
     pub keeping: Keeping,
+    /// vCPUs of the guest, under a hypervisor, all on one hart.
+    pub vcpus: u32,
 }
 
 /// A subject, and what it came to, or why to nothing.
@@ -89,8 +91,9 @@ impl Plan {
     pub fn run(&self, lab: &Lab, choice: &Choice) -> miette::Result<Results> {
         let subjects = choice.subjects(self.name, self.small, |_| true)?;
         let kernel = Software::Kernel.provide()?;
-        let jobs: Vec<_> =
-            self.cases.iter().flat_map(|case| subjects.iter().map(move |subject| (case, *subject))).collect();
+        let promise = |case: &Case| Case { svadu: case.svadu || choice.svadu, ..case.clone() };
+        let cases: Vec<_> = self.cases.iter().map(promise).collect();
+        let jobs: Vec<_> = cases.iter().flat_map(|case| subjects.iter().map(move |subject| (case, *subject))).collect();
         let step = progress(self.name, jobs.len());
         let mut runs = in_parallel(&jobs, |(case, subject)| {
             let load = Load {
@@ -101,14 +104,17 @@ impl Plan {
                 svadu: case.svadu,
                 keeping: case.keeping,
                 has_few_devices: false,
-                processors: Processors::ONE,
+                processors: Processors {
+                    vcpus: if *subject == Subject::Native { 1 } else { case.vcpus },
+                    ..Processors::ONE
+                },
             };
             let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
             run.map_err(|why| why.to_string())
         })
         .into_iter();
-        let cases = self.cases.iter().map(|case| {
+        let cases = cases.iter().map(|case| {
             let mut runs: Vec<_> = subjects.iter().copied().zip(runs.by_ref()).collect();
             agree(&mut runs);
             (case.clone(), runs)
@@ -139,11 +145,14 @@ impl Plan {
         let packages: Vec<_> =
             results.cases.first().map(|(case, _)| case.workload.versions.clone()).unwrap_or_default();
         let kernel = Software::Kernel.provide()?;
+        let vcpus = results.cases.first().map_or(1, |(case, _)| case.vcpus);
         lead.push(format!(
-            "{}; {} {}; 1 hart, 1 vCPU, -icount shift=0; size: {}; {}",
+            "{}; {} {}; 1 hart, {vcpus} vCPU{}, -icount shift=0{}; size: {}; {}",
             lab.versions(),
             kernel.name,
             kernel.version,
+            if vcpus == 1 { "" } else { "s" },
+            Choice::promise(results.cases.iter().all(|(case, _)| case.svadu)),
             self.scale.name(),
             packages.join(", ")
         ));
@@ -166,6 +175,7 @@ impl Plan {
                 "memory_bytes": case.workload.memory.0,
                 "svadu": case.svadu,
                 "keeping": case.keeping,
+                "vcpus": case.vcpus,
                 "packages": case.workload.versions,
                 "regions": case.workload.regions,
                 "runs": runs.iter().map(|(subject, run)| json!({ "subject": subject, "run": run })).collect::<Vec<_>>(),
@@ -490,7 +500,7 @@ pub(super) mod tests {
             let regions = vec![lab::Region { labels: (3, Some(3)), total: total.clone() }];
             (subject(name), Ok(Run { regions, ..Run::default() }))
         };
-        let case = Case { name: String::new(), workload, svadu: false, keeping: Keeping::Demand };
+        let case = Case { name: String::new(), workload, svadu: false, keeping: Keeping::Demand, vcpus: 1 };
         Results { cases: vec![(case, runs.iter().map(run).collect())] }
     }
 

@@ -1,11 +1,12 @@
-//! More vCPUs than harts: hackbench by as many vCPUs as there are harts, and by twice as many.
+//! More vCPUs than harts: hackbench by as many vCPUs as there are harts, and by twice as many; and by two vCPUs on one hart, under
+//! the meter, beside KVM.
 //!
 //! The meter cannot tell several harts apart under `-icount`, where all are one thread of QEMU's. But there an instruction, of
 //! whatever hart and privilege mode, is a nanosecond of the `time` CSR, so the guest reads the figure itself. Time in which all harts
 //! wait would count, too.
 
 use super::lab::{Keeping, Lab, Load, Processors, Run};
-use super::linux::{number, ratio};
+use super::linux::{Case, Plan, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Gnomon, Small, Subject};
 use super::table::Table;
@@ -29,14 +30,18 @@ type Row = (Subject, u32, Result<Run, String>);
 /// # Errors
 /// If something is missing. What goes wrong with a machine stands in the report.
 pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
-    // It is not about the lane, and KVM's guests have one vCPU.
+    // It is not about the lane, and KVM's hosts have one hart.
     let can = |subject: &Subject| {
         matches!(
             subject,
             Subject::Native | Subject::Gnomon(Gnomon { variant: crate::variant::Variant { lane: true, .. }, .. })
         )
     };
-    let subjects = choice.subjects("overcommit", Small::None, can)?;
+    let shared = shared(scale)?;
+    let results = shared.run(lab, choice)?;
+    let shared = shared.report(lab, &results, Vec::new())?;
+    // Nobody, if KVM is all that is chosen.
+    let subjects = choice.subjects("overcommit", Small::None, can).unwrap_or_default();
     let (kernel, workload) = (Software::Kernel.provide()?, Kind::Timed.provide(scale, HugePages::Never)?);
     let jobs: Vec<_> = subjects.iter().flat_map(|subject| VCPUS.map(|vcpus| (*subject, vcpus))).collect();
     let step = progress("overcommit", jobs.len());
@@ -46,7 +51,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
             initrd: Some(workload.initrd.clone()),
             append: APPEND.into(),
             memory: workload.memory,
-            svadu: false,
+            svadu: choice.svadu,
             keeping: Keeping::Demand,
             has_few_devices: false,
             processors: Processors { harts: if *subject == Subject::Native { *vcpus } else { HARTS }, vcpus: *vcpus },
@@ -59,14 +64,42 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
         (*subject, *vcpus, run.map_err(|why| why.to_string()))
     });
     let versions = format!(
-        "{}, {} {}; {HARTS} harts, -icount shift=0; size: {}; {}",
+        "{}, {} {}; {HARTS} harts, -icount shift=0{}; size: {}; {}",
         lab.versions(),
         kernel.name,
         kernel.version,
+        Choice::promise(choice.svadu),
         scale.name(),
         workload.versions.join(", ")
     );
-    Ok(report(&rows, &workload.regions, &versions))
+    let report = report(&rows, &workload.regions, &versions);
+    Ok(Report {
+        lead: [report.lead, shared.lead].concat(),
+        blocks: [report.blocks, shared.blocks].concat(),
+        json: json!({ "experiment": "overcommit", "versions": versions, "rows": report.json, "cases": shared.json["cases"] }),
+        failures: [report.failures, shared.failures].concat(),
+        ..report
+    })
+}
+
+/// Two vCPUs that share a hart.
+fn shared(scale: Scale) -> miette::Result<Plan> {
+    let case = Case {
+        name: "2 vCPUs on 1 hart".into(),
+        workload: Kind::Switching.provide(scale, HugePages::Never)?,
+        svadu: false,
+        keeping: Keeping::Demand,
+        vcpus: 2,
+    };
+    Ok(Plan {
+        name: "overcommit",
+        title: String::new(),
+        lead: vec!["By two vCPUs on one hart, under the meter; native has one hart for one.".into()],
+        misleads: String::new(),
+        cases: vec![case],
+        small: Small::None,
+        scale,
+    })
 }
 
 /// Instructions of all harts in a region.
@@ -116,7 +149,7 @@ fn report(rows: &[Row], regions: &[Region], versions: &str) -> Report {
         lead: vec!["Native: on 2 and on 4 harts. With 4, a kernel has more to do itself: more run queues, and more interrupts between them.".into(), versions.into()],
         blocks,
         misleads: "two harts in one thread of QEMU's take turns by their deadlines: a run repeats, but waits are not as on hardware".into(),
-        json: json!({ "experiment": "overcommit", "versions": versions, "rows": rows.iter().map(row).collect::<Vec<_>>() }),
+        json: rows.iter().map(row).collect(),
         failures: rows.iter().filter_map(failure).collect(),
     }
 }

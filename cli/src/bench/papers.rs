@@ -12,7 +12,7 @@ const MODEL: &str = "cycles are a model's, whose parameters are estimates: the l
      QEMU executes in order and speculates nothing, so no walk is started in vain";
 
 fn case(name: &str, workload: Workload, svadu: bool) -> Case {
-    Case { name: name.into(), workload, svadu, keeping: Keeping::Demand }
+    Case { name: name.into(), workload, svadu, keeping: Keeping::Demand, vcpus: 1 }
 }
 
 /// Figure 7 of *Lazy Shadow Paging under the RISC-V Architecture*.

@@ -126,6 +126,8 @@ pub struct Choice {
     pub modes: Vec<MmuMode>,
     /// Only harts without H.
     pub no_h: bool,
+    /// Gnomon's guests under Linux are promised Svadu, as KVM's are.
+    pub svadu: bool,
 }
 
 /// Whether subjects that map guest memory by 4 KiB leaves only are of interest.
@@ -151,7 +153,8 @@ pub enum ChoiceError {
     /// All were ruled out.
     #[error("there is nothing to measure: no subject is left")]
     #[diagnostic(help(
-        "mode `nested` and KVM need the H extension: leave out --no-h; or choose other modes or subjects"
+        "mode `nested` and KVM need the H extension: leave out --no-h; `steered` cannot promise Svadu: leave out --svadu; or \
+         choose other modes or subjects"
     ))]
     Nothing,
     /// An experiment has none of those that are chosen.
@@ -205,6 +208,12 @@ impl Choice {
         }
     }
 
+    /// What a report's line about versions and sizes says of it.
+    #[must_use]
+    pub const fn promise(svadu: bool) -> &'static str {
+        if svadu { "; Gnomon's guests are promised Svadu" } else { "" }
+    }
+
     /// Whether it is chosen.
     #[must_use]
     pub fn takes(&self, subject: Subject) -> bool {
@@ -216,7 +225,11 @@ impl Choice {
             // Who asks for modes only wants Gnomon's, beside what they are compared with.
             Subject::Native | Subject::Kvm { .. } => true,
         };
-        is_meant && has_mode && (!self.no_h || subject.h() == HExtension::Absent)
+        let can_promise = match subject {
+            Subject::Gnomon(gnomon) => gnomon.variant.mmu != Some(MmuMode::Steered),
+            Subject::Native | Subject::Kvm { .. } => true,
+        };
+        is_meant && has_mode && (!self.no_h || subject.h() == HExtension::Absent) && (!self.svadu || can_promise)
     }
 
     /// The chosen ones of those that can take part in an experiment, in the order of tables.
@@ -269,6 +282,9 @@ mod tests {
         // The bare machine would be left.
         let none = Choice { modes: vec![MmuMode::Nested], no_h: true, ..Choice::default() };
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
+        let none = Choice { modes: vec![MmuMode::Steered], svadu: true, ..Choice::default() };
+        assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
+        assert_eq!(names(&Choice { no_h: true, svadu: true, ..Choice::default() }, Small::None).len(), 5);
         let here = words(&["kvm"]).subjects("lane", Small::None, |subject| !matches!(subject, Subject::Kvm { .. }));
         assert!(matches!(here, Err(ChoiceError::NotHere("lane"))));
         assert!(lazy.check().is_ok());

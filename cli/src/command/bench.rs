@@ -41,6 +41,9 @@ pub struct BenchArgs {
     /// Measure harts without the H extension only
     #[arg(long)]
     no_h: bool,
+    /// Promise Gnomon's guests under Linux that the hardware sets A and D (Svadu), as KVM does
+    #[arg(long)]
+    svadu: bool,
     /// The cores to model: names, or core files (docs/meter.md)
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values = CORES)]
     core: Vec<String>,
@@ -130,8 +133,12 @@ impl BenchArgs {
             }
             return Ok(0);
         }
-        let choice =
-            Choice { words: self.subject.clone(), modes: self.mmu.iter().map(|mmu| mmu.0).collect(), no_h: self.no_h };
+        let choice = Choice {
+            words: self.subject.clone(),
+            modes: self.mmu.iter().map(|mmu| mmu.0).collect(),
+            no_h: self.no_h,
+            svadu: self.svadu,
+        };
         choice.check()?;
         for path in self.json.iter().chain(&self.html) {
             check_writable(path)?;
@@ -203,9 +210,8 @@ impl BenchArgs {
         list("--subject", self.subject.clone());
         list("--mmu", self.mmu.iter().map(|mmu| mmu.0.name().to_owned()).collect());
         list("--core", self.core.clone());
-        words.extend(
-            [(self.quick, "--quick"), (self.no_h, "--no-h")].iter().filter(|it| it.0).map(|it| it.1.to_owned()),
-        );
+        let switches = [(self.quick, "--quick"), (self.no_h, "--no-h"), (self.svadu, "--svadu")];
+        words.extend(switches.iter().filter(|it| it.0).map(|it| it.1.to_owned()));
         words.join(" ")
     }
 }

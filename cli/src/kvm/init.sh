@@ -23,7 +23,7 @@ busybox stty raw -echo
 # RAM is anonymous memory, so that huge pages can be had; no device but those that the board always has.
 initrd=
 [ ! -f /kvm/initrd ] || initrd="-initrd /kvm/initrd"
-qemu-system-riscv64 -accel kvm -cpu host -machine virt -smp 1 -m "$(busybox cat /kvm/memory)" \
+qemu-system-riscv64 -accel kvm -cpu host -machine virt -smp "$(busybox cat /kvm/vcpus)" -m "$(busybox cat /kvm/memory)" \
     -no-user-config -nodefaults -display none -no-reboot -chardev stdio,id=con,signal=off -serial chardev:con \
     -kernel /kvm/kernel $initrd -append "$(busybox cat /kvm/append)" || give_up "the VMM ended with status $?"
 busybox stty sane

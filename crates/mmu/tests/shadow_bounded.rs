@@ -3,6 +3,7 @@
 //!
 //! What an operation takes is counted in accesses to memory, of which each stands for some six instructions.
 
+use mmu::gstage::in_portions;
 use mmu::shadow::{Answer, Config, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views};
 use mmu::{
     Ad, AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages,
@@ -147,18 +148,25 @@ impl World {
         world
     }
 
-    /// One operation of the engine.
+    /// One operation of the engine, in as many portions as it takes.
     fn operate<R>(
         &mut self,
         mut operation: impl FnMut(&mut Shadow, Root, &mut Host<'_, Counting, Hardware>) -> Result<R, Unresolved>,
     ) -> R {
-        let before = self.mem.accesses.get();
-        let Self { mem, frames, space, shadow, root, .. } = self;
-        let result = with_ready(frames, mem, |ready, mem| {
-            operation(shadow, *root, &mut Host::new(space, (frames, ready), mem, &mut Hardware))
-        });
-        self.most = self.most.max(self.mem.accesses.get() - before);
-        result.expect("frames")
+        let mut ready = Ready::Nothing;
+        for _ in 0..1000 {
+            let before = self.mem.accesses.get();
+            let Self { mem, frames, space, shadow, root, .. } = self;
+            let result = in_portions(frames, mem, &mut ready, |ready, mem| {
+                operation(shadow, *root, &mut Host::new(space, (frames, ready), mem, &mut Hardware))
+            });
+            self.most = self.most.max(self.mem.accesses.get() - before);
+            if let Some(result) = result.expect("frames") {
+                ready.discard(&self.frames);
+                return result;
+            }
+        }
+        panic!("PROGRESS: an operation does not end");
     }
 
     /// A table's entry changes without that the engine sees it, as between two fences.
@@ -203,6 +211,7 @@ impl World {
 }
 
 const ALL: [Upkeep; 4] = [Upkeep::Lazy, Upkeep::Unsync, Upkeep::Shadow, Upkeep::Steered];
+const READ: u64 = 0xc3;
 const READ_WRITE: u64 = 0xc7;
 
 #[test]
@@ -236,6 +245,17 @@ fn a_page_that_all_entries_lead_to_is_copied() {
         let mut world = World::new(upkeep, 512, IMAGE_PAGE, READ_WRITE);
         world.access(gva(0, 0), Access::Store);
         world.check(&format!("copied, {upkeep:?}"));
+    }
+}
+
+#[test]
+fn a_page_that_all_entries_lead_to_is_written_by_the_host() {
+    for upkeep in ALL {
+        let mut world = World::new(upkeep, 512, IMAGE_PAGE, READ);
+        let store = RAM.add(IMAGE_PAGE).base();
+        let there = world.operate(|shadow, _, host| shadow.resolve(store, Access::Store, host));
+        assert!(there.is_some_and(|hpa| hpa.pfn() != IMAGE), "{upkeep:?}: {there:?} is the image's");
+        world.check(&format!("written by the host, {upkeep:?}"));
     }
 }
 

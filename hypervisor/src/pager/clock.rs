@@ -2,6 +2,7 @@
 
 use abi::bundle::{GUEST_RAM_BASE, MAX_VMS};
 use mmu::gstage::AddressSpace;
+use mmu::shadow::Budget;
 use mmu::stale::Stale;
 use rv::{Addr, Gpa, Level, Pfn, PhysMem};
 
@@ -25,10 +26,23 @@ pub(super) struct Clock {
     pub page: Pfn<Gpa>,
     /// The original that it comes to next, by number.
     pub original: u64,
+    /// The originals from that one on that are being taken from VMs.
+    pub taking: Option<Taking>,
     /// How often it has come round since a page went.
     pub rounds: u32,
     /// What it went round for.
     pub goal: Goal,
+}
+
+/// Originals that are being taken from all VMs, one VM after another. They have lapsed: who touches one meanwhile is seen.
+#[derive(Debug)]
+pub(super) struct Taking {
+    /// Which they are, a bit for each.
+    pub which: u64,
+    /// Those that some VM keeps.
+    pub stay: u64,
+    /// The slot of the VM whose turn it is.
+    pub slot: usize,
 }
 
 /// The first page of a VM's RAM.
@@ -36,7 +50,7 @@ pub(super) const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { slot: 0, page: FIRST, original: 0, rounds: 0, goal: Goal::Nothing }
+        Self { slot: 0, page: FIRST, original: 0, taking: None, rounds: 0, goal: Goal::Nothing }
     }
 }
 
@@ -48,7 +62,8 @@ impl Clock {
 
     /// The hand goes on to the next slot.
     pub fn pass(&mut self) {
-        (self.page, self.original) = (FIRST, 0);
+        // Originals that have lapsed are used until they are taken anew.
+        (self.page, self.original, self.taking) = (FIRST, 0, None);
         self.slot += 1;
         if self.slot > MAX_VMS {
             self.slot = 0;
@@ -61,6 +76,8 @@ impl Clock {
 #[derive(Debug)]
 pub struct Portion {
     pub(super) steps: u32,
+    /// What it may do to shadow tables, of all VMs together (BOUNDED).
+    pub(super) leaves: Budget,
     /// Pages that went, or are on their way.
     pub(super) gone: u64,
     /// What is mapped goes as well: nothing else has.
@@ -82,9 +99,11 @@ impl Portion {
     pub(super) const GO: u32 = 180;
     /// To split 2 MiB.
     pub(super) const SPLIT: u32 = 1000;
+    /// To take what there is from another VM: its locks, and its harts.
+    pub(super) const VISIT: u32 = 100;
 
     pub(super) const fn new(is_forced: bool) -> Self {
-        Self { steps: Self::STEPS, gone: 0, is_forced, only_rests: false, keeps: 0 }
+        Self { steps: Self::STEPS, leaves: Budget::WHOLE, gone: 0, is_forced, only_rests: false, keeps: 0 }
     }
 
     pub(super) const fn spend(&mut self, steps: u32) {
@@ -92,7 +111,13 @@ impl Portion {
     }
 
     pub(super) const fn is_spent(&self) -> bool {
-        self.steps == 0
+        self.steps == 0 || self.leaves.is_spent()
+    }
+
+    /// Whether what has been tried, and was too much for what was left then of [`Portion::leaves`], is to be tried once more at the
+    /// beginning of a portion. What is too much for a whole one is passed over: guests may be as fast as the sweep.
+    pub(super) fn is_to_come_again(&self, before: Budget) -> bool {
+        self.leaves.is_spent() && before != Budget::WHOLE
     }
 }
 
@@ -102,8 +127,9 @@ pub trait Pageable {
     type Mem: PhysMem;
     /// The memory, and host RAM.
     fn space(&mut self) -> (&mut AddressSpace, &mut Self::Mem);
-    /// Makes a page idle that is mapped; what that owes is collected for [`Pageable::settle`]. `None`: not now.
-    fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>>;
+    /// Makes a page idle that is mapped; what that owes is collected for [`Pageable::settle`]. `None`: the budget is spent before
+    /// that.
+    fn rest(&mut self, page: Pfn<Gpa>, level: Level, leaves: &mut Budget) -> Option<Stale<Gpa>>;
     /// Whether the page may go, which is idle.
     fn may_go(&mut self, page: Pfn<Gpa>) -> bool;
     /// Fences.

@@ -4,7 +4,7 @@
 //! What a VM may use without a fault is taken from it, so that its next touch shows; no bit has to be kept for that, since regions
 //! say what is to be mapped there. An original is written to the device when it goes for the first time, and never again.
 
-use super::clock::{Pageable, Portion};
+use super::clock::{Clock, Pageable, Portion, Taking};
 use super::disk::Shelf;
 use super::homes::home;
 use super::sweep::Went;
@@ -14,6 +14,7 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::shootdown::shoot_down;
 use crate::vm::Vm;
+use abi::bundle::MAX_VMS;
 use abi::tunable::Id;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -27,12 +28,25 @@ use rv::{Gpa, Hpa, Pfn};
 /// Originals that are taken from VMs at a time: a bit for each in a word.
 const CHUNK: u64 = 64;
 
-/// The VMs that have one of these homes in their memory.
+/// An original that has been read, by a request that is not over yet.
+pub(super) struct Read {
+    pub number: u64,
+    pub frame: Run,
+    /// Where from.
+    pub slot: SwapSlot,
+    /// Whether somebody waits for it.
+    pub is_wanted: bool,
+}
+
+/// Whether a VM has one of these homes in its memory.
+fn has_some_of(vm: &Vm, g: &Gnomon, of: &Range<u64>) -> bool {
+    let meets = |home: Range<u64>| home.start < of.end && of.start < home.end;
+    vm.config.segments.iter().filter_map(|segment| home(segment, g.bundle, g.bundle_bytes)).any(meets)
+}
+
+/// The VMs that have.
 fn users(g: &Gnomon, of: Range<u64>) -> impl Iterator<Item = Arc<Vm>> {
-    let meets = move |home: Range<u64>| home.start < of.end && of.start < home.end;
-    g.vms.all().filter(move |vm| {
-        vm.config.segments.iter().filter_map(|segment| home(segment, g.bundle, g.bundle_bytes)).any(&meets)
-    })
+    g.vms.all().filter(move |vm| has_some_of(vm, g, &of))
 }
 
 /// A word with these bits.
@@ -40,29 +54,49 @@ fn bits(of: impl Iterator<Item = u64>) -> u64 {
     of.fold(0, |all, n| all | 1 << n)
 }
 
+/// Those of a chunk that have a bit there.
+fn named(chunk: &Range<u64>, bits: u64) -> impl Iterator<Item = u64> + use<> {
+    let start = chunk.start;
+    chunk.clone().filter(move |number| bits >> (number - start) & 1 == 1)
+}
+
 impl Pager {
     /// A part of the sweep in the images' pages. Returns whether pages can go on to go.
-    pub(super) fn sweep_originals<E: Env>(&self, g: &Gnomon, at: &mut u64, portion: &mut Portion, env: &mut E) -> bool {
+    pub(super) fn sweep_originals<E: Env>(
+        &self,
+        g: &Gnomon,
+        clock: &mut Clock,
+        portion: &mut Portion,
+        env: &mut E,
+    ) -> bool {
         let originals = g.frames().originals();
-        while *at < originals.end() && !portion.is_spent() {
-            let homes_of = |chunk: &Range<u64>| originals.home(chunk.start).raw()..originals.home(chunk.end).raw();
-            let mut chunk = *at..(*at + CHUNK).min(originals.end());
-            let users: Vec<_> = users(g, homes_of(&chunk)).collect();
-            // The more VMs there are to take them from, the fewer at a time (BOUNDED).
-            chunk.end = chunk.end.min(chunk.start + (CHUNK / users.len().max(1) as u64).max(1));
-            portion.spend(Portion::LOOK * (CHUNK as u32 / 4 + g.vms.most() as u32));
-            let homes = homes_of(&chunk);
-            // What is wired stays.
-            if !users.iter().any(|vm| vm.config.wired) {
-                if !self.let_originals_go(g, chunk.clone(), portion, env) {
-                    return false;
+        while clock.original < originals.end() && !portion.is_spent() {
+            let chunk = clock.original..(clock.original + CHUNK).min(originals.end());
+            let homes = originals.home(chunk.start).raw()..originals.home(chunk.end).raw();
+            let taking = match clock.taking.take() {
+                Some(taking) => Some(taking),
+                None => {
+                    portion.spend(Portion::LOOK * (CHUNK as u32 / 4 + g.vms.most() as u32));
+                    // What is wired stays.
+                    let may_go = !users(g, homes.clone()).any(|vm| vm.config.wired);
+                    if may_go && !self.let_originals_go(g, chunk.clone(), portion, env) {
+                        return false;
+                    }
+                    if may_go { Self::begin_to_take(g, chunk.clone()) } else { None }
                 }
-                let has_lapsed = self.rest_originals(g, (chunk.clone(), homes), portion, env);
-                if has_lapsed && portion.is_forced && !self.let_originals_go(g, chunk.clone(), portion, env) {
+            };
+            if let Some(mut taking) = taking {
+                if !self.take_from_all(g, &mut taking, homes, portion, env) {
+                    clock.taking = Some(taking);
+                    break;
+                }
+                named(&chunk, taking.stay & taking.which).for_each(|number| originals.keep(number));
+                named(&chunk, taking.which).for_each(|number| originals.settle(number));
+                if portion.is_forced && !self.let_originals_go(g, chunk.clone(), portion, env) {
                     return false;
                 }
             }
-            *at = chunk.end;
+            clock.original = chunk.end;
         }
         true
     }
@@ -130,30 +164,45 @@ impl Pager {
         _ = self.release(number, &g.harts[env.hart()].frames);
     }
 
-    /// Takes originals from all VMs: they are idle when this returns, but for those that some VM has touched meanwhile, or cannot do
-    /// without now. Returns whether there may be some.
-    fn rest_originals<E: Env>(
+    /// Has those of a chunk lapse that are used, if there are some: they are to be taken from all VMs.
+    fn begin_to_take(g: &Gnomon, chunk: Range<u64>) -> Option<Taking> {
+        let originals = g.frames().originals();
+        let used = chunk.clone().filter(|number| originals.state(*number) == Original::Used);
+        let which = bits(used.map(|number| number - chunk.start));
+        // First this, then the VMs' locks: whoever touches one from now on is seen, whoever has done so before has mapped it.
+        named(&chunk, which).for_each(|number| originals.lapse(number));
+        (which != 0).then_some(Taking { which, stay: 0, slot: 0 })
+    }
+
+    /// Takes originals from the VMs whose turn it is, as far as the portion goes. Returns whether all have had theirs: then those
+    /// originals are idle, but for those that some VM has touched meanwhile, or cannot do without now.
+    fn take_from_all<E: Env>(
         &self,
         g: &Gnomon,
-        (chunk, homes): (Range<u64>, Range<u64>),
+        taking: &mut Taking,
+        homes: Range<u64>,
         portion: &mut Portion,
         env: &mut E,
     ) -> bool {
-        let originals = g.frames().originals();
-        let used = chunk.clone().filter(|number| originals.state(*number) == Original::Used);
-        let used = bits(used.map(|number| number - chunk.start));
-        if used == 0 {
-            return false;
+        while taking.slot < MAX_VMS {
+            if let Some(vm) = g.vms.at(taking.slot).filter(|vm| has_some_of(vm, g, &homes)) {
+                if portion.is_spent() {
+                    return false;
+                }
+                portion.spend(Portion::VISIT);
+                let before = portion.leaves;
+                let stay = match vm.config.wired {
+                    // It has come meanwhile.
+                    true => u64::MAX,
+                    false => vm.translation.rest_originals(g, &vm, homes.clone(), portion, env),
+                };
+                if portion.is_to_come_again(before) {
+                    return false;
+                }
+                taking.stay |= stay;
+            }
+            taking.slot += 1;
         }
-        let named = |bits: u64| chunk.clone().filter(move |number| bits >> (number - chunk.start) & 1 == 1);
-        // First this, then the locks: whoever touches one from now on is seen, whoever has done so before has mapped it.
-        named(used).for_each(|number| originals.lapse(number));
-        let mut stay = 0;
-        for vm in users(g, homes.clone()) {
-            stay |= vm.translation.rest_originals(g, &vm, homes.clone(), portion, env);
-        }
-        named(stay & used).for_each(|number| originals.keep(number));
-        named(used).for_each(|number| originals.settle(number));
         true
     }
 
@@ -172,7 +221,7 @@ impl Pager {
                     portion.spend(Portion::REST * level.pages() as u32 / 4 + Portion::REST);
                     let first = page.align_down(level.pages());
                     let may_go = (0..level.pages()).all(|n| memory.may_go(first.add(n)));
-                    let owed = if may_go { memory.rest(page, level) } else { None };
+                    let owed = if may_go { memory.rest(page, level, &mut portion.leaves) } else { None };
                     match owed {
                         Some(owed) => stale = stale.join(owed),
                         None => stay |= bits(before + page.raw() - pages.start..before + next.raw() - pages.start),
@@ -227,17 +276,25 @@ impl Pager {
         Fetched::Waits
     }
 
-    /// An original has been read. Code may be in it: harts in VMs that may map it are told before one can.
-    pub(super) fn restore<E: Env>(&self, g: &Gnomon, number: u64, frame: Run, env: &mut E) {
+    /// Originals have been read. Code may be in them: harts in VMs that may map one are told before they can, once for all.
+    pub(super) fn restore<E: Env>(&self, g: &Gnomon, read: Vec<Read>, env: &mut E) {
         let originals = g.frames().originals();
-        let home = originals.home(number).raw();
-        for vm in users(g, home..home + 1) {
+        let homes = || read.iter().map(|read| originals.home(read.number).raw());
+        let (Some(first), Some(last)) = (homes().min(), homes().max()) else { return };
+        for vm in users(g, first..last + 1) {
             let memory = vm.memory.lock();
             if memory.is_some() {
                 shoot_down(g, &vm, env);
             }
         }
         env.fence_instructions();
-        originals.restore(number, frame);
+        for Read { number, frame, slot, is_wanted } in read {
+            originals.restore(number, frame);
+            if is_wanted {
+                // Whoever waits for it is to find it: the hand spares it once.
+                originals.keep(number);
+            }
+            self.is_over(g, (Way::In, slot, Ok(())), None, env);
+        }
     }
 }

@@ -69,6 +69,9 @@ impl Pager {
         if goal == Goal::Nothing {
             return false;
         }
+        if goal == Goal::Free && g.promoter.give_back(frames) {
+            return true;
+        }
         self.counters.portions.fetch_add(1, SeqCst);
         self.refill(frames);
         let mut portion = Portion::new(clock.rounds >= UNFORCED);
@@ -80,7 +83,7 @@ impl Pager {
                     break;
                 }
                 Some(Stop::Images) => {
-                    has_room = self.sweep_originals(g, &mut clock.original, &mut portion, env);
+                    has_room = self.sweep_originals(g, &mut clock, &mut portion, env);
                     clock.original >= frames.originals().end()
                 }
                 Some(Stop::Vm(vm)) => {
@@ -174,7 +177,12 @@ impl Pager {
             let mut is_idle = matches!(sight, Sight::Idle(_)) && !portion.only_rests;
             if let Sight::Mapped(level) = sight {
                 portion.spend(Portion::REST * level.pages() as u32 / 4 + Portion::REST);
-                if let Some(owed) = memory.rest(page, level) {
+                let before = portion.leaves;
+                let owed = memory.rest(page, level, &mut portion.leaves);
+                if owed.is_none() && portion.is_to_come_again(before) {
+                    break;
+                }
+                if let Some(owed) = owed {
                     stale = stale.join(owed);
                     if portion.is_forced {
                         memory.settle(core::mem::replace(&mut stale, Stale::none()));

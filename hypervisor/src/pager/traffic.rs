@@ -1,7 +1,8 @@
 //! Pages that come back, requests that are finished, and who waits for them.
 
 use super::clock::Goal;
-use super::{Inner, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
+use super::originals::Read;
+use super::{Inner, IoError, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
@@ -10,6 +11,8 @@ use abi::record::EndReason;
 use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering::SeqCst;
 use mmu::frames::{AllocError, Frames, Owner, Run, Use};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
@@ -50,6 +53,9 @@ impl Pager {
                 self.poll(g, env);
                 let fetched = self.fetch_original(g, vm, (page, home), env);
                 self.fetched(g, vm, (page, fetched, since), env)
+            }
+            Unreachable::OutOfFrames(AllocError::OutOfMemory) if g.promoter.give_back(&g.harts[env.hart()].frames) => {
+                Ok(())
             }
             Unreachable::OutOfFrames(error) => Err(self.short_of(g, vm, (error, since), env)),
             other => Err(other),
@@ -301,6 +307,7 @@ impl Pager {
 
     /// Looks after requests that are finished. Says whether there were some.
     pub fn poll<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
+        let mut read = Vec::new();
         let mut count = 0;
         while count < AT_ONCE && self.in_flight.load(SeqCst) != 0 {
             let mut inner = self.inner.lock();
@@ -341,11 +348,8 @@ impl Pager {
                     match (frame, result.is_ok()) {
                         (None, true) => self.written(g, number, slot, env),
                         (Some(frame), true) => {
-                            self.restore(g, number, frame, env);
-                            if wanted.is_some() {
-                                // Whoever waits for it is to find it: the hand spares it once.
-                                g.frames().originals().keep(number);
-                            }
+                            read.push(Read { number, frame, slot, is_wanted: wanted.is_some() });
+                            continue;
                         }
                         // It stays where it is: in memory, or on the device.
                         (None, false) => {}
@@ -360,36 +364,48 @@ impl Pager {
                     None
                 }
             };
-            let mut inner = self.inner.lock();
-            let at = inner.requests.iter().position(|request| request.slot == slot);
-            let Some(at) = at else { unreachable!("it is there until now") };
-            let Request { is_moot, .. } = inner.requests.swap_remove(at);
-            let mut is_given_up = false;
-            match (way, result) {
-                (_, Err(_)) => {
-                    inner.slots.spoil(slot);
-                    inner.failed += u32::from(way == Way::Out);
-                    is_given_up = way == Way::Out && inner.failed == MOST_FAILED;
-                }
-                (Way::Out, Ok(())) => inner.failed = 0,
-                (Way::In, Ok(())) => {}
-            }
-            // Else it is in an entry, or a copy of a page that is in memory, and forgone some time.
-            if is_moot {
-                inner.slots.give(slot);
-            }
-            drop(inner);
-            if is_given_up {
-                g.console.say("the swap device fails: nothing more is written to it");
-            }
-            // Counted while somebody may still come to wait for it.
-            self.in_flight.fetch_sub(1, SeqCst);
-            self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
-            vm.into_iter().for_each(|vm| self.wake(g, &vm, env));
-            // There is a frame, or at least room for another request.
-            self.wake_waiting(g, env);
+            self.is_over(g, (way, slot, result), vm, env);
         }
+        self.restore(g, read, env);
         count != 0
+    }
+
+    /// A request is over: all is done about it.
+    pub(super) fn is_over<E: Env>(
+        &self,
+        g: &Gnomon,
+        (way, slot, result): (Way, SwapSlot, Result<(), IoError>),
+        vm: Option<Arc<Vm>>,
+        env: &mut E,
+    ) {
+        let mut inner = self.inner.lock();
+        let at = inner.requests.iter().position(|request| request.slot == slot);
+        let Some(at) = at else { unreachable!("it is there until now") };
+        let Request { is_moot, .. } = inner.requests.swap_remove(at);
+        let mut is_given_up = false;
+        match (way, result) {
+            (_, Err(_)) => {
+                inner.slots.spoil(slot);
+                inner.failed += u32::from(way == Way::Out);
+                is_given_up = way == Way::Out && inner.failed == MOST_FAILED;
+            }
+            (Way::Out, Ok(())) => inner.failed = 0,
+            (Way::In, Ok(())) => {}
+        }
+        // Else it is in an entry, or a copy of a page that is in memory, and forgone some time.
+        if is_moot {
+            inner.slots.give(slot);
+        }
+        drop(inner);
+        if is_given_up {
+            g.console.say("the swap device fails: nothing more is written to it");
+        }
+        // Counted while somebody may still come to wait for it.
+        self.in_flight.fetch_sub(1, SeqCst);
+        self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
+        vm.into_iter().for_each(|vm| self.wake(g, &vm, env));
+        // There is a frame, or at least room for another request.
+        self.wake_waiting(g, env);
     }
 
     /// Brings a page in, unless it is not out there any more: then its frame is free.

@@ -8,7 +8,7 @@ use abi::bundle::MAX_VMS;
 use abi::tunable::Id;
 use core::sync::atomic::Ordering::SeqCst;
 use mmu::Promoted;
-use mmu::frames::MEGA_ORDER;
+use mmu::frames::{Frames, MEGA_ORDER};
 use rv::{Gpa, Level, PAGE_BYTES, Pfn};
 
 /// Pieces of 2 MiB that are looked at in one portion: some 30,000 instructions, if all but the last entry of each table fits.
@@ -35,6 +35,14 @@ impl Promoter {
             None => {}
         }
         true
+    }
+
+    /// Gives the frames back that a promotion has taken which is begun, since memory is short: it may be long until a hart is idle
+    /// that would go on with it. Returns whether there were some.
+    pub(crate) fn give_back(&self, frames: &Frames) -> bool {
+        let Some(mut hand) = self.hand.try_lock() else { return false };
+        let doing = hand.doing.take_if(|doing| doing.promotion.has_frames());
+        doing.map(|doing| doing.promotion.discard(frames)).is_some()
     }
 
     /// Does a portion of what is begun. Returns what is left.

@@ -8,7 +8,7 @@ use crate::vm::{Locked, Vm};
 use core::ops::Range;
 use mmu::frames::Run;
 use mmu::gstage::{AddressSpace, Comes, Ready, Returned, Span, SwapSlot, settle};
-use mmu::shadow::{Host, Shadow};
+use mmu::shadow::{Budget, Host, Shadow};
 use mmu::stale::Stale;
 use mmu::{Promoted, Promotion};
 use rv::{Fence, Gpa, Level, Pfn, PhysMem};
@@ -60,8 +60,8 @@ impl<M: PhysMem, H: Fence<Gpa>> Pageable for Swept<'_, '_, M, H> {
         (self.host.space, self.host.mem)
     }
 
-    fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>> {
-        self.shadow.rest(page, level, self.host)
+    fn rest(&mut self, page: Pfn<Gpa>, level: Level, leaves: &mut Budget) -> Option<Stale<Gpa>> {
+        self.host.sharing(leaves, |host| self.shadow.rest(page, level, host))
     }
 
     fn may_go(&mut self, page: Pfn<Gpa>) -> bool {

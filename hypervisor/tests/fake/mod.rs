@@ -23,7 +23,7 @@ use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// First frame of the fake RAM.
 const RAM: u64 = 0x8_0000;
@@ -35,18 +35,25 @@ pub const MEMORY: u64 = 8 << 20;
 #[derive(Clone)]
 pub struct Mem(pub Arc<Mutex<oracle::Machine>>);
 
+impl Mem {
+    fn words(&self) -> MutexGuard<'_, oracle::Machine> {
+        ACCESSES.set(ACCESSES.get() + 1);
+        self.0.lock().unwrap()
+    }
+}
+
 impl PhysMem for Mem {
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
-        self.0.lock().unwrap().read_u64(at)
+        self.words().read_u64(at)
     }
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
-        self.0.lock().unwrap().write_u64(at, value);
+        self.words().write_u64(at, value);
     }
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
-        self.0.lock().unwrap().exchange_u64(at, value)
+        self.words().exchange_u64(at, value)
     }
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
-        self.0.lock().unwrap().compare_exchange_u64(at, old, new)
+        self.words().compare_exchange_u64(at, old, new)
     }
     fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
         self.0.lock().unwrap().zero_frames(first, pages);
@@ -188,6 +195,8 @@ impl Env for Hart {
 
 thread_local! {
     static PRINTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// Words of memory that were read or written.
+    pub static ACCESSES: Cell<u64> = const { Cell::new(0) };
     /// What the serial port has for Gnomon.
     pub static TYPED: RefCell<VecDeque<u8>> = const { RefCell::new(VecDeque::new()) };
     /// How much it has room for at a time.

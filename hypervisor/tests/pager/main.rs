@@ -1,5 +1,6 @@
 //! Paging: VMs that have more memory together than the host, on a swap device that a test holds in its hand.
 
+mod bounded;
 mod calls;
 mod disk;
 #[path = "../fake/mod.rs"]
@@ -13,8 +14,10 @@ mod starts;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
 use hypervisor::vm::Departure;
+use mmu::frames::{Owner, Use};
 use rig::{Done, KERNEL, PAGES, Rig, Touch, USED, vm};
 use rv::PAGE_BYTES;
+use std::iter;
 
 /// Frames of a host that is short of memory for two VMs.
 const SHORT: u64 = 1300;
@@ -292,13 +295,20 @@ fn who_is_at_its_limit_makes_nobody_else_end() {
     rig.end();
 }
 
-/// What came by 4 KiB, because memory was short, is whole again when there is enough.
+/// Guest 1 has pages that came by 4 KiB, because memory was short; guest 0, which had the memory, is about to end.
+fn with_small_pages(mmu: MmuMode) -> Rig {
+    let mut rig = Rig::new(3940, None, vec![vm("hog", mmu), vm("small", mmu), vm("other", mmu), vm("late", mmu)]);
+    assert_eq!((rig.fill(0, 0..USED), rig.fill(2, 0..USED)), (Done::Yes, Done::Yes));
+    // All memory that comes whole holds something, so that the sweep finds nothing.
+    assert_eq!((rig.fill(1, 0..USED), rig.fill(3, 512..USED)), (Done::Yes, Done::Yes));
+    rig
+}
+
+/// They are whole again when there is enough.
 #[test]
 fn small_pages_become_large_when_memory_is_there_again() {
     for mmu in [MmuMode::Nested, MmuMode::Unsync, MmuMode::Lazy] {
-        let mut rig = Rig::new(3400, None, vec![vm("hog", mmu), vm("small", mmu), vm("other", mmu)]);
-        assert_eq!((rig.fill(0, 0..USED), rig.fill(2, 0..USED)), (Done::Yes, Done::Yes));
-        assert_eq!(rig.fill(1, 0..512), Done::Yes);
+        let mut rig = with_small_pages(mmu);
         let count = |rig: &Rig, name| {
             let report = rig.g.report(&rig.guests[1].vm);
             report.counters.iter().find(|(other, _)| *other == name).expect("a counter").1
@@ -307,6 +317,26 @@ fn small_pages_become_large_when_memory_is_there_again() {
         rig.depart(0, Departure::End(EndReason::Poweroff));
         rig.until("one page of 2 MiB", |rig| count(rig, "gstage.promoted") == 1);
         assert_eq!(rig.load(1, 0..USED), Done::Yes);
+        rig.end();
+    }
+}
+
+/// The frames for that are given back when memory is short, though no hart is idle that would go on with it.
+#[test]
+fn a_promotion_that_is_begun_keeps_no_frames_that_are_needed() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut rig = with_small_pages(mmu);
+        rig.depart(0, Departure::End(EndReason::Poweroff));
+        let is_begun = |rig: &Rig| rig.g.frames().free_count() - rig.g.frames().at_hand() == 512;
+        rig.until("one is begun", is_begun);
+        rig.is_busy = true;
+        // Somebody takes all that is free.
+        let frames = rig.g.frames();
+        let mut taken: Vec<_> = iter::from_fn(|| frames.alloc(Owner::Host, Use::Other, 0).ok()).collect();
+        assert!(is_begun(&rig) && rig.g.frames().at_hand() == 0);
+        assert_eq!(rig.fill(3, 0..300), Done::Yes);
+        assert!(!is_begun(&rig));
+        taken.drain(..).for_each(|run| rig.g.frames().free(run));
         rig.end();
     }
 }

@@ -86,6 +86,10 @@ pub struct Rig {
     turns: std::ops::Range<u64>,
     /// How many there are between two looks.
     pub exits_per_turn: u64,
+    /// No hart is ever idle.
+    pub is_busy: bool,
+    /// Most accesses to words of memory in one look.
+    pub longest_look: u64,
 }
 
 /// Turns after which what happens should have happened.
@@ -107,7 +111,17 @@ impl Rig {
         fake::start_due(&g, &mut hart);
         let guest = |vm| Guest { vm, run: None, is_over: false, wants: None, model: BTreeMap::new(), waits: 0 };
         let guests = g.vms.all().map(guest).collect();
-        let mut rig = Self { g, hart, guests, disk, said: String::new(), turns: 0..0, exits_per_turn: 1 };
+        let mut rig = Self {
+            g,
+            hart,
+            guests,
+            disk,
+            said: String::new(),
+            turns: 0..0,
+            exits_per_turn: 1,
+            is_busy: false,
+            longest_look: 0,
+        };
         rig.collect();
         assert!(rig.guests.iter().all(|guest| guest.run.is_some()), "{}", rig.said);
         rig
@@ -153,11 +167,15 @@ impl Rig {
     /// What harts do now and then.
     pub fn turn(&mut self) {
         self.turns = 1..self.exits_per_turn;
+        let before = fake::ACCESSES.get();
         self.g.pager.go_on(&self.g, &mut self.hart);
+        self.longest_look = self.longest_look.max(fake::ACCESSES.get() - before);
         lifecycle::go_on(&self.g, &mut self.hart);
         // As if much time had passed.
         self.hart.time += 10_000_000;
-        self.g.promoter.go_on(&self.g, &mut self.hart);
+        if !self.is_busy {
+            self.g.promoter.go_on(&self.g, &mut self.hart);
+        }
         self.collect();
         // Harts that run guests are kicked.
         for n in 0..self.guests.len() {
@@ -266,6 +284,46 @@ impl Rig {
         };
         let outcome = exit::handle(&self.g, &mut run, &mut self.hart);
         self.conclude(n, run, outcome)
+    }
+
+    /// A guest with paging loads from a virtual address, to which its tables lead.
+    pub fn load_virtual(&mut self, n: usize, satp: u64, gva: u64) {
+        let vm = self.guests[n].vm.clone();
+        let filled = || vm.memory.lock().as_ref().unwrap().shadow.as_ref().unwrap().counters().filled_4k;
+        let before = filled();
+        for _ in 0..PATIENCE {
+            let Some(mut run) = self.guests[n].run.take() else {
+                self.turn();
+                continue;
+            };
+            run.shared.posted.store(0, SeqCst);
+            let translation = run.vm.translation;
+            if run.csrs.vsatp != satp {
+                translation.forget(&mut run);
+                run.csrs.vsatp = satp;
+            }
+            let outcome = match translation.may_enter(&run) {
+                false => match translation.load(&self.g, &mut run, &mut self.hart) {
+                    Ok(()) => Outcome::Resume,
+                    Err(outcome) => outcome,
+                },
+                true => {
+                    run.context.exit = Exit { cause: 13, tval: gva, tval2: 0, tinst: 0 };
+                    exit::handle(&self.g, &mut run, &mut self.hart)
+                }
+            };
+            _ = self.conclude(n, run, outcome);
+            if filled() > before {
+                return;
+            }
+        }
+        panic!("guest {n} loads from {gva:#x} for ever: {}", self.said);
+    }
+
+    /// Writes a word of a guest's memory.
+    pub fn poke(&mut self, n: usize, gpa: u64, value: u64) {
+        let vm = &self.guests[n].vm;
+        fake::write(&self.g, vm, Addr::new(gpa), &value.to_le_bytes(), &mut self.hart).expect("there is memory");
     }
 
     /// A guest makes an SBI call, as long as it takes.

@@ -64,6 +64,12 @@ impl Promotion {
         }
     }
 
+    /// Whether it has taken frames.
+    #[must_use]
+    pub const fn has_frames(&self) -> bool {
+        self.to.is_some()
+    }
+
     /// Gives back what it has taken.
     pub fn discard(self, frames: &Frames) {
         if let Some(run) = self.to {

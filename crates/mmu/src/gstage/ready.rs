@@ -242,13 +242,15 @@ impl Ready {
     }
 }
 
-/// Why nothing is resolved yet. Nothing has changed.
+/// Why nothing is resolved yet. The guest sees no change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unresolved<E = ResolveError> {
     /// It cannot be.
     For(E),
     /// 2 MiB are to be made ready first.
     Wants(Content),
+    /// It takes long, and a part of it is done: the next attempt goes on with it.
+    Later,
 }
 
 impl<E: Into<ResolveError>> From<E> for Unresolved {
@@ -263,14 +265,15 @@ impl<E> Unresolved<E> {
         match self {
             Unresolved::For(e) => Unresolved::For(error(e)),
             Unresolved::Wants(content) => Unresolved::Wants(content),
+            Unresolved::Later => Unresolved::Later,
         }
     }
 }
 
 /// Attempts something. Where it wants 2 MiB made ready, a portion of them is, after the attempt: whatever locks that takes, it
-/// has given them back. With the last portion it is attempted anew; before, what is done is left in `ready`, and the result is
-/// `None`: the caller comes back with it, and has looked after interrupts in between. What is not used stays there: it is
-/// given back by [`Ready::discard`].
+/// has given them back. With the last portion it is attempted anew; before, and where the attempt itself has done a part, what is
+/// done is left in `ready`, and the result is `None`: the caller comes back with it, and has looked after interrupts in between.
+/// What is not used stays there: it is given back by [`Ready::discard`].
 ///
 /// # Errors
 /// The attempt's.
@@ -287,6 +290,7 @@ pub fn in_portions<T, E, M: PhysMem>(
                     return Ok(None);
                 }
             }
+            Err(Unresolved::Later) => return Ok(None),
             Err(Unresolved::For(error)) => return Err(error),
             Ok(value) => return Ok(Some(value)),
         }

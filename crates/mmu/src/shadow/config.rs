@@ -99,6 +99,8 @@ pub struct Host<'a, M, H> {
 pub struct Budget(u32);
 
 impl Budget {
+    /// What one operation may do.
+    pub const WHOLE: Self = Self(Self::STEPS);
     /// A step takes some 12 instructions; so this is about 100,000.
     const STEPS: u32 = 8192;
     /// To drop an entry, or to take a right from it, costs as much as to look at so many.
@@ -118,7 +120,8 @@ impl Budget {
     }
 
     /// Whether nothing is left.
-    pub(super) const fn is_spent(self) -> bool {
+    #[must_use]
+    pub const fn is_spent(self) -> bool {
         self.0 == 0
     }
 
@@ -136,7 +139,15 @@ impl<'a, M, H> Host<'a, M, H> {
         mem: &'a mut M,
         hw: &'a mut H,
     ) -> Self {
-        Self { space, frames, ready, mem, hw, debt: Debt::none(), budget: Budget(Budget::STEPS) }
+        Self { space, frames, ready, mem, hw, debt: Debt::none(), budget: Budget::WHOLE }
+    }
+
+    /// Does something within a budget that is for other hosts, too, and takes from it what that costs.
+    pub fn sharing<R>(&mut self, budget: &mut Budget, act: impl FnOnce(&mut Self) -> R) -> R {
+        core::mem::swap(&mut self.budget, budget);
+        let result = act(self);
+        core::mem::swap(&mut self.budget, budget);
+        result
     }
 
     /// With so many steps for each operation, in tests.

@@ -297,7 +297,7 @@ impl<S: Shadowed> Shadow<S> {
         Ok((Found { gpa: walk.out, allowed: self.rights(flags), level: walk.level, pte }, deepest))
     }
 
-    /// [`Shadow::reach`] for the guest. A frame that is about to be copied may have any number of leaves that lead to it.
+    /// [`Shadow::reach`], where a frame may be copied: any number of leaves may lead to it.
     fn reach_within_budget<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,
@@ -343,21 +343,21 @@ impl<S: Shadowed> Shadow<S> {
     /// The same for Gnomon's own accesses to guest memory.
     ///
     /// # Errors
-    /// As for [`crate::AddressSpace::resolve_with`].
+    /// As for [`crate::AddressSpace::resolve_with`]; or that the budget is spent, and more is done the next time.
     pub fn resolve<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,
         access: Access,
         host: &mut Host<'_, M, H>,
     ) -> Result<Option<Addr<Hpa>>, Unresolved> {
-        let reached = self.reach(gpa, access, host);
+        let reached = self.reach_within_budget(gpa, access, host);
         self.conclude(host);
         match reached {
             Ok(there) => Ok(Some(there.hpa)),
             Err(Missing::Nothing) if host.space.region_of(gpa.pfn()).is_none() => Ok(None),
             Err(Missing::Nothing) => Err(ResolveError::Denied.into()),
             Err(Missing::Not(why)) => Err(why),
-            Err(Missing::Later) => unreachable!("it is done at once"),
+            Err(Missing::Later) => Err(Unresolved::Later),
         }
     }
 

@@ -58,7 +58,7 @@ mod upkeep;
 mod views;
 mod walks;
 
-pub use config::{Config, Counters, Host, Upkeep};
+pub use config::{Budget, Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::Answer;
 pub use fences::GuestFence;
