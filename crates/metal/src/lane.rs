@@ -125,7 +125,7 @@ global_asm!(
     "sd t2, {t2}(a0)",
     "sd t3, {t3}(a0)",
     "ld t1, {gate}(a0)",
-    "amoswap.d.aq t1, x0, (t1)",
+    "amoswap.d.aqrl t1, x0, (t1)", // what the guest stored, or had seen, before its fence comes first
     "beqz t1, lane_busy_\\tag",
     "lane_descend \\levels, \\tag, \\zba",
     "ld t3, {guest}-{flags}(t4)", // the guest's table
