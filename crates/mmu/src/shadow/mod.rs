@@ -62,7 +62,7 @@ pub use config::{Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::Answer;
 pub use fences::GuestFence;
-pub use lane::{LEAVES, LaneInputs};
+pub use lane::{LEAVES, LaneInputs, whole_chunk};
 pub use lists::Lists;
 pub use page::MARK;
 pub use protect::Wrote;
