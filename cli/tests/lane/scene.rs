@@ -4,9 +4,9 @@ use super::hart::{Event, Hart, Stuck};
 use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, SFENCE_VMA, VALID, X};
 use super::memory::Memory;
 use super::steered::{self, Chunk, LINE};
-use mmu::table::poison_pointer;
+use mmu::table::{State, Writer, poison_pointer};
 use rv::context::token;
-use rv::{Context, FenceLog, Lane};
+use rv::{Context, FenceLog, Lane, Level, Pte};
 use std::mem::size_of;
 
 const TABLES: u64 = 0x9000_0000;
@@ -53,8 +53,8 @@ pub struct Scene {
 pub enum Place {
     /// To this entry of level 0, of the table of that number.
     Entry(u64, u64),
-    /// To an entry that is none of them.
-    Other(u64),
+    /// To an entry that is none of them, of that level.
+    Other(u64, u64),
 }
 
 /// What comes of a trap.
@@ -176,11 +176,19 @@ impl Scene {
             }
             let pte = self.hart.memory.get(at).unwrap_or(0);
             if pte & MARK == 0 {
-                return Place::Other(pte);
+                return Place::Other(pte, level);
             }
             table = pte >> 10 << 12;
         }
         unreachable!("there is a level 0")
+    }
+
+    /// How many levels an address is followed down.
+    pub fn levels_walked(&self, address: u64) -> u64 {
+        match self.place(address) {
+            Place::Entry(..) => self.block.levels,
+            Place::Other(_, level) => self.block.levels - level,
+        }
     }
 
     /// What docs/lane.md says that comes of the trap.
@@ -194,6 +202,7 @@ impl Scene {
         let counter = if by_asid { Lane::TOKEN_AT } else { Lane::LOG_HEAD_AT };
         let value = self.lane(counter) + token::STEP;
         hart.memory.set(LANE + counter as u64, value);
+        assert!(State::of(Pte(value)).may_be_made_by(Writer::Lane, Level::PAGE));
         hart.memory.set(at, value);
         hart.events = vec![Event::Fence(0b11, 0b01), Event::Store { at, value }];
         self.taken("a token", hart, (address, by_asid))

@@ -7,7 +7,7 @@ use super::insn::Order;
 use super::memory::Memory;
 use super::scene::{After, INDICES, Place, Random, Scene};
 use mmu::shadow::{LEAVES, whole_chunk};
-use mmu::table::is_poison;
+use mmu::table::{State, Writer, is_poison};
 use rv::{Caps, Entry, Gpa, Lane, LaneSync, Level, Pfn, Pte, PteFlags};
 
 /// The guest's tables of level 0.
@@ -152,12 +152,15 @@ impl Scene {
             Place::Entry(table, at) => {
                 let pte = self.hart.memory.word(self.guests(table, at));
                 match self.made(pte) {
-                    Made::Entry(what, new) => (what, [Some(at + Lane::POINTER_FLAGS), Some(pte)], Some((at, new.0))),
+                    Made::Entry(what, new) => {
+                        assert!(State::of(new).may_be_made_by(Writer::LaneAlone, Level::PAGE));
+                        (what, [Some(at + Lane::POINTER_FLAGS), Some(pte)], Some((at, new.0)))
+                    }
                     Made::Unknown(what) => return self.left_sync(what),
                 }
             }
-            Place::Other(pte) if is_poison(Pte(pte)) => ("noted", [Some(address | 1), None], None),
-            Place::Other(_) => return self.left_sync("no way down"),
+            Place::Other(pte, _) if is_poison(Pte(pte)) => ("noted", [Some(address | 1), None], None),
+            Place::Other(..) => return self.left_sync("no way down"),
         };
         let mut hart = self.hart.clone();
         self.takes_gate(&mut hart);

@@ -34,7 +34,7 @@
 //!
 //! The caller holds the VM's lock; hardware walkers and the lane do not: `entries` says what is done about that. A page is
 //! linked below another only once it is up to date: where the lane finds no pointer it leaves the fence to the full path,
-//! which waits for the lock.
+//! which waits for the lock. In `steered` the lane has a lock of its own with the engine, the gate (`lane`).
 
 mod config;
 mod engine;
