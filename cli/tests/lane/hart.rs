@@ -1,9 +1,9 @@
 //! As much of a hart as the lane needs: its integer registers, its CSRs, its memory, and the instructions that the lane is
 //! made of. It stops at any other.
 
-use super::insn::{Op, Test, decode};
+use super::insn::{Op, Order, decode};
+use super::memory::Memory;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// What others see of a hart, in its order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,6 +12,8 @@ pub enum Event {
     Fence(u32, u32),
     /// A store of 8 bytes.
     Store { at: u64, value: u64 },
+    /// An exchange of 8 bytes: what is there from then on.
+    Swap { at: u64, value: u64, order: Order },
     /// `sfence.vma`, or `hfence.vvma`, of an address in all address spaces.
     Forget { address: u64, is_virtual: bool },
     /// `mret` or `sret`: the instruction.
@@ -24,10 +26,7 @@ pub struct Hart {
     pub x: [u64; 32],
     pub pc: u64,
     pub csrs: BTreeMap<u32, u64>,
-    /// Words by their addresses.
-    pub memory: BTreeMap<u64, u64>,
-    /// Where words that are not named are zero. Elsewhere there are none.
-    pub zeroes: Range<u64>,
+    pub memory: Memory,
     pub events: Vec<Event>,
 }
 
@@ -36,11 +35,6 @@ pub struct Hart {
 pub struct Stuck(pub String);
 
 impl Hart {
-    fn word(&self, at: u64) -> Option<u64> {
-        let zero = (at.is_multiple_of(8) && self.zeroes.contains(&at)).then_some(0);
-        self.memory.get(&at).copied().or(zero)
-    }
-
     fn set(&mut self, register: u32, value: u64) {
         if register != 0 {
             self.x[register as usize] = value;
@@ -56,23 +50,26 @@ impl Hart {
         let mut next = pc + bytes;
         match op {
             Op::Load { rd, base, offset } => {
-                let word = self.word(x(base).wrapping_add(offset)).ok_or_else(|| stuck("no memory"))?;
+                let word = self.memory.get(x(base).wrapping_add(offset)).ok_or_else(|| stuck("no memory"))?;
                 self.set(rd, word);
             }
             Op::Store { base, offset, source } => {
                 let (at, value) = (x(base).wrapping_add(offset), x(source));
-                self.word(at).ok_or_else(|| stuck("no memory"))?;
-                self.memory.insert(at, value);
+                self.memory.get(at).ok_or_else(|| stuck("no memory"))?;
+                self.memory.set(at, value);
                 self.events.push(Event::Store { at, value });
+            }
+            Op::Swap { rd, address, source, order } => {
+                let (at, value) = (x(address), x(source));
+                let old = self.memory.get(at).ok_or_else(|| stuck("no memory"))?;
+                self.memory.set(at, value);
+                self.events.push(Event::Swap { at, value, order });
+                self.set(rd, old);
             }
             Op::Immediate { rd, how, a, b } => self.set(rd, how.of(x(a), b)),
             Op::Registers { rd, how, a, b } => self.set(rd, how.of(x(a), x(b))),
             Op::Branch { a, b, test, holds, target } => {
-                let result = match test {
-                    Test::Equal => x(a) == x(b),
-                    Test::Less => (x(a) as i64) < x(b) as i64,
-                };
-                if result == holds {
+                if test.of(x(a), x(b)) == holds {
                     next = target;
                 }
             }

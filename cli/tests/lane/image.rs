@@ -3,14 +3,16 @@
 use super::insn::{MRET, SRET};
 use gnomon::build;
 use object::{Object, ObjectSection, ObjectSymbol};
-use rv::Context;
-use std::collections::BTreeMap;
+use rv::{BriefExits, Context};
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 
 /// Where the tests have the context: the code knows it by its register only.
 pub const CONTEXT: u64 = 0x8800_0000;
 pub const X: u64 = CONTEXT + offset_of!(Context, x) as u64;
 pub const LANE: u64 = CONTEXT + offset_of!(Context, lane) as u64;
+/// The cause of the exits that may be brief.
+pub const BRIEF: u64 = CONTEXT + (offset_of!(Context, brief) + BriefExits::CAUSE_AT) as u64;
 /// The bits of an instruction that tell a fence, but for its registers, and what they are then.
 pub const FENCE_MASK: u64 = 0xfe00_7fff;
 pub const SFENCE_VMA: u64 = 0x1200_0073;
@@ -53,30 +55,61 @@ pub const VIRTUAL_TO_MACHINE: Way = Way {
     is_virtual: true,
     xret: MRET,
 };
-pub const WAYS: [Way; 3] = [
-    VIRTUAL_TO_MACHINE,
-    Way {
-        tag: "vs_hs",
-        vector: "gnomon_vs_to_hs",
-        full: "gnomon_full_vs_to_hs",
-        scratch: 0x140,
-        epc: 0x141,
-        cause: 0x142,
-        tval: 0x143,
-        status: 0x100,
-        supervisor: 1 << 8,
-        xret: SRET,
-        ..VIRTUAL_TO_MACHINE
-    },
-    Way {
-        tag: "s_m",
-        vector: "gnomon_s_to_m",
-        full: "gnomon_full_s_to_m",
-        fence: 2,
-        is_virtual: false,
-        ..VIRTUAL_TO_MACHINE
-    },
-];
+pub const VIRTUAL_TO_SUPERVISOR: Way = Way {
+    tag: "vs_hs",
+    vector: "gnomon_vs_to_hs",
+    full: "gnomon_full_vs_to_hs",
+    scratch: 0x140,
+    epc: 0x141,
+    cause: 0x142,
+    tval: 0x143,
+    status: 0x100,
+    supervisor: 1 << 8,
+    xret: SRET,
+    ..VIRTUAL_TO_MACHINE
+};
+pub const SUPERVISOR_TO_MACHINE: Way = Way {
+    tag: "s_m",
+    vector: "gnomon_s_to_m",
+    full: "gnomon_full_s_to_m",
+    fence: 2,
+    is_virtual: false,
+    ..VIRTUAL_TO_MACHINE
+};
+pub const WAYS: [Way; 3] = [VIRTUAL_TO_MACHINE, VIRTUAL_TO_SUPERVISOR, SUPERVISOR_TO_MACHINE];
+
+/// A block of the lane's code.
+#[derive(Clone, Copy)]
+pub struct Block {
+    pub way: Way,
+    /// Levels of the tables that it walks.
+    pub levels: u64,
+    /// Whether it is for harts with Zba: 0 or 1.
+    pub zba: u64,
+    /// Whether it brings entries in step, and does not only invalidate them.
+    pub syncs: bool,
+}
+
+impl Block {
+    /// The blocks of a way: those that only invalidate first.
+    pub fn of(way: Way) -> impl Iterator<Item = Self> {
+        // Nobody is steered from HS mode.
+        let deeds: &[bool] = if way.tag == VIRTUAL_TO_SUPERVISOR.tag { &[false] } else { &[false, true] };
+        let formats = move |syncs| (3..=5).flat_map(move |levels| [0, 1].map(|zba| Self { way, levels, zba, syncs }));
+        deeds.iter().copied().flat_map(formats)
+    }
+
+    /// One of its symbols.
+    pub fn symbol(&self, name: &str) -> String {
+        let Self { way, levels, zba, syncs } = self;
+        format!("lane_{name}_{}_{}_{zba}{}", way.tag, 12 + 9 * levels, if *syncs { "_sync" } else { "" })
+    }
+
+    /// The symbol of its jump tables, which it begins with.
+    pub fn table(&self) -> String {
+        self.symbol("table")
+    }
+}
 
 /// The hypervisor's code.
 pub struct Image {
@@ -93,6 +126,15 @@ impl Image {
         let text = file.section_by_name(".text").expect("code");
         let symbols = file.symbols().filter_map(|symbol| Some((symbol.name().ok()?.to_owned(), symbol.address())));
         Self { text: text.data().expect("code").to_vec(), start: text.address(), symbols: symbols.collect() }
+    }
+
+    /// All blocks that it has.
+    pub fn blocks(&self) -> Vec<Block> {
+        let blocks: Vec<Block> = WAYS.into_iter().flat_map(Block::of).collect();
+        let known: BTreeSet<String> = blocks.iter().map(Block::table).collect();
+        let theirs = self.symbols.keys().filter(|name| name.starts_with("lane_table_"));
+        assert!(known.iter().eq(theirs), "blocks of the lane that the tests do not know");
+        blocks
     }
 
     pub fn at(&self, symbol: &str) -> u64 {
@@ -114,9 +156,4 @@ impl Image {
         let from = (at - self.start) as usize;
         self.text[from..from + bytes].copy_from_slice(&insn.to_le_bytes()[..bytes]);
     }
-}
-
-/// The jump table's symbol.
-pub fn lane_table(way: &Way, levels: u64, zba: u64) -> String {
-    format!("lane_table_{}_{}_{zba}", way.tag, 12 + 9 * levels)
 }

@@ -17,6 +17,8 @@ pub enum Op {
     Jump { rd: u32, target: u64 },
     /// `jalr`.
     JumpTo { rd: u32, base: u32, offset: u64 },
+    /// `amoswap.d`, which may acquire and release.
+    Swap { rd: u32, address: u32, source: u32, order: Order },
     /// `fence`, with its predecessors and successors (bits I, O, R, W).
     Fence(u32, u32),
     /// `csrrw`.
@@ -29,11 +31,19 @@ pub enum Op {
     Forget { address: u32, is_virtual: bool },
 }
 
-/// What is done with two values.
+/// What an atomic instruction orders: what follows it after it, and itself after what stands before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    pub acquires: bool,
+    pub releases: bool,
+}
+
+/// What is done with two values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum How {
     Add,
     And,
+    Or,
     /// To the left, by an immediate.
     Left,
     /// To the right, zeroes coming in, by an immediate.
@@ -48,6 +58,7 @@ impl How {
         match self {
             How::Add => a.wrapping_add(b),
             How::And => a & b,
+            How::Or => a | b,
             How::Left => a << b,
             How::Right => a >> b,
             How::AddEighth => (a << 3).wrapping_add(b),
@@ -61,6 +72,19 @@ pub enum Test {
     Equal,
     /// Signed.
     Less,
+    /// Unsigned.
+    Below,
+}
+
+impl Test {
+    /// Whether it holds.
+    pub const fn of(self, a: u64, b: u64) -> bool {
+        match self {
+            Test::Equal => a == b,
+            Test::Less => (a as i64) < b as i64,
+            Test::Below => a < b,
+        }
+    }
 }
 
 pub const MRET: u32 = 0x3020_0073;
@@ -143,15 +167,24 @@ pub fn decode(pc: u64, code: impl Fn(u64) -> Option<u16>) -> Result<(Op, u64), S
         (0x03, 3) => Op::Load { rd, base: rs1, offset: imm },
         (0x23, 3) => Op::Store { base: rs1, offset: sign_extend(insn >> 25 << 5 | rd, 12), source: rs2 },
         (0x13, 0) => Op::Immediate { rd, how: How::Add, a: rs1, b: imm },
+        (0x13, 6) => Op::Immediate { rd, how: How::Or, a: rs1, b: imm },
         (0x13, 7) => Op::Immediate { rd, how: How::And, a: rs1, b: imm },
         (0x13, 1) if insn >> 26 == 0 => Op::Immediate { rd, how: How::Left, a: rs1, b: shift },
         (0x13, 5) if insn >> 26 == 0 => Op::Immediate { rd, how: How::Right, a: rs1, b: shift },
         (0x33, 0) if insn >> 25 == 0 => Op::Registers { rd, how: How::Add, a: rs1, b: rs2 },
         (0x33, 7) if insn >> 25 == 0 => Op::Registers { rd, how: How::And, a: rs1, b: rs2 },
         (0x33, 6) if insn >> 25 == 0x10 => Op::Registers { rd, how: How::AddEighth, a: rs1, b: rs2 },
-        (0x63, 0 | 1 | 4 | 5) => {
+        (0x2f, 3) if insn >> 27 == 1 => {
+            let order = Order { acquires: insn >> 26 & 1 == 1, releases: insn >> 25 & 1 == 1 };
+            Op::Swap { rd, address: rs1, source: rs2, order }
+        }
+        (0x63, 0 | 1 | 4..8) => {
             let offset = moved(insn, 31, 1, 12) | moved(insn, 25, 6, 5) | moved(insn, 8, 4, 1) | moved(insn, 7, 1, 11);
-            let test = if funct3 < 4 { Test::Equal } else { Test::Less };
+            let test = match funct3 {
+                0 | 1 => Test::Equal,
+                4 | 5 => Test::Less,
+                _ => Test::Below,
+            };
             let target = pc.wrapping_add(sign_extend(offset, 13));
             Op::Branch { a: rs1, b: rs2, test, holds: funct3 & 1 == 0, target }
         }

@@ -13,6 +13,10 @@
 //! saved and a0 as they are. On harts with Zba, counted from the trap to the return, and both included, a fence
 //! that names an ASID takes 60 instructions under Sv39 and 7 more for each level more (one more where rs2 is
 //! a0, t4, t5 or t6); one that names none takes 59. Without Zba each level takes one more.
+//!
+//! There are blocks of two kinds. One leaves a token in the entry. The other brings the entry in step with the guest's
+//! ([`Deed::Sync`]), and takes 90 instructions for a leaf by one word for its 2 MiB. It has t1 to t3, too: t1 is where the log goes
+//! on, t3 the guest's entry, t2 scratch. What it finds saved is for the full path to save again.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -125,7 +129,7 @@ global_asm!(
     "sd t2, {t2}(a0)",
     "sd t3, {t3}(a0)",
     "ld t1, {gate}(a0)",
-    "amoswap.d.aq t1, x0, (t1)",
+    "amoswap.d.aqrl t1, x0, (t1)", // what the guest stored, or had seen, before its fence comes first
     "beqz t1, lane_busy_\\tag",
     "lane_descend \\levels, \\tag, \\zba",
     "ld t3, {guest}-{flags}(t4)", // the guest's table

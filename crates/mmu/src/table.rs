@@ -226,11 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn the_lane_writes_tokens_at_level_0_and_hardware_nothing() {
+    fn the_lane_writes_at_level_0_and_hardware_nothing() {
         for state in [State::Empty, State::Poison, State::Leaf, State::Pointer] {
             for level in [Level::PAGE, Level::MEGA] {
                 let lane = state == State::Poison && level == Level::PAGE;
                 assert_eq!(state.may_be_made_by(Writer::Lane, level), lane);
+                let alone = matches!(state, State::Leaf | State::Empty) && level == Level::PAGE;
+                assert_eq!(state.may_be_made_by(Writer::LaneAlone, level), alone);
                 assert!(!state.may_be_made_by(Writer::Hardware, level));
             }
         }

@@ -23,8 +23,8 @@ pub struct Exit {
 /// Tokens: what the lane leaves in entries that it invalidates. Each is there once: it has the number of the vCPU, and a
 /// count; those of fences that go to the log have a bit of their own.
 ///
-/// All have V clear: Gnomon gets the page faults that they make. What else they could be, and what that would take, is in
-/// `docs/lane.md`.
+/// All have V clear: Gnomon gets the page faults that they make. Where it does not, the lane leaves none (`docs/lane.md`), but
+/// counts fences by them.
 pub mod token {
     /// From one token to the next; also the size of a slot of the log, so that a token is its slot's offset.
     pub const STEP: u64 = 8;

@@ -1,9 +1,9 @@
 //! The one place where entries of shadow tables change: with each goes its mirror, the list that it is in, and what it owes.
 //!
-//! **Races.** The caller holds the VM's lock; hardware walkers and the lane (`docs/lane.md`) do not. The lane
+//! **Races.** The caller holds the VM's lock; hardware walkers and the lane (`docs/lane.md`) do not. In `lazy` the lane
 //! only ever replaces a level-0 entry by an invalid one that was never there before ([`crate::table`]). So a leaf is filled
 //! by: read the shadow entry, *then* the guest's, then exchange the shadow entry if it is the same as before. If
-//! a fence passed between, the exchange fails.
+//! a fence passed between, the exchange fails. In `steered` the gate keeps the lane out meanwhile (`lane`).
 
 use super::config::{Budget, Host};
 use super::engine::Shadow;

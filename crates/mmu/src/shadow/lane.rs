@@ -68,6 +68,12 @@ const fn leaf_flags(low: u64) -> Option<u64> {
     Some(flags.bits() & kept.bits() | stores)
 }
 
+/// The word of a chunk that is in one piece, for everything: guest memory at `from` is at `to`.
+#[must_use]
+pub const fn whole_chunk(from: Pfn<Gpa>, to: Pfn<Hpa>) -> u64 {
+    (to.raw() << 10).wrapping_sub(from.raw() << 10).wrapping_add(WHOLE)
+}
+
 /// The lane's memory.
 pub(super) struct LaneMemory {
     run: Run,
@@ -241,10 +247,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         let word = match there.level {
             Level::PAGE => space.table_of_pages(gfn, mem).map_or(0, |table| table.base().raw()),
-            _ if there.flags.contains(ALL) => {
-                let (from, to) = (gfn.raw(), there.hpa.pfn().raw());
-                (to << 10).wrapping_sub(from << 10).wrapping_add(WHOLE)
-            }
+            _ if there.flags.contains(ALL) => whole_chunk(gfn, there.hpa.pfn()),
             _ => 0,
         };
         mem.write_u64(at, word);
@@ -285,7 +288,7 @@ mod tests {
                 }
                 _ => None,
             };
-            let to = (0x4321_u64 << 10).wrapping_sub(0x1234 << 10).wrapping_add(WHOLE);
+            let to = whole_chunk(Pfn::new(0x1234), Pfn::new(0x4321));
             let made = (LEAVES[low as usize] != 0).then(|| pte.0.wrapping_add(to).wrapping_add(LEAVES[low as usize]));
             assert_eq!(made, expected.map(|flags| 0x4321 << 10 | flags), "{low:#x}");
         }

@@ -34,7 +34,7 @@
 //!
 //! The caller holds the VM's lock; hardware walkers and the lane do not: `entries` says what is done about that. A page is
 //! linked below another only once it is up to date: where the lane finds no pointer it leaves the fence to the full path,
-//! which waits for the lock.
+//! which waits for the lock. In `steered` the lane has a lock of its own with the engine, the gate (`lane`).
 
 mod config;
 mod engine;
@@ -62,7 +62,7 @@ pub use config::{Budget, Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::Answer;
 pub use fences::GuestFence;
-pub use lane::{LEAVES, LaneInputs};
+pub use lane::{LEAVES, LaneInputs, whole_chunk};
 pub use lists::Lists;
 pub use page::MARK;
 pub use protect::Wrote;

@@ -7,7 +7,7 @@
 //!
 //! - An entry whose bit is set in its page's bitmap is *live*: it has a mirror, and is a member of exactly one list.
 //!   The entry in the table may be poison all the same, because a fence has passed over it (a level-0 entry; the lane
-//!   writes there without any lock). Entries above level 0 change under the caller's lock only: a live one
+//!   writes there without the caller's lock). Entries above level 0 change under the caller's lock only: a live one
 //!   is valid, and one that is not live is empty.
 //! - A live leaf is in the list of the guest frame that it leads to, or, a 2 MiB one, of the 2 MiB. A live pointer is in
 //!   the list of parents of the shadow page that it leads to.

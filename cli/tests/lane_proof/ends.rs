@@ -1,0 +1,257 @@
+//! What has to be true where a path ends.
+
+use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, SFENCE_VMA, VALID, X};
+use super::insn::{How, Test};
+use super::memory::{Gate, Place, RING, RING_BYTES};
+use super::prover::{Did, HEAD, Proved, Prover, State, TOKEN};
+use super::solver::Value;
+use mmu::table::is_poison;
+use rv::context::token;
+use rv::{Lane, LaneSync, Pte};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// An end that is not the full path.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum End {
+    /// A front's, at a walk.
+    Walk { rs1: u64, rs2: u64 },
+    /// A walk's, in the guest.
+    Guest { of_all: bool, what: What },
+}
+
+/// What a walk has done with the entry.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum What {
+    /// There is a token in it.
+    Token,
+    /// It is brought in step, by nothing more than `LEAVES`, by the word of a chunk, or by an entry of the G-stage.
+    Step(Option<Place>),
+    /// There is none, and the log knows.
+    Noted,
+}
+
+impl End {
+    /// All that the walks of a block come to.
+    pub fn of_walks(block: &Block) -> BTreeSet<Self> {
+        let steps = [None, Some(Place::Chunk), Some(Place::Page)].map(What::Step);
+        let deeds = if block.syncs { [steps.as_slice(), &[What::Noted]].concat() } else { vec![What::Token] };
+        deeds.into_iter().flat_map(|what| [false, true].map(|of_all| End::Guest { of_all, what })).collect()
+    }
+}
+
+impl Prover<'_> {
+    /// All but the registers that are saved is as it was before the trap; those are in the context, which is in a0.
+    fn is_saved(&mut self, state: &State) -> Proved {
+        let mut x = self.before.x;
+        x[10] = Value::Known(CONTEXT);
+        self.registers_are(&state.x[..29], &x[..29])?;
+        let mut csrs = self.before.csrs.clone();
+        csrs.insert(self.block.way.scratch, self.before.x[10]);
+        self.csrs_are(state, &csrs)?;
+        self.context_is(state, &[])
+    }
+
+    /// Of registers from x0 on.
+    fn registers_are(&mut self, now: &[Value], before: &[Value]) -> Proved {
+        let mut pairs = now.iter().zip(before).enumerate();
+        pairs.try_for_each(|(n, (now, before))| self.same(*now, *before, &format!("x{n} is another")))
+    }
+
+    fn csrs_are(&mut self, state: &State, csrs: &BTreeMap<u32, Value>) -> Proved {
+        csrs.iter().try_for_each(|(csr, value)| self.same(state.csrs[csr], *value, &format!("CSR {csr:#x} is another")))
+    }
+
+    /// The context is as before, but for t4 to t6, which hold what these had, for t1 to t3, which may, and for these words.
+    fn context_is(&mut self, state: &State, but: &[(u64, Value)]) -> Proved {
+        for (at, now) in state.context.iter() {
+            let n = (at.wrapping_sub(X) / 8) as usize;
+            let expected = match (but.iter().find(|(word, _)| *word == at), n) {
+                (Some((_, value)), _) => *value,
+                (None, 29..32) => self.before.x[n],
+                (None, 6 | 7 | 28) if now == self.before.x[n] => now,
+                _ => self.before.context.word(at),
+            };
+            self.same(now, expected, &format!("the context at {at:#x} is another"))?;
+        }
+        Ok(())
+    }
+
+    /// The end at the full path.
+    pub fn leaves_all_as_it_was(&mut self, state: &State) -> Proved {
+        match state.gate {
+            Gate::Unknown => {}
+            Gate::Taken(position) => self.same(position, Value::Known(0), "the gate stays closed")?,
+            Gate::Opened(position, now) => self.same(now, position, "the log is another")?,
+        }
+        // Beyond the log's end nobody looks.
+        if state.did.iter().any(|did| !matches!(did, Did::Line { .. })) {
+            return Err("it has done something, and goes on to the full path".into());
+        }
+        self.is_saved(state)
+    }
+
+    /// The front's end where a walk begins: it is a fence, from supervisor mode, of this address space or of all, and its
+    /// address is in t5.
+    pub fn arrives(&mut self, state: &State, of_all: bool) -> Proved {
+        self.leaves_all_as_it_was(state)?;
+        let way = self.block.way;
+        let [insn, cause, status] = [way.tval, way.cause, way.status].map(|csr| self.before.csrs[&csr]);
+        self.same(cause, Value::Known(way.fence), "another cause")?;
+        let supervisor = self.solver.with(How::And, status, way.supervisor);
+        self.same(supervisor, Value::Known(way.supervisor), "not from supervisor mode")?;
+        let kind = self.solver.with(How::And, insn, FENCE_MASK);
+        self.same(kind, Value::Known(SFENCE_VMA), "another instruction")?;
+        self.same(self.lane(Lane::MATCHES_AT), Value::Known(SFENCE_VMA), "a lane that is off")?;
+        let mut register = |shift| {
+            let number = self.solver.with(How::Right, insn, shift);
+            match self.solver.with(How::And, number, 31) {
+                Value::Known(number) => Ok(number),
+                Value::Term(_) => Err("the registers are not looked at"),
+            }
+        };
+        let (rs1, rs2) = (register(15)?, register(20)?);
+        if rs1 == 0 {
+            return Err("a fence of all addresses".into());
+        }
+        self.ends.insert(End::Walk { rs1, rs2 });
+        self.same(state.x[30], self.before.x[rs1 as usize], "another address")?;
+        match (of_all, rs2) {
+            (true, 0) => Ok(()),
+            (true, _) => Err("a fence of one address space is taken for one of all".into()),
+            (false, 0) => Err("a fence of all address spaces is taken for one of one".into()),
+            (false, _) => {
+                self.same(self.before.x[rs2 as usize], self.lane(Lane::ASID_AT), "a fence of another address space")
+            }
+        }
+    }
+
+    /// The end of a walk, back in the guest: after its fence, with all as it was, and the fence done.
+    pub fn returns(&mut self, state: &State, insn: u32) -> Proved {
+        let Some((address, of_all)) = self.before.fence else { return Err("it returns from the front".into()) };
+        let way = self.block.way;
+        if insn != way.xret {
+            return Err("another return".into());
+        }
+        let before = self.before.x;
+        self.registers_are(&state.x, &before)?;
+        let mut csrs = self.before.csrs.clone();
+        let after = self.solver.with(How::Add, csrs[&way.epc], 4);
+        csrs.insert(way.epc, after);
+        self.csrs_are(state, &csrs)?;
+        let (what, rest) =
+            if self.block.syncs { self.is_in_step(state, address)? } else { self.is_token(state, of_all)? };
+        self.ends.insert(End::Guest { of_all, what });
+        let rest = if of_all { self.is_in_ring(state, address, rest)? } else { rest };
+        match rest {
+            [Did::Forget { address: forgotten, is_virtual }] if *is_virtual == way.is_virtual => {
+                self.same(*forgotten, address, "another address is forgotten")
+            }
+            _ => Err(format!("what it does, or in what order: {:?}", state.did)),
+        }
+    }
+
+    /// What becomes of a counter of fences.
+    fn counted(&mut self, counter: u64) -> (u64, Value) {
+        (counter, self.solver.with(How::Add, self.before.context.word(counter), token::STEP))
+    }
+
+    /// The fence is in the ring. What `did` has besides.
+    fn is_in_ring<'d>(&mut self, state: &State, address: Value, did: &'d [Did]) -> Result<&'d [Did], String> {
+        let [Did::Ring { at, value }, rest @ ..] = did else {
+            return Err(format!("the fence is not in the ring: {:?}", state.did));
+        };
+        let slot = self.solver.with(How::And, state.context.word(HEAD), RING_BYTES - 1);
+        let slot = self.solver.with(How::Add, slot, RING);
+        self.same(*at, slot, "another slot of the ring")?;
+        self.same(*value, address, "another address in the ring")?;
+        Ok(rest)
+    }
+
+    /// There is a token in the entry, the fence is counted by it, and whoever sees it sees what was stored before. What it has
+    /// done besides.
+    fn is_token<'d>(&mut self, state: &'d State, of_all: bool) -> Result<(What, &'d [Did]), String> {
+        let (counter, token) = self.counted(if of_all { HEAD } else { TOKEN });
+        self.context_is(state, &[(counter, token)])?;
+        let [Did::Fence(0b11, 0b01), Did::Entry { value, .. }, rest @ ..] = &state.did[..] else {
+            return Err(format!("no token: {:?}", state.did));
+        };
+        self.same(*value, token, "no token")?;
+        let valid = self.solver.with(How::And, *value, VALID);
+        self.same(valid, Value::Known(0), "the token is valid")?;
+        Ok((What::Token, rest))
+    }
+
+    /// The log has a line more, which says what has been done: the entry is in step, or there is none. What it has done besides.
+    fn is_in_step<'d>(&mut self, state: &'d State, address: Value) -> Result<(What, &'d [Did]), String> {
+        let Gate::Opened(position, now) = state.gate else { return Err("the gate stays closed".into()) };
+        let longer = self.solver.with(How::Add, position, LaneSync::LINE_BYTES);
+        self.same(now, longer, "the log has not a line more")?;
+        let is_counted = if self.before.fence.is_some_and(|(_, of_all)| of_all) {
+            self.counted(HEAD)
+        } else {
+            // What was known by the address may be so no more.
+            (BRIEF, Value::Known(0))
+        };
+        self.context_is(state, &[is_counted])?;
+        let noted = self.solver.with(How::Or, address, 1);
+        match &state.did[..] {
+            [
+                Did::Line { offset: 0, value: first },
+                Did::Line { offset: 8, value: second },
+                Did::Entry { at, value },
+                rest @ ..,
+            ] => {
+                let entry = self.solver.with(How::Add, *at, Lane::POINTER_FLAGS);
+                self.same(*first, entry, "another entry in the log")?;
+                let guests = state.seen[&Place::Guests];
+                self.same(*second, guests, "another entry of the guest's in the log")?;
+                Ok((self.is_made_of(state, *value)?, rest))
+            }
+            [Did::Line { offset: 0, value }, rest @ ..] => {
+                self.same(*value, noted, "another address in the log")?;
+                let poison = Value::Known(POISON);
+                let masked = self.solver.compute(How::And, state.pointer, poison);
+                self.same(masked, poison, "there may be an entry")?;
+                Ok((What::Noted, rest))
+            }
+            _ => Err(format!("nothing in the log: {:?}", state.did)),
+        }
+    }
+
+    /// Proves that an entry is what has to be made of the guest's; says by what.
+    fn is_made_of(&mut self, state: &State, entry: Value) -> Result<What, String> {
+        let seen = |place| state.seen.get(&place).copied();
+        let (Some(guests), Some(leaf)) = (seen(Place::Guests), seen(Place::Leaf)) else {
+            return Err("it does not look at what to make of the entry".into());
+        };
+        let faults = self.solver.is(leaf, Value::Known(0));
+        let made = self.solver.compute(How::Add, guests, leaf);
+        let (by, expected) = match (seen(Place::Chunk), seen(Place::Page)) {
+            (None, _) => {
+                self.must(faults, "a leaf of nothing")?;
+                (None, Value::Known(0))
+            }
+            (Some(chunk), None) => {
+                let is_whole = self.solver.holds(Test::Less, chunk, Value::Known(0));
+                self.must(is_whole, "the chunk is not in one piece")?;
+                (Some(Place::Chunk), self.solver.compute(How::Add, made, chunk))
+            }
+            (Some(_), Some(page)) => {
+                let allows_all = self.solver.with(How::And, page, 0xf);
+                self.same(allows_all, Value::Known(0xf), "the page does not allow everything")?;
+                let flags = self.solver.with(How::And, made, 0x3ff);
+                let frame = self.solver.with(How::And, page, !0x3ff);
+                (Some(Place::Page), self.solver.compute(How::Or, frame, flags))
+            }
+        };
+        if by.is_some() {
+            self.must(self.solver.not(faults), "a leaf where the guest's entry faults")?;
+        }
+        self.same(entry, expected, "the entry is not made of the guest's")?;
+        Ok(What::Step(by))
+    }
+}
+
+/// The bits of poison.
+const POISON: u64 = 1 << 53 | VALID;
+const _: () = assert!(is_poison(Pte(POISON)) && !is_poison(Pte(POISON & !VALID)) && !is_poison(Pte(VALID)));
