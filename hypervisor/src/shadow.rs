@@ -7,6 +7,7 @@
 pub(crate) mod paging;
 pub(crate) mod steered;
 mod steering;
+mod store;
 pub(crate) mod way;
 
 use crate::chores::Remains;
@@ -28,16 +29,16 @@ use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, in_portions};
 use mmu::shadow::{
     Answer, Config, Counters, GuestFence, Host, LEAVES, LaneInputs, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views,
-    Wrote,
 };
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
-use rv::insn::{WordStore, is_cache_block_management};
+use rv::insn::is_cache_block_management;
 use rv::{
-    Access, Addr, Asid, Context, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, LaneSync, Mode, PAGE_BYTES,
-    Pfn, PhysMem, Request, Trap,
+    Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, LaneSync, Mode, PAGE_BYTES, Pfn,
+    PhysMem, Request, Trap,
 };
+use store::Store;
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
@@ -474,42 +475,6 @@ fn other_fault<E: Env>(
         }
         Ok(answer)
     })
-}
-
-/// A guest's instruction that may be a store to one of its tables.
-struct Store<'a> {
-    gva: Addr<Gva>,
-    /// The guest's `satp`, and the mode that it is executed in.
-    satp: u64,
-    mode: Mode,
-    context: &'a mut Context,
-}
-
-impl Store<'_> {
-    /// Performs the store, and goes on behind it, if it is of a kind that is emulated. Else the guest will do it itself.
-    fn carry_out<M: PhysMem, H: Fence<Gpa>>(
-        &mut self,
-        (gpa, hpa): (Addr<Gpa>, Addr<Hpa>),
-        shadow: &mut Shadow,
-        host: &mut Host<'_, M, H>,
-    ) {
-        let Store { gva, satp, mode, context } = self;
-        let insn = WordStore::from_tinst(context.exit.tinst, gva.raw()).or_else(|| {
-            let insn = fetch::instruction(host.space, *satp, *mode, context.pc, &*host.mem)?;
-            WordStore::decode(insn, &context.x, gva.raw())
-        });
-        let insn = insn.filter(|insn| insn.is_aligned(gpa.raw() % 8));
-        let Some(insn) = insn else {
-            let _ = shadow.table_write((gpa, hpa), None, host);
-            return;
-        };
-        let operand = context.x[usize::from(insn.rs)];
-        let store = |old| insn.apply(old, gpa.raw() % 8, operand);
-        if let Wrote::Done { old } = shadow.table_write((gpa, hpa), Some(&store), host) {
-            context.set(insn.rd, insn.result(old, gpa.raw() % 8));
-            context.skip(insn.length.into());
-        }
-    }
 }
 
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.

@@ -1,7 +1,7 @@
 //! What an engine is made with, what it is lent, and what it counts.
 
 use super::heads::Heads;
-use super::lane::LaneMemory;
+use super::lane_memory::LaneMemory;
 use super::page::{FRAMES_EACH, MOST_PAGES};
 use super::shadowed::Shadowed;
 use crate::frames::Frames;

@@ -2,7 +2,7 @@
 
 use super::config::{Config, Counters, Host};
 use super::index::Index;
-use super::lane::LaneMemory;
+use super::lane_memory::LaneMemory;
 use super::lists::Lists;
 use super::page::{Body, Id, Key, Page};
 use super::passed::Passed;

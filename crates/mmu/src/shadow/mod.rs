@@ -16,7 +16,7 @@
 //! | `fault` | faults: the guest's walk, and the fill |
 //! | `fences` | the guest's fences, and comparing tables |
 //! | `steer` | what an entry is to be where the guest gets its page faults itself |
-//! | `lane` | what the lane needs to do the same for one entry, and how the engine learns of it |
+//! | `lane`, `lane_memory` | what the lane needs to do the same for one entry, and how the engine learns of it |
 //! | `protect` | write protection of guest tables |
 //! | `upkeep` | what the upkeeps answer differently, one file each |
 //! | `root`, `roots`, `views` | roots, and what one vCPU remembers of those that it used |
@@ -44,6 +44,7 @@ mod fences;
 mod heads;
 mod index;
 mod lane;
+mod lane_memory;
 mod lists;
 mod page;
 mod passed;
@@ -62,7 +63,7 @@ pub use config::{Budget, Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::Answer;
 pub use fences::GuestFence;
-pub use lane::{LEAVES, LaneInputs, whole_chunk};
+pub use lane_memory::{LEAVES, LaneInputs, whole_chunk};
 pub use lists::Lists;
 pub use page::MARK;
 pub use protect::Wrote;

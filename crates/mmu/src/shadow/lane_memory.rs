@@ -1,0 +1,117 @@
+//! The memory that the engine and the lane share (`lane` has the picture), and what makes a leaf of a guest's entry.
+
+use crate::frames::Run;
+use rv::{Addr, Gpa, Hpa, LaneSync, Level, PAGE_BYTES, Pfn, PteFlags};
+
+/// Where a header has the shadow page's number, in bytes before the table that it is for.
+pub(super) const ID_AT: u64 = 8;
+/// Bytes of a line of the log.
+pub(super) const LINE_BYTES: u64 = LaneSync::LINE_BYTES;
+/// The first line of the log, in bytes from the gate.
+pub(super) const LOG_AT: u64 = LINE_BYTES;
+
+/// What makes the difference between the words of a chunk and of the right to use it so: the word's sign says that one leaf maps
+/// all of it for everything. The difference of two addresses in an entry is below 2^54.
+const WHOLE: u64 = 1 << 63 | 1 << 60;
+
+/// For each value of a guest's entry's low 10 bits: what makes of it, with the word of a chunk added, the leaf of level 0 that allows
+/// the same (`steer`); 0 where the guest's entry faults.
+pub static LEAVES: [u64; 1 << 10] = leaves();
+
+const fn leaves() -> [u64; 1 << 10] {
+    let mut leaves = [0; 1 << 10];
+    let mut low = 0;
+    while low < leaves.len() as u64 {
+        if let Some(flags) = leaf_flags(low) {
+            leaves[low as usize] = flags.wrapping_sub(low).wrapping_sub(WHOLE);
+        }
+        low += 1;
+    }
+    leaves
+}
+
+/// The flags of the leaf of level 0 for a guest's entry with these, if it does not fault whatever the access.
+const fn leaf_flags(low: u64) -> Option<u64> {
+    let flags = PteFlags::from_bits_truncate(low);
+    let is_valid = flags.contains(PteFlags::V.union(PteFlags::A));
+    let is_leaf = flags.contains(PteFlags::R) || flags.contains(PteFlags::X) && !flags.contains(PteFlags::W);
+    if !is_valid || !is_leaf {
+        return None;
+    }
+    let kept = PteFlags::V.union(PteFlags::R).union(PteFlags::X).union(PteFlags::U).union(PteFlags::A);
+    let stores = PteFlags::W.union(PteFlags::D);
+    let stores = if flags.contains(stores) { stores.bits() } else { 0 };
+    Some(flags.bits() & kept.bits() | stores)
+}
+
+/// The word of a chunk that is in one piece, for everything: guest memory at `from` is at `to`.
+#[must_use]
+pub const fn whole_chunk(from: Pfn<Gpa>, to: Pfn<Hpa>) -> u64 {
+    (to.raw() << 10).wrapping_sub(from.raw() << 10).wrapping_add(WHOLE)
+}
+
+/// The lane's memory.
+pub(super) struct LaneMemory {
+    pub run: Run,
+    /// Words for chunks: for all from GPA 0 on, so that a number needs no subtraction.
+    pub chunks: u64,
+}
+
+/// Where the lane finds what it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneInputs {
+    /// The gate.
+    pub gate: Addr<Hpa>,
+    /// The words for 2 MiB of GPA each.
+    pub chunks: Addr<Hpa>,
+    /// How many.
+    pub count: u64,
+}
+
+impl LaneMemory {
+    /// Frames that it takes for RAM that ends there.
+    pub const fn frames(end: Pfn<Gpa>) -> u64 {
+        let chunks = end.raw().div_ceil(Level::MEGA.pages());
+        (1 + chunks.div_ceil(PAGE_BYTES / 8)).next_power_of_two()
+    }
+
+    /// Ends it: its frames.
+    pub fn into_run(self) -> Run {
+        self.run
+    }
+
+    pub const fn gate(&self) -> Addr<Hpa> {
+        self.run.first().base()
+    }
+
+    /// The word for the 2 MiB around a page.
+    pub fn word(&self, page: Pfn<Gpa>) -> Option<Addr<Hpa>> {
+        let chunk = page.raw() / Level::MEGA.pages();
+        (chunk < self.chunks).then(|| self.run.first().add(1).at(8 * chunk))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::page::{CAPS, permissions};
+    use super::*;
+    use rv::{Entry, Pte};
+
+    #[test]
+    fn the_leaves_are_those_that_steering_makes() {
+        for low in 0..1 << 10 {
+            let pte = Pte(0x1234 << 10 | low);
+            let expected = match pte.decode::<Gpa>(Level::PAGE, CAPS) {
+                Entry::Leaf(leaf) if leaf.flags.contains(PteFlags::A) => {
+                    let mut flags = permissions(leaf.flags) | PteFlags::V | PteFlags::A;
+                    flags.set(PteFlags::D, flags.contains(PteFlags::W));
+                    Some(flags.bits())
+                }
+                _ => None,
+            };
+            let to = whole_chunk(Pfn::new(0x1234), Pfn::new(0x4321));
+            let made = (LEAVES[low as usize] != 0).then(|| pte.0.wrapping_add(to).wrapping_add(LEAVES[low as usize]));
+            assert_eq!(made, expected.map(|flags| 0x4321 << 10 | flags), "{low:#x}");
+        }
+    }
+}
