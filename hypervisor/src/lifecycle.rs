@@ -400,28 +400,30 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
     }
 }
 
+/// Why a VM is not built where frames are free.
+const IN_PIECES: &str = "no memory for its tables: what is free is in pieces";
+
 /// Builds a VM's memory, if there is room for it now.
 fn do_build<E: Env>(g: &Gnomon, vm: &Arc<Vm>, mut lists: Option<Lists>, env: &mut E) -> Result<Option<Work>, String> {
     let frames = &g.harts[env.hart()].frames;
-    // Where frames are free, but no four side by side, waiting is for nothing; where some have just come free, it is not needed.
-    let is_scattered = |built: &Result<(), Unbuilt>| {
-        matches!(built, Err(Unbuilt::NoFrame(AllocError::OutOfMemory))) && g.pager.has_plenty(frames)
-    };
-    let mut result = build::build(g, vm, &mut lists, env);
-    if is_scattered(&result) {
-        result = build::build(g, vm, &mut lists, env);
-    }
-    if is_scattered(&result) {
-        result = Err(Unbuilt::Never("no memory for its tables: what is free is in pieces".into()));
-    }
+    let result = build::build(g, vm, &mut lists, env);
+    // There are frames, but not side by side as those of a root: there may be where more are free.
+    let is_scattered = matches!(result, Err(Unbuilt::NoFrame(AllocError::OutOfMemory)))
+        && frames.at_hand() >> g.offer.g_format.root_extra_bits != 0;
     let message = match result {
-        Ok(()) => return Ok(Some(built(g, vm, frames))),
+        Ok(()) => {
+            g.pager.aim_as_usual();
+            return Ok(Some(built(g, vm, frames)));
+        }
+        Err(Unbuilt::NoFrame(_)) if is_scattered && !g.pager.aim_higher(frames) => IN_PIECES.into(),
         Err(Unbuilt::NoFrame(error)) => match wait_for_room(g, vm, error, env) {
             Ok(()) => return Ok(Some(lists.map_or(Work::Build, Work::Prepare))),
+            Err(_) if is_scattered => IN_PIECES.into(),
             Err(why) => format!("no memory for its tables: {why}"),
         },
         Err(Unbuilt::Never(message)) => message,
     };
+    g.pager.aim_as_usual();
     lists.into_iter().for_each(|lists| lists.release(frames));
     Err(message)
 }

@@ -259,7 +259,8 @@ impl Lab {
     /// If the guest does not come to its end, or says that something went wrong.
     pub fn run(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
         let run = self.known_or_new(subject, load)?;
-        if load.processors.is_metered() {
+        // Where vCPUs share a hart, one that waits is away for as long as no other can run.
+        if load.processors == Processors::ONE {
             self.longests.lock().unwrap_or_else(PoisonError::into_inner).add(subject, &run.longest);
         }
         Ok(run)

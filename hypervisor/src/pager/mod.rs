@@ -112,6 +112,10 @@ pub struct Pager {
     leaving: AtomicUsize,
     /// Whether a frame is wanted that the host has not.
     is_short: AtomicBool,
+    /// Frames that are to be free for somebody who needs some side by side; 0: nobody does.
+    aim: AtomicU64,
+    /// Pages that have gone for that.
+    gone_for_it: AtomicU64,
     /// VMs, by slot, that want a frame more than they may have.
     over_limit: AtomicU64,
     /// VMs, by slot, of which a vCPU waits for a frame, or for room among the requests.
@@ -164,6 +168,8 @@ impl Pager {
             in_flight: AtomicUsize::new(0),
             leaving: AtomicUsize::new(0),
             is_short: AtomicBool::new(false),
+            aim: AtomicU64::new(0),
+            gone_for_it: AtomicU64::new(0),
             over_limit: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             exhausted: Mutex::new(None),
@@ -276,15 +282,24 @@ impl Pager {
         self.waiting.load(SeqCst) >> vm.slot() & 1 == 1
     }
 
-    /// Whether so many frames are free that there is nothing to be waited for.
-    pub(crate) fn has_plenty(&self, frames: &Frames) -> bool {
-        frames.at_hand() >= Self::marks(frames).1
-    }
-
     /// Frames that are to be free, and how many a sweep makes free once there are fewer.
     fn marks(frames: &Frames) -> (u64, u64) {
         let low = (frames.total_count() / 64).clamp(64, 2048);
         (low, 2 * low)
+    }
+
+    /// Frames are free, but not so many side by side as a VM needs that is about to start: more are to be free, so that some are.
+    /// Returns false if as many pages have gone for that as the host has frames: then that comes to nothing.
+    pub(crate) fn aim_higher(&self, frames: &Frames) -> bool {
+        let free = frames.at_hand();
+        self.aim.fetch_max((free + free / 2).min(frames.total_count()), SeqCst);
+        self.gone_for_it.load(SeqCst) < frames.total_count()
+    }
+
+    /// Nobody needs frames side by side any more.
+    pub(crate) fn aim_as_usual(&self) {
+        self.aim.store(0, SeqCst);
+        self.gone_for_it.store(0, SeqCst);
     }
 
     /// Whether memory is not short.
@@ -310,5 +325,28 @@ impl Pager {
         {
             inner.stock.push(frame);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn for_frames_side_by_side_no_more_goes_than_the_host_has() {
+        let (pager, mut frames) = (Pager::new(None), Frames::new());
+        frames.add(Pfn::new(0), 1000);
+        let taken = frames.alloc(mmu::frames::Owner::Host, mmu::frames::Use::Other, 9).unwrap();
+        assert!(pager.aim_higher(&frames));
+        // Half as many again as are free.
+        assert_eq!(pager.aim.load(SeqCst), 488 + 244);
+        pager.gone_for_it.fetch_add(999, SeqCst);
+        assert!(pager.aim_higher(&frames));
+        pager.gone_for_it.fetch_add(1, SeqCst);
+        assert!(!pager.aim_higher(&frames));
+        pager.aim_as_usual();
+        frames.free(taken);
+        assert!(pager.aim_higher(&frames));
+        assert_eq!(pager.aim.load(SeqCst), 1000);
     }
 }

@@ -102,6 +102,9 @@ impl Pager {
             }
         }
         if portion.gone > 0 {
+            if self.aim.load(SeqCst) != 0 {
+                self.gone_for_it.fetch_add(portion.gone, SeqCst);
+            }
             clock.rounds = 0;
         } else if clock.rounds >= FRUITLESS && self.in_flight.load(SeqCst) == 0 {
             clock.rounds = 0;

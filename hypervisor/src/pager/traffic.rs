@@ -207,7 +207,11 @@ impl Pager {
             Goal::Nothing => false,
             Goal::Limits(slots) => self.over_limit.fetch_and(!slots, SeqCst) != 0,
             // It may have been for a VM that is to need some only later: what can be taken then is another matter.
-            Goal::Free => self.is_short.swap(false, SeqCst) && self.waiting.load(SeqCst) != 0,
+            // Who needs frames side by side has been woken for each that came.
+            Goal::Free => {
+                let is_waited_for = self.waiting.load(SeqCst) != 0 || self.aim.load(SeqCst) != 0;
+                self.is_short.swap(false, SeqCst) && is_waited_for
+            }
         };
         let event = self.events.fetch_add(1, SeqCst) + 1;
         *self.exhausted.lock() = is_waited_for.then_some((event, goal));
@@ -429,7 +433,7 @@ impl Pager {
         if self.is_short.load(SeqCst) {
             // Cleared first: whoever finds none after that sets it again.
             self.is_short.store(false, SeqCst);
-            let (free, (_, high)) = (frames.at_hand(), Self::marks(frames));
+            let (free, high) = (frames.at_hand(), Self::marks(frames).1.max(self.aim.load(SeqCst)));
             if free < high {
                 self.is_short.store(true, SeqCst);
             }

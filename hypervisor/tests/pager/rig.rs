@@ -10,9 +10,10 @@ use hypervisor::offer::GuestTimer;
 use hypervisor::pager::Pager;
 use hypervisor::vcpu::{VcpuRun, request};
 use hypervisor::vm::{Departure, Phase, Translation, Vm};
-use mmu::frames::{Owner, Use};
+use mmu::frames::{Owner, Run, Use};
 use rv::{Addr, Exit, Gpa, Hpa, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 use std::collections::BTreeMap;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -88,6 +89,8 @@ pub struct Rig {
     pub exits_per_turn: u64,
     /// No hart is ever idle.
     pub is_busy: bool,
+    /// Somebody has every other frame of what comes free, so that no two are side by side: these.
+    pub between: Option<Vec<Run>>,
     /// Most accesses to words of memory in one look.
     pub longest_look: u64,
 }
@@ -120,6 +123,7 @@ impl Rig {
             turns: 0..0,
             exits_per_turn: 1,
             is_busy: false,
+            between: None,
             longest_look: 0,
         };
         rig.collect();
@@ -170,6 +174,10 @@ impl Rig {
         let before = fake::ACCESSES.get();
         self.g.pager.go_on(&self.g, &mut self.hart);
         self.longest_look = self.longest_look.max(fake::ACCESSES.get() - before);
+        if let Some(mut between) = self.between.take() {
+            self.break_up(&mut between);
+            self.between = Some(between);
+        }
         lifecycle::go_on(&self.g, &mut self.hart);
         // As if much time had passed.
         self.hart.time += 10_000_000;
@@ -185,6 +193,18 @@ impl Rig {
             }
         }
         self.check();
+    }
+
+    /// Takes all frames that are free.
+    pub fn take_all(&self) -> Vec<Run> {
+        iter::from_fn(|| self.g.frames().alloc(Owner::Host, Use::Other, 0).ok()).collect()
+    }
+
+    /// Takes every other frame of what is free.
+    pub fn break_up(&self, between: &mut Vec<Run>) {
+        for run in self.take_all() {
+            if run.first().is_aligned(2) { self.g.frames().free(run) } else { between.push(run) }
+        }
     }
 
     /// Nothing is on its way. Then each page of the device that is not free has a page of a VM's; or it is bad.

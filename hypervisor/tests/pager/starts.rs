@@ -1,9 +1,10 @@
 //! VMs that start over while others have all memory: they wait until some is taken back, and end only if none can be.
 
 use crate::rig::{Done, PAGES, Rig, USED, vm};
-use abi::bundle::MmuMode;
+use abi::bundle::{MmuMode, VmConfig};
+use abi::record::EndReason;
 use hypervisor::vm::Departure;
-use mmu::frames::{Owner, Run, Use};
+use mmu::frames::Run;
 
 /// A VM starts over; its memory is given back, and somebody has taken all of it at once, which is returned.
 fn starts_over_without_memory(rig: &mut Rig) -> Vec<Run> {
@@ -11,7 +12,7 @@ fn starts_over_without_memory(rig: &mut Rig) -> Vec<Run> {
     assert_eq!(rig.fill(1, 0..USED), Done::Yes);
     rig.depart(0, Departure::Reboot);
     rig.until("it has no memory", |rig| rig.said.contains("starts over"));
-    std::iter::from_fn(|| rig.g.frames().alloc(Owner::Host, Use::Other, 0).ok()).collect()
+    rig.take_all()
 }
 
 #[test]
@@ -53,10 +54,60 @@ fn one_that_waits_can_be_ended() {
     rig.disk().get().is_held = true;
     (0..50).for_each(|_| rig.turn());
     assert!(rig.g.vms.all().count() == 2, "it waits");
-    rig.depart(0, Departure::End(abi::record::EndReason::SystemFailure));
+    rig.depart(0, Departure::End(EndReason::SystemFailure));
     rig.until("it is over", |rig| rig.g.vms.all().count() == 1);
     rig.disk().get().is_held = false;
     taken.into_iter().for_each(|run| rig.g.frames().free(run));
     let said = rig.end();
     assert!(said.contains("vm powered off after a system failure"), "{said}");
+}
+
+/// A VM starts over, and what is free is in pieces. Somebody has the frames between.
+fn starts_over_in_pieces(mmu: MmuMode, other: VmConfig) -> (Rig, Vec<Run>) {
+    let mut rig = Rig::new(1600, Some(2 * PAGES), vec![vm("vm", mmu), other]);
+    starts_over_without_memory(&mut rig).into_iter().for_each(|run| rig.g.frames().free(run));
+    let mut between = Vec::new();
+    rig.break_up(&mut between);
+    assert!(rig.g.frames().at_hand() > 200, "plenty is free");
+    (rig, between)
+}
+
+#[test]
+fn a_vm_waits_for_frames_side_by_side() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let (mut rig, taken) = starts_over_in_pieces(mmu, vm("other", MmuMode::Nested));
+        rig.restarted(0);
+        assert_eq!((rig.fill(0, 0..100), rig.load(0, 0..100)), (Done::Yes, Done::Yes));
+        assert_eq!(rig.load(1, 0..USED), Done::Yes);
+        taken.into_iter().for_each(|run| rig.g.frames().free(run));
+        rig.end();
+    }
+}
+
+/// Nothing can be taken from the other.
+#[test]
+fn where_no_frames_come_side_by_side_it_ends_and_no_other() {
+    let other = VmConfig { wired: true, ..vm("other", MmuMode::Nested) };
+    let (mut rig, taken) = starts_over_in_pieces(MmuMode::Nested, other);
+    rig.until("it is over", |rig| rig.g.vms.all().count() == 1);
+    assert_eq!(rig.load(1, 0..USED), Done::Yes);
+    taken.into_iter().for_each(|run| rig.g.frames().free(run));
+    let said = rig.end();
+    let message = "vm could not be started: no memory for its tables: what is free is in pieces";
+    assert!(said.contains(message) && said.contains("other powered off"), "{said}");
+}
+
+/// What comes free is in pieces at once, and the other touches its memory all the time.
+#[test]
+fn a_vm_does_not_wait_for_ever_for_frames_side_by_side() {
+    let (mut rig, between) = starts_over_in_pieces(MmuMode::Nested, vm("other", MmuMode::Nested));
+    rig.between = Some(between);
+    let mut pages = (0..USED).cycle();
+    while rig.g.vms.all().count() == 2 {
+        assert!(rig.count("swap.portions") < 5000, "{:?}", rig.g.pager.each());
+        assert_eq!(rig.load(1, pages.by_ref().take(40)), Done::Yes);
+        rig.turn();
+    }
+    rig.between.take().unwrap().into_iter().for_each(|run| rig.g.frames().free(run));
+    assert!(rig.end().contains("what is free is in pieces"));
 }
