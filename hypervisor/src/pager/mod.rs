@@ -43,7 +43,7 @@ use alloc::vec::Vec;
 use clock::Goal;
 use core::sync::atomic;
 use disk::{Shelf, Slots};
-use mmu::frames::{Ahead, Frames, Run};
+use mmu::frames::{Ahead, AllocError, Frames, Run};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, Pfn};
 
@@ -51,6 +51,18 @@ use rv::{Gpa, Pfn};
 const MOST_FAILED: u32 = 8;
 /// Frames that the pager keeps for tables: it needs some when there are none.
 const STOCK: usize = 4;
+
+/// What is to be done about a page that is out.
+enum Fetched {
+    /// It is there, or on its way elsewhere: the access is attempted anew.
+    Again,
+    /// It comes, or something else has to come first.
+    Waits,
+    /// There is no frame for it.
+    NoFrame(AllocError),
+    /// The device does not give it.
+    Lost,
+}
 
 /// A request that has been begun, until all is done about it.
 struct Request {

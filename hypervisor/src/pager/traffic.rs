@@ -2,7 +2,7 @@
 
 use super::clock::Goal;
 use super::originals::Read;
-use super::{Inner, IoError, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
+use super::{Fetched, Inner, IoError, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
@@ -20,18 +20,6 @@ use rv::{Gpa, PAGE_BYTES, Pfn, PhysMem};
 
 /// Requests whose end is looked after at a time: some 40,000 instructions.
 const AT_ONCE: usize = 16;
-
-/// What is to be done about a page that is out.
-pub(super) enum Fetched {
-    /// It is there, or on its way elsewhere: the access is attempted anew.
-    Again,
-    /// It comes, or something else has to come first.
-    Waits,
-    /// There is no frame for it.
-    NoFrame(AllocError),
-    /// The device does not give it.
-    Lost,
-}
 
 impl Pager {
     /// What can be done about guest memory that could not be reached. `Ok`: it is to be attempted anew.
