@@ -42,6 +42,9 @@ impl Chunk {
     }
 }
 
+/// Numbers of frames that there may be: no memory is where poison leads.
+const FRAMES: u64 = (1 << 43) - 1;
+
 /// What is to stand in the entry.
 enum Made {
     Entry(&'static str, Pte),
@@ -54,7 +57,7 @@ pub fn furnish(memory: &mut Memory, tables: impl Iterator<Item = u64>, random: &
     let count = 2 + random.below(5);
     let chunk = |number: u64, random: &mut Random| match random.below(8) {
         0 => Chunk::Unknown,
-        1..5 => Chunk::Whole(Pfn::new((random.next() & ((1 << 44) - 1)) >> 9 << 9)),
+        1..5 => Chunk::Whole(Pfn::new((random.next() & FRAMES) >> 9 << 9)),
         _ => Chunk::Pages(PAGES + number * 4096),
     };
     let chunks: Vec<Chunk> = (0..count).map(|number| chunk(number, random)).collect();
@@ -95,7 +98,7 @@ fn page(random: &mut Random) -> u64 {
         1 | 2 => random.any(&[0xd1, 0xd3, 0xd7, 0xd9, 0xdb, 0xde, 0]),
         _ => random.any(&[0xdf, 0xcf, 0x1df, 0xff]),
     };
-    (random.next() & ((1 << 44) - 1)) << 10 | flags
+    (random.next() & FRAMES) << 10 | flags
 }
 
 /// An entry of a guest's table.
