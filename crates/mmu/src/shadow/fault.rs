@@ -8,7 +8,7 @@
 use super::config::Host;
 use super::engine::Shadow;
 use super::entries::Both;
-use super::page::{At, CAPS, Id, Key, NO_PTE, Role};
+use super::page::{At, CAPS, Id, Key, NO_PTE, PARTS, Place, Ref, Role, indices};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -418,14 +418,53 @@ impl<S: Shadowed> Shadow<S> {
             return self.index.find(key, host.mem);
         }
         self.drop_entry((id, index), host);
-        let child = self.child(key, gva, host)?;
-        self.index.page_mut(child).place.add(gva.raw());
+        let child = self.child(key, (id, gva), host)?;
         self.set_pointer((id, index), pte, child, host);
         Some(child)
     }
 
+    /// A page is about to be linked below `above`, for an address.
+    fn place<M: PhysMem, H>(&mut self, id: Id, (above, gva): (Id, Addr<S>), host: &mut Host<'_, M, H>) {
+        if !self.steers() {
+            return;
+        }
+        let above = self.index.page(above);
+        let is_various = above.key.level == Level::MEGA && above.place == Place::Various;
+        let page = self.index.page_mut(id);
+        let before = page.place;
+        if page.parents == Ref::NONE {
+            page.place = Place::Nowhere;
+        }
+        page.place.add(gva.raw());
+        if self.is_sabotaged(Sabotage::ForgetsPlaces) {
+            return;
+        }
+        let page = self.index.page_mut(id);
+        if is_various {
+            page.place = Place::Various;
+        }
+        if page.key.level != Level::MEGA || page.key.role != Role::Table || page.place == before {
+            return;
+        }
+        // What it leads to translates there, too.
+        for part in 0..PARTS {
+            for index in indices(part, self.index.page(id).live_in(part)) {
+                host.budget.spend(1);
+                let mirror = self.index.page(id).mirror(index, host.mem).filter(|mirror| mirror.is_pointer());
+                let Some(mirror) = mirror else { continue };
+                let below = self.index.child_of((id, index), mirror, host.mem);
+                self.index.page_mut(below).place.add(gva.raw());
+            }
+        }
+    }
+
     /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
-    fn child<M: PhysMem, H: Fence<Gpa>>(&mut self, key: Key, gva: Addr<S>, host: &mut Host<'_, M, H>) -> Option<Id> {
+    fn child<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        key: Key,
+        (above, gva): (Id, Addr<S>),
+        host: &mut Host<'_, M, H>,
+    ) -> Option<Id> {
         if let Some(id) = self.index.find(key, host.mem) {
             self.counters.shared += 1;
             if self.steers() && key.role == Role::Table && self.index.page(id).guest.is_none() {
@@ -433,6 +472,7 @@ impl<S: Shadowed> Shadow<S> {
             }
             let fences = self.passed.fences();
             self.index.page_mut(id).use_.comes(fences);
+            self.place(id, (above, gva), host);
             if !self.is_sabotaged(Sabotage::LinksStale) {
                 self.sync_below(id, gva, host);
             }
@@ -444,6 +484,7 @@ impl<S: Shadowed> Shadow<S> {
         };
         let body = self.spare.pop().expect("an operation prepares for the pages that it makes");
         let id = self.make(key, body, guest, host);
+        self.place(id, (above, gva), host);
         if self.steers() && key.role != Role::Bare {
             self.fill_whole(id, host);
         }

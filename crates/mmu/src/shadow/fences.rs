@@ -2,7 +2,7 @@
 
 use super::config::{Budget, Host};
 use super::engine::Shadow;
-use super::page::{Id, PARTS, Role, indices};
+use super::page::{Id, PARTS, Place, Role, indices};
 use super::root::Root;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -142,7 +142,12 @@ impl<S: Shadowed> Shadow<S> {
         if key.role != Role::Table || page.stamp == stamp {
             return Ok(());
         }
-        if self.steers() && self.passed.is_fresh(page.stamp, gva.raw(), key.level) {
+        let part = match (key.level, page.place) {
+            (Level::PAGE, Place::Various) => None,
+            (Level::PAGE | Level::MEGA, _) => Some(gva.raw()),
+            _ => None,
+        };
+        if self.steers() && self.passed.is_fresh(page.stamp, part) {
             return Ok(());
         }
         let may_lag = page.may_lag();

@@ -163,11 +163,12 @@ pub(super) struct Page {
     pub stamp: u64,
     /// Whether it is worth while to compare it at wide fences.
     pub use_: Use,
-    /// An address that it translates, wherever it was linked so far. The lane does not say which one it fenced.
+    /// Where it translates, of a page of level 0 or 1.
     pub place: Place,
 }
 
-/// Where a shadow page was linked.
+/// Where a shadow page translates, by all that it is linked below, or was: what fences there are about it. The lane does not say which
+/// address it fenced; and a guest may have a table of level 1 at several places.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Nowhere,

@@ -45,18 +45,20 @@ impl Passed {
         self.parts = [u64::MAX; WORDS];
     }
 
-    /// Whether two addresses are in one part.
+    /// Whether two addresses are in one part, or in parts that share a bit.
     pub const fn is_same_part(one: u64, other: u64) -> bool {
-        one >> PART_SHIFT == other >> PART_SHIFT
+        ((one ^ other) >> PART_SHIFT).is_multiple_of(64 * WORDS as u64)
     }
 
-    /// Whether a page of `level` is up to date, with all that it leads to, that was compared at `stamp` and translates `gva`.
-    pub fn is_fresh(&self, stamp: u64, gva: u64, level: Level) -> bool {
-        let part = gva >> PART_SHIFT;
-        let is_fenced = if level > Level::MEGA {
-            self.parts != [0; WORDS]
-        } else {
-            self.parts[part as usize / 64 % WORDS] >> (part % 64) & 1 == 1
+    /// Whether a page is up to date, with all that it leads to, that was compared at `stamp` and translates nothing but the part
+    /// of `gva`; of many parts, if `None`.
+    pub fn is_fresh(&self, stamp: u64, gva: Option<u64>) -> bool {
+        let is_fenced = match gva {
+            Some(gva) => {
+                let part = gva >> PART_SHIFT;
+                self.parts[part as usize / 64 % WORDS] >> (part % 64) & 1 == 1
+            }
+            None => self.parts != [0; WORDS],
         };
         stamp >= self.all && !is_fenced
     }

@@ -68,6 +68,8 @@ pub enum Sabotage {
     ForgetsPassed,
     /// The same before one by address.
     ForgetsPassedPages,
+    /// A table that is at several places is taken to be at one.
+    ForgetsPlaces,
     /// What the lane has made is not learnt.
     ForgetsLaneLog,
     /// The lane goes by a G-stage that was.
