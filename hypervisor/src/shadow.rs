@@ -27,16 +27,14 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, in_portions};
-use mmu::shadow::{
-    Answer, Config, Counters, GuestFence, Host, LEAVES, LaneInputs, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views,
-};
+use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::is_cache_block_management;
 use rv::{
-    Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, LaneSync, Mode, PAGE_BYTES, Pfn,
-    PhysMem, Request, Trap,
+    Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, Mode, PAGE_BYTES, Pfn, PhysMem,
+    Request, Trap,
 };
 use store::Store;
 
@@ -61,9 +59,7 @@ fn lend<E: Env, R>(
 ) -> Option<R> {
     let Memory { space, shadow: Some(shadow) } = guard.as_mut()? else { return None };
     let mut hw = ShadowFence { g, vm, env };
-    shadow.close(mem);
-    let result = to(shadow, &mut Host::new(space, from, mem, &mut hw));
-    shadow.open(mem);
+    let result = shadow.alone(mem, |shadow, mem| to(shadow, &mut Host::new(space, from, mem, &mut hw)));
     g.pager.forgo_all(space);
     Some(result)
 }
@@ -148,13 +144,12 @@ pub(crate) fn build(
             return Err(message);
         }
     };
-    let end = Addr::new(GUEST_RAM_BASE + config.memory_bytes).pfn();
-    let has_lane = config.lane;
     let config = Config { upkeep, ad, pages, first_serial };
     let shadow = Shadow::new(config, owner, lists, frames);
     let mut shadow = shadow.map_err(|e| format!("no memory for its shadow tables: {e}"))?;
-    if has_lane {
-        shadow.begin_lane(end, owner, frames, mem);
+    if vm.config.lane {
+        let end = Addr::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn();
+        shadow.begin_lane(end, frames, mem);
     }
     Ok(shadow)
 }
@@ -311,9 +306,8 @@ fn attach_other<E: Env>(
     });
     match attached {
         Ok((loaded, inputs)) => {
-            if let Some(LaneInputs { gate, chunks, count }) = inputs {
-                let leaves = LEAVES.as_ptr() as u64;
-                lane.syncs_by(LaneSync { gate: gate.raw(), leaves, chunks: chunks.raw(), count });
+            if let Some(inputs) = inputs {
+                lane.syncs_by(inputs);
             }
             Ok(loaded)
         }
@@ -421,8 +415,8 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
     let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else {
         return Faulted::Fatal(no_memory(Unreachable::Gone));
     };
+    // All that most faults take. As a closure it would cost each 34 instructions.
     let mut mem = env.mem();
-    // All that most faults take.
     shadow.close(&mut mem);
     let known = shadow.fault_in_known_tables(root, gva, &request, space, &mut mem);
     shadow.open(&mut mem);

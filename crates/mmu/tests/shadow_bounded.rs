@@ -3,25 +3,21 @@
 //!
 //! What an operation takes is counted in accesses to memory, of which each stands for some six instructions.
 
+mod engine;
+
+use engine::{HOST, Hardware, RAM};
 use mmu::gstage::in_portions;
-use mmu::shadow::{Answer, Config, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views};
-use mmu::{
-    Ad, AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages,
-    Unresolved, with_ready,
-};
+use mmu::shadow::{Answer, Config, GuestFence, Host, Root, Shadow, Upkeep, Views};
+use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved};
 use oracle::Machine;
-use rv::format::{SV39, SV39X4};
-use rv::{Access, Addr, Asid, Elide, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
+use rv::{Access, Addr, FenceLog, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
 use std::cell::Cell;
 
 /// Most accesses of an operation.
 const MOST: u64 = 18_000;
 
-const VM: Owner = Owner::Vm(0);
-const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
 const HOST_PAGES: u64 = 4096;
 const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
-const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
 const PAGES: u64 = 1024;
 /// Guest pages: the root, the table below it, and the tables of leaves.
 const ROOT: u64 = 0;
@@ -75,14 +71,6 @@ impl PhysMem for Counting {
     }
 }
 
-/// No hart but the one that asks, which remembers nothing.
-struct Hardware;
-
-impl Fence<Gpa> for Hardware {
-    fn fence(&mut self, _: FenceScope<Gpa>) {}
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
-}
-
 /// A guest with [`TABLES`] full tables of leaves, all of them shadowed where the bound lets it.
 struct World {
     mem: Counting,
@@ -108,31 +96,12 @@ impl World {
         mem.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, HOST_PAGES);
-        let policy = Policy {
-            superpages: Superpages::Never,
-            images: Images::Shared,
-            residence: Residence::Pageable,
-            ad: Ad::AsNeeded,
-        };
-        let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
-        for (start, object) in [(0, Object::Anonymous), (IMAGE_PAGE, Object::Image { first: IMAGE })] {
-            let region = Region { start: RAM.add(start), pages: 512, prot: Prot::RWX, object };
-            space.add_region(region).expect("disjoint");
-        }
+        let regions = [(Prot::RWX, Object::Anonymous), (Prot::RWX, Object::Image { first: IMAGE })];
+        let mut space = engine::space(&regions, &frames, &mut mem);
         let config = Config { upkeep, ad: AdPolicy::Svade, pages, first_serial: 1 };
-        let mut lists = Lists::new(RAM, PAGES);
-        assert_eq!(lists.prepare(u64::MAX, VM, &frames, &mut mem), Ok(true));
-        let mut shadow = Shadow::new(config, VM, lists, &frames).expect("frames");
+        let mut shadow = engine::shadow(config, PAGES, &frames, &mut mem);
         let (mut views, log) = (Views::new(), FenceLog::new(0));
-        let paging = Paging::Tables { format: &SV39, root: RAM.add(ROOT) };
-        let mut root = None;
-        let loaded = with_ready(&frames, &mut mem, |ready, mem| {
-            let mut hw = Hardware;
-            let host = &mut Host::new(&mut space, (&frames, ready), mem, &mut hw);
-            shadow.attach(&mut root, (paging, Asid(0)), &mut views, &log, host)
-        });
-        loaded.expect("frames").expect("nothing is to be taken back");
-        let root = root.expect("it is loaded");
+        let root = engine::attach(&mut shadow, ROOT, (&mut views, &log), (&mut space, &frames), &mut mem);
         let mut world = Self { mem, frames, space, shadow, views, log, root, most: 0 };
         let pointer = |page: u64| (RAM.raw() + page) << 10 | 1;
         world.poke(ROOT, 0, pointer(MIDDLE));

@@ -2,36 +2,21 @@
 //! shadow tables comes to what the oracle says of the guest's tables, and what the shadow then allows is what hardware
 //! would, by the same oracle. Nothing is sampled.
 
-use mmu::shadow::{Answer, Config, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views};
-use mmu::{
-    AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, ResolveError,
-    Resolved, Superpages, with_ready,
-};
-use oracle::{Ad, Context, Machine as Memory, Table, Words};
-use rv::format::{SV39, SV39X4};
-use rv::{
-    Access, Addr, Asid, Elide, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, PteFlags,
-    Request,
-};
+mod engine;
 
-const VM: Owner = Owner::Vm(0);
-const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
+use engine::{HOST, Hardware, RAM, VM};
+use mmu::shadow::{Answer, Config, Host, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, ResolveError, Resolved, with_ready};
+use oracle::{Ad, Context, Machine as Memory, Table, Words};
+use rv::{Access, Addr, Asid, Elide, FenceLog, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, PteFlags, Request};
+
 const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
-const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
 const GVA: Addr<Gva> = Addr::new(0x123);
 /// Guest pages: its tables, from the root down, and one of each kind of memory.
 const TABLES: [u64; 3] = [0, 1, 2];
 const ANONYMOUS: u64 = 16;
 const IMAGE_PAGE: u64 = 512;
 const ROM: u64 = 1024;
-
-/// No hart but the one that asks, which remembers nothing.
-struct Hardware;
-
-impl Fence<Gpa> for Hardware {
-    fn fence(&mut self, _: FenceScope<Gpa>) {}
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
-}
 
 /// The guest's memory as words, for the oracle.
 struct GuestWords<'a>(&'a AddressSpace, &'a Memory);
@@ -73,37 +58,19 @@ impl World {
         mem.zero_frames(IMAGE, 512);
         let mut frames = Frames::new();
         frames.add(HOST, 2048);
-        let policy = Policy {
-            superpages: Superpages::Never,
-            images: Images::Shared,
-            residence: Residence::Pageable,
-            ad: mmu::Ad::AsNeeded,
-        };
-        let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
-        for (start, prot, object) in [
-            (0, Prot::RWX, Object::Anonymous),
-            (IMAGE_PAGE, Prot::RWX, Object::Image { first: IMAGE }),
-            (ROM, Prot::R.union(Prot::X), Object::Anonymous),
-        ] {
-            space.add_region(Region { start: RAM.add(start), pages: 512, prot, object }).expect("disjoint");
-        }
+        let regions = [
+            (Prot::RWX, Object::Anonymous),
+            (Prot::RWX, Object::Image { first: IMAGE }),
+            (Prot::R.union(Prot::X), Object::Anonymous),
+        ];
+        let mut space = engine::space(&regions, &frames, &mut mem);
         let config = Config { upkeep, ad, pages: 64, first_serial: 1 };
-        let mut lists = Lists::new(RAM, 1536);
-        assert_eq!(lists.prepare(u64::MAX, VM, &frames, &mut mem), Ok(true));
-        let mut shadow = Shadow::new(config, VM, lists, &frames).expect("frames");
+        let mut shadow = engine::shadow(config, 1536, &frames, &mut mem);
         let (mut views, log) = (Views::new(), FenceLog::new(0));
         for (table, next) in TABLES.into_iter().zip(TABLES.into_iter().skip(1)) {
             poke(&mut space, &frames, &mut mem, table, (RAM.raw() + next) << 10 | 1);
         }
-        let paging = Paging::Tables { format: &SV39, root: RAM.add(TABLES[0]) };
-        let mut hw = Hardware;
-        let mut root = None;
-        let loaded = with_ready(&frames, &mut mem, |ready, mem| {
-            let host = &mut Host::new(&mut space, (&frames, ready), mem, &mut hw);
-            shadow.attach(&mut root, (paging, Asid(0)), &mut views, &log, host)
-        });
-        loaded.expect("frames").expect("nothing is to be taken back");
-        let root = root.expect("it is loaded");
+        let root = engine::attach(&mut shadow, TABLES[0], (&mut views, &log), (&mut space, &frames), &mut mem);
         Self { mem, frames, space, shadow, views, log, root }
     }
 

@@ -1,35 +1,21 @@
 //! A guest's table of level 1 at two places of one root, in `steered`: what is linked below it translates at both, so fences at both count.
 
-use mmu::shadow::{Answer, Config, GuestFence, Host, Lists, MARK, Paging, Root, Sabotage, Shadow, Upkeep, Views};
-use mmu::table::{State, is_poison};
-use mmu::{
-    Ad, AdPolicy, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, Superpages,
-    Unresolved, with_ready,
-};
-use oracle::Machine;
-use rv::format::{SV39, SV39X4};
-use rv::{
-    Access, Addr, Asid, Elide, Fence, FenceLog, FenceScope, Gpa, Gva, Hpa, Lane, LaneSync, Level, Pfn, PhysMem, Pte,
-    Request,
-};
+mod engine;
 
-const VM: Owner = Owner::Vm(0);
-const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
-const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
+use engine::{HOST, Hardware, RAM, REGION};
+use mmu::shadow::{Answer, Config, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::table::{State, is_poison};
+use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};
+use oracle::Machine;
+use rv::format::SV39;
+use rv::{Access, Addr, FenceLog, Gva, Hpa, Lane, LaneSync, Level, Pfn, PhysMem, Pte, Request};
+
 /// Guest pages: the root, the table of level 1 that is at 0 and 1 there, tables of level 0, and what leaves lead to.
 const ROOT: u64 = 0;
 const MIDDLE: u64 = 1;
 const TABLES: [u64; 3] = [2, 3, 4];
 const BEFORE: u64 = 10;
 const AFTER: u64 = 11;
-
-/// No hart but the one that asks, which remembers nothing.
-struct Hardware;
-
-impl Fence<Gpa> for Hardware {
-    fn fence(&mut self, _: FenceScope<Gpa>) {}
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
-}
 
 struct World {
     mem: Machine,
@@ -59,36 +45,15 @@ impl World {
         let mut mem = Machine::with_ram(HOST, 2048);
         let mut frames = Frames::new();
         frames.add(HOST, 2048);
-        let policy = Policy {
-            superpages: Superpages::Never,
-            images: Images::Shared,
-            residence: Residence::Pageable,
-            ad: Ad::AsNeeded,
-        };
-        let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).expect("frames");
-        let region = Region { start: RAM, pages: 512, prot: Prot::RWX, object: Object::Anonymous };
-        space.add_region(region).expect("disjoint");
+        let mut space = engine::space(&[(Prot::RWX, Object::Anonymous)], &frames, &mut mem);
         let config = Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, pages: 128, first_serial: 1 };
-        let mut lists = Lists::new(RAM, 512);
-        assert_eq!(lists.prepare(u64::MAX, VM, &frames, &mut mem), Ok(true));
-        let mut shadow = Shadow::new(config, VM, lists, &frames).expect("frames");
+        let mut shadow = engine::shadow(config, REGION, &frames, &mut mem);
         if let Some(sabotage) = sabotage {
             shadow.sabotage(sabotage);
         }
-        shadow.begin_lane(RAM.add(512), VM, &frames, &mut mem);
+        shadow.begin_lane(RAM.add(REGION), &frames, &mut mem);
         let (mut views, log) = (Views::new(), FenceLog::new(0));
-        let paging = Paging::Tables { format: &SV39, root: RAM.add(ROOT) };
-        let mut root = None;
-        let loaded = with_ready(&frames, &mut mem, |ready, mem| {
-            shadow.close(mem);
-            let mut hw = Hardware;
-            let host = &mut Host::new(&mut space, (&frames, ready), mem, &mut hw);
-            let loaded = shadow.attach(&mut root, (paging, Asid(0)), &mut views, &log, host);
-            shadow.open(mem);
-            loaded
-        });
-        loaded.expect("frames").expect("nothing is to be taken back");
-        let root = root.expect("it is loaded");
+        let root = engine::attach(&mut shadow, ROOT, (&mut views, &log), (&mut space, &frames), &mut mem);
         let mut world = Self { mem, frames, space, shadow, views, log, root };
         for page in (ROOT..5).chain([BEFORE, AFTER]) {
             let gpa = RAM.add(page).base();
@@ -105,11 +70,9 @@ impl World {
     ) -> R {
         let Self { mem, frames, space, shadow, root, .. } = self;
         let result = with_ready(frames, mem, |ready, mem| {
-            shadow.close(mem);
-            let mut hw = Hardware;
-            let result = operation(shadow, *root, &mut Host::new(space, (frames, ready), mem, &mut hw));
-            shadow.open(mem);
-            result
+            shadow.alone(mem, |shadow, mem| {
+                operation(shadow, *root, &mut Host::new(space, (frames, ready), mem, &mut Hardware))
+            })
         });
         result.expect("frames")
     }
@@ -127,17 +90,18 @@ impl World {
 
     /// The guest fences an address, which goes the full path.
     fn fence(&mut self, gva: Addr<Gva>) {
-        let (mut ready, mut hw) = (Ready::Nothing, Hardware);
-        self.shadow.close(&mut self.mem);
-        let mut host = Host::new(&mut self.space, (&self.frames, &mut ready), &mut self.mem, &mut hw);
         let fence = GuestFence { range: Some((gva, 1)), asid: None };
-        self.shadow.fence(&fence, self.root, &mut self.views, &mut self.log, &mut host);
-        self.shadow.open(&mut self.mem);
+        let Self { mem, frames, space, shadow, views, log, root } = self;
+        shadow.alone(mem, |shadow, mem| {
+            let (mut ready, mut hw) = (Ready::Nothing, Hardware);
+            let mut host = Host::new(space, (frames, &mut ready), mem, &mut hw);
+            shadow.fence(&fence, *root, views, log, &mut host);
+        });
     }
 
     /// The lane has fenced an address whose entry says the right thing.
     fn lane_fence(&mut self, gva: Addr<Gva>) {
-        let gate = self.shadow.lane_inputs().expect("it has memory").gate;
+        let gate = Addr::new(self.shadow.lane_inputs().expect("it has memory").gate);
         let (at, guest) = self.entry(gva).expect("marked pointers lead there");
         let line = Addr::new(self.mem.read_u64(gate));
         self.mem.write_u64(line, at.raw() + Lane::POINTER_FLAGS);

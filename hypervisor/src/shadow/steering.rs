@@ -31,11 +31,7 @@ pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option
     let page = gva.align_down(PAGE_BYTES);
     let mut memory = run.vm.memory.lock();
     let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else { return false };
-    let mut mem = env.mem();
-    shadow.close(&mut mem);
-    let is_done = shadow.fence_in_known_table(root, page, space, &mut mem);
-    shadow.open(&mut mem);
-    if !is_done {
+    if !shadow.alone(&mut env.mem(), |shadow, mem| shadow.fence_in_known_table(root, page, space, mem)) {
         return false;
     }
     drop(memory);

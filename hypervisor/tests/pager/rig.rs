@@ -306,17 +306,23 @@ impl Rig {
         self.conclude(n, run, outcome)
     }
 
+    /// A guest's vCPU, if it can run now. If not, the hart does what is to be done.
+    fn ready(&mut self, n: usize) -> Option<Box<VcpuRun>> {
+        let run = self.guests[n].run.take();
+        match &run {
+            Some(run) => run.shared.posted.store(0, SeqCst),
+            None => self.turn(),
+        }
+        run
+    }
+
     /// A guest with paging loads from a virtual address, to which its tables lead.
     pub fn load_virtual(&mut self, n: usize, satp: u64, gva: u64) {
         let vm = self.guests[n].vm.clone();
         let filled = || vm.memory.lock().as_ref().unwrap().shadow.as_ref().unwrap().counters().filled_4k;
         let before = filled();
         for _ in 0..PATIENCE {
-            let Some(mut run) = self.guests[n].run.take() else {
-                self.turn();
-                continue;
-            };
-            run.shared.posted.store(0, SeqCst);
+            let Some(mut run) = self.ready(n) else { continue };
             let translation = run.vm.translation;
             if run.csrs.vsatp != satp {
                 translation.forget(&mut run);
@@ -349,11 +355,7 @@ impl Rig {
     /// A guest makes an SBI call, as long as it takes.
     pub fn call<const N: usize>(&mut self, n: usize, extension: usize, function: u64, args: [u64; N]) -> (i64, u64) {
         for _ in 0..PATIENCE {
-            let Some(mut run) = self.guests[n].run.take() else {
-                self.turn();
-                continue;
-            };
-            run.shared.posted.store(0, SeqCst);
+            let Some(mut run) = self.ready(n) else { continue };
             let pc = run.context.pc;
             let x = &mut run.context.x;
             x[10..16].fill(0);

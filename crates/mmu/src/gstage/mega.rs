@@ -127,13 +127,8 @@ impl AddressSpace {
     }
 
     /// The table of 4 KiB leaves around `page`, if there is one, and the entry that leads to it.
-    pub(super) fn table_at(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
+    pub(crate) fn table_at(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
         self.table_above(page, Level::MEGA, mem)
-    }
-
-    /// The table of 4 KiB leaves around `page`, if there is one.
-    pub(crate) fn table_of_pages(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Pfn<Hpa>> {
-        self.table_at(page, mem).map(|(_, table)| table)
     }
 
     /// The table around `page` that an entry of `above` leads to, if it does.

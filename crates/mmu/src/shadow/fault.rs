@@ -450,9 +450,7 @@ impl<S: Shadowed> Shadow<S> {
         for part in 0..PARTS {
             for index in indices(part, self.index.page(id).live_in(part)) {
                 host.budget.spend(1);
-                let mirror = self.index.page(id).mirror(index, host.mem).filter(|mirror| mirror.is_pointer());
-                let Some(mirror) = mirror else { continue };
-                let below = self.index.child_of((id, index), mirror, host.mem);
+                let Some(below) = self.index.table_below((id, index), host.mem) else { continue };
                 self.index.page_mut(below).place.add(gva.raw());
             }
         }

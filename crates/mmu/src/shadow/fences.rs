@@ -165,14 +165,11 @@ impl<S: Shadowed> Shadow<S> {
                 continue;
             }
             for index in indices(part, self.index.page(id).live_in(part)) {
-                // A leaf of the guest's leads to no table, whatever stands for it.
-                let mirror = self.index.page(id).mirror(index, host.mem).filter(|mirror| mirror.is_pointer());
-                let Some(mirror) = mirror else { continue };
+                let Some(child) = self.index.table_below((id, index), host.mem) else { continue };
                 if host.budget.is_spent() {
                     return Err(index);
                 }
                 host.budget.spend(Budget::EDIT);
-                let child = self.index.child_of((id, index), mirror, host.mem);
                 let is_last = key.level == Level::MEGA;
                 if is_last && self.steers() && !self.index.page_mut(child).use_.is_kept(self.passed.fences()) {
                     self.drop_entry((id, index), host);

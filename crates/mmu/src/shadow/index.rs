@@ -150,6 +150,12 @@ impl Index {
         key.and_then(|key| self.find(key, mem)).expect("a live pointer's shadow page exists")
     }
 
+    /// The shadow page that a live entry leads to, if it is a pointer. A leaf of the guest's leads to no table, whatever stands for it.
+    pub fn table_below(&self, (id, index): At, mem: &impl PhysMem) -> Option<Id> {
+        let mirror = self.page(id).mirror(index, mem).filter(|mirror| mirror.is_pointer())?;
+        Some(self.child_of((id, index), mirror, mem))
+    }
+
     /// The first entry of a list.
     pub fn first(&self, list: List, mem: &impl PhysMem) -> Option<At> {
         self.head(list, mem).entry()

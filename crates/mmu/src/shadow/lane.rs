@@ -15,42 +15,50 @@
 //! ```
 //!
 //! The gate is a lock: whoever takes it leaves 0 there. The lane never waits for it, but goes the full path; the engine
-//! does wait ([`Shadow::close`]), for the lane holds it some fifty instructions. While the engine works it is closed. So nobody changes an
+//! does wait ([`Shadow::alone`]), for the lane holds it some fifty instructions. While the engine works it is closed. So nobody changes an
 //! entry of level 0 between two steps of the engine's, and the log has all that the lane has done when the engine begins.
 
 use super::engine::Shadow;
 use super::index::Index;
-use super::lane_memory::{ID_AT, LEAVES, LINE_BYTES, LOG_AT, LaneInputs, LaneMemory, whole_chunk};
+use super::lane_memory::{ID_AT, LEAVES, LINE_BYTES, LOG_AT, LaneMemory, whole_chunk};
 use super::page::{Id, MARK, Place};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
-use crate::frames::{Frames, Owner, Use};
+use crate::frames::{Frames, Use};
 use crate::gstage::{AddressSpace, Translation};
 use crate::sync::spin_loop;
 use rv::{Addr, FenceScope, Gpa, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
 impl<S: Shadowed> Shadow<S> {
     /// Takes memory for the lane, if it can take part in this upkeep at all, for RAM that ends at `end`. Without, it is off.
-    pub fn begin_lane(&mut self, end: Pfn<Gpa>, owner: Owner, frames: &Frames, mem: &mut impl PhysMem) {
+    pub fn begin_lane(&mut self, end: Pfn<Gpa>, frames: &Frames, mem: &mut impl PhysMem) {
         if !self.steers() || !S::HAS_LANE || self.lane.is_some() {
             return;
         }
         let order = LaneMemory::frames(end).ilog2() as u8;
-        let Ok(run) = frames.alloc(owner, Use::Table, order) else { return };
+        let Ok(run) = frames.alloc(self.owner, Use::Table, order) else { return };
         mem.zero_frames(run.first(), run.pages());
-        self.lane = Some(LaneMemory { run, chunks: end.raw().div_ceil(Level::MEGA.pages()) });
+        self.lane = Some(LaneMemory::new(run, end));
         self.open(mem);
     }
 
     /// Where the lane finds what it needs, if it may bring entries in step.
     #[must_use]
-    pub fn lane_inputs(&self) -> Option<LaneInputs> {
-        let lane = self.lane.as_ref()?;
-        Some(LaneInputs { gate: lane.gate(), chunks: lane.run.first().add(1).base(), count: lane.chunks })
+    pub fn lane_inputs(&self) -> Option<LaneSync> {
+        self.lane.as_ref().map(LaneMemory::inputs)
     }
 
-    /// Keeps the lane of all harts out until [`Shadow::open`], and learns what it has done. To be called before any operation, with the
-    /// VM's lock held.
+    /// Does something with the engine, and keeps the lane of all harts out meanwhile. First it learns what the lane has done. Every
+    /// operation is done so, with the VM's lock held.
+    #[inline(always)]
+    pub fn alone<M: PhysMem, R>(&mut self, mem: &mut M, act: impl FnOnce(&mut Self, &mut M) -> R) -> R {
+        self.close(mem);
+        let result = act(self, mem);
+        self.open(mem);
+        result
+    }
+
+    /// The first half of [`Shadow::alone`], for whom a closure costs too much.
     #[inline(always)]
     pub fn close(&mut self, mem: &mut impl PhysMem) {
         let Some(lane) = &self.lane else { return };
@@ -67,7 +75,7 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// The opposite, when it is done.
+    /// The second half.
     #[inline(always)]
     pub fn open(&mut self, mem: &mut impl PhysMem) {
         let Some(lane) = &self.lane else { return };
@@ -115,23 +123,18 @@ impl<S: Shadowed> Shadow<S> {
             Place::At(gva) => self.pass_page(Addr::new(gva)),
             Place::Nowhere | Place::Various => self.passed.some_page(),
         }
-        let page = self.index.page(id);
-        let known = page.mirror(index, mem);
         let is_leaf = LEAVES[(pte.0 & 0x3ff) as usize] != 0;
-        match known {
+        match self.index.page(id).mirror(index, mem) {
             Some(known) if is_leaf && known.pfn::<Gpa>() == pte.pfn() => {
-                self.index.page_mut(id).set_mirror(index, pte, mem);
+                return self.index.page_mut(id).set_mirror(index, pte, mem);
             }
-            _ => {
-                if let Some(known) = known {
-                    self.index.remove(at, Index::list_of_leaf(key, index, known), mem);
-                }
-                if is_leaf {
-                    self.index.insert(at, pte, Index::list_of_leaf(key, index, pte), mem);
-                } else {
-                    self.index.page_mut(id).set_mirror(index, pte, mem);
-                }
-            }
+            Some(known) => self.index.remove(at, Index::list_of_leaf(key, index, known), mem),
+            None => {}
+        }
+        if is_leaf {
+            self.index.insert(at, pte, Index::list_of_leaf(key, index, pte), mem);
+        } else {
+            self.index.page_mut(id).set_mirror(index, pte, mem);
         }
     }
 
@@ -152,16 +155,19 @@ impl<S: Shadowed> Shadow<S> {
         if is_open { MARK } else { PteFlags::empty() }
     }
 
-    /// Tells the lane where what is around `gfn` is, which `there` says, if it may go there.
-    pub(super) fn teach(&self, gfn: Pfn<Gpa>, there: Translation, space: &AddressSpace, mem: &mut impl PhysMem) {
+    /// Tells the lane, which went the full path, where what is around `gfn` is, if it may go there.
+    #[inline(always)]
+    pub(super) fn teach(&self, gfn: Pfn<Gpa>, space: &AddressSpace, mem: &mut impl PhysMem) {
         const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
         let Some(at) = self.lane.as_ref().and_then(|lane| lane.word(gfn)) else { return };
         if mem.read_u64(at) != 0 {
             return;
         }
-        let word = match there.level {
-            Level::PAGE => space.table_of_pages(gfn, mem).map_or(0, |table| table.base().raw()),
-            _ if there.flags.contains(ALL) => whole_chunk(gfn, there.hpa.pfn()),
+        let word = match space.translate(gfn.base(), mem) {
+            Some(Translation { level: Level::PAGE, .. }) => {
+                space.table_at(gfn, mem).map_or(0, |(_, table)| table.base().raw())
+            }
+            Some(there) if there.flags.contains(ALL) => whole_chunk(gfn, there.hpa.pfn()),
             _ => 0,
         };
         mem.write_u64(at, word);
@@ -171,7 +177,7 @@ impl<S: Shadowed> Shadow<S> {
     pub(super) fn unteach(&self, scope: FenceScope<Gpa>, mem: &mut impl PhysMem) {
         let Some(lane) = self.lane.as_ref().filter(|_| !self.is_sabotaged(Sabotage::KeepsChunks)) else { return };
         match scope {
-            FenceScope::Everything => mem.zero_frames(lane.run.first().add(1), lane.run.pages() - 1),
+            FenceScope::Everything => mem.zero_frames(lane.words(), lane.run.pages() - 1),
             FenceScope::Range { start, bytes } => {
                 let last = start.wrapping_add(bytes.max(1) - 1).pfn().raw() / Level::MEGA.pages();
                 for chunk in start.pfn().raw() / Level::MEGA.pages()..=last {

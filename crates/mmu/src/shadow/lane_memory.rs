@@ -54,25 +54,22 @@ pub const fn whole_chunk(from: Pfn<Gpa>, to: Pfn<Hpa>) -> u64 {
 pub(super) struct LaneMemory {
     pub run: Run,
     /// Words for chunks: for all from GPA 0 on, so that a number needs no subtraction.
-    pub chunks: u64,
-}
-
-/// Where the lane finds what it needs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LaneInputs {
-    /// The gate.
-    pub gate: Addr<Hpa>,
-    /// The words for 2 MiB of GPA each.
-    pub chunks: Addr<Hpa>,
-    /// How many.
-    pub count: u64,
+    chunks: u64,
 }
 
 impl LaneMemory {
+    /// In so many frames as RAM needs that ends there ([`LaneMemory::frames`]), which are clear.
+    pub const fn new(run: Run, end: Pfn<Gpa>) -> Self {
+        Self { run, chunks: Self::chunks(end) }
+    }
+
     /// Frames that it takes for RAM that ends there.
     pub const fn frames(end: Pfn<Gpa>) -> u64 {
-        let chunks = end.raw().div_ceil(Level::MEGA.pages());
-        (1 + chunks.div_ceil(PAGE_BYTES / 8)).next_power_of_two()
+        (1 + Self::chunks(end).div_ceil(PAGE_BYTES / 8)).next_power_of_two()
+    }
+
+    const fn chunks(end: Pfn<Gpa>) -> u64 {
+        end.raw().div_ceil(Level::MEGA.pages())
     }
 
     /// Ends it: its frames.
@@ -84,10 +81,21 @@ impl LaneMemory {
         self.run.first().base()
     }
 
+    /// The first frame of the words for chunks.
+    pub const fn words(&self) -> Pfn<Hpa> {
+        self.run.first().add(1)
+    }
+
+    /// Where the lane finds what it needs.
+    pub fn inputs(&self) -> LaneSync {
+        let leaves = LEAVES.as_ptr() as u64;
+        LaneSync { gate: self.gate().raw(), leaves, chunks: self.words().base().raw(), count: self.chunks }
+    }
+
     /// The word for the 2 MiB around a page.
     pub fn word(&self, page: Pfn<Gpa>) -> Option<Addr<Hpa>> {
         let chunk = page.raw() / Level::MEGA.pages();
-        (chunk < self.chunks).then(|| self.run.first().add(1).at(8 * chunk))
+        (chunk < self.chunks).then(|| self.words().at(8 * chunk))
     }
 }
 

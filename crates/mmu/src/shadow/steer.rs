@@ -93,17 +93,6 @@ impl<S: Shadowed> Shadow<S> {
         self.leaf_fits(gfn, level, there.level).then(|| self.leaf(gfn, level, allowed, there, mem))?
     }
 
-    /// Tells the lane, which went the full path, where the page is.
-    #[inline(always)]
-    fn teach_page(&self, pte: Pte, space: &AddressSpace, mem: &mut impl PhysMem) {
-        let gfn = pte.pfn();
-        if self.lane.is_some()
-            && let Some(there) = space.translate(gfn.base(), mem)
-        {
-            self.teach(gfn, there, space, mem);
-        }
-    }
-
     /// A fence by address on one root, where the shadow's last table for the address is one that a walk ended at lately: nearly all
     /// are. Says whether it was one.
     ///
@@ -125,7 +114,7 @@ impl<S: Shadowed> Shadow<S> {
             let debt = self.remade(at, ours, pte, space, mem);
             self.leave(debt);
         }
-        self.teach_page(pte, space, mem);
+        self.teach(pte.pfn(), space, mem);
         true
     }
 

@@ -199,7 +199,7 @@ impl<S: Subject> Rig<S> {
         let Some(inputs) = self.shadow.as_ref().and_then(|shadow| shadow.lane_inputs()) else { return };
         let machine = &self.bus.0.borrow().machine;
         for first in (0..PAGES / 512).map(|n| RAM.add(512 * n)) {
-            let word = machine.peek(inputs.chunks.raw() + first.raw() / 512 * 8).expect("the lane's memory");
+            let word = machine.peek(inputs.chunks + first.raw() / 512 * 8).expect("the lane's memory");
             let page = first.add(self.tally[0] % 512);
             let there = self.space.translate(page.base(), machine);
             if word >> 63 == 1 {

@@ -4,15 +4,15 @@
 use super::history::History;
 use super::lane;
 use super::subject::Subject;
-use mmu::shadow::{LaneInputs, MARK};
+use mmu::shadow::MARK;
 use mmu::table::{self, State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use rv::context::token;
 use rv::{
-    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, Leaf, Level, Mode, Pfn, PhysMem, Pte,
-    PteFlags, Request,
+    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, LaneSync, Leaf, Level, Mode, Pfn,
+    PhysMem, Pte, PteFlags, Request,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -60,7 +60,7 @@ pub struct Hart<S: Subject> {
     /// Whether the lane may take fences of all address spaces, and of the hart's own.
     pub lane: (bool, bool),
     /// Whether it brings entries in step, and by what.
-    pub sync: Option<LaneInputs>,
+    pub sync: Option<LaneSync>,
     pub token: u64,
     pub log: Rc<RefCell<FenceLog<S>>>,
 }

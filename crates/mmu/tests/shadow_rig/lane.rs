@@ -1,7 +1,7 @@
 //! The lane's work in `steered` (`crates/metal`, `docs/lane.md`), as a model.
 
 use super::subject::Subject;
-use mmu::shadow::{LEAVES, LaneInputs, MARK};
+use mmu::shadow::{LEAVES, MARK};
 use mmu::table::{State, Writer, is_poison};
 use oracle::Machine;
 use rv::{Addr, Caps, Entry, Format, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
@@ -9,18 +9,19 @@ use rv::{Addr, Caps, Entry, Format, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn,
 /// Brings the entry of `gva` in step with the guest's, if it can. Says whether the fence is done.
 pub fn sync<S: Subject>(
     machine: &mut Machine,
-    inputs: &LaneInputs,
+    inputs: &LaneSync,
     (root, format): (Pfn<Hpa>, &'static Format),
     gva: Addr<S>,
 ) -> bool {
-    let next = machine.exchange_u64(inputs.gate, 0);
+    let gate = Addr::new(inputs.gate);
+    let next = machine.exchange_u64(gate, 0);
     if next == 0 {
         return false;
     }
     let is_full = next.is_multiple_of(PAGE_BYTES);
     let line = if is_full { None } else { line(machine, inputs, (root, format), gva) };
     let Some((entry, pte, made)) = line else {
-        machine.write_u64(inputs.gate, next);
+        machine.write_u64(gate, next);
         return false;
     };
     machine.write_u64(Addr::new(next), entry);
@@ -29,14 +30,14 @@ pub fn sync<S: Subject>(
         assert!(State::of(made).may_be_made_by(Writer::LaneAlone, Level::PAGE));
         machine.write_u64(Addr::new(entry - Lane::POINTER_FLAGS), made.0);
     }
-    machine.write_u64(inputs.gate, next + LaneSync::LINE_BYTES);
+    machine.write_u64(gate, next + LaneSync::LINE_BYTES);
     true
 }
 
 /// The log's line for an entry, the guest's, and what is to be made of it; or for an address that there is no table of level 0 for.
 fn line<S: Subject>(
     machine: &Machine,
-    inputs: &LaneInputs,
+    inputs: &LaneSync,
     (mut table, format): (Pfn<Hpa>, &'static Format),
     gva: Addr<S>,
 ) -> Option<(u64, Pte, Option<Pte>)> {
@@ -62,7 +63,7 @@ fn line<S: Subject>(
     if chunk >= inputs.count {
         return None;
     }
-    let there = word(inputs.chunks.raw() + 8 * chunk);
+    let there = word(inputs.chunks + 8 * chunk);
     if there >> 63 == 1 {
         return Some((entry, pte, Some(Pte(pte.0.wrapping_add(leaf).wrapping_add(there)))));
     }

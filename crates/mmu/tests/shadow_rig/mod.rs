@@ -12,11 +12,11 @@ macro_rules! ready {
             let (mut mem, mut hw) = (Mem(&$rig.bus), AllHarts(&$rig.bus));
             let $shadow = $rig.shadow.as_mut().expect("until the end");
             let done = with_ready(&$rig.frames, &mut mem, |ready, mem| {
-                $shadow.close(mem);
-                let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
-                let done = $attempt;
-                $shadow.open(mem);
-                done
+                $shadow.alone(mem, |$shadow, mem| {
+                    let $host =
+                        &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
+                    $attempt
+                })
             });
             match done {
                 Err(ResolveError::Out { page, slot }) => $rig.bring_in(page, slot),
@@ -28,12 +28,18 @@ macro_rules! ready {
 
 /// What never does.
 macro_rules! host {
-    ($rig:ident, $mem:ident, $hw:ident) => {
-        host!($rig, $mem, $hw, &mut mmu::Ready::Nothing)
+    ($rig:ident, |$shadow:ident, $host:ident| $act:expr) => {
+        host!($rig, (&mut mmu::Ready::Nothing, $rig.budget), |$shadow, $host| $act)
     };
-    ($rig:ident, $mem:ident, $hw:ident, $ready:expr) => {
-        mmu::shadow::Host::new(&mut $rig.space, (&$rig.frames, $ready), &mut $mem, &mut $hw).within($rig.budget)
-    };
+    ($rig:ident, ($ready:expr, $budget:expr), |$shadow:ident, $host:ident| $act:expr) => {{
+        let (mut mem, mut hw) = (Mem(&$rig.bus), AllHarts(&$rig.bus));
+        $rig.shadow.as_mut().expect("until the end").alone(&mut mem, |$shadow, mem| {
+            let ready = $ready;
+            let $host =
+                &mut mmu::shadow::Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($budget);
+            $act
+        })
+    }};
 }
 
 mod audit;
@@ -169,7 +175,7 @@ impl<S: Subject> Rig<S> {
         }
         // Without room for its memory, all fences go the full path.
         if setup.upkeep == Upkeep::Steered && pick(4) != 0 {
-            shadow.begin_lane(RAM.add(PAGES), VM, &frames, &mut machine);
+            shadow.begin_lane(RAM.add(PAGES), &frames, &mut machine);
         }
         let sync = shadow.lane_inputs();
         let harts = (0..vcpus).map(|n| Hart {
@@ -377,26 +383,24 @@ impl<S: Subject> Rig<S> {
         }
         let time = self.bus.0.borrow_mut().history.fence();
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
         let vcpu = &mut self.vcpus[n];
-        let shadow = self.shadow.as_mut().expect("until the end");
         let fence = GuestFence { range, asid };
-        shadow.close(&mut mem);
-        let known = match (pages.as_slice(), asid) {
-            ([page], asid) if asid.is_none_or(|asid| asid == vcpu.asid) => {
-                shadow.fence_in_known_table(&vcpu.root, page.align_down(4096), &self.space, &mut mem)
+        host!(self, |shadow, host| {
+            let known = match (pages.as_slice(), asid) {
+                ([page], asid) if asid.is_none_or(|asid| asid == vcpu.asid) => {
+                    shadow.fence_in_known_table(&vcpu.root, page.align_down(4096), host.space, host.mem)
+                }
+                _ => false,
+            };
+            if known {
+                match asid {
+                    None => log.borrow_mut().push(pages[0].align_down(4096)),
+                    Some(asid) => vcpu.views.outdate_others(Some(asid)),
+                }
+            } else {
+                shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), host);
             }
-            _ => false,
-        };
-        if known {
-            match asid {
-                None => log.borrow_mut().push(pages[0].align_down(4096)),
-                Some(asid) => vcpu.views.outdate_others(Some(asid)),
-            }
-        } else {
-            shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), &mut host!(self, mem, hw));
-        }
-        shadow.open(&mut mem);
+        });
         match range {
             None => vcpu.fences.add(None, asid, time),
             Some(_) => pages.iter().for_each(|page| vcpu.fences.add(Some(*page), asid, time)),
@@ -472,11 +476,7 @@ impl<S: Subject> Rig<S> {
                     let write = |old| store.unwrap_or(old);
                     // Some instructions are not emulated.
                     let store = if self.pick(8) == 0 { None } else { Some(&write as &dyn Fn(u64) -> u64) };
-                    let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-                    let shadow = self.shadow.as_mut().expect("until the end");
-                    shadow.close(&mut mem);
-                    let wrote = shadow.table_write((gpa, hpa), store, &mut host!(self, mem, hw));
-                    shadow.open(&mut mem);
+                    let wrote = host!(self, |shadow, host| shadow.table_write((gpa, hpa), store, host));
                     self.learn();
                     if let Wrote::Done { .. } = wrote {
                         self.tally[3] += 1;

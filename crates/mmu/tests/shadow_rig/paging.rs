@@ -24,17 +24,13 @@ impl<S: Subject> Rig<S> {
         }
         // Those that were out of date before are another matter.
         let _ = self.space.take_forgone();
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-        let shadow = self.shadow.as_mut().expect("until the end");
         let mut at = start;
-        shadow.close(&mut mem);
         while at < end {
             let spans = [Span { start: RAM.add(at), pages: end - at }];
-            let returned = shadow.give_back(&spans, &mut host!(self, mem, hw));
+            let returned = host!(self, |shadow, host| shadow.give_back(&spans, host));
             assert_eq!(returned.kept, 0, "frames");
             at += returned.passed;
         }
-        shadow.open(&mut mem);
         self.learn();
         let forgone: BTreeSet<SwapSlot> = self.space.take_forgone().into_iter().collect();
         let lost = self.away.split_off(&RAM.add(start));
@@ -70,27 +66,23 @@ impl<S: Subject> Rig<S> {
         let end = RAM.add(PAGES).min(at.add(1 + self.pick(40)));
         let budget = if self.pick(4) == 0 { 1 + self.pick(30) as u32 } else { self.budget };
         let mut idle = Vec::new();
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-        let shadow = self.shadow.as_mut().expect("until the end");
-        let mut ready = Ready::Nothing;
-        shadow.close(&mut mem);
-        let host = &mut host!(self, mem, hw, &mut ready).within(budget);
-        let mut stale = Stale::none();
-        while at < end {
-            let (sight, next) = host.space.look(at, host.mem);
-            match sight {
-                Sight::Nothing => {}
-                // If it cannot be now, it can be another time.
-                Sight::Mapped(level) => match shadow.rest(at, level, host) {
-                    Some(owed) => stale = stale.join(owed),
-                    None => self.postponed += 1,
-                },
-                Sight::Idle(level) => idle.push((at, level)),
+        host!(self, (&mut Ready::Nothing, budget), |shadow, host| {
+            let mut stale = Stale::none();
+            while at < end {
+                let (sight, next) = host.space.look(at, host.mem);
+                match sight {
+                    Sight::Nothing => {}
+                    // If it cannot be now, it can be another time.
+                    Sight::Mapped(level) => match shadow.rest(at, level, host) {
+                        Some(owed) => stale = stale.join(owed),
+                        None => self.postponed += 1,
+                    },
+                    Sight::Idle(level) => idle.push((at, level)),
+                }
+                at = next;
             }
-            at = next;
-        }
-        shadow.rested(stale, host);
-        shadow.open(&mut mem);
+            shadow.rested(stale, host);
+        });
         self.learn();
         for (page, level) in idle {
             if level == Level::PAGE {
@@ -149,14 +141,10 @@ impl<S: Subject> Rig<S> {
         for (n, word) in (0..).zip(*away.words.clone()) {
             self.bus.0.borrow_mut().machine.write_u64(frame.first().at(8 * n), word);
         }
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-        let shadow = self.shadow.as_mut().expect("until the end");
-        let mut ready = Ready::Nothing;
-        shadow.close(&mut mem);
-        let host = &mut host!(self, mem, hw, &mut ready);
-        let stale = host.space.bring_in(page, slot, (frame, comes), host.mem).expect("it is out");
-        shadow.rested(stale, host);
-        shadow.open(&mut mem);
+        host!(self, |shadow, host| {
+            let stale = host.space.bring_in(page, slot, (frame, comes), host.mem).expect("it is out");
+            shadow.rested(stale, host);
+        });
         if comes != Comes::Unwritten {
             self.copies.insert(page, away);
         }

@@ -20,12 +20,7 @@ impl<S: Subject> Rig<S> {
     fn portion(&mut self) {
         let Some(mut promotion) = self.promoting.take() else { return };
         let budget = if self.pick(4) == 0 { 1 + self.pick(30) as u32 } else { self.budget };
-        let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-        let shadow = self.shadow.as_mut().expect("until the end");
-        let mut ready = Ready::Nothing;
-        shadow.close(&mut mem);
-        let promoted = shadow.promote(&mut promotion, &mut host!(self, mem, hw, &mut ready).within(budget));
-        shadow.open(&mut mem);
+        let promoted = host!(self, (&mut Ready::Nothing, budget), |shadow, host| shadow.promote(&mut promotion, host));
         match promoted {
             Promoted::More => self.promoting = Some(promotion),
             Promoted::Whole => {
@@ -57,13 +52,9 @@ impl<S: Subject> Rig<S> {
 
     fn own(&mut self, page: Pfn<Gpa>) {
         loop {
-            let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-            let shadow = self.shadow.as_mut().expect("until the end");
-            let mut ready = Ready::Never;
-            shadow.close(&mut mem);
-            let host = &mut host!(self, mem, hw, &mut ready);
-            let reached = shadow.resolve(page.base(), Access::Store, host);
-            shadow.open(&mut mem);
+            let reached = host!(self, (&mut Ready::Never, self.budget), |shadow, host| {
+                shadow.resolve(page.base(), Access::Store, host)
+            });
             match reached {
                 Err(Unresolved::For(ResolveError::Out { page, slot })) => self.bring_in(page, slot),
                 reached => {

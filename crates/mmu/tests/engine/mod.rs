@@ -1,0 +1,67 @@
+//! An engine under test with one root, on hardware that remembers nothing.
+
+use mmu::shadow::{Config, Host, Lists, Paging, Root, Shadow, Views};
+use mmu::{Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Superpages, with_ready};
+use rv::format::{SV39, SV39X4};
+use rv::{Asid, Elide, Fence, FenceLog, FenceScope, Gpa, Hpa, Pfn, PhysMem};
+
+pub const VM: Owner = Owner::Vm(0);
+pub const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
+pub const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
+/// Pages of each region.
+pub const REGION: u64 = 512;
+
+/// No hart but the one that asks, which remembers nothing.
+pub struct Hardware;
+
+impl Fence<Gpa> for Hardware {
+    fn fence(&mut self, _: FenceScope<Gpa>) {}
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+/// Guest memory in pieces of 4 KiB: these regions, one after another.
+pub fn space(regions: &[(Prot, Object)], frames: &Frames, mem: &mut impl PhysMem) -> AddressSpace {
+    let policy = Policy {
+        superpages: Superpages::Never,
+        images: Images::Shared,
+        residence: Residence::Pageable,
+        ad: Ad::AsNeeded,
+    };
+    let mut space = AddressSpace::new(&SV39X4, VM, policy, frames, mem).expect("frames");
+    for (start, &(prot, object)) in (0..).step_by(REGION as usize).zip(regions) {
+        space.add_region(Region { start: RAM.add(start), pages: REGION, prot, object }).expect("disjoint");
+    }
+    space
+}
+
+/// An engine for so many pages of RAM.
+pub fn shadow(config: Config, pages: u64, frames: &Frames, mem: &mut impl PhysMem) -> Shadow {
+    let mut lists = Lists::new(RAM, pages);
+    assert_eq!(lists.prepare(u64::MAX, VM, frames, mem), Ok(true));
+    Shadow::new(config, VM, lists, frames).expect("frames")
+}
+
+/// The root for the guest's table at that page of RAM.
+pub fn attach(
+    shadow: &mut Shadow,
+    page: u64,
+    (views, log): (&mut Views, &FenceLog),
+    (space, frames): (&mut AddressSpace, &Frames),
+    mem: &mut impl PhysMem,
+) -> Root {
+    let paging = Paging::Tables { format: &SV39, root: RAM.add(page) };
+    let mut root = None;
+    let loaded = with_ready(frames, mem, |ready, mem| {
+        shadow.alone(mem, |shadow, mem| {
+            shadow.attach(
+                &mut root,
+                (paging, Asid(0)),
+                views,
+                log,
+                &mut Host::new(space, (frames, ready), mem, &mut Hardware),
+            )
+        })
+    });
+    loaded.expect("frames").expect("nothing is to be taken back");
+    root.expect("it is loaded")
+}
