@@ -72,7 +72,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 49] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 50] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -115,6 +115,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 49] = [
     (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::DropsFences, Upkeep::Steered, &["OWNERSHIP", "TLB-LIKE", "SUBSET", "STEERED"]),
     (Mutant::KeepsOwn, Upkeep::Steered, &["TLB-LIKE", "PROGRESS", "STEERED", "not Ok"]),
+    (Mutant::KeepsPoison, Upkeep::Steered, &["PROGRESS"]),
     (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ForgetsWideFence), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::SteersMissing), Upkeep::Steered, &["STEERED"]),

@@ -146,7 +146,9 @@ impl<S: Subject> Rig<S> {
             self.collect(root.1.add(frame), level, frame << (level.shift() + 9), root.2, &mut seen);
         }
         let pointers = self.bus.0.borrow().harts[n].pointers.clone();
-        for (serial, page, level, table) in pointers {
+        // Nobody gets through by poison.
+        let through = pointers.into_iter().filter(|(.., table)| !is_poison(Entry::Table(*table).encode()));
+        for (serial, page, level, table) in through {
             if serial == root.0 {
                 self.collect(table, level.down().expect("a pointer is above level 0"), page << 12, root.2, &mut seen);
             } else {

@@ -109,7 +109,12 @@ pub struct Hardware<S: Subject> {
     pub events: Vec<Event<S>>,
     /// Fences of all harts do nothing.
     pub drops_fences: bool,
+    /// Harts nearly always walk by a pointer that they remember, if they can.
+    pub is_stubborn: bool,
 }
+
+/// Pointers that a hart remembers.
+const MOST_POINTERS: usize = 12;
 
 pub struct Bus<S: Subject>(pub RefCell<Hardware<S>>);
 
@@ -134,11 +139,16 @@ impl<S: Subject> Hardware<S> {
             return Err(Refusal::PageFault);
         }
         let mut skip_to = format.root_level();
-        let known = self.pick(8) as usize;
-        if let Some(&(whose, page, level, next)) = self.harts[hart].pointers.get(known)
-            && whose == serial
-            && page == gva.pfn().raw() & !(level.pages() - 1)
-        {
+        let is_on_the_way = |(whose, page, level, _): &&(u64, u64, Level, _)| {
+            *whose == serial && *page == gva.pfn().raw() & !(level.pages() - 1)
+        };
+        let (chance, pick) = (self.pick(8), self.pick(MOST_POINTERS as u64) as usize);
+        let pointers = &self.harts[hart].pointers;
+        let known = match self.is_stubborn && chance != 0 {
+            true => pointers.iter().find(is_on_the_way),
+            false => pointers.get(pick).filter(is_on_the_way),
+        };
+        if let Some(&(_, _, level, next)) = known {
             (table, skip_to) = (next, level.down().expect("a pointer is above level 0"));
         }
         for level in format.levels_down().filter(|level| *level <= skip_to) {
@@ -147,11 +157,9 @@ impl<S: Subject> Hardware<S> {
             match pte.decode::<Hpa>(level, Caps::default()) {
                 Entry::Table(next) => {
                     table = next;
-                    if table::is_poison(pte) {
-                        continue;
-                    }
+                    // One to poison, too: it is valid, and whether memory is denied is seen only where it leads.
                     let pointers = &mut self.harts[hart].pointers;
-                    if pointers.len() < 8 {
+                    if pointers.len() < MOST_POINTERS {
                         pointers.push((serial, gva.pfn().raw() & !(level.pages() - 1), level, next));
                     }
                 }

@@ -89,6 +89,8 @@ pub enum Mutant {
     DropsFences,
     /// This hart does not forget what a fault or a root switch says that it must.
     KeepsOwn,
+    /// This hart does not forget pointers to poison when an access fault says that nothing is denied.
+    KeepsPoison,
     /// The engine is broken in this place.
     Engine(mmu::shadow::Sabotage),
 }
@@ -147,6 +149,7 @@ impl<S: Subject> Rig<S> {
         let pages = if pick(2) == 0 { Config::least_pages::<S>(4) } else { 256 };
         let budget = if pick(2) == 0 { AMPLE } else { 24 + pick(600) as u32 };
         let is_paged = pick(3) == 0;
+        let is_stubborn = pick(2) == 0;
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
         machine.zero_frames(IMAGE, 512);
@@ -195,6 +198,7 @@ impl<S: Subject> Rig<S> {
             meddling: None,
             events: Vec::new(),
             drops_fences: setup.mutant == Mutant::DropsFences,
+            is_stubborn,
         }));
         let mut rig = Self {
             setup,
@@ -449,9 +453,15 @@ impl<S: Subject> Rig<S> {
             let outcome = ready!(self, |shadow, host| shadow.fault(&root, gva, request, host));
             self.learn();
             match outcome {
-                Answer::Filled { fence, .. } => {
+                Answer::Filled { fence, known } => {
+                    let hardware = &mut self.bus.0.borrow_mut();
                     if fence && self.setup.mutant != Mutant::KeepsOwn {
-                        self.bus.0.borrow_mut().forget_page(n, gva);
+                        hardware.forget_page(n, gva);
+                    }
+                    // What was there already denies nothing, so this hart remembers a pointer to poison.
+                    let keeps = matches!(self.setup.mutant, Mutant::KeepsOwn | Mutant::KeepsPoison);
+                    if known && found == Err(Refusal::AccessFault) && !keeps {
+                        hardware.harts[n].forget_root(root.serial);
                     }
                 }
                 Answer::Retry => {}
@@ -594,5 +604,6 @@ fn empty<S: Subject>() -> Hardware<S> {
         meddling: None,
         events: Vec::new(),
         drops_fences: false,
+        is_stubborn: false,
     }
 }
