@@ -27,7 +27,9 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ready, Unresolved, in_portions};
-use mmu::shadow::{Answer, Config, Counters, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views};
+use mmu::shadow::{
+    Answer, Config, Counters, Forget, GuestFence, Host, Lists, Loaded, Paging, Root, Shadow, Upkeep, Views,
+};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
@@ -367,7 +369,7 @@ fn refused<E: Env>(
         }
     });
     match answer {
-        Ok(Answer::Filled { fence, known }) => filled(gva, access, (fence, known), env),
+        Ok(Answer::Filled { forget, known }) => filled(gva, access, (forget, known), env),
         Ok(Answer::Retry) => Faulted::Settled,
         Ok(_) => Faulted::Inject(trap),
         Err(why) => {
@@ -377,11 +379,13 @@ fn refused<E: Env>(
     }
 }
 
-/// The entry that a fault was about lets the access through now; whether this hart has to forget the older one.
+/// The entries that a fault was about let the access through now; what this hart has to forget of older ones.
 #[inline(always)]
-fn filled<E: Env>(gva: Addr<Gva>, access: Access, (fence, known): (bool, bool), env: &mut E) -> Faulted {
-    if fence {
-        env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None);
+fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool), env: &mut E) -> Faulted {
+    match forget {
+        Forget::Nothing => {}
+        Forget::Page => env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None),
+        Forget::Root => env.fence_guest_root(),
     }
     if access == Access::Fetch {
         // An earlier owner's code may still be cached.
@@ -422,9 +426,9 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
     shadow.open(&mut mem);
     let mut store = Store { gva, satp: run.csrs.vsatp, mode, context: &mut run.context };
     let answer = match known {
-        Some(Answer::Filled { fence, known }) => {
+        Some(Answer::Filled { forget, known }) => {
             drop(memory);
-            return filled(gva, access, (fence, known), env);
+            return filled(gva, access, (forget, known), env);
         }
         Some(Answer::Device { gpa }) => return Faulted::NoRam { access, gpa },
         Some(Answer::Retry) => return Faulted::Settled,
@@ -442,7 +446,7 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
         }
     };
     match answer {
-        Ok(Answer::Filled { fence, known }) => filled(gva, access, (fence, known), env),
+        Ok(Answer::Filled { forget, known }) => filled(gva, access, (forget, known), env),
         Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
         Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
         Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,

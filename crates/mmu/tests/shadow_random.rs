@@ -72,7 +72,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 50] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 51] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -90,7 +90,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 50] = [
     ),
     (Mutant::Engine(Sabotage::ForgetsLeaf), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::IgnoresDirty), Upkeep::Lazy, &["TLB-LIKE"]),
-    (Mutant::Engine(Sabotage::ForgetsUser), Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
+    (Mutant::Engine(Sabotage::ForgetsUser), Upkeep::Lazy, &["KNOWN", "TLB-LIKE", "PROGRESS", "not Ok"]),
     (Mutant::Engine(Sabotage::IgnoresHost), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::AllowsTableWrites), Upkeep::Shadow, &["TLB-LIKE"]),
     (Mutant::Engine(Sabotage::CoversTables), Upkeep::Shadow, &["TLB-LIKE"]),
@@ -104,7 +104,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 50] = [
     (
         Mutant::Engine(Sabotage::RemembersWalks),
         Upkeep::Lazy,
-        &["TLB-LIKE", "OWNERSHIP", "SUBSET", "PROGRESS", "a shadow page"],
+        &["KNOWN", "TLB-LIKE", "OWNERSHIP", "SUBSET", "PROGRESS", "a shadow page"],
     ),
     (Mutant::Engine(Sabotage::BlamesEarly), Upkeep::Lazy, &["not Ok"]),
     (Mutant::Engine(Sabotage::ForgetsRest), Upkeep::Lazy, &["TLB-LIKE"]),
@@ -128,6 +128,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 50] = [
     (Mutant::Engine(Sabotage::LinksStale), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP"]),
     (Mutant::Engine(Sabotage::KeepsChunks), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP", "CHUNKS"]),
+    (Mutant::Engine(Sabotage::MistakesLinks), Upkeep::Steered, &["KNOWN"]),
     (Mutant::Engine(Sabotage::ForgetsToCatchUp), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),
     (

@@ -3,7 +3,7 @@
 use crate::env::Env;
 use crate::exit::Faulted;
 use crate::gnomon::Gnomon;
-use crate::vcpu::VcpuRun;
+use crate::vcpu::{Unexplained, VcpuRun};
 use mmu::shadow::GuestFence;
 use rv::{Access, Addr, Exception, Trap};
 
@@ -29,15 +29,21 @@ pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exc
     }
 }
 
-/// The entry allowed the access before. Either another hart had just filled it, or this hart knew it as poison still, which it has
-/// forgotten now: then the same will not come again and again. Or it is no poison that denies it.
+/// The entries allowed the access before. Either another hart had just filled one, or this hart knew one as poison still, which it has
+/// forgotten now: then the same will not come again and again, unless other harts drop what they fill as often. Or it is no poison
+/// that denies it.
 fn is_unexplained(run: &mut VcpuRun) -> bool {
-    let exits = run.shared.counters.exits.get();
-    let found = (run.context.pc, run.context.exit.tval, exits - 1);
+    let memory = run.vm.memory.lock();
+    let shadow = memory.as_ref().and_then(|memory| memory.shadow.as_ref());
+    let emptied = shadow.map_or(0, |shadow| shadow.emptied());
+    drop(memory);
     let known = &mut run.unexplained;
-    known.times = if found == (known.pc, known.tval, known.exit) { known.times + 1 } else { 1 };
-    (known.pc, known.tval, known.exit) = (found.0, found.1, exits);
-    known.times >= MOST
+    let exits = run.shared.counters.exits.get();
+    let (pc, tval) = (run.context.pc, run.context.exit.tval);
+    let is_same = (pc, tval, exits - 1, emptied) == (known.pc, known.tval, known.exit, known.emptied);
+    let times = if is_same { known.times + 1 } else { 1 };
+    *known = Unexplained { pc, tval, exit: exits, emptied, times };
+    times >= MOST
 }
 
 /// A guest that has made an entry valid may wait for hardware to see it, without a fence. Hardware would at some time; so the entry

@@ -9,11 +9,13 @@ pub struct Unexplained {
     pub tval: u64,
     /// Which exit of the vCPU's it was.
     pub exit: u64,
-    /// How often it came with no other exit in between.
+    /// [`mmu::shadow::Shadow::emptied`] then.
+    pub emptied: u64,
+    /// How often it came with no other exit in between, and with tables that allowed it all the time.
     pub times: u32,
 }
 
 impl Unexplained {
     /// None.
-    pub const NONE: Self = Self { pc: 0, tval: 0, exit: 0, times: 0 };
+    pub const NONE: Self = Self { pc: 0, tval: 0, exit: 0, emptied: 0, times: 0 };
 }

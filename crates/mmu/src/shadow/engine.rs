@@ -36,6 +36,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     pub(super) next_serial: u64,
     /// Times that shadow pages went, or lost their entries: what was found before may be out of date.
     pub(super) gone: u64,
+    /// Entries that lead nowhere any more.
+    pub(super) emptied: u64,
     pub(super) stamp: u64,
     /// What fences have passed over lately.
     pub(super) passed: Passed,
@@ -78,6 +80,7 @@ impl<S: Shadowed> Shadow<S> {
             unsync: Vec::new(),
             next_serial: config.first_serial,
             gone: 0,
+            emptied: 0,
             stamp: 0,
             passed: Passed::new(),
             lane: None,
@@ -93,6 +96,13 @@ impl<S: Shadowed> Shadow<S> {
     #[must_use]
     pub const fn next_serial(&self) -> u64 {
         self.next_serial
+    }
+
+    /// How many times an entry was made to lead nowhere. While that is the same, an access that the tables allow goes on to be
+    /// allowed by them.
+    #[must_use]
+    pub const fn emptied(&self) -> u64 {
+        self.emptied
     }
 
     /// What happened so far.

@@ -98,9 +98,10 @@ impl<S: Shadowed> Shadow<S> {
     /// Forgets an entry: it is not live, and invalid or poison. TLBs may remember it.
     pub(super) fn drop_entry<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         let (id, index) = at;
-        let page = self.index.page(id);
-        let Some(mirror) = page.mirror(index, host.mem) else { return };
+        let Some(mirror) = self.index.page(id).mirror(index, host.mem) else { return };
         host.budget.spend(Budget::EDIT);
+        self.emptied += 1;
+        let page = self.index.page(id);
         let (old, debt) = table::exchange(page.entry_at(index), self.unfilled(page, mirror), host.mem);
         let is_pointer = page.is_pointer(old);
         let list = self.index.list_of(at, mirror, is_pointer, host.mem);

@@ -17,14 +17,25 @@ use crate::table::Debt;
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
 use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request, Trap};
 
+/// What the hart that took a fault may remember that is more than its tables say now, and must forget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forget {
+    /// Nothing.
+    Nothing,
+    /// The page, for which there was an entry that allowed less.
+    Page,
+    /// All of the root: where a pointer is now there was one to poison, which a fence by address need not end.
+    Root,
+}
+
 /// What a fault comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// The access is possible now, or was all along: let the guest try again.
     Filled {
-        /// This hart may remember less: it must forget the page.
-        fence: bool,
-        /// The entry allowed it before: either a hart remembered less, or the fault was about something else.
+        /// What this hart must forget.
+        forget: Forget,
+        /// All entries on the way were so before: either a hart remembered less, or the fault was about something else.
         known: bool,
     },
     /// The guest's tables refuse it, or lead nowhere.
@@ -371,7 +382,7 @@ impl<S: Shadowed> Shadow<S> {
         there: Translation,
         host: &mut Host<'_, M, H>,
     ) -> Answer {
-        let mut id = from;
+        let (mut id, mut is_new) = (from, false);
         loop {
             let page = self.index.page_mut(id);
             page.is_recent = true;
@@ -390,11 +401,23 @@ impl<S: Shadowed> Shadow<S> {
             if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level) {
                 let (answer, debt) = self.set((id, index), ours, found, there, host.mem);
                 self.owe(debt, host);
-                return answer;
+                return match answer {
+                    // Whatever the leaf was, and it may have been made with its table: nothing led to it.
+                    Answer::Filled { forget, .. } if is_new && !self.is_sabotaged(Sabotage::MistakesLinks) => {
+                        Answer::Filled { forget: if self.steers() { Forget::Root } else { forget }, known: false }
+                    }
+                    answer => answer,
+                };
             }
-            id = match self.pointer((id, index), (ours, pte), gva, host) {
+            id = match self.pointer((id, index), (ours, pte), host) {
                 Some(child) => child,
-                None => return self.retry(),
+                None => {
+                    is_new = true;
+                    match self.link((id, index), pte, gva, host) {
+                        Some(child) => child,
+                        None => return self.retry(),
+                    }
+                }
             };
         }
     }
@@ -404,19 +427,23 @@ impl<S: Shadowed> Shadow<S> {
         Answer::Retry
     }
 
-    /// The shadow page that the entry leads to, linked anew if it does not lead there yet.
-    fn pointer<M: PhysMem, H: Fence<Gpa>>(
+    /// The shadow page that the entry leads to, if it leads where the guest's does.
+    fn pointer<M: PhysMem, H>(&self, (id, index): At, (ours, pte): (Pte, Pte), host: &Host<'_, M, H>) -> Option<Id> {
+        let page = self.index.page(id);
+        let key = page.key.child(index, pte)?;
+        let leads_there = page.mirror(index, host.mem) == Some(pte) && page.is_pointer(ours);
+        if leads_there { self.index.find(key, host.mem) } else { None }
+    }
+
+    /// Links the shadow page that the entry should lead to. `None` if there is none, or its guest table is not in RAM.
+    fn link<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (id, index): At,
-        (old, pte): (Pte, Pte),
+        pte: Pte,
         gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) -> Option<Id> {
-        let page = self.index.page(id);
-        let key = page.key.child(index, pte)?;
-        if page.mirror(index, host.mem) == Some(pte) && page.is_pointer(old) {
-            return self.index.find(key, host.mem);
-        }
+        let key = self.index.page(id).key.child(index, pte)?;
         self.drop_entry((id, index), host);
         let child = self.child(key, (id, gva), host)?;
         self.set_pointer((id, index), pte, child, host);
@@ -506,6 +533,7 @@ impl<S: Shadowed> Shadow<S> {
         } else {
             self.counters.filled_2m += 1
         }
-        (Answer::Filled { fence: ours.flags().contains(PteFlags::V), known: new == Some(ours) }, debt)
+        let forget = if ours.flags().contains(PteFlags::V) { Forget::Page } else { Forget::Nothing };
+        (Answer::Filled { forget, known: new == Some(ours) }, debt)
     }
 }

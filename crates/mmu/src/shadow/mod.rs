@@ -61,7 +61,7 @@ mod walks;
 
 pub use config::{Budget, Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
-pub use fault::Answer;
+pub use fault::{Answer, Forget};
 pub use fences::GuestFence;
 pub use lane_memory::{LEAVES, whole_chunk};
 pub use lists::Lists;

@@ -70,6 +70,8 @@ pub enum Sabotage {
     ForgetsPassedPages,
     /// A table that is at several places is taken to be at one.
     ForgetsPlaces,
+    /// A leaf is said to have been there all along when only the pointer to it is new.
+    MistakesLinks,
     /// What the lane has made is not learnt.
     ForgetsLaneLog,
     /// The lane goes by a G-stage that was.

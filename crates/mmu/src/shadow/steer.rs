@@ -171,6 +171,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Makes an entry `new`, which leads nowhere, from `mirror`.
     fn replaced(&mut self, at: At, new: Pte, mirror: Pte, mem: &mut impl PhysMem) -> Debt {
+        self.emptied += 1;
         let page = self.index.page(at.0);
         let known = page.mirror(at.1, mem);
         let (old, debt) = table::exchange(page.entry_at(at.1), new, mem);

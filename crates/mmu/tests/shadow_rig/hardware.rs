@@ -209,6 +209,25 @@ impl<S: Subject> Hardware<S> {
         judged
     }
 
+    /// Whether the tables let the access through, whatever the hart remembers.
+    pub fn is_allowed(&self, hart: usize, gva: Addr<S>, request: &Request) -> bool {
+        let (serial, mut table, format) = self.harts[hart].root.expect("loaded");
+        for level in format.levels_down() {
+            let Some(word) = self.machine.peek(table.at(8 * format.index(gva, level) as u64).raw()) else {
+                return false;
+            };
+            match Pte(word).decode::<Hpa>(level, Caps::default()) {
+                Entry::Table(next) => table = next,
+                Entry::Leaf(leaf) => {
+                    let cached = Cached { serial, page: 0, level, leaf };
+                    return permits(leaf.flags, request) && !cached.is_poison();
+                }
+                _ => return false,
+            }
+        }
+        false
+    }
+
     /// A store of the guest's that hardware lets through.
     pub fn store(&mut self, gpa: Addr<Gpa>, hpa: Addr<Hpa>, value: u64) {
         let old = self.machine.peek(hpa.raw()).expect("memory");
