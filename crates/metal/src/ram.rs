@@ -75,27 +75,63 @@ impl PhysMem for Ram {
         any != 0
     }
 
-    #[inline(always)]
-    fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
+    fn any_of_64(&self, at: Addr<Hpa>) -> bool {
         let mut any = 0u64;
         // SAFETY: as above.
         unsafe {
             asm!(
-                "ld {a}, 0({one})", "ld {b}, 0({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
-                "ld {a}, 8({one})", "ld {b}, 8({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
-                "ld {a}, 16({one})", "ld {b}, 16({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
-                "ld {a}, 24({one})", "ld {b}, 24({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
-                "ld {a}, 32({one})", "ld {b}, 32({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
-                "ld {a}, 40({one})", "ld {b}, 40({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
-                "ld {a}, 48({one})", "ld {b}, 48({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
-                "ld {a}, 56({one})", "ld {b}, 56({other})", "xor {a}, {a}, {b}", "or {any}, {any}, {a}",
+                ".irp at, 0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, \
+                    256, 272, 288, 304, 320, 336, 352, 368, 384, 400, 416, 432, 448, 464, 480, 496",
+                "ld {a}, \\at({words})", "ld {b}, \\at + 8({words})", "or {any}, {any}, {a}", "or {any}, {any}, {b}",
+                ".endr",
                 "fence r, rw",
-                one = in(reg) one.raw(), other = in(reg) other.raw(), any = inout(reg) any,
-                a = out(reg) _, b = out(reg) _,
+                words = in(reg) at.raw(), any = inout(reg) any, a = out(reg) _, b = out(reg) _,
                 options(nostack)
             );
         }
         any != 0
+    }
+
+    fn any_differs_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
+        let mut differs = 1u64;
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                ".irp at, 0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, \
+                    128, 136, 144, 152, 160, 168, 176, 184, 192, 200, 208, 216, 224, 232, 240, 248, \
+                    256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, \
+                    384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504",
+                "ld {a}, \\at({one})", "ld {b}, \\at({other})", "bne {a}, {b}, 2f",
+                ".endr",
+                "li {differs}, 0",
+                "2: fence r, rw",
+                one = in(reg) one.raw(), other = in(reg) other.raw(), differs = inout(reg) differs,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack)
+            );
+        }
+        differs != 0
+    }
+
+    fn differing_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> u64 {
+        let mut found = 0u64;
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                ".irp at, 504, 496, 488, 480, 472, 464, 456, 448, 440, 432, 424, 416, 408, 400, 392, 384, \
+                    376, 368, 360, 352, 344, 336, 328, 320, 312, 304, 296, 288, 280, 272, 264, 256, \
+                    248, 240, 232, 224, 216, 208, 200, 192, 184, 176, 168, 160, 152, 144, 136, 128, \
+                    120, 112, 104, 96, 88, 80, 72, 64, 56, 48, 40, 32, 24, 16, 8, 0",
+                "ld {a}, \\at({one})", "ld {b}, \\at({other})", "slli {found}, {found}, 1",
+                "xor {a}, {a}, {b}", "snez {a}, {a}", "or {found}, {found}, {a}",
+                ".endr",
+                "fence r, rw",
+                one = in(reg) one.raw(), other = in(reg) other.raw(), found = inout(reg) found,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack)
+            );
+        }
+        found
     }
 
     #[inline(always)]

@@ -14,31 +14,34 @@ pub trait PhysMem {
     fn any_of_eight(&self, at: Addr<Hpa>) -> bool {
         (0..8).any(|n| self.read_u64(at.wrapping_add(8 * n)) != 0)
     }
-    /// Whether one of the 8 words at a 64-aligned address is not what stands in its place at another such.
-    fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
-        (0..8).any(|n| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n)))
+    /// Whether one of the 64 words at a 512-aligned address is not 0.
+    fn any_of_64(&self, at: Addr<Hpa>) -> bool {
+        (0..64).any(|n| self.read_u64(at.wrapping_add(8 * n)) != 0)
     }
-    /// As [`PhysMem::differing`] among all 64 words, and faster. Of the other frame, those eights of them are all 0 that `written` has no
-    /// bit for.
-    ///
-    /// # Panics
-    /// If a frame has no such part.
+    /// Whether one of the 64 words at a 512-aligned address is not what stands in its place at another such.
+    fn any_differs_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
+        (0..64).any(|n| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n)))
+    }
+    /// Compares two frames, 64 words at a time: a bit for each 64 that are not all the same. Of the other frame, those eights of words
+    /// are all 0 that `written` has no bit for.
     #[inline(always)]
-    fn all_differing(&self, (one, other): (Pfn<Hpa>, Pfn<Hpa>), part: usize, written: u8) -> u64 {
-        assert!(part < ENTRIES / 64);
+    fn differing_parts(&self, (one, other): (Pfn<Hpa>, Pfn<Hpa>), written: u64) -> u8 {
         let mut found = 0;
-        for first in (0..64).step_by(8) {
-            let at = 8 * (64 * part as u64 + first);
-            let differs = if written >> (first / 8) & 1 == 1 {
-                self.any_differs_of_eight(one.at(at), other.at(at))
+        for part in 0..ENTRIES as u64 / 64 {
+            let at = 512 * part;
+            let differ = if (written >> (8 * part)) as u8 == 0 {
+                self.any_of_64(one.at(at))
             } else {
-                self.any_of_eight(one.at(at))
+                self.any_differs_of_64(one.at(at), other.at(at))
             };
-            if differs {
-                found |= self.differing((one, other), part, 0xff << first);
-            }
+            found |= u8::from(differ) << part;
         }
         found
+    }
+    /// The bits of those of 64 words at a 512-aligned address that are not what stands in their place at another such.
+    fn differing_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> u64 {
+        let differs = |n: u64| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n));
+        (0..64).filter(|n| differs(*n)).fold(0, |found, n| found | 1 << n)
     }
     /// Compares the words of two frames that `among` has a bit for, in order, of the 64 from number 64 * `part` on: the bits
     /// of those that differ.

@@ -95,12 +95,14 @@ pub struct Host<'a, M, H> {
 
 /// What an operation may do before it leaves the rest for later (BOUNDED), in steps: an entry that is looked at is one,
 /// one that is changed some more. It is looked at between two pieces of work, so the last piece may exceed it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Budget(u32);
 
 impl Budget {
     /// What one operation may do.
     pub const WHOLE: Self = Self(Self::STEPS);
+    /// To copy 2 MiB, and to forget where they were, takes all of it.
+    pub(super) const NONE: Self = Self(0);
     /// A step takes some 12 instructions; so this is about 100,000.
     const STEPS: u32 = 8192;
     /// To drop an entry, or to take a right from it, costs as much as to look at so many.
@@ -112,7 +114,7 @@ impl Budget {
     /// To fill one of a new page.
     pub(super) const FILL: u32 = 56;
     /// To compare 64 entries one after the other.
-    pub(super) const COMPARE: u32 = 28;
+    pub(super) const COMPARE: u32 = 18;
 
     /// Takes steps from it.
     pub(super) const fn spend(&mut self, steps: u32) {

@@ -8,7 +8,7 @@
 use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::index::{Index, List};
-use super::page::{At, CAPS, Id, NO_PTE, Role, permissions};
+use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, permissions};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
@@ -48,23 +48,42 @@ impl<S: Shadowed> Shadow<S> {
         Both { ours, guests }
     }
 
+    /// The parts of 64 entries of the shadow of a table in which some may be out of step with the guest's: a bit for each.
+    #[inline]
+    pub(super) fn parts_behind<M: PhysMem, H>(&self, id: Id, host: &mut Host<'_, M, H>) -> u8 {
+        let page = self.index.page(id);
+        match page.guest {
+            Some(frame) if self.has_all_mirrors(page) => {
+                host.budget.spend(PARTS as u32 * Budget::COMPARE);
+                host.mem.differing_parts((frame, page.body.mirror.first()), page.written())
+            }
+            None if self.has_all_mirrors(page) => u8::MAX,
+            _ => {
+                host.budget.spend(1);
+                page.live_parts()
+            }
+        }
+    }
+
     /// Of 64 entries of the shadow of a table, the live ones that are out of step with the guest's: a bit for each. All live ones
     /// if the guest's cannot be read at once.
     #[inline]
     pub(super) fn behind<M: PhysMem, H>(&self, id: Id, part: usize, host: &mut Host<'_, M, H>) -> u64 {
         let page = self.index.page(id);
-        if self.steers() && page.key.level == Level::PAGE {
+        let mirror = page.body.mirror.first();
+        if self.has_all_mirrors(page) {
             host.budget.spend(Budget::COMPARE);
-            let written = page.written_in(part);
-            let compare = |frame| host.mem.all_differing((frame, page.body.mirror.first()), part, written);
-            return page.guest.map_or(u64::MAX, compare);
+            let at = 512 * part as u64;
+            return page.guest.map_or(u64::MAX, |frame| host.mem.differing_of_64(frame.at(at), mirror.at(at)));
         }
         let live = page.live_in(part);
         host.budget.spend(1 + live.count_ones());
-        match page.guest {
-            Some(frame) => host.mem.differing((frame, page.body.mirror.first()), part, live),
-            None => live,
-        }
+        page.guest.map_or(live, |frame| host.mem.differing((frame, mirror), part, live))
+    }
+
+    /// Whether all entries have a mirror, live or not.
+    pub(super) fn has_all_mirrors(&self, page: &Page) -> bool {
+        self.steers() && page.key.level == Level::PAGE
     }
 
     /// Writes an entry, unless it is no longer `old`. Returns what that owes, if it did.
@@ -140,6 +159,7 @@ impl<S: Shadowed> Shadow<S> {
         let mut pte = Entry::Table(leads_to.table()).encode();
         if leads_to.key.role == Role::Table {
             pte.0 |= self.mark(child, host.mem).bits();
+            self.index.page_mut(at.0).leads_at(at.1);
         }
         self.index.insert(at, mirror, List::Parents(child), host.mem);
         let (_, debt) = table::exchange(self.index.page(at.0).entry_at(at.1), pte, host.mem);

@@ -322,9 +322,13 @@ impl<S: Shadowed> Shadow<S> {
             // The leaves go last: the guest may be fetching by one, and would have it filled again between two portions.
             let moved = host.space.moved_by_store(gpa, host.ready, host.mem);
             let mut moved = moved.map_err(|content| Missing::Not(Unresolved::Wants(content)))?;
-            if !moved.all(|page| self.forget_all_ahead(Pfn::new(page), host)) {
+            // To copy 2 MiB takes as much as what half of a budget is for, and more: nothing is filled after it.
+            let half = host.budget.half();
+            if !moved.all(|page| self.forget_all_ahead(Pfn::new(page), host)) || host.budget < half {
                 return Err(Missing::Later);
             }
+            let there = self.reach(gpa, access, host)?;
+            return if host.budget.is_spent() { Err(Missing::Later) } else { Ok(there) };
         }
         self.reach(gpa, access, host)
     }
@@ -435,7 +439,7 @@ impl<S: Shadowed> Shadow<S> {
         if leads_there { self.index.find(key, host.mem) } else { None }
     }
 
-    /// Links the shadow page that the entry should lead to. `None` if there is none, or its guest table is not in RAM.
+    /// Links the shadow page that the entry should lead to. `None` if there is none, or not yet.
     fn link<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (id, index): At,
@@ -475,7 +479,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         // What it leads to translates there, too.
         for part in 0..PARTS {
-            for index in indices(part, self.index.page(id).live_in(part)) {
+            for index in indices(part, self.index.page(id).leading_in(part)) {
                 host.budget.spend(1);
                 let Some(below) = self.index.table_below((id, index), host.mem) else { continue };
                 self.index.page_mut(below).place.add(gva.raw());
@@ -483,7 +487,7 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM.
+    /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM, or it is not up to date yet.
     fn child<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         key: Key,
@@ -498,10 +502,8 @@ impl<S: Shadowed> Shadow<S> {
             let fences = self.passed.fences();
             self.index.page_mut(id).use_.comes(fences);
             self.place(id, (above, gva), host);
-            if !self.is_sabotaged(Sabotage::LinksStale) {
-                self.sync_below(id, gva, host);
-            }
-            return Some(id);
+            let may_be_linked = self.is_sabotaged(Sabotage::LinksStale) || self.sync_below(id, gva, host);
+            return may_be_linked.then_some(id);
         }
         let guest = match key.role {
             Role::Table => Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn()),

@@ -108,16 +108,27 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// Brings the page, and all that can be reached from it, in step with the guest's tables. What the budget does not
-    /// suffice for cannot be reached from it any more: faults will find it again.
-    /// `gva`: an address that it translates.
-    pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, gva: Addr<S>, host: &mut Host<'_, M, H>) {
+    /// suffice for cannot be reached from it any more: faults will find it again. `gva`: an address that it translates.
+    ///
+    /// Says whether it may be linked. A steered page of level 0 may not before all of it is in step, for which another attempt
+    /// or two suffice: to poison the rest would take as long.
+    pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        gva: Addr<S>,
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
         if !self.may_any_lag() {
-            return;
+            return true;
         }
         self.stamp += 1;
-        if let Err(rest) = self.sync_tree(id, gva, host) {
-            self.postpone(id, rest, host);
+        let Err(rest) = self.sync_tree(id, gva, host) else { return true };
+        if self.steers() && self.index.page(id).key.level == Level::PAGE {
+            self.counters.postponed += 1;
+            return self.is_sabotaged(Sabotage::ForgetsRest);
         }
+        self.postpone(id, rest, host);
+        true
     }
 
     /// Leaves out what a page leads to from entry `rest` on, for there is too much of it: it is found again by faults.
@@ -126,7 +137,7 @@ impl<S: Shadowed> Shadow<S> {
         if self.is_sabotaged(Sabotage::ForgetsRest) {
             return;
         }
-        if self.steers() { self.poison_rest(id, rest, host) } else { self.empty(id, rest, host) }
+        self.empty(id, rest, host);
     }
 
     /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.
@@ -156,15 +167,20 @@ impl<S: Shadowed> Shadow<S> {
         } else if key.level == Level::PAGE {
             return Ok(());
         }
+        if may_lag && host.budget.is_spent() {
+            return Err(0);
+        }
         host.budget.spend(Budget::VISIT);
-        for part in 0..PARTS {
+        // Nothing can be reached by the others.
+        let parts = if may_lag { self.parts_behind(id, host) } else { self.index.page(id).live_parts() };
+        for part in (0..PARTS).filter(|part| parts >> part & 1 == 1) {
             if may_lag {
                 self.sync_part(id, part, host)?;
             }
             if key.level == Level::PAGE {
                 continue;
             }
-            for index in indices(part, self.index.page(id).live_in(part)) {
+            for index in indices(part, self.index.page(id).leading_in(part)) {
                 let Some(child) = self.index.table_below((id, index), host.mem) else { continue };
                 if host.budget.is_spent() {
                     return Err(index);
@@ -194,11 +210,13 @@ impl<S: Shadowed> Shadow<S> {
         part: usize,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), usize> {
-        if host.budget.is_spent() {
+        // Of a page that is not linked before all of it is in step, one entry is: so whoever tries again gets on.
+        let mut is_free = self.has_all_mirrors(self.index.page(id));
+        if host.budget.is_spent() && !is_free {
             return Err(64 * part);
         }
         for index in indices(part, self.behind(id, part, host)) {
-            if host.budget.is_spent() {
+            if host.budget.is_spent() && !core::mem::take(&mut is_free) {
                 return Err(index);
             }
             self.derive((id, index), host);
@@ -211,6 +229,7 @@ impl<S: Shadowed> Shadow<S> {
     pub(super) fn sync_entries<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> bool {
         self.counters.synced_pages += 1;
         host.budget.spend(Budget::VISIT);
-        (0..PARTS).all(|part| self.sync_part(id, part, host).is_ok())
+        let parts = self.parts_behind(id, host);
+        (0..PARTS).filter(|part| parts >> part & 1 == 1).all(|part| self.sync_part(id, part, host).is_ok())
     }
 }

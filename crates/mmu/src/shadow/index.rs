@@ -232,6 +232,9 @@ impl Index {
             for index in (0..rv::format::ENTRIES).filter(|index| page.is_live(*index)) {
                 let mirror = page.mirror(index, mem).expect("it is live");
                 let is_pointer = page.is_pointer(Pte(mem.read_u64(page.entry_at(index))));
+                let may_lead = page.leading_in(index / 64) >> (index % 64) & 1 == 1;
+                let leads = is_pointer && page.key.role == Role::Table && mirror.is_pointer();
+                assert!(may_lead || !leads, "a pointer is not known to lead to a table");
                 let mut at = self.first(self.list_of((id, index), mirror, is_pointer, mem), mem);
                 while at.is_some_and(|at| at != (id, index)) {
                     at = at.and_then(|at| self.next(at, mem));

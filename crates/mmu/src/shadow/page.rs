@@ -146,6 +146,8 @@ pub(super) struct Page {
     live: [u64; ENTRIES / 64],
     /// A bit for each eight mirrors: the others are all 0.
     written: u64,
+    /// A bit for each eight entries of which one has been a pointer to the shadow of a table: no other is.
+    leading: u64,
     pub parents: Ref,
     /// The next shadow of the same guest frame.
     pub next: Option<Id>,
@@ -239,6 +241,7 @@ impl Page {
             guest,
             live: [0; ENTRIES / 64],
             written: 0,
+            leading: 0,
             parents: Ref::NONE,
             next: None,
             sibling: None,
@@ -287,9 +290,25 @@ impl Page {
         mem.write_u64(self.mirror_at(index), pte.0);
     }
 
-    /// A bit for each eight mirrors of the 64 from number 64 * `part` on: those of others are 0.
-    pub const fn written_in(&self, part: usize) -> u8 {
-        (self.written >> (8 * part)) as u8
+    /// A bit for each eight mirrors: those of others are 0.
+    pub const fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// The entry becomes a pointer to the shadow of a table.
+    pub fn leads_at(&mut self, index: usize) {
+        self.leading |= 1 << (index / 8);
+    }
+
+    /// A bit for each live entry of the 64 from number 64 * `part` on that may be a pointer to the shadow of a table. Most tables
+    /// of large pages have hundreds of leaves and no pointer.
+    pub fn leading_in(&self, part: usize) -> u64 {
+        let groups = (self.leading >> (8 * part)) as u8;
+        if groups == 0 {
+            return 0;
+        }
+        let spread = (0..8).filter(|group| groups >> group & 1 == 1).fold(0, |bits, group| bits | 0xff << (8 * group));
+        self.live[part] & spread
     }
 
     /// Whether the entry, live and as it stands in the table, is a pointer.
@@ -313,6 +332,11 @@ impl Page {
             word += 1;
             bits = *self.live.get(word)?;
         }
+    }
+
+    /// A bit for each 64 entries of which some are live.
+    pub fn live_parts(&self) -> u8 {
+        self.live.iter().rev().fold(0, |parts, live| parts << 1 | u8::from(*live != 0))
     }
 
     /// A bit for each live entry of the 64 from number 64 * `part` on.

@@ -1,7 +1,7 @@
 //! Within a bound: shadow pages are prepared for, recycled, and given back; and what the host takes from
 //! the guest leaves no trace in them.
 
-use super::config::{DEEPEST, Host};
+use super::config::{Budget, DEEPEST, Host};
 use super::engine::Shadow;
 use super::index::List;
 use super::page::{At, Body, Id, Role};
@@ -323,6 +323,9 @@ impl<S: Shadowed> Shadow<S> {
     ) {
         if how == How::Copied {
             let pages = publish.as_ref().map_or(1, |publish| publish.level().pages());
+            if pages > 1 {
+                host.budget = Budget::NONE;
+            }
             (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
         }
         self.spend(stale, publish, host);

@@ -243,20 +243,6 @@ impl<S: Shadowed> Shadow<S> {
         self.remake(at, ours, pte, host);
     }
 
-    /// Poisons what a page leads to from entry `rest` on; at level 0, by what the guest's table says now.
-    pub(super) fn poison_rest<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, rest: usize, host: &mut Host<'_, M, H>) {
-        let page = self.index.page(id);
-        let (level, Some(frame)) = (page.key.level, page.guest) else { return self.empty(id, rest, host) };
-        if level > Level::PAGE {
-            return self.empty(id, rest, host);
-        }
-        self.gone += 1;
-        for index in rest..ENTRIES {
-            let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
-            self.replace((id, index), self.faulting(level, pte), pte, host);
-        }
-    }
-
     /// The guest's table that the page stands for is about to be elsewhere, or nowhere: nothing that it says can be compared until
     /// it is found again. A page of level 0 is unlinked: its poison would have to know the guest's U.
     pub(super) fn lose_table<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
