@@ -32,7 +32,7 @@ use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
 use metal::{fence, world};
-use mmu::ids::{IdSlot, Ids};
+use mmu::ids::{Group, IdSlot, Ids};
 use rv::{Context, Mode};
 
 /// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
@@ -41,18 +41,18 @@ use rv::{Context, Mode};
 struct View {
     /// Its number; `u64::MAX` if none was seen there.
     vm: u64,
-    /// Its VMID on this hart.
-    slot: IdSlot,
+    /// Its vCPUs' VMIDs on this hart.
+    vmids: Group,
     /// The TLB generation that this hart has fenced for.
     fenced: u64,
-    /// The vCPU that last ran here: two of one VM share its VMID, but not their TLBs.
+    /// The vCPU that last ran here, for shadow tables.
     last_vcpu: u32,
 }
 
 impl View {
     /// A VM that has not been on this hart.
     const fn of(vm: u64, generation: u64) -> Self {
-        Self { vm, slot: IdSlot::new(), fenced: generation, last_vcpu: u32::MAX }
+        Self { vm, vmids: Group::new(), fenced: generation, last_vcpu: u32::MAX }
     }
 }
 
