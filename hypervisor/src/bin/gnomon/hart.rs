@@ -14,6 +14,7 @@ use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
 use abi::bundle::MAX_VMS;
 use abi::record::{EndReason, Record};
+use abi::tunable::Id;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -188,7 +189,7 @@ pub struct Start {
 impl Hart {
     /// The hart's block, ready to run.
     pub fn new(start: Start) -> Self {
-        let per_ms = start.g.offer.timebase / 1000;
+        let (per_ms, id_bits) = (start.g.offer.timebase / 1000, start.g.tunables.get(Id::IdBits) as u32);
         Self {
             index: start.index,
             shared: &start.g.harts[start.index],
@@ -200,8 +201,8 @@ impl Hart {
             stack_end: pen::stack_end(start.index),
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.
-            vmids: Ids::new(1, start.vmid_bits),
-            asids: Ids::new(1, start.asid_bits),
+            vmids: Ids::new(1, start.vmid_bits.min(id_bits)),
+            asids: Ids::new(1, start.asid_bits.min(id_bits)),
             roots: Vec::new(),
             loaded_root: 0,
             root_loads: 0,
