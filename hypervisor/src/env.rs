@@ -43,7 +43,7 @@ pub trait Env {
     fn send_ipi(&mut self, hart: usize);
     /// Prepares for a vCPU whose guest's own tables translate, behind its VM's G-stage table at `table`; and loads its
     /// `vsatp`. Nothing that is not this vCPU's stays in the TLB under its tags.
-    fn load_two_stage(&mut self, run: &VcpuRun, table: Pfn<Hpa>);
+    fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>);
     /// Prepares for a vCPU that shadow tables alone translate: what its guest does with `satp`, fences and page faults comes
     /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded.
     fn load_shadow(&mut self, run: &VcpuRun);

@@ -54,7 +54,7 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E
 }
 
 /// Puts a vCPU on this hart.
-pub(crate) fn load<E: Env>(run: &VcpuRun, env: &mut E) {
+pub(crate) fn load<E: Env>(run: &mut VcpuRun, env: &mut E) {
     let table = run.vm.memory.lock().as_ref().map(|memory| memory.space.root());
     // A VM loses its tables only when all its vCPUs are parked; Bare would be all of memory.
     let Some(table) = table else { unreachable!("{} has no memory, but a vCPU to run", run.vm.config.name) };

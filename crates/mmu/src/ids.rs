@@ -7,9 +7,9 @@
 //!
 //! Ids mean something to one hart's TLB only, so the natural use is one [`Ids`] per hart and one
 //! [`IdSlot`] per owner and hart: then [`Acquired::RolledOver`] concerns that hart alone, and harts
-//! cannot take ids from each other, however few bits there are. One allocator for all harts is
-//! correct too, if at a roll-over every hart leaves its guest, fences, and acquires again before
-//! it enters one.
+//! cannot take ids from each other, however few bits there are. Owners that have a table in common, as
+//! the vCPUs of a VM have, are a [`Group`] there. One allocator for all harts is correct too, if at a
+//! roll-over every hart leaves its guest, fences, and acquires again before it enters one.
 
 /// The allocator. Pure: the caller fences.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,31 +22,30 @@ pub struct Ids {
     generation: u64,
 }
 
-/// What an owner remembers of an allocator. Starts without an id.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct IdSlot {
-    id: u16,
-    /// 0, which no allocator reaches: never acquired.
-    generation: u64,
-}
+/// What an owner remembers of an allocator. Starts without an id. Those of one allocator are ordered by when they were handed out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct IdSlot(
+    /// Below, the id in 16 bits; above, its generation. 0, which no allocator reaches: never acquired.
+    u64,
+);
 
 impl IdSlot {
     /// No id yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { id: 0, generation: 0 }
+        Self(0)
     }
 
     /// The id, as last acquired. Good for entering the guest only after [`Ids::acquire`].
     #[must_use]
     pub const fn id(&self) -> u16 {
-        self.id
+        self.0 as u16
     }
 
     /// The generation that the id belongs to.
     #[must_use]
     pub const fn generation(&self) -> u64 {
-        self.generation
+        self.0 >> 16
     }
 }
 
@@ -84,7 +83,7 @@ impl Ids {
 
     /// Makes sure that the slot's id is its own. To be called before every guest entry.
     pub fn acquire(&mut self, slot: &mut IdSlot) -> Acquired {
-        if slot.generation == self.generation {
+        if slot.generation() == self.generation {
             return Acquired::Same;
         }
         let rolled_over = self.used > u32::from(self.last - self.first);
@@ -92,15 +91,59 @@ impl Ids {
             self.generation += 1;
             self.used = 0;
         }
-        *slot = IdSlot { id: self.first + self.used as u16, generation: self.generation };
         self.used += 1;
+        *slot = self.latest();
         if rolled_over { Acquired::RolledOver } else { Acquired::New }
+    }
+
+    /// The id that was handed out last, as its owner remembers it. Before the first, one that nobody has.
+    const fn latest(&self) -> IdSlot {
+        IdSlot((self.generation << 16 | self.first as u64) + self.used as u64 - 1)
     }
 
     /// The present generation; slots of others must acquire again.
     #[must_use]
     pub const fn generation(&self) -> u64 {
         self.generation
+    }
+}
+
+/// The ids that members of a group have on one hart: each has its own, and one table is behind them all. So a member that comes back
+/// finds what it left in the TLB, and nothing of the others'. Each remembers its own id; here is known which of them are good.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Group {
+    /// Of the member that came last.
+    last: IdSlot,
+    /// When the table was last fenced for one id: that one. The others up to `given_up` must not be used any more.
+    kept: IdSlot,
+    given_up: IdSlot,
+}
+
+impl Group {
+    /// Nobody has come yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { last: IdSlot::new(), kept: IdSlot::new(), given_up: IdSlot::new() }
+    }
+
+    /// A member comes: it is the last one now. `known` is what it remembers; it `stays` if it has been on no other hart since that was
+    /// set here. Its id is then to be used, and what that owes is as for [`Ids::acquire`].
+    pub fn come(&mut self, known: &mut IdSlot, stays: bool, ids: &mut Ids) -> Acquired {
+        // Elsewhere it did fences that its translations here have not seen.
+        let is_good = stays && (*known == self.kept || *known > self.given_up);
+        if !is_good {
+            *known = IdSlot::new();
+        }
+        let acquired = ids.acquire(known);
+        self.last = *known;
+        acquired
+    }
+
+    /// The table is about to be fenced for one id only, which is returned: that of the member that came last. The others' are given up.
+    #[must_use = "the id is to be fenced"]
+    pub const fn give_up_others(&mut self, ids: &Ids) -> u16 {
+        (self.kept, self.given_up) = (self.last, ids.latest());
+        self.last.id()
     }
 }
 
@@ -132,6 +175,56 @@ mod tests {
             assert_eq!(ids.acquire(&mut b), Acquired::RolledOver);
             assert_eq!(ids.acquire(&mut a), Acquired::RolledOver);
             assert_eq!((a.id(), b.id()), (id, id));
+        }
+    }
+
+    #[test]
+    fn members_keep_their_ids_while_they_stay_and_nothing_is_fenced() {
+        let (mut ids, mut group) = (Ids::new(1, 3), Group::new());
+        let (mut a, mut b) = (IdSlot::new(), IdSlot::new());
+        let mut come = |member: &mut IdSlot, stays| {
+            let acquired = group.come(member, stays, &mut ids);
+            (acquired, member.id())
+        };
+        assert_eq!(come(&mut a, false), (Acquired::New, 1));
+        assert_eq!(come(&mut b, false), (Acquired::New, 2));
+        assert_eq!(come(&mut a, true), (Acquired::Same, 1));
+        assert_eq!(come(&mut a, true), (Acquired::Same, 1));
+        // From elsewhere.
+        assert_eq!(come(&mut b, false), (Acquired::New, 3));
+    }
+
+    #[test]
+    fn a_fence_for_one_member_leaves_its_id_and_no_other() {
+        let (mut ids, mut group) = (Ids::new(1, 3), Group::new());
+        let mut members = [IdSlot::new(); 3];
+        for member in &mut members {
+            assert_eq!(group.come(member, false, &mut ids), Acquired::New);
+        }
+        assert_eq!((group.give_up_others(&ids), members[2].id()), (3, 3));
+        let come = |group: &mut Group, ids: &mut Ids, member: &mut IdSlot| (group.come(member, true, ids), member.id());
+        assert_eq!(come(&mut group, &mut ids, &mut members[0]), (Acquired::New, 4));
+        // It was not the last one any more, and is good still: nothing was fenced since.
+        assert_eq!(come(&mut group, &mut ids, &mut members[2]), (Acquired::Same, 3));
+        assert_eq!(come(&mut group, &mut ids, &mut members[1]), (Acquired::New, 5));
+        // Now it was not fenced for, and is given up.
+        assert_eq!(group.give_up_others(&ids), 5);
+        assert_eq!(group.give_up_others(&ids), 5);
+        assert_eq!(come(&mut group, &mut ids, &mut members[1]), (Acquired::Same, 5));
+        assert_eq!(come(&mut group, &mut ids, &mut members[2]), (Acquired::New, 6));
+    }
+
+    #[test]
+    fn a_single_id_goes_from_member_to_member() {
+        for bits in [0, 1] {
+            let (mut ids, mut group) = (Ids::new(1, bits), Group::new());
+            let (mut a, mut b) = (IdSlot::new(), IdSlot::new());
+            assert_eq!(group.come(&mut a, false, &mut ids), Acquired::New);
+            assert_eq!(group.come(&mut b, false, &mut ids), Acquired::RolledOver);
+            assert_eq!(group.give_up_others(&ids), bits as u16);
+            assert_eq!(group.come(&mut b, true, &mut ids), Acquired::Same);
+            assert_eq!(group.come(&mut a, true, &mut ids), Acquired::RolledOver);
+            assert_eq!(group.come(&mut b, true, &mut ids), Acquired::RolledOver);
         }
     }
 

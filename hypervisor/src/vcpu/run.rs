@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::frames::Frames;
 use mmu::gstage::Ready;
+use mmu::ids::IdSlot;
 use mmu::shadow::{Root, Views};
 use rv::{BriefExits, Context, Exit, FloatState, Mode, VectorCsrs};
 
@@ -45,6 +46,8 @@ pub struct VcpuRun {
     pub deadline: u64,
     /// The hart it last ran on, or [`NOWHERE`].
     pub last_hart: usize,
+    /// Its VMID there, behind a G-stage.
+    pub vmid: IdSlot,
     /// What its kernel has asked for.
     pub features: Features,
     /// When it is looked at even if it makes no exit, and what the last look found.
@@ -81,6 +84,7 @@ impl VcpuRun {
             vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
             deadline: u64::MAX,
             last_hart: NOWHERE,
+            vmid: IdSlot::new(),
             features: Features::default(),
             watch: Watch::default(),
             root: None,

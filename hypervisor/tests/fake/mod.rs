@@ -153,7 +153,7 @@ impl Env for Hart {
     fn send_ipi(&mut self, hart: usize) {
         self.events.push(Event::Ipi(hart));
     }
-    fn load_two_stage(&mut self, run: &VcpuRun, _: Pfn<Hpa>) {
+    fn load_two_stage(&mut self, run: &mut VcpuRun, _: Pfn<Hpa>) {
         self.events.push(Event::TwoStage);
         self.vsatp = run.csrs.vsatp;
     }

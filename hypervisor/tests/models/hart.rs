@@ -11,9 +11,11 @@ use hypervisor::shootdown::{arrive, behind, shoot_down};
 use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
 use hypervisor::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
 use hypervisor::vm::Vm;
+use mmu::ids::{Acquired, Group, Ids};
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
 use shuttle::thread::{self, Thread};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 
@@ -28,6 +30,8 @@ pub enum Mutant {
     DoesNotWait,
     /// A hart that enters does not fence for the edits of others.
     DoesNotCatchUp,
+    /// A hart that fences for an edit does so for one vCPU, and the others come back to what they left there.
+    KeepsOthers,
     /// A hart that enters fences for the edits of others, and does not say that the VM is live there again.
     StaysAway,
     /// A hart says that the VM is live there, and only then looks at its generation.
@@ -96,8 +100,12 @@ pub struct Hart {
     pub index: usize,
     /// The VM in slot 0 as it was seen here: its number, and the TLB generation that is fenced for.
     view: (u64, u64),
-    /// The frame that the TLB leads to.
-    tlb: Option<u64>,
+    /// The VMIDs of its vCPUs, and the one that is in `hgatp`.
+    vmids: Group,
+    vmid: u16,
+    ids: Ids,
+    /// The frame that the TLB leads to, by VMID.
+    tlb: BTreeMap<u16, u64>,
     traps_wfi: bool,
     regs: VsTrapRegs,
     /// The G-stage table of the VM whose vCPU is loaded.
@@ -105,6 +113,9 @@ pub struct Hart {
     /// Its timer is set, for what is to be done soon.
     goes_on: bool,
 }
+
+/// So few that they run out.
+const VMID_BITS: u32 = 2;
 
 pub const HVIP_SSIP: u64 = 1 << 2;
 
@@ -116,7 +127,10 @@ impl Hart {
             rig,
             index,
             view,
-            tlb: None,
+            vmids: Group::new(),
+            vmid: 0,
+            ids: Ids::new(1, VMID_BITS),
+            tlb: BTreeMap::new(),
             traps_wfi: false,
             regs: VsTrapRegs::default(),
             root: Pfn::new(0),
@@ -189,6 +203,7 @@ impl Hart {
         let generation = self.arrive(&vm);
         if self.view.0 != vm.handle.number {
             self.view = (vm.handle.number, generation);
+            self.vmids = Group::new();
         }
         vm.translation.load(&rig.g, run, self).expect("in two stages");
         run.awake();
@@ -307,7 +322,7 @@ impl Hart {
             }
             match (self.rig.program)(run) {
                 Step::Access => {
-                    let frame = *self.tlb.get_or_insert_with(|| self.rig.table.load(SeqCst));
+                    let frame = *self.tlb.entry(self.vmid).or_insert_with(|| self.rig.table.load(SeqCst));
                     let freed = self.rig.freed.load(SeqCst);
                     assert!(frame > freed, "the guest reads frame {frame}, and those up to {freed} are free");
                 }
@@ -378,7 +393,7 @@ impl Hart {
         } else {
             shoot_down(&rig.g, &run.vm, self);
         }
-        self.tlb = None;
+        self.fence_g_stage(run.vm.slot(), FenceScope::Everything);
         rig.freed.fetch_max(before, SeqCst);
     }
 
@@ -430,12 +445,20 @@ impl Env for Hart {
     fn send_ipi(&mut self, hart: usize) {
         self.rig.interrupt(hart);
     }
-    fn load_two_stage(&mut self, _: &VcpuRun, table: Pfn<Hpa>) {
-        self.root = table;
+    fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>) {
+        let stays = run.last_hart == self.index;
+        if self.vmids.come(&mut run.vmid, stays, &mut self.ids) == Acquired::RolledOver {
+            self.tlb.clear();
+        }
+        (self.vmid, self.root) = (run.vmid.id(), table);
     }
     fn load_shadow(&mut self, _: &VcpuRun) {}
     fn fence_g_stage(&mut self, _: usize, _: FenceScope<Gpa>) {
-        self.tlb = None;
+        let mut vmids = self.vmids;
+        self.tlb.remove(&vmids.give_up_others(&self.ids));
+        if !self.rig.is(Mutant::KeepsOthers) {
+            self.vmids = vmids;
+        }
     }
     fn load_root(&mut self, _: u64, _: &Root, _: bool) {}
     fn fence_guest(&mut self, _: Option<Addr<Gva>>, _: Option<Asid>) {}

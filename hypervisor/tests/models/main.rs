@@ -222,6 +222,27 @@ fn round<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
 const ROUND: Model = Model { harts: 2, vcpus: 2, program: round::<2>, meddle: None, frames: None };
 const ROUND_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: round::<3>, meddle: None, frames: None };
 
+/// The same, and each of them reads and edits in between: those that share a hart come back to it.
+fn turns<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
+    match thread_rng().gen_range(0..6) {
+        0 => Step::Edit,
+        1 | 2 => Step::Access,
+        _ => round::<VCPUS>(run),
+    }
+}
+
+const TURNS: Model = Model { harts: 2, vcpus: 4, program: turns::<4>, meddle: None, frames: None };
+
+#[test]
+fn who_comes_back_to_a_hart_does_not_read_what_was_taken_away() {
+    TURNS.holds();
+}
+
+#[test]
+fn a_hart_that_fences_for_one_vcpu_is_found() {
+    TURNS.finds(Mutant::KeepsOthers);
+}
+
 #[test]
 fn no_wake_up_is_lost() {
     ROUND.holds();

@@ -14,6 +14,7 @@ use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
 use abi::bundle::MAX_VMS;
 use abi::record::{EndReason, Record};
+use abi::tunable::Id;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -32,7 +33,7 @@ use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
 use metal::{fence, world};
-use mmu::ids::{IdSlot, Ids};
+use mmu::ids::{Group, IdSlot, Ids};
 use rv::{Context, Mode};
 
 /// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
@@ -41,18 +42,18 @@ use rv::{Context, Mode};
 struct View {
     /// Its number; `u64::MAX` if none was seen there.
     vm: u64,
-    /// Its VMID on this hart.
-    slot: IdSlot,
+    /// Its vCPUs' VMIDs on this hart.
+    vmids: Group,
     /// The TLB generation that this hart has fenced for.
     fenced: u64,
-    /// The vCPU that last ran here: two of one VM share its VMID, but not their TLBs.
+    /// The vCPU that last ran here, for shadow tables.
     last_vcpu: u32,
 }
 
 impl View {
     /// A VM that has not been on this hart.
     const fn of(vm: u64, generation: u64) -> Self {
-        Self { vm, slot: IdSlot::new(), fenced: generation, last_vcpu: u32::MAX }
+        Self { vm, vmids: Group::new(), fenced: generation, last_vcpu: u32::MAX }
     }
 }
 
@@ -188,7 +189,7 @@ pub struct Start {
 impl Hart {
     /// The hart's block, ready to run.
     pub fn new(start: Start) -> Self {
-        let per_ms = start.g.offer.timebase / 1000;
+        let (per_ms, id_bits) = (start.g.offer.timebase / 1000, start.g.tunables.get(Id::IdBits) as u32);
         Self {
             index: start.index,
             shared: &start.g.harts[start.index],
@@ -200,8 +201,8 @@ impl Hart {
             stack_end: pen::stack_end(start.index),
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.
-            vmids: Ids::new(1, start.vmid_bits),
-            asids: Ids::new(1, start.asid_bits),
+            vmids: Ids::new(1, start.vmid_bits.min(id_bits)),
+            asids: Ids::new(1, start.asid_bits.min(id_bits)),
             roots: Vec::new(),
             loaded_root: 0,
             root_loads: 0,

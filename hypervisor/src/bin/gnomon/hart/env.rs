@@ -77,17 +77,18 @@ impl Env for Hart {
         seat::send_ipi(id, msip);
     }
 
-    fn load_two_stage(&mut self, run: &VcpuRun, table: Pfn<Hpa>) {
-        let is_new = self.is_new(run);
-        let view = &mut self.views[run.vm.slot()];
-        let acquired = self.vmids.acquire(&mut view.slot);
-        self.guest.set_two_stage(atp::hgatp(self.g.offer.g_format, Vmid(view.slot.id()), table));
+    fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>) {
+        // What it has left in this TLB it may find again if it did its fences here.
+        let stays = run.last_hart == self.index;
+        let acquired = self.views[run.vm.slot()].vmids.come(&mut run.vmid, stays, &mut self.vmids);
+        self.guest.set_two_stage(atp::hgatp(self.g.offer.g_format, Vmid(run.vmid.id()), table));
         self.guest.set_svadu(run.vm.config.svadu);
         if acquired == Acquired::RolledOver {
             fence::gvma_all();
         }
-        if acquired != Acquired::Same || is_new {
-            // A G-stage fence covers the G-stage only: what another VM left under this VMID goes here.
+        if acquired != Acquired::Same {
+            // A G-stage fence covers the G-stage only: what another vCPU left under this VMID goes here. Of an instruction
+            // cache, what this one has not fenced on this hart.
             fence::vvma_all();
             fence::instruction();
         }
@@ -97,14 +98,15 @@ impl Env for Hart {
 
     fn load_shadow(&mut self, run: &VcpuRun) {
         self.guest.set_one_stage();
-        if self.is_new(run) {
+        // The VM's vCPUs share its roots and their ASIDs: another one, or this one on another hart, fenced its own only.
+        if run.last_hart != self.index || self.views[run.vm.slot()].last_vcpu != run.shared.id {
             self.guest.fence(None, None);
             fence::instruction();
         }
     }
 
     fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>) {
-        let vmid = Vmid(self.views[vm].slot.id());
+        let vmid = Vmid(self.views[vm].vmids.give_up_others(&self.vmids));
         match scope {
             FenceScope::Range { start, bytes } if bytes <= FENCE_PAGES * PAGE_BYTES => {
                 let pages = bytes.div_ceil(PAGE_BYTES);

@@ -51,12 +51,6 @@ impl Hart {
         }
     }
 
-    /// Whether the TLB and the instruction cache may hold what is not this vCPU's, under its VM's tags: another vCPU of the VM,
-    /// or this one on another hart, fenced its own only.
-    pub(super) fn is_new(&self, run: &VcpuRun) -> bool {
-        run.last_hart != self.index || self.views[run.vm.slot()].last_vcpu != run.shared.id
-    }
-
     /// Takes the vCPU off this hart.
     pub(super) fn unload(&mut self, run: &mut VcpuRun) {
         run.count_lane();
