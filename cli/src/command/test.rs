@@ -1,6 +1,7 @@
 //! `gnomon test`.
 
 use super::Need;
+use crate::processors;
 use crate::testing::{Extent, Suite, junit};
 use clap::Args;
 use miette::miette;
@@ -76,7 +77,9 @@ impl TestArgs {
         let started = Instant::now();
         let tally = suite.run(self.jobs.into());
         let wall = started.elapsed();
-        tally.times(wall).iter().for_each(|line| println!("{line}"));
+        // Its own, and that of all that it has started.
+        let cpu = processors::so_far(std::process::id()).unwrap_or_default();
+        tally.times(wall, cpu).iter().for_each(|line| println!("{line}"));
         tally.failures().for_each(|line| println!("{line}"));
         println!("{}", tally.summary());
         if let Some((file, path)) = junit {

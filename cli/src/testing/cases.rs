@@ -2,7 +2,7 @@
 //! default.
 
 use super::counters::Assertion;
-use super::pairs;
+use super::pairs::{self, Cover};
 use super::plan::{BootTest, Choice, End, Expect, Platform};
 use crate::kvm::Thp;
 use crate::qemu::{HExtension, Seat};
@@ -175,7 +175,8 @@ pub fn expand(name: &str, test: &BootTest) -> Result<Vec<Case>, String> {
     }
     if test.variants != Choice::Full {
         let rows: Vec<_> = cases.iter().map(Case::circumstances).collect();
-        let chosen = pairs::covering(&rows);
+        let cover = if test.variants == Choice::Values { Cover::Values } else { Cover::Pairs };
+        let chosen = pairs::covering(&rows, cover);
         match test.variants {
             Choice::Never => cases = chosen.into_iter().map(|place| cases[place].clone()).collect(),
             _ => chosen.into_iter().for_each(|place| cases[place].by_default = true),

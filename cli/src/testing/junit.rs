@@ -5,7 +5,8 @@ use quick_junit::{NonSuccessKind, Report, SerializeError, TestCase, TestCaseStat
 use std::io::Write;
 use std::time::Duration;
 
-/// Writes all results: a suite for each run, with a case for each of its verdicts. `wall` is the time that all took.
+/// Writes all results: a suite for each run, with a case for each of its verdicts, and in the property `cpu` the seconds of processors
+/// that it took, where they are known. `wall` is the time that all took.
 ///
 /// # Errors
 /// If `to` cannot be written.
@@ -18,6 +19,9 @@ pub fn write(tally: &Tally, wall: Duration, to: impl Write) -> Result<(), Serial
 fn suite(run: &Run) -> TestSuite {
     let mut suite = TestSuite::new(run.name.as_str());
     suite.set_time(run.spent.wall);
+    if !run.spent.cpu.is_zero() {
+        suite.add_property(("cpu", format!("{:.2}", run.spent.cpu.as_secs_f64()).as_str()));
+    }
     for verdict in &run.verdicts {
         let status = match &verdict.result {
             Ok(()) => TestCaseStatus::success(),
@@ -47,7 +51,7 @@ mod tests {
     fn results_are_written() {
         let mut tally = Tally::default();
         let failed = Verdict { output: vec!["a < b".into(), "\u{1b}[1mc".into()], ..Verdict::failed("x/b", "2 > 1") };
-        let spent = Spent { wall: Duration::from_millis(1500), ..Spent::default() };
+        let spent = Spent { wall: Duration::from_millis(1500), cpu: Duration::from_millis(700), machines: 1 };
         tally.add(Run { name: "x".into(), verdicts: vec![Verdict::passed("x/a"), failed], spent });
         let mut text = Vec::new();
         write(&tally, Duration::from_secs(2), &mut text).expect("memory takes it");
@@ -55,6 +59,7 @@ mod tests {
         for part in [
             r#"<testsuites name="gnomon" tests="2" skipped="0" failures="1" errors="0" time="2.000">"#,
             r#"<testsuite name="x" tests="2" skipped="0" errors="0" failures="1" time="1.500">"#,
+            r#"<property name="cpu" value="0.70"/>"#,
             r#"<testcase name="x/a" classname="x"/>"#,
             r#"<failure message="2 &gt; 1"/>"#,
             "<system-out>a &lt; b\nc</system-out>",

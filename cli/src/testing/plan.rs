@@ -258,6 +258,8 @@ pub enum Choice {
     /// So many that each two values come together: [`super::pairs`].
     #[default]
     Pairs,
+    /// So many that each value is in one: a cheaper test is run in the pairs, and comes by the same code.
+    Values,
     /// All.
     Full,
     /// None: they take long. In the full run they are as with `Pairs`.

@@ -5,8 +5,11 @@ use std::iter::Sum;
 use std::ops::AddAssign;
 use std::time::Duration;
 
-/// How many of the slowest are named.
-const SLOWEST: usize = 10;
+/// How many of the dearest are named.
+const DEAREST: usize = 10;
+
+/// What the names of cargo's commands begin with.
+const HOST: &str = "host/";
 
 /// How one test came out.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,6 +84,13 @@ pub struct Run {
     pub spent: Spent,
 }
 
+impl Run {
+    /// Whether it is a command of cargo's.
+    fn is_of_host(&self) -> bool {
+        self.name.starts_with(HOST)
+    }
+}
+
 /// All results so far.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
@@ -88,8 +98,11 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts a run, and shows each of its results; with the last, what it took.
+    /// Counts a run, and shows each of its results; with the last, or where programs have told them all before, what it took.
     pub fn add(&mut self, run: Run) {
+        if run.verdicts.is_empty() {
+            println!("     {} took {}", run.name, run.spent);
+        }
         let last = run.verdicts.len().saturating_sub(1);
         for (at, verdict) in run.verdicts.iter().enumerate() {
             let spent = if at == last { format!(" ({})", run.spent) } else { String::new() };
@@ -132,15 +145,21 @@ impl Tally {
         self.failed().next().is_none()
     }
 
-    /// What the whole took, given the time by the clock, and the slowest: a line each.
+    /// What the whole took, given that by the clock and of processors, and the runs that took most of these: a line each. By the
+    /// clock they are no measure: runs are in each other's way.
     #[must_use]
-    pub fn times(&self, wall: Duration) -> Vec<String> {
-        let Spent { cpu, machines, .. } = self.runs.iter().map(|run| run.spent).sum();
-        let total = Spent { wall, cpu, machines };
-        let mut slowest: Vec<_> = self.runs.iter().filter(|run| !run.spent.wall.is_zero()).collect();
-        slowest.sort_by_key(|run| std::cmp::Reverse(run.spent.wall));
-        let slowest = slowest.into_iter().take(SLOWEST).map(|run| format!("slow: {}: {}", run.name, run.spent));
-        slowest.chain([format!("took {total}; {machines} starts of QEMU")]).collect()
+    pub fn times(&self, wall: Duration, cpu: Duration) -> Vec<String> {
+        let mut dearest: Vec<_> = self.runs.iter().filter(|run| !run.spent.cpu.is_zero()).collect();
+        dearest.sort_by_key(|run| std::cmp::Reverse(run.spent.cpu));
+        let dearest = dearest.into_iter().take(DEAREST).map(|run| format!("dear: {}: {}", run.name, run.spent));
+        let sum = |wanted: fn(&Run) -> bool| self.runs.iter().filter(|run| wanted(run)).map(|run| run.spent).sum();
+        let (host, boot): (Spent, Spent) = (sum(Run::is_of_host), sum(|run| !run.is_of_host()));
+        let rest = cpu.saturating_sub(host.cpu + boot.cpu);
+        let kinds =
+            [("host tests", host.cpu), ("boot tests", boot.cpu), ("what they run is built, and all else", rest)];
+        let kinds = kinds.map(|(kind, cpu)| format!("{kind}: {:.1} s of processors", cpu.as_secs_f64()));
+        let total = Spent { wall, cpu, machines: boot.machines };
+        dearest.chain(kinds).chain([format!("took {total}; {} starts of QEMU", total.machines)]).collect()
     }
 
     /// The last line of all.
@@ -173,19 +192,25 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_are_named() {
+    fn the_dearest_are_named() {
         let mut tally = Tally::default();
         let seconds = Duration::from_secs;
         for second in 1..=12 {
-            let spent = Spent { wall: seconds(second), cpu: seconds(1), machines: 2 };
-            let name = format!("t{second}");
+            let spent = Spent { wall: seconds(20 - second), cpu: seconds(second), machines: 2 };
+            let name = format!("{}t{second}", if second == 12 { "host/" } else { "" });
             let verdicts = vec![Verdict::passed(format!("{name}/a")), Verdict::passed(name.clone())];
             tally.add(Run { name, verdicts, spent });
         }
-        let times = tally.times(seconds(40));
-        assert_eq!((times.len(), times[0].as_str()), (11, "slow: t12: 12.0 s, 1.0 s of processors"));
-        assert_eq!(times[9], "slow: t3: 3.0 s, 1.0 s of processors");
-        assert_eq!(times[10], "took 40.0 s, 12.0 s of processors; 24 starts of QEMU");
+        let times = tally.times(seconds(40), seconds(100));
+        assert_eq!(times[0], "dear: host/t12: 8.0 s, 12.0 s of processors");
+        assert_eq!(times[9], "dear: t3: 17.0 s, 3.0 s of processors");
+        let expected = [
+            "host tests: 12.0 s of processors",
+            "boot tests: 66.0 s of processors",
+            "what they run is built, and all else: 22.0 s of processors",
+            "took 40.0 s, 100.0 s of processors; 22 starts of QEMU",
+        ];
+        assert_eq!(times[10..], expected);
         assert_eq!(tally.summary(), "24 passed, 0 failed");
     }
 }

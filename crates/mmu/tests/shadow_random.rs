@@ -55,12 +55,13 @@ fn steered() {
 
 #[test]
 fn unsync() {
-    lives::<Gva>(Upkeep::Unsync, steps());
+    // The mutants are found in 45 lives and fewer.
+    lives::<Gva>(Upkeep::Unsync, steps() / 2);
 }
 
 #[test]
 fn shadow() {
-    lives::<Gva>(Upkeep::Shadow, steps());
+    lives::<Gva>(Upkeep::Shadow, steps() / 2);
 }
 
 /// The G-stage that a guest has made for a guest of its own, with roots of four frames.
@@ -138,9 +139,24 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 51] = [
     ),
 ];
 
+/// The lives that are tried first for a mutant which few find, and which the search took long to come to. Others are tried in any
+/// case, where a change to the rig makes other lives of these seeds.
+const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
+    match (mutant, upkeep) {
+        (Mutant::KeepsOwn, Upkeep::Lazy) => &[325],
+        (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[567],
+        (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[306],
+        (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[100],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[80],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[58],
+        _ => &[],
+    }
+}
+
 /// The message of the first check that `mutant` fails, in one of many random lives.
 fn caught<S: Subject>(mutant: Mutant, upkeep: Upkeep) -> Option<String> {
-    (0..1000).find_map(|seed| {
+    finders(mutant, upkeep).iter().copied().chain(0..1000).find_map(|seed| {
         let failed = catch_unwind(|| run::<S>(upkeep, seed, mutant)).err()?;
         let text = failed.downcast_ref::<String>().cloned();
         Some(text.or_else(|| failed.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
