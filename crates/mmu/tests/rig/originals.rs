@@ -24,6 +24,8 @@ impl Rig {
 
     /// An original goes, one that harts reach, if there is one, or any. Now and then the guest comes back to it at once.
     pub(super) fn let_original_go(&mut self, n: u16) {
+        // Whoever edits the G-stage fences before others may look at it: what was unmapped before is not found any more.
+        self.flush();
         let shown = self.shown();
         let home = match shown.len() {
             0 => self.image.raw() + u64::from(n) % super::IMAGE_PAGES,
