@@ -66,7 +66,8 @@ fn lend<E: Env, R>(
     Some(result)
 }
 
-/// The same for what takes memory: for an attempt, or for two where 2 MiB are to be made ready first.
+/// The same for what takes memory: for an attempt. Where 2 MiB are to be made ready first, a portion of them is, and the caller
+/// comes back.
 fn with_memory<E: Env, R>(
     g: &Gnomon,
     vm: &Vm,
@@ -75,7 +76,12 @@ fn with_memory<E: Env, R>(
     mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> Result<R, Unresolved>,
 ) -> Result<R, Unreachable> {
     let frames = &g.harts[env.hart()].frames;
+    let mut is_first = true;
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
+        // To make 2 MiB ready takes as long as an exit may: what they are for comes in another.
+        if !core::mem::take(&mut is_first) {
+            return Err(Unresolved::Later);
+        }
         let attempted = lend((g, vm, vm.memory.lock()), (frames, ready), mem, env, &mut attempt);
         let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
         attempted.map_err(|why| g.unresolved(why, env))
