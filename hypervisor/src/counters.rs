@@ -122,6 +122,8 @@ counters! {
         lane_page = "lane.page",
         /// Fences by address alone that the lane did.
         lane_page_global = "lane.page_global",
+        /// Writes of `satp` that the lane carried out.
+        lane_satp = "lane.satp",
         /// Exits by fences by address and ASID, on shadow tables.
         fences_page = "fences.page",
         /// Exits by fences by address alone.

@@ -2,6 +2,7 @@
 //! tests with plain data.
 
 use crate::vcpu::{VcpuRun, VsTrapRegs};
+use mmu::ids::IdSlot;
 use mmu::shadow::Root;
 use rv::{Addr, Asid, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
@@ -47,9 +48,9 @@ pub trait Env {
     /// Prepares for a vCPU that shadow tables alone translate: what its guest does with `satp`, fences and page faults comes
     /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded.
     fn load_shadow(&mut self, run: &VcpuRun);
-    /// Gives the loaded vCPU, whose VM has the number `vm`, this shadow root. `forget`: what this hart remembers of the root
-    /// is out of date.
-    fn load_root(&mut self, vm: u64, root: &Root, forget: bool);
+    /// Gives the loaded vCPU this shadow root. `id` is the ASID that this vCPU has for it here, if it has one still. `forget`: what
+    /// this hart remembers of the root is out of date. Returns what its `satp` (`vsatp`) holds from now on.
+    fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64;
     /// Removes G-stage translations of the VM in slot `vm` from this hart's TLB.
     fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>);
     /// Removes translations of the loaded vCPU's guest from this hart's TLB: those of one page or all, of one ASID of the

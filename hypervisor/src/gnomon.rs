@@ -61,7 +61,7 @@ impl Gnomon {
 
     /// Posts requests to a vCPU and sees to it that it looks at them soon: a running one leaves its
     /// guest, a waiting one becomes ready.
-    pub fn post<E: Env>(&self, vcpu: &Vcpu, requests: u32, env: &mut E) {
+    pub fn post<E: Env>(&self, vcpu: &Vcpu, requests: u64, env: &mut E) {
         vcpu.posted.fetch_or(requests, Ordering::SeqCst);
         if vcpu.waiting.load(Ordering::SeqCst) != NOWHERE
             && let Some(hart) = self.sched.wake(vcpu, env.now())

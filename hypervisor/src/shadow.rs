@@ -18,9 +18,10 @@ use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::shootdown::shoot_down;
-use crate::vcpu::{NO_ASID, Vcpu, VcpuRun};
+use crate::vcpu::{NO_SPACE, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
+use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -35,8 +36,8 @@ use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::is_cache_block_management;
 use rv::{
-    Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, Mode, PAGE_BYTES, Pfn, PhysMem,
-    Request, Trap,
+    Access, Addr, Asid, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Lane, LaneRoot, Mode, PAGE_BYTES, Pfn,
+    PhysMem, Request, Trap,
 };
 use store::Store;
 
@@ -192,13 +193,23 @@ pub(crate) fn counters(vm: &Vm) -> Counters {
 /// How the vCPU goes on instead, if there is no memory for one.
 pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
     env.load_shadow(run);
+    if run.last_hart != env.hart() {
+        // Elsewhere it did fences that its translations here have not seen.
+        run.views.forget_ids();
+    }
     match run.root {
         Some(root) => {
-            env.load_root(run.vm.handle.number, &root, false);
+            put_on(g, run, &root, false, env);
             Ok(())
         }
         None => attach(g, run, env).map(|_| ()),
     }
+}
+
+/// What the vCPU's guest has written to `satp`.
+pub(crate) fn satp(run: &VcpuRun) -> u64 {
+    let lane = &run.context.lane;
+    if lane.changes() == run.changes { run.csrs.vsatp } else { run.views.key(lane.place()) }
 }
 
 /// Makes `gpa` ready for `access`.
@@ -220,13 +231,13 @@ pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
 }
 
 /// Whether a hart in the guest must leave it for this fence at once. One whose root the fence is not about need not: to use
-/// one that it is about, the guest writes `satp`, which is an exit. It publishes its ASID before it looks at what is
-/// posted.
+/// one that it is about, the guest writes `satp`. In the lane or at an exit, that is published before it is looked at what is posted.
 pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
-    let present = vcpu.asid.load(Ordering::SeqCst);
+    let present = vcpu.satp.load(Ordering::SeqCst);
     match fence.asid {
-        Some(asid) => present == u32::from(asid.0),
-        None => present != NO_ASID,
+        _ if present == NO_SPACE => false,
+        Some(asid) => Satp::decode(present).asid == asid,
+        None => true,
     }
 }
 
@@ -287,17 +298,36 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
         },
     };
     // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
-    let published = if paging == Paging::Bare { NO_ASID } else { asid.0.into() };
-    run.shared.asid.store(published, Ordering::SeqCst);
-    let Some(root) = present else { unreachable!("it has been loaded") };
-    if root.has_lane && vm.config.lane {
-        let named = (!views.others_have(asid)).then_some(asid);
-        lane.turn_on(root.table, named, env.lane_table(root));
-    } else {
-        lane.turn_off();
-    }
-    env.load_root(vm.handle.number, root, loaded.fence);
+    let published = if paging == Paging::Bare { NO_SPACE } else { run.csrs.vsatp };
+    run.shared.satp.store(published, Ordering::SeqCst);
+    let Some(root) = *present else { unreachable!("it has been loaded") };
+    put_on(g, run, &root, loaded.fence, env);
     Ok(true)
+}
+
+/// Gives this hart the vCPU's root, and the lane what it needs. `forget`: what the hart remembers of the root is out of date.
+#[inline(always)]
+fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env: &mut E) {
+    let VcpuRun { vm, views, shared, .. } = run;
+    let lane = &mut run.context.lane;
+    let satp = env.load_root(root, views.id(), forget);
+    if !root.has_lane || !vm.config.lane {
+        lane.turn_off();
+        return;
+    }
+    let named = (!views.others_have(root.asid)).then_some(root.asid);
+    lane.turn_on(root.table, named, env.lane_table(root));
+    if g.tunables.is_on(Id::Roots)
+        && let Some((table, place)) = views.arm(run.csrs.vsatp, satp)
+    {
+        lane.change_roots(table, place, (&raw const shared.satp).expose_provenance() as u64);
+    }
+}
+
+/// The roots that are held for a vCPU's lane: a quarter of its share of what shadow tables the VM may have.
+pub(crate) fn held(upkeep: Upkeep, config: &VmConfig) -> usize {
+    let pages = if config.lane { pages(upkeep, config).unwrap_or(0) } else { 0 };
+    ((pages / config.vcpus / 4) as usize).min(LaneRoot::PLACES)
 }
 
 /// A root that the vCPU does not know.
@@ -326,23 +356,23 @@ fn attach_other<E: Env>(
     }
 }
 
-/// Takes the vCPU's root from it.
+/// Takes the vCPU's roots from it.
 fn detach(run: &mut VcpuRun) {
-    let Some(root) = run.root.take() else { return };
     run.context.lane.turn_off();
+    let root = run.root.take();
     let vm = Arc::clone(&run.vm);
     let mut memory = vm.memory.lock();
     if let Some(shadow) = memory.as_mut().and_then(|memory| memory.shadow.as_mut()) {
-        shadow.detach(&root, &mut run.views, &run.context.lane.log);
+        shadow.detach_all(root.as_ref(), &mut run.views, &run.context.lane.log);
     }
 }
 
 /// The vCPU is about to be parked: nothing of its life remains.
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
-    run.views = Views::new();
+    run.views = Views::new(run.vm.translation.held(&run.vm.config));
     run.forget_way();
-    run.shared.asid.store(NO_ASID, Ordering::SeqCst);
+    run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
 }
 
 /// An access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was reported as.
@@ -404,6 +434,7 @@ fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool
 // Within the handling of all exits, its frame would be theirs.
 #[inline(never)]
 pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+    run.follow_lane();
     run.shared.counters.exits_page_fault.bump();
     let access = match exception {
         Exception::FetchPage => Access::Fetch,
@@ -484,6 +515,7 @@ fn other_fault<E: Env>(
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
     run.count_lane();
+    run.follow_lane();
     run.forget_way();
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
@@ -519,6 +551,7 @@ pub(crate) fn instruction<E: Env>(
     if from != Mode::Supervisor {
         return None;
     }
+    run.follow_lane();
     let has_svinval = || g.offer.isa.has("svinval");
     let outcome = match (insn, insn & FENCE_MASK) {
         (_, SFENCE_VMA) => own_fence(g, run, insn, env),

@@ -4,7 +4,7 @@
 //! | event | methods |
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
-//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
+//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`held`](Translation::held), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`look_again`](Translation::look_again), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
@@ -173,7 +173,7 @@ impl Translation {
         match self {
             TwoStage => run.csrs.vsatp = env.vsatp(),
             // It is the guest's all the time.
-            Shadow(_) => {}
+            Shadow(_) => run.follow_lane(),
         }
     }
 
@@ -181,7 +181,10 @@ impl Translation {
     pub fn forget(self, run: &mut VcpuRun) {
         match self {
             TwoStage => {}
-            Shadow(_) => shadow::forget(run),
+            Shadow(_) => {
+                run.follow_lane();
+                shadow::forget(run);
+            }
         }
     }
 
@@ -212,8 +215,22 @@ impl Translation {
 
     /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
     pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-        if let Shadow(Upkeep::Steered) = self {
-            shadow::steered::look_again(g, run, env);
+        if let Shadow(upkeep) = self {
+            run.follow_lane();
+            // What has changed for roots that the vCPU gets, it sees when it gets one.
+            run.views.disarm();
+            if upkeep == Upkeep::Steered {
+                shadow::steered::look_again(g, run, env);
+            }
+        }
+    }
+
+    /// Roots that are held for each vCPU's lane.
+    #[must_use]
+    pub fn held(self, config: &VmConfig) -> usize {
+        match self {
+            TwoStage => 0,
+            Shadow(upkeep) => shadow::held(upkeep, config),
         }
     }
 
@@ -232,7 +249,10 @@ impl Translation {
         match self {
             // Its exits say all that is needed.
             TwoStage => {}
-            Shadow(_) => shadow::way::remember_way(run, env),
+            Shadow(_) => {
+                run.follow_lane();
+                shadow::way::remember_way(run, env);
+            }
         }
     }
 
@@ -250,7 +270,7 @@ impl Translation {
         match self {
             TwoStage => env.vsatp(),
             // The hart's register is Gnomon's.
-            Shadow(_) => run.csrs.vsatp,
+            Shadow(_) => shadow::satp(run),
         }
     }
 

@@ -353,7 +353,7 @@ fn two_vcpus_made_ready_rouse_two_harts() {
 #[test]
 fn masks_name_vcpus() {
     let mut w = world(3, GuestTimer::Sstc);
-    let posted = |w: &fake::World| -> Vec<u32> {
+    let posted = |w: &fake::World| -> Vec<u64> {
         w.run.vm.vcpus.iter().map(|v| v.posted.swap(0, Ordering::SeqCst) & request::SOFTWARE).collect()
     };
     posted(&w);

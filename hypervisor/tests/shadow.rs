@@ -6,7 +6,7 @@ use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
 use fake::{Event, MEMORY, World, printed, shadow_world};
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{self, Brief, Outcome};
-use hypervisor::vcpu::NO_ASID;
+use hypervisor::vcpu::NO_SPACE;
 use mmu::shadow::GuestFence;
 use rv::csr::status;
 use rv::{Addr, Exception, Exit, Mode};
@@ -58,7 +58,7 @@ fn satp_is_what_the_guest_wrote() {
     let mut w = paging(MmuMode::Lazy);
     assert_eq!((w.run.csrs.vsatp, w.run.context.x[A1]), (SV39 | 5 << 44 | ROOT, 0));
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
-    assert_eq!(w.run.shared.asid.load(Ordering::SeqCst), 5);
+    assert_eq!(w.run.shared.satp.load(Ordering::SeqCst), 5);
     let cases = [
         (2, 0, 0, SV39 | 5 << 44 | ROOT),               // csrrs x0: a read
         (2, A0, 2 << 44, SV39 | 7 << 44 | ROOT),        // sets
@@ -75,7 +75,7 @@ fn satp_is_what_the_guest_wrote() {
         assert_eq!((w.run.csrs.vsatp, w.run.context.x[A1]), (now, before), "funct3 {funct3}");
         assert!(w.run.root.is_some());
     }
-    assert_eq!(w.run.shared.asid.load(Ordering::SeqCst), NO_ASID);
+    assert_eq!(w.run.shared.satp.load(Ordering::SeqCst), NO_SPACE);
 }
 
 #[test]

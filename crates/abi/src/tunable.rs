@@ -48,6 +48,8 @@ tunables! {
     Promote = "promote", Kind::Switch, 1, "pages of 4 KiB that fill 2 MiB become one of 2 MiB when harts are idle and memory is not short";
     /// Zeroes made ahead.
     ZeroPool = "zero-pool", Kind::Number(16), 8, "pieces of 2 MiB that idle harts keep filled with zeroes for guests' first touches";
+    /// The lane's changes of roots.
+    Roots = "roots", Kind::Switch, 1, "the lane changes between roots that it knows, in modes lazy and steered; if off, each write of satp is an exit";
     /// Steering.
     Steer = "steer", Kind::Switch, 1, "guests in mode steered take their page faults themselves; if off, Gnomon delivers them";
     /// Pages that are read with one that is needed.

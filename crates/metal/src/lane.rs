@@ -14,19 +14,23 @@
 //! that names an ASID takes 60 instructions under Sv39 and 7 more for each level more (one more where rs2 is
 //! a0, t4, t5 or t6); one that names none takes 59. Without Zba each level takes one more.
 //!
-//! There are blocks of two kinds. One leaves a token in the entry. The other brings the entry in step with the guest's
+//! Where the instruction is a write of `satp` instead, a block for each way out of a guest changes to a root that the vCPU knows: 67
+//! instructions.
+//!
+//! There are blocks for fences of two kinds. One leaves a token in the entry. The other brings the entry in step with the guest's
 //! ([`Deed::Sync`]), and takes 90 instructions for a leaf by one word for its 2 MiB. It has t1 to t3, too: t1 is where the log goes
 //! on, t3 the guest's entry, t2 scratch. What it finds saved is for the full path to save again.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
 use rv::context::token;
-use rv::{BriefExits, Context, Format, Lane, LaneSync};
+use rv::{BriefExits, Context, Format, Lane, LaneRoot, LaneRoots, LaneSync};
 
 /// What stands at the front of a guest vector, after the exchange of a0 and the scratch register, up to the
 /// jump. Without a match it goes on with t4 to t6 saved, at label 2.
 macro_rules! front {
-    ($full:literal, $cause:literal, $tval:literal, $fence_cause:literal, $status:literal, $mode_to_top:literal) => {
+    ($full:literal, $roots:literal, $cause:literal, $tval:literal, $fence_cause:literal, $status:literal,
+     $mode_to_top:literal) => {
         concat!(
             "sd t4, {t4}(a0)\n",
             concat!("csrr t4, ", $cause, "\n"),
@@ -36,8 +40,12 @@ macro_rules! front {
             concat!("csrr t5, ", $status, "\n slli t5, t5, ", $mode_to_top, "\n bgez t5, ", $full, "\n"),
             concat!("csrr t4, ", $tval, "\n"),
             "ld t5, {mask}(a0)\n ld t6, {matches}(a0)\n and t5, t5, t4\n",
-            concat!("bne t5, t6, ", $full, "\n"),
+            "bne t5, t6, 3f\n",
             "srli t5, t4, 10\n andi t5, t5, 0x3e0\n ld t6, {table}(a0)\n add t5, t5, t6\n jr t5\n",
+            // It may be a write of `satp`.
+            "3: ld t5, {write_mask}(a0)\n ld t6, {write_matches}(a0)\n and t5, t5, t4\n",
+            concat!("bne t5, t6, ", $full, "\n"),
+            concat!("srli t5, t4, 12\n andi t5, t5, 0xf8\n la t6, ", $roots, "\n add t5, t5, t6\n jr t5\n"),
             "1: sd t5, {t5}(a0)\n sd t6, {t6}(a0)\n",
             concat!($full, ":"),
         )
@@ -293,6 +301,74 @@ global_asm!(
     "j \\full",
     ".endif",
     ".endm",
+    // A write of `satp`, and nothing else. It begins with a jump table: 32 entries of 8 bytes, one for each rs1. t5: what is written;
+    // t4: its place in the table of roots; t3: the head of the log.
+    ".macro lane_roots tag, full, is_virtual, scratch, epc, xret",
+    ".balign 8",
+    "lane_roots_\\tag:",
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
+    ".balign 8",
+    ".if \\n == 0",
+    "j \\full", // paging goes off
+    ".else",
+    "lane_fetch t5, \\n, \\scratch",
+    "j lane_write_\\tag",
+    ".endif",
+    ".endr",
+    "lane_write_\\tag:",
+    "slli t4, t5, 4",
+    "srli t4, t4, 48", // the ASID
+    "bnez t4, 1f",
+    "mv t4, t5",
+    "1: andi t4, t4, {places} - 1",
+    "slli t4, t4, {place_shift}",
+    "ld t6, {roots}(a0)",
+    "add t4, t4, t6",
+    "ld t6, {key_of}(t4)",
+    "bne t6, t5, \\full",
+    "sd t3, {t3}(a0)",
+    "ld t3, {head}(a0)",
+    "ld t6, {head_of}(t4)",
+    "bne t6, t3, 2f", // fences have passed over it
+    "ld t6, {posting}(a0)",
+    "amoswap.d.aq t5, t5, (t6)", // whoever posts a fence from now on goes by that
+    "ld t3, {posted}(t6)",
+    "bnez t3, 3f",
+    "ld t3, {head}(a0)",
+    "ld t6, {present}(a0)",
+    "sd t3, {head_of}(t6)",
+    "sd t4, {present}(a0)",
+    "ld t6, {root_of}(t4)",
+    "sd t6, {root}(a0)",
+    "ld t6, {asid_of}(t4)",
+    "sd t6, {asid}(a0)",
+    "sd x0, {brief}(a0)", // it is the way of another address space
+    "ld t6, {satp_of}(t4)",
+    ".if \\is_virtual",
+    "csrw vsatp, t6",
+    ".else",
+    "csrw satp, t6",
+    ".endif",
+    "ld t6, {changes}(a0)",
+    "addi t6, t6, 1",
+    "sd t6, {changes}(a0)",
+    "csrr t4, \\epc",
+    "addi t4, t4, 4",
+    "csrw \\epc, t4",
+    "ld t3, {t3}(a0)",
+    "ld t4, {t4}(a0)",
+    "ld t5, {t5}(a0)",
+    "ld t6, {t6}(a0)",
+    "csrrw a0, \\scratch, a0",
+    "\\xret",
+    // What is posted comes first; the present root is what it was.
+    "3: sd t5, (t6)",
+    "2: ld t3, {t3}(a0)",
+    "j \\full",
+    ".endm",
+    "lane_roots vs_m, gnomon_full_vs_to_m, 1, mscratch, mepc, mret",
+    "lane_roots vs_hs, gnomon_full_vs_to_hs, 1, sscratch, sepc, sret",
+    "lane_roots s_m, gnomon_full_s_to_m, 0, mscratch, mepc, mret",
     ".irp zba,0,1",
     "lane_block vs_m_39_\\zba, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mret, \\zba",
     "lane_block vs_m_48_\\zba, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mret, \\zba",
@@ -332,6 +408,18 @@ global_asm!(
     brief = const offset_of!(Context, brief) + BriefExits::CAUSE_AT,
     guest = const LaneSync::GUEST_AT,
     line = const LaneSync::LINE_BYTES,
+    roots = const offset_of!(Context, lane) + Lane::ROOTS_AT,
+    present = const offset_of!(Context, lane) + Lane::PRESENT_AT,
+    posting = const offset_of!(Context, lane) + Lane::POSTING_AT,
+    changes = const offset_of!(Context, lane) + Lane::CHANGES_AT,
+    posted = const LaneRoots::POSTED_AT,
+    places = const LaneRoot::PLACES,
+    place_shift = const LaneRoot::BYTES.trailing_zeros(),
+    key_of = const LaneRoot::KEY_AT,
+    head_of = const LaneRoot::HEAD_AT,
+    root_of = const LaneRoot::ROOT_AT,
+    asid_of = const LaneRoot::ASID_AT,
+    satp_of = const LaneRoot::SATP_AT,
 );
 
 unsafe extern "C" {

@@ -100,7 +100,7 @@ impl World {
         let mut space = engine::space(&regions, &frames, &mut mem);
         let config = Config { upkeep, ad: AdPolicy::Svade, pages, first_serial: 1 };
         let mut shadow = engine::shadow(config, PAGES, &frames, &mut mem);
-        let (mut views, log) = (Views::new(), FenceLog::new(0));
+        let (mut views, log) = (Views::default(), FenceLog::new(0));
         let root = engine::attach(&mut shadow, ROOT, (&mut views, &log), (&mut space, &frames), &mut mem);
         let mut world = Self { mem, frames, space, shadow, views, log, root, most: 0 };
         let pointer = |page: u64| (RAM.raw() + page) << 10 | 1;

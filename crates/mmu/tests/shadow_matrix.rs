@@ -66,7 +66,7 @@ impl World {
         let mut space = engine::space(&regions, &frames, &mut mem);
         let config = Config { upkeep, ad, pages: 64, first_serial: 1 };
         let mut shadow = engine::shadow(config, 1536, &frames, &mut mem);
-        let (mut views, log) = (Views::new(), FenceLog::new(0));
+        let (mut views, log) = (Views::default(), FenceLog::new(0));
         for (table, next) in TABLES.into_iter().zip(TABLES.into_iter().skip(1)) {
             poke(&mut space, &frames, &mut mem, table, (RAM.raw() + next) << 10 | 1);
         }
@@ -213,7 +213,7 @@ fn matrix(upkeep: Upkeep, ad: AdPolicy, sabotage: Option<Sabotage>) -> u64 {
         assert!(world.space.translate(RAM.add(page).base(), &world.mem).is_some(), "page {page}");
     }
     let World { mem, frames, space, mut shadow, mut views, log, root, .. } = world;
-    shadow.detach(&root, &mut views, &log);
+    shadow.detach_all(Some(&root), &mut views, &log);
     shadow.destroy().for_each(|run| frames.free(run));
     assert!(!space.destroy(&mut Hardware).release(u32::MAX, &frames, &mem, |_| panic!("nothing is out")));
     assert_eq!(frames.usage(VM).total() * PAGE_BYTES, 0);

@@ -52,7 +52,7 @@ impl World {
             shadow.sabotage(sabotage);
         }
         shadow.begin_lane(RAM.add(REGION), &frames, &mut mem);
-        let (mut views, log) = (Views::new(), FenceLog::new(0));
+        let (mut views, log) = (Views::default(), FenceLog::new(0));
         let root = engine::attach(&mut shadow, ROOT, (&mut views, &log), (&mut space, &frames), &mut mem);
         let mut world = Self { mem, frames, space, shadow, views, log, root };
         for page in (ROOT..5).chain([BEFORE, AFTER]) {

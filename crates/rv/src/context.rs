@@ -1,6 +1,7 @@
 //! What an exit saves: the part of a vCPU that the trap vector touches.
 
 use crate::addr::{Addr, Gva, Hpa, Pfn, Space};
+use crate::csr::atp;
 use crate::fence::Asid;
 use crate::trap::Exception;
 use core::marker::PhantomData;
@@ -79,6 +80,17 @@ impl<S: Space> FenceLog<S> {
         self.head / token::STEP
     }
 
+    /// The head of which that is the token.
+    #[must_use]
+    pub const fn head_of(token: u64) -> u64 {
+        token / token::STEP
+    }
+
+    /// Adds as many fences as it holds and one more: whatever was up to date before knows now that it may not be.
+    pub const fn push_everything(&mut self) {
+        self.head += (Self::LENGTH + 1) * token::STEP;
+    }
+
     /// Adds a fence of the page at `gva`.
     pub const fn push(&mut self, gva: Addr<S>) {
         self.head += token::STEP;
@@ -122,8 +134,122 @@ pub struct Lane {
     table: u64,
     /// Where it brings an entry in step, and does not only invalidate it.
     sync: LaneSync,
+    /// Where it changes roots.
+    roots: LaneRoots,
     /// Fences that name no ASID.
     pub log: FenceLog,
+}
+
+/// A root that the vCPU knows, as the lane loads it when the guest writes `satp`. They are in a table of [`LaneRoot::PLACES`], by
+/// [`LaneRoot::place`].
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneRoot {
+    /// The guest's `satp`; while the lane is not to load it, a value that has another place.
+    key: u64,
+    /// The head of the log when it was left; [`LaneRoot::NEVER`] if all of it may be out of date.
+    head: u64,
+    /// As [`Lane`]'s.
+    root: u64,
+    /// As [`Lane`]'s.
+    asid: u64,
+    /// What the hart's register gets.
+    satp: u64,
+}
+
+impl LaneRoot {
+    /// How many there are in a table.
+    pub const PLACES: usize = 256;
+    /// Bytes of one.
+    pub const BYTES: usize = size_of::<Self>();
+    /// Offset of the guest's `satp`.
+    pub const KEY_AT: usize = offset_of!(Self, key);
+    /// Offset of the head.
+    pub const HEAD_AT: usize = offset_of!(Self, head);
+    /// Offset of the root.
+    pub const ROOT_AT: usize = offset_of!(Self, root);
+    /// Offset of the ASID that fences may name.
+    pub const ASID_AT: usize = offset_of!(Self, asid);
+    /// Offset of the hart's `satp`.
+    pub const SATP_AT: usize = offset_of!(Self, satp);
+    /// No head of a log, which are multiples of [`token::STEP`].
+    pub const NEVER: u64 = 1;
+
+    /// The place of a root: by its ASID; by the table's frame where that is 0, as it is for all roots of a guest without ASIDs.
+    #[must_use]
+    pub const fn place(asid: Asid, frame: u64) -> usize {
+        (if asid.0 == 0 { frame as usize } else { asid.0 as usize }) % Self::PLACES
+    }
+
+    /// What is in a place that no root has.
+    #[must_use]
+    pub const fn none(place: usize) -> Self {
+        Self { key: Self::no_key(place), head: Self::NEVER, root: 0, asid: Lane::NEVER, satp: 0 }
+    }
+
+    const fn no_key(place: usize) -> u64 {
+        (place as u64 ^ 1) << atp::ID_SHIFT
+    }
+
+    /// Lets the lane load the root at `root` where the guest writes `key`. `asid`: the only one that fences may name then, if any.
+    /// `satp`: what the hart's register gets. What is known of when it was left stays.
+    pub const fn arm(&mut self, key: u64, root: Pfn<Hpa>, asid: Option<Asid>, satp: u64) {
+        let named = match asid {
+            Some(asid) => asid.0 as u64,
+            None => Lane::NEVER,
+        };
+        *self = Self { key, root: root.base().raw() + Lane::POINTER_FLAGS, asid: named, satp, head: self.head };
+    }
+
+    /// Lets it do so no more. `place`: where this is.
+    pub const fn disarm(&mut self, place: usize) {
+        self.key = Self::no_key(place);
+    }
+
+    /// From now on it takes no fences by ASID while that root is loaded.
+    pub const fn name_none(&mut self) {
+        self.asid = Lane::NEVER;
+    }
+
+    /// The guest's `satp`, while the lane may load it.
+    #[must_use]
+    pub const fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// The log's last token when the root was left, or [`LaneRoot::NEVER`].
+    #[must_use]
+    pub const fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Sets it.
+    pub const fn set_head(&mut self, head: u64) {
+        self.head = head;
+    }
+}
+
+/// What the lane needs to change roots (`docs/lane.md`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneRoots {
+    /// Which bits of an instruction tell that it writes `satp` and does nothing else.
+    mask: u64,
+    /// And what they are then; more than 32 bits while the lane leaves these to the full path.
+    matches: u64,
+    /// The address of the table of [`LaneRoot`]s.
+    table: u64,
+    /// The address of the present root's.
+    present: u64,
+    /// The address of two words: the `satp` that the vCPU says that it runs by, and what is posted to it.
+    posting: u64,
+    /// How many times it has changed roots.
+    changes: u64,
+}
+
+impl LaneRoots {
+    /// Where what is posted to the vCPU is, in bytes from what it publishes.
+    pub const POSTED_AT: usize = 8;
 }
 
 /// What the lane needs to bring an entry in step with the guest's (`docs/lane.md`).
@@ -157,6 +283,18 @@ impl Lane {
     pub const CHUNKS_AT: usize = offset_of!(Self, sync) + offset_of!(LaneSync, chunks);
     /// Offset of their count.
     pub const COUNT_AT: usize = offset_of!(Self, sync) + offset_of!(LaneSync, count);
+    /// Offset of the mask for writes of `satp`.
+    pub const WRITE_MASK_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, mask);
+    /// Offset of what the instruction is compared with then.
+    pub const WRITE_MATCHES_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, matches);
+    /// Offset of the address of the roots' table.
+    pub const ROOTS_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, table);
+    /// Offset of the address of the present one there.
+    pub const PRESENT_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, present);
+    /// Offset of the address of what is posted, and published.
+    pub const POSTING_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, posting);
+    /// Offset of the count of changes.
+    pub const CHANGES_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, changes);
     /// Offset of the mask, in bytes.
     pub const MASK_AT: usize = offset_of!(Self, mask);
     /// Offset of what the masked instruction is compared with.
@@ -183,6 +321,10 @@ impl Lane {
     /// ... are those of `sfence.vma`.
     const SFENCE_VMA: u64 = 0x1200_0073;
     const NEVER: u64 = 1 << 32;
+    /// `csrrw x0, satp, rs1`: all bits but those of rs1 ...
+    const WRITE_MASK: u64 = 0xfff0_7fff;
+    /// ... are these.
+    const WRITES_SATP: u64 = 0x1800_1073;
 
     /// A lane that is off, for vCPU number `vcpu`.
     #[must_use]
@@ -195,13 +337,43 @@ impl Lane {
             token: token::start(vcpu),
             table: 0,
             sync: LaneSync { gate: 0, leaves: 0, chunks: 0, count: 0 },
+            roots: LaneRoots {
+                mask: Self::WRITE_MASK,
+                matches: Self::NEVER,
+                table: 0,
+                present: 0,
+                posting: 0,
+                changes: 0,
+            },
             log: FenceLog::new(vcpu),
         }
     }
 
-    /// Leaves all fences to the full path.
+    /// Leaves all fences and writes of `satp` to the full path.
     pub const fn turn_off(&mut self) {
         self.matches = Self::NEVER;
+        self.roots.matches = Self::NEVER;
+    }
+
+    /// Lets it change roots, by the table of [`LaneRoot`]s at that address, in which the present one is at that place. `posting`: the
+    /// address of what the vCPU publishes, and behind that of what is posted to it.
+    pub const fn change_roots(&mut self, table: u64, present: usize, posting: u64) {
+        let LaneRoots { mask, changes, .. } = self.roots;
+        let present = table + (present * LaneRoot::BYTES) as u64;
+        self.roots = LaneRoots { mask, matches: Self::WRITES_SATP, table, present, posting, changes };
+    }
+
+    /// How many times it has changed roots.
+    #[must_use]
+    #[inline(always)]
+    pub const fn changes(&self) -> u64 {
+        self.roots.changes
+    }
+
+    /// The place of the present root, where it changes roots.
+    #[must_use]
+    pub const fn place(&self) -> usize {
+        (self.roots.present - self.roots.table) as usize / LaneRoot::BYTES
     }
 
     /// Lets the lane work on the tables at `root`. `asid`: the only one that fences may name, if any. `table`: the

@@ -18,7 +18,7 @@ pub mod request;
 pub mod trap;
 
 pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};
-pub use context::{BriefExits, Context, Exit, FenceLog, FloatState, Lane, LaneSync, VectorCsrs};
+pub use context::{BriefExits, Context, Exit, FenceLog, FloatState, Lane, LaneRoot, LaneRoots, LaneSync, VectorCsrs};
 pub use fence::{Asid, Elide, Fence, FenceScope, Vmid};
 pub use format::{Format, Level};
 pub use mem::PhysMem;

@@ -12,6 +12,7 @@ const MOST: u32 = 4;
 
 /// An access fault: by poison, or by memory that cannot be accessed so (an AMO or LR/SC where the platform allows none).
 pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+    run.follow_lane();
     run.shared.counters.exits_steered.bump();
     let access = match exception {
         Exception::FetchAccess => Access::Fetch,

@@ -41,7 +41,7 @@ pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option
             run.context.lane.log.push(page);
             run.logged = run.context.lane.log.count();
         }
-        Some(asid) => run.views.outdate_others(Some(asid)),
+        Some(asid) => run.views.outdate_others(Some(asid), &mut run.context.lane.log),
     }
     env.fence_guest(Some(page), None);
     true

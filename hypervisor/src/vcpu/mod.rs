@@ -11,7 +11,7 @@ mod way;
 pub use csrs::{VsCsrs, VsTrapRegs};
 pub use features::Features;
 pub use run::{VcpuRun, VectorState};
-pub use shared::{FenceQueue, NO_ASID, NOWHERE, Vcpu, hsm, request};
+pub use shared::{FenceQueue, NO_SPACE, NOWHERE, Vcpu, hsm, request};
 pub use unexplained::Unexplained;
 pub use watch::{Stuck, Watch};
 pub use way::Way;

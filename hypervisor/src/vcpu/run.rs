@@ -60,6 +60,8 @@ pub struct VcpuRun {
     pub views: Views,
     /// The fences in its log that are accounted for.
     pub logged: u64,
+    /// The lane's changes of roots that [`VcpuRun::root`] and `satp` follow.
+    pub changes: u64,
     /// What is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
     /// How it reaches the UART, on shadow tables, while such exits may be brief ([`Context::brief`]).
@@ -73,6 +75,7 @@ impl VcpuRun {
     /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize) -> Box<Self> {
+        let views = Views::new(vm.translation.held(&vm.config));
         let context = Context { brief: vm.translation.brief(), ..Context::new(shared.id) };
         Box::new(Self {
             shared,
@@ -89,8 +92,9 @@ impl VcpuRun {
             watch: Watch::default(),
             root: None,
             unexplained: Unexplained::NONE,
-            views: Views::new(),
+            views,
             logged: 0,
+            changes: 0,
             ready: Ready::Nothing,
             way: Way::NONE,
         })
@@ -133,6 +137,23 @@ impl VcpuRun {
         let logged = self.context.lane.log.count();
         counters.lane_page_global.add(logged - self.logged);
         self.logged = logged;
+        counters.lane_satp.add(self.context.lane.changes() - counters.lane_satp.get());
+    }
+
+    /// What the lane has done since is known, too: the present root, and `satp`. To be called before either is looked at.
+    #[inline(always)]
+    pub fn follow_lane(&mut self) {
+        if self.context.lane.changes() != self.changes {
+            self.follow();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn follow(&mut self) {
+        let (root, satp) = self.views.follow(self.context.lane.place());
+        (self.root, self.csrs.vsatp) = (Some(root), satp);
+        self.changes = self.context.lane.changes();
     }
 
     /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in supervisor mode with a0 = hart id,

@@ -2,30 +2,34 @@
 
 use crate::counters::VcpuCounters;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use alloc::vec::Vec;
+#[cfg(not(feature = "model"))]
+use core::mem::offset_of;
 use mmu::shadow::GuestFence;
+#[cfg(not(feature = "model"))]
+use rv::LaneRoots;
 
 /// Requests posted to a vCPU: bits of [`Vcpu::posted`].
 pub mod request {
     /// Raise its software interrupt.
-    pub const SOFTWARE: u32 = 1 << 0;
+    pub const SOFTWARE: u64 = 1 << 0;
     /// Its external interrupt line may have changed: look at [`super::Vcpu::external`].
-    pub const EXTERNAL: u32 = 1 << 1;
+    pub const EXTERNAL: u64 = 1 << 1;
     /// Do the fences in its queue.
-    pub const FENCES: u32 = 1 << 2;
+    pub const FENCES: u64 = 1 << 2;
     /// Do a `fence.i`.
-    pub const FENCE_I: u32 = 1 << 3;
+    pub const FENCE_I: u64 = 1 << 3;
     /// Its VM ends or restarts: give it back.
-    pub const PARK: u32 = 1 << 4;
+    pub const PARK: u64 = 1 << 4;
     /// Raise its timer interrupt: its deadline passed while it waited (no Sstc).
-    pub const TIMER: u32 = 1 << 5;
+    pub const TIMER: u64 = 1 << 5;
     /// Make its last exit again, which was to be made later.
-    pub const AGAIN: u32 = 1 << 6;
+    pub const AGAIN: u64 = 1 << 6;
     /// Its VM is paused: put it aside.
-    pub const PAUSE: u32 = 1 << 7;
+    pub const PAUSE: u64 = 1 << 7;
     /// A software event may be due.
-    pub const EVENTS: u32 = 1 << 8;
+    pub const EVENTS: u64 = 1 << 8;
 }
 
 /// SBI HSM states of a vCPU (SBI 2.0, table "HSM Hart States").
@@ -43,8 +47,8 @@ pub mod hsm {
 /// [`Vcpu::hart`] of a vCPU that is on no hart.
 pub const NOWHERE: usize = usize::MAX;
 
-/// [`Vcpu::asid`] of a vCPU that no fence by ASID concerns at once.
-pub const NO_ASID: u32 = u32::MAX;
+/// [`Vcpu::satp`] of a vCPU that no fence concerns at once: its paging is off.
+pub const NO_SPACE: u64 = 0;
 
 /// Fences of other vCPUs that wait for the vCPU's next entry. Bounded: too many become one for everything.
 #[derive(Debug, Default)]
@@ -74,22 +78,23 @@ impl FenceQueue {
 }
 
 /// The part of a vCPU that every hart may look at.
+#[repr(C)]
 #[derive(Debug)]
 pub struct Vcpu {
+    /// On shadow tables: its `satp`, or [`NO_SPACE`]. The lane writes it, and finds behind it what is posted.
+    pub satp: AtomicU64,
+    /// [`request`] bits. Set by anyone, taken by the hart that enters the vCPU.
+    pub posted: AtomicU64,
     /// Its VM's number, which no other VM ever has.
     pub vm: u64,
     /// Its hart id in the VM.
     pub id: u32,
-    /// [`request`] bits. Set by anyone, taken by the hart that enters the vCPU.
-    pub posted: AtomicU32,
     /// The hart it is loaded on, or [`NOWHERE`].
     pub hart: AtomicUsize,
     /// The hart that watches over its wait for an interrupt, or [`NOWHERE`] if it does not wait.
     pub waiting: AtomicUsize,
     /// The level of its external interrupt line.
     pub external: AtomicBool,
-    /// On shadow tables: the ASID in its `satp`, or [`NO_ASID`].
-    pub asid: AtomicU32,
     /// Its [`hsm`] state.
     pub hsm: AtomicU8,
     /// Fences to do at the next entry.
@@ -98,6 +103,9 @@ pub struct Vcpu {
     pub counters: VcpuCounters,
 }
 
+#[cfg(not(feature = "model"))]
+const _: () = assert!(offset_of!(Vcpu, posted) == offset_of!(Vcpu, satp) + LaneRoots::POSTED_AT);
+
 impl Vcpu {
     /// vCPU `id` of VM `vm`, stopped.
     #[must_use]
@@ -105,11 +113,11 @@ impl Vcpu {
         Self {
             vm,
             id,
-            posted: AtomicU32::new(0),
+            posted: AtomicU64::new(0),
             hart: AtomicUsize::new(NOWHERE),
             waiting: AtomicUsize::new(NOWHERE),
             external: AtomicBool::new(false),
-            asid: AtomicU32::new(NO_ASID),
+            satp: AtomicU64::new(NO_SPACE),
             hsm: AtomicU8::new(hsm::STOPPED),
             fences: Mutex::new(FenceQueue::default()),
             counters: VcpuCounters::default(),

@@ -19,6 +19,7 @@ use hypervisor::vm::{Departure, Unreachable, Vm};
 use hypervisor::vms::Vms;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::Ready;
+use mmu::ids::IdSlot;
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use std::cell::{Cell, RefCell};
@@ -75,7 +76,7 @@ pub enum Event {
     Ipi(usize),
     Fence(FenceScope<Gpa>),
     FenceInstructions,
-    Root(u64, u64, bool),
+    Root(u64, bool),
     GuestFence(Option<Addr<Gva>>, Option<Asid>),
     TwoStage,
     Shadow,
@@ -163,8 +164,9 @@ impl Env for Hart {
     fn fence_g_stage(&mut self, _: usize, scope: FenceScope<Gpa>) {
         self.events.push(Event::Fence(scope));
     }
-    fn load_root(&mut self, vm: u64, root: &Root, forget: bool) {
-        self.events.push(Event::Root(vm, root.serial, forget));
+    fn load_root(&mut self, root: &Root, _: &mut IdSlot, forget: bool) -> u64 {
+        self.events.push(Event::Root(root.serial, forget));
+        0
     }
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
         self.events.push(Event::GuestFence(page, asid));

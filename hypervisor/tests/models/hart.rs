@@ -460,7 +460,9 @@ impl Env for Hart {
             self.vmids = vmids;
         }
     }
-    fn load_root(&mut self, _: u64, _: &Root, _: bool) {}
+    fn load_root(&mut self, _: &Root, _: &mut IdSlot, _: bool) -> u64 {
+        0
+    }
     fn fence_guest(&mut self, _: Option<Addr<Gva>>, _: Option<Asid>) {}
     fn fence_guest_root(&mut self) {}
     fn lane_table(&self, root: &Root) -> u64 {

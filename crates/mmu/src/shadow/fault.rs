@@ -185,10 +185,12 @@ impl<S: Shadowed> Shadow<S> {
         space: &AddressSpace,
         mem: &mut impl PhysMem,
     ) -> Option<Answer> {
-        if !root.format.fits(gva) {
-            return None;
-        }
-        let at = self.descend(root, gva, mem);
+        let at = match self.walks.find(root.serial, gva) {
+            Some(id) => (id, root.format.index_in_frame(gva, Level::PAGE)),
+            // Where none leads, none is remembered.
+            None if !root.format.fits(gva) => return None,
+            None => self.descend_from_root(root, gva, mem),
+        };
         let Both { ours, guests } = self.look(at, space, mem);
         let page = self.index.page_mut(at.0);
         page.is_recent = true;

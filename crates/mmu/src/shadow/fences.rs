@@ -56,7 +56,7 @@ impl<S: Shadowed> Shadow<S> {
                     }
                 }
                 if fence.asid.is_some() {
-                    views.outdate_others(fence.asid);
+                    views.outdate_others(fence.asid, log);
                 }
             }
             None => {
@@ -67,7 +67,7 @@ impl<S: Shadowed> Shadow<S> {
                 if is_own {
                     self.fence_root(&root, host);
                 }
-                views.outdate_others(fence.asid);
+                views.outdate_others(fence.asid, log);
             }
         }
         self.conclude(host);

@@ -55,11 +55,10 @@ impl<S: Shadowed> Shadow<S> {
         let root = self.root(paging, asid, host);
         self.conclude(host);
         let root = root?;
-        if paging != Paging::Bare {
-            let at = views.find(paging).map(|(at, _)| at);
-            views.begin(at, root, log.head());
+        if let Some(replaced) = views.begin(root) {
+            self.let_held_go(&replaced);
         }
-        Ok(Some(self.loaded(present.insert(root), Seen::Never, log, host)))
+        Ok(Some(self.loaded(present.insert(root), Seen::Never, (views, log), host)))
     }
 
     /// The same where the vCPU knows the root. `None`, and nothing has changed, if it does not.
@@ -72,12 +71,12 @@ impl<S: Shadowed> Shadow<S> {
         log: &FenceLog<S>,
         host: &mut Host<'_, M, H>,
     ) -> Option<Loaded> {
-        let (at, _) = views.find(paging.aligned::<S>()).filter(|(_, root)| self.is_there(root))?;
+        let (at, _) = views.find(paging.aligned::<S>(), asid).filter(|(_, root)| self.is_there(root))?;
         if let Some(old) = present {
             self.detach(old, views, log);
         }
-        let (root, seen) = views.resume(at, asid, log.head());
-        Some(self.loaded(present.insert(root), seen, log, host))
+        let (root, seen) = views.resume(at);
+        Some(self.loaded(present.insert(root), seen, (views, log), host))
     }
 
     /// A vCPU has got the root, which may be out of date for it.
@@ -86,23 +85,51 @@ impl<S: Shadowed> Shadow<S> {
         &mut self,
         root: &Root<S>,
         seen: Seen,
-        log: &FenceLog<S>,
+        (views, log): (&mut Views<S>, &FenceLog<S>),
         host: &mut Host<'_, M, H>,
     ) -> Loaded {
+        let (is_held, holds_nothing) = (views.holds_present(), self.is_sabotaged(Sabotage::HoldsNothing));
         for part in self.parts(root.id) {
             let page = self.index.page_mut(part);
-            page.users += 1;
+            page.users += u32::from(!is_held || holds_nothing);
             page.is_recent = true;
+        }
+        if !is_held
+            && root.has_lane
+            && let Some(other) = views.hold_present()
+        {
+            self.let_held_go(&other);
         }
         let fence = root.paging != Paging::Bare && self.catch_up(root, seen, log, host);
         self.conclude(host);
         Loaded { fence }
     }
 
-    /// Takes the root from a vCPU that ends.
-    pub fn detach(&mut self, root: &Root<S>, views: &mut Views<S>, log: &FenceLog<S>) {
+    /// Takes its root from a vCPU.
+    fn detach(&mut self, root: &Root<S>, views: &mut Views<S>, log: &FenceLog<S>) {
+        if !views.end(log) || self.is_sabotaged(Sabotage::HoldsNothing) {
+            self.let_go(root);
+        }
+    }
+
+    /// Takes its root from a vCPU that ends, and those that are held for it.
+    pub fn detach_all(&mut self, root: Option<&Root<S>>, views: &mut Views<S>, log: &FenceLog<S>) {
+        if let Some(root) = root {
+            self.detach(root, views, log);
+        }
+        views.let_others_go().for_each(|held| self.let_held_go(&held));
+    }
+
+    /// A root is held for a vCPU no more.
+    fn let_held_go(&mut self, root: &Root<S>) {
+        if !self.is_sabotaged(Sabotage::HoldsNothing) {
+            self.let_go(root);
+        }
+    }
+
+    /// A vCPU has that root no more.
+    fn let_go(&mut self, root: &Root<S>) {
         self.parts(root.id).for_each(|part| self.index.page_mut(part).users -= 1);
-        views.end(log.head());
     }
 
     /// Whether none of the root's pages has been recycled since.

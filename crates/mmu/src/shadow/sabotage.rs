@@ -74,6 +74,8 @@ pub enum Sabotage {
     MistakesLinks,
     /// What the lane has made is not learnt.
     ForgetsLaneLog,
+    /// Roots that the lane may load are recycled.
+    HoldsNothing,
     /// The lane goes by a G-stage that was.
     KeepsChunks,
 }

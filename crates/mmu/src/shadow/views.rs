@@ -4,12 +4,17 @@
 //! them at each fence, a vCPU keeps for each root that it has used a *view*: since when the root may be out of
 //! date for it. A fence by address goes to a log, and a root catches up when it is loaded again; where that
 //! does not suffice (another ASID, a wide fence, a log that has been overwritten), the root is brought up to date as
-//! a whole. Shadow pages are shared, so one vCPU's fence may do more for others than it must, and never less.
+//! a whole. A wide fence of all ASIDs is so many lines of the log that nothing is up to date by it. Shadow pages are shared, so one
+//! vCPU's fence may do more for others than it must, and never less.
+//!
+//! Views are in a table, by what the guest's `satp` says: at most one for each ASID but 0. Beside each is what the
+//! [lane](../../../../docs/lane.md) loads the root by. A root that it may load is *held*: no page of it is recycled meanwhile.
 
 use super::root::{Paging, Root};
 use super::shadowed::Shadowed;
+use crate::ids::IdSlot;
 use alloc::vec::Vec;
-use rv::{Asid, Gva};
+use rv::{Asid, FenceLog, Gva, LaneRoot};
 
 /// Since when a root may be out of date for the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,96 +26,235 @@ pub(super) enum Seen {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View<S: Shadowed> {
-    pub root: Root<S>,
-    pub seen: Seen,
-    /// When it was last used.
-    stamp: u64,
+struct View<S: Shadowed> {
+    root: Root<S>,
+    /// The vCPU's ASID for it on the hart where it last ran.
+    id: IdSlot,
+    is_held: bool,
 }
 
 /// The roots that a vCPU has used.
 #[derive(Clone, Debug)]
 pub struct Views<S: Shadowed = Gva> {
-    views: Vec<View<S>>,
+    /// By place. None before the first.
+    views: Vec<Option<View<S>>>,
+    /// By place, too: what the lane loads them by, and when each was left.
+    lane: Vec<LaneRoot>,
     /// Which is the present root's. None while paging is off.
     present: Option<usize>,
-    stamp: u64,
+    /// The ASID while paging is off.
+    bare: IdSlot,
+    /// How many are held, and may be; and where to look for one to let go.
+    held: usize,
+    most_held: usize,
+    hand: usize,
+    /// Roots with ASID 0.
+    without_asid: usize,
+    /// Of those that the lane may load: the format's mode, and the generation of their ASIDs.
+    armed: (u8, u64),
 }
-
-/// Views that a vCPU keeps; older ones are forgotten, and their roots out of date.
-const MOST_VIEWS: usize = 64;
 
 impl<S: Shadowed> Default for Views<S> {
     fn default() -> Self {
-        Self::new()
+        Self::new(0)
     }
 }
 
 impl<S: Shadowed> Views<S> {
-    /// None yet.
+    /// None yet. At most so many are held for the lane.
     #[must_use]
-    pub const fn new() -> Self {
-        Self { views: Vec::new(), present: None, stamp: 0 }
+    pub const fn new(most_held: usize) -> Self {
+        Self {
+            views: Vec::new(),
+            lane: Vec::new(),
+            present: None,
+            bare: IdSlot::new(),
+            held: 0,
+            most_held,
+            hand: 0,
+            without_asid: 0,
+            armed: (0, 0),
+        }
     }
 
-    /// Whether a root other than the present one goes by `asid` as well. Then the lane, which knows only the
+    fn place(paging: Paging, asid: Asid) -> Option<usize> {
+        let Paging::Tables { root, .. } = paging else { return None };
+        Some(LaneRoot::place(asid, root.raw()))
+    }
+
+    /// The view of what the guest's `satp` leads to, if there is one, and the root as it was.
+    #[inline(always)]
+    pub(super) fn find(&self, paging: Paging, asid: Asid) -> Option<(usize, &Root<S>)> {
+        let at = Self::place(paging, asid)?;
+        let root = &self.views.get(at)?.as_ref()?.root;
+        (root.paging == paging && root.asid == asid).then_some((at, root))
+    }
+
+    /// Whether a root other than the present one may go by `asid` as well. Then the lane, which knows only the
     /// present one, must not take fences by ASID.
     #[must_use]
     pub fn others_have(&self, asid: Asid) -> bool {
-        self.views.iter().enumerate().any(|(at, view)| view.root.asid == asid && Some(at) != self.present)
+        let its_own = usize::from(self.present().is_some_and(|view| view.root.asid == asid));
+        asid.0 == 0 && self.without_asid > its_own
     }
 
     /// The roots of an ASID, or all, but for the present one, are out of date.
-    pub fn outdate_others(&mut self, asid: Option<Asid>) {
-        for (at, view) in self.views.iter_mut().enumerate() {
-            if Some(at) != self.present && asid.is_none_or(|asid| asid == view.root.asid) {
-                view.seen = Seen::Never;
+    pub fn outdate_others(&mut self, asid: Option<Asid>, log: &mut FenceLog<S>) {
+        match asid {
+            // Those without are all that such a guest has.
+            None | Some(Asid(0)) => log.push_everything(),
+            Some(asid) => {
+                let at = LaneRoot::place(asid, 0);
+                let is_its_own = |view: &Option<View<S>>| view.as_ref().is_some_and(|view| view.root.asid == asid);
+                if Some(at) != self.present && self.views.get(at).is_some_and(is_its_own) {
+                    self.lane[at].set_head(LaneRoot::NEVER);
+                }
             }
         }
     }
 
-    /// The view of the root that the guest's `satp` leads to, if there is one, and the root as it was.
-    pub(super) fn find(&self, paging: Paging) -> Option<(usize, &Root<S>)> {
-        let at = self.views.iter().position(|view| view.root.paging == paging)?;
-        Some((at, &self.views[at].root))
+    fn present(&self) -> Option<&View<S>> {
+        self.present.and_then(|at| self.views[at].as_ref())
     }
 
-    /// A known root becomes the present one again, under this ASID. Returns it, and since when it may be out of date; from
-    /// now on it is not, at `head` of the log.
-    pub(super) fn resume(&mut self, at: usize, asid: Asid, head: u64) -> (Root<S>, Seen) {
-        self.stamp += 1;
+    fn view(&mut self, at: usize) -> &mut View<S> {
+        self.views[at].as_mut().expect("there is a view")
+    }
+
+    /// A known root becomes the present one again. Returns it, and since when it may be out of date.
+    #[inline(always)]
+    pub(super) fn resume(&mut self, at: usize) -> (Root<S>, Seen) {
         self.present = Some(at);
-        let view = &mut self.views[at];
-        view.stamp = self.stamp;
-        let seen = core::mem::replace(&mut view.seen, Seen::At(head));
-        let is_same = core::mem::replace(&mut view.root.asid, asid) == asid;
-        (view.root, if is_same { seen } else { Seen::Never })
+        let seen = match self.lane[at].head() {
+            LaneRoot::NEVER => Seen::Never,
+            token => Seen::At(FenceLog::<S>::head_of(token)),
+        };
+        (self.view(at).root, seen)
     }
 
-    /// A new root is the present one, up to date at `head` of the log. `at` is the place of a view that it replaces.
-    pub(super) fn begin(&mut self, at: Option<usize>, root: Root<S>, head: u64) {
-        self.stamp += 1;
-        let view = View { root, seen: Seen::At(head), stamp: self.stamp };
-        let at = at.or_else(|| {
-            let is_full = self.views.len() == MOST_VIEWS;
-            (0..self.views.len()).min_by_key(|at| self.views[*at].stamp).filter(|_| is_full)
-        });
-        match at {
-            Some(at) => {
-                self.views[at] = view;
-                self.present = Some(at);
+    /// A new root is the present one, up to date. Returns the root whose place it takes, if that was held.
+    #[must_use = "it is held no more"]
+    pub(super) fn begin(&mut self, root: Root<S>) -> Option<Root<S>> {
+        let at = Self::place(root.paging, root.asid)?;
+        if self.views.is_empty() {
+            self.views.resize_with(LaneRoot::PLACES, || None);
+            self.lane.extend((0..LaneRoot::PLACES).map(LaneRoot::none));
+        }
+        if root.asid.0 == 0 {
+            self.without_asid += 1;
+            if self.without_asid == 2 {
+                // A fence of ASID 0 concerns both from now on.
+                self.lane.iter_mut().for_each(LaneRoot::name_none);
             }
-            None => {
-                self.views.push(view);
-                self.present = Some(self.views.len() - 1);
+        }
+        self.present = Some(at);
+        self.lane[at] = LaneRoot::none(at);
+        let old = self.views[at].replace(View { root, id: IdSlot::new(), is_held: false })?;
+        self.without_asid -= usize::from(old.root.asid.0 == 0);
+        self.held -= usize::from(old.is_held);
+        old.is_held.then_some(old.root)
+    }
+
+    /// There is no present root any more; it was up to date at the head of the log. Says whether it is held all the same.
+    #[inline(always)]
+    pub(super) fn end(&mut self, log: &FenceLog<S>) -> bool {
+        let Some(at) = self.present.take() else { return false };
+        self.lane[at].set_head(log.token());
+        self.view(at).is_held
+    }
+
+    /// Whether the present root is held.
+    #[inline(always)]
+    pub(super) fn holds_present(&self) -> bool {
+        self.present().is_some_and(|view| view.is_held)
+    }
+
+    /// Holds the present root from now on, if any may be. Returns one that is let go for it.
+    pub(super) fn hold_present(&mut self) -> Option<Root<S>> {
+        let at = self.present.filter(|_| self.most_held != 0)?;
+        let let_go = if self.held == self.most_held { self.let_one_go() } else { None };
+        self.view(at).is_held = true;
+        self.held += 1;
+        let_go
+    }
+
+    /// Lets one go: whichever comes next, so that roots that take turns and are too many do not all miss.
+    fn let_one_go(&mut self) -> Option<Root<S>> {
+        loop {
+            self.hand = (self.hand + 1) % LaneRoot::PLACES;
+            let hand = self.hand;
+            if let Some(view) = self.views[hand].as_mut().filter(|view| view.is_held) {
+                view.is_held = false;
+                self.held -= 1;
+                self.lane[hand].disarm(hand);
+                return Some(view.root);
             }
         }
     }
 
-    /// There is no present root any more; it was up to date at `head` of the log.
-    pub(super) fn end(&mut self, head: u64) {
-        if let Some(at) = self.present.take() {
-            self.views[at].seen = Seen::At(head);
+    /// Lets all go but the present one. Returns them.
+    pub(super) fn let_others_go(&mut self) -> impl Iterator<Item = Root<S>> + '_ {
+        let Self { views, lane, present, held, .. } = self;
+        *held = usize::from(present.is_some_and(|at| views[at].as_ref().is_some_and(|view| view.is_held)));
+        let present = *present;
+        views.iter_mut().zip(lane).enumerate().filter_map(move |(at, (view, lane))| {
+            let view = view.as_mut().filter(|view| view.is_held && Some(at) != present)?;
+            view.is_held = false;
+            lane.disarm(at);
+            Some(view.root)
+        })
+    }
+
+    /// The vCPU's ASID on this hart for its present root.
+    pub fn id(&mut self) -> &mut IdSlot {
+        match self.present {
+            Some(at) => &mut self.view(at).id,
+            None => &mut self.bare,
         }
+    }
+
+    /// The vCPU has been on another hart: it has no ASIDs on this one.
+    pub fn forget_ids(&mut self) {
+        self.bare = IdSlot::new();
+        self.views.iter_mut().flatten().for_each(|view| view.id = IdSlot::new());
+        self.disarm();
+    }
+
+    /// The lane may load no root any more.
+    pub fn disarm(&mut self) {
+        for (at, view) in self.views.iter().enumerate() {
+            if view.is_some_and(|view| view.is_held) {
+                self.lane[at].disarm(at);
+            }
+        }
+    }
+
+    /// Lets the lane load the present root, if it is held, where the guest writes `key`, with what the hart's register gets then.
+    /// Returns the address of the lane's table, and the root's place there. What it is not held for, the lane cannot leave.
+    #[inline(always)]
+    pub fn arm(&mut self, key: u64, satp: u64) -> Option<(u64, usize)> {
+        let at = self.present?;
+        let View { root, id, .. } = *self.views[at].as_ref().filter(|view| view.is_held)?;
+        let of = (root.format.mode, id.generation());
+        if of != self.armed {
+            // The lane goes down all by as many levels; and ASIDs of another generation are others' by now.
+            self.disarm();
+            self.armed = of;
+        }
+        let named = (!self.others_have(root.asid)).then_some(root.asid);
+        self.lane[at].arm(key, root.table, named, satp);
+        Some((self.lane.as_mut_ptr().expose_provenance() as u64, at))
+    }
+
+    /// What the guest has written for the root at that place, which the lane has loaded.
+    #[must_use]
+    pub fn key(&self, place: usize) -> u64 {
+        self.lane[place].key()
+    }
+
+    /// The lane has loaded the root at that place since: it is the present one. Returns it, and what the guest has written.
+    pub fn follow(&mut self, place: usize) -> (Root<S>, u64) {
+        self.present = Some(place);
+        (self.view(place).root, self.lane[place].key())
     }
 }

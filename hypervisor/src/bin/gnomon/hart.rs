@@ -33,7 +33,7 @@ use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
 use metal::{fence, world};
-use mmu::ids::{Group, IdSlot, Ids};
+use mmu::ids::{Group, Ids};
 use rv::{Context, Mode};
 
 /// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
@@ -46,30 +46,14 @@ struct View {
     vmids: Group,
     /// The TLB generation that this hart has fenced for.
     fenced: u64,
-    /// The vCPU that last ran here, for shadow tables.
-    last_vcpu: u32,
 }
 
 impl View {
     /// A VM that has not been on this hart.
     const fn of(vm: u64, generation: u64) -> Self {
-        Self { vm, vmids: Group::new(), fenced: generation, last_vcpu: u32::MAX }
+        Self { vm, vmids: Group::new(), fenced: generation }
     }
 }
-
-/// The ASID of a shadow root on this hart.
-#[derive(Clone, Copy, Debug)]
-struct RootAsid {
-    /// The number of its VM.
-    vm: u64,
-    serial: u64,
-    slot: IdSlot,
-    /// When it was last loaded.
-    stamp: u64,
-}
-
-/// Roots whose ASIDs a hart remembers; others get new ones.
-const MOST_ROOTS: usize = 64;
 
 /// How another hart is reached.
 #[derive(Clone, Copy, Debug)]
@@ -96,12 +80,8 @@ pub struct Hart {
     vmids: Ids,
     /// By slot.
     views: Vec<View>,
+    /// Of shadow roots: each vCPU has its own.
     asids: Ids,
-    /// The ASIDs of shadow roots.
-    roots: Vec<RootAsid>,
-    /// Which of them was loaded last, and how many loads there were.
-    loaded_root: usize,
-    root_loads: u64,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(u64, u32)>,
     /// Whether slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
@@ -203,9 +183,6 @@ impl Hart {
             // VMID 0 is what an `hgatp` of Bare has.
             vmids: Ids::new(1, start.vmid_bits.min(id_bits)),
             asids: Ids::new(1, start.asid_bits.min(id_bits)),
-            roots: Vec::new(),
-            loaded_root: 0,
-            root_loads: 0,
             views: alloc::vec![View::of(u64::MAX, 0); MAX_VMS],
             registers_of: None,
             traps_wfi: false,

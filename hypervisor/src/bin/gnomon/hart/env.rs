@@ -1,6 +1,6 @@
 //! [`Env`] made of instructions.
 
-use super::{FENCE_PAGES, Hart, MOST_ROOTS, Reach, RootAsid};
+use super::{FENCE_PAGES, Hart, Reach};
 use crate::guest::Line;
 use crate::seat;
 use abi::tunable::Id;
@@ -98,9 +98,8 @@ impl Env for Hart {
 
     fn load_shadow(&mut self, run: &VcpuRun) {
         self.guest.set_one_stage();
-        // The VM's vCPUs share its roots and their ASIDs: another one, or this one on another hart, fenced its own only.
-        if run.last_hart != self.index || self.views[run.vm.slot()].last_vcpu != run.shared.id {
-            self.guest.fence(None, None);
+        if run.last_hart != self.index {
+            // What this one has not fenced on this hart, of an instruction cache.
             fence::instruction();
         }
     }
@@ -116,24 +115,9 @@ impl Env for Hart {
         }
     }
 
-    fn load_root(&mut self, vm: u64, root: &Root, forget: bool) {
-        let known = self.roots.iter().position(|known| known.serial == root.serial && known.vm == vm);
-        let at = known.unwrap_or_else(|| {
-            let entry = RootAsid { vm, serial: root.serial, slot: IdSlot::new(), stamp: 0 };
-            if self.roots.len() < MOST_ROOTS {
-                self.roots.push(entry);
-                return self.roots.len() - 1;
-            }
-            let oldest = (0..MOST_ROOTS).min_by_key(|at| self.roots[*at].stamp).unwrap_or(0);
-            self.roots[oldest] = entry;
-            oldest
-        });
-        self.root_loads += 1;
-        self.loaded_root = at;
-        let entry = &mut self.roots[at];
-        entry.stamp = self.root_loads;
-        let acquired = self.asids.acquire(&mut entry.slot);
-        let asid = Asid(entry.slot.id());
+    fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64 {
+        let acquired = self.asids.acquire(id);
+        let asid = Asid(id.id());
         match acquired {
             Acquired::RolledOver => self.guest.fence(None, None),
             Acquired::Same if forget => self.guest.fence(None, Some(asid)),
@@ -141,8 +125,10 @@ impl Env for Hart {
             Acquired::Same | Acquired::New => {}
         }
         self.guest.set_steering(root.steers && self.g.tunables.is_on(Id::Steer));
+        let satp = atp::satp(root.format, asid, root.table);
         // SAFETY: a shadow root of the loaded guest's VM, which the vCPU holds.
-        unsafe { self.guest.load_guest_root(atp::satp(root.format, asid, root.table)) };
+        unsafe { self.guest.load_guest_root(satp) };
+        satp
     }
 
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
@@ -150,8 +136,9 @@ impl Env for Hart {
     }
 
     fn fence_guest_root(&mut self) {
-        let asid = self.roots.get(self.loaded_root).map(|root| Asid(root.slot.id()));
-        self.guest.fence(None, asid);
+        // The lane may have changed roots since the last was loaded here.
+        let present = atp::Satp::decode(self.guest.guest_root());
+        self.guest.fence(None, Some(present.asid));
     }
 
     fn lane_table(&self, root: &Root) -> u64 {

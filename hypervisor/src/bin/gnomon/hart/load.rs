@@ -23,7 +23,6 @@ impl Hart {
         }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
         let loaded = vm.translation.load(self.g, run, self);
-        self.views[vm.slot()].last_vcpu = run.shared.id;
         let counters = &run.shared.counters;
         counters.switches.bump();
         if run.last_hart != self.index && run.last_hart != NOWHERE {
