@@ -318,16 +318,19 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     let named = (!views.others_have(root.asid)).then_some(root.asid);
     lane.turn_on(root.table, named, env.lane_table(root));
     if g.tunables.is_on(Id::Roots)
-        && let Some((table, place)) = views.arm(run.csrs.vsatp, satp)
+        && let Some(place) = views.arm(run.csrs.vsatp, satp)
     {
+        let table = views.lane_roots().as_mut_ptr().expose_provenance() as u64;
         lane.change_roots(table, place, (&raw const shared.satp).expose_provenance() as u64);
     }
 }
 
-/// The roots that are held for a vCPU's lane: a quarter of its share of what shadow tables the VM may have.
+/// The roots that are held for a vCPU's lane: a quarter of its share of the VM's shadow pages, beside what no vCPU can do without.
 pub(crate) fn held(upkeep: Upkeep, config: &VmConfig) -> usize {
+    /// Of a vCPU: [`LEAST_SHADOW_BYTES_PER_VCPU`] for `lazy`.
+    const LEAST: u32 = 32;
     let pages = if config.lane { pages(upkeep, config).unwrap_or(0) } else { 0 };
-    ((pages / config.vcpus / 4) as usize).min(LaneRoot::PLACES)
+    ((pages / config.vcpus).saturating_sub(LEAST) as usize / 4).clamp(1, LaneRoot::PLACES)
 }
 
 /// A root that the vCPU does not know.

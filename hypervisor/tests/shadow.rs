@@ -58,7 +58,7 @@ fn satp_is_what_the_guest_wrote() {
     let mut w = paging(MmuMode::Lazy);
     assert_eq!((w.run.csrs.vsatp, w.run.context.x[A1]), (SV39 | 5 << 44 | ROOT, 0));
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
-    assert_eq!(w.run.shared.satp.load(Ordering::SeqCst), 5);
+    assert_eq!(w.run.shared.satp.load(Ordering::SeqCst), SV39 | 5 << 44 | ROOT);
     let cases = [
         (2, 0, 0, SV39 | 5 << 44 | ROOT),               // csrrs x0: a read
         (2, A0, 2 << 44, SV39 | 7 << 44 | ROOT),        // sets

@@ -16,6 +16,9 @@ pub const BRIEF: u64 = CONTEXT + (offset_of!(Context, brief) + BriefExits::CAUSE
 /// The bits of an instruction that tell a fence, but for its registers, and what they are then.
 pub const FENCE_MASK: u64 = 0xfe00_7fff;
 pub const SFENCE_VMA: u64 = 0x1200_0073;
+/// The same for a write of `satp`, but for its source.
+pub const WRITE_MASK: u64 = 0xfff0_7fff;
+pub const WRITES_SATP: u64 = 0x1800_1073;
 /// A value that is no instruction's, and no ASID.
 pub const NEVER: u64 = 1 << 32;
 /// V of an entry, and the mark of a pointer between shadows of tables.
@@ -35,6 +38,8 @@ pub struct Way {
     pub cause: u32,
     pub tval: u32,
     pub status: u32,
+    /// What holds a guest's root.
+    pub satp: u32,
     /// The bit of the status register that says that the guest was in supervisor mode.
     pub supervisor: u64,
     pub is_virtual: bool,
@@ -51,6 +56,7 @@ pub const VIRTUAL_TO_MACHINE: Way = Way {
     cause: 0x342,
     tval: 0x343,
     status: 0x300,
+    satp: 0x280,
     supervisor: 1 << 11,
     is_virtual: true,
     xret: MRET,
@@ -73,6 +79,7 @@ pub const SUPERVISOR_TO_MACHINE: Way = Way {
     vector: "gnomon_s_to_m",
     full: "gnomon_full_s_to_m",
     fence: 2,
+    satp: 0x180,
     is_virtual: false,
     ..VIRTUAL_TO_MACHINE
 };

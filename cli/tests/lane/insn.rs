@@ -171,6 +171,11 @@ pub fn decode(pc: u64, code: impl Fn(u64) -> Option<u16>) -> Result<(Op, u64), S
         (0x13, 7) => Op::Immediate { rd, how: How::And, a: rs1, b: imm },
         (0x13, 1) if insn >> 26 == 0 => Op::Immediate { rd, how: How::Left, a: rs1, b: shift },
         (0x13, 5) if insn >> 26 == 0 => Op::Immediate { rd, how: How::Right, a: rs1, b: shift },
+        // `auipc`: a value that is known where it stands.
+        (0x17, _) => {
+            let value = pc.wrapping_add(sign_extend(insn & 0xffff_f000, 32));
+            Op::Immediate { rd, how: How::Add, a: 0, b: value }
+        }
         (0x33, 0) if insn >> 25 == 0 => Op::Registers { rd, how: How::Add, a: rs1, b: rs2 },
         (0x33, 7) if insn >> 25 == 0 => Op::Registers { rd, how: How::And, a: rs1, b: rs2 },
         (0x33, 6) if insn >> 25 == 0x10 => Op::Registers { rd, how: How::AddEighth, a: rs1, b: rs2 },

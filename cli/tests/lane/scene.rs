@@ -1,8 +1,9 @@
 //! Traps as the lane finds them, made at random, and what docs/lane.md says that comes of them.
 
 use super::hart::{Event, Hart, Stuck};
-use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, SFENCE_VMA, VALID, X};
+use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, SFENCE_VMA, VALID, WRITES_SATP, X};
 use super::memory::Memory;
+use super::roots;
 use super::steered::{self, Chunk, LINE};
 use mmu::table::{State, Writer, poison_pointer};
 use rv::context::token;
@@ -113,18 +114,32 @@ impl Scene {
                 indices | upper | random.below(4096)
             }
         });
+        let writes = roots::furnish(&mut memory, random);
+        x = writes.unwrap_or(x);
         x[0] = 0;
         let registers = random.below(32) << 15 | if random.once_in(3) { 0 } else { random.below(32) << 20 };
         let insn = match random.below(16) {
             0 => 0,
             1 => random.any(&[0x1600_0073, 0x2200_0073, 0x1800_0073, 0x1200_1073, 0x1200_00f3]) | registers,
+            // Of a few it is no write: others that read or write it, and other registers.
+            2 => {
+                random.any(&[0x1800_2073, 0x1800_10f3, 0x1800_5073, 0x1810_1073, 0x1400_1073]) | registers & !(31 << 20)
+            }
+            _ if writes.is_some() => WRITES_SATP | registers & !(31 << 20),
             _ => SFENCE_VMA | registers,
         };
         let cause = if random.once_in(16) { random.any(&[2, 8, 10, 13, 22, 1 << 63 | 2]) } else { way.fence };
         let status = random.next() & !way.supervisor | if random.once_in(16) { 0 } else { way.supervisor };
         let pc = random.next() & !1;
-        let csrs =
-            [(way.scratch, CONTEXT), (way.epc, pc), (way.cause, cause), (way.tval, insn), (way.status, status)].into();
+        let csrs = [
+            (way.scratch, CONTEXT),
+            (way.epc, pc),
+            (way.cause, cause),
+            (way.tval, insn),
+            (way.status, status),
+            (way.satp, random.next()),
+        ]
+        .into();
         for level in 0..levels {
             for number in 0..TABLES_EACH {
                 for index in INDICES {
@@ -193,6 +208,9 @@ impl Scene {
 
     /// What docs/lane.md says that comes of the trap.
     fn after(&self) -> After {
+        if let Some(written) = self.written() {
+            return self.after_write(written);
+        }
         let Some((address, by_asid)) = self.fence() else { return self.left("no fence") };
         if self.block.syncs {
             return self.after_sync(address, by_asid);

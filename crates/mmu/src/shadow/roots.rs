@@ -88,10 +88,10 @@ impl<S: Shadowed> Shadow<S> {
         (views, log): (&mut Views<S>, &FenceLog<S>),
         host: &mut Host<'_, M, H>,
     ) -> Loaded {
-        let (is_held, holds_nothing) = (views.holds_present(), self.is_sabotaged(Sabotage::HoldsNothing));
+        let is_held = views.holds_present();
         for part in self.parts(root.id) {
             let page = self.index.page_mut(part);
-            page.users += u32::from(!is_held || holds_nothing);
+            page.users += u32::from(!is_held);
             page.is_recent = true;
         }
         if !is_held
@@ -107,7 +107,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Takes its root from a vCPU.
     fn detach(&mut self, root: &Root<S>, views: &mut Views<S>, log: &FenceLog<S>) {
-        if !views.end(log) || self.is_sabotaged(Sabotage::HoldsNothing) {
+        if !views.end(log) {
             self.let_go(root);
         }
     }
@@ -120,9 +120,15 @@ impl<S: Shadowed> Shadow<S> {
         views.let_others_go().for_each(|held| self.let_held_go(&held));
     }
 
+    /// Pages of roots that vCPUs have, or that are held for them: one for each.
+    #[must_use]
+    pub fn pages_in_use(&self) -> u64 {
+        (0..self.index.end()).filter_map(|id| self.index.get(id)).map(|page| u64::from(page.users)).sum()
+    }
+
     /// A root is held for a vCPU no more.
     fn let_held_go(&mut self, root: &Root<S>) {
-        if !self.is_sabotaged(Sabotage::HoldsNothing) {
+        if !self.is_sabotaged(Sabotage::HoldsForEver) {
             self.let_go(root);
         }
     }

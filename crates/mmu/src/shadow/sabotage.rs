@@ -74,8 +74,8 @@ pub enum Sabotage {
     MistakesLinks,
     /// What the lane has made is not learnt.
     ForgetsLaneLog,
-    /// Roots that the lane may load are recycled.
-    HoldsNothing,
+    /// A root that is let go for another stays where it is all the same.
+    HoldsForEver,
     /// The lane goes by a G-stage that was.
     KeepsChunks,
 }

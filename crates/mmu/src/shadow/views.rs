@@ -230,9 +230,9 @@ impl<S: Shadowed> Views<S> {
     }
 
     /// Lets the lane load the present root, if it is held, where the guest writes `key`, with what the hart's register gets then.
-    /// Returns the address of the lane's table, and the root's place there. What it is not held for, the lane cannot leave.
+    /// Returns the root's place. A root that is not held the lane cannot leave, either: nobody would see then that it is in use.
     #[inline(always)]
-    pub fn arm(&mut self, key: u64, satp: u64) -> Option<(u64, usize)> {
+    pub fn arm(&mut self, key: u64, satp: u64) -> Option<usize> {
         let at = self.present?;
         let View { root, id, .. } = *self.views[at].as_ref().filter(|view| view.is_held)?;
         let of = (root.format.mode, id.generation());
@@ -243,7 +243,12 @@ impl<S: Shadowed> Views<S> {
         }
         let named = (!self.others_have(root.asid)).then_some(root.asid);
         self.lane[at].arm(key, root.table, named, satp);
-        Some((self.lane.as_mut_ptr().expose_provenance() as u64, at))
+        Some(at)
+    }
+
+    /// What the lane loads roots by. They stay where they are as long as there is a present root.
+    pub fn lane_roots(&mut self) -> &mut [LaneRoot] {
+        &mut self.lane
     }
 
     /// What the guest has written for the root at that place, which the lane has loaded.

@@ -62,8 +62,9 @@ use mmu::{
     Superpages, with_ready,
 };
 use oracle::Machine;
+use rv::csr::atp;
 use rv::format::SV39X4;
-use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem, Request};
+use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, LaneRoot, Pfn, PhysMem, Request};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -92,6 +93,8 @@ pub enum Mutant {
     KeepsOwn,
     /// This hart does not forget pointers to poison when an access fault says that nothing is denied.
     KeepsPoison,
+    /// The lane changes to roots that fences have passed over.
+    ChangesBlindly,
     /// The engine is broken in this place.
     Engine(mmu::shadow::Sabotage),
 }
@@ -137,6 +140,8 @@ pub struct Rig<S: Subject> {
     /// What is on its way to become one leaf, and how often some has.
     promoting: Option<Promotion>,
     pub promoted: u64,
+    /// Roots that the lane has loaded.
+    pub changed_in_lane: u64,
 }
 
 impl<S: Subject> Rig<S> {
@@ -219,10 +224,12 @@ impl<S: Subject> Rig<S> {
             postponed: 0,
             promoting: None,
             promoted: 0,
+            changed_in_lane: 0,
         };
         rig.build_tables();
         for n in 0..vcpus {
-            let mut views = Views::new();
+            // What is held cannot be recycled.
+            let mut views = Views::new(if pages == 256 { 1 + setup.seed as usize % 8 } else { 1 });
             let root = rig.load(n, None, Paging::Bare, Asid(0), &mut views);
             rig.vcpus.push(Vcpu { paging: Paging::Bare, asid: Asid(0), root, views, fences: Fences::none() });
         }
@@ -337,11 +344,53 @@ impl<S: Subject> Rig<S> {
         }
         hart.root = Some((root.serial, root.table, root.format));
         hart.lane = (root.has_lane, !views.others_have(asid));
+        if root.has_lane {
+            views.arm(Self::key(paging, asid), root.serial);
+        }
         root
+    }
+
+    /// What the guest writes to `satp` for that.
+    fn key(paging: Paging, asid: Asid) -> u64 {
+        match paging {
+            Paging::Tables { format, root } => atp::satp(format, asid, root),
+            Paging::Bare => 0,
+        }
+    }
+
+    /// The guest writes `satp`, and the lane changes to that root: one of those that it may.
+    fn change_in_lane(&mut self, n: usize) -> bool {
+        let mut hardware = self.bus.0.borrow_mut();
+        let nth = hardware.pick(64) as usize;
+        let hart = &mut hardware.harts[n];
+        let (vcpu, token) = (&mut self.vcpus[n], hart.log.borrow().token());
+        let Paging::Tables { root: present, .. } = vcpu.root.paging else { return false };
+        let roots = vcpu.views.lane_roots();
+        let may_load = |(place, root): &(usize, &LaneRoot)| {
+            let written = atp::Satp::decode(root.key());
+            LaneRoot::place(written.asid, written.ppn) == *place
+                && (root.head() == token || self.setup.mutant == Mutant::ChangesBlindly)
+        };
+        let those: Vec<_> = roots.iter().enumerate().filter(may_load).map(|(at, root)| (at, root.key())).collect();
+        if those.is_empty() {
+            return false;
+        }
+        let (place, key) = those[nth % those.len()];
+        roots[LaneRoot::place(vcpu.asid, present.raw())].set_head(token);
+        let (root, written) = vcpu.views.follow(place);
+        assert_eq!((written, Self::key(root.paging, root.asid)), (key, key));
+        hart.root = Some((root.serial, root.table, root.format));
+        hart.lane = (true, !vcpu.views.others_have(root.asid));
+        (vcpu.paging, vcpu.asid, vcpu.root) = (root.paging, root.asid, root);
+        self.changed_in_lane += 1;
+        true
     }
 
     /// The guest writes `satp`.
     fn switch(&mut self, n: usize) {
+        if self.pick(3) != 0 && self.change_in_lane(n) {
+            return;
+        }
         let paging = match self.pick(12) {
             0 => Paging::Bare,
             1 => Paging::Tables { format: self.format, root: Pfn::new(self.any(&[0x10, 0x7_ffff, 0x8_0600])) },
@@ -400,7 +449,7 @@ impl<S: Subject> Rig<S> {
             if known {
                 match asid {
                     None => log.borrow_mut().push(pages[0].align_down(4096)),
-                    Some(asid) => vcpu.views.outdate_others(Some(asid)),
+                    Some(asid) => vcpu.views.outdate_others(Some(asid), &mut log.borrow_mut()),
                 }
             } else {
                 shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), host);
@@ -475,7 +524,11 @@ impl<S: Subject> Rig<S> {
         if let Some(promotion) = self.promoting.take() {
             promotion.discard(&self.frames);
         }
-        let shadow = self.shadow.take().expect("until the end");
+        let mut shadow = self.shadow.take().expect("until the end");
+        for (vcpu, hart) in self.vcpus.iter_mut().zip(&self.bus.0.borrow().harts) {
+            shadow.detach_all(Some(&vcpu.root), &mut vcpu.views, &hart.log.borrow());
+        }
+        assert_eq!(shadow.pages_in_use(), 0, "HELD");
         let counters = *shadow.counters();
         shadow.destroy().for_each(|run| self.frames.free(run));
         let space = *self.space.counters();
