@@ -15,6 +15,8 @@ mod insn;
 mod memory;
 #[path = "lane_proof/prover.rs"]
 mod prover;
+#[path = "lane_proof/roots.rs"]
+mod roots;
 #[path = "lane_proof/solver.rs"]
 mod solver;
 
@@ -47,7 +49,7 @@ fn the_lane_stays_within_its_tables_and_does_what_is_said_of_it() {
                 for (number, block) in of_way.enumerate() {
                     let mut prover = Prover::new(image, block, &mut solver);
                     let front = if number == 0 { prover.front(PAIRS) } else { prover.front(pairs()) };
-                    let proved = front.and_then(|()| prover.walks());
+                    let proved = front.and_then(|()| prover.writes(0..32)).and_then(|()| prover.walks());
                     proved.unwrap_or_else(|what| panic!("{}: {what}", block.table()));
                     let executed = prover.executed.len();
                     assert!(executed > 300, "only {executed} instructions");
@@ -56,6 +58,14 @@ fn the_lane_stays_within_its_tables_and_does_what_is_said_of_it() {
             });
         }
     });
+}
+
+/// What is looked at of a block's way.
+#[derive(Clone, Copy)]
+enum Part {
+    Front,
+    Write,
+    Walk,
 }
 
 /// What is planted is found: each instruction is left out, and loads, stores and indices go elsewhere.
@@ -69,12 +79,22 @@ fn a_planted_fault_is_found() {
     let vector = image.at(way.vector)..image.at(way.full);
     let walk = image.at(&invalidates.symbol("all"))..image.at(&invalidates.symbol("bail"));
     let walk_and_more = image.at(&syncs.symbol("all"))..u64::MAX;
-    for (block, is_walk, looked_at) in
-        [(invalidates, false, vector), (invalidates, true, walk), (syncs, true, walk_and_more)]
-    {
+    let write = image.at("lane_write_vs_m")..image.at("lane_roots_vs_hs");
+    for (block, part, looked_at) in [
+        (invalidates, Part::Front, vector),
+        (invalidates, Part::Write, write),
+        (invalidates, Part::Walk, walk),
+        (syncs, Part::Walk, walk_and_more),
+    ] {
         let mut prove = |image: &Image| {
             let mut prover = Prover::new(image, &block, &mut solver);
-            let proved = if is_walk { prover.walks() } else { prover.front(pairs().step_by(5)) };
+            let proved = match part {
+                Part::Front => {
+                    prover.front(pairs().step_by(5)).and_then(|()| prover.writes([0, 7, 10, 30].into_iter()))
+                }
+                Part::Write => prover.writes([7].into_iter()),
+                Part::Walk => prover.walks(),
+            };
             proved.map(|()| prover.executed)
         };
         let executed: BTreeSet<u64> = prove(&image).expect("the lane is right");

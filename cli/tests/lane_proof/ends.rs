@@ -4,6 +4,7 @@ use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, SFENCE_VMA, VALID, X};
 use super::insn::{How, Test};
 use super::memory::{Gate, Place, RING, RING_BYTES};
 use super::prover::{Did, HEAD, Proved, Prover, State, TOKEN};
+use super::roots::Published;
 use super::solver::Value;
 use mmu::table::is_poison;
 use rv::context::token;
@@ -15,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum End {
     /// A front's, at a walk.
     Walk { rs1: u64, rs2: u64 },
+    /// In the guest, by another root. How it is chosen: by an ASID, or without.
+    Root { has_asid: bool },
     /// A walk's, in the guest.
     Guest { of_all: bool, what: What },
 }
@@ -52,17 +55,17 @@ impl Prover<'_> {
     }
 
     /// Of registers from x0 on.
-    fn registers_are(&mut self, now: &[Value], before: &[Value]) -> Proved {
+    pub fn registers_are(&mut self, now: &[Value], before: &[Value]) -> Proved {
         let mut pairs = now.iter().zip(before).enumerate();
         pairs.try_for_each(|(n, (now, before))| self.same(*now, *before, &format!("x{n} is another")))
     }
 
-    fn csrs_are(&mut self, state: &State, csrs: &BTreeMap<u32, Value>) -> Proved {
+    pub fn csrs_are(&mut self, state: &State, csrs: &BTreeMap<u32, Value>) -> Proved {
         csrs.iter().try_for_each(|(csr, value)| self.same(state.csrs[csr], *value, &format!("CSR {csr:#x} is another")))
     }
 
     /// The context is as before, but for t4 to t6, which hold what these had, for t1 to t3, which may, and for these words.
-    fn context_is(&mut self, state: &State, but: &[(u64, Value)]) -> Proved {
+    pub fn context_is(&mut self, state: &State, but: &[(u64, Value)]) -> Proved {
         for (at, now) in state.context.iter() {
             let n = (at.wrapping_sub(X) / 8) as usize;
             let expected = match (but.iter().find(|(word, _)| *word == at), n) {
@@ -82,6 +85,9 @@ impl Prover<'_> {
             Gate::Unknown => {}
             Gate::Taken(position) => self.same(position, Value::Known(0), "the gate stays closed")?,
             Gate::Opened(position, now) => self.same(now, position, "the log is another")?,
+        }
+        if state.published != Published::Unchanged {
+            return Err("a root is published that is not loaded".into());
         }
         // Beyond the log's end nobody looks.
         if state.did.iter().any(|did| !matches!(did, Did::Line { .. })) {
@@ -127,11 +133,14 @@ impl Prover<'_> {
 
     /// The end of a walk, back in the guest: after its fence, with all as it was, and the fence done.
     pub fn returns(&mut self, state: &State, insn: u32) -> Proved {
-        let Some((address, of_all)) = self.before.fence else { return Err("it returns from the front".into()) };
         let way = self.block.way;
         if insn != way.xret {
             return Err("another return".into());
         }
+        if let Some(written) = self.before.written {
+            return self.changes(state, written);
+        }
+        let Some((address, of_all)) = self.before.fence else { return Err("it returns from the front".into()) };
         let before = self.before.x;
         self.registers_are(&state.x, &before)?;
         let mut csrs = self.before.csrs.clone();

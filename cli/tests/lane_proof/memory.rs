@@ -13,7 +13,7 @@ pub const RING_BYTES: u64 = 8 * <FenceLog>::LENGTH;
 /// The frame of the gate and the log.
 const LOG_BYTES: u64 = 4096;
 /// Beyond all addresses.
-const ADDRESSES: u64 = 1 << 56;
+pub const ADDRESSES: u64 = 1 << 56;
 /// Bits of an entry above the number of its frame, and the uppermost bit of that, which only poison has.
 const POISON_SHIFT: u64 = 53;
 
@@ -59,7 +59,7 @@ impl Prover<'_> {
         }
     }
 
-    fn assume_below(&mut self, value: Value, bound: u64) {
+    pub fn assume_below(&mut self, value: Value, bound: u64) {
         let claim = self.solver.holds(Test::Below, value, Value::Known(bound));
         self.solver.assume(claim);
     }
@@ -76,16 +76,13 @@ impl Prover<'_> {
     }
 
     /// What is there, which may be anything.
-    fn anything(&mut self, state: &mut State) -> Value {
+    pub fn anything(&mut self, state: &mut State) -> Value {
         state.loads += 1;
         self.solver.any(&format!("load_{}", state.loads))
     }
 
     /// An aligned access of the walk's, with the gate held where there is one.
     fn may_access(&mut self, state: &State, at: Value) -> Proved {
-        if self.before.fence.is_none() {
-            return Err("an access to a table from the front".into());
-        }
         let is_aligned = self.has_bits(at, 7, 0);
         self.must(is_aligned, "an access that is not aligned")?;
         match state.gate {
@@ -102,6 +99,9 @@ impl Prover<'_> {
     pub fn load(&mut self, state: &mut State, from: Value) -> Result<Value, String> {
         if let Value::Known(at) = from {
             return state.context.at(at).copied().ok_or_else(|| format!("a load from {at:#x}"));
+        }
+        if self.before.fence.is_none() {
+            return self.load_for_roots(state, from);
         }
         self.may_access(state, from)?;
         if let Some(offset) = self.offset_in_line(state, from) {
@@ -242,6 +242,9 @@ impl Prover<'_> {
             *word = value;
             return Ok(());
         }
+        if self.before.fence.is_none() {
+            return self.store_for_roots(state, at, value);
+        }
         let slot = self.solver.with(How::Add, at, RING.wrapping_neg());
         let is_aligned = self.has_bits(at, 7, 0);
         let is_slot = self.solver.holds(Test::Below, slot, Value::Known(RING_BYTES));
@@ -283,7 +286,10 @@ impl Prover<'_> {
 
     /// An exchange: takes the gate, or opens it.
     pub fn swap(&mut self, state: &mut State, at: Value, value: Value, order: Order) -> Result<Value, String> {
-        if self.before.fence.is_none() || !self.block.syncs {
+        if self.before.fence.is_none() {
+            return self.swap_for_roots(state, at, value, order);
+        }
+        if !self.block.syncs {
             return Err("an exchange where there is no gate".into());
         }
         self.same(at, self.lane(Lane::GATE_AT), "an exchange of something else")?;

@@ -6,9 +6,10 @@
 //! the front has been shown to arrive with is what the walk begins with.
 
 use super::ends::End;
-use super::image::{Block, CONTEXT, FENCE_MASK, Image, LANE, NEVER, SFENCE_VMA, X};
+use super::image::{Block, CONTEXT, FENCE_MASK, Image, LANE, NEVER, SFENCE_VMA, WRITE_MASK, WRITES_SATP, X};
 use super::insn::{How, Op, Test, decode};
 use super::memory::{Gate, Place};
+use super::roots::Published;
 use super::solver::{Claim, Solver, Value};
 use rv::context::token;
 use rv::{Context, Lane};
@@ -43,6 +44,10 @@ pub enum Did {
         address: Value,
         is_virtual: bool,
     },
+    /// A store to the head of the present root.
+    Left {
+        head: Value,
+    },
 }
 
 /// The hart on its way.
@@ -59,6 +64,11 @@ pub struct State {
     pub gate: Gate,
     /// What has been loaded besides, each once.
     pub seen: BTreeMap<Place, Value>,
+    /// Of the root that a write of `satp` names.
+    pub of_root: BTreeMap<usize, Value>,
+    pub published: Published,
+    /// What is posted, if that has been looked at.
+    pub posted: Option<Value>,
     pub loads: u32,
     steps: u32,
 }
@@ -96,6 +106,8 @@ pub struct Before {
     pub context: Words,
     /// In the walk: the address of the fence, and whether it names no ASID.
     pub fence: Option<(Value, bool)>,
+    /// Where it is a write of `satp`: what is written.
+    pub written: Option<Value>,
 }
 
 /// A block of the lane's code, and the vector that leads to it.
@@ -118,8 +130,13 @@ pub type Proved = Result<(), String>;
 impl<'a> Prover<'a> {
     pub fn new(image: &'a Image, block: &'a Block, solver: &'a mut Solver) -> Self {
         let label = |name: &str| image.at(&block.symbol(name));
-        let before =
-            Before { x: [Value::Known(0); 32], csrs: BTreeMap::new(), context: Words(Vec::new()), fence: None };
+        let before = Before {
+            x: [Value::Known(0); 32],
+            csrs: BTreeMap::new(),
+            context: Words(Vec::new()),
+            fence: None,
+            written: None,
+        };
         Self {
             image,
             block,
@@ -153,6 +170,10 @@ impl<'a> Prover<'a> {
         let is_fence = self.solver.is(kind, Value::Known(SFENCE_VMA));
         let is_not = self.solver.not(is_fence);
         self.solver.assume(is_not);
+        let kind = self.solver.with(How::And, insn, WRITE_MASK);
+        let is_write = self.solver.is(kind, Value::Known(WRITES_SATP));
+        let is_not = self.solver.not(is_write);
+        self.solver.assume(is_not);
         self.go_on_by(trap, insn)?;
         self.solver.forget(from);
         let mut expected = BTreeSet::new();
@@ -168,6 +189,27 @@ impl<'a> Prover<'a> {
             self.solver.forget(from);
         }
         self.has_ended(&expected)
+    }
+
+    /// Proves writes of `satp` from these registers.
+    ///
+    /// # Errors
+    /// What is wrong, and where.
+    pub fn writes(&mut self, mut registers: impl Iterator<Item = u64>) -> Proved {
+        let from = self.solver.remember();
+        let trap = self.trap();
+        let proved = registers.try_for_each(|register| {
+            let from = self.solver.remember();
+            let insn = self.solver.any_with(&format!("write_{register}"), 0xffff_ffff, WRITES_SATP | register << 15);
+            // From x0 paging goes off: that is the full path's.
+            self.before.written = (register != 0).then(|| self.before.x[register as usize]);
+            let proved = self.go_on_by(&trap, insn);
+            self.solver.forget(from);
+            proved
+        });
+        self.solver.forget(from);
+        proved?;
+        self.has_ended(&[true, false].map(|has_asid| End::Root { has_asid }).into())
     }
 
     /// Proves both walks.
@@ -222,15 +264,16 @@ impl<'a> Prover<'a> {
         let mut x = [Value::Known(0); 32];
         (1..32).for_each(|n| x[n] = solver.any(&format!("x{n}")));
         let mut csrs: BTreeMap<u32, Value> =
-            [way.epc, way.cause, way.status].map(|csr| (csr, solver.any(&format!("csr_{csr:x}")))).into();
+            [way.epc, way.cause, way.status, way.satp].map(|csr| (csr, solver.any(&format!("csr_{csr:x}")))).into();
         csrs.insert(way.scratch, Value::Known(CONTEXT));
         // Where a walk begins, all that is known of the instruction is what the front has found.
         csrs.insert(way.tval, solver.any("insn"));
         let words = (0..size_of::<Context>() / 8).map(|word| solver.any(&format!("context_{word}")));
         let mut context = Words(words.collect());
         context.set(LANE + Lane::MASK_AT as u64, Value::Known(FENCE_MASK));
+        context.set(LANE + Lane::WRITE_MASK_AT as u64, Value::Known(WRITE_MASK));
         context.set(LANE + Lane::TABLE_AT as u64, Value::Known(self.image.at(&self.block.table())));
-        self.before = Before { x, csrs: csrs.clone(), context: context.clone(), fence: None };
+        self.before = Before { x, csrs: csrs.clone(), context: context.clone(), fence: None, written: None };
 
         let matches = self.lane(Lane::MATCHES_AT);
         let (on, off) = (Value::Known(SFENCE_VMA), Value::Known(NEVER));
@@ -240,6 +283,7 @@ impl<'a> Prover<'a> {
             self.assume_bits(context.word(count), token::STEP - 1, 0);
         }
         self.assume_inputs();
+        self.assume_roots();
         State {
             pc: self.image.at(way.vector),
             x,
@@ -251,6 +295,9 @@ impl<'a> Prover<'a> {
             level: self.block.levels - 1,
             gate: Gate::Unknown,
             seen: BTreeMap::new(),
+            of_root: BTreeMap::new(),
+            published: Published::Unchanged,
+            posted: None,
             loads: 0,
             steps: 0,
         }
