@@ -325,12 +325,16 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     }
 }
 
-/// The roots that are held for a vCPU's lane: a quarter of its share of the VM's shadow pages, beside what no vCPU can do without.
+/// The roots that are held for a vCPU's lane: a sixteenth of its share of the VM's shadow pages, beside what no vCPU can do without.
+/// A guest's processes that have ended are among them, so with more there is less room for those that there are.
 pub(crate) fn held(upkeep: Upkeep, config: &VmConfig) -> usize {
     /// Of a vCPU: [`LEAST_SHADOW_BYTES_PER_VCPU`] for `lazy`.
     const LEAST: u32 = 32;
-    let pages = if config.lane { pages(upkeep, config).unwrap_or(0) } else { 0 };
-    ((pages / config.vcpus).saturating_sub(LEAST) as usize / 4).clamp(1, LaneRoot::PLACES)
+    if !config.lane {
+        return 0;
+    }
+    let pages = pages(upkeep, config).unwrap_or(0);
+    ((pages / config.vcpus).saturating_sub(LEAST) as usize / 16).clamp(1, LaneRoot::PLACES)
 }
 
 /// A root that the vCPU does not know.

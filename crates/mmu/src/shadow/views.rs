@@ -172,22 +172,23 @@ impl<S: Shadowed> Views<S> {
     /// Holds the present root from now on, if any may be. Returns one that is let go for it.
     pub(super) fn hold_present(&mut self) -> Option<Root<S>> {
         let at = self.present.filter(|_| self.most_held != 0)?;
-        let let_go = if self.held == self.most_held { self.let_one_go() } else { None };
+        let let_go = if self.held == self.most_held { Some(self.let_one_go()) } else { None };
         self.view(at).is_held = true;
         self.held += 1;
         let_go
     }
 
-    /// Lets one go: whichever comes next, so that roots that take turns and are too many do not all miss.
-    fn let_one_go(&mut self) -> Option<Root<S>> {
+    /// Lets one of the others go, of which there are some: whichever comes next.
+    fn let_one_go(&mut self) -> Root<S> {
         loop {
             self.hand = (self.hand + 1) % LaneRoot::PLACES;
             let hand = self.hand;
-            if let Some(view) = self.views[hand].as_mut().filter(|view| view.is_held) {
+            let its = self.views[hand].as_mut().filter(|view| view.is_held && Some(hand) != self.present);
+            if let Some(view) = its {
                 view.is_held = false;
                 self.held -= 1;
                 self.lane[hand].disarm(hand);
-                return Some(view.root);
+                return view.root;
             }
         }
     }
