@@ -152,7 +152,7 @@ impl Translation {
                 two_stage::load(run, env);
                 Ok(())
             }
-            Shadow(_) => shadow::load(g, run, env),
+            Shadow(_) => shadow::roots::load(g, run, env),
         }
     }
 
@@ -183,7 +183,7 @@ impl Translation {
             TwoStage => {}
             Shadow(_) => {
                 run.follow_lane();
-                shadow::forget(run);
+                shadow::roots::forget(run);
             }
         }
     }
@@ -230,7 +230,7 @@ impl Translation {
     pub fn held(self, config: &VmConfig) -> usize {
         match self {
             TwoStage => 0,
-            Shadow(upkeep) => shadow::held(upkeep, config),
+            Shadow(upkeep) => shadow::roots::held(upkeep, config),
         }
     }
 
@@ -261,7 +261,7 @@ impl Translation {
     pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
         match self {
             TwoStage => None,
-            Shadow(_) => shadow::instruction(g, run, what, env),
+            Shadow(_) => shadow::roots::instruction(g, run, what, env),
         }
     }
 
@@ -270,7 +270,7 @@ impl Translation {
         match self {
             TwoStage => env.vsatp(),
             // The hart's register is Gnomon's.
-            Shadow(_) => shadow::satp(run),
+            Shadow(_) => shadow::roots::satp(run),
         }
     }
 

@@ -1,0 +1,243 @@
+//! The roots that a vCPU gets: when it comes to a hart, and by what its guest does about translation.
+
+use super::{fence, helped, lend, pages, steering, with_memory};
+use crate::env::Env;
+use crate::exit::{Faulted, Outcome};
+use crate::gnomon::Gnomon;
+use crate::offer::Offer;
+use crate::vcpu::{NO_SPACE, VcpuRun};
+use crate::vm::Vm;
+use abi::bundle::VmConfig;
+use abi::tunable::Id;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use mmu::gstage::Ready;
+use mmu::shadow::{GuestFence, Loaded, Paging, Root, Upkeep, Views};
+use rv::csr::atp::Satp;
+use rv::{Addr, Asid, Lane, LaneRoot, Mode};
+
+/// The paging that a guest's `satp` asks for, or `None` if that is not offered.
+fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
+    match satp.table() {
+        None => (satp.mode == 0).then_some(Paging::Bare),
+        Some((format, root)) => {
+            let is_offered = offer.formats.iter().any(|offered| offered.mode == format.mode);
+            is_offered.then_some(Paging::Tables { format, root })
+        }
+    }
+}
+
+/// Puts a vCPU on this hart, on its root. If that takes too long at once it has none yet, and a part is done.
+///
+/// # Errors
+/// How the vCPU goes on instead, if there is no memory for one.
+pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
+    env.load_shadow(run);
+    if run.last_hart != env.hart() {
+        // Elsewhere it did fences that its translations here have not seen.
+        run.views.forget_ids();
+    }
+    match run.root {
+        Some(root) => {
+            put_on(g, run, &root, false, env);
+            Ok(())
+        }
+        None => attach(g, run, env).map(|_| ()),
+    }
+}
+
+/// What the vCPU's guest has written to `satp`.
+pub(crate) fn satp(run: &VcpuRun) -> u64 {
+    let lane = &run.context.lane;
+    if lane.changes() == run.changes { run.csrs.vsatp } else { run.views.key(lane.place()) }
+}
+
+/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Says whether it has: if it would take
+/// too long at once, it has the old one, and each attempt does a part.
+fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
+    let satp = Satp::decode(run.csrs.vsatp);
+    // A write of anything else had no effect.
+    let (paging, asid) = (paging(&satp, &g.offer).unwrap_or(Paging::Bare), satp.asid);
+    let VcpuRun { vm, root: present, views, ready, .. } = run;
+    let lane = &mut run.context.lane;
+    lane.turn_off();
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let known = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        shadow.attach_known(present, (paging, asid), views, &lane.log, host)
+    });
+    let loaded = match known.flatten() {
+        Some(loaded) => loaded,
+        None => match attach_other((g, vm), (present, ready), (paging, asid), (views, lane), env)? {
+            Some(loaded) => loaded,
+            None => return Ok(false),
+        },
+    };
+    // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
+    let published = if paging == Paging::Bare { NO_SPACE } else { run.csrs.vsatp };
+    run.shared.satp.store(published, Ordering::SeqCst);
+    let Some(root) = *present else { unreachable!("it has been loaded") };
+    put_on(g, run, &root, loaded.fence, env);
+    Ok(true)
+}
+
+/// Gives this hart the vCPU's root, and the lane what it needs. `forget`: what the hart remembers of the root is out of date.
+#[inline(always)]
+fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env: &mut E) {
+    let VcpuRun { vm, views, shared, .. } = run;
+    let lane = &mut run.context.lane;
+    let satp = env.load_root(root, views.id(), forget);
+    if !root.has_lane || !vm.config.lane {
+        lane.turn_off();
+        return;
+    }
+    let named = (!views.others_have(root.asid)).then_some(root.asid);
+    lane.turn_on(root.table, named, env.lane_table(root));
+    if g.tunables.is_on(Id::Roots)
+        && let Some(place) = views.arm(run.csrs.vsatp, satp)
+    {
+        let table = views.lane_roots().as_mut_ptr().expose_provenance() as u64;
+        lane.change_roots(table, place, (&raw const shared.satp).expose_provenance() as u64);
+    }
+}
+
+/// The roots that are held for a vCPU's lane: a sixteenth of its share of the VM's shadow pages, beside what no vCPU can do without.
+/// A guest's processes that have ended are among them, so with more there is less room for those that there are.
+pub(crate) fn held(upkeep: Upkeep, config: &VmConfig) -> usize {
+    /// Of a vCPU: [`LEAST_SHADOW_BYTES_PER_VCPU`] for `lazy`.
+    const LEAST: u32 = 32;
+    if !config.lane {
+        return 0;
+    }
+    let pages = pages(upkeep, config).unwrap_or(0);
+    ((pages / config.vcpus).saturating_sub(LEAST) as usize / 16).clamp(1, LaneRoot::PLACES)
+}
+
+/// A root that the vCPU does not know.
+#[inline(never)]
+fn attach_other<E: Env>(
+    (g, vm): (&Gnomon, &Vm),
+    (present, ready): (&mut Option<Root>, &mut Ready),
+    what: (Paging, Asid),
+    (views, lane): (&mut Views, &mut Lane),
+    env: &mut E,
+) -> Result<Option<Loaded>, Outcome> {
+    let attached = with_memory(g, vm, ready, env, |shadow, host| {
+        Ok((shadow.attach(present, what, views, &lane.log, host)?, shadow.lane_inputs()))
+    });
+    match attached {
+        Ok((loaded, inputs)) => {
+            if let Some(inputs) = inputs {
+                lane.syncs_by(inputs);
+            }
+            Ok(loaded)
+        }
+        Err(why) => match helped(g, vm, why, env) {
+            Faulted::Fatal(message) => Err(Outcome::kill(message)),
+            _ => Ok(None),
+        },
+    }
+}
+
+/// Takes the vCPU's roots from it.
+fn detach(run: &mut VcpuRun) {
+    run.context.lane.turn_off();
+    let root = run.root.take();
+    let vm = Arc::clone(&run.vm);
+    let mut memory = vm.memory.lock();
+    if let Some(shadow) = memory.as_mut().and_then(|memory| memory.shadow.as_mut()) {
+        shadow.detach_all(root.as_ref(), &mut run.views, &run.context.lane.log);
+    }
+}
+
+/// The vCPU is about to be parked: nothing of its life remains.
+pub(crate) fn forget(run: &mut VcpuRun) {
+    detach(run);
+    run.views = Views::new(run.vm.translation.held(&run.vm.config));
+    run.forget_way();
+    run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
+}
+
+/// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is
+/// neither, or not for the guest's user mode.
+pub(crate) fn instruction<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (insn, from): (u64, Mode),
+    env: &mut E,
+) -> Option<Outcome> {
+    const SYSTEM: u64 = 0x73;
+    const SATP: u64 = 0x180;
+    const FENCE_MASK: u64 = 0xfe00_7fff;
+    const SFENCE_VMA: u64 = 0x1200_0073;
+    const SINVAL_VMA: u64 = 0x1600_0073;
+    const SFENCE_W_INVAL: u64 = 0x1800_0073;
+    const SFENCE_INVAL_IR: u64 = 0x1810_0073;
+    if from != Mode::Supervisor {
+        return None;
+    }
+    run.follow_lane();
+    let has_svinval = || g.offer.isa.has("svinval");
+    let outcome = match (insn, insn & FENCE_MASK) {
+        (_, SFENCE_VMA) => own_fence(g, run, insn, env),
+        (_, SINVAL_VMA) if has_svinval() => own_fence(g, run, insn, env),
+        // Each SINVAL.VMA is a whole fence here.
+        (SFENCE_W_INVAL | SFENCE_INVAL_IR, _) if has_svinval() => Outcome::Resume,
+        _ if insn & 0x7f == SYSTEM && insn >> 20 == SATP => return access_satp(g, run, insn, env),
+        _ => return None,
+    };
+    run.context.skip(4);
+    Some(outcome)
+}
+
+fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Outcome {
+    let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
+    let range = (rs1 != 0).then(|| (Addr::new(run.context.x[rs1]), 1));
+    let asid = (rs2 != 0).then(|| Asid(run.context.x[rs2] as u16));
+    let counters = &run.shared.counters;
+    match (range, asid) {
+        (Some(_), Some(_)) => counters.fences_page.bump(),
+        (Some(_), None) => counters.fences_page_global.bump(),
+        (None, Some(_)) => counters.fences_asid.bump(),
+        (None, None) => counters.fences_all.bump(),
+    }
+    if let Some((gva, _)) = range
+        && steering::fence_page(run, gva, asid, env)
+    {
+        return Outcome::Resume;
+    }
+    fence(g, run, &GuestFence { range, asid }, env);
+    Outcome::Resume
+}
+
+/// CSRRW and its like on `satp`. `None` if it is no such instruction.
+fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Option<Outcome> {
+    let (rd, source, funct3) = ((insn >> 7 & 31) as u8, (insn >> 15 & 31) as usize, insn >> 12 & 7);
+    let operand = if funct3 & 4 != 0 { source as u64 } else { run.context.x[source] };
+    let old = run.csrs.vsatp;
+    let new = match (funct3 & 3, source) {
+        (0, _) => return None,
+        (1, _) => operand,
+        // Without a source they only read.
+        (_, 0) => old,
+        (2, _) => old | operand,
+        _ => old & !operand,
+    };
+    // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
+    // MODE, the entire write has no effect" (norm:satp-mode_op_unsupported).
+    if new != old && paging(&Satp::decode(new), &g.offer).is_some() {
+        run.csrs.vsatp = new;
+        match attach(g, run, env) {
+            Ok(true) => {}
+            Ok(false) => {
+                // The guest tries again, and interrupts have their turn in between.
+                run.csrs.vsatp = old;
+                return Some(Outcome::Resume);
+            }
+            Err(outcome) => return Some(outcome),
+        }
+    }
+    run.context.set(rd, old);
+    run.context.skip(4);
+    run.shared.counters.satp_accesses.bump();
+    Some(Outcome::Resume)
+}
