@@ -103,8 +103,8 @@ impl Budget {
     pub const WHOLE: Self = Self(Self::STEPS);
     /// To copy 2 MiB, and to forget where they were, takes all of it.
     pub(super) const NONE: Self = Self(0);
-    /// A step takes some 12 instructions; so this is about 100,000.
-    const STEPS: u32 = 8192;
+    /// A step takes some 12 instructions; so this is about 90,000.
+    const STEPS: u32 = 7168;
     /// To drop an entry, or to take a right from it, costs as much as to look at so many.
     pub(super) const EDIT: u32 = 14;
     /// To bring an entry in step that is not.
