@@ -41,6 +41,7 @@ fn main() {
         }
         run("remote-permissions", &remote_permissions);
         run("own-asid-on-every-hart", &own_tables_on_every_hart);
+        run("between-roots", &between_roots);
     }
     run("rfence/fence-i", fence_i);
     run("rfence/bad-function", bad_function);
@@ -318,6 +319,68 @@ fn remote_permissions(test: &Test) -> Check {
         }
         Ok(())
     })
+}
+
+/// Spaces between which harts change without a fence, each with an ASID of its own; of two the lower bits are the same.
+const CHANGING: [u64; 4] = [8, 9, 8 | 1 << 8, 0];
+/// How many times each has been made to show the other page, and how many of those every hart knows of.
+static MADE: [AtomicU64; CHANGING.len()] = [const { AtomicU64::new(0) }; CHANGING.len()];
+static KNOWN: [AtomicU64; CHANGING.len()] = [const { AtomicU64::new(0) }; CHANGING.len()];
+static SATPS: [AtomicU64; CHANGING.len()] = [const { AtomicU64::new(0) }; CHANGING.len()];
+
+/// Fences of one address space reach a hart also while it changes from one to another: it finds no more what was there before, in
+/// whichever it comes to next.
+fn between_roots(test: &Test) -> Check {
+    #[expect(unsafe_code, reason = "satp")]
+    fn job(_: u64) {
+        DONE.fetch_add(1, SeqCst);
+        while TURN.load(SeqCst) != 0 {
+            for which in 0..CHANGING.len() {
+                // SAFETY: every space maps Rust's memory to itself.
+                unsafe { csr::satp::write(SATPS[which].load(SeqCst)) };
+                let known = KNOWN[which].load(SeqCst);
+                let found = access::ld(TEST_VA);
+                let made = MADE[which].load(SeqCst);
+                if !(known..=made).any(|times| found == Ok(1000 + times % 2)) {
+                    FAILED.store(true, SeqCst);
+                }
+            }
+        }
+        paging::leave();
+    }
+    if paging::asid_bits() < 9 {
+        return Ok(());
+    }
+    let spaces = CHANGING.map(|asid| Space::new(test.format, asid));
+    for (which, space) in spaces.iter().enumerate() {
+        space.map(TEST_VA, test.pages[0].address(), RW);
+        [&MADE, &KNOWN].iter().for_each(|counts| counts[which].store(0, SeqCst));
+        SATPS[which].store(space.satp(), SeqCst);
+    }
+    fence::sfence_all();
+    DONE.store(0, SeqCst);
+    TURN.store(1, SeqCst);
+    board().other_harts().try_for_each(|other| hart::start(other, job, 0))?;
+    let outcome = all_done().and_then(|()| {
+        for turn in 0..400u64 {
+            let which = (turn * 7 % 13) as usize % CHANGING.len();
+            let made = MADE[which].fetch_add(1, SeqCst) + 1;
+            spaces[which].map(TEST_VA, test.pages[made as usize % 2].address(), RW);
+            let bytes = if turn % 3 == 0 { 0 } else { PAGE };
+            fence_everybody(0, (REMOTE_SFENCE_VMA_ASID, TEST_VA, bytes, CHANGING[which]))?;
+            KNOWN[which].store(made, SeqCst);
+            // Its own, too.
+            spaces[which].switch();
+            ensure_shows(TEST_VA, made, "a fence of the space that it changes to")?;
+        }
+        Ok(())
+    });
+    TURN.store(0, SeqCst);
+    board().other_harts().try_for_each(hart::join)?;
+    test.space.enter();
+    outcome?;
+    ensure!(!FAILED.load(SeqCst), "a hart finds what was there before a fence");
+    Ok(())
 }
 
 static FORMAT_MODE: AtomicU64 = AtomicU64::new(0);
