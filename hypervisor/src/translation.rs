@@ -4,7 +4,7 @@
 //! | event | methods |
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
-//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`held`](Translation::held), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
+//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`look_again`](Translation::look_again), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
@@ -31,7 +31,7 @@ use alloc::string::String;
 use core::ops::Range;
 use mmu::frames::{Frames, Owner, Run};
 use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
-use mmu::shadow::{Counters, GuestFence, Lists, Upkeep};
+use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
 use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
@@ -225,12 +225,12 @@ impl Translation {
         }
     }
 
-    /// Roots that are held for each vCPU's lane.
+    /// What a vCPU remembers of roots when it has none yet.
     #[must_use]
-    pub fn held(self, config: &VmConfig) -> usize {
+    pub fn views(self, config: &VmConfig) -> Views {
         match self {
-            TwoStage => 0,
-            Shadow(upkeep) => shadow::roots::held(upkeep, config),
+            TwoStage => Views::default(),
+            Shadow(upkeep) => shadow::roots::views(upkeep, config),
         }
     }
 

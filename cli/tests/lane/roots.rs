@@ -9,6 +9,8 @@ use super::scene::{After, Random, Scene};
 use rv::context::token;
 use rv::{Lane, LaneRoot, LaneRoots};
 
+/// As many as there may be, so that none of these meet.
+const PLACES: usize = LaneRoot::MOST;
 const TABLE: u64 = 0xf000_0000;
 const POSTING: u64 = 0xf100_0000;
 /// ASIDs whose places there are, and frames of tables for ASID 0.
@@ -24,7 +26,7 @@ fn written(random: &mut Random) -> u64 {
 /// Where the root is that goes by this.
 fn at(satp: u64) -> u64 {
     let asid = rv::Asid((satp >> 44) as u16);
-    TABLE + (LaneRoot::place(asid, satp) * LaneRoot::BYTES) as u64
+    TABLE + (LaneRoot::place(asid, satp, PLACES) * LaneRoot::BYTES) as u64
 }
 
 /// Adds what the lane finds there. Returns what registers are to hold, if the instruction is to be a write.
@@ -62,6 +64,7 @@ pub fn furnish(memory: &mut Memory, random: &mut Random) -> Option<[u64; 32]> {
         (Lane::WRITE_MASK_AT, WRITE_MASK),
         (Lane::WRITE_MATCHES_AT, if random.once_in(8) { NEVER } else { WRITES_SATP }),
         (Lane::ROOTS_AT, TABLE),
+        (Lane::LAST_PLACE_AT, PLACES as u64 - 1),
         (Lane::PRESENT_AT, at(registers[0])),
         (Lane::POSTING_AT, POSTING),
     ] {

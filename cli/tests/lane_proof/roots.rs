@@ -28,6 +28,7 @@ impl Prover<'_> {
         let (on, off) = (Value::Known(WRITES_SATP), Value::Known(NEVER));
         let is_either = self.solver.some([self.solver.is(matches, on), self.solver.is(matches, off)]);
         self.solver.assume(is_either);
+        self.assume_below(self.lane(Lane::LAST_PLACE_AT), LaneRoot::MOST as u64);
         let alignment = LaneRoot::BYTES as u64;
         for (at, alignment) in [(Lane::ROOTS_AT, alignment), (Lane::PRESENT_AT, alignment), (Lane::POSTING_AT, 8)] {
             let address = self.lane(at);
@@ -48,7 +49,7 @@ impl Prover<'_> {
             self.must(self.solver.not(is_none), "it is not looked at whether there is an ASID")?;
             asid
         };
-        let place = self.solver.with(How::And, by, LaneRoot::PLACES as u64 - 1);
+        let place = self.solver.compute(How::And, by, self.lane(Lane::LAST_PLACE_AT));
         let offset = self.solver.with(How::Left, place, LaneRoot::BYTES.trailing_zeros().into());
         Ok(self.solver.compute(How::Add, offset, self.lane(Lane::ROOTS_AT)))
     }

@@ -14,7 +14,7 @@
 //! that names an ASID takes 60 instructions under Sv39 and 7 more for each level more (one more where rs2 is
 //! a0, t4, t5 or t6); one that names none takes 59. Without Zba each level takes one more.
 //!
-//! Where the instruction is a write of `satp` instead, a block for each way out of a guest changes to a root that the vCPU knows: 67
+//! Where the instruction is a write of `satp` instead, a block for each way out of a guest changes to a root that the vCPU knows: 68
 //! instructions.
 //!
 //! There are blocks for fences of two kinds. One leaves a token in the entry. The other brings the entry in step with the guest's
@@ -320,7 +320,8 @@ global_asm!(
     "srli t4, t4, 48", // the ASID
     "bnez t4, 1f",
     "mv t4, t5",
-    "1: andi t4, t4, {places} - 1",
+    "1: ld t6, {last_place}(a0)",
+    "and t4, t4, t6",
     "slli t4, t4, {place_shift}",
     "ld t6, {roots}(a0)",
     "add t4, t4, t6",
@@ -413,7 +414,7 @@ global_asm!(
     posting = const offset_of!(Context, lane) + Lane::POSTING_AT,
     changes = const offset_of!(Context, lane) + Lane::CHANGES_AT,
     posted = const LaneRoots::POSTED_AT,
-    places = const LaneRoot::PLACES,
+    last_place = const offset_of!(Context, lane) + Lane::LAST_PLACE_AT,
     place_shift = const LaneRoot::BYTES.trailing_zeros(),
     key_of = const LaneRoot::KEY_AT,
     head_of = const LaneRoot::HEAD_AT,

@@ -140,7 +140,7 @@ pub struct Lane {
     pub log: FenceLog,
 }
 
-/// A root that the vCPU knows, as the lane loads it when the guest writes `satp`. They are in a table of [`LaneRoot::PLACES`], by
+/// A root that the vCPU knows, as the lane loads it when the guest writes `satp`. They are in a table, by
 /// [`LaneRoot::place`].
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,8 +158,8 @@ pub struct LaneRoot {
 }
 
 impl LaneRoot {
-    /// How many there are in a table.
-    pub const PLACES: usize = 256;
+    /// Most places that a table has.
+    pub const MOST: usize = 256;
     /// Bytes of one.
     pub const BYTES: usize = size_of::<Self>();
     /// Offset of the guest's `satp`.
@@ -175,10 +175,12 @@ impl LaneRoot {
     /// No head of a log, which are multiples of [`token::STEP`].
     pub const NEVER: u64 = 1;
 
-    /// The place of a root: by its ASID; by the table's frame where that is 0, as it is for all roots of a guest without ASIDs.
+    /// The place of a root, of so many, a power of two: by its ASID; by the table's frame where that is 0, as it is for all roots of a
+    /// guest without ASIDs.
     #[must_use]
-    pub const fn place(asid: Asid, frame: u64) -> usize {
-        (if asid.0 == 0 { frame as usize } else { asid.0 as usize }) % Self::PLACES
+    #[inline(always)]
+    pub const fn place(asid: Asid, frame: u64, places: usize) -> usize {
+        (if asid.0 == 0 { frame as usize } else { asid.0 as usize }) & (places - 1)
     }
 
     /// What is in a place that no root has.
@@ -239,6 +241,8 @@ pub struct LaneRoots {
     matches: u64,
     /// The address of the table of [`LaneRoot`]s.
     table: u64,
+    /// How many they are less one: the mask of a place.
+    last: u64,
     /// The address of the present root's.
     present: u64,
     /// The address of two words: the `satp` that the vCPU says that it runs by, and what is posted to it.
@@ -289,6 +293,8 @@ impl Lane {
     pub const WRITE_MATCHES_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, matches);
     /// Offset of the address of the roots' table.
     pub const ROOTS_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, table);
+    /// Offset of the mask of a place.
+    pub const LAST_PLACE_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, last);
     /// Offset of the address of the present one there.
     pub const PRESENT_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, present);
     /// Offset of the address of what is posted, and published.
@@ -341,6 +347,7 @@ impl Lane {
                 mask: Self::WRITE_MASK,
                 matches: Self::NEVER,
                 table: 0,
+                last: 0,
                 present: 0,
                 posting: 0,
                 changes: 0,
@@ -355,12 +362,12 @@ impl Lane {
         self.roots.matches = Self::NEVER;
     }
 
-    /// Lets it change roots, by the table of [`LaneRoot`]s at that address, in which the present one is at that place. `posting`: the
-    /// address of what the vCPU publishes, and behind that of what is posted to it.
-    pub const fn change_roots(&mut self, table: u64, present: usize, posting: u64) {
+    /// Lets it change roots, by the table of [`LaneRoot`]s at that address, with so many places, in which the present one is at that place.
+    /// `posting`: the address of what the vCPU publishes, and behind that of what is posted to it.
+    pub const fn change_roots(&mut self, (table, places): (u64, usize), present: usize, posting: u64) {
         let LaneRoots { mask, changes, .. } = self.roots;
-        let present = table + (present * LaneRoot::BYTES) as u64;
-        self.roots = LaneRoots { mask, matches: Self::WRITES_SATP, table, present, posting, changes };
+        let (present, last) = (table + (present * LaneRoot::BYTES) as u64, places as u64 - 1);
+        self.roots = LaneRoots { mask, matches: Self::WRITES_SATP, table, last, present, posting, changes };
     }
 
     /// How many times it has changed roots.

@@ -95,21 +95,21 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     if g.tunables.is_on(Id::Roots)
         && let Some(place) = views.arm(run.csrs.vsatp, satp)
     {
-        let table = views.lane_roots().as_mut_ptr().expose_provenance() as u64;
+        let table = views.lane_roots();
+        let table = (table.as_mut_ptr().expose_provenance() as u64, table.len());
         lane.change_roots(table, place, (&raw const shared.satp).expose_provenance() as u64);
     }
 }
 
-/// The roots that are held for a vCPU's lane: a sixteenth of its share of the VM's shadow pages, beside what no vCPU can do without.
-/// A guest's processes that have ended are among them, so with more there is less room for those that there are.
-pub(crate) fn held(upkeep: Upkeep, config: &VmConfig) -> usize {
-    /// Of a vCPU: [`LEAST_SHADOW_BYTES_PER_VCPU`] for `lazy`.
-    const LEAST: u32 = 32;
-    if !config.lane {
-        return 0;
-    }
-    let pages = pages(upkeep, config).unwrap_or(0);
-    ((pages / config.vcpus).saturating_sub(LEAST) as usize / 16).clamp(1, LaneRoot::PLACES)
+/// What a vCPU is to remember of roots: of as many as it could have in its share of the VM's shadow pages. Of that a sixteenth, beside
+/// what no vCPU can do without, is held for its lane: a guest's processes that have ended are among those, so with more there would be
+/// less room for others.
+pub(crate) fn views(upkeep: Upkeep, config: &VmConfig) -> Views {
+    /// Pages that no vCPU can do without.
+    const LEAST: usize = 32;
+    let pages = (pages(upkeep, config).unwrap_or(0) / config.vcpus) as usize;
+    let held = if config.lane { (pages.saturating_sub(LEAST) / 16).clamp(1, LaneRoot::MOST) } else { 0 };
+    Views::new(pages.next_power_of_two().clamp(LEAST, LaneRoot::MOST), held)
 }
 
 /// A root that the vCPU does not know.
@@ -152,7 +152,7 @@ fn detach(run: &mut VcpuRun) {
 /// The vCPU is about to be parked: nothing of its life remains.
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
-    run.views = Views::new(run.vm.translation.held(&run.vm.config));
+    run.views = run.vm.translation.views(&run.vm.config);
     run.forget_way();
     run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
 }

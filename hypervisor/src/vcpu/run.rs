@@ -75,7 +75,7 @@ impl VcpuRun {
     /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize) -> Box<Self> {
-        let views = Views::new(vm.translation.held(&vm.config));
+        let views = vm.translation.views(&vm.config);
         let context = Context { brief: vm.translation.brief(), ..Context::new(shared.id) };
         Box::new(Self {
             shared,

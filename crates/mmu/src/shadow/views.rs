@@ -36,6 +36,8 @@ struct View<S: Shadowed> {
 /// The roots that a vCPU has used.
 #[derive(Clone, Debug)]
 pub struct Views<S: Shadowed = Gva> {
+    /// How many there may be.
+    places: usize,
     /// By place. None before the first.
     views: Vec<Option<View<S>>>,
     /// By place, too: what the lane loads them by, and when each was left.
@@ -56,15 +58,17 @@ pub struct Views<S: Shadowed = Gva> {
 
 impl<S: Shadowed> Default for Views<S> {
     fn default() -> Self {
-        Self::new(0)
+        Self::new(1, 0)
     }
 }
 
 impl<S: Shadowed> Views<S> {
-    /// None yet. At most so many are held for the lane.
+    /// None yet, of at most so many, a power of two; and at most so many are held for the lane.
     #[must_use]
-    pub const fn new(most_held: usize) -> Self {
+    pub const fn new(places: usize, most_held: usize) -> Self {
+        assert!(places.is_power_of_two() && places <= LaneRoot::MOST && most_held <= places, "no number of places");
         Self {
+            places,
             views: Vec::new(),
             lane: Vec::new(),
             present: None,
@@ -77,15 +81,15 @@ impl<S: Shadowed> Views<S> {
         }
     }
 
-    fn place(paging: Paging, asid: Asid) -> Option<usize> {
+    fn place(&self, paging: Paging, asid: Asid) -> Option<usize> {
         let Paging::Tables { root, .. } = paging else { return None };
-        Some(LaneRoot::place(asid, root.raw()))
+        Some(LaneRoot::place(asid, root.raw(), self.places))
     }
 
     /// The view of what the guest's `satp` leads to, if there is one, and the root as it was.
     #[inline(always)]
     pub(super) fn find(&self, paging: Paging, asid: Asid) -> Option<(usize, &Root<S>)> {
-        let at = Self::place(paging, asid)?;
+        let at = self.place(paging, asid)?;
         let root = &self.views.get(at)?.as_ref()?.root;
         (root.paging == paging && root.asid == asid).then_some((at, root))
     }
@@ -104,7 +108,7 @@ impl<S: Shadowed> Views<S> {
             // Those without are all that such a guest has.
             None | Some(Asid(0)) => log.push_everything(),
             Some(asid) => {
-                let at = LaneRoot::place(asid, 0);
+                let at = LaneRoot::place(asid, 0, self.places);
                 let is_its_own = |view: &Option<View<S>>| view.as_ref().is_some_and(|view| view.root.asid == asid);
                 if Some(at) != self.present && self.views.get(at).is_some_and(is_its_own) {
                     self.lane[at].set_head(LaneRoot::NEVER);
@@ -135,10 +139,10 @@ impl<S: Shadowed> Views<S> {
     /// A new root is the present one, up to date. Returns the root whose place it takes, if that was held.
     #[must_use = "it is held no more"]
     pub(super) fn begin(&mut self, root: Root<S>) -> Option<Root<S>> {
-        let at = Self::place(root.paging, root.asid)?;
+        let at = self.place(root.paging, root.asid)?;
         if self.views.is_empty() {
-            self.views.resize_with(LaneRoot::PLACES, || None);
-            self.lane.extend((0..LaneRoot::PLACES).map(LaneRoot::none));
+            self.views.resize_with(self.places, || None);
+            self.lane.extend((0..self.places).map(LaneRoot::none));
         }
         if root.asid.0 == 0 {
             self.without_asid += 1;
@@ -181,7 +185,7 @@ impl<S: Shadowed> Views<S> {
     /// Lets one of the others go, of which there are some: whichever comes next.
     fn let_one_go(&mut self) -> Root<S> {
         loop {
-            self.hand = (self.hand + 1) % LaneRoot::PLACES;
+            self.hand = (self.hand + 1) % self.places;
             let hand = self.hand;
             let its = self.views[hand].as_mut().filter(|view| view.is_held && Some(hand) != self.present);
             if let Some(view) = its {

@@ -229,7 +229,8 @@ impl<S: Subject> Rig<S> {
         rig.build_tables();
         for n in 0..vcpus {
             // What is held cannot be recycled.
-            let mut views = Views::new(if pages == 256 { 1 + setup.seed as usize % 8 } else { 1 });
+            let held = if pages == 256 { 1 + setup.seed as usize % 8 } else { 1 };
+            let mut views = Views::new([8, 16, 256][setup.seed as usize % 3], held);
             let root = rig.load(n, None, Paging::Bare, Asid(0), &mut views);
             rig.vcpus.push(Vcpu { paging: Paging::Bare, asid: Asid(0), root, views, fences: Fences::none() });
         }
@@ -366,9 +367,10 @@ impl<S: Subject> Rig<S> {
         let (vcpu, token) = (&mut self.vcpus[n], hart.log.borrow().token());
         let Paging::Tables { root: present, .. } = vcpu.root.paging else { return false };
         let roots = vcpu.views.lane_roots();
+        let places = roots.len();
         let may_load = |(place, root): &(usize, &LaneRoot)| {
             let written = atp::Satp::decode(root.key());
-            LaneRoot::place(written.asid, written.ppn) == *place
+            LaneRoot::place(written.asid, written.ppn, places) == *place
                 && (root.head() == token || self.setup.mutant == Mutant::ChangesBlindly)
         };
         let those: Vec<_> = roots.iter().enumerate().filter(may_load).map(|(at, root)| (at, root.key())).collect();
@@ -376,7 +378,7 @@ impl<S: Subject> Rig<S> {
             return false;
         }
         let (place, key) = those[nth % those.len()];
-        roots[LaneRoot::place(vcpu.asid, present.raw())].set_head(token);
+        roots[LaneRoot::place(vcpu.asid, present.raw(), places)].set_head(token);
         let (root, written) = vcpu.views.follow(place);
         assert_eq!((written, Self::key(root.paging, root.asid)), (key, key));
         hart.root = Some((root.serial, root.table, root.format));
