@@ -46,13 +46,14 @@ const COSTS: [(&str, [u64; 2], u64, u64); 5] = [
     ("noted", [68, 68], 1, 0),
 ];
 
-/// The same for a change to another root, by an ASID. One without takes one more.
+/// The same for a change to another root, by an ASID. One without takes one more, and the second of a pair three more.
 const COST_OF_A_ROOT: u64 = 68;
 
 /// What docs/lane.md says that it costs, if it is done.
 fn cost(scene: &Scene, what: &str) -> Option<u64> {
     if what == "another root" {
-        return scene.written().map(|satp| COST_OF_A_ROOT + u64::from(satp >> 44 & 0xffff == 0));
+        let more = |satp: u64| u64::from(satp >> 44 & 0xffff == 0) + 3 * u64::from(scene.is_second(satp));
+        return scene.written().map(|satp| COST_OF_A_ROOT + more(satp));
     }
     let (_, [named, unnamed], levels, words) = COSTS.into_iter().find(|(its, ..)| *its == what)?;
     let (address, by_asid) = scene.fence()?;

@@ -7,9 +7,10 @@ use fake::{Event, MEMORY, World, printed, shadow_world};
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{self, Brief, Outcome};
 use hypervisor::vcpu::NO_SPACE;
+use mmu::ids::IdSlot;
 use mmu::shadow::GuestFence;
 use rv::csr::status;
-use rv::{Addr, Exception, Exit, Mode};
+use rv::{Addr, Exception, Exit, LaneRoot, Mode};
 use std::sync::atomic::Ordering;
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
@@ -294,4 +295,71 @@ fn no_exit_panics() {
             }
         }
     }
+}
+
+/// The guest's values of `satp` for which its lane may change roots.
+fn known_to_lane(w: &mut World) -> Vec<u64> {
+    let asids = [5, 6].map(|asid| SV39 | asid << 44 | ROOT);
+    let keys: Vec<u64> = w.run.views.lane_roots().iter().map(LaneRoot::key).collect();
+    asids.into_iter().filter(|satp| keys.contains(satp)).collect()
+}
+
+#[test]
+fn the_lane_loads_no_asid_that_may_be_others_by_now() {
+    for (others, roots, left) in [(0, "roots=on", 2), (4, "roots=on", 1), (4, "roots=off", 0), (0, "roots=off", 0)] {
+        let mut w = paging(MmuMode::Lazy);
+        w.run.last_hart = 0;
+        w.run.context.x[A0] = SV39 | 6 << 44 | ROOT;
+        assert_eq!(w.exit(VIRTUAL, satp(1, A0 as u64), 0, 0), Outcome::Resume);
+        assert_eq!(known_to_lane(&mut w).len(), 2);
+        let translation = w.run.vm.translation;
+        translation.unload(&mut w.run, &w.hart);
+        for _ in 0..others {
+            let _ = w.hart.asids.acquire(&mut IdSlot::new());
+        }
+        w.g.tunables.set(roots).unwrap();
+        assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+        assert_eq!(known_to_lane(&mut w).len(), left, "{others} others, {roots}");
+        // It has been on another hart.
+        w.run.last_hart = 1;
+        assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+        assert_eq!(known_to_lane(&mut w).len(), left.min(1), "from another hart, {roots}");
+    }
+}
+
+/// Tables that map `va` by a leaf of 4 KiB, and an access there.
+fn touched(w: &mut World, va: u64) {
+    write(w, GUEST_RAM_BASE + 8, (ROOT + 1) << 10 | 1);
+    write(w, GUEST_RAM_BASE + 0x1000, (ROOT + 2) << 10 | 1);
+    write(w, GUEST_RAM_BASE + 0x2000, (ROOT + 5) << 10 | 0xcf);
+    w.exit(VIRTUAL, sfence(0, 0), 0, 0);
+    (0..3).for_each(|_| _ = w.exit(LOAD, va, 0, 0));
+}
+
+#[test]
+fn a_fence_of_an_address_that_cannot_be_is_no_way_there() {
+    let mut w = paging(MmuMode::Lazy);
+    let (va, beyond) = (0x4000_0000, 0x4000_0000 | 1 << 40);
+    touched(&mut w, va);
+    for _ in 0..2 {
+        let before = w.run.shared.counters.inject_exception.get();
+        w.exit(LOAD, beyond, 0, 0);
+        assert_eq!(w.run.shared.counters.inject_exception.get(), before + 1);
+        w.run.context.x[A0] = beyond;
+        w.exit(VIRTUAL, sfence(A0 as u64, 0), 0, 0);
+    }
+}
+
+#[test]
+fn what_the_full_path_puts_into_the_log_is_not_the_lanes() {
+    let mut w = paging(MmuMode::Steered);
+    touched(&mut w, 0x4000_0000);
+    for asid in [0, 5] {
+        (w.run.context.x[A0], w.run.context.x[A1]) = (0x4000_0000, asid);
+        for rs2 in [A1 as u64, 0] {
+            w.exit(VIRTUAL, sfence(A0 as u64, rs2), 0, 0);
+        }
+    }
+    w.run.count_lane();
+    assert_eq!(w.run.shared.counters.lane_page_global.get(), 0);
 }

@@ -23,7 +23,7 @@ fn written(random: &mut Random) -> u64 {
     random.any(&[8, 8, 8, 9, 10, 0, 15]) << 60 | random.any(&ASIDS) << 44 | frame
 }
 
-/// Where the root is that goes by this.
+/// Where the pair is in which the root is that goes by this.
 fn at(satp: u64) -> u64 {
     let asid = rv::Asid((satp >> 44) as u16);
     TABLE + (LaneRoot::place(asid, satp, PLACES) * LaneRoot::BYTES) as u64
@@ -36,25 +36,25 @@ pub fn furnish(memory: &mut Memory, random: &mut Random) -> Option<[u64; 32]> {
     let registers = std::array::from_fn(|_| if random.once_in(8) { written(random) } else { random.any(&those) });
     for asid in ASIDS {
         for frame in FRAMES {
-            let slot = at(asid << 44 | frame);
-            // One of those that are there, or none.
-            let key = match random.below(8) {
-                0 => random.next(),
-                _ => those.into_iter().find(|satp| at(*satp) == slot).unwrap_or(0),
-            };
-            let left = match random.below(6) {
-                0 => LaneRoot::NEVER,
-                1 => head - token::STEP,
-                _ => head,
-            };
-            for (word, value) in [
-                (LaneRoot::KEY_AT, key),
-                (LaneRoot::HEAD_AT, left),
-                (LaneRoot::ROOT_AT, random.next()),
-                (LaneRoot::ASID_AT, random.next()),
-                (LaneRoot::SATP_AT, random.next()),
-            ] {
-                memory.set(slot + word as u64, value);
+            let pair = at(asid << 44 | frame);
+            let mut wanted = those.into_iter().filter(|satp| at(*satp) == pair);
+            for slot in [pair, pair + LaneRoot::BYTES as u64] {
+                // One of those that are there, or none.
+                let key = if random.once_in(6) { random.next() } else { wanted.next().unwrap_or(0) };
+                let left = match random.below(6) {
+                    0 => LaneRoot::NEVER,
+                    1 => head - token::STEP,
+                    _ => head,
+                };
+                for (word, value) in [
+                    (LaneRoot::KEY_AT, key),
+                    (LaneRoot::HEAD_AT, left),
+                    (LaneRoot::ROOT_AT, random.next()),
+                    (LaneRoot::ASID_AT, random.next()),
+                    (LaneRoot::SATP_AT, random.next()),
+                ] {
+                    memory.set(slot + word as u64, value);
+                }
             }
         }
     }
@@ -64,7 +64,7 @@ pub fn furnish(memory: &mut Memory, random: &mut Random) -> Option<[u64; 32]> {
         (Lane::WRITE_MASK_AT, WRITE_MASK),
         (Lane::WRITE_MATCHES_AT, if random.once_in(8) { NEVER } else { WRITES_SATP }),
         (Lane::ROOTS_AT, TABLE),
-        (Lane::LAST_PLACE_AT, PLACES as u64 - 1),
+        (Lane::LAST_PAIR_AT, (PLACES / LaneRoot::PAIR) as u64 - 1),
         (Lane::PRESENT_AT, at(registers[0])),
         (Lane::POSTING_AT, POSTING),
     ] {
@@ -86,14 +86,23 @@ impl Scene {
         is_write.then(|| self.hart.x[(insn >> 15 & 31) as usize])
     }
 
+    /// The root of the pair that the write is of, if there is one: the first.
+    fn root(&self, written: u64) -> Option<u64> {
+        let pair = [at(written), at(written) + LaneRoot::BYTES as u64];
+        pair.into_iter().find(|slot| self.hart.memory.word(slot + LaneRoot::KEY_AT as u64) == written)
+    }
+
+    /// Whether the root is the second of its pair.
+    pub fn is_second(&self, written: u64) -> bool {
+        self.root(written) != Some(at(written))
+    }
+
     /// What a write of `satp` comes to.
     pub fn after_write(&self, written: u64) -> After {
-        let (way, slot) = (self.block.way, at(written));
-        let word = |at: usize| self.hart.memory.word(slot + at as u64);
+        let way = self.block.way;
         let head = self.lane(Lane::LOG_HEAD_AT);
-        if word(LaneRoot::KEY_AT) != written {
-            return self.left("an unknown root");
-        }
+        let Some(slot) = self.root(written) else { return self.left("an unknown root") };
+        let word = |at: usize| self.hart.memory.word(slot + at as u64);
         let mut after = self.left("a root that is out of date");
         after.hart.memory.set(X + 8 * 28, self.hart.x[28]);
         if word(LaneRoot::HEAD_AT) != head {

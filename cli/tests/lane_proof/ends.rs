@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum End {
     /// A front's, at a walk.
     Walk { rs1: u64, rs2: u64 },
-    /// In the guest, by another root. How it is chosen: by an ASID, or without.
-    Root { has_asid: bool },
+    /// In the guest, by another root. How it is chosen: by an ASID, or without; and which it is of its pair.
+    Root { has_asid: bool, nth: usize },
     /// A walk's, in the guest.
     Guest { of_all: bool, what: What },
 }

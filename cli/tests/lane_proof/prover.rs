@@ -64,7 +64,7 @@ pub struct State {
     pub gate: Gate,
     /// What has been loaded besides, each once.
     pub seen: BTreeMap<Place, Value>,
-    /// Of the root that a write of `satp` names.
+    /// Of the pair in which a write of `satp` names a root, by the offset.
     pub of_root: BTreeMap<usize, Value>,
     pub published: Published,
     /// What is posted, if that has been looked at.
@@ -209,7 +209,8 @@ impl<'a> Prover<'a> {
         });
         self.solver.forget(from);
         proved?;
-        self.has_ended(&[true, false].map(|has_asid| End::Root { has_asid }).into())
+        let ends = [0, 1].map(|nth| [true, false].map(|has_asid| End::Root { has_asid, nth }));
+        self.has_ended(&ends.into_iter().flatten().collect())
     }
 
     /// Proves both walks.

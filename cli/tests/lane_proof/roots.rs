@@ -28,7 +28,7 @@ impl Prover<'_> {
         let (on, off) = (Value::Known(WRITES_SATP), Value::Known(NEVER));
         let is_either = self.solver.some([self.solver.is(matches, on), self.solver.is(matches, off)]);
         self.solver.assume(is_either);
-        self.assume_below(self.lane(Lane::LAST_PLACE_AT), LaneRoot::MOST as u64);
+        self.assume_below(self.lane(Lane::LAST_PAIR_AT), (LaneRoot::MOST / LaneRoot::PAIR) as u64);
         let alignment = LaneRoot::BYTES as u64;
         for (at, alignment) in [(Lane::ROOTS_AT, alignment), (Lane::PRESENT_AT, alignment), (Lane::POSTING_AT, 8)] {
             let address = self.lane(at);
@@ -37,8 +37,8 @@ impl Prover<'_> {
         }
     }
 
-    /// Where the root is that goes by what is written.
-    fn root(&mut self) -> Result<Value, String> {
+    /// Where the pair is in which the root is that goes by what is written.
+    fn pair(&mut self) -> Result<Value, String> {
         let Some(written) = self.before.written else { return Err("an access from the front".into()) };
         let asid = self.solver.with(How::Right, written, 44);
         let asid = self.solver.with(How::And, asid, 0xffff);
@@ -49,8 +49,8 @@ impl Prover<'_> {
             self.must(self.solver.not(is_none), "it is not looked at whether there is an ASID")?;
             asid
         };
-        let place = self.solver.compute(How::And, by, self.lane(Lane::LAST_PLACE_AT));
-        let offset = self.solver.with(How::Left, place, LaneRoot::BYTES.trailing_zeros().into());
+        let pair = self.solver.compute(How::And, by, self.lane(Lane::LAST_PAIR_AT));
+        let offset = self.solver.with(How::Left, pair, (LaneRoot::PAIR * LaneRoot::BYTES).trailing_zeros().into());
         Ok(self.solver.compute(How::Add, offset, self.lane(Lane::ROOTS_AT)))
     }
 
@@ -62,12 +62,14 @@ impl Prover<'_> {
 
     /// A load from elsewhere than the context.
     pub fn load_for_roots(&mut self, state: &mut State, from: Value) -> Result<Value, String> {
-        let root = self.root()?;
-        for word in WORDS {
-            if !state.of_root.contains_key(&word) && self.is_word(from, root, word) {
-                let value = self.anything(state);
-                state.of_root.insert(word, value);
-                return Ok(value);
+        let pair = self.pair()?;
+        for nth in 0..LaneRoot::PAIR {
+            for word in WORDS.map(|word| nth * LaneRoot::BYTES + word) {
+                if !state.of_root.contains_key(&word) && self.is_word(from, pair, word) {
+                    let value = self.anything(state);
+                    state.of_root.insert(word, value);
+                    return Ok(value);
+                }
             }
         }
         let posting = self.lane(Lane::POSTING_AT);
@@ -81,7 +83,7 @@ impl Prover<'_> {
 
     /// A store to elsewhere than the context.
     pub fn store_for_roots(&mut self, state: &mut State, at: Value, value: Value) -> Proved {
-        self.root()?;
+        self.pair()?;
         let (posting, present) = (self.lane(Lane::POSTING_AT), self.lane(Lane::PRESENT_AT));
         match state.published {
             Published::Changed(old) if self.is_word(at, posting, 0) => {
@@ -132,7 +134,12 @@ impl Prover<'_> {
         self.same(self.lane(Lane::WRITE_MATCHES_AT), Value::Known(WRITES_SATP), "a lane that is off")?;
 
         let head = self.before.context.word(HEAD);
-        let of_root = |word| state.of_root.get(&word).copied().ok_or("not all of the root is loaded");
+        // It is the one of which more than the key has been loaded.
+        let nth = usize::from(!state.of_root.contains_key(&LaneRoot::HEAD_AT));
+        let of_root = |word| {
+            let word = state.of_root.get(&(nth * LaneRoot::BYTES + word));
+            word.copied().ok_or("not all of the root is loaded")
+        };
         self.same(of_root(LaneRoot::KEY_AT)?, written, "another root")?;
         self.same(of_root(LaneRoot::HEAD_AT)?, head, "a root that is out of date")?;
         let posted = state.posted.ok_or("it is not looked at what is posted")?;
@@ -154,8 +161,9 @@ impl Prover<'_> {
         self.csrs_are(state, &csrs)?;
         let asid = self.solver.with(How::And, written, 0xffff << 44);
         let is_none = self.solver.is(asid, Value::Known(0));
-        self.ends.insert(End::Root { has_asid: !self.solver.must_be(is_none) });
-        let root = self.root()?;
+        self.ends.insert(End::Root { has_asid: !self.solver.must_be(is_none), nth });
+        let pair = self.pair()?;
+        let root = self.solver.with(How::Add, pair, (nth * LaneRoot::BYTES) as u64);
         let changes = self.solver.with(How::Add, self.lane(Lane::CHANGES_AT), 1);
         let words = [
             (Lane::PRESENT_AT, root),

@@ -140,12 +140,12 @@ pub struct Lane {
     pub log: FenceLog,
 }
 
-/// A root that the vCPU knows, as the lane loads it when the guest writes `satp`. They are in a table, by
-/// [`LaneRoot::place`].
+/// A root that the vCPU knows, as the lane loads it when the guest writes `satp`. They are in a table of
+/// pairs, by [`LaneRoot::place`].
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneRoot {
-    /// The guest's `satp`; while the lane is not to load it, a value that has another place.
+    /// The guest's `satp`; while the lane is not to load it, a value that has another pair of places.
     key: u64,
     /// The head of the log when it was left; [`LaneRoot::NEVER`] if all of it may be out of date.
     head: u64,
@@ -175,12 +175,15 @@ impl LaneRoot {
     /// No head of a log, which are multiples of [`token::STEP`].
     pub const NEVER: u64 = 1;
 
-    /// The place of a root, of so many, a power of two: by its ASID; by the table's frame where that is 0, as it is for all roots of a
-    /// guest without ASIDs.
+    /// How many there are in a pair: so two roots that are wanted in the same one both have a place.
+    pub const PAIR: usize = 2;
+
+    /// The first place of a root's pair, of so many places, a power of two: by its ASID; by the table's frame where that is 0, as it is
+    /// for all roots of a guest without ASIDs.
     #[must_use]
     #[inline(always)]
     pub const fn place(asid: Asid, frame: u64, places: usize) -> usize {
-        (if asid.0 == 0 { frame as usize } else { asid.0 as usize }) & (places - 1)
+        ((if asid.0 == 0 { frame as usize } else { asid.0 as usize }) & (places / Self::PAIR - 1)) * Self::PAIR
     }
 
     /// What is in a place that no root has.
@@ -190,7 +193,7 @@ impl LaneRoot {
     }
 
     const fn no_key(place: usize) -> u64 {
-        (place as u64 ^ 1) << atp::ID_SHIFT
+        ((place / Self::PAIR) as u64 ^ 1) << atp::ID_SHIFT
     }
 
     /// Lets the lane load the root at `root` where the guest writes `key`. `asid`: the only one that fences may name then, if any.
@@ -241,7 +244,7 @@ pub struct LaneRoots {
     matches: u64,
     /// The address of the table of [`LaneRoot`]s.
     table: u64,
-    /// How many they are less one: the mask of a place.
+    /// How many pairs they are less one: the mask of a pair's number.
     last: u64,
     /// The address of the present root's.
     present: u64,
@@ -293,8 +296,8 @@ impl Lane {
     pub const WRITE_MATCHES_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, matches);
     /// Offset of the address of the roots' table.
     pub const ROOTS_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, table);
-    /// Offset of the mask of a place.
-    pub const LAST_PLACE_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, last);
+    /// Offset of the mask of a pair's number.
+    pub const LAST_PAIR_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, last);
     /// Offset of the address of the present one there.
     pub const PRESENT_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, present);
     /// Offset of the address of what is posted, and published.
@@ -366,7 +369,7 @@ impl Lane {
     /// `posting`: the address of what the vCPU publishes, and behind that of what is posted to it.
     pub const fn change_roots(&mut self, (table, places): (u64, usize), present: usize, posting: u64) {
         let LaneRoots { mask, changes, .. } = self.roots;
-        let (present, last) = (table + (present * LaneRoot::BYTES) as u64, places as u64 - 1);
+        let (present, last) = (table + (present * LaneRoot::BYTES) as u64, (places / LaneRoot::PAIR) as u64 - 1);
         self.roots = LaneRoots { mask, matches: Self::WRITES_SATP, table, last, present, posting, changes };
     }
 

@@ -86,15 +86,16 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     let VcpuRun { vm, views, shared, .. } = run;
     let lane = &mut run.context.lane;
     let satp = env.load_root(root, views.id(), forget);
+    // What it may have loaded on this hart before may be others' by now.
+    lane.turn_off();
     if !root.has_lane || !vm.config.lane {
-        lane.turn_off();
         return;
     }
     let named = (!views.others_have(root.asid)).then_some(root.asid);
     lane.turn_on(root.table, named, env.lane_table(root));
-    if g.tunables.is_on(Id::Roots)
-        && let Some(place) = views.arm(run.csrs.vsatp, satp)
-    {
+    if !g.tunables.is_on(Id::Roots) {
+        views.disarm();
+    } else if let Some(place) = views.arm(run.csrs.vsatp, satp) {
         let table = views.lane_roots();
         let table = (table.as_mut_ptr().expose_provenance() as u64, table.len());
         lane.change_roots(table, place, (&raw const shared.satp).expose_provenance() as u64);

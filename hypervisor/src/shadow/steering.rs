@@ -36,13 +36,12 @@ pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option
     }
     drop(memory);
     run.context.brief = BriefExits::NONE;
+    run.count_lane();
     match asid {
-        None => {
-            run.context.lane.log.push(page);
-            run.logged = run.context.lane.log.count();
-        }
+        None => run.context.lane.log.push(page),
         Some(asid) => run.views.outdate_others(Some(asid), &mut run.context.lane.log),
     }
+    run.logged = run.context.lane.log.count();
     env.fence_guest(Some(page), None);
     true
 }

@@ -135,7 +135,7 @@ impl VcpuRun {
         let counters = &self.shared.counters;
         counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());
         let logged = self.context.lane.log.count();
-        counters.lane_page_global.add(logged - self.logged);
+        counters.lane_page_global.add(logged.wrapping_sub(self.logged));
         self.logged = logged;
         counters.lane_satp.add(self.context.lane.changes() - counters.lane_satp.get());
     }

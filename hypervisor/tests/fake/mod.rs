@@ -19,8 +19,9 @@ use hypervisor::vm::{Departure, Unreachable, Vm};
 use hypervisor::vms::Vms;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::Ready;
-use mmu::ids::IdSlot;
+use mmu::ids::{IdSlot, Ids};
 use mmu::shadow::Root;
+use rv::csr::atp;
 use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -95,6 +96,8 @@ pub struct Hart {
     pub mode: Mode,
     pub regs: VsTrapRegs,
     pub vsatp: u64,
+    /// The ASIDs of shadow roots: there are three.
+    pub asids: Ids,
     pub events: Vec<Event>,
 }
 
@@ -164,9 +167,10 @@ impl Env for Hart {
     fn fence_g_stage(&mut self, _: usize, scope: FenceScope<Gpa>) {
         self.events.push(Event::Fence(scope));
     }
-    fn load_root(&mut self, root: &Root, _: &mut IdSlot, forget: bool) -> u64 {
+    fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64 {
         self.events.push(Event::Root(root.serial, forget));
-        0
+        let _ = self.asids.acquire(id);
+        atp::satp(root.format, Asid(id.id()), root.table)
     }
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
         self.events.push(Event::GuestFence(page, asid));
@@ -324,6 +328,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         mode: Mode::Supervisor,
         regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
         vsatp: 0,
+        asids: Ids::new(1, 2),
         events: Vec::new(),
     };
     (g, hart)

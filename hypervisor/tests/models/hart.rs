@@ -11,7 +11,7 @@ use hypervisor::shootdown::{arrive, behind, shoot_down};
 use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
 use hypervisor::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
 use hypervisor::vm::Vm;
-use mmu::ids::{Acquired, Group, Ids};
+use mmu::ids::{Acquired, Group, IdSlot, Ids};
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
 use shuttle::thread::{self, Thread};

@@ -162,7 +162,10 @@ impl<S: Shadowed> Shadow<S> {
             let page = self.index.page(id);
             let (key, index) = (page.key, format.index_in_frame(gva, page.key.level));
             let Some(level) = key.level.down() else {
-                self.walks.remember(root.serial, gva, id);
+                // A fault there is the guest's, whatever the tables say: those who find a walk ask no more.
+                if format.fits(gva) {
+                    self.walks.remember(root.serial, gva, id);
+                }
                 return (id, index);
             };
             let pointer = page.mirror(index, mem).filter(|mirror| key.role == Role::Table && mirror.is_pointer());
@@ -187,7 +190,7 @@ impl<S: Shadowed> Shadow<S> {
     ) -> Option<Answer> {
         let at = match self.walks.find(root.serial, gva) {
             Some(id) => (id, root.format.index_in_frame(gva, Level::PAGE)),
-            // Where none leads, none is remembered.
+            // None is remembered there.
             None if !root.format.fits(gva) => return None,
             None => self.descend_from_root(root, gva, mem),
         };

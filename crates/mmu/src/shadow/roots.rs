@@ -25,7 +25,7 @@ pub struct Loaded {
 
 impl<S: Shadowed> Shadow<S> {
     /// Takes from a vCPU the root that it has, if any, and gives it that for what its guest wrote to `satp`, up to date
-    /// for it. Until it gets another, or [`Shadow::detach`], the root stays.
+    /// for it. Until it gets another, or [`Shadow::detach_all`], the root stays.
     ///
     /// `None`: other shadow pages must be taken back first, and the budget does not suffice. The vCPU has what it had; each
     /// attempt does a part.

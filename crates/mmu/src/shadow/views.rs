@@ -7,13 +7,14 @@
 //! a whole. A wide fence of all ASIDs is so many lines of the log that nothing is up to date by it. Shadow pages are shared, so one
 //! vCPU's fence may do more for others than it must, and never less.
 //!
-//! Views are in a table, by what the guest's `satp` says: at most one for each ASID but 0. Beside each is what the
+//! Views are in a table of pairs, by what the guest's `satp` says: at most one for each ASID but 0. Beside each is what the
 //! [lane](../../../../docs/lane.md) loads the root by. A root that it may load is *held*: no page of it is recycled meanwhile.
 
 use super::root::{Paging, Root};
 use super::shadowed::Shadowed;
 use crate::ids::IdSlot;
 use alloc::vec::Vec;
+use core::ops::Range;
 use rv::{Asid, FenceLog, Gva, LaneRoot};
 
 /// Since when a root may be out of date for the vCPU.
@@ -31,6 +32,29 @@ struct View<S: Shadowed> {
     /// The vCPU's ASID for it on the hart where it last ran.
     id: IdSlot,
     is_held: bool,
+}
+
+/// Places of the table.
+#[derive(Clone, Copy, Debug)]
+struct Places([u64; LaneRoot::MOST / 64]);
+
+impl Places {
+    const fn insert(&mut self, at: usize) {
+        self.0[at / 64] |= 1 << (at % 64);
+    }
+
+    const fn remove(&mut self, at: usize) {
+        self.0[at / 64] &= !(1 << (at % 64));
+    }
+
+    /// Takes all out.
+    fn take(&mut self) -> impl Iterator<Item = usize> + use<> {
+        let words = core::mem::take(&mut self.0);
+        (0..).zip(words).flat_map(|(n, word)| {
+            let rest = core::iter::successors(Some(word), |word| Some(word & word.wrapping_sub(1)));
+            rest.take_while(|word| *word != 0).map(move |word| 64 * n + word.trailing_zeros() as usize)
+        })
+    }
 }
 
 /// The roots that a vCPU has used.
@@ -53,12 +77,13 @@ pub struct Views<S: Shadowed = Gva> {
     /// Roots with ASID 0.
     without_asid: usize,
     /// Of those that the lane may load: the format's mode, and the generation of their ASIDs.
-    armed: (u8, u64),
+    of: (u8, u64),
+    armed: Places,
 }
 
 impl<S: Shadowed> Default for Views<S> {
     fn default() -> Self {
-        Self::new(1, 0)
+        Self::new(4, 0)
     }
 }
 
@@ -66,7 +91,10 @@ impl<S: Shadowed> Views<S> {
     /// None yet, of at most so many, a power of two; and at most so many are held for the lane.
     #[must_use]
     pub const fn new(places: usize, most_held: usize) -> Self {
-        assert!(places.is_power_of_two() && places <= LaneRoot::MOST && most_held <= places, "no number of places");
+        assert!(
+            places.is_power_of_two() && places >= 4 && places <= LaneRoot::MOST && most_held <= places,
+            "no number of places"
+        );
         Self {
             places,
             views: Vec::new(),
@@ -77,21 +105,26 @@ impl<S: Shadowed> Views<S> {
             most_held,
             hand: 0,
             without_asid: 0,
-            armed: (0, 0),
+            of: (0, 0),
+            armed: Places([0; LaneRoot::MOST / 64]),
         }
     }
 
-    fn place(&self, paging: Paging, asid: Asid) -> Option<usize> {
-        let Paging::Tables { root, .. } = paging else { return None };
-        Some(LaneRoot::place(asid, root.raw(), self.places))
+    /// The places that a root may have.
+    fn pair(&self, paging: Paging, asid: Asid) -> Range<usize> {
+        let Paging::Tables { root, .. } = paging else { return 0..0 };
+        let first = LaneRoot::place(asid, root.raw(), self.places);
+        first..first + LaneRoot::PAIR
     }
 
     /// The view of what the guest's `satp` leads to, if there is one, and the root as it was.
     #[inline(always)]
     pub(super) fn find(&self, paging: Paging, asid: Asid) -> Option<(usize, &Root<S>)> {
-        let at = self.place(paging, asid)?;
-        let root = &self.views.get(at)?.as_ref()?.root;
-        (root.paging == paging && root.asid == asid).then_some((at, root))
+        let at = self.pair(paging, asid).find(|at| {
+            let view = self.views.get(*at).and_then(Option::as_ref);
+            view.is_some_and(|view| view.root.paging == paging && view.root.asid == asid)
+        })?;
+        Some((at, &self.views[at].as_ref()?.root))
     }
 
     /// Whether a root other than the present one may go by `asid` as well. Then the lane, which knows only the
@@ -108,13 +141,18 @@ impl<S: Shadowed> Views<S> {
             // Those without are all that such a guest has.
             None | Some(Asid(0)) => log.push_everything(),
             Some(asid) => {
-                let at = LaneRoot::place(asid, 0, self.places);
-                let is_its_own = |view: &Option<View<S>>| view.as_ref().is_some_and(|view| view.root.asid == asid);
-                if Some(at) != self.present && self.views.get(at).is_some_and(is_its_own) {
+                let first = LaneRoot::place(asid, 0, self.places);
+                if let Some(at) = (first..first + LaneRoot::PAIR).find(|at| self.has_asid(*at, asid))
+                    && Some(at) != self.present
+                {
                     self.lane[at].set_head(LaneRoot::NEVER);
                 }
             }
         }
+    }
+
+    fn has_asid(&self, at: usize, asid: Asid) -> bool {
+        self.views.get(at).and_then(Option::as_ref).is_some_and(|view| view.root.asid == asid)
     }
 
     fn present(&self) -> Option<&View<S>> {
@@ -139,7 +177,9 @@ impl<S: Shadowed> Views<S> {
     /// A new root is the present one, up to date. Returns the root whose place it takes, if that was held.
     #[must_use = "it is held no more"]
     pub(super) fn begin(&mut self, root: Root<S>) -> Option<Root<S>> {
-        let at = self.place(root.paging, root.asid)?;
+        if root.paging == Paging::Bare {
+            return None;
+        }
         if self.views.is_empty() {
             self.views.resize_with(self.places, || None);
             self.lane.extend((0..self.places).map(LaneRoot::none));
@@ -151,8 +191,20 @@ impl<S: Shadowed> Views<S> {
                 self.lane.iter_mut().for_each(LaneRoot::name_none);
             }
         }
+        let pair = self.pair(root.paging, root.asid);
+        let is_without = root.asid.0 == 0;
+        // One that it is instead of, an empty one, one that the lane may not load; else either.
+        let its_own = |at: usize| match &self.views[at] {
+            Some(view) => view.root.paging == root.paging || !is_without && view.root.asid == root.asid,
+            None => false,
+        };
+        let at = pair.clone().find(|at| its_own(*at)).or_else(|| pair.clone().find(|at| self.views[*at].is_none()));
+        let is_let_go = |at: &usize| self.views[*at].as_ref().is_some_and(|view| !view.is_held);
+        let at = at.or_else(|| pair.clone().find(is_let_go)).unwrap_or(pair.start + self.hand % LaneRoot::PAIR);
+        self.hand += 1;
         self.present = Some(at);
         self.lane[at] = LaneRoot::none(at);
+        self.armed.remove(at);
         let old = self.views[at].replace(View { root, id: IdSlot::new(), is_held: false })?;
         self.without_asid -= usize::from(old.root.asid.0 == 0);
         self.held -= usize::from(old.is_held);
@@ -192,6 +244,7 @@ impl<S: Shadowed> Views<S> {
                 view.is_held = false;
                 self.held -= 1;
                 self.lane[hand].disarm(hand);
+                self.armed.remove(hand);
                 return view.root;
             }
         }
@@ -199,13 +252,14 @@ impl<S: Shadowed> Views<S> {
 
     /// Lets all go but the present one. Returns them.
     pub(super) fn let_others_go(&mut self) -> impl Iterator<Item = Root<S>> + '_ {
-        let Self { views, lane, present, held, .. } = self;
+        let Self { views, lane, present, held, armed, .. } = self;
         *held = usize::from(present.is_some_and(|at| views[at].as_ref().is_some_and(|view| view.is_held)));
         let present = *present;
         views.iter_mut().zip(lane).enumerate().filter_map(move |(at, (view, lane))| {
             let view = view.as_mut().filter(|view| view.is_held && Some(at) != present)?;
             view.is_held = false;
             lane.disarm(at);
+            armed.remove(at);
             Some(view.root)
         })
     }
@@ -227,11 +281,7 @@ impl<S: Shadowed> Views<S> {
 
     /// The lane may load no root any more.
     pub fn disarm(&mut self) {
-        for (at, view) in self.views.iter().enumerate() {
-            if view.is_some_and(|view| view.is_held) {
-                self.lane[at].disarm(at);
-            }
-        }
+        self.armed.take().for_each(|at| self.lane[at].disarm(at));
     }
 
     /// Lets the lane load the present root, if it is held, where the guest writes `key`, with what the hart's register gets then.
@@ -241,13 +291,14 @@ impl<S: Shadowed> Views<S> {
         let at = self.present?;
         let View { root, id, .. } = *self.views[at].as_ref().filter(|view| view.is_held)?;
         let of = (root.format.mode, id.generation());
-        if of != self.armed {
+        if of != self.of {
             // The lane goes down all by as many levels; and ASIDs of another generation are others' by now.
             self.disarm();
-            self.armed = of;
+            self.of = of;
         }
         let named = (!self.others_have(root.asid)).then_some(root.asid);
         self.lane[at].arm(key, root.table, named, satp);
+        self.armed.insert(at);
         Some(at)
     }
 

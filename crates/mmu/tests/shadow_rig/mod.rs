@@ -111,6 +111,8 @@ struct Vcpu<S: Subject> {
     asid: Asid,
     root: Root<S>,
     views: Views<S>,
+    /// Of the present root, where the lane may leave it.
+    place: Option<usize>,
     fences: Fences<S>,
 }
 
@@ -232,7 +234,14 @@ impl<S: Subject> Rig<S> {
             let held = if pages == 256 { 1 + setup.seed as usize % 8 } else { 1 };
             let mut views = Views::new([8, 16, 256][setup.seed as usize % 3], held);
             let root = rig.load(n, None, Paging::Bare, Asid(0), &mut views);
-            rig.vcpus.push(Vcpu { paging: Paging::Bare, asid: Asid(0), root, views, fences: Fences::none() });
+            rig.vcpus.push(Vcpu {
+                paging: Paging::Bare,
+                asid: Asid(0),
+                root,
+                views,
+                place: None,
+                fences: Fences::none(),
+            });
         }
         rig
     }
@@ -345,9 +354,6 @@ impl<S: Subject> Rig<S> {
         }
         hart.root = Some((root.serial, root.table, root.format));
         hart.lane = (root.has_lane, !views.others_have(asid));
-        if root.has_lane {
-            views.arm(Self::key(paging, asid), root.serial);
-        }
         root
     }
 
@@ -365,12 +371,12 @@ impl<S: Subject> Rig<S> {
         let nth = hardware.pick(64) as usize;
         let hart = &mut hardware.harts[n];
         let (vcpu, token) = (&mut self.vcpus[n], hart.log.borrow().token());
-        let Paging::Tables { root: present, .. } = vcpu.root.paging else { return false };
+        let Some(present) = vcpu.place else { return false };
         let roots = vcpu.views.lane_roots();
         let places = roots.len();
         let may_load = |(place, root): &(usize, &LaneRoot)| {
             let written = atp::Satp::decode(root.key());
-            LaneRoot::place(written.asid, written.ppn, places) == *place
+            LaneRoot::place(written.asid, written.ppn, places) == place - place % LaneRoot::PAIR
                 && (root.head() == token || self.setup.mutant == Mutant::ChangesBlindly)
         };
         let those: Vec<_> = roots.iter().enumerate().filter(may_load).map(|(at, root)| (at, root.key())).collect();
@@ -378,12 +384,12 @@ impl<S: Subject> Rig<S> {
             return false;
         }
         let (place, key) = those[nth % those.len()];
-        roots[LaneRoot::place(vcpu.asid, present.raw(), places)].set_head(token);
+        roots[present].set_head(token);
         let (root, written) = vcpu.views.follow(place);
         assert_eq!((written, Self::key(root.paging, root.asid)), (key, key));
         hart.root = Some((root.serial, root.table, root.format));
         hart.lane = (true, !vcpu.views.others_have(root.asid));
-        (vcpu.paging, vcpu.asid, vcpu.root) = (root.paging, root.asid, root);
+        (vcpu.paging, vcpu.asid, vcpu.root, vcpu.place) = (root.paging, root.asid, root, Some(place));
         self.changed_in_lane += 1;
         true
     }
@@ -414,7 +420,8 @@ impl<S: Subject> Rig<S> {
             Paging::Bare => paging,
         };
         let vcpu = &mut self.vcpus[n];
-        (vcpu.paging, vcpu.asid, vcpu.root, vcpu.views) = (paging, asid, root, views);
+        let place = if root.has_lane { views.arm(Self::key(paging, asid), root.serial) } else { None };
+        (vcpu.paging, vcpu.asid, vcpu.root, vcpu.views, vcpu.place) = (paging, asid, root, views, place);
     }
 
     fn fence(&mut self, n: usize) {
