@@ -1,5 +1,6 @@
 //! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
 
+use crate::disk::DiskSpec;
 use crate::size::Size;
 use abi::bundle::MmuMode;
 use miette::Diagnostic;
@@ -51,6 +52,8 @@ pub struct VmFile {
     pub gigapages: Option<bool>,
     /// Whether it has a memory balloon.
     pub balloon: Option<Balloon>,
+    /// Its disks.
+    pub disks: Option<Vec<DiskSpec>>,
 }
 
 /// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
@@ -188,6 +191,7 @@ impl VmFile {
             *file = dir.join(&*file);
         }
         vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
+        vm.disks.iter_mut().flatten().for_each(|disk| disk.file = dir.join(&disk.file));
         if vm.name.is_none() {
             vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         }
@@ -227,6 +231,7 @@ impl VmFile {
             superpages: over.superpages.or(self.superpages),
             gigapages: over.gigapages.or(self.gigapages),
             balloon: over.balloon.or(self.balloon),
+            disks: over.disks.or(self.disks),
         }
     }
 }

@@ -6,6 +6,7 @@ use abi::record::EndReason;
 use hypervisor::chores::Chores;
 use hypervisor::console::{Console, Listen, Port};
 use hypervisor::counters::HeapUse;
+use hypervisor::disks::Disks;
 use hypervisor::env::Env;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
@@ -227,6 +228,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         superpages: true,
         gigapages: false,
         balloon_bytes: None,
+        disks: Vec::new(),
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,
         initrd: None,
@@ -299,6 +301,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         vlenb: 0,
         timebase: 10_000_000,
         clock: None,
+        disks: Disks::default(),
     };
     let g = Gnomon {
         vms: Vms::new(),

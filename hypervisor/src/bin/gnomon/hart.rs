@@ -21,6 +21,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use hypervisor::ballooning;
 use hypervisor::console::Command;
+use hypervisor::disks::Port;
 use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome, watch};
 use hypervisor::gnomon::Gnomon;
@@ -29,6 +30,7 @@ use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
 use hypervisor::shootdown;
+use hypervisor::sync::Mutex;
 use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
@@ -91,6 +93,8 @@ pub struct Hart {
     ram: Ram,
     reach: Arc<[Reach]>,
     plic: Option<PlicContext>,
+    /// Guests' disks whose interrupts come to this hart, by source.
+    disks: &'static [(u32, Arc<Mutex<Port>>)],
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
     vmids: Ids,
@@ -180,6 +184,8 @@ pub struct Start {
     pub reach: Arc<[Reach]>,
     /// The PLIC context that brings the UART's interrupt to this hart.
     pub plic: Option<PlicContext>,
+    /// Guests' disks whose interrupts that brings, by source.
+    pub disks: &'static [(u32, Arc<Mutex<Port>>)],
     /// VMID bits of the hart.
     pub vmid_bits: u32,
     /// ASID bits of the register that holds a guest's root.
@@ -198,6 +204,7 @@ impl Hart {
             ram: start.ram,
             reach: start.reach,
             plic: start.plic,
+            disks: start.disks,
             stack_end: pen::stack_end(start.index),
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.
@@ -505,7 +512,10 @@ impl Hart {
         let Some(claimed) = plic.claim() else { return };
         match claimed {
             Claimed::Uart => self.attend_uart(),
-            Claimed::Disk => _ = self.g.pager.go_on(self.g, self),
+            Claimed::Block(source) => match self.disks.iter().find(|(other, _)| *other == source) {
+                Some((_, port)) => serial::attend_disk(self.g, port, self),
+                None => _ = self.g.pager.go_on(self.g, self),
+            },
         }
         plic.complete(claimed);
     }

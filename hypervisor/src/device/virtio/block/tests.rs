@@ -1,0 +1,1 @@
+//! The disk behind its transport, as a driver sees it.
