@@ -11,8 +11,14 @@ const VIRTIO: [(&str, &str); 1] = [("virtio_mmio", "drivers/virtio")];
 /// The memory balloon's.
 const BALLOON: [(&str, &str); 1] = [("virtio_balloon", "drivers/virtio")];
 /// Those of disks, and of the file system that is most used.
-const DISKS: [(&str, &str); 5] =
-    [("virtio_blk", "drivers/block"), ("crc16", "lib"), ("mbcache", "fs"), ("jbd2", "fs/jbd2"), ("ext4", "fs/ext4")];
+const DISKS: [(&str, &str); 6] = [
+    ("virtio_blk", "drivers/block"),
+    ("crc16", "lib"),
+    ("crc32c_generic", "crypto"),
+    ("mbcache", "fs"),
+    ("jbd2", "fs/jbd2"),
+    ("ext4", "fs/ext4"),
+];
 
 /// Where the initramfs has them: [`crate::initramfs`] loads what is there.
 pub const FOLDER: &str = "lib/modules/";
