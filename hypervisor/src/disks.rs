@@ -32,6 +32,9 @@ pub const MOST_UNITS: usize = 8;
 /// Most requests in flight.
 pub const MOST_FLYING: usize = 64;
 
+/// As many requests in flight are so many that nobody waits for one of them alone.
+const BUSY: usize = 4;
+
 /// What a request that was begun is known by until it is finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Token(pub u16);
@@ -227,10 +230,21 @@ impl Port {
         self.flying.iter().any(|flight| flight.life != self.life)
     }
 
-    /// The device has interrupted.
-    pub fn attend(&mut self) {
+    /// Whether so much is in flight that it is worth while to look after several at once, a moment later.
+    #[must_use]
+    pub const fn is_busy(&self) -> bool {
+        self.flying.len() >= BUSY
+    }
+
+    /// The device has interrupted. Says whether what it has finished is to be looked after now; else it is in a moment, and until then
+    /// the device does not interrupt again.
+    pub fn attend(&mut self) -> bool {
         self.device.acknowledge();
+        if self.is_busy() {
+            return false;
+        }
         self.collect();
+        true
     }
 
     /// Looks what the device has finished.

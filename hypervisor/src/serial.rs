@@ -23,13 +23,14 @@ pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usi
 
 /// A disk has interrupted: whose it is goes on with what it has finished.
 pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
-    let user = {
+    let (user, is_now) = {
         let mut port = port.lock();
-        port.attend();
-        port.user()
+        (port.user(), port.attend())
     };
-    if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
-        give_moment(g, &vm, env);
+    match user.and_then(|user| g.vms.get(user)) {
+        Some(vm) if is_now => give_moment(g, &vm, env),
+        Some(vm) => Reach { g, vm: &vm, env, output: Output::Leave }.soon(),
+        None => {}
     }
 }
 

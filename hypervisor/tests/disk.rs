@@ -83,7 +83,7 @@ fn interrupt(w: &mut World) {
 fn what_is_written_is_there_and_what_is_read_comes_by_itself() {
     for mmu in MmuMode::ALL {
         let mut w = world_with_disk(mmu);
-        let content: Vec<u8> = (0..8192u32).map(|n| (n * n >> 5) as u8).collect();
+        let content: Vec<u8> = (0..8192u32).map(|n| ((n * 7) >> 3) as u8).collect();
         write(&mut w, DATA, &content);
         ask(&mut w, 1);
         assert_eq!(read::<1>(&mut w, STATUS), [0xee], "{mmu}: it is under way");

@@ -252,6 +252,8 @@ pub struct Block {
     asking: Option<usize>,
     /// The part of that one which has units, and is not begun.
     filling: Option<Part>,
+    /// Whether one was taken in this portion.
+    has_taken: bool,
     /// Parts in flight, by tag.
     parts: Vec<Option<Part>>,
     /// Requests that are over, and are to be given back.
@@ -283,6 +285,7 @@ impl Block {
             works: Vec::new(),
             asking: None,
             filling: None,
+            has_taken: false,
             parts: Vec::new(),
             over: VecDeque::new(),
             counts: Counts::default(),
@@ -327,18 +330,30 @@ impl Block {
                 budget.pay(STEP)?;
                 self.ask(at, port, outside, budget)
             }
-            None => self.take(queue, outside, budget),
+            None => self.take(port.is_busy(), queue, outside, budget),
         }
     }
 
-    /// Takes the next request, if there is one.
-    fn take(&mut self, queue: &mut Queue, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
+    /// Takes the next request, if there is one. As long as requests come and many are in flight, the queue is looked at a moment later,
+    /// whether the driver notifies or not; so it need not.
+    fn take(
+        &mut self,
+        is_busy: bool,
+        queue: &mut Queue,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
         let at = free_place(&mut self.works, MOST_WORKS).ok_or(Stop::Idle)?;
         match queue.take(outside)? {
             Some(chain) => {
                 self.works[at] = Some(Box::new(Work::new(chain)));
                 self.asking = Some(at);
+                self.has_taken = true;
                 Ok(())
+            }
+            None if is_busy && self.has_taken => {
+                outside.soon();
+                Err(Stop::Idle)
             }
             None if queue.await_more(outside)? => budget.pay(STEP),
             None => Err(Stop::Idle),
@@ -546,6 +561,7 @@ impl Backend for Block {
     fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let port = Arc::clone(&self.port);
         let (mut port, mut budget) = (port.lock(), Budget(PORTION));
+        self.has_taken = false;
         loop {
             match self.step(&mut port, queue, outside, &mut budget) {
                 Ok(()) => {}

@@ -217,7 +217,7 @@ impl Rig {
             let words = [*gpa, u64::from(*bytes) | flags << 32 | (n as u64 + 1) << 48];
             self.poke(table + 16 * n as u64, words.map(u64::to_le_bytes).as_flattened());
         }
-        let words = [table, 16 * buffers.len() as u64 | 4 << 32];
+        let words = [table, (16 * buffers.len() as u64) | (4 << 32)];
         self.poke(TABLE + 16 * place as u64, words.map(u64::to_le_bytes).as_flattened());
         self.poke(DRIVER + 4 + 2 * u64::from(self.available % 64), &(place as u16).to_le_bytes());
         self.available = self.available.wrapping_add(1);
