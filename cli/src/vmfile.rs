@@ -281,6 +281,16 @@ mod tests {
     }
 
     #[test]
+    fn disks_are_files_or_tables() {
+        let text = "disks = ['a', { file = 'b', readonly = true, size = '1G' }, { file = '/c', format = 'qcow2' }]";
+        let disks = read(text).expect("valid").disks.expect("disks");
+        assert!(disks[0].file.ends_with("a") && disks[0].file.is_absolute() && !disks[0].readonly);
+        assert!(disks[1].readonly && disks[1].size == Some(Size(1 << 30)));
+        assert_eq!((disks[2].file.as_path(), disks[2].format), (Path::new("/c"), Some(crate::disk::Format::Qcow2)));
+        assert!(read("disks = [{ file = 'b', readonyl = true }]").is_err());
+    }
+
+    #[test]
     fn an_empty_file_is_named_after_itself() {
         assert_eq!(read("").expect("valid"), VmFile { name: Some("box".into()), ..VmFile::default() });
     }
