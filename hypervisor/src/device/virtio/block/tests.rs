@@ -1,314 +1,13 @@
-//! The disk behind its transport, as a driver sees it, with a model of the host's device that finishes requests when it is told to.
+//! The disk behind its transport, as a driver sees it.
+
+mod rig;
 
 use super::*;
-use crate::device::interface::tests::{RAM, World};
+use crate::device::interface::tests::RAM;
 use crate::device::interface::{Answer, Device};
-use crate::device::virtio::Mmio;
-use crate::disks::{HostDisk, IoError, Token, UNITS};
+use crate::disks::{IoError, UNITS};
 use alloc::vec;
-
-/// Sectors of the disk.
-const SECTORS: u64 = 4096;
-const TABLE: u64 = RAM;
-const DRIVER: u64 = RAM + 0x800;
-const DEVICE: u64 = RAM + 0xa00;
-/// Tables of descriptors, one for each entry of the queue.
-const TABLES: u64 = RAM + 0x1000;
-/// Headers, one for each, and behind them each one's status.
-const HEADERS: u64 = RAM + 0x1_1000;
-const STATUSES: u64 = RAM + 0x1_2000;
-/// Data: 256 KiB for each.
-const DATA: u64 = RAM + 0x2_0000;
-const DATA_BYTES: u64 = 256 << 10;
-/// How many requests are made at a time.
-const MOST_MADE: usize = 8;
-
-const NEW: u8 = 0xee;
-
-/// Numbers that come again (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-}
-
-/// What the host's device has, beside its buffer.
-struct Model {
-    sectors: Vec<u8>,
-    is_read_only: bool,
-    /// What it has begun.
-    begun: Vec<(Token, Asked)>,
-    /// What it is to have finished when it is looked at.
-    done: VecDeque<(Token, Asked, Result<(), IoError>)>,
-    tokens: u16,
-    /// How many requests it takes at a time.
-    most: usize,
-    /// It takes none at all.
-    is_broken: bool,
-}
-
-impl Model {
-    fn new() -> Self {
-        Self {
-            sectors: vec![0; (SECTORS * SECTOR) as usize],
-            is_read_only: false,
-            begun: Vec::new(),
-            done: VecDeque::new(),
-            tokens: 0,
-            most: 16,
-            is_broken: false,
-        }
-    }
-
-    fn is_flying(&self, units: Units) -> bool {
-        let end = |units: Units| units.first + units.count;
-        let mut flying = self.begun.iter().map(|(_, asked)| asked).chain(self.done.iter().map(|(_, asked, _)| asked));
-        flying.any(|asked| units.first < end(asked.units) && asked.units.first < end(units))
-    }
-
-    /// Finishes one of the requests that it has begun.
-    fn finish(&mut self, at: usize, result: Result<(), IoError>) {
-        let (token, asked) = self.begun.remove(at);
-        self.done.push_back((token, asked, result));
-    }
-}
-
-struct ModelDisk {
-    model: Arc<Mutex<Model>>,
-    buffer: Vec<u8>,
-}
-
-impl HostDisk for ModelDisk {
-    fn sectors(&self) -> u64 {
-        SECTORS
-    }
-    fn is_read_only(&self) -> bool {
-        self.model.lock().is_read_only
-    }
-    fn has_cache(&self) -> bool {
-        true
-    }
-    fn buffer(&mut self, units: Units) -> &mut [u8] {
-        assert!(!self.model.lock().is_flying(units), "{units:?} are the device's");
-        &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
-    }
-    fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
-        let mut model = self.model.lock();
-        assert!(asked.sector + (asked.bytes as u64).div_ceil(SECTOR) <= SECTORS, "{asked:?} is behind the end");
-        assert!(asked.bytes <= asked.units.bytes() && !model.is_flying(asked.units), "{asked:?}");
-        assert!(!(model.is_read_only && asked.operation == Operation::Write), "{asked:?}");
-        if model.is_broken {
-            return Err(NotBegun::Failed);
-        }
-        if model.begun.len() + model.done.len() >= model.most {
-            return Err(NotBegun::Busy);
-        }
-        model.tokens = model.tokens.wrapping_add(1);
-        let token = Token(model.tokens);
-        model.begun.push((token, *asked));
-        Ok(token)
-    }
-    fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
-        let mut model = self.model.lock();
-        let (token, asked, result) = model.done.pop_front()?;
-        let sector = (asked.sector * SECTOR) as usize;
-        let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..asked.bytes];
-        match (asked.operation, result) {
-            (Operation::Read, Ok(())) => buffer.copy_from_slice(&model.sectors[sector..sector + asked.bytes]),
-            (Operation::Write, Ok(())) => model.sectors[sector..sector + asked.bytes].copy_from_slice(buffer),
-            _ => {}
-        }
-        Some((token, result))
-    }
-    fn acknowledge(&mut self) {}
-}
-
-/// A request that was made, and has not come back.
-#[derive(Clone, Debug)]
-struct Made {
-    kind: u32,
-    sector: u64,
-    bytes: u64,
-    content: Vec<u8>,
-}
-
-/// A driver that has set up its device.
-struct Rig {
-    device: Mmio<Block>,
-    port: Arc<Mutex<Port>>,
-    model: Arc<Mutex<Model>>,
-    world: World,
-    /// By place.
-    made: [Option<Made>; MOST_MADE],
-    available: u16,
-    seen: u16,
-}
-
-impl Rig {
-    fn new() -> Self {
-        let model = Arc::new(Mutex::new(Model::new()));
-        let device = ModelDisk { model: Arc::clone(&model), buffer: vec![0; UNITS * UNIT_BYTES] };
-        let port = Arc::new(Mutex::new(Port::new(Box::new(device))));
-        let ram = vec![0; (DATA - RAM + DATA_BYTES * MOST_MADE as u64) as usize];
-        let block = Block::new(Arc::clone(&port), "a disk with a name that is too long");
-        let device = Mmio::new(0x1000_2000, 2, block);
-        let mut rig = Self {
-            device,
-            port,
-            model,
-            world: World { ram, ..World::default() },
-            made: [const { None }; 8],
-            available: 0,
-            seen: 0,
-        };
-        rig.start();
-        rig
-    }
-
-    fn set(&mut self, offset: u64, value: u32) -> Answer<()> {
-        self.device.store(offset, 4, value.into(), &mut self.world)
-    }
-
-    /// Resets the device and sets it up.
-    fn start(&mut self) {
-        self.made.fill(None);
-        (self.available, self.seen) = (0, 0);
-        // The rings are the driver's.
-        let later = self.world.later.take();
-        self.world.ram[..0x1000].fill(0);
-        for (offset, value) in [(0x070, 0), (0x070, 3), (0x024, 0), (0x020, 1 << 9 | 1 << 28), (0x024, 1), (0x020, 1)] {
-            self.set(offset, value);
-        }
-        self.set(0x070, 11);
-        self.set(0x038, 64);
-        for (offset, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, DEVICE)] {
-            self.set(offset, address as u32);
-            self.set(offset + 4, (address >> 32) as u32);
-        }
-        self.set(0x044, 1);
-        self.set(0x070, 15);
-        self.world.later = later;
-    }
-
-    /// Does something that the guest does itself, whose memory is there then.
-    fn poke(&mut self, gpa: u64, bytes: &[u8]) {
-        let start = (gpa - RAM) as usize;
-        self.world.ram[start..start + bytes.len()].copy_from_slice(bytes);
-    }
-
-    fn bytes(&self, gpa: u64, bytes: u64) -> &[u8] {
-        &self.world.ram[(gpa - RAM) as usize..][..bytes as usize]
-    }
-
-    /// Puts a chain into a place's table and makes it available.
-    fn chain(&mut self, place: usize, buffers: &[(u64, u32, bool)]) {
-        let table = TABLES + 16 * 64 * place as u64;
-        for (n, (gpa, bytes, is_written)) in buffers.iter().enumerate() {
-            let flags = u64::from(n + 1 < buffers.len()) | u64::from(*is_written) << 1;
-            let words = [*gpa, u64::from(*bytes) | flags << 32 | (n as u64 + 1) << 48];
-            self.poke(table + 16 * n as u64, words.map(u64::to_le_bytes).as_flattened());
-        }
-        let words = [table, (16 * buffers.len() as u64) | (4 << 32)];
-        self.poke(TABLE + 16 * place as u64, words.map(u64::to_le_bytes).as_flattened());
-        self.poke(DRIVER + 4 + 2 * u64::from(self.available % 64), &(place as u16).to_le_bytes());
-        self.available = self.available.wrapping_add(1);
-        self.poke(DRIVER + 2, &self.available.to_le_bytes());
-    }
-
-    /// The buffers of a request, cut where the driver likes.
-    fn request(&mut self, place: usize, made: Made, cuts: &[u32]) {
-        let at = place as u64;
-        let (header, status, data) = (HEADERS + 64 * at, STATUSES + at, DATA + DATA_BYTES * at);
-        let words = [made.kind.into(), made.sector];
-        self.poke(header, words.map(u64::to_le_bytes).as_flattened());
-        self.poke(status, &[NEW]);
-        if made.kind == T_OUT {
-            self.poke(data, &made.content);
-        }
-        let mut buffers = vec![(header, 16, false)];
-        let (mut done, mut cuts) = (0, cuts.iter());
-        while done < made.bytes {
-            let bytes = cuts.next().map_or(made.bytes - done, |cut| u64::from(*cut).min(made.bytes - done));
-            buffers.push((data + done, bytes as u32, made.kind != T_OUT));
-            done += bytes;
-        }
-        buffers.push((status, 1, true));
-        self.chain(place, &buffers);
-        self.made[place] = Some(made);
-    }
-
-    /// Notifies until the device goes on no more by that.
-    fn notify(&mut self) {
-        let done = (0..10_000).any(|_| self.set(0x050, 0) == Answer::Done(()));
-        assert!(done, "a notification comes to an end");
-        self.settle();
-    }
-
-    /// Gives it moments as long as it asks for them.
-    fn settle(&mut self) {
-        for _ in 0..100_000 {
-            if !core::mem::take(&mut self.world.is_soon) {
-                return;
-            }
-            self.device.moment(&mut self.world);
-        }
-        panic!("it asks for moments for ever");
-    }
-
-    /// The host's device finishes something, and interrupts.
-    fn finish(&mut self, at: usize, result: Result<(), IoError>) {
-        self.model.lock().finish(at, result);
-        self.port.lock().attend();
-        self.device.moment(&mut self.world);
-        self.settle();
-    }
-
-    fn finish_all(&mut self) {
-        while !self.model.lock().begun.is_empty() {
-            self.finish(0, Ok(()));
-        }
-    }
-
-    /// What has come back: places, what was made there, the status, and how much was written.
-    fn come_back(&mut self) -> Vec<(usize, Made, u8, u32)> {
-        let mut all = Vec::new();
-        let index = self.bytes(DEVICE + 2, 2).try_into().map(u16::from_le_bytes).unwrap();
-        while self.seen != index {
-            let element = self.bytes(DEVICE + 4 + 8 * u64::from(self.seen % 64), 8);
-            let [place, written] = [0, 4].map(|at| u32::from_le_bytes(element[at..at + 4].try_into().unwrap()));
-            let place = place as usize;
-            let made = self.made[place].take().expect("it was made and has not come back");
-            all.push((place, made, self.bytes(STATUSES + place as u64, 1)[0], written));
-            self.seen = self.seen.wrapping_add(1);
-        }
-        all
-    }
-
-    /// Makes one request and has it done; returns its status, and how much was written.
-    fn do_one(&mut self, kind: u32, sector: u64, bytes: u64, content: Vec<u8>) -> (u8, u32) {
-        self.request(0, Made { kind, sector, bytes, content }, &[]);
-        self.notify();
-        self.finish_all();
-        let [(_, _, status, written)] = self.come_back().try_into().expect("it comes back");
-        (status, written)
-    }
-
-    fn free_units(&self) -> usize {
-        let mut port = self.port.lock();
-        let taken: Vec<Units> = core::iter::from_fn(|| port.take(1)).collect();
-        taken.iter().for_each(|units| port.give(*units));
-        taken.len()
-    }
-}
+use rig::*;
 
 fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|n| (n.wrapping_mul(seed | 1) >> 3) as u8 ^ seed as u8).collect()
@@ -476,6 +175,8 @@ fn live(seed: u64, steps: usize) {
     let mut rig = Rig::new();
     let random = &mut Random(seed);
     rig.world.later = (!seed.is_multiple_of(3)).then_some(seed);
+    rig.has_events = seed.is_multiple_of(2);
+    rig.start();
     rig.model.lock().most = 1 + random.below(20) as usize;
     let mut oracle = vec![0; (SECTORS * SECTOR) as usize];
     let range = |made: &Made| (made.sector * SECTOR) as usize..(made.sector * SECTOR + made.bytes) as usize;
@@ -495,8 +196,10 @@ fn live(seed: u64, steps: usize) {
                 }
                 let cuts: Vec<u32> = (0..random.below(8)).map(|_| 1 + random.below(20_000) as u32).collect();
                 rig.request(place, made, &cuts);
-                if !random.one_in(4) {
-                    rig.notify();
+                match rig.has_events {
+                    true => rig.notify_if_wanted(),
+                    false if random.one_in(4) => {}
+                    false => rig.notify(),
                 }
             }
             5..11 => {
@@ -516,6 +219,7 @@ fn live(seed: u64, steps: usize) {
                 let model = rig.model.lock();
                 wild.iter().for_each(|made| oracle[range(made)].copy_from_slice(&model.sectors[range(made)]));
             }
+            _ if rig.has_events => rig.settle(),
             _ => rig.notify(),
         }
         for (place, made, status, written) in rig.come_back() {
@@ -536,7 +240,11 @@ fn live(seed: u64, steps: usize) {
         }
     }
     rig.world.later = None;
-    rig.notify();
+    if rig.has_events {
+        rig.settle();
+    } else {
+        rig.notify();
+    }
     rig.finish_all();
     rig.come_back();
     assert!(rig.made.iter().all(Option::is_none), "some have not come back: {:?}", rig.device);
