@@ -156,6 +156,25 @@ fn a_reset_waits_for_what_an_earlier_life_has_asked() {
 }
 
 #[test]
+fn with_many_in_flight_the_driver_need_not_notify() {
+    let mut rig = Rig::new();
+    rig.has_events = true;
+    rig.start();
+    for place in 0..6 {
+        rig.request(place, Made { kind: T_IN, sector: place as u64, bytes: 512, content: Vec::new() }, &[]);
+        rig.notify_if_wanted();
+    }
+    assert_eq!((rig.device.counts().0, rig.model.lock().begun.len()), (4, 4));
+    // A moment later they are begun all the same, though nothing has landed.
+    rig.settle();
+    assert_eq!(rig.model.lock().begun.len(), 6);
+    // One that comes then is notified of.
+    rig.request(6, Made { kind: T_IN, sector: 9, bytes: 512, content: Vec::new() }, &[]);
+    rig.notify_if_wanted();
+    assert_eq!((rig.device.counts().0, rig.model.lock().begun.len()), (5, 7));
+}
+
+#[test]
 fn a_notification_is_done_in_portions() {
     let mut rig = Rig::new();
     rig.model.lock().most = 64;
