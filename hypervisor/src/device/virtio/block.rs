@@ -47,7 +47,7 @@ const MOST_WORKS: usize = MOST;
 /// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
 const PORTION: usize = 256 << 10;
 /// What each step costs beside: to take a request, to begin a part, to land one, to give a request back.
-const STEP: usize = 2 << 10;
+const STEP: usize = 4 << 10;
 
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
