@@ -146,6 +146,7 @@ impl KvmHost {
             clock: Clock::Instructions,
             meter: None,
             swap: None,
+            disks: Vec::new(),
             extra: CPU.map(Into::into).to_vec(),
         };
         Ok((spec, initrd))

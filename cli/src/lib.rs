@@ -4,7 +4,7 @@
 //! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
 //! [`spec`] settle what each VM is, [`debian`], [`modules`], [`added`] and [`initramfs`] provide the default guest,
 //! [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
-//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`mod@meter`] has it counted, [`machine`] runs it,
+//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`disk`] the VMs' disks, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,7 @@ pub mod command;
 pub mod console;
 pub mod deb;
 pub mod debian;
+pub mod disk;
 pub mod initramfs;
 pub mod kvm;
 pub mod layout;

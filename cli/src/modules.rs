@@ -6,8 +6,19 @@ use miette::Diagnostic;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The drivers of the memory balloon, in the order in which they are loaded: names, and paths in the kernel's sources.
-const BALLOON: [(&str, &str); 2] = [("virtio_mmio", "drivers/virtio"), ("virtio_balloon", "drivers/virtio")];
+/// Drivers by their names and their paths in the kernel's sources, in the order in which they are loaded: what all need that is virtio.
+const VIRTIO: [(&str, &str); 1] = [("virtio_mmio", "drivers/virtio")];
+/// The memory balloon's.
+const BALLOON: [(&str, &str); 1] = [("virtio_balloon", "drivers/virtio")];
+/// Those of disks, and of the file system that is most used.
+const DISKS: [(&str, &str); 6] = [
+    ("virtio_blk", "drivers/block"),
+    ("crc16", "lib"),
+    ("crc32c_generic", "crypto"),
+    ("mbcache", "fs"),
+    ("jbd2", "fs/jbd2"),
+    ("ext4", "fs/ext4"),
+];
 
 /// Where the initramfs has them: [`crate::initramfs`] loads what is there.
 pub const FOLDER: &str = "lib/modules/";
@@ -38,15 +49,36 @@ pub enum ModulesError {
     },
 }
 
-/// The drivers of the memory balloon that belong to Debian's kernel, which may be another version of it from then on: paths in the
-/// initramfs, and the modules, uncompressed.
+/// What a VM has that needs drivers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Needs {
+    /// A memory balloon.
+    pub balloon: bool,
+    /// Disks.
+    pub disks: bool,
+}
+
+/// The drivers for that which belong to Debian's kernel, which may be another version of it from then on: paths in the initramfs, and the
+/// modules, uncompressed.
 ///
 /// # Errors
 /// [`ModulesError`].
-pub fn balloon() -> Result<Vec<(String, Vec<u8>)>, ModulesError> {
-    let Modules { files, .. } = Modules::provide(&BALLOON)?;
-    let unpacked =
-        BALLOON.iter().zip(&files).map(|((name, _), file)| Ok((format!("{FOLDER}{name}.ko"), unpack(file)?)));
+pub fn provide(needs: Needs) -> Result<Vec<(String, Vec<u8>)>, ModulesError> {
+    let mut wanted = Vec::new();
+    if needs.balloon || needs.disks {
+        wanted.extend(VIRTIO);
+    }
+    if needs.balloon {
+        wanted.extend(BALLOON);
+    }
+    if needs.disks {
+        wanted.extend(DISKS);
+    }
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Modules { files, .. } = Modules::provide(&wanted)?;
+    let unpacked = wanted.iter().zip(&files).map(|((name, _), file)| Ok((format!("{FOLDER}{name}.ko"), unpack(file)?)));
     unpacked.collect()
 }
 

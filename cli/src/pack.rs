@@ -124,6 +124,7 @@ mod tests {
             superpages: true,
             gigapages: false,
             balloon_bytes: None,
+            disks: vec![],
             segments: vec![],
             entry_gpa: GUEST_ENTRY,
             initrd: None,

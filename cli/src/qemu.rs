@@ -1,5 +1,6 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
+use crate::disk::{self, Disk};
 use crate::meter::Metered;
 use crate::size::{MIB, Size};
 use crate::swap;
@@ -101,6 +102,8 @@ pub struct MachineSpec {
     pub meter: Option<Metered>,
     /// The file that Gnomon pages to.
     pub swap: Option<PathBuf>,
+    /// The VMs' disks, by number.
+    pub disks: Vec<Disk>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
 }
@@ -260,6 +263,8 @@ impl MachineSpec {
         }
         args.extend(self.meter.iter().flat_map(|meter| meter.args(self.memory)));
         args.extend(self.swap.iter().flat_map(|path| swap::args(path)).map(OsString::from));
+        let disks = self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk));
+        args.extend(disks.map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
         args
     }
@@ -295,6 +300,7 @@ mod tests {
             clock: Clock::Real,
             meter: None,
             swap: None,
+            disks: vec![],
             extra: vec![],
         }
     }

@@ -5,6 +5,7 @@ mod report;
 mod show;
 
 use crate::console::{ExecDemux, PanicWatch};
+use crate::disk::Snapshot;
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
 use crate::qemu::{Boot, Clock, HExtension, Seat};
@@ -36,6 +37,8 @@ pub struct RunSpec {
     pub host_memory: Option<Size>,
     /// What Gnomon pages to.
     pub swap: Option<SwapSpec>,
+    /// Whether what guests write to their disks is thrown away.
+    pub snapshot: Snapshot,
     /// Tunables that are set, `name=value`.
     pub settings: Vec<String>,
     /// Harts of the machine; else as many as the widest VM has vCPUs.

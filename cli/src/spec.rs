@@ -1,5 +1,6 @@
 //! What a VM is, all defaults settled.
 
+use crate::disk::DiskSpec;
 use crate::qemu::{HExtension, Seat};
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
@@ -57,6 +58,8 @@ pub struct VmSpec {
     pub gigapages: bool,
     /// What its memory balloon takes from the start, if it has one.
     pub balloon: Option<Size>,
+    /// Its disks.
+    pub disks: Vec<DiskSpec>,
 }
 
 /// A description that no VM can be made from.
@@ -227,6 +230,7 @@ impl VmSpec {
             superpages: vm.superpages.unwrap_or(true),
             gigapages: vm.gigapages.unwrap_or(false),
             balloon: vm.balloon.and_then(Balloon::target),
+            disks: vm.disks.unwrap_or_default(),
         };
         if !(1..=MOST_NAME_CHARS).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
             return Err(SpecError::Name(spec.name));

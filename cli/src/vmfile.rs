@@ -1,5 +1,6 @@
 //! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
 
+use crate::disk::DiskSpec;
 use crate::size::Size;
 use abi::bundle::MmuMode;
 use miette::Diagnostic;
@@ -51,6 +52,8 @@ pub struct VmFile {
     pub gigapages: Option<bool>,
     /// Whether it has a memory balloon.
     pub balloon: Option<Balloon>,
+    /// Its disks.
+    pub disks: Option<Vec<DiskSpec>>,
 }
 
 /// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
@@ -188,6 +191,7 @@ impl VmFile {
             *file = dir.join(&*file);
         }
         vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
+        vm.disks.iter_mut().flatten().for_each(|disk| disk.file = dir.join(&disk.file));
         if vm.name.is_none() {
             vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         }
@@ -227,6 +231,7 @@ impl VmFile {
             superpages: over.superpages.or(self.superpages),
             gigapages: over.gigapages.or(self.gigapages),
             balloon: over.balloon.or(self.balloon),
+            disks: over.disks.or(self.disks),
         }
     }
 }
@@ -273,6 +278,16 @@ mod tests {
         assert_eq!("on".parse(), Ok(Balloon::Is(true)));
         assert_eq!("8M".parse(), Ok(Balloon::Takes(Size(8 << 20))));
         assert!("yes".parse::<Balloon>().is_err());
+    }
+
+    #[test]
+    fn disks_are_files_or_tables() {
+        let text = "disks = ['a', { file = 'b', readonly = true, size = '1G' }, { file = '/c', format = 'qcow2' }]";
+        let disks = read(text).expect("valid").disks.expect("disks");
+        assert!(disks[0].file.ends_with("a") && disks[0].file.is_absolute() && !disks[0].readonly);
+        assert!(disks[1].readonly && disks[1].size == Some(Size(1 << 30)));
+        assert_eq!((disks[2].file.as_path(), disks[2].format), (Path::new("/c"), Some(crate::disk::Format::Qcow2)));
+        assert!(read("disks = [{ file = 'b', readonyl = true }]").is_err());
     }
 
     #[test]

@@ -164,6 +164,23 @@ fn no_vcpus() {
 }
 
 #[test]
+fn disks_that_are_none() {
+    let scratch = Scratch::new();
+    let (image, odd) = (scratch.file("a.img", [0; 1024]), scratch.file("odd", [0; 100]));
+    let missing = scratch.0.path().join("missing");
+    scratch.refused(&["--disk", text(&missing)], INPUT, &["there is no disk", "missing", "missing:1G"]);
+    scratch.refused(&["--disk", text(scratch.0.path())], INPUT, &["is no file"]);
+    scratch.refused(&["--disk", text(&odd)], INPUT, &["100 bytes", "whole sectors"]);
+    scratch.refused(&["--disk", text(&image), "--disk", text(&image)], INPUT, &["used twice", ":ro", "--snapshot"]);
+    scratch.refused(&["--disk", text(&image), "--swap", text(&image)], INPUT, &["used twice"]);
+    scratch.refused(&["--disk", &format!("{}:4K", text(&image))], INPUT, &["1 KiB", "4 KiB"]);
+    scratch.refused(&["--disk", &format!("{}:qcow2", text(&image))], INPUT, &["no image in format qcow2"]);
+    let vm = scratch.file("vm.toml", "disks = [{ file = 'a.img', size = 5 }]\n");
+    scratch.refused(&[text(&vm)], INPUT, &["line 1"]);
+    scratch.refused(&["--disk", ":ro"], USAGE, &["name a file", "--disk data.img:2G"]);
+}
+
+#[test]
 fn duplicate_names() {
     let scratch = Scratch::new();
     let (one, two) = (scratch.file("1.toml", "name = 'twin'\n"), scratch.file("2.toml", "name = 'twin'\n"));

@@ -1,14 +1,15 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::device::virtio::{Balloon, Mmio};
+use crate::device::virtio::{Balloon, Block, Mmio};
 use crate::device::{Device, Place, Rtc, plic, uart};
 use crate::isa::Isa;
 use crate::offer::Offer;
-use abi::bundle::{GUEST_RAM_BASE, VmConfig};
+use abi::bundle::{GUEST_RAM_BASE, MAX_DISKS, VmConfig};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use rv::PAGE_BYTES;
@@ -17,6 +18,8 @@ use rv::PAGE_BYTES;
 const RTC: (u64, u32) = (0x10_1000, 11);
 /// Those of the memory balloon: the first of the board's places for virtio.
 const BALLOON: (u64, u32) = (0x1000_1000, 1);
+/// Those of the first disk: the next place. All others follow, in steps of a page.
+const DISK: (u64, u32) = (0x1000_2000, 2);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
@@ -30,7 +33,16 @@ pub fn balloon(config: &VmConfig) -> Option<Mmio<Balloon>> {
     config.balloon_bytes.map(|target| Mmio::new(BALLOON.0, BALLOON.1, balloon(target)))
 }
 
-/// The devices beside UART, PLIC and balloon.
+/// A VM's disks, as far as the host has them.
+pub fn disks(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Block>> {
+    let ports = config.disks.iter().take(MAX_DISKS).filter_map(|number| offer.disks.get(*number));
+    ports.enumerate().map(|(at, port)| {
+        let (start, source) = (DISK.0 + PAGE_BYTES * at as u64, DISK.1 + at as u32);
+        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}")))
+    })
+}
+
+/// The devices beside UART, PLIC, balloon and disks.
 #[must_use]
 pub fn devices(offer: &Offer) -> Vec<Box<dyn Device>> {
     let rtc = offer.clock.map(|clock| Rtc::new(RTC.0, RTC.1, clock));
@@ -221,6 +233,7 @@ mod tests {
             superpages: true,
             gigapages: false,
             balloon_bytes: None,
+            disks: Vec::new(),
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),
@@ -242,6 +255,7 @@ mod tests {
             vlenb: 0,
             timebase: 10_000_000,
             clock: Some(crate::device::rtc::Clock::new(10_000_000, 0, 0)),
+            disks: crate::disks::Disks::default(),
         }
     }
 

@@ -4,6 +4,7 @@ use crate::device::{GuestMemory, Unreached};
 use crate::env::Env;
 use crate::memory::by_page;
 use crate::serial::Reach;
+use crate::vm::Unreachable;
 use mmu::gstage::{Ready, Returned, Span};
 use rv::{Access, Addr, Gpa, Hpa, PhysMem};
 
@@ -17,7 +18,12 @@ impl<E: Env> Reach<'_, E> {
     ) -> Result<T, Unreached> {
         // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
         let made = self.vm.with_page(self.g, (gpa, access), &mut Ready::Never, self.env, make);
-        made.map_err(|why| if why.is_for_now() { Unreached::Later } else { Unreached::Nowhere })
+        made.map_err(|why| match why {
+            // A VM that is on its way to start over: before it has memory again, its devices are reset.
+            Unreachable::Gone => Unreached::Later,
+            why if why.is_for_now() => Unreached::Later,
+            _ => Unreached::Nowhere,
+        })
     }
 }
 

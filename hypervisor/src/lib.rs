@@ -14,6 +14,7 @@ pub mod chores;
 pub mod console;
 pub mod counters;
 pub mod device;
+pub mod disks;
 mod dma;
 pub mod env;
 pub mod events;

@@ -70,7 +70,9 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
     } else if !has_vcpus(&config) {
         Some(format!("{} vCPUs; 1 to {MAX_VCPUS} are possible", config.vcpus))
     } else {
-        None
+        let lacks = |number: &&u32| g.offer.disks.get(**number).is_none();
+        let lacking = config.disks.iter().find(lacks).map(|number| abi::disk_serial(*number));
+        lacking.map(|serial| format!("the machine has no block device with the serial {serial}"))
     };
     let refused = |reason| (Report { number, name: name.clone(), counters: Vec::new() }, reason);
     if let Some(reason) = end.or(problem.map(|message| EndReason::NotStarted { message })) {

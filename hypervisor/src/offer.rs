@@ -1,6 +1,7 @@
 //! What the machine offers to guests.
 
 use crate::device::rtc::Clock;
+use crate::disks::Disks;
 use crate::isa::Isa;
 use abi::bundle::{MmuMode, VmConfig};
 use alloc::string::String;
@@ -51,6 +52,8 @@ pub struct Offer {
     pub timebase: u64,
     /// The time of day, if the host knows it.
     pub clock: Option<Clock>,
+    /// The host's disks that are for guests.
+    pub disks: Disks,
 }
 
 impl Offer {

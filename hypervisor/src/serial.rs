@@ -2,10 +2,11 @@
 
 use crate::console::{Command, Left};
 use crate::device::Outside;
+use crate::disks::Port;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
-use crate::sync::MutexGuard;
+use crate::sync::{Mutex, MutexGuard};
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
 
@@ -18,6 +19,19 @@ pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usi
         env.attend_soon(None);
     }
     taken
+}
+
+/// A disk has interrupted: whose it is goes on with what it has finished.
+pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
+    let (user, is_now) = {
+        let mut port = port.lock();
+        (port.user(), port.attend())
+    };
+    match user.and_then(|user| g.vms.get(user)) {
+        Some(vm) if is_now => give_moment(g, &vm, env),
+        Some(vm) => Reach { g, vm: &vm, env, output: Output::Leave }.soon(),
+        None => {}
+    }
 }
 
 /// The same, after what the guest's UART still has to send: nothing, if that is not taken.

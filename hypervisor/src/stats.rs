@@ -1,6 +1,6 @@
 //! All counters, gathered for programs and for people.
 
-use crate::device::virtio::{Balloon, Mmio};
+use crate::device::virtio::{Balloon, Block, Mmio};
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
 use crate::vms::Report;
@@ -89,7 +89,13 @@ impl Gnomon {
         }
         counters.extend(g_stage(&space));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
-        counters.extend(vm.devices.lock().balloon.iter().flat_map(|device| balloon(device)));
+        {
+            let devices = vm.devices.lock();
+            counters.extend(devices.balloon.iter().flat_map(|device| balloon(device)));
+            for (name, count) in devices.disks.iter().flat_map(disk) {
+                *counters.entry(name).or_default() += count;
+            }
+        }
         let usage = self.frames().usage(vm.owner());
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
@@ -138,5 +144,22 @@ fn balloon(balloon: &Mmio<Balloon>) -> [(&'static str, u64); 10] {
         ("balloon.refused", counts.refused),
         ("balloon.notifications", notifications),
         ("balloon.malformed", malformed),
+    ]
+}
+
+/// A disk's counters by name.
+fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 10] {
+    let (counts, (notifications, malformed)) = (disk.backend().counts(), disk.counts());
+    [
+        ("disk.reads", counts.reads),
+        ("disk.writes", counts.writes),
+        ("disk.flushes", counts.flushes),
+        ("disk.bytes_read", counts.bytes_read),
+        ("disk.bytes_written", counts.bytes_written),
+        ("disk.parts", counts.parts),
+        ("disk.errors", counts.errors),
+        ("disk.refused", counts.refused),
+        ("disk.notifications", notifications),
+        ("disk.malformed", malformed),
     ]
 }

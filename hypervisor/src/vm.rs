@@ -1,7 +1,7 @@
 //! A VM: its memory, its devices, its vCPUs.
 
 use crate::board;
-use crate::device::virtio::{Balloon, Mmio};
+use crate::device::virtio::{Balloon, Block, Mmio};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
@@ -53,6 +53,8 @@ pub struct Devices {
     pub plic: Plic,
     /// The memory balloon, if it has one.
     pub balloon: Option<Box<Mmio<Balloon>>>,
+    /// Its disks.
+    pub disks: Vec<Mmio<Block>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -70,29 +72,31 @@ impl Devices {
     #[must_use]
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
-        Self { uart: Uart::default(), plic, balloon, others: board::devices(offer) }
+        let disks = board::disks(config, offer).collect();
+        Self { uart: Uart::default(), plic, balloon, disks, others: board::devices(offer) }
     }
 
     /// All but the interrupt controller, the UART first.
     pub fn iter(&self) -> impl Iterator<Item = &dyn Device> {
         let others = self.others.iter().map(|device| &**device);
         let balloon = self.balloon.iter().map(|balloon| &**balloon as &dyn Device);
-        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon)
+        let disks = self.disks.iter().map(|disk| disk as &dyn Device);
+        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon).chain(disks)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
         let others = self.others.iter_mut().map(|device| &mut **device);
         let balloon = self.balloon.iter_mut().map(|balloon| &mut **balloon as &mut dyn Device);
-        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon)
+        let disks = self.disks.iter_mut().map(|disk| disk as &mut dyn Device);
+        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon).chain(disks)
     }
 
     fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
         match at {
             0 => &mut self.uart,
-            _ => match (self.others.get_mut(at - 1), &mut self.balloon) {
-                (Some(other), _) => &mut **other,
-                (None, Some(balloon)) => &mut **balloon,
-                (None, None) => unreachable!("there is no device {at}"),
+            _ => match self.iter_mut().nth(at) {
+                Some(device) => device,
+                None => unreachable!("there is no device {at}"),
             },
         }
     }
@@ -170,7 +174,7 @@ impl Devices {
 
     /// The same for all of them.
     pub fn pass_lines(&mut self) -> bool {
-        let count = 1 + self.others.len() + usize::from(self.balloon.is_some());
+        let count = self.iter().count();
         (0..count).fold(false, |changed, at| self.pass_line(at) | changed)
     }
 }
@@ -345,6 +349,8 @@ impl Vm {
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
         let devices = Devices::new(&config, offer);
+        let ports = config.disks.iter().filter_map(|number| offer.disks.get(*number));
+        ports.for_each(|port| port.lock().set_user(handle));
         Self {
             handle,
             translation: offer.mode(&config).into(),

@@ -423,7 +423,7 @@ fn unknown_calls_are_not_supported() {
 
 #[test]
 fn every_counter_is_documented() {
-    let lazy = VmConfig { mmu: Some(MmuMode::Lazy), balloon_bytes: Some(0), ..vm_config("lazy", 1) };
+    let lazy = VmConfig { mmu: Some(MmuMode::Lazy), balloon_bytes: Some(0), disks: vec![1], ..vm_config("lazy", 1) };
     let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
     start_due(&g, &mut hart);
     let stats = g.stats();

@@ -7,6 +7,7 @@ use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
 use crate::bare::{self, BareSpec};
 use crate::build;
+use crate::disk::Snapshot;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
@@ -445,6 +446,7 @@ fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> Run
         options: VmFile::default(),
         host_memory: None,
         swap: None,
+        snapshot: Snapshot::No,
         settings: keeping.settings(),
         harts: Some(harts),
         h: gnomon.variant.h,

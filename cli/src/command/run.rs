@@ -1,5 +1,6 @@
 //! `gnomon run`.
 
+use crate::disk::{DiskSpec, Snapshot};
 use crate::meter::{MeterSpec, Report};
 use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
@@ -73,6 +74,12 @@ pub struct RunArgs {
     /// Whether guests have a memory balloon, by which they give back what they do not use; or how much goes into it at once
     #[arg(long, value_name = "on|off|SIZE")]
     balloon: Option<Balloon>,
+    /// A disk of each VM's: `:ro` for one that is only read, `:SIZE` to make it; can be given more than once (see docs/vm-file.md)
+    #[arg(long, value_name = "FILE[:ro][:SIZE]")]
+    disk: Vec<DiskSpec>,
+    /// Throw away what guests write to their disks
+    #[arg(long)]
+    snapshot: bool,
     /// Harts of the machine [default: as many as the widest VM has vCPUs, at most 8]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
     harts: Option<u32>,
@@ -211,6 +218,7 @@ impl RunArgs {
             lane: self.lane.map(|switch| switch == Switch::On),
             superpages: self.superpages.map(|switch| switch == Switch::On),
             balloon: self.balloon,
+            disks: Some(self.disk).filter(|disks| !disks.is_empty()),
             // Fine tuning: by VM files only.
             limit: None,
             reserve: None,
@@ -227,6 +235,7 @@ impl RunArgs {
             options,
             host_memory: self.host_memory,
             swap: self.swap,
+            snapshot: if self.snapshot { Snapshot::Yes } else { Snapshot::No },
             settings: self.set,
             harts: self.harts,
             h: if self.no_h { HExtension::Absent } else { HExtension::Present },

@@ -3,10 +3,11 @@
 use super::RunSpec;
 use crate::added;
 use crate::debian::{Package, Software};
+use crate::disk;
 use crate::initramfs;
 use crate::layout;
 use crate::meter::Metered;
-use crate::modules;
+use crate::modules::{self, Needs};
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
@@ -119,11 +120,18 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let mut versions =
         Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };
     let mut pack = Pack::default();
+    let swap_path = spec.swap.as_ref().map(|swap| swap.path.as_path());
+    let disks = vms.iter().map(|vm| (vm.name.as_str(), vm.disks.as_slice()));
+    let disks = disk::provide(disks, spec.snapshot, swap_path)?;
+    // They are numbered through.
+    let mut numbers = 0..;
     let configs = vms
         .iter()
         .map(|vm| {
             let contents = contents(vm, spec, &mut versions)?;
-            place(vm, contents, spec, &mut pack)
+            let (mut config, placed) = place(vm, contents, spec, &mut pack)?;
+            config.disks = numbers.by_ref().take(vm.disks.len()).collect();
+            Ok((config, placed))
         })
         .collect::<miette::Result<Vec<_>>>()?;
     let added = |(vm, (config, _)): (&VmSpec, &(VmConfig, Vec<Placed>))| {
@@ -162,6 +170,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         clock: spec.clock,
         meter,
         swap,
+        disks,
         extra: spec.qemu_args.clone(),
     };
     Ok(Prepared {
@@ -189,7 +198,8 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
 fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
     // First of all: they may come with another version of the kernel. Other kernels have their own drivers, or do without.
     let is_default = vm.kernel == Kernel::Debian && vm.initrd.as_ref().is_none_or(|initrd| *initrd == Initrd::Busybox);
-    let drivers = if is_default && vm.balloon.is_some() { modules::balloon()? } else { Vec::new() };
+    let needs = Needs { balloon: vm.balloon.is_some(), disks: !vm.disks.is_empty() };
+    let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
         Kernel::UBoot => provide(Software::UBoot, versions)?,
@@ -260,6 +270,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         superpages: vm.superpages,
         gigapages: vm.gigapages,
         balloon_bytes: vm.balloon.map(|size| size.0),
+        disks: Vec::new(),
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),
@@ -327,6 +338,7 @@ fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::Snapshot;
     use crate::vmfile::VmFile;
 
     fn vm(options: &VmFile) -> VmSpec {
@@ -339,6 +351,7 @@ mod tests {
             options: VmFile::default(),
             host_memory: None,
             swap: None,
+            snapshot: Snapshot::No,
             settings: vec![],
             harts: None,
             h: HExtension::Present,

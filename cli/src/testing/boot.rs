@@ -12,6 +12,7 @@ use crate::bench::workload::{HugePages, Scale};
 use crate::build;
 use crate::console::{ExecDemux, ExecEvent, PanicWatch};
 use crate::debian::{Files, Software};
+use crate::disk::{DiskSpec, Snapshot};
 use crate::initramfs;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Stopped};
@@ -166,6 +167,7 @@ pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
         options: VmFile::default(),
         host_memory: case.test.host_memory,
         swap: None,
+        snapshot: Snapshot::No,
         settings: case.test.set.clone(),
         harts: Some(case.harts),
         h: case.variant.h,
@@ -209,6 +211,13 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     }
     let metering = Metering::of(test)?;
     let swap = test.swap.map(swap_file).transpose()?;
+    let disks = test.disk.map(|_| run_dir()).transpose()?;
+    if let Some(dir) = &disks {
+        for (number, file) in files.iter_mut().take(test.vms).enumerate() {
+            let path = dir.path().join(format!("disk{number}"));
+            file.disks = Some(vec![DiskSpec { file: path, readonly: false, format: None, size: test.disk }]);
+        }
+    }
     let spec = RunSpec {
         swap: swap.as_ref().map(|(spec, _)| spec.clone()),
         exec: test.exec.clone().filter(|_| own_initrd.is_none()),
@@ -222,9 +231,14 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
 
 /// A file to page to, which is there until its directory is dropped.
 fn swap_file(size: Size) -> miette::Result<(SwapSpec, TempDir)> {
-    let dir = cache("run")?;
-    let dir = tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?;
+    let dir = run_dir()?;
     Ok((SwapSpec { path: dir.path().join("swap"), size: Some(size) }, dir))
+}
+
+/// A directory for files of a run.
+fn run_dir() -> miette::Result<TempDir> {
+    let dir = cache("run")?;
+    Ok(tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?)
 }
 
 /// What is booted where there is no Gnomon.

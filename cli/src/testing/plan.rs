@@ -107,6 +107,8 @@ pub struct BootTest {
     pub gigapages: bool,
     /// Whether each VM has a memory balloon, or how much goes into it from the start.
     pub balloon: Option<Balloon>,
+    /// Size of a disk that each of its VMs has, if there is to be one: zeroes at first.
+    pub disk: Option<Size>,
     /// Whether time counts instructions.
     #[serde(default)]
     pub icount: bool,

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -35,6 +35,8 @@ pub const MAX_VCPUS: u32 = 32;
 /// Least bound of shadow memory for each vCPU of a VM, in bytes: 32 shadow pages. An instruction that crosses
 /// pages and loads across pages needs four walks of five tables at once; recycling keeps six more at hand.
 pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 384 << 10;
+/// Most disks of one VM: as many places as its board has for them.
+pub const MAX_DISKS: usize = 7;
 /// Most VMs in one bundle, and most that there are at a time.
 pub const MAX_VMS: usize = 64;
 
@@ -86,6 +88,8 @@ pub struct VmConfig {
     pub gigapages: bool,
     /// Whether it has a memory balloon, and if so how many bytes are to go into that from the start; a multiple of 4096.
     pub balloon_bytes: Option<u64>,
+    /// Its disks, at most [`MAX_DISKS`]: numbers of block devices of the machine ([`crate::disk_serial`]). No other VM has any of them.
+    pub disks: Vec<u32>,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
     pub segments: Vec<Segment>,
     /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
@@ -321,6 +325,7 @@ mod tests {
                 superpages: true,
                 gigapages: false,
                 balloon_bytes: Some(1 << 20),
+                disks: vec![3, 5],
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),

@@ -10,5 +10,37 @@ pub mod record;
 pub mod report;
 pub mod tunable;
 
+use alloc::format;
+use alloc::string::String;
+
 /// The serial of the block device that Gnomon pages to.
 pub const SWAP_SERIAL: &str = "gnomon-swap";
+
+/// The serials of those that guests have begin with this.
+const DISK_SERIAL: &str = "gnomon-disk-";
+
+/// The serial of the block device that guests' disk of that number is: [`bundle::VmConfig::disks`].
+#[must_use]
+pub fn disk_serial(number: u32) -> String {
+    format!("{DISK_SERIAL}{number}")
+}
+
+/// The number of the guests' disk that has this serial, if it is one.
+#[must_use]
+pub fn disk_of_serial(serial: &str) -> Option<u32> {
+    let number = serial.strip_prefix(DISK_SERIAL)?.parse().ok()?;
+    (disk_serial(number) == serial).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serials_name_disks() {
+        assert_eq!(disk_of_serial(&disk_serial(12)), Some(12));
+        for other in [SWAP_SERIAL, "gnomon-disk-", "gnomon-disk-x", "gnomon-disk-+1", "gnomon-disk-01", "1"] {
+            assert_eq!(disk_of_serial(other), None, "{other}");
+        }
+    }
+}

@@ -216,7 +216,9 @@ impl PhysMem for Ram {
 
     fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
         let from = ptr::with_exposed_provenance::<u8>(at.raw() as usize);
-        for (i, byte) in into.iter_mut().enumerate() {
+        // SAFETY: from a frame free of Rust objects to as many bytes of the caller's.
+        let lines = unsafe { copy_lines(from, into.as_mut_ptr(), into.len()) };
+        for (i, byte) in into.iter_mut().enumerate().skip(lines) {
             // SAFETY: in a frame free of Rust objects; volatile, since the guest may write it meanwhile.
             *byte = unsafe { from.add(i).read_volatile() };
         }
@@ -224,11 +226,41 @@ impl PhysMem for Ram {
 
     fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
         let to = ptr::with_exposed_provenance_mut::<u8>(at.raw() as usize);
-        for (i, byte) in from.iter().enumerate() {
+        // SAFETY: as for reading.
+        let lines = unsafe { copy_lines(from.as_ptr(), to, from.len()) };
+        for (i, byte) in from.iter().enumerate().skip(lines) {
             // SAFETY: as for reading.
             unsafe { to.add(i).write_volatile(*byte) };
         }
     }
+}
+
+/// Copies as many whole lines of 64 bytes as there are, if both sides are aligned to words; returns how many bytes that were. The data of
+/// guests' disks comes by here. A guest may read and write its side meanwhile.
+///
+/// # Safety
+/// `from` may be read and `to` be written, for so many bytes, and they do not overlap.
+unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+    let lines = bytes / 64 * 64;
+    if lines == 0 || !(from.addr() | to.addr()).is_multiple_of(8) {
+        return 0;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe {
+        asm!(
+            "2:",
+            "ld {a}, 0({from})", "ld {b}, 8({from})", "ld {c}, 16({from})", "ld {d}, 24({from})",
+            "sd {a}, 0({to})", "sd {b}, 8({to})", "sd {c}, 16({to})", "sd {d}, 24({to})",
+            "ld {a}, 32({from})", "ld {b}, 40({from})", "ld {c}, 48({from})", "ld {d}, 56({from})",
+            "sd {a}, 32({to})", "sd {b}, 40({to})", "sd {c}, 48({to})", "sd {d}, 56({to})",
+            "addi {from}, {from}, 64", "addi {to}, {to}, 64",
+            "bltu {from}, {end}, 2b",
+            from = inout(reg) from => _, to = inout(reg) to => _, end = in(reg) from.wrapping_add(lines),
+            a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
+            options(nostack)
+        );
+    }
+    lines
 }
 
 /// Bytes that the boot loader left in RAM, such as the device tree or the bundle.

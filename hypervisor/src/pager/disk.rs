@@ -1,5 +1,6 @@
 //! The swap device: what Gnomon asks of it, and which of its pages are free.
 
+use crate::disks::{IoError, NotBegun, Token};
 use alloc::vec::Vec;
 use mmu::gstage::SwapSlot;
 use rv::{Hpa, Pfn};
@@ -12,23 +13,6 @@ pub enum Way {
     /// From a frame to the device.
     Out,
 }
-
-/// What a request that was begun is known by until it is finished.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Token(pub u16);
-
-/// Why a request was not begun.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotBegun {
-    /// There are as many as the device takes at a time: one has to be finished first.
-    Busy,
-    /// The device refuses it.
-    Failed,
-}
-
-/// The device has not done what it was asked to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct IoError;
 
 /// A swap device: pages of 4 KiB, by number.
 pub trait Disk: Send {

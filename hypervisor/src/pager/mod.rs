@@ -28,8 +28,9 @@ mod originals;
 mod sweep;
 mod traffic;
 
+pub use crate::disks::{IoError, NotBegun, Token};
 pub use clock::{Pageable, Portion};
-pub use disk::{Disk, IoError, NotBegun, Token, Way};
+pub use disk::{Disk, Way};
 pub use homes::homes_of_all;
 
 use crate::env::Env;

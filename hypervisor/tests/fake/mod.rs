@@ -1,11 +1,15 @@
 //! A hart without hardware, and a machine with one VM on it.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod disk;
+
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use abi::record::EndReason;
+use disk::FakeDisk;
 use hypervisor::chores::Chores;
 use hypervisor::console::{Console, Listen, Port};
 use hypervisor::counters::HeapUse;
+use hypervisor::disks::Disks;
 use hypervisor::env::Env;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
@@ -233,6 +237,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         superpages: true,
         gigapages: false,
         balloon_bytes: None,
+        disks: Vec::new(),
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,
         initrd: None,
@@ -291,6 +296,8 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     if pager.has_disk() {
         frames.add_images(&homes_of_all(vms.iter().flat_map(|vm| &vm.segments), Pfn::new(RAM), bundle_pages << 12));
     }
+    let disks = vms.iter().flat_map(|vm| &vm.disks).map(|number| (*number, Box::new(FakeDisk::new(*number)) as _));
+    let disks: Vec<_> = disks.collect();
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
     let offer = Offer {
@@ -305,6 +312,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         vlenb: 0,
         timebase: 10_000_000,
         clock: None,
+        disks: Disks::new(disks),
     };
     let g = Gnomon {
         vms: Vms::new(),

@@ -1,11 +1,12 @@
 //! From the first stack to the first vCPU.
 
+use crate::block::BlockDevice;
+use crate::disks::{BlockDevices, GuestDisk};
 use crate::drivers::{self, PlicContext};
 use crate::guest::{Abilities, GuestHart};
 use crate::hart::{Hart, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
-use crate::swap::SwapDisk;
 use crate::{heap, panic, pen};
 use abi::bundle::{Config, MAX_VCPUS, MAX_VMS};
 use abi::record::{Boot, Record};
@@ -17,6 +18,7 @@ use alloc::vec::Vec;
 use hypervisor::chores::Chores;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
+use hypervisor::disks::{Disks, HostDisk};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::{HartShared, MAX_HARTS};
 use hypervisor::host_map::Kind;
@@ -103,12 +105,13 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
-    let (disk, disk_source) = SwapDisk::find(machine).unzip();
+    let BlockDevices { swap, guests: disks } = BlockDevices::find(machine);
+    let (swap, swap_source) = swap.unzip();
     // Images may go to the device, and their frames are memory like any other then.
-    let passed = (passed, if disk.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
+    let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
     guest.forget_everything();
-    let offer = offer(machine, (seat, mode), &abilities);
+    let mut offer = offer(machine, (seat, mode), &abilities);
 
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
@@ -120,10 +123,14 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     left_out.iter().for_each(|message| console.say(message));
     let mut frames = frames(&spans);
     let bundle = Addr::new(bundle_span.start).pfn();
-    if disk.is_some() {
+    if swap.is_some() {
         // Of the bundle only images are read from here on.
         frames.add_images(&homes_of_all(config.vms.iter().flat_map(|vm| &vm.segments), bundle, bundle_span.bytes));
     }
+    let sources: Vec<(u32, u32)> = disks.iter().map(|(number, _, source)| (*source, *number)).collect();
+    offer.disks = guest_disks(disks, &frames)?;
+    let port = |(source, number)| Some((source, Arc::clone(offer.disks.get(number)?)));
+    let ports: &'static [_] = sources.into_iter().filter_map(port).collect::<Vec<_>>().leak();
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: Vms::new(),
         sched: Sched::new(machine.harts.len()),
@@ -131,7 +138,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         chores: Chores::default(),
         tunables,
         promoter: Promoter::default(),
-        pager: Pager::new(disk.map(|disk| Box::new(disk) as Box<dyn Disk>)),
+        pager: Pager::new(swap.map(|swap| Box::new(swap) as Box<dyn Disk>)),
         console,
         heap: heap::in_use,
         heap_at_start: heap::in_use().used,
@@ -149,14 +156,25 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         },
     }));
     let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: h.msip.unwrap_or(0) }).collect();
-    let plic = plic_context(seat, machine, disk_source);
+    let sources = swap_source.into_iter().chain(ports.iter().map(|(source, _)| *source));
+    let plic = plic_context(seat, machine, sources);
     if plic.is_some() {
         seat_hart.enable_external();
     }
     let Abilities { vmid_bits, asid_bits, .. } = abilities;
-    let reach_all = Arc::clone(&reach);
-    let mut hart =
-        Hart::new(Start { g, index: 0, seat: seat_hart, guest, ram, reach: reach_all, plic, vmid_bits, asid_bits });
+    let (reach_all, disks) = (Arc::clone(&reach), ports);
+    let mut hart = Hart::new(Start {
+        g,
+        index: 0,
+        seat: seat_hart,
+        guest,
+        ram,
+        reach: reach_all,
+        plic,
+        disks,
+        vmid_bits,
+        asid_bits,
+    });
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
     let own = spans.own;
     JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, own });
@@ -200,7 +218,7 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     guest.forget_everything();
     let Abilities { vmid_bits, asid_bits, .. } = joining.abilities;
     let reach = Arc::clone(&joining.reach);
-    Hart::new(Start { g, index, seat, guest, ram, reach, plic: None, vmid_bits, asid_bits }).run()
+    Hart::new(Start { g, index, seat, guest, ram, reach, plic: None, disks: &[], vmid_bits, asid_bits }).run()
 }
 
 /// Leaves out the harts that Gnomon cannot use beside the boot hart, which becomes index 0: it has taken
@@ -407,9 +425,19 @@ fn offer(machine: &Machine, (seat, guest): (Seat, GuestMode), abilities: &Abilit
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
+        disks: Disks::default(),
         clock: machine.rtc.map(|rtc| Clock::new(machine.timebase, metal::time(), drivers::time_of_day(rtc))),
         isa,
     }
+}
+
+/// The guests' disks, each with a buffer.
+fn guest_disks(disks: Vec<(u32, BlockDevice, u32)>, frames: &Frames) -> Result<Disks, String> {
+    let with_buffer = |(number, device, _)| {
+        let disk = GuestDisk::new(device, frames).ok_or("there is no memory for the disks' buffers")?;
+        Ok((number, Box::new(disk) as Box<dyn HostDisk>))
+    };
+    Ok(Disks::new(disks.into_iter().map(with_buffer).collect::<Result<Vec<_>, &str>>()?))
 }
 
 /// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it
@@ -418,17 +446,22 @@ fn check(config: &Config) -> Result<(), String> {
     if config.vms.is_empty() || config.vms.len() > MAX_VMS {
         return Err(format!("the VM bundle has {} VMs; 1 to {MAX_VMS} are possible", config.vms.len()));
     }
+    let mut disks: Vec<u32> = config.vms.iter().flat_map(|vm| vm.disks.iter().copied()).collect();
+    disks.sort_unstable();
+    if let Some(pair) = disks.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("disk {} is two VMs', or one's twice", pair[0]));
+    }
     match config.vms.iter().find(|vm| vm.vcpus == 0 || vm.vcpus > MAX_VCPUS) {
         Some(vm) => Err(format!("{} has {} vCPUs; 1 to {MAX_VCPUS} are possible", vm.name, vm.vcpus)),
         None => Ok(()),
     }
 }
 
-fn plic_context(seat: Seat, machine: &Machine, disk: Option<u32>) -> Option<PlicContext> {
+fn plic_context(seat: Seat, machine: &Machine, blocks: impl Iterator<Item = u32>) -> Option<PlicContext> {
     let boot = &machine.harts[0];
     let context = match seat {
         Seat::Firmware => boot.plic_machine,
         Seat::Payload => boot.plic_supervisor,
     };
-    PlicContext::start(machine, context?, disk)
+    PlicContext::start(machine, context?, blocks)
 }

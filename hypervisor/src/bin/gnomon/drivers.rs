@@ -1,6 +1,7 @@
 //! The host's UART, PLIC and RTC, as far as Gnomon needs them: a console with a receive interrupt, and the time.
 
 use core::hint::spin_loop;
+use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use hypervisor::console::{Listen, Port};
 use hypervisor::machine::{Machine, Span, Uart};
@@ -119,7 +120,6 @@ pub struct PlicContext {
     base: u64,
     context: u32,
     uart: u32,
-    disk: Option<u32>,
 }
 
 /// Whose interrupt it is.
@@ -127,21 +127,21 @@ pub struct PlicContext {
 pub enum Claimed {
     /// The UART's.
     Uart,
-    /// The swap device's.
-    Disk,
+    /// That source's: a block device.
+    Block(u32),
 }
 
 impl PlicContext {
-    /// Lets the interrupts of the UART and of a swap device, and no others, reach `context`.
-    pub fn start(machine: &Machine, context: u32, disk: Option<u32>) -> Option<Self> {
+    /// Lets the interrupts of the UART and of these block devices, and no others, reach `context`.
+    pub fn start(machine: &Machine, context: u32, blocks: impl Iterator<Item = u32>) -> Option<Self> {
         let (plic, uart) = (machine.plic?, machine.uart?);
-        let this = Self { base: plic.start, context, uart: uart.source, disk };
+        let this = Self { base: plic.start, context, uart: uart.source };
         let enables = this.base + 0x2000 + 0x80 * u64::from(context);
         // SAFETY: registers of the PLIC that the device tree names (PLIC specification, chapter 3).
         unsafe {
             // What an earlier boot stage enabled has no handler here, and would interrupt for ever.
             (0..32).for_each(|word| mmio::write32(enables + 4 * word, 0));
-            for source in [Some(this.uart), disk].into_iter().flatten() {
+            for source in iter::once(this.uart).chain(blocks) {
                 let word = enables + 4 * u64::from(source / 32);
                 mmio::write32(this.base + 4 * u64::from(source), 1);
                 mmio::write32(word, mmio::read32(word) | 1 << (source % 32));
@@ -156,7 +156,7 @@ impl PlicContext {
         self.base + 0x20_0004 + 0x1000 * u64::from(self.context)
     }
 
-    /// Claims an interrupt; `None` if there is none (any other is completed at once).
+    /// Claims an interrupt; `None` if there is none.
     #[inline(always)]
     pub fn claim(&self) -> Option<Claimed> {
         // SAFETY: the claim register of a context that is ours.
@@ -164,13 +164,7 @@ impl PlicContext {
         if source == self.uart {
             return Some(Claimed::Uart);
         }
-        if self.disk == Some(source) {
-            return Some(Claimed::Disk);
-        }
-        if source != 0 {
-            self.write_claim(source);
-        }
-        None
+        (source != 0).then_some(Claimed::Block(source))
     }
 
     /// Completes one that was claimed.
@@ -178,7 +172,7 @@ impl PlicContext {
     pub fn complete(&self, claimed: Claimed) {
         self.write_claim(match claimed {
             Claimed::Uart => self.uart,
-            Claimed::Disk => self.disk.unwrap_or(self.uart),
+            Claimed::Block(source) => source,
         });
     }
 

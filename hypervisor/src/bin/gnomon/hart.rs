@@ -5,10 +5,11 @@
 
 mod brief;
 mod env;
+mod external;
 mod load;
 mod serve;
 
-use crate::drivers::{Claimed, PlicContext};
+use crate::drivers::PlicContext;
 use crate::guest::GuestHart;
 use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
@@ -19,8 +20,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
-use hypervisor::ballooning;
-use hypervisor::console::Command;
+use hypervisor::disks::Port;
 use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome, watch};
 use hypervisor::gnomon::Gnomon;
@@ -29,6 +29,7 @@ use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial;
 use hypervisor::shootdown;
+use hypervisor::sync::Mutex;
 use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
@@ -75,6 +76,8 @@ pub struct Hart {
     ram: Ram,
     reach: Arc<[Reach]>,
     plic: Option<PlicContext>,
+    /// Guests' disks whose interrupts come to this hart, by source.
+    disks: &'static [(u32, Arc<Mutex<Port>>)],
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
     vmids: Ids,
@@ -160,6 +163,8 @@ pub struct Start {
     pub reach: Arc<[Reach]>,
     /// The PLIC context that brings the UART's interrupt to this hart.
     pub plic: Option<PlicContext>,
+    /// Guests' disks whose interrupts that brings, by source.
+    pub disks: &'static [(u32, Arc<Mutex<Port>>)],
     /// VMID bits of the hart.
     pub vmid_bits: u32,
     /// ASID bits of the register that holds a guest's root.
@@ -178,6 +183,7 @@ impl Hart {
             ram: start.ram,
             reach: start.reach,
             plic: start.plic,
+            disks: start.disks,
             stack_end: pen::stack_end(start.index),
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.
@@ -473,47 +479,6 @@ impl Hart {
         match self.g.offer.timer {
             GuestTimer::Sstc => self.guest.comparator().saturating_add(run.vm.time_zero.load(Ordering::Relaxed)),
             GuestTimer::Sbi => run.deadline,
-        }
-    }
-
-    /// A device of the host wants attention.
-    fn external(&mut self) {
-        let Some(plic) = self.plic else { return };
-        let Some(claimed) = plic.claim() else { return };
-        match claimed {
-            Claimed::Uart => self.attend_uart(),
-            Claimed::Disk => _ = self.g.pager.go_on(self.g, self),
-        }
-        plic.complete(claimed);
-    }
-
-    fn attend_uart(&mut self) {
-        match serial::attend(self.g, self) {
-            Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Poweroff, self),
-            Some(Command::Stats) => self.g.print_stats(),
-            Some(Command::Tunables) => self.g.print_tunables(),
-            Some(Command::Set(setting)) => {
-                self.g.change(&setting);
-                // It may be one that has to be looked after.
-                self.go_on_soon();
-            }
-            Some(Command::Pause(guest)) => {
-                if let Some(vm) = self.g.vms.get(guest) {
-                    lifecycle::toggle_pause(self.g, &vm, self);
-                }
-            }
-            Some(Command::Balloon(guest, step)) => {
-                if let Some(vm) = self.g.vms.get(guest) {
-                    ballooning::step(self.g, &vm, step, self);
-                }
-            }
-            Some(Command::End(guest)) => {
-                if let Some(vm) = self.g.vms.get(guest) {
-                    let end = Departure::End(EndReason::Killed { message: "by Ctrl-A k".into() });
-                    lifecycle::depart(self.g, &vm, end, self);
-                }
-            }
-            Some(Command::Input(..)) | None => {}
         }
     }
 

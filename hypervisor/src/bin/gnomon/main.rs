@@ -8,7 +8,9 @@
 
 extern crate alloc;
 
+mod block;
 mod boot;
+mod disks;
 mod drivers;
 mod entry;
 mod guest;

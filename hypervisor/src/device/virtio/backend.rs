@@ -19,6 +19,9 @@ pub trait Backend: Debug + Send {
     const ID: u32;
     /// How many queues it has.
     const QUEUES: usize;
+    /// Whether it goes on by itself with what a notification began, when something outside has happened: then it is given a
+    /// [moment](crate::device::Device::moment), and does a portion as for a notification.
+    const GOES_ON: bool = false;
 
     /// The features that it offers, beside those of queues and transport.
     fn features(&self) -> u64;

@@ -6,20 +6,24 @@
 //! | `backend` | what a device is to its transport |
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
+//! | `block` | a disk |
 //!
 //! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
 //! wrong with a buffer is that buffer's affair: it is handed back, and counted.
 //!
 //! A notification is answered at once, by the vCPU that makes it; what takes longer than an exit may is done in portions, between
 //! which the vCPU makes the same store again ([`Answer::Again`](super::Answer::Again)). So a device takes nobody's time but its
-//! guest's, and nothing of it is left to be done for a guest that has gone.
+//! guest's, and nothing of it is left to be done for a guest that has gone. What a disk waits for is the host's: its interrupt goes on
+//! with that, in portions as well.
 
 mod backend;
 pub mod balloon;
+pub mod block;
 pub mod queue;
 mod transport;
 
 pub use backend::{Backend, Progress};
 pub use balloon::Balloon;
+pub use block::Block;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
 pub use transport::Mmio;

@@ -54,6 +54,10 @@ const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
+/// Memory that a queue needs is not there yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Later;
+
 /// A queue, as the driver sets it up.
 #[derive(Clone, Debug, Default)]
 struct Slot {
@@ -206,22 +210,35 @@ impl<B: Backend> Mmio<B> {
     /// The driver says that there is something in a queue.
     fn notify(&mut self, at: u32, outside: &mut dyn Outside) -> Answer<()> {
         self.notifications += 1;
-        if self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) != FEATURES_OK | DRIVER_OK {
-            return Answer::Done(());
+        match self.serve(at as usize, outside) {
+            Ok(Progress::Idle) => Answer::Done(()),
+            // Nobody waits for memory that is not there yet, if the device goes on by itself.
+            Err(Later) if B::GOES_ON => {
+                outside.soon();
+                Answer::Done(())
+            }
+            Ok(Progress::More) | Err(Later) => Answer::Again,
         }
-        let Some(Slot { queue: Some(queue), .. }) = self.queues.get_mut(at as usize) else { return Answer::Done(()) };
-        let progress = self.backend.notified(at as usize, queue, outside);
+    }
+
+    /// Does a portion of what there is to be done for a queue.
+    fn serve(&mut self, at: usize, outside: &mut dyn Outside) -> Result<Progress, Later> {
+        if self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) != FEATURES_OK | DRIVER_OK {
+            return Ok(Progress::Idle);
+        }
+        let Some(Slot { queue: Some(queue), .. }) = self.queues.get_mut(at) else { return Ok(Progress::Idle) };
+        let progress = self.backend.notified(at, queue, outside);
         // What was given back before something went wrong was given back.
         let must_tell = queue.must_tell(outside);
         if must_tell == Ok(true) {
             self.interrupts |= USED;
         }
         match progress.and_then(|progress| must_tell.map(|_| progress)) {
-            Ok(Progress::More) | Err(Trouble::Later) => Answer::Again,
-            Ok(Progress::Idle) => Answer::Done(()),
+            Ok(progress) => Ok(progress),
+            Err(Trouble::Later) => Err(Later),
             Err(Trouble::Malformed(_)) => {
                 self.fail();
-                Answer::Done(())
+                Ok(Progress::Idle)
             }
         }
     }
@@ -321,7 +338,15 @@ impl<B: Backend> Device for Mmio<B> {
         self.interrupts != 0
     }
 
-    fn moment(&mut self, _: &mut dyn Outside) {}
+    fn moment(&mut self, outside: &mut dyn Outside) {
+        if B::GOES_ON {
+            for at in 0..B::QUEUES {
+                if self.serve(at, outside) != Ok(Progress::Idle) {
+                    outside.soon();
+                }
+            }
+        }
+    }
 
     fn reset(&mut self) {
         self.start_over();

@@ -1,0 +1,93 @@
+//! The host's block devices that have a use: each is found by its serial.
+
+use crate::block::{BlockDevice, MOST_FLYING, Piece};
+use crate::swap::SwapDisk;
+use alloc::vec::Vec;
+use hypervisor::disks::{self, Asked, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::machine::Machine;
+use mmu::frames::{Frames, Owner, Use};
+use rv::{Addr, Hpa, PAGE_BYTES};
+
+const _: () = assert!(disks::MOST_FLYING <= MOST_FLYING);
+/// Pages of a buffer, as a power of two.
+const BUFFER_ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zeros() as u8;
+
+/// Those of the machine.
+#[derive(Default)]
+pub struct BlockDevices {
+    /// The one that Gnomon pages to, and its PLIC source.
+    pub swap: Option<(SwapDisk, u32)>,
+    /// Those that guests have, by number, and their PLIC sources.
+    pub guests: Vec<(u32, BlockDevice, u32)>,
+}
+
+impl BlockDevices {
+    /// Finds them.
+    pub fn find(machine: &Machine) -> Self {
+        let mut found = Self::default();
+        for slot in &machine.virtio {
+            match BlockDevice::open(slot) {
+                Some((device, serial)) if serial == abi::SWAP_SERIAL && !device.is_read_only() => {
+                    found.swap = Some((SwapDisk::new(device), slot.source));
+                }
+                Some((device, serial)) => {
+                    let number = abi::disk_of_serial(&serial);
+                    found.guests.extend(number.map(|number| (number, device, slot.source)));
+                }
+                None => {}
+            }
+        }
+        found
+    }
+}
+
+/// A guest's disk, with the buffer that data goes through.
+pub struct GuestDisk {
+    device: BlockDevice,
+    buffer: Addr<Hpa>,
+}
+
+impl GuestDisk {
+    /// That device, with a buffer that it has for ever; `None` if there is no memory for one.
+    pub fn new(device: BlockDevice, frames: &Frames) -> Option<Self> {
+        let buffer = frames.alloc(Owner::Host, Use::Other, BUFFER_ORDER).ok()?;
+        Some(Self { device, buffer: buffer.first().base() })
+    }
+
+    fn piece(&self, units: Units, bytes: usize) -> Piece {
+        assert!(units.first + units.count <= UNITS && bytes <= units.bytes(), "units that there are not");
+        let start = Addr::new(self.buffer.raw() + (units.first * UNIT_BYTES) as u64);
+        Piece { start, bytes }
+    }
+}
+
+impl HostDisk for GuestDisk {
+    fn sectors(&self) -> u64 {
+        self.device.sectors()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.device.is_read_only()
+    }
+
+    fn has_cache(&self) -> bool {
+        self.device.has_cache()
+    }
+
+    fn buffer(&mut self, units: Units) -> &mut [u8] {
+        // SAFETY: frames that are this disk's for ever, and units that are not in flight, as the caller promises.
+        unsafe { self.piece(units, units.bytes()).bytes() }
+    }
+
+    fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
+        self.device.begin(asked.operation, asked.sector, self.piece(asked.units, asked.bytes))
+    }
+
+    fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
+        self.device.finished()
+    }
+
+    fn acknowledge(&mut self) {
+        self.device.acknowledge();
+    }
+}

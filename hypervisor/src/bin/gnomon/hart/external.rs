@@ -1,0 +1,57 @@
+//! Interrupts of the host's devices.
+
+use super::Hart;
+use crate::drivers::Claimed;
+use abi::record::EndReason;
+use hypervisor::ballooning;
+use hypervisor::console::Command;
+use hypervisor::env::Env;
+use hypervisor::lifecycle;
+use hypervisor::serial;
+use hypervisor::vm::Departure;
+
+impl Hart {
+    /// A device of the host wants attention.
+    pub(super) fn external(&mut self) {
+        let Some(plic) = self.plic else { return };
+        let Some(claimed) = plic.claim() else { return };
+        match claimed {
+            Claimed::Uart => self.attend_uart(),
+            Claimed::Block(source) => match self.disks.iter().find(|(other, _)| *other == source) {
+                Some((_, port)) => serial::attend_disk(self.g, port, self),
+                None => _ = self.g.pager.go_on(self.g, self),
+            },
+        }
+        plic.complete(claimed);
+    }
+
+    fn attend_uart(&mut self) {
+        match serial::attend(self.g, self) {
+            Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Poweroff, self),
+            Some(Command::Stats) => self.g.print_stats(),
+            Some(Command::Tunables) => self.g.print_tunables(),
+            Some(Command::Set(setting)) => {
+                self.g.change(&setting);
+                // It may be one that has to be looked after.
+                self.go_on_soon();
+            }
+            Some(Command::Pause(guest)) => {
+                if let Some(vm) = self.g.vms.get(guest) {
+                    lifecycle::toggle_pause(self.g, &vm, self);
+                }
+            }
+            Some(Command::Balloon(guest, step)) => {
+                if let Some(vm) = self.g.vms.get(guest) {
+                    ballooning::step(self.g, &vm, step, self);
+                }
+            }
+            Some(Command::End(guest)) => {
+                if let Some(vm) = self.g.vms.get(guest) {
+                    let end = Departure::End(EndReason::Killed { message: "by Ctrl-A k".into() });
+                    lifecycle::depart(self.g, &vm, end, self);
+                }
+            }
+            Some(Command::Input(..)) | None => {}
+        }
+    }
+}

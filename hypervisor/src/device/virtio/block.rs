@@ -1,0 +1,585 @@
+//! A disk (chapter 5.2), behind which is one of the host's ([`crate::disks`]).
+//!
+//! A request is cut into *parts*, each of which the host's device does at once. The data of a part goes through units of the port's
+//! buffer: what is written is copied there before the part is begun, what is read is copied from there when it has landed. Nobody
+//! waits: a notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no
+//! room. Guest memory that is not there, since it is paged out, is asked for again a moment later.
+//!
+//! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with the
+//! header, what it writes ends with the status.
+
+use super::backend::{Backend, Progress};
+use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
+use crate::device::interface::{Outside, Unreached};
+use crate::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
+use crate::sync::Mutex;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use rv::PAGE_BYTES;
+
+const SEG_MAX: u64 = 1 << 2;
+const READ_ONLY: u64 = 1 << 5;
+const BLK_SIZE: u64 = 1 << 6;
+const FLUSH: u64 = 1 << 9;
+
+/// Types of requests (`VIRTIO_BLK_T_*`).
+const T_IN: u32 = 0;
+const T_OUT: u32 = 1;
+const T_FLUSH: u32 = 4;
+const T_GET_ID: u32 = 8;
+
+/// What the status says (`VIRTIO_BLK_S_*`).
+const S_OK: u8 = 0;
+const S_IOERR: u8 = 1;
+const S_UNSUPP: u8 = 2;
+
+/// Bytes of a request's header: type, a reserved word, sector.
+const HEADER: usize = 16;
+/// Bytes of the name that a disk has.
+const NAME: usize = 20;
+/// Bytes of the configuration, as far as it is read: to the block's size.
+const CONFIG: usize = 24;
+/// Requests that are worked on at a time.
+const MOST_WORKS: usize = MOST;
+
+/// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
+const PORTION: usize = 256 << 10;
+/// What each step costs beside: to take a request, to begin a part, to land one, to give a request back.
+const STEP: usize = 4 << 10;
+
+/// What was done so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Requests to read.
+    pub reads: u64,
+    /// Requests to write.
+    pub writes: u64,
+    /// Requests to flush.
+    pub flushes: u64,
+    /// Bytes that were asked for.
+    pub bytes_read: u64,
+    /// Bytes that were to be written.
+    pub bytes_written: u64,
+    /// Requests that the host's device was given.
+    pub parts: u64,
+    /// Of those, the ones that failed there.
+    pub errors: u64,
+    /// Requests that are none, or that are not for this disk.
+    pub refused: u64,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Request {
+    operation: Operation,
+    sector: u64,
+    /// Bytes of data.
+    bytes: u64,
+}
+
+/// A request that is worked on.
+#[derive(Debug)]
+struct Work {
+    chain: Chain,
+    /// Once its header was read, and if it is one for the host's device.
+    request: Option<Request>,
+    /// Bytes for which parts were begun.
+    begun: u64,
+    /// Whether nothing more is to be begun.
+    is_asked: bool,
+    /// Parts in flight.
+    flying: u32,
+    /// What it has come to so far.
+    status: u8,
+}
+
+/// What the host's device does at once.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// The place of its request.
+    work: usize,
+    /// Where it begins in the request's data.
+    offset: u64,
+    bytes: usize,
+    units: Units,
+    /// Bytes that were copied, one way or the other.
+    copied: usize,
+}
+
+/// Why a device does not go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stop {
+    /// There is nothing to be done until the driver or the host's device says something.
+    Idle,
+    /// The portion is done.
+    Spent,
+    /// Something is wrong with the ring, or it is not there yet.
+    Trouble(Trouble),
+}
+
+impl From<Trouble> for Stop {
+    fn from(trouble: Trouble) -> Self {
+        Stop::Trouble(trouble)
+    }
+}
+
+/// What is left of a portion.
+struct Budget(usize);
+
+impl Budget {
+    /// Pays, if anything is left.
+    fn pay(&mut self, cost: usize) -> Result<(), Stop> {
+        if self.0 == 0 {
+            return Err(Stop::Spent);
+        }
+        self.0 = self.0.saturating_sub(cost);
+        Ok(())
+    }
+}
+
+/// What comes of an access to guest memory: whether there is any. Where it is not there yet, the same is done again.
+fn reached(access: Result<(), Unreached>) -> Result<bool, Trouble> {
+    match access {
+        Ok(()) => Ok(true),
+        Err(Unreached::Nowhere) => Ok(false),
+        Err(Unreached::Later) => Err(Trouble::Later),
+    }
+}
+
+impl Work {
+    fn new(chain: Chain) -> Self {
+        Self { chain, request: None, begun: 0, is_asked: false, flying: 0, status: S_OK }
+    }
+
+    /// Fails, unless it has before.
+    const fn fail(&mut self, status: u8) {
+        if self.status == S_OK {
+            self.status = status;
+        }
+    }
+
+    fn buffers(&self, is_written: bool) -> impl Iterator<Item = &Buffer> {
+        self.chain.buffers.iter().filter(move |buffer| buffer.is_written == is_written)
+    }
+
+    /// Bytes of the buffers that the device writes, or of those that it reads.
+    fn room(&self, is_written: bool) -> u64 {
+        self.buffers(is_written).map(|buffer| u64::from(buffer.bytes)).sum()
+    }
+
+    /// Where what is `offset` bytes behind their start is, and how much of it lies there, within a page.
+    fn place(&self, is_written: bool, mut offset: u64) -> Option<(u64, usize)> {
+        self.buffers(is_written).find_map(|buffer| {
+            let bytes = u64::from(buffer.bytes);
+            if offset >= bytes {
+                offset -= bytes;
+                return None;
+            }
+            // An address that wraps is nowhere.
+            let at = buffer.gpa.saturating_add(offset);
+            Some((at, (bytes - offset).min(PAGE_BYTES - at % PAGE_BYTES) as usize))
+        })
+    }
+
+    /// Writes a few bytes to what is `offset` behind the start of the buffers that the device writes.
+    fn tell(&self, offset: u64, bytes: &[u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some((gpa, left)) = self.place(true, offset + done as u64) else { return Ok(false) };
+            let end = bytes.len().min(done + left);
+            if !reached(outside.write(gpa, &bytes[done..end]))? {
+                return Ok(false);
+            }
+            done = end;
+        }
+        Ok(true)
+    }
+
+    /// Reads the header; `None` if there is none.
+    fn header(&self, outside: &mut dyn Outside) -> Result<Option<[u8; HEADER]>, Trouble> {
+        let (mut header, mut done) = ([0; HEADER], 0);
+        while done < HEADER {
+            let Some((gpa, left)) = self.place(false, done as u64) else { return Ok(None) };
+            let end = HEADER.min(done + left);
+            if !reached(outside.read(gpa, &mut header[done..end]))? {
+                return Ok(None);
+            }
+            done = end;
+        }
+        Ok(Some(header))
+    }
+
+    /// Copies the data of a part, or what is left of it, from or to the guest. Where there is no memory for it the request fails.
+    fn copy(
+        &mut self,
+        part: &mut Part,
+        operation: Operation,
+        port: &mut Port,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let is_read = operation == Operation::Read;
+        let ahead = if is_read { 0 } else { HEADER as u64 };
+        while part.copied < part.bytes && self.status == S_OK {
+            let place = self.place(is_read, ahead + part.offset + part.copied as u64);
+            let Some((gpa, left)) = place else { unreachable!("a request has as much data as its buffers") };
+            let end = part.bytes.min(part.copied + left);
+            // Where words are not aligned, bytes are copied.
+            let bytes = end - part.copied;
+            budget.pay(if gpa.is_multiple_of(8) && part.copied.is_multiple_of(8) { bytes } else { 16 * bytes })?;
+            let bytes = &mut port.buffer(part.units)[part.copied..end];
+            let is_there = reached(if is_read { outside.write(gpa, bytes) } else { outside.read(gpa, bytes) })?;
+            if is_there {
+                part.copied = end;
+            } else {
+                self.fail(S_IOERR);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Block {
+    port: Arc<Mutex<Port>>,
+    /// What the guest is told as the disk's name.
+    name: [u8; NAME],
+    works: Vec<Option<Box<Work>>>,
+    /// The one of which something is still to be begun.
+    asking: Option<usize>,
+    /// The part of that one which has units, and is not begun.
+    filling: Option<Part>,
+    /// Whether one was taken in this portion.
+    has_taken: bool,
+    /// Parts in flight, by tag.
+    parts: Vec<Option<Part>>,
+    /// Requests that are over, and are to be given back.
+    over: VecDeque<usize>,
+    counts: Counts,
+}
+
+/// The first place of a list that is free, if it may have one.
+fn free_place<T>(list: &mut Vec<Option<T>>, most: usize) -> Option<usize> {
+    let free = list.iter().position(Option::is_none);
+    free.or_else(|| {
+        let at = list.len();
+        (at < most).then(|| {
+            list.push(None);
+            at
+        })
+    })
+}
+
+impl Block {
+    /// One whose guest is told that name, of which it hears 20 bytes.
+    #[must_use]
+    pub fn new(port: Arc<Mutex<Port>>, name: &str) -> Self {
+        let mut bytes = [0; NAME];
+        bytes.iter_mut().zip(name.bytes()).for_each(|(byte, of)| *byte = of);
+        Self {
+            port,
+            name: bytes,
+            works: Vec::new(),
+            asking: None,
+            filling: None,
+            has_taken: false,
+            parts: Vec::new(),
+            over: VecDeque::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    fn work(&mut self, at: usize) -> &mut Work {
+        let Some(work) = &mut self.works[at] else { unreachable!("there is no such request") };
+        work
+    }
+
+    /// Does one thing of what there is to be done.
+    fn step(
+        &mut self,
+        port: &mut Port,
+        queue: &mut Queue,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        if let Some((tag, result)) = port.landed() {
+            budget.pay(STEP)?;
+            return self.land((tag, result.is_ok()), port, outside, budget);
+        }
+        if let Some(at) = self.over.front().copied() {
+            budget.pay(STEP)?;
+            self.give_back(at, queue, outside)?;
+            self.over.pop_front();
+            return Ok(());
+        }
+        // What an earlier life has asked for comes first: it may be about the same sectors.
+        if port.has_strangers() {
+            return Err(Stop::Idle);
+        }
+        match self.asking {
+            Some(at) => {
+                budget.pay(STEP)?;
+                self.ask(at, port, outside, budget)
+            }
+            None => self.take(port.is_busy(), queue, outside, budget),
+        }
+    }
+
+    /// Takes the next request, if there is one. As long as requests come and many are in flight, the queue is looked at a moment later,
+    /// whether the driver notifies or not; so it need not.
+    fn take(
+        &mut self,
+        is_busy: bool,
+        queue: &mut Queue,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let at = free_place(&mut self.works, MOST_WORKS).ok_or(Stop::Idle)?;
+        match queue.take(outside)? {
+            Some(chain) => {
+                self.works[at] = Some(Box::new(Work::new(chain)));
+                self.asking = Some(at);
+                self.has_taken = true;
+                Ok(())
+            }
+            None if is_busy && self.has_taken => {
+                outside.soon();
+                Err(Stop::Idle)
+            }
+            None if queue.await_more(outside)? => budget.pay(STEP),
+            None => Err(Stop::Idle),
+        }
+    }
+
+    /// Begins what there is to be begun of a request: reads its header, or begins a part.
+    fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
+        let Some(request) = self.work(at).request else { return Ok(self.open(at, port, outside)?) };
+        let Request { operation, sector, bytes } = request;
+        if self.work(at).status == S_OK {
+            let part = self.filling.take().or_else(|| self.cut(at, bytes, port));
+            let mut part = part.ok_or(Stop::Idle)?;
+            let filled = match operation {
+                Operation::Write => self.work(at).copy(&mut part, operation, port, outside, budget),
+                Operation::Read | Operation::Flush => Ok(()),
+            };
+            self.filling = Some(part);
+            filled?;
+        }
+        if self.work(at).status == S_OK
+            && let (Some(part), Some(tag)) = (self.filling, free_place(&mut self.parts, MOST_FLYING))
+        {
+            let sector = sector + part.offset / SECTOR;
+            match port.begin(&Asked { operation, sector, units: part.units, bytes: part.bytes }, tag) {
+                Err(NotBegun::Busy) => return Err(Stop::Idle),
+                Err(NotBegun::Failed) => self.work(at).fail(S_IOERR),
+                Ok(()) => {
+                    self.counts.parts += 1;
+                    self.filling = None;
+                    // What is read is copied when it has landed.
+                    self.parts[tag] = Some(Part { copied: 0, ..part });
+                    let work = self.work(at);
+                    work.flying += 1;
+                    work.begun += part.bytes as u64;
+                    if work.begun < bytes {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        // There is no more of it; or it has failed.
+        self.filling.take().into_iter().for_each(|part| port.give(part.units));
+        self.is_asked(at);
+        Ok(())
+    }
+
+    /// The next part of a request, with units for it, if there are any.
+    fn cut(&self, at: usize, bytes: u64, port: &mut Port) -> Option<Part> {
+        let offset = self.works[at].as_ref().map_or(0, |work| work.begun);
+        let left = usize::try_from(bytes - offset).unwrap_or(usize::MAX);
+        let units = if left == 0 { Units::NONE } else { port.take(left.div_ceil(UNIT_BYTES))? };
+        Some(Part { work: at, offset, bytes: left.min(units.bytes()), units, copied: 0 })
+    }
+
+    /// Looks after the end of a part that the host's device has finished.
+    fn land(
+        &mut self,
+        (tag, is_done): (usize, bool),
+        port: &mut Port,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let Some(mut part) = self.parts[tag] else { unreachable!("what has landed was begun") };
+        let work = self.work(part.work);
+        if !is_done {
+            work.fail(S_IOERR);
+            self.counts.errors += 1;
+        } else if work.request.is_some_and(|request| request.operation == Operation::Read) {
+            let copied = work.copy(&mut part, Operation::Read, port, outside, budget);
+            self.parts[tag] = Some(part);
+            copied?;
+        }
+        port.forget_landed();
+        port.give(part.units);
+        self.parts[tag] = None;
+        self.work(part.work).flying -= 1;
+        self.settle(part.work);
+        Ok(())
+    }
+
+    /// Nothing more is to be begun of a request.
+    fn is_asked(&mut self, at: usize) {
+        self.asking = None;
+        self.work(at).is_asked = true;
+        self.settle(at);
+    }
+
+    /// Notes that a request is over, if it is.
+    fn settle(&mut self, at: usize) {
+        let work = self.work(at);
+        if work.is_asked && work.flying == 0 {
+            self.over.push_back(at);
+        }
+    }
+
+    /// Gives a request back that is over.
+    fn give_back(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<(), Trouble> {
+        let work = self.work(at);
+        let mut written = 0;
+        // One that has no place for the status cannot be told.
+        if let Some(last) = work.room(true).checked_sub(1)
+            && work.tell(last, &[work.status], outside)?
+        {
+            let read = work.request.filter(|request| request.operation == Operation::Read);
+            let data = read.filter(|_| work.status == S_OK).map_or(0, |request| request.bytes);
+            written = u32::try_from(data + 1).unwrap_or(u32::MAX);
+        }
+        queue.give(&work.chain, written, outside)?;
+        self.works[at] = None;
+        Ok(())
+    }
+
+    /// Reads the header of a request, and checks what it asks for. What is answered at once is over then.
+    fn open(&mut self, at: usize, port: &Port, outside: &mut dyn Outside) -> Result<(), Trouble> {
+        let name = self.name;
+        let work = self.work(at);
+        let header = work.header(outside)?;
+        let (Some(header), Some(data_in)) = (header, work.room(true).checked_sub(1)) else {
+            self.refuse(at, S_IOERR);
+            return Ok(());
+        };
+        let data_out = work.room(false) - HEADER as u64;
+        let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
+        let sector = u64::from_le_bytes(sector);
+        let (operation, bytes) = match u32::from_le_bytes([t0, t1, t2, t3]) {
+            T_IN => (Operation::Read, data_in),
+            T_OUT => (Operation::Write, data_out),
+            T_FLUSH => (Operation::Flush, 0),
+            T_GET_ID => {
+                let told = NAME.min(usize::try_from(data_in).unwrap_or(NAME));
+                match work.tell(0, &name[..told], outside)? {
+                    true => self.is_asked(at),
+                    false => self.refuse(at, S_IOERR),
+                }
+                return Ok(());
+            }
+            _ => {
+                self.refuse(at, S_UNSUPP);
+                return Ok(());
+            }
+        };
+        let end = sector.checked_add(bytes / SECTOR);
+        let is_there = bytes.is_multiple_of(SECTOR) && end.is_some_and(|end| end <= port.device().sectors());
+        if !is_there || operation == Operation::Write && port.device().is_read_only() {
+            self.refuse(at, S_IOERR);
+            return Ok(());
+        }
+        work.request = Some(Request { operation, sector, bytes });
+        self.counts.count(operation, bytes);
+        if bytes == 0 && operation != Operation::Flush {
+            self.is_asked(at);
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, at: usize, status: u8) {
+        self.counts.refused += 1;
+        self.work(at).fail(status);
+        self.is_asked(at);
+    }
+}
+
+impl Counts {
+    fn count(&mut self, operation: Operation, bytes: u64) {
+        match operation {
+            Operation::Read => {
+                self.reads += 1;
+                self.bytes_read += bytes;
+            }
+            Operation::Write => {
+                self.writes += 1;
+                self.bytes_written += bytes;
+            }
+            Operation::Flush => self.flushes += 1,
+        }
+    }
+}
+
+impl Backend for Block {
+    const ID: u32 = 2;
+    const QUEUES: usize = 1;
+    const GOES_ON: bool = true;
+
+    fn features(&self) -> u64 {
+        let port = self.port.lock();
+        let device = port.device();
+        let read_only = if device.is_read_only() { READ_ONLY } else { 0 };
+        SEG_MAX | BLK_SIZE | read_only | if device.has_cache() { FLUSH } else { 0 }
+    }
+
+    fn read_config(&self, offset: u64, width: u8) -> u32 {
+        let mut config = [0; CONFIG];
+        config[..8].copy_from_slice(&self.port.lock().device().sectors().to_le_bytes());
+        // Beside the data there are header and status.
+        config[12..16].copy_from_slice(&(MOST as u32 - 2).to_le_bytes());
+        config[20..24].copy_from_slice(&(SECTOR as u32).to_le_bytes());
+        let at = usize::try_from(offset).unwrap_or(CONFIG).min(CONFIG);
+        let bytes = config[at..].iter().take(width.into());
+        bytes.rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+    }
+
+    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
+
+    fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let port = Arc::clone(&self.port);
+        let (mut port, mut budget) = (port.lock(), Budget(PORTION));
+        self.has_taken = false;
+        loop {
+            match self.step(&mut port, queue, outside, &mut budget) {
+                Ok(()) => {}
+                Err(Stop::Idle) => return Ok(Progress::Idle),
+                Err(Stop::Spent) => return Ok(Progress::More),
+                Err(Stop::Trouble(trouble)) => return Err(trouble),
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.port.lock().start_over();
+        (self.asking, self.filling) = (None, None);
+        self.works.clear();
+        self.parts.clear();
+        self.over.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! The disk behind its transport, as a driver sees it.
+
+mod rig;
+
+use super::*;
+use crate::device::interface::tests::RAM;
+use crate::device::interface::{Answer, Device};
+use crate::disks::{IoError, UNITS};
+use alloc::vec;
+use rig::*;
+
+fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|n| (n.wrapping_mul(seed | 1) >> 3) as u8 ^ seed as u8).collect()
+}
+
+#[test]
+fn what_is_written_is_read_whatever_its_length() {
+    let mut rig = Rig::new();
+    for (n, bytes) in [(1, 512), (2, 4096), (3, 64 << 10), (4, (64 << 10) + 512), (5, 256 << 10)] {
+        let content = pattern(n, bytes);
+        assert_eq!(rig.do_one(T_OUT, 8 * n, bytes, content.clone()), (S_OK, 1));
+        rig.poke(DATA, &vec![0; bytes as usize]);
+        assert_eq!(rig.do_one(T_IN, 8 * n, bytes, Vec::new()), (S_OK, bytes as u32 + 1));
+        assert!(rig.bytes(DATA, bytes) == content, "{bytes} bytes");
+    }
+    assert_eq!(rig.do_one(T_FLUSH, 0, 0, Vec::new()), (S_OK, 1));
+    let counts = *rig.device.backend().counts();
+    assert_eq!((counts.reads, counts.writes, counts.flushes, counts.errors), (5, 5, 1, 0));
+    // Parts of 64 KiB: none is smaller than it has to be.
+    assert_eq!(counts.parts, 2 * (1 + 1 + 1 + 2 + 4) + 1);
+    assert_eq!(rig.free_units(), UNITS);
+}
+
+#[test]
+fn the_configuration_says_what_there_is() {
+    let mut rig = Rig::new();
+    let mut word = |offset: u64, width| match rig.device.load(0x100 + offset, width, &mut rig.world) {
+        Answer::Done(value) => value,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((word(0, 4), word(4, 4), word(12, 4), word(20, 4)), (SECTORS, 0, 62, 512));
+    assert_eq!((word(0, 2), word(1, 1), word(24, 4), word(0xfc, 4)), (SECTORS, SECTORS >> 8, 0, 0));
+    let features = |rig: &Rig| rig.device.backend().features();
+    assert_eq!(features(&rig), SEG_MAX | BLK_SIZE | FLUSH);
+    rig.model.lock().is_read_only = true;
+    assert_eq!(features(&rig), SEG_MAX | BLK_SIZE | FLUSH | READ_ONLY);
+}
+
+#[test]
+fn the_guest_hears_the_name() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.do_one(T_GET_ID, 0, 20, Vec::new()), (S_OK, 1));
+    assert_eq!(rig.bytes(DATA, 20), b"a disk with a name t");
+}
+
+#[test]
+fn what_is_no_request_for_this_disk_fails_by_itself() {
+    let mut rig = Rig::new();
+    let end = SECTORS * SECTOR;
+    for (kind, sector, bytes, status) in [
+        (T_IN, SECTORS, 512, S_IOERR),
+        (T_IN, SECTORS - 1, 1024, S_IOERR),
+        (T_OUT, SECTORS, 512, S_IOERR),
+        (T_IN, u64::MAX, 512, S_IOERR),
+        (T_OUT, u64::MAX - 7, 4096, S_IOERR),
+        (T_IN, 0, 511, S_IOERR),
+        (T_OUT, 0, 513, S_IOERR),
+        (11, 0, 512, S_UNSUPP),
+        (u32::MAX, 0, 0, S_UNSUPP),
+        // What is nothing is done.
+        (T_IN, SECTORS, 0, S_OK),
+    ] {
+        let content = vec![0; bytes as usize];
+        assert_eq!(rig.do_one(kind, sector, bytes, content).0, status, "{kind} {sector:#x} {bytes}");
+    }
+    assert_eq!(rig.do_one(T_IN, end / SECTOR - 1, 512, Vec::new()).0, S_OK);
+    rig.model.lock().is_read_only = true;
+    assert_eq!(rig.do_one(T_OUT, 0, 512, vec![0; 512]).0, S_IOERR);
+    rig.model.lock().is_read_only = false;
+    rig.model.lock().is_broken = true;
+    assert_eq!(rig.do_one(T_IN, 0, 512, Vec::new()).0, S_IOERR);
+    assert_eq!((rig.free_units(), rig.device.counts().1), (UNITS, 0));
+}
+
+#[test]
+fn chains_that_are_no_requests_come_back() {
+    let mut rig = Rig::new();
+    rig.poke(HEADERS, &[0; 16]);
+    let nowhere = 0x1000;
+    for buffers in [
+        // Too short for a header; without a status; both nowhere.
+        &[(HEADERS, 15, false), (STATUSES, 1, true)][..],
+        &[(HEADERS, 16, false)],
+        &[(HEADERS, 16, false), (STATUSES, 0, true)],
+        &[(nowhere, 16, false), (STATUSES, 1, true)],
+        &[(u64::MAX - 3, 16, false), (STATUSES, 1, true)],
+        &[(HEADERS, 16, false), (nowhere, 1, true)],
+        &[(HEADERS, 16, false), (u64::MAX, u32::MAX, true), (u64::MAX, 1, true)],
+        // Data that is nowhere.
+        &[(HEADERS, 16, false), (nowhere, 512, true), (STATUSES, 1, true)],
+        &[(HEADERS, 16, false), (u64::MAX - 255, 512, true), (STATUSES, 1, true)],
+        &[(HEADERS, 16, false), (DATA, 512, true), (nowhere, 512, true), (STATUSES, 1, true)],
+    ] {
+        rig.poke(STATUSES, &[NEW]);
+        rig.made[0] = Some(Made { kind: T_IN, sector: 0, bytes: 0, content: Vec::new() });
+        rig.chain(0, buffers);
+        rig.notify();
+        rig.finish_all();
+        let [(_, _, status, _)] = rig.come_back().try_into().expect("it comes back");
+        assert!(status == S_IOERR || status == NEW, "{buffers:x?}: {status}");
+        assert_eq!((rig.free_units(), rig.device.counts().1), (UNITS, 0), "{buffers:x?}");
+    }
+    assert_eq!(rig.do_one(T_IN, 0, 512, Vec::new()).0, S_OK);
+}
+
+#[test]
+fn the_borders_of_buffers_are_nothing_to_the_device() {
+    let mut rig = Rig::new();
+    let content = pattern(9, 1024);
+    rig.model.lock().sectors[..1024].copy_from_slice(&content);
+    rig.poke(HEADERS, &[0; 16]);
+    rig.made[0] = Some(Made { kind: T_IN, sector: 0, bytes: 1024, content: Vec::new() });
+    // The header in three, the data in odd pieces, the last one with the status.
+    let header = [(HEADERS, 1, false), (HEADERS + 1, 0, false), (HEADERS + 1, 14, false), (HEADERS + 15, 1, false)];
+    let data = [(DATA + 1, 3, true), (DATA + 4, 700, true), (DATA + 704, 322, true)];
+    rig.chain(0, &[&header[..], &data].concat());
+    rig.notify();
+    rig.finish_all();
+    assert_eq!(rig.come_back()[0].3, 1025);
+    assert!(rig.bytes(DATA + 1, 1024) == content && rig.bytes(DATA + 1025, 1) == [S_OK]);
+}
+
+#[test]
+fn a_reset_waits_for_what_an_earlier_life_has_asked() {
+    let mut rig = Rig::new();
+    let ask = |rig: &mut Rig, kind, content| rig.request(0, Made { kind, sector: 0, bytes: 4096, content }, &[]);
+    ask(&mut rig, T_OUT, vec![1; 4096]);
+    rig.request(1, Made { kind: T_IN, sector: 8, bytes: 4096, content: Vec::new() }, &[]);
+    rig.notify();
+    assert_eq!(rig.model.lock().begun.len(), 2);
+    rig.start();
+    rig.poke(DATA + DATA_BYTES, &[NEW; 4096]);
+    ask(&mut rig, T_OUT, vec![2; 4096]);
+    rig.notify();
+    // Nothing is begun: else the old request could be done after the new one.
+    assert_eq!(rig.model.lock().begun.len(), 2);
+    rig.finish(1, Ok(()));
+    rig.finish(0, Ok(()));
+    assert_eq!(rig.model.lock().sectors[0], 1);
+    assert_eq!(rig.model.lock().begun.len(), 1);
+    // What was read for the old life reaches nobody.
+    assert!(rig.bytes(DATA + DATA_BYTES, 4096).iter().all(|byte| *byte == NEW));
+    rig.finish_all();
+    assert_eq!((rig.come_back().len(), rig.free_units()), (1, UNITS));
+    assert_eq!(rig.model.lock().sectors[0], 2);
+}
+
+#[test]
+fn with_many_in_flight_the_driver_need_not_notify() {
+    let mut rig = Rig::new();
+    rig.has_events = true;
+    rig.start();
+    for place in 0..6 {
+        rig.request(place, Made { kind: T_IN, sector: place as u64, bytes: 512, content: Vec::new() }, &[]);
+        rig.notify_if_wanted();
+    }
+    assert_eq!((rig.device.counts().0, rig.model.lock().begun.len()), (4, 4));
+    // A moment later they are begun all the same, though nothing has landed.
+    rig.settle();
+    assert_eq!(rig.model.lock().begun.len(), 6);
+    // One that comes then is notified of.
+    rig.request(6, Made { kind: T_IN, sector: 9, bytes: 512, content: Vec::new() }, &[]);
+    rig.notify_if_wanted();
+    assert_eq!((rig.device.counts().0, rig.model.lock().begun.len()), (5, 7));
+}
+
+#[test]
+fn a_notification_is_done_in_portions() {
+    let mut rig = Rig::new();
+    rig.model.lock().most = 64;
+    // An odd place makes bytes of it, each of which costs.
+    let (header, status) = (HEADERS, STATUSES);
+    rig.poke(header, &[u64::from(T_OUT), 0].map(u64::to_le_bytes).concat());
+    rig.made[0] = Some(Made { kind: T_OUT, sector: 0, bytes: 0, content: Vec::new() });
+    rig.chain(0, &[(header, 16, false), (DATA + 1, 128 << 10, false), (status, 1, true)]);
+    let portions = (1..1000).find(|_| rig.set(0x050, 0) == Answer::Done(())).expect("it comes to an end");
+    assert!(portions >= 8, "{portions} portions");
+    rig.finish_all();
+    assert_eq!(rig.come_back()[0].2, S_OK);
+}
+
+/// A life of requests at random, each about sectors that no other one is about at the time.
+fn live(seed: u64, steps: usize) {
+    let mut rig = Rig::new();
+    let random = &mut Random(seed);
+    rig.world.later = (!seed.is_multiple_of(3)).then_some(seed);
+    rig.has_events = seed.is_multiple_of(2);
+    rig.start();
+    rig.model.lock().most = 1 + random.below(20) as usize;
+    let mut oracle = vec![0; (SECTORS * SECTOR) as usize];
+    let range = |made: &Made| (made.sector * SECTOR) as usize..(made.sector * SECTOR + made.bytes) as usize;
+    for _ in 0..steps {
+        match random.below(12) {
+            0..5 => {
+                let Some(place) = rig.made.iter().position(Option::is_none) else { continue };
+                let kind = *[T_IN, T_OUT, T_OUT, T_FLUSH].get(random.below(4) as usize).expect("four");
+                let most = 1 << random.below(9);
+                let bytes = if kind == T_FLUSH { 0 } else { SECTOR * (1 + random.below(most)) };
+                let sector = random.below(SECTORS - bytes / SECTOR);
+                let content = if kind == T_OUT { pattern(random.below(1 << 40), bytes) } else { Vec::new() };
+                let made = Made { kind, sector, bytes, content };
+                let (this, others) = (range(&made), rig.made.iter().flatten().map(range));
+                if others.into_iter().any(|other| this.start < other.end && other.start < this.end) {
+                    continue;
+                }
+                let cuts: Vec<u32> = (0..random.below(8)).map(|_| 1 + random.below(20_000) as u32).collect();
+                rig.request(place, made, &cuts);
+                match rig.has_events {
+                    true => rig.notify_if_wanted(),
+                    false if random.one_in(4) => {}
+                    false => rig.notify(),
+                }
+            }
+            5..11 => {
+                let count = rig.model.lock().begun.len() as u64;
+                if count != 0 {
+                    let result = if random.one_in(16) { Err(IoError) } else { Ok(()) };
+                    rig.finish(random.below(count) as usize, result);
+                }
+            }
+            _ if random.one_in(4) => {
+                // All at once: what was under way is done or is not.
+                let wild: Vec<Made> = rig.made.iter().flatten().cloned().collect();
+                rig.start();
+                let data: Vec<u8> = rig.bytes(DATA, DATA_BYTES * MOST_MADE as u64).to_vec();
+                rig.finish_all();
+                assert!(rig.bytes(DATA, DATA_BYTES * MOST_MADE as u64) == data, "an old request reached the guest");
+                let model = rig.model.lock();
+                wild.iter().for_each(|made| oracle[range(made)].copy_from_slice(&model.sectors[range(made)]));
+            }
+            _ if rig.has_events => rig.settle(),
+            _ => rig.notify(),
+        }
+        for (place, made, status, written) in rig.come_back() {
+            let there = range(&made);
+            let is_read = made.kind == T_IN;
+            assert_eq!(written, if is_read && status == S_OK { made.bytes as u32 + 1 } else { 1 });
+            match status {
+                S_OK if is_read => {
+                    let read = rig.bytes(DATA + DATA_BYTES * place as u64, made.bytes);
+                    assert!(read == &oracle[there], "{made:?}");
+                }
+                S_OK if made.kind == T_OUT => oracle[there].copy_from_slice(&made.content),
+                S_OK => {}
+                // Parts of it may have been done.
+                S_IOERR => oracle[there.clone()].copy_from_slice(&rig.model.lock().sectors[there]),
+                other => panic!("status {other}"),
+            }
+        }
+    }
+    rig.world.later = None;
+    if rig.has_events {
+        rig.settle();
+    } else {
+        rig.notify();
+    }
+    rig.finish_all();
+    rig.come_back();
+    assert!(rig.made.iter().all(Option::is_none), "some have not come back: {:?}", rig.device);
+    assert_eq!((rig.free_units(), rig.device.counts().1), (UNITS, 0));
+}
+
+#[test]
+fn requests_come_back_with_what_the_disk_has() {
+    (1..60).for_each(|seed| live(seed * 0x9e37_79b9, 400));
+}
+
+#[test]
+fn whatever_stands_in_the_rings_comes_to_an_end() {
+    for seed in 1..200 {
+        let (mut rig, random) = (Rig::new(), &mut Random(seed * 0x1234_5679));
+        rig.world.later = random.one_in(2).then_some(seed);
+        let places = [RAM, TABLE, DRIVER, DEVICE, TABLES, HEADERS, DATA, 0, u64::MAX - 0x1ff, RAM + 0x20_0000];
+        for _ in 0..200 {
+            let place = places[random.below(10) as usize].wrapping_add(random.below(600));
+            let bytes = if random.one_in(3) { random.below(1 << 32) } else { 512 * random.below(300) };
+            let flags = random.below(8);
+            let descriptor = [place, bytes & 0xffff_ffff | flags << 32 | random.below(70) << 48];
+            let at = *[TABLE, TABLES].get(random.below(2) as usize).expect("two") + 16 * random.below(64);
+            rig.poke(at, descriptor.map(u64::to_le_bytes).as_flattened());
+            let header = [random.below(16) | random.below(2) << 40, random.below(SECTORS + 9)];
+            rig.poke(HEADERS + 8 * random.below(16), header.map(u64::to_le_bytes).as_flattened());
+            rig.poke(DRIVER + 4 + 2 * random.below(64), &(random.below(66) as u16).to_le_bytes());
+            match random.below(8) {
+                0 => rig.start(),
+                1..3 => {
+                    let count = rig.model.lock().begun.len() as u64;
+                    if count != 0 {
+                        let at = random.below(count) as usize;
+                        rig.model.lock().finish(at, if random.one_in(4) { Err(IoError) } else { Ok(()) });
+                        rig.port.lock().attend();
+                        rig.device.moment(&mut rig.world);
+                    }
+                }
+                _ => {
+                    rig.available = rig.available.wrapping_add(random.below(4) as u16);
+                    let available = rig.available;
+                    rig.poke(DRIVER + 2, &available.to_le_bytes());
+                    for _ in 0..4 {
+                        rig.set(0x050, 0);
+                    }
+                }
+            }
+        }
+        // A driver that starts over has the whole disk.
+        rig.world.later = None;
+        rig.start();
+        while !rig.model.lock().begun.is_empty() {
+            rig.finish(0, Ok(()));
+        }
+        rig.port.lock().attend();
+        assert_eq!(rig.free_units(), UNITS);
+        assert_eq!(rig.do_one(T_OUT, 0, 512, vec![7; 512]).0, S_OK);
+    }
+}

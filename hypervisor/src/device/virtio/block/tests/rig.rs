@@ -1,0 +1,330 @@
+//! A driver, and a model of the host's device that finishes requests when it is told to.
+
+use super::super::*;
+use crate::device::interface::tests::{RAM, World};
+use crate::device::interface::{Answer, Device};
+use crate::device::virtio::Mmio;
+use crate::disks::{HostDisk, IoError, Token, UNITS};
+use alloc::vec;
+
+/// Sectors of the disk.
+pub(super) const SECTORS: u64 = 4096;
+pub(super) const TABLE: u64 = RAM;
+pub(super) const DRIVER: u64 = RAM + 0x800;
+pub(super) const DEVICE: u64 = RAM + 0xa00;
+/// Tables of descriptors, one for each entry of the queue.
+pub(super) const TABLES: u64 = RAM + 0x1000;
+/// Headers, one for each, and behind them each one's status.
+pub(super) const HEADERS: u64 = RAM + 0x1_1000;
+pub(super) const STATUSES: u64 = RAM + 0x1_2000;
+/// Data: 256 KiB for each.
+pub(super) const DATA: u64 = RAM + 0x2_0000;
+pub(super) const DATA_BYTES: u64 = 256 << 10;
+/// How many requests are made at a time.
+pub(super) const MOST_MADE: usize = 8;
+
+pub(super) const NEW: u8 = 0xee;
+
+/// Numbers that come again (xorshift64).
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % end
+    }
+
+    pub(super) fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+}
+
+/// What the host's device has, beside its buffer.
+pub(super) struct Model {
+    pub(super) sectors: Vec<u8>,
+    pub(super) is_read_only: bool,
+    /// What it has begun.
+    pub(super) begun: Vec<(Token, Asked)>,
+    /// What it is to have finished when it is looked at.
+    pub(super) done: VecDeque<(Token, Asked, Result<(), IoError>)>,
+    pub(super) tokens: u16,
+    /// How many requests it takes at a time.
+    pub(super) most: usize,
+    /// It takes none at all.
+    pub(super) is_broken: bool,
+}
+
+impl Model {
+    pub(super) fn new() -> Self {
+        Self {
+            sectors: vec![0; (SECTORS * SECTOR) as usize],
+            is_read_only: false,
+            begun: Vec::new(),
+            done: VecDeque::new(),
+            tokens: 0,
+            most: 16,
+            is_broken: false,
+        }
+    }
+
+    pub(super) fn is_flying(&self, units: Units) -> bool {
+        let end = |units: Units| units.first + units.count;
+        let mut flying = self.begun.iter().map(|(_, asked)| asked).chain(self.done.iter().map(|(_, asked, _)| asked));
+        flying.any(|asked| units.first < end(asked.units) && asked.units.first < end(units))
+    }
+
+    /// Finishes one of the requests that it has begun.
+    pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>) {
+        let (token, asked) = self.begun.remove(at);
+        self.done.push_back((token, asked, result));
+    }
+}
+
+pub(super) struct ModelDisk {
+    pub(super) model: Arc<Mutex<Model>>,
+    pub(super) buffer: Vec<u8>,
+}
+
+impl HostDisk for ModelDisk {
+    fn sectors(&self) -> u64 {
+        SECTORS
+    }
+    fn is_read_only(&self) -> bool {
+        self.model.lock().is_read_only
+    }
+    fn has_cache(&self) -> bool {
+        true
+    }
+    fn buffer(&mut self, units: Units) -> &mut [u8] {
+        assert!(!self.model.lock().is_flying(units), "{units:?} are the device's");
+        &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
+    }
+    fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
+        let mut model = self.model.lock();
+        assert!(asked.sector + (asked.bytes as u64).div_ceil(SECTOR) <= SECTORS, "{asked:?} is behind the end");
+        assert!(asked.bytes <= asked.units.bytes() && !model.is_flying(asked.units), "{asked:?}");
+        assert!(!(model.is_read_only && asked.operation == Operation::Write), "{asked:?}");
+        if model.is_broken {
+            return Err(NotBegun::Failed);
+        }
+        if model.begun.len() + model.done.len() >= model.most {
+            return Err(NotBegun::Busy);
+        }
+        model.tokens = model.tokens.wrapping_add(1);
+        let token = Token(model.tokens);
+        model.begun.push((token, *asked));
+        Ok(token)
+    }
+    fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
+        let mut model = self.model.lock();
+        let (token, asked, result) = model.done.pop_front()?;
+        let sector = (asked.sector * SECTOR) as usize;
+        let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..asked.bytes];
+        match (asked.operation, result) {
+            (Operation::Read, Ok(())) => buffer.copy_from_slice(&model.sectors[sector..sector + asked.bytes]),
+            (Operation::Write, Ok(())) => model.sectors[sector..sector + asked.bytes].copy_from_slice(buffer),
+            _ => {}
+        }
+        Some((token, result))
+    }
+    fn acknowledge(&mut self) {}
+}
+
+/// A request that was made, and has not come back.
+#[derive(Clone, Debug)]
+pub(super) struct Made {
+    pub(super) kind: u32,
+    pub(super) sector: u64,
+    pub(super) bytes: u64,
+    pub(super) content: Vec<u8>,
+}
+
+/// A driver that has set up its device.
+pub(super) struct Rig {
+    pub(super) device: Mmio<Block>,
+    pub(super) port: Arc<Mutex<Port>>,
+    pub(super) model: Arc<Mutex<Model>>,
+    pub(super) world: World,
+    /// By place.
+    pub(super) made: [Option<Made>; MOST_MADE],
+    pub(super) available: u16,
+    pub(super) seen: u16,
+    /// Whether each side says from where on it wants to hear from the other.
+    pub(super) has_events: bool,
+    /// How much was available when it last thought of notifying.
+    pub(super) told: u16,
+}
+
+impl Rig {
+    pub(super) fn new() -> Self {
+        let model = Arc::new(Mutex::new(Model::new()));
+        let device = ModelDisk { model: Arc::clone(&model), buffer: vec![0; UNITS * UNIT_BYTES] };
+        let port = Arc::new(Mutex::new(Port::new(Box::new(device))));
+        let ram = vec![0; (DATA - RAM + DATA_BYTES * MOST_MADE as u64) as usize];
+        let block = Block::new(Arc::clone(&port), "a disk with a name that is too long");
+        let device = Mmio::new(0x1000_2000, 2, block);
+        let mut rig = Self {
+            device,
+            port,
+            model,
+            world: World { ram, ..World::default() },
+            made: [const { None }; 8],
+            available: 0,
+            seen: 0,
+            has_events: false,
+            told: 0,
+        };
+        rig.start();
+        rig
+    }
+
+    pub(super) fn set(&mut self, offset: u64, value: u32) -> Answer<()> {
+        self.device.store(offset, 4, value.into(), &mut self.world)
+    }
+
+    /// Resets the device and sets it up.
+    pub(super) fn start(&mut self) {
+        self.made.fill(None);
+        (self.available, self.seen, self.told) = (0, 0, 0);
+        let events = u32::from(self.has_events) << 29;
+        // The rings are the driver's.
+        let later = self.world.later.take();
+        self.world.ram[..0x1000].fill(0);
+        for (offset, value) in
+            [(0x070, 0), (0x070, 3), (0x024, 0), (0x020, 1 << 9 | 1 << 28 | events), (0x024, 1), (0x020, 1)]
+        {
+            self.set(offset, value);
+        }
+        self.set(0x070, 11);
+        self.set(0x038, 64);
+        for (offset, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, DEVICE)] {
+            self.set(offset, address as u32);
+            self.set(offset + 4, (address >> 32) as u32);
+        }
+        self.set(0x044, 1);
+        self.set(0x070, 15);
+        self.world.later = later;
+    }
+
+    /// Does something that the guest does itself, whose memory is there then.
+    pub(super) fn poke(&mut self, gpa: u64, bytes: &[u8]) {
+        let start = (gpa - RAM) as usize;
+        self.world.ram[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(super) fn bytes(&self, gpa: u64, bytes: u64) -> &[u8] {
+        &self.world.ram[(gpa - RAM) as usize..][..bytes as usize]
+    }
+
+    /// Puts a chain into a place's table and makes it available.
+    pub(super) fn chain(&mut self, place: usize, buffers: &[(u64, u32, bool)]) {
+        let table = TABLES + 16 * 64 * place as u64;
+        for (n, (gpa, bytes, is_written)) in buffers.iter().enumerate() {
+            let flags = u64::from(n + 1 < buffers.len()) | u64::from(*is_written) << 1;
+            let words = [*gpa, u64::from(*bytes) | flags << 32 | (n as u64 + 1) << 48];
+            self.poke(table + 16 * n as u64, words.map(u64::to_le_bytes).as_flattened());
+        }
+        let words = [table, (16 * buffers.len() as u64) | (4 << 32)];
+        self.poke(TABLE + 16 * place as u64, words.map(u64::to_le_bytes).as_flattened());
+        self.poke(DRIVER + 4 + 2 * u64::from(self.available % 64), &(place as u16).to_le_bytes());
+        self.available = self.available.wrapping_add(1);
+        self.poke(DRIVER + 2, &self.available.to_le_bytes());
+    }
+
+    /// The buffers of a request, cut where the driver likes.
+    pub(super) fn request(&mut self, place: usize, made: Made, cuts: &[u32]) {
+        let at = place as u64;
+        let (header, status, data) = (HEADERS + 64 * at, STATUSES + at, DATA + DATA_BYTES * at);
+        let words = [made.kind.into(), made.sector];
+        self.poke(header, words.map(u64::to_le_bytes).as_flattened());
+        self.poke(status, &[NEW]);
+        if made.kind == T_OUT {
+            self.poke(data, &made.content);
+        }
+        let mut buffers = vec![(header, 16, false)];
+        let (mut done, mut cuts) = (0, cuts.iter());
+        while done < made.bytes {
+            let bytes = cuts.next().map_or(made.bytes - done, |cut| u64::from(*cut).min(made.bytes - done));
+            buffers.push((data + done, bytes as u32, made.kind != T_OUT));
+            done += bytes;
+        }
+        buffers.push((status, 1, true));
+        self.chain(place, &buffers);
+        self.made[place] = Some(made);
+    }
+
+    /// Notifies until the device goes on no more by that.
+    pub(super) fn notify(&mut self) {
+        let done = (0..10_000).any(|_| self.set(0x050, 0) == Answer::Done(()));
+        assert!(done, "a notification comes to an end");
+        self.settle();
+    }
+
+    /// Notifies if the device wants to hear of what was made available.
+    pub(super) fn notify_if_wanted(&mut self) {
+        let event = self.bytes(DEVICE + 4 + 8 * 64, 2).try_into().map(u16::from_le_bytes).unwrap();
+        let new = self.available.wrapping_sub(core::mem::replace(&mut self.told, self.available));
+        if self.available.wrapping_sub(event).wrapping_sub(1) < new {
+            let done = (0..10_000).any(|_| self.set(0x050, 0) == Answer::Done(()));
+            assert!(done, "a notification comes to an end");
+        }
+    }
+
+    /// Gives it moments as long as it asks for them.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..100_000 {
+            if !core::mem::take(&mut self.world.is_soon) {
+                return;
+            }
+            self.device.moment(&mut self.world);
+        }
+        panic!("it asks for moments for ever");
+    }
+
+    /// The host's device finishes something, and interrupts.
+    pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>) {
+        self.model.lock().finish(at, result);
+        self.port.lock().attend();
+        self.device.moment(&mut self.world);
+        self.settle();
+    }
+
+    pub(super) fn finish_all(&mut self) {
+        while !self.model.lock().begun.is_empty() {
+            self.finish(0, Ok(()));
+        }
+    }
+
+    /// What has come back: places, what was made there, the status, and how much was written.
+    pub(super) fn come_back(&mut self) -> Vec<(usize, Made, u8, u32)> {
+        let mut all = Vec::new();
+        let index = self.bytes(DEVICE + 2, 2).try_into().map(u16::from_le_bytes).unwrap();
+        while self.seen != index {
+            let element = self.bytes(DEVICE + 4 + 8 * u64::from(self.seen % 64), 8);
+            let [place, written] = [0, 4].map(|at| u32::from_le_bytes(element[at..at + 4].try_into().unwrap()));
+            let place = place as usize;
+            let made = self.made[place].take().expect("it was made and has not come back");
+            all.push((place, made, self.bytes(STATUSES + place as u64, 1)[0], written));
+            self.seen = self.seen.wrapping_add(1);
+        }
+        all
+    }
+
+    /// Makes one request and has it done; returns its status, and how much was written.
+    pub(super) fn do_one(&mut self, kind: u32, sector: u64, bytes: u64, content: Vec<u8>) -> (u8, u32) {
+        self.request(0, Made { kind, sector, bytes, content }, &[]);
+        self.notify();
+        self.finish_all();
+        let [(_, _, status, written)] = self.come_back().try_into().expect("it comes back");
+        (status, written)
+    }
+
+    pub(super) fn free_units(&self) -> usize {
+        let mut port = self.port.lock();
+        let taken: Vec<Units> = core::iter::from_fn(|| port.take(1)).collect();
+        taken.iter().for_each(|units| port.give(*units));
+        taken.len()
+    }
+}

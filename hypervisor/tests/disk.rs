@@ -1,0 +1,161 @@
+//! A VM's disk, in each mode: requests while the vCPU goes on, and what becomes of them when the VM ends or starts over.
+
+mod fake;
+
+use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
+use abi::record::EndReason;
+use fake::disk::platters;
+use fake::{World, depart, park, printed, start_due, vm_config};
+use hypervisor::device::Answer;
+use hypervisor::offer::GuestTimer;
+use hypervisor::serial::{Output, Reach, attend_disk};
+use hypervisor::vm::Departure;
+use rv::Addr;
+
+/// Its number, and where its registers are.
+const DISK: u32 = 3;
+const DEVICE: u64 = 0x1000_2000;
+const SOURCE: u64 = 2;
+const TABLE: u64 = GUEST_RAM_BASE;
+const DRIVER: u64 = GUEST_RAM_BASE + 0x800;
+const USED: u64 = GUEST_RAM_BASE + 0xa00;
+const HEADER: u64 = GUEST_RAM_BASE + 0x1000;
+const DATA: u64 = GUEST_RAM_BASE + 0x2800;
+const STATUS: u64 = GUEST_RAM_BASE + 0x1800;
+
+fn world_with_disk(mmu: MmuMode) -> World {
+    let config = VmConfig { mmu: Some(mmu), disks: vec![DISK], ..vm_config("vm", 2) };
+    let mut w = fake::world_of(config, GuestTimer::Sstc);
+    let translation = w.run.vm.translation;
+    assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+    w
+}
+
+fn set(w: &mut World, register: u64, value: u64) -> Answer<()> {
+    let vm = w.run.vm.clone();
+    let (target, offset, _) = vm.device_at(DEVICE + register).expect("it is there");
+    let outside = &mut Reach { g: &w.g, vm: &vm, env: &mut w.hart, output: Output::Print };
+    vm.devices.lock().store(target, (offset, 4), value, outside)
+}
+
+fn write(w: &mut World, gpa: u64, bytes: &[u8]) {
+    fake::write(&w.g, &w.run.vm, Addr::new(gpa), bytes, &mut w.hart).unwrap();
+}
+
+fn read<const N: usize>(w: &mut World, gpa: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    fake::read(&w.g, &w.run.vm, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
+    bytes
+}
+
+/// The driver starts, and asks for 8 KiB from the third sector on: to read them (type 0), or to write them (1).
+fn ask(w: &mut World, kind: u64) {
+    for (register, value) in [(0x070, 0), (0x070, 3), (0x024, 1), (0x020, 1), (0x070, 11), (0x038, 4)] {
+        set(w, register, value);
+    }
+    for (register, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, USED)] {
+        set(w, register, address & 0xffff_ffff);
+        set(w, register + 4, address >> 32);
+    }
+    set(w, 0x044, 1);
+    set(w, 0x070, 15);
+    write(w, HEADER, [kind, 3].map(u64::to_le_bytes).as_flattened());
+    write(w, STATUS, &[0xee]);
+    let write_flag = if kind == 0 { 2 } else { 0 };
+    let chain = [(HEADER, 16, 1), (DATA, 8192, 1 | write_flag), (STATUS, 1, 2)];
+    for (n, (gpa, bytes, flags)) in (0..).zip(chain) {
+        let words: [u64; 2] = [gpa, bytes | flags << 32 | (n + 1) << 48];
+        write(w, TABLE + 16 * n, words.map(u64::to_le_bytes).as_flattened());
+    }
+    write(w, USED, &[0; 16]);
+    write(w, DRIVER, &[0, 0, 1, 0, 0, 0]);
+    assert_eq!(set(w, 0x050, 0), Answer::Done(()), "nobody waits for the disk");
+}
+
+/// The disk finishes what it has, and interrupts.
+fn interrupt(w: &mut World) {
+    platters(DISK).lock().unwrap().finish();
+    let port = w.g.offer.disks.get(DISK).expect("the machine has it").clone();
+    attend_disk(&w.g, &port, &mut w.hart);
+}
+
+#[test]
+fn what_is_written_is_there_and_what_is_read_comes_by_itself() {
+    for mmu in MmuMode::ALL {
+        let mut w = world_with_disk(mmu);
+        let content: Vec<u8> = (0..8192u32).map(|n| ((n * 7) >> 3) as u8).collect();
+        write(&mut w, DATA, &content);
+        ask(&mut w, 1);
+        assert_eq!(read::<1>(&mut w, STATUS), [0xee], "{mmu}: it is under way");
+        // What the guest writes there now is for later.
+        write(&mut w, DATA, &[0; 8192]);
+        interrupt(&mut w);
+        assert_eq!((read::<1>(&mut w, STATUS), read::<2>(&mut w, USED + 2)), ([0], [1, 0]), "{mmu}");
+        assert!(platters(DISK).lock().unwrap().sectors[3 * 512..][..8192] == content, "{mmu}");
+        assert!(w.run.vm.devices.lock().plic.is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
+        ask(&mut w, 0);
+        interrupt(&mut w);
+        assert!(read::<8192>(&mut w, DATA) == *content, "{mmu}");
+        let counters = w.g.report(&w.run.vm).counters;
+        let count = |name: &str| counters.iter().find(|(known, _)| *known == name).map(|(_, count)| *count);
+        let counts = ["disk.reads", "disk.writes", "disk.parts", "disk.malformed"].map(count);
+        assert_eq!(counts, [Some(1), Some(1), Some(2), Some(0)], "{mmu}");
+    }
+}
+
+#[test]
+fn what_is_under_way_when_a_vm_starts_over_does_not_reach_it() {
+    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+        let mut w = world_with_disk(mmu);
+        platters(DISK).lock().unwrap().sectors.fill(9);
+        ask(&mut w, 0);
+        let vm = w.run.vm.clone();
+        depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
+        park(&w.g, w.run, &mut w.hart);
+        let run = w.g.sched.take(0).expect("it has started over");
+        w.run = run;
+        write(&mut w, DATA, &[1; 8192]);
+        // Before the new driver looks for the device, and after.
+        interrupt(&mut w);
+        assert!(read::<8192>(&mut w, DATA) == [1; 8192], "{mmu}");
+        ask(&mut w, 1);
+        interrupt(&mut w);
+        assert_eq!(read::<1>(&mut w, STATUS), [0], "{mmu}");
+        assert!(platters(DISK).lock().unwrap().sectors[3 * 512..][..8192] == [1; 8192], "{mmu}");
+    }
+    printed();
+}
+
+#[test]
+fn what_is_under_way_when_a_vm_ends_harms_nobody() {
+    let other = vm_config("other", 1);
+    let config = VmConfig { disks: vec![DISK], ..vm_config("vm", 1) };
+    let (g, mut hart) = fake::machine(vec![config, other], 2, GuestTimer::Sstc);
+    start_due(&g, &mut hart);
+    let run = g.sched.take(0).expect("the first vCPU is ready");
+    let mut w = World { g, hart, run };
+    w.run.shared.hart.store(0, std::sync::atomic::Ordering::SeqCst);
+    platters(DISK).lock().unwrap().sectors.fill(9);
+    ask(&mut w, 0);
+    let vm = w.run.vm.clone();
+    depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
+    // Its memory is gone before it is.
+    let World { g, mut hart, run } = w;
+    park(&g, run, &mut hart);
+    assert!(g.vms.get(vm.handle).is_none() && g.frames().usage(mmu::frames::Owner::Vm(0)).total() == 0);
+    let before = fake::ACCESSES.get();
+    platters(DISK).lock().unwrap().finish();
+    attend_disk(&g, g.offer.disks.get(DISK).expect("it is there"), &mut hart);
+    assert_eq!(fake::ACCESSES.get(), before, "it has reached for memory");
+    printed();
+}
+
+#[test]
+fn a_vm_without_its_disk_does_not_start() {
+    let config = VmConfig { disks: vec![DISK], ..vm_config("vm", 1) };
+    let (mut g, mut hart) = fake::machine(vec![], 1, GuestTimer::Sstc);
+    g.offer.disks = hypervisor::disks::Disks::default();
+    g.vms.wish(config, &g.offer);
+    start_due(&g, &mut hart);
+    assert!(printed().contains("could not be started: the machine has no block device with the serial gnomon-disk-3"));
+}

@@ -1,0 +1,91 @@
+//! A disk of the host's, which finishes requests when it is told to.
+
+use hypervisor::disks::{Asked, HostDisk, IoError, NotBegun, Operation, SECTOR, Token, UNIT_BYTES, UNITS, Units};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Sectors that it has.
+pub const SECTORS: u64 = 2048;
+
+/// What it has and does.
+#[derive(Debug)]
+pub struct Platters {
+    pub sectors: Vec<u8>,
+    /// What was begun and is not finished.
+    pub begun: Vec<(Token, Asked)>,
+    done: Vec<(Token, Asked)>,
+    tokens: u16,
+}
+
+impl Platters {
+    /// Finishes all that was begun.
+    pub fn finish(&mut self) {
+        self.done.append(&mut self.begun);
+    }
+}
+
+thread_local! {
+    /// Those of the machine that was made last, by number.
+    static DISKS: RefCell<BTreeMap<u32, Arc<Mutex<Platters>>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// The platters of a disk of the machine that was made last.
+pub fn platters(number: u32) -> Arc<Mutex<Platters>> {
+    DISKS.with_borrow(|all| all[&number].clone())
+}
+
+pub struct FakeDisk {
+    platters: Arc<Mutex<Platters>>,
+    buffer: Vec<u8>,
+}
+
+impl FakeDisk {
+    pub fn new(number: u32) -> Self {
+        let sectors = vec![0; (SECTORS * SECTOR) as usize];
+        let platters = Platters { sectors, begun: Vec::new(), done: Vec::new(), tokens: 0 };
+        let platters = Arc::new(Mutex::new(platters));
+        DISKS.with_borrow_mut(|all| all.insert(number, platters.clone()));
+        Self { platters, buffer: vec![0; UNITS * UNIT_BYTES] }
+    }
+
+    fn platters(&self) -> MutexGuard<'_, Platters> {
+        self.platters.lock().unwrap()
+    }
+}
+
+impl HostDisk for FakeDisk {
+    fn sectors(&self) -> u64 {
+        SECTORS
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn has_cache(&self) -> bool {
+        true
+    }
+    fn buffer(&mut self, units: Units) -> &mut [u8] {
+        &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
+    }
+    fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
+        let mut platters = self.platters();
+        platters.tokens = platters.tokens.wrapping_add(1);
+        let token = Token(platters.tokens);
+        platters.begun.push((token, *asked));
+        Ok(token)
+    }
+    fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
+        let mut platters = self.platters.lock().unwrap();
+        let (token, asked) = platters.done.pop()?;
+        let at = (asked.sector * SECTOR) as usize;
+        let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..asked.bytes];
+        let sectors = &mut platters.sectors[at..at + asked.bytes];
+        match asked.operation {
+            Operation::Read => buffer.copy_from_slice(sectors),
+            Operation::Write => sectors.copy_from_slice(buffer),
+            Operation::Flush => {}
+        }
+        Some((token, Ok(())))
+    }
+    fn acknowledge(&mut self) {}
+}
