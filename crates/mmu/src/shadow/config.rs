@@ -112,7 +112,7 @@ impl Budget {
     /// To begin with another shadow page.
     pub(super) const VISIT: u32 = 16;
     /// To fill one of a new page.
-    pub(super) const FILL: u32 = 56;
+    pub(super) const FILL: u32 = 53;
     /// To compare 64 entries one after the other.
     pub(super) const COMPARE: u32 = 18;
 
