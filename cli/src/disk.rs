@@ -324,19 +324,24 @@ pub fn provide<'a>(
 
 /// What QEMU is told of disk number `number`. It never guesses the format, for what a guest has written might lead it astray.
 pub(crate) fn args(number: usize, disk: &Disk) -> Vec<String> {
-    // A comma in a value of QEMU's is written twice.
-    let file = disk.file.display().to_string().replace(',', ",,");
     let use_ = match disk.use_ {
         Use::Write => "",
         Use::Snapshot => ",snapshot=on",
         Use::Read => ",readonly=on",
     };
-    let (format, serial) = (disk.format.name(), abi::disk_serial(number as u32));
+    let options = format!("format={}{use_}", disk.format.name());
+    block_device(&format!("disk{number}"), &disk.file, &options, &abi::disk_serial(number as u32))
+}
+
+/// What QEMU is told of a block device with that name and serial, behind which is the file.
+pub(crate) fn block_device(id: &str, file: &Path, options: &str, serial: &str) -> Vec<String> {
+    // A comma in a value of QEMU's is written twice.
+    let file = file.display().to_string().replace(',', ",,");
     vec![
         "-drive".into(),
-        format!("file={file},if=none,id=disk{number},format={format}{use_}"),
+        format!("file={file},if=none,id={id},{options}"),
         "-device".into(),
-        format!("virtio-blk-device,drive=disk{number},serial={serial}"),
+        format!("virtio-blk-device,drive={id},serial={serial}"),
     ]
 }
 

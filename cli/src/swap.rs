@@ -1,5 +1,6 @@
 //! The file that Gnomon pages to: the host's virtio block device that `--swap` asks for.
 
+use crate::disk::block_device;
 use crate::size::{PAGE, Size};
 use miette::Diagnostic;
 use std::fs::OpenOptions;
@@ -92,14 +93,7 @@ impl SwapSpec {
 
 /// What QEMU is told of it. A cache that outlives the machine is of no use: what was paged out is of no use then either.
 pub(crate) fn args(path: &Path) -> Vec<String> {
-    // A comma in a value of QEMU's is written twice.
-    let file = path.display().to_string().replace(',', ",,");
-    vec![
-        "-drive".into(),
-        format!("file={file},if=none,id=swap,format=raw,cache=unsafe,discard=unmap"),
-        "-device".into(),
-        format!("virtio-blk-device,drive=swap,serial={}", abi::SWAP_SERIAL),
-    ]
+    block_device("swap", path, "format=raw,cache=unsafe,discard=unmap", abi::SWAP_SERIAL)
 }
 
 #[cfg(test)]

@@ -18,11 +18,9 @@ impl<E: Env> Reach<'_, E> {
     ) -> Result<T, Unreached> {
         // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
         let made = self.vm.with_page(self.g, (gpa, access), &mut Ready::Never, self.env, make);
-        made.map_err(|why| match why {
-            // A VM that is on its way to start over: before it has memory again, its devices are reset.
-            Unreachable::Gone => Unreached::Later,
-            why if why.is_for_now() => Unreached::Later,
-            _ => Unreached::Nowhere,
+        made.map_err(|why| {
+            // A VM without memory is on its way to start over: before it has some again, its devices are reset.
+            if why.is_for_now() || matches!(why, Unreachable::Gone) { Unreached::Later } else { Unreached::Nowhere }
         })
     }
 }

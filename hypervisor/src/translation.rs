@@ -261,7 +261,10 @@ impl Translation {
     pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
         match self {
             TwoStage => None,
-            Shadow(_) => shadow::roots::instruction(g, run, what, env),
+            Shadow(_) => {
+                run.follow_lane();
+                shadow::roots::instruction(g, run, what, env)
+            }
         }
     }
 
@@ -270,7 +273,7 @@ impl Translation {
         match self {
             TwoStage => env.vsatp(),
             // The hart's register is Gnomon's.
-            Shadow(_) => shadow::roots::satp(run),
+            Shadow(_) => run.satp(),
         }
     }
 
@@ -278,7 +281,10 @@ impl Translation {
     pub fn fence<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
         match self {
             TwoStage => two_stage::fence(fence, env),
-            Shadow(_) => shadow::fence(g, run, fence, env),
+            Shadow(_) => {
+                run.follow_lane();
+                shadow::fence(g, run, fence, env)
+            }
         }
     }
 

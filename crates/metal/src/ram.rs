@@ -195,23 +195,11 @@ impl PhysMem for Ram {
     }
 
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
-        let (from, to, bytes) = (from.base().raw(), to.base().raw(), pages * PAGE_BYTES);
+        let bytes = (pages * PAGE_BYTES) as usize;
+        let from = ptr::with_exposed_provenance::<u8>(from.base().raw() as usize);
+        let to = ptr::with_exposed_provenance_mut::<u8>(to.base().raw() as usize);
         // SAFETY: both runs are frames free of Rust objects and do not overlap (trait's contract).
-        // A 64-byte line at a time: copying a page is most of what a copy-on-write fault costs.
-        unsafe {
-            asm!(
-                "2:",
-                "ld {a}, 0({from})", "ld {b}, 8({from})", "ld {c}, 16({from})", "ld {d}, 24({from})",
-                "sd {a}, 0({to})", "sd {b}, 8({to})", "sd {c}, 16({to})", "sd {d}, 24({to})",
-                "ld {a}, 32({from})", "ld {b}, 40({from})", "ld {c}, 48({from})", "ld {d}, 56({from})",
-                "sd {a}, 32({to})", "sd {b}, 40({to})", "sd {c}, 48({to})", "sd {d}, 56({to})",
-                "addi {from}, {from}, 64", "addi {to}, {to}, 64",
-                "bltu {from}, {end}, 2b",
-                from = inout(reg) from => _, to = inout(reg) to => _, end = in(reg) from + bytes,
-                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
-                options(nostack)
-            );
-        }
+        unsafe { copy_lines(from, to, bytes) };
     }
 
     fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
@@ -235,11 +223,13 @@ impl PhysMem for Ram {
     }
 }
 
-/// Copies as many whole lines of 64 bytes as there are, if both sides are aligned to words; returns how many bytes that were. The data of
-/// guests' disks comes by here. A guest may read and write its side meanwhile.
+/// Copies as many whole lines of 64 bytes as there are, if both sides are aligned to words; returns how many bytes that were. To
+/// copy a page is most of what a copy-on-write fault costs, and the data of guests' disks comes by here. A guest may read and write its
+/// side meanwhile.
 ///
 /// # Safety
 /// `from` may be read and `to` be written, for so many bytes, and they do not overlap.
+#[inline(always)]
 unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) -> usize {
     let lines = bytes / 64 * 64;
     if lines == 0 || !(from.addr() | to.addr()).is_multiple_of(8) {

@@ -46,12 +46,6 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result
     }
 }
 
-/// What the vCPU's guest has written to `satp`.
-pub(crate) fn satp(run: &VcpuRun) -> u64 {
-    let lane = &run.context.lane;
-    if lane.changes() == run.changes { run.csrs.vsatp } else { run.views.key(lane.place()) }
-}
-
 /// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Says whether it has: if it would take
 /// too long at once, it has the old one, and each attempt does a part.
 fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
@@ -91,8 +85,7 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     if !root.has_lane || !vm.config.lane {
         return;
     }
-    let named = (!views.others_have(root.asid)).then_some(root.asid);
-    lane.turn_on(root.table, named, env.lane_table(root));
+    lane.turn_on(root.table, views.named(root), env.lane_table(root));
     if !g.tunables.is_on(Id::Roots) {
         views.disarm();
     } else if let Some(place) = views.arm(run.csrs.vsatp, satp) {
@@ -176,7 +169,6 @@ pub(crate) fn instruction<E: Env>(
     if from != Mode::Supervisor {
         return None;
     }
-    run.follow_lane();
     let has_svinval = || g.offer.isa.has("svinval");
     let outcome = match (insn, insn & FENCE_MASK) {
         (_, SFENCE_VMA) => own_fence(g, run, insn, env),

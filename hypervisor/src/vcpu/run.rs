@@ -140,7 +140,15 @@ impl VcpuRun {
         counters.lane_satp.add(self.context.lane.changes() - counters.lane_satp.get());
     }
 
-    /// What the lane has done since is known, too: the present root, and `satp`. To be called before either is looked at.
+    /// On shadow tables: what its guest has written to `satp`.
+    #[must_use]
+    pub fn satp(&self) -> u64 {
+        let lane = &self.context.lane;
+        if lane.changes() == self.changes { self.csrs.vsatp } else { self.views.key(lane.place()) }
+    }
+
+    /// On shadow tables: what the lane has done since is known, too, the present root and `satp`. [`crate::translation`] calls it before
+    /// anything looks at either, and faults do themselves.
     #[inline(always)]
     pub fn follow_lane(&mut self) {
         if self.context.lane.changes() != self.changes {

@@ -144,14 +144,17 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
+    /// The entry of level 0 that decides about `gva`, if the way there is remembered: that of an address that can be.
+    #[inline(always)]
+    pub(super) fn known(&self, root: &Root<S>, gva: Addr<S>) -> Option<At> {
+        Some((self.walks.find(root.serial, gva)?, root.format.index_in_frame(gva, Level::PAGE)))
+    }
+
     /// Goes down the shadow's pointers as far as they lead from one shadow of a guest's table to another, and says where
     /// it arrives: the entry that decides about `gva`, or the last above it.
     #[inline(always)]
     pub(super) fn descend(&mut self, root: &Root<S>, gva: Addr<S>, mem: &impl PhysMem) -> At {
-        match self.walks.find(root.serial, gva) {
-            Some(id) => (id, root.format.index_in_frame(gva, Level::PAGE)),
-            None => self.descend_from_root(root, gva, mem),
-        }
+        self.known(root, gva).unwrap_or_else(|| self.descend_from_root(root, gva, mem))
     }
 
     #[cold]
@@ -188,8 +191,8 @@ impl<S: Shadowed> Shadow<S> {
         space: &AddressSpace,
         mem: &mut impl PhysMem,
     ) -> Option<Answer> {
-        let at = match self.walks.find(root.serial, gva) {
-            Some(id) => (id, root.format.index_in_frame(gva, Level::PAGE)),
+        let at = match self.known(root, gva) {
+            Some(at) => at,
             // None is remembered there.
             None if !root.format.fits(gva) => return None,
             None => self.descend_from_root(root, gva, mem),

@@ -117,10 +117,13 @@ impl<S: Shadowed> Shadow<S> {
         if let Some(root) = root {
             self.detach(root, views, log);
         }
-        views.let_others_go().for_each(|held| self.let_held_go(&held));
+        while let Some(held) = views.let_one_go() {
+            self.let_held_go(&held);
+        }
     }
 
-    /// Pages of roots that vCPUs have, or that are held for them: one for each.
+    /// Pages of roots that vCPUs have, or that are held for them: one for each. For tests.
+    #[cfg(feature = "sabotage")]
     #[must_use]
     pub fn pages_in_use(&self) -> u64 {
         (0..self.index.end()).filter_map(|id| self.index.get(id)).map(|page| u64::from(page.users)).sum()

@@ -105,11 +105,10 @@ impl<S: Shadowed> Shadow<S> {
         space: &AddressSpace,
         mem: &mut impl PhysMem,
     ) -> bool {
-        let Some(id) = self.walks.find(root.serial, gva).filter(|_| self.steers()) else { return false };
+        let Some(at) = self.known(root, gva).filter(|_| self.steers()) else { return false };
         self.pass_page(gva);
-        let at = (id, root.format.index_in_frame(gva, Level::PAGE));
         let Both { ours, guests: Some(pte) } = self.look(at, space, mem) else { return false };
-        if self.index.page(id).made_from(at.1, mem) != pte && !self.is_sabotaged(Sabotage::ForgetsFence) {
+        if self.index.page(at.0).made_from(at.1, mem) != pte && !self.is_sabotaged(Sabotage::ForgetsFence) {
             self.counters.synced_entries += 1;
             let debt = self.remade(at, ours, pte, space, mem);
             self.leave(debt);

@@ -120,19 +120,18 @@ impl<S: Shadowed> Views<S> {
     /// The view of what the guest's `satp` leads to, if there is one, and the root as it was.
     #[inline(always)]
     pub(super) fn find(&self, paging: Paging, asid: Asid) -> Option<(usize, &Root<S>)> {
-        let at = self.pair(paging, asid).find(|at| {
-            let view = self.views.get(*at).and_then(Option::as_ref);
-            view.is_some_and(|view| view.root.paging == paging && view.root.asid == asid)
-        })?;
-        Some((at, &self.views[at].as_ref()?.root))
+        self.pair(paging, asid).find_map(|at| {
+            let root = &self.get(at)?.root;
+            (root.paging == paging && root.asid == asid).then_some((at, root))
+        })
     }
 
-    /// Whether a root other than the present one may go by `asid` as well. Then the lane, which knows only the
-    /// present one, must not take fences by ASID.
+    /// The ASID that fences in the lane may name while `root` is the present one: none, if another root may go by it as well, for the
+    /// lane knows only the present one.
     #[must_use]
-    pub fn others_have(&self, asid: Asid) -> bool {
-        let its_own = usize::from(self.present().is_some_and(|view| view.root.asid == asid));
-        asid.0 == 0 && self.without_asid > its_own
+    pub fn named(&self, root: &Root<S>) -> Option<Asid> {
+        let its_own = usize::from(self.present().is_some_and(|view| view.root.asid == root.asid));
+        (root.asid.0 != 0 || self.without_asid <= its_own).then_some(root.asid)
     }
 
     /// The roots of an ASID, or all, but for the present one, are out of date.
@@ -142,7 +141,8 @@ impl<S: Shadowed> Views<S> {
             None | Some(Asid(0)) => log.push_everything(),
             Some(asid) => {
                 let first = LaneRoot::place(asid, 0, self.places);
-                if let Some(at) = (first..first + LaneRoot::PAIR).find(|at| self.has_asid(*at, asid))
+                let is_its_own = |at: &usize| self.get(*at).is_some_and(|view| view.root.asid == asid);
+                if let Some(at) = (first..first + LaneRoot::PAIR).find(is_its_own)
                     && Some(at) != self.present
                 {
                     self.lane[at].set_head(LaneRoot::NEVER);
@@ -151,12 +151,12 @@ impl<S: Shadowed> Views<S> {
         }
     }
 
-    fn has_asid(&self, at: usize, asid: Asid) -> bool {
-        self.views.get(at).and_then(Option::as_ref).is_some_and(|view| view.root.asid == asid)
+    fn get(&self, at: usize) -> Option<&View<S>> {
+        self.views.get(at)?.as_ref()
     }
 
     fn present(&self) -> Option<&View<S>> {
-        self.present.and_then(|at| self.views[at].as_ref())
+        self.present.and_then(|at| self.get(at))
     }
 
     fn view(&mut self, at: usize) -> &mut View<S> {
@@ -191,17 +191,7 @@ impl<S: Shadowed> Views<S> {
                 self.lane.iter_mut().for_each(LaneRoot::name_none);
             }
         }
-        let pair = self.pair(root.paging, root.asid);
-        let is_without = root.asid.0 == 0;
-        // One that it is instead of, an empty one, one that the lane may not load; else either.
-        let its_own = |at: usize| match &self.views[at] {
-            Some(view) => view.root.paging == root.paging || !is_without && view.root.asid == root.asid,
-            None => false,
-        };
-        let at = pair.clone().find(|at| its_own(*at)).or_else(|| pair.clone().find(|at| self.views[*at].is_none()));
-        let is_let_go = |at: &usize| self.views[*at].as_ref().is_some_and(|view| !view.is_held);
-        let at = at.or_else(|| pair.clone().find(is_let_go)).unwrap_or(pair.start + self.hand % LaneRoot::PAIR);
-        self.hand += 1;
+        let at = self.place_for(&root)?;
         self.present = Some(at);
         self.lane[at] = LaneRoot::none(at);
         self.armed.remove(at);
@@ -209,6 +199,21 @@ impl<S: Shadowed> Views<S> {
         self.without_asid -= usize::from(old.root.asid.0 == 0);
         self.held -= usize::from(old.is_held);
         old.is_held.then_some(old.root)
+    }
+
+    /// Where a new root is to be: in place of what it is instead of; else where none is, or one that the lane may not load; else in
+    /// either place, by turns.
+    fn place_for(&mut self, root: &Root<S>) -> Option<usize> {
+        let (pair, turn) = (self.pair(root.paging, root.asid), self.hand % LaneRoot::PAIR);
+        self.hand += 1;
+        let is_instead_of =
+            |other: &Root<S>| other.paging == root.paging || root.asid.0 != 0 && other.asid == root.asid;
+        pair.min_by_key(|at| match self.get(*at) {
+            Some(view) if is_instead_of(&view.root) => 0,
+            None => 1,
+            Some(view) if !view.is_held => 2,
+            Some(_) => 3 + usize::from(at % LaneRoot::PAIR != turn),
+        })
     }
 
     /// There is no present root any more; it was up to date at the head of the log. Says whether it is held all the same.
@@ -228,14 +233,17 @@ impl<S: Shadowed> Views<S> {
     /// Holds the present root from now on, if any may be. Returns one that is let go for it.
     pub(super) fn hold_present(&mut self) -> Option<Root<S>> {
         let at = self.present.filter(|_| self.most_held != 0)?;
-        let let_go = if self.held == self.most_held { Some(self.let_one_go()) } else { None };
+        let let_go = if self.held == self.most_held { self.let_one_go() } else { None };
         self.view(at).is_held = true;
         self.held += 1;
         let_go
     }
 
-    /// Lets one of the others go, of which there are some: whichever comes next.
-    fn let_one_go(&mut self) -> Root<S> {
+    /// Lets one of the others go, if any is held: whichever comes next.
+    pub(super) fn let_one_go(&mut self) -> Option<Root<S>> {
+        if self.held == usize::from(self.holds_present()) {
+            return None;
+        }
         loop {
             self.hand = (self.hand + 1) % self.places;
             let hand = self.hand;
@@ -245,23 +253,9 @@ impl<S: Shadowed> Views<S> {
                 self.held -= 1;
                 self.lane[hand].disarm(hand);
                 self.armed.remove(hand);
-                return view.root;
+                return Some(view.root);
             }
         }
-    }
-
-    /// Lets all go but the present one. Returns them.
-    pub(super) fn let_others_go(&mut self) -> impl Iterator<Item = Root<S>> + '_ {
-        let Self { views, lane, present, held, armed, .. } = self;
-        *held = usize::from(present.is_some_and(|at| views[at].as_ref().is_some_and(|view| view.is_held)));
-        let present = *present;
-        views.iter_mut().zip(lane).enumerate().filter_map(move |(at, (view, lane))| {
-            let view = view.as_mut().filter(|view| view.is_held && Some(at) != present)?;
-            view.is_held = false;
-            lane.disarm(at);
-            armed.remove(at);
-            Some(view.root)
-        })
     }
 
     /// The vCPU's ASID on this hart for its present root.
@@ -296,7 +290,7 @@ impl<S: Shadowed> Views<S> {
             self.disarm();
             self.of = of;
         }
-        let named = (!self.others_have(root.asid)).then_some(root.asid);
+        let named = self.named(&root);
         self.lane[at].arm(key, root.table, named, satp);
         self.armed.insert(at);
         Some(at)

@@ -353,7 +353,7 @@ impl<S: Subject> Rig<S> {
             hart.forget_root(root.serial);
         }
         hart.root = Some((root.serial, root.table, root.format));
-        hart.lane = (root.has_lane, !views.others_have(asid));
+        hart.lane = (root.has_lane, views.named(&root).is_some());
         root
     }
 
@@ -388,7 +388,7 @@ impl<S: Subject> Rig<S> {
         let (root, written) = vcpu.views.follow(place);
         assert_eq!((written, Self::key(root.paging, root.asid)), (key, key));
         hart.root = Some((root.serial, root.table, root.format));
-        hart.lane = (true, !vcpu.views.others_have(root.asid));
+        hart.lane = (true, vcpu.views.named(&root).is_some());
         (vcpu.paging, vcpu.asid, vcpu.root, vcpu.place) = (root.paging, root.asid, root, Some(place));
         self.changed_in_lane += 1;
         true

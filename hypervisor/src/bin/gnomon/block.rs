@@ -10,7 +10,9 @@ use core::array;
 use core::hint::spin_loop;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{Ordering, fence};
-use hypervisor::disks::{IoError, NotBegun, Operation, Token};
+use hypervisor::device::virtio::wire::block::{FLUSH, HEADER, NAME, READ_ONLY, S_OK, T_FLUSH, T_GET_ID, T_IN, T_OUT};
+use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
+use hypervisor::disks::{IoError, MOST_FLYING, NotBegun, Operation, Token};
 use hypervisor::machine::VirtioSlot;
 use rv::{Addr, Hpa, PAGE_BYTES};
 use virtio_drivers::queue::VirtQueue;
@@ -18,26 +20,7 @@ use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
 use virtio_drivers::transport::{DeviceStatus, DeviceType, Transport};
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 
-/// Most requests in flight.
-pub const MOST_FLYING: usize = 64;
 const QUEUE: u16 = 0;
-/// Bytes of a serial.
-const SERIAL: usize = 20;
-
-/// Features (virtio 1.2, chapters 5.2.3 and 6).
-const READ_ONLY: u64 = 1 << 5;
-const FLUSH: u64 = 1 << 9;
-const INDIRECT_DESC: u64 = 1 << 28;
-const EVENT_IDX: u64 = 1 << 29;
-const VERSION_1: u64 = 1 << 32;
-
-/// Types of requests.
-const T_IN: u32 = 0;
-const T_OUT: u32 = 1;
-const T_FLUSH: u32 = 4;
-const T_GET_ID: u32 = 8;
-/// A request is done.
-const S_OK: u8 = 0;
 
 /// Memory for the driver, whose addresses are physical ones in both seats.
 struct HeapHal;
@@ -96,7 +79,7 @@ impl Piece {
 /// What the device reads and writes of a request, beside the data.
 struct Pending {
     /// Type, a reserved word, sector.
-    header: [u8; 16],
+    header: [u8; HEADER],
     status: [u8; 1],
     /// Whether the device writes the data.
     is_read: bool,
@@ -105,7 +88,7 @@ struct Pending {
 
 impl Pending {
     fn new(kind: u32, sector: u64, data: Option<Piece>) -> Box<Self> {
-        let mut header = [0; 16];
+        let mut header = [0; HEADER];
         header[..4].copy_from_slice(&kind.to_le_bytes());
         header[8..].copy_from_slice(&sector.to_le_bytes());
         // What the device does not write is no success.
@@ -167,9 +150,9 @@ impl BlockDevice {
 
     /// Asks for the serial, and waits.
     fn serial(&mut self) -> Option<String> {
-        let mut serial = Box::new([0; SERIAL]);
+        let mut serial = Box::new([0; NAME]);
         let start = Addr::new(serial.as_mut_ptr().expose_provenance() as u64);
-        self.add(Pending::new(T_GET_ID, 0, Some(Piece { start, bytes: SERIAL }))).ok()?;
+        self.add(Pending::new(T_GET_ID, 0, Some(Piece { start, bytes: NAME }))).ok()?;
         let result = loop {
             match self.finished() {
                 Some((_, result)) => break result,
@@ -177,7 +160,7 @@ impl BlockDevice {
             }
         };
         self.acknowledge();
-        let length = serial.iter().position(|byte| *byte == 0).unwrap_or(SERIAL);
+        let length = serial.iter().position(|byte| *byte == 0).unwrap_or(NAME);
         String::from_utf8(serial[..length].to_vec()).ok().filter(|_| result.is_ok())
     }
 

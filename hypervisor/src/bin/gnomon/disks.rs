@@ -1,14 +1,13 @@
 //! The host's block devices that have a use: each is found by its serial.
 
-use crate::block::{BlockDevice, MOST_FLYING, Piece};
+use crate::block::{BlockDevice, Piece};
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
-use hypervisor::disks::{self, Asked, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::disks::{Asked, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
 use hypervisor::machine::Machine;
 use mmu::frames::{Frames, Owner, Use};
 use rv::{Addr, Hpa, PAGE_BYTES};
 
-const _: () = assert!(disks::MOST_FLYING <= MOST_FLYING);
 /// Pages of a buffer, as a power of two.
 const BUFFER_ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zeros() as u8;
 

@@ -10,6 +10,9 @@
 
 use super::backend::{Backend, Progress};
 use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
+use super::wire::block::{
+    BLK_SIZE, FLUSH, HEADER, NAME, READ_ONLY, S_IOERR, S_OK, S_UNSUPP, SEG_MAX, T_FLUSH, T_GET_ID, T_IN, T_OUT,
+};
 use crate::device::interface::{Outside, Unreached};
 use crate::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
 use crate::sync::Mutex;
@@ -19,26 +22,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use rv::PAGE_BYTES;
 
-const SEG_MAX: u64 = 1 << 2;
-const READ_ONLY: u64 = 1 << 5;
-const BLK_SIZE: u64 = 1 << 6;
-const FLUSH: u64 = 1 << 9;
-
-/// Types of requests (`VIRTIO_BLK_T_*`).
-const T_IN: u32 = 0;
-const T_OUT: u32 = 1;
-const T_FLUSH: u32 = 4;
-const T_GET_ID: u32 = 8;
-
-/// What the status says (`VIRTIO_BLK_S_*`).
-const S_OK: u8 = 0;
-const S_IOERR: u8 = 1;
-const S_UNSUPP: u8 = 2;
-
-/// Bytes of a request's header: type, a reserved word, sector.
-const HEADER: usize = 16;
-/// Bytes of the name that a disk has.
-const NAME: usize = 20;
 /// Bytes of the configuration, as far as it is read: to the block's size.
 const CONFIG: usize = 24;
 /// Requests that are worked on at a time.

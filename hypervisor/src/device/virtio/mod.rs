@@ -21,6 +21,7 @@ pub mod balloon;
 pub mod block;
 pub mod queue;
 mod transport;
+pub mod wire;
 
 pub use backend::{Backend, Progress};
 pub use balloon::Balloon;

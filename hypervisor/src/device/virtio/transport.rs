@@ -2,6 +2,7 @@
 
 use super::backend::{Backend, Progress};
 use super::queue::{Agreed, Layout, MOST, Queue, Trouble};
+use super::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use crate::device::interface::{Answer, Device, Outside, Place};
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
@@ -49,10 +50,6 @@ const FAILED: u8 = 128;
 const USED: u8 = 1;
 /// The configuration has changed, or the device needs a reset.
 const CHANGED: u8 = 2;
-
-const INDIRECT_DESC: u64 = 1 << 28;
-const EVENT_IDX: u64 = 1 << 29;
-const VERSION_1: u64 = 1 << 32;
 
 /// Memory that a queue needs is not there yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,42 @@
+//! What drivers and devices say to each other, of disks and of all: the same where Gnomon is the device, and where it is the driver of
+//! one of the host's.
+
+/// The device takes chains that are in a table of their own (chapter 6).
+pub const INDIRECT_DESC: u64 = 1 << 28;
+/// Each side says from where on it is to be notified.
+pub const EVENT_IDX: u64 = 1 << 29;
+/// The device is no legacy one.
+pub const VERSION_1: u64 = 1 << 32;
+
+/// Disks (chapter 5.2).
+pub mod block {
+    /// The configuration says how many buffers a request may have.
+    pub const SEG_MAX: u64 = 1 << 2;
+    /// It cannot be written.
+    pub const READ_ONLY: u64 = 1 << 5;
+    /// The configuration says how large a block is.
+    pub const BLK_SIZE: u64 = 1 << 6;
+    /// It knows [`T_FLUSH`].
+    pub const FLUSH: u64 = 1 << 9;
+
+    /// Types of requests (`VIRTIO_BLK_T_*`): to read.
+    pub const T_IN: u32 = 0;
+    /// To write.
+    pub const T_OUT: u32 = 1;
+    /// To make last what was written.
+    pub const T_FLUSH: u32 = 4;
+    /// To tell the disk's name.
+    pub const T_GET_ID: u32 = 8;
+
+    /// What the status says (`VIRTIO_BLK_S_*`): it is done.
+    pub const S_OK: u8 = 0;
+    /// It has failed.
+    pub const S_IOERR: u8 = 1;
+    /// There is no such request.
+    pub const S_UNSUPP: u8 = 2;
+
+    /// Bytes of a request's header: type, a reserved word, sector.
+    pub const HEADER: usize = 16;
+    /// Bytes of the name that a disk has.
+    pub const NAME: usize = 20;
+}
