@@ -44,7 +44,7 @@ pub struct VmSpec {
     pub console: Console,
     /// How memory is virtualized; `None`: Gnomon chooses, by what the hart can do.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane serves fences by address, if the user said so.
+    /// Whether the fast lane serves fences by address and changes of the address space, if the user said so.
     pub lane: Option<bool>,
     /// Whether Svvptc is advertised in the modes that shadow.
     pub svvptc: bool,

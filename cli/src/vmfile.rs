@@ -38,7 +38,7 @@ pub struct VmFile {
     pub console: Option<Console>,
     /// How memory is virtualized.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane serves fences by address.
+    /// Whether the fast lane serves fences by address and changes of the address space.
     pub lane: Option<bool>,
     /// Whether Svvptc is advertised in the modes that shadow.
     pub svvptc: Option<bool>,

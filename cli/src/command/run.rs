@@ -65,7 +65,7 @@ pub struct RunArgs {
     /// How guest memory is virtualized [default: the best that the harts can do]
     #[arg(long)]
     mmu: Option<Mmu>,
-    /// With --mmu lazy or steered: whether fences by address are served by the fast lane
+    /// With --mmu lazy or steered: whether the fast lane serves fences by address and changes of the address space
     #[arg(long, value_name = "on|off")]
     lane: Option<Switch>,
     /// Whether guests may be mapped in pieces of 2 MiB

@@ -7,6 +7,7 @@
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
+//! | `wire` | what drivers and devices say to each other |
 //!
 //! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
 //! wrong with a buffer is that buffer's affair: it is handed back, and counted.
