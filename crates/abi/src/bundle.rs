@@ -72,7 +72,7 @@ pub struct VmConfig {
     /// How its memory is virtualized; `None`: the hypervisor picks what the hart can do, and says what
     /// it picked.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane may serve its fences by address ([`MmuMode::Lazy`] only; no meaning else).
+    /// Whether the fast lane may serve it, in the modes that have one ([`MmuMode::has_lane`]; no meaning else).
     pub lane: bool,
     /// Whether its device tree advertises Svvptc, in the modes that shadow.
     pub svvptc: bool,
@@ -169,7 +169,7 @@ impl MmuMode {
         !matches!(self, Self::Nested)
     }
 
-    /// Whether the fast lane may serve its guests' fences.
+    /// Whether the fast lane may serve its guests: their fences by address, and changes of the address space.
     #[must_use]
     pub const fn has_lane(self) -> bool {
         matches!(self, Self::Lazy | Self::Steered)
