@@ -75,7 +75,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 54] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 56] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -132,6 +132,8 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 54] = [
     (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP"]),
     (Mutant::Engine(Sabotage::KeepsChunks), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP", "CHUNKS"]),
     (Mutant::Engine(Sabotage::MistakesLinks), Upkeep::Steered, &["KNOWN"]),
+    (Mutant::KeepsGlobals, Upkeep::Lazy, &["TLB-LIKE"]),
+    (Mutant::KeepsGlobals, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::ChangesBlindly, Upkeep::Lazy, &["TLB-LIKE"]),
     (Mutant::ChangesBlindly, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::HoldsForEver), Upkeep::Lazy, &["HELD"]),
@@ -148,13 +150,17 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 54] = [
 /// case, where a change to the rig makes other lives of these seeds.
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
-        (Mutant::KeepsOwn, Upkeep::Lazy) => &[115],
-        (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[1438],
-        (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[579],
+        (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[124],
+        (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
+        (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
+        (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[195],
+        (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Shadow) => &[77],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
-        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[71],
-        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[81],
-        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[58],
+        (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[69],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[94],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[31],
         _ => &[],
     }
 }
