@@ -168,6 +168,7 @@ pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
         host_memory: case.test.host_memory,
         swap: None,
         snapshot: Snapshot::No,
+        forwards: Vec::new(),
         settings: case.test.set.clone(),
         harts: Some(case.harts),
         h: case.variant.h,
