@@ -32,19 +32,20 @@ pub struct Forged;
 #[derive(Debug)]
 pub struct Switch {
     members: Vec<Member>,
+    #[cfg(test)]
+    broken: Option<Broken>,
 }
 
 #[derive(Debug)]
 struct Member {
     own: Option<Mac>,
+    /// The oldest first, which goes first when there is no room for more.
     learned: Vec<Mac>,
-    /// Which of them goes next, when there is no room for more.
-    next: usize,
 }
 
 impl Member {
     fn new(own: Option<Mac>) -> Self {
-        Self { own, learned: Vec::new(), next: 0 }
+        Self { own, learned: Vec::new() }
     }
 
     fn has(&self, mac: Mac) -> bool {
@@ -53,13 +54,24 @@ impl Member {
 
     fn learn(&mut self, mac: Mac) {
         let most = if self.own.is_none() { MOST_OF_WORLD } else { MOST_OF_VM };
-        if self.learned.len() < most {
-            self.learned.push(mac);
-        } else {
-            self.learned[self.next] = mac;
-            self.next = (self.next + 1) % most;
+        if self.learned.len() == most {
+            self.learned.remove(0);
         }
+        self.learned.push(mac);
     }
+}
+
+/// How tests break a switch, to see that they notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Broken {
+    /// It believes what a frame says of its source.
+    Believes,
+    /// It sends a frame back to where it came from.
+    SendsBack,
+    /// It lets others take what one has used.
+    GivesAway,
+    /// It remembers what was learned of a member that has started over.
+    Remembers,
 }
 
 impl Switch {
@@ -67,7 +79,21 @@ impl Switch {
     #[must_use]
     pub fn new(macs: impl IntoIterator<Item = Mac>) -> Self {
         let world = core::iter::once(None);
-        Self { members: world.chain(macs.into_iter().map(Some)).map(Member::new).collect() }
+        Self {
+            members: world.chain(macs.into_iter().map(Some)).map(Member::new).collect(),
+            #[cfg(test)]
+            broken: None,
+        }
+    }
+
+    #[cfg(test)]
+    fn is_broken(&self, how: Broken) -> bool {
+        self.broken == Some(how)
+    }
+
+    #[cfg(not(test))]
+    const fn is_broken(&self, _: Broken) -> bool {
+        false
     }
 
     /// The member whose own address that is.
@@ -86,7 +112,7 @@ impl Switch {
             return Ok(Route::All);
         }
         Ok(match self.members.iter().position(|member| member.has(destination)) {
-            Some(to) if to == from => Route::Nowhere,
+            Some(to) if to == from && !self.is_broken(Broken::SendsBack) => Route::Nowhere,
             Some(to) => Route::To(to),
             None => Route::All,
         })
@@ -96,14 +122,14 @@ impl Switch {
         if !source.is_card() {
             return Err(Forged);
         }
-        match self.members.iter().position(|member| member.has(source)) {
-            Some(owner) if owner == from => return Ok(()),
-            Some(owner) if from == WORLD && self.members[owner].own != Some(source) => {
-                self.members[owner].learned.retain(|mac| *mac != source);
-                self.members[owner].next = 0;
+        if let Some(owner) = self.members.iter().position(|member| member.has(source)) {
+            let is_own = self.members[owner].own == Some(source);
+            match owner {
+                _ if owner == from => return Ok(()),
+                _ if is_own && !self.is_broken(Broken::Believes) => return Err(Forged),
+                _ if from != WORLD && !self.is_broken(Broken::GivesAway) => return Err(Forged),
+                _ => self.members[owner].learned.retain(|mac| *mac != source),
             }
-            Some(_) => return Err(Forged),
-            None => {}
         }
         self.members[from].learn(source);
         Ok(())
@@ -111,7 +137,11 @@ impl Switch {
 
     /// Forgets what was learned of a member.
     pub fn forget(&mut self, member: usize) {
-        self.members[member].learned.clear();
-        self.members[member].next = 0;
+        if !self.is_broken(Broken::Remembers) {
+            self.members[member].learned.clear();
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -282,3 +282,6 @@ impl Backend for Net {
         (self.sending, self.receiving) = (None, None);
     }
 }
+
+#[cfg(test)]
+mod tests;
