@@ -423,10 +423,10 @@ mod tests {
             let (one, other) = ([spec(&path, one)], [spec(&link, other)]);
             provide([("v", &one[..]), ("w", &other[..])].into_iter(), snapshot, swap, None).map(|disks| disks.len())
         };
-        assert!(matches!(both(false, false, Snapshot::No, None, None), Err(DiskError::Twice(_))));
-        assert!(matches!(both(true, false, Snapshot::No, None, None), Err(DiskError::Twice(_))));
+        assert!(matches!(both(false, false, Snapshot::No, None), Err(DiskError::Twice(_))));
+        assert!(matches!(both(true, false, Snapshot::No, None), Err(DiskError::Twice(_))));
         assert!(matches!(both(true, true, Snapshot::No, Some(&path)), Err(DiskError::Twice(_))));
-        assert_eq!(both(true, true, Snapshot::No, None, None).ok(), Some(2));
+        assert_eq!(both(true, true, Snapshot::No, None).ok(), Some(2));
         assert_eq!(both(false, false, Snapshot::Yes, None).ok(), Some(2));
         let many = vec![spec(&path, true); MAX_DISKS + 1];
         let too_many = provide([("v", &many[..])].into_iter(), Snapshot::No, None, None);
