@@ -166,13 +166,19 @@ pub fn last_words(g: &Gnomon, vm: &Vm) {
     devices.uart.sent(count);
 }
 
-/// Goes on with output that is left, and with the devices of `guests` (by bit): those that this hart was to look after.
+/// Goes on with output that is left, with frames that wait, and with the devices of `guests` (by bit): those that this hart was to look
+/// after.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
     // Whoever had the slot may be gone. To whoever has it now, it does no harm.
     for vm in (0..u64::BITS as usize).filter(|slot| guests >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
         give_moment(g, &vm, env);
     }
     deliver(g, env);
+    print_left(g, env);
+}
+
+/// Prints output that is left.
+fn print_left<E: Env>(g: &Gnomon, env: &mut E) {
     if g.console.is_dirty() && g.console.print() == Left::More {
         env.attend_soon(None);
     }
@@ -181,7 +187,7 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
 /// The port wants attention: prints what it has room for, and takes in what was typed, as far as the guests have room for
 /// that. Returns what a key asks for beyond that.
 pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
-    go_on(g, 0, env);
+    print_left(g, env);
     while has_taker(g)
         && let Some(byte) = g.console.receive()
     {
