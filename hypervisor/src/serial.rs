@@ -73,7 +73,8 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
         done += frames;
     }
     if network.has_work() {
-        env.attend_soon(None);
+        // Any guest will do: whoever looks after one looks after these.
+        env.attend_soon(Some(network.any_user()));
     }
 }
 
@@ -169,11 +170,17 @@ pub fn last_words(g: &Gnomon, vm: &Vm) {
 /// Goes on with output that is left, with frames that wait, and with the devices of `guests` (by bit): those that this hart was to look
 /// after.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
-    // Whoever had the slot may be gone. To whoever has it now, it does no harm.
-    for vm in (0..u64::BITS as usize).filter(|slot| guests >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
-        give_moment(g, &vm, env);
+    let mut left = guests;
+    while left != 0 {
+        // Whoever had the slot may be gone. To whoever has it now, it does no harm.
+        if let Some(vm) = g.vms.at(left.trailing_zeros() as usize) {
+            give_moment(g, &vm, env);
+        }
+        left &= left - 1;
     }
-    deliver(g, env);
+    if guests != 0 {
+        deliver(g, env);
+    }
     print_left(g, env);
 }
 

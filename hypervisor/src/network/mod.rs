@@ -232,6 +232,15 @@ impl Network {
         self.0.due.load(SeqCst) != 0 || self.0.has_more.load(SeqCst)
     }
 
+    /// The slot of a VM that frames wait for, or of any.
+    #[must_use]
+    pub fn any_user(&self) -> usize {
+        let (due, inner) = (self.0.due.load(SeqCst), self.0.inner.lock());
+        let is_due = |at: usize| at != WORLD && due & bit(at) != 0;
+        let first = (0..inner.members.len()).find(|at| is_due(*at)).and_then(|at| inner.members[at].user);
+        first.or_else(|| inner.members.iter().find_map(|member| member.user)).map_or(0, |user| user.slot)
+    }
+
     /// The host's device has interrupted.
     pub fn acknowledge(&self) {
         self.0.inner.lock().world.iter_mut().for_each(|world| world.acknowledge());
