@@ -13,7 +13,7 @@ fn what_is_sent_arrives_whatever_its_length() {
     for (n, bytes) in [LEAST, 15, 60, 61, 1000, 1513, 1514, MOST].into_iter().enumerate() {
         let sent = frame(mac(1), mac(0), bytes, n as u64);
         rig.send(0, &sent);
-        assert_eq!(rig.received(1), [sent.clone()], "{bytes} bytes");
+        assert_eq!(rig.received(1), core::slice::from_ref(&sent), "{bytes} bytes");
         rig.send(0, &frame(OUTSIDE, mac(0), bytes, n as u64));
         rig.send(1, &frame(ALL, mac(1), bytes, n as u64));
         assert_eq!(rig.received(0), [frame(ALL, mac(1), bytes, n as u64)]);
@@ -22,7 +22,7 @@ fn what_is_sent_arrives_whatever_its_length() {
         assert_eq!(to_world, [frame(OUTSIDE, mac(0), bytes, n as u64), frame(ALL, mac(1), bytes, n as u64)]);
         rig.received(1);
         let back = frame(mac(1), OUTSIDE, bytes, n as u64);
-        rig.from_world(&back);
+        rig.world_sends(&back);
         assert_eq!((rig.received(1), rig.received(0)), (vec![back], vec![]));
     }
     let counts = rig.counts(0);
@@ -124,7 +124,7 @@ fn nobody_sends_as_somebody_else() {
         assert_eq!(rig.received(2).len(), usize::from(!is_forged), "{source}");
     }
     assert_eq!(rig.counts(0).forged, 3);
-    rig.from_world(&frame(mac(2), mac(1), 60, 0));
+    rig.world_sends(&frame(mac(2), mac(1), 60, 0));
     assert_eq!((rig.received(2), rig.network.counts().forged), (vec![], 1));
 }
 
@@ -148,7 +148,7 @@ fn who_takes_nothing_loses_its_own_and_holds_up_nobody() {
         rig.send(0, &frame(mac(1), mac(0), 60, n));
         assert_eq!(rig.received(1).len(), 1);
         rig.offer_all(1);
-        rig.from_world(&frame(mac(2), OUTSIDE, 60, n));
+        rig.world_sends(&frame(mac(2), OUTSIDE, 60, n));
     }
     // Until it takes some: the last that came is there.
     rig.offer_all(2);
@@ -241,7 +241,7 @@ fn frames_arrive_in_their_order_and_each_once() {
                 }
                 9..12 => {
                     let to = random.below(3) as usize;
-                    rig.from_world(&frame(mac(to), OUTSIDE, LEAST + 8 + random.below(1480) as usize, n));
+                    rig.world_sends(&frame(mac(to), OUTSIDE, LEAST + 8 + random.below(1480) as usize, n));
                     flows.sent(WORLD, to, n);
                 }
                 12 if random.one_in(6) => {
@@ -285,7 +285,7 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
             match random.below(8) {
                 0 => rig.restart(0),
                 1 => rig.send(1, &frame(mac(0), mac(1), 60, 0)),
-                2 => rig.from_world(&frame(mac(0), OUTSIDE, 60, 0)),
+                2 => rig.world_sends(&frame(mac(0), OUTSIDE, 60, 0)),
                 _ => {
                     let available = &mut rig.cards[0].available[queue as usize];
                     *available = available.wrapping_add(random.below(4) as u16);

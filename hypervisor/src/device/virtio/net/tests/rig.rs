@@ -281,7 +281,7 @@ impl Rig {
     }
 
     /// A frame comes from the world.
-    pub(super) fn from_world(&mut self, frame: &[u8]) {
+    pub(super) fn world_sends(&mut self, frame: &[u8]) {
         self.model.lock().incoming.push_back(frame.to_vec());
         self.network.acknowledge();
         self.settle();
