@@ -53,7 +53,7 @@ pub fn deliver<E: Env>(g: &Gnomon, env: &mut E) {
 #[inline(never)]
 fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
     /// Frames in a portion.
-    const MOST: usize = 16;
+    const MOST: usize = 8;
     let network = &g.offer.network;
     network.take_in(env.now());
     let mut done = 0;

@@ -31,7 +31,7 @@ use switch::{Route, Switch, WORLD};
 /// Frames of one sender that wait for one member, at most: as many as a VM has.
 pub const SHARE: usize = 32;
 /// Frames that are taken from the world at a time.
-const BATCH: usize = 16;
+const BATCH: usize = 8;
 /// How long a member may take no frame, in parts of a second, until those that wait for it are lost.
 const PATIENCE: u64 = 20;
 

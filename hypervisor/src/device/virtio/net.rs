@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 /// Bytes of the configuration, as far as it is read: address and status.
 const CONFIG: usize = 8;
 /// What a portion may cost, in bytes that are copied.
-const PORTION: usize = 128 << 10;
+const PORTION: usize = 64 << 10;
 /// What a frame costs beside, and each buffer of it.
 const STEP: usize = 6 << 10;
 const BUFFER: usize = 512;
