@@ -42,7 +42,8 @@ impl BareSpec {
         // A guest sees what a guest of Gnomon sees: harts without H.
         let h = HExtension::Absent;
         let boot = Boot::Bare { kernel, initrd, append };
-        MachineSpec { boot, harts, h, memory, clock, meter: None, swap: None, disks: Vec::new(), extra: Vec::new() }
+        let (meter, swap, net) = (None, None, None);
+        MachineSpec { boot, harts, h, memory, clock, meter, swap, disks: Vec::new(), net, extra: Vec::new() }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Files that are VMs' disks.
 
+use crate::net::Network;
 use crate::size::Size;
 use abi::bundle::MAX_DISKS;
 use miette::Diagnostic;
@@ -210,7 +211,9 @@ pub enum DiskError {
         count: usize,
     },
     /// The machine has too many.
-    #[error("the machine would have {0} disks, that of --swap included, and has places for {PLACES}")]
+    #[error(
+        "the machine would have {0} virtio devices (disks, that of --swap, and one for a network), and has places for {PLACES}"
+    )]
     #[diagnostic(help("give the VMs fewer disks"))]
     NoPlaces(usize),
 }
@@ -294,6 +297,7 @@ pub fn provide<'a>(
     vms: impl Iterator<Item = (&'a str, &'a [DiskSpec])>,
     snapshot: Snapshot,
     swap: Option<&Path>,
+    net: Option<&Network>,
 ) -> Result<Vec<Disk>, DiskError> {
     let mut disks: Vec<Disk> = Vec::new();
     for (vm, specs) in vms {
@@ -304,7 +308,7 @@ pub fn provide<'a>(
             disks.push(spec.provide(snapshot)?);
         }
     }
-    let places = disks.len() + usize::from(swap.is_some());
+    let places = disks.len() + usize::from(swap.is_some()) + usize::from(net.is_some());
     if places > PLACES {
         return Err(DiskError::NoPlaces(places));
     }
@@ -417,7 +421,7 @@ mod tests {
         let spec = |file: &Path, readonly| DiskSpec { file: file.into(), readonly, format: None, size: None };
         let both = |one, other, snapshot, swap| {
             let (one, other) = ([spec(&path, one)], [spec(&link, other)]);
-            provide([("v", &one[..]), ("w", &other[..])].into_iter(), snapshot, swap).map(|disks| disks.len())
+            provide([("v", &one[..]), ("w", &other[..])].into_iter(), snapshot, swap, None).map(|disks| disks.len())
         };
         assert!(matches!(both(false, false, Snapshot::No, None), Err(DiskError::Twice(_))));
         assert!(matches!(both(true, false, Snapshot::No, None), Err(DiskError::Twice(_))));
@@ -425,11 +429,11 @@ mod tests {
         assert_eq!(both(true, true, Snapshot::No, None).ok(), Some(2));
         assert_eq!(both(false, false, Snapshot::Yes, None).ok(), Some(2));
         let many = vec![spec(&path, true); MAX_DISKS + 1];
-        let too_many = provide([("v", &many[..])].into_iter(), Snapshot::No, None);
+        let too_many = provide([("v", &many[..])].into_iter(), Snapshot::No, None, None);
         assert!(matches!(too_many, Err(DiskError::TooMany { .. })));
         let full = vec![spec(&path, true); MAX_DISKS];
         let vms = [("v", &full[..]), ("w", &full[..])];
-        assert!(matches!(provide(vms.into_iter(), Snapshot::No, None), Err(DiskError::NoPlaces(14))));
+        assert!(matches!(provide(vms.into_iter(), Snapshot::No, None, None), Err(DiskError::NoPlaces(14))));
     }
 
     #[test]

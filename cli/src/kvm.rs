@@ -147,6 +147,7 @@ impl KvmHost {
             meter: None,
             swap: None,
             disks: Vec::new(),
+            net: None,
             extra: CPU.map(Into::into).to_vec(),
         };
         Ok((spec, initrd))

@@ -4,7 +4,7 @@
 //! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
 //! [`spec`] settle what each VM is, [`debian`], [`modules`], [`added`] and [`initramfs`] provide the default guest,
 //! [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
-//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`disk`] the VMs' disks, [`mod@meter`] has it counted, [`machine`] runs it,
+//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`disk`] the VMs' disks, [`net`] their network, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
 #![forbid(unsafe_code)]
 
@@ -23,6 +23,7 @@ pub mod layout;
 pub mod machine;
 pub mod meter;
 pub mod modules;
+pub mod net;
 pub mod pack;
 pub mod payload;
 pub mod place;

@@ -20,6 +20,10 @@ const DISKS: [(&str, &str); 6] = [
     ("ext4", "fs/ext4"),
 ];
 
+/// Those of network cards.
+const NET: [(&str, &str); 3] =
+    [("failover", "net/core"), ("net_failover", "drivers/net"), ("virtio_net", "drivers/net")];
+
 /// Where the initramfs has them: [`crate::initramfs`] loads what is there.
 pub const FOLDER: &str = "lib/modules/";
 
@@ -56,6 +60,8 @@ pub struct Needs {
     pub balloon: bool,
     /// Disks.
     pub disks: bool,
+    /// A network card.
+    pub net: bool,
 }
 
 /// The drivers for that which belong to Debian's kernel, which may be another version of it from then on: paths in the initramfs, and the
@@ -65,7 +71,7 @@ pub struct Needs {
 /// [`ModulesError`].
 pub fn provide(needs: Needs) -> Result<Vec<(String, Vec<u8>)>, ModulesError> {
     let mut wanted = Vec::new();
-    if needs.balloon || needs.disks {
+    if needs.balloon || needs.disks || needs.net {
         wanted.extend(VIRTIO);
     }
     if needs.balloon {
@@ -73,6 +79,9 @@ pub fn provide(needs: Needs) -> Result<Vec<(String, Vec<u8>)>, ModulesError> {
     }
     if needs.disks {
         wanted.extend(DISKS);
+    }
+    if needs.net {
+        wanted.extend(NET);
     }
     if wanted.is_empty() {
         return Ok(Vec::new());

@@ -2,6 +2,7 @@
 
 use crate::disk::{self, Disk};
 use crate::meter::Metered;
+use crate::net::{self, Network};
 use crate::size::{MIB, Size};
 use crate::swap;
 use clap::ValueEnum;
@@ -104,6 +105,8 @@ pub struct MachineSpec {
     pub swap: Option<PathBuf>,
     /// The VMs' disks, by number.
     pub disks: Vec<Disk>,
+    /// The network that VMs are on, if any is.
+    pub net: Option<Network>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
 }
@@ -265,6 +268,7 @@ impl MachineSpec {
         args.extend(self.swap.iter().flat_map(|path| swap::args(path)).map(OsString::from));
         let disks = self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk));
         args.extend(disks.map(OsString::from));
+        args.extend(self.net.iter().flat_map(net::args).map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
         args
     }
@@ -301,6 +305,7 @@ mod tests {
             meter: None,
             swap: None,
             disks: vec![],
+            net: None,
             extra: vec![],
         }
     }

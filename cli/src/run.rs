@@ -8,6 +8,7 @@ use crate::console::{ExecDemux, PanicWatch};
 use crate::disk::Snapshot;
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
+use crate::net::ForwardTo;
 use crate::qemu::{Boot, Clock, HExtension, Seat};
 use crate::size::Size;
 use crate::stream::Piece;
@@ -39,6 +40,8 @@ pub struct RunSpec {
     pub swap: Option<SwapSpec>,
     /// Whether what guests write to their disks is thrown away.
     pub snapshot: Snapshot,
+    /// Ports of the host's that lead to VMs, beside those in VM files.
+    pub forwards: Vec<ForwardTo>,
     /// Tunables that are set, `name=value`.
     pub settings: Vec<String>,
     /// Harts of the machine; else as many as the widest VM has vCPUs.

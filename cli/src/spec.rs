@@ -1,6 +1,7 @@
 //! What a VM is, all defaults settled.
 
 use crate::disk::DiskSpec;
+use crate::net::{Card, NetError};
 use crate::qemu::{HExtension, Seat};
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
@@ -60,6 +61,8 @@ pub struct VmSpec {
     pub balloon: Option<Size>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
+    /// Its network card, if it has one.
+    pub net: Option<Card>,
 }
 
 /// A description that no VM can be made from.
@@ -163,6 +166,10 @@ pub enum SpecError {
     #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
     #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
+    /// Its network cannot be.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Net(#[from] NetError),
     /// `--exec` cannot work with this VM.
     #[error("--exec cannot be used with VM `{vm}`: {why}")]
     #[diagnostic(help(
@@ -193,7 +200,8 @@ impl VmSpec {
         let mut vms: Vec<Self> = Vec::new();
         for file in files.into_iter().map(|file| file.overridden_by(options)) {
             let after = file.after.clone();
-            let mut vm = Self::complete(file, has_exec)?;
+            let mut vm = Self::complete(file.clone(), has_exec)?;
+            vm.net = Card::described(&vm.name, vms.len(), &file)?;
             let place = |name: &str| vms.iter().position(|other| other.name == name);
             if place(&vm.name).is_some() {
                 return Err(SpecError::Duplicate(vm.name));
@@ -231,6 +239,8 @@ impl VmSpec {
             gigapages: vm.gigapages.unwrap_or(false),
             balloon: vm.balloon.and_then(Balloon::target),
             disks: vm.disks.unwrap_or_default(),
+            // By its place among the others.
+            net: None,
         };
         if !(1..=MOST_NAME_CHARS).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
             return Err(SpecError::Name(spec.name));

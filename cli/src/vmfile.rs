@@ -1,8 +1,10 @@
 //! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
 
 use crate::disk::DiskSpec;
+use crate::net::{self, Forward};
 use crate::size::Size;
 use abi::bundle::MmuMode;
+use abi::mac::Mac;
 use miette::Diagnostic;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -54,6 +56,13 @@ pub struct VmFile {
     pub balloon: Option<Balloon>,
     /// Its disks.
     pub disks: Option<Vec<DiskSpec>>,
+    /// Whether it has a network card.
+    pub net: Option<bool>,
+    /// That card's address.
+    #[serde(deserialize_with = "net::mac")]
+    pub mac: Option<Mac>,
+    /// Ports of the host's that lead to it.
+    pub forward: Option<Vec<Forward>>,
 }
 
 /// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
@@ -232,6 +241,9 @@ impl VmFile {
             gigapages: over.gigapages.or(self.gigapages),
             balloon: over.balloon.or(self.balloon),
             disks: over.disks.or(self.disks),
+            net: over.net.or(self.net),
+            mac: over.mac.or(self.mac),
+            forward: over.forward.or(self.forward),
         }
     }
 }

@@ -304,3 +304,39 @@ fn experiments_are_listed() {
         .into_iter()
         .fold(assert, |assert, name| assert.stdout(predicate::str::contains(format!("\n{name}"))));
 }
+
+#[test]
+fn networks_that_cannot_be() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("raw", [0x13, 0, 0, 0]);
+    let run = |args: &[&str], says: &[&str]| {
+        let all = [&["--kernel", text(&kernel)], args].concat();
+        scratch.refused(&all, INPUT, says);
+    };
+    for port in ["80", "0:80", "8080:0", "8080:65536", "8080:http", "localhost:8080:80", "a=b=1:2"] {
+        scratch.refused(&["--net", "--forward", port], USAGE, &["--forward"]);
+    }
+    scratch.refused(&["--net", "yes"], USAGE, &["--net"]);
+    run(&["--forward", "8080:80"], &["8080:80", "`raw`", "has no network", "net = true"]);
+    run(&["--net", "--forward", "web=8080:80"], &["`web`", "is not there", "`raw`"]);
+    run(&["--net", "--forward", "8080:80", "--forward", "8080:81"], &["8080", "twice"]);
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = taken.local_addr().expect("its address").port().to_string();
+    run(&["--net", "--forward", &format!("{port}:80")], &[&port, "127.0.0.1", "in use"]);
+
+    let file = |name: &str, content: &str| {
+        scratch.file(name, format!("name = '{name}'\nkernel = '{}'\nnet = true\n{content}", text(&kernel)))
+    };
+    let (a, b) = (file("a", "mac = '52:54:00:67:6e:02'"), file("b", ""));
+    scratch.refused(&[text(&a), text(&b)], INPUT, &["`a`", "`b`", "52:54:00:67:6e:02", "leave `mac` out"]);
+    scratch.refused(&[text(&b), text(&a), "--forward", "8080:80"], INPUT, &["does not say for which VM", "b=8080:80"]);
+    scratch.refused(&[text(&a), "--net", "off"], INPUT, &["`a`", "no network", "`mac`"]);
+    for (mac, says) in
+        [("01:00:5e:00:00:01", "group"), ("00:00:00:00:00:00", "nobody"), ("52:54:00:67:6e", "six bytes")]
+    {
+        let vm = file("c", &format!("mac = '{mac}'"));
+        scratch.refused(&[text(&vm)], INPUT, &[mac, says]);
+    }
+    let forward = file("d", "forward = ['8080']");
+    scratch.refused(&[text(&forward)], INPUT, &["line 4", "8080:80"]);
+}

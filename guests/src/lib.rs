@@ -27,6 +27,7 @@ pub mod sleep;
 mod start;
 pub mod trap;
 pub mod user;
+pub mod virtio;
 pub mod window;
 
 pub use board::board;

@@ -1,7 +1,7 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::device::virtio::{Balloon, Block, Mmio};
+use crate::device::virtio::{Balloon, Block, Mmio, Net};
 use crate::device::{Device, Place, Rtc, plic, uart};
 use crate::isa::Isa;
 use crate::offer::Offer;
@@ -20,6 +20,8 @@ const RTC: (u64, u32) = (0x10_1000, 11);
 const BALLOON: (u64, u32) = (0x1000_1000, 1);
 /// Those of the first disk: the next place. All others follow, in steps of a page.
 const DISK: (u64, u32) = (0x1000_2000, 2);
+/// Those of the network card, behind all disks.
+const NET: (u64, u32) = (0x1000_9000, 9);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
@@ -42,7 +44,14 @@ pub fn disks(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Bloc
     })
 }
 
-/// The devices beside UART, PLIC, balloon and disks.
+/// A VM's network card, if it has one.
+#[must_use]
+pub fn net(config: &VmConfig, offer: &Offer) -> Option<Mmio<Net>> {
+    let plug = offer.network.plug(config.mac?)?;
+    Some(Mmio::new(NET.0, NET.1, Net::new(plug)))
+}
+
+/// The devices beside UART, PLIC, balloon, disks and network card.
 #[must_use]
 pub fn devices(offer: &Offer) -> Vec<Box<dyn Device>> {
     let rtc = offer.clock.map(|clock| Rtc::new(RTC.0, RTC.1, clock));
@@ -234,6 +243,7 @@ mod tests {
             gigapages: false,
             balloon_bytes: None,
             disks: Vec::new(),
+            mac: None,
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),
@@ -256,6 +266,7 @@ mod tests {
             timebase: 10_000_000,
             clock: Some(crate::device::rtc::Clock::new(10_000_000, 0, 0)),
             disks: crate::disks::Disks::default(),
+            network: crate::network::Network::new([], None, 1),
         }
     }
 

@@ -66,9 +66,14 @@ pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Lists, env: &mut 
 /// If that cannot be. Nothing has changed then, and the lists are still there if it was for want of frames.
 pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mut E) -> Result<(), Unbuilt> {
     let memory = build_memory(g, vm, lists, env)?;
-    *vm.memory.lock() = Some(memory);
+    {
+        // Whoever looks after its devices meanwhile, for a disk or for what others send, is not to find new memory and do there what the
+        // driver of before has asked for.
+        let mut devices = vm.devices.lock();
+        devices.reset(vm.config.vcpus);
+        *vm.memory.lock() = Some(memory);
+    }
     announce(g, vm);
-    vm.devices.lock().reset(vm.config.vcpus);
     *vm.events.lock() = Events::new(vm.config.vcpus);
     g.console.release_input();
     vm.vcpus.iter().for_each(|vcpu| vcpu.external.store(false, Ordering::SeqCst));

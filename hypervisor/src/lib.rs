@@ -30,6 +30,7 @@ pub mod lifecycle;
 pub mod lines;
 pub mod machine;
 pub mod memory;
+pub mod network;
 pub mod offer;
 pub mod pager;
 pub mod promoter;

@@ -3,6 +3,7 @@
 use crate::device::rtc::Clock;
 use crate::disks::Disks;
 use crate::isa::Isa;
+use crate::network::Network;
 use abi::bundle::{MmuMode, VmConfig};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -54,6 +55,8 @@ pub struct Offer {
     pub clock: Option<Clock>,
     /// The host's disks that are for guests.
     pub disks: Disks,
+    /// The network of guests.
+    pub network: Network,
 }
 
 impl Offer {

@@ -1,7 +1,7 @@
 //! The host's serial port and the guests: what they print, and what is typed for them.
 
 use crate::console::{Command, Left};
-use crate::device::Outside;
+use crate::device::{Device, Outside};
 use crate::disks::Port;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -31,6 +31,50 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
         Some(vm) if is_now => give_moment(g, &vm, env),
         Some(vm) => Reach { g, vm: &vm, env, output: Output::Leave }.soon(),
         None => {}
+    }
+}
+
+/// The host's network device has interrupted.
+pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
+    g.offer.network.acknowledge();
+    deliver(g, env);
+}
+
+/// Looks after those that frames wait for, and after what has come from the world: a portion, and what is left a moment later. To be
+/// called when a device may have sent something, with no lock held.
+#[inline]
+pub fn deliver<E: Env>(g: &Gnomon, env: &mut E) {
+    if g.offer.network.has_work() {
+        deliver_some(g, env);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
+    /// Frames in a portion.
+    const MOST: usize = 8;
+    let network = &g.offer.network;
+    network.take_in(env.now());
+    let mut done = 0;
+    while done < MOST
+        && let Some((user, frames)) = network.next_due()
+    {
+        match g.vms.get(user) {
+            Some(vm) => {
+                let mut devices = vm.devices.lock();
+                if let Some(net) = &mut devices.net {
+                    net.moment(&mut Reach { g, vm: &vm, env, output: Output::Leave });
+                }
+                lines::settle_all(g, &vm, devices, env);
+            }
+            None => network.forget(user),
+        }
+        done += frames;
+    }
+    if network.has_work() {
+        // Any guest will do: whoever looks after one looks after these.
+        env.attend_soon(Some(network.any_user()));
     }
 }
 
@@ -123,12 +167,25 @@ pub fn last_words(g: &Gnomon, vm: &Vm) {
     devices.uart.sent(count);
 }
 
-/// Goes on with output that is left, and with the devices of `guests` (by bit): those that this hart was to look after.
+/// Goes on with output that is left, with frames that wait, and with the devices of `guests` (by bit): those that this hart was to look
+/// after.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
-    // Whoever had the slot may be gone. To whoever has it now, it does no harm.
-    for vm in (0..u64::BITS as usize).filter(|slot| guests >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
-        give_moment(g, &vm, env);
+    let mut left = guests;
+    while left != 0 {
+        // Whoever had the slot may be gone. To whoever has it now, it does no harm.
+        if let Some(vm) = g.vms.at(left.trailing_zeros() as usize) {
+            give_moment(g, &vm, env);
+        }
+        left &= left - 1;
     }
+    if guests != 0 {
+        deliver(g, env);
+    }
+    print_left(g, env);
+}
+
+/// Prints output that is left.
+fn print_left<E: Env>(g: &Gnomon, env: &mut E) {
     if g.console.is_dirty() && g.console.print() == Left::More {
         env.attend_soon(None);
     }
@@ -137,7 +194,7 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
 /// The port wants attention: prints what it has room for, and takes in what was typed, as far as the guests have room for
 /// that. Returns what a key asks for beyond that.
 pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
-    go_on(g, 0, env);
+    print_left(g, env);
     while has_taker(g)
         && let Some(byte) = g.console.receive()
     {

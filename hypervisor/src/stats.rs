@@ -1,6 +1,6 @@
 //! All counters, gathered for programs and for people.
 
-use crate::device::virtio::{Balloon, Block, Mmio};
+use crate::device::virtio::{Balloon, Block, Mmio, Net};
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
 use crate::vms::Report;
@@ -68,6 +68,10 @@ impl Gnomon {
         host.extend(frames.each_zeroed().map(|(name, count)| (name.into(), count)));
         host.insert("frames.images".into(), frames.usage(Owner::Host).image);
         host.extend(self.pager.each().map(|(name, count)| (name.into(), count)));
+        let network = self.offer.network.counts();
+        host.insert("net.world_received".into(), network.received);
+        host.insert("net.world_sent".into(), network.sent);
+        host.insert("net.world_forged".into(), network.forged);
         host.insert("heap.waits".into(), heap.waits);
         host.insert("heap.used".into(), heap.used);
         host.insert("heap.at_start".into(), self.heap_at_start);
@@ -95,6 +99,7 @@ impl Gnomon {
             for (name, count) in devices.disks.iter().flat_map(disk) {
                 *counters.entry(name).or_default() += count;
             }
+            counters.extend(devices.net.iter().flat_map(|device| net(device)));
         }
         let usage = self.frames().usage(vm.owner());
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
@@ -161,5 +166,22 @@ fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 10] {
         ("disk.refused", counts.refused),
         ("disk.notifications", notifications),
         ("disk.malformed", malformed),
+    ]
+}
+
+/// A network card's counters by name.
+fn net(net: &Mmio<Net>) -> [(&'static str, u64); 10] {
+    let (counts, (notifications, malformed)) = (net.backend().counts(), net.counts());
+    [
+        ("net.frames_out", counts.frames_out),
+        ("net.bytes_out", counts.bytes_out),
+        ("net.frames_in", counts.frames_in),
+        ("net.bytes_in", counts.bytes_in),
+        ("net.refused", counts.refused),
+        ("net.forged", counts.forged),
+        ("net.unfit", counts.unfit),
+        ("net.lost", net.backend().plug().lost()),
+        ("net.notifications", notifications),
+        ("net.malformed", malformed),
     ]
 }

@@ -1,7 +1,7 @@
 //! A VM: its memory, its devices, its vCPUs.
 
 use crate::board;
-use crate::device::virtio::{Balloon, Block, Mmio};
+use crate::device::virtio::{Balloon, Block, Mmio, Net};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
@@ -55,6 +55,8 @@ pub struct Devices {
     pub balloon: Option<Box<Mmio<Balloon>>>,
     /// Its disks.
     pub disks: Vec<Mmio<Block>>,
+    /// Its network card, if it has one.
+    pub net: Option<Box<Mmio<Net>>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -72,8 +74,8 @@ impl Devices {
     #[must_use]
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
-        let disks = board::disks(config, offer).collect();
-        Self { uart: Uart::default(), plic, balloon, disks, others: board::devices(offer) }
+        let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
+        Self { uart: Uart::default(), plic, balloon, disks, net, others: board::devices(offer) }
     }
 
     /// All but the interrupt controller, the UART first.
@@ -81,14 +83,16 @@ impl Devices {
         let others = self.others.iter().map(|device| &**device);
         let balloon = self.balloon.iter().map(|balloon| &**balloon as &dyn Device);
         let disks = self.disks.iter().map(|disk| disk as &dyn Device);
-        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon).chain(disks)
+        let net = self.net.iter().map(|net| &**net as &dyn Device);
+        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon).chain(disks).chain(net)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
         let others = self.others.iter_mut().map(|device| &mut **device);
         let balloon = self.balloon.iter_mut().map(|balloon| &mut **balloon as &mut dyn Device);
         let disks = self.disks.iter_mut().map(|disk| disk as &mut dyn Device);
-        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon).chain(disks)
+        let net = self.net.iter_mut().map(|net| &mut **net as &mut dyn Device);
+        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon).chain(disks).chain(net)
     }
 
     fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
@@ -351,6 +355,7 @@ impl Vm {
         let devices = Devices::new(&config, offer);
         let ports = config.disks.iter().filter_map(|number| offer.disks.get(*number));
         ports.for_each(|port| port.lock().set_user(handle));
+        devices.net.iter().for_each(|net| net.backend().plug().set_user(handle));
         Self {
             handle,
             translation: offer.mode(&config).into(),

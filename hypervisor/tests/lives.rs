@@ -3,6 +3,7 @@
 mod fake;
 
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VMS, MmuMode, Segment, VmConfig};
+use abi::mac::Mac;
 use abi::record::{EndReason, Record};
 use fake::{Event, MEMORY, depart, machine, park, printed, start_due, vm_config, world};
 use hypervisor::board;
@@ -423,7 +424,8 @@ fn unknown_calls_are_not_supported() {
 
 #[test]
 fn every_counter_is_documented() {
-    let lazy = VmConfig { mmu: Some(MmuMode::Lazy), balloon_bytes: Some(0), disks: vec![1], ..vm_config("lazy", 1) };
+    let (mmu, mac) = (Some(MmuMode::Lazy), Some(Mac([2, 0, 0, 0, 0, 1])));
+    let lazy = VmConfig { mmu, balloon_bytes: Some(0), disks: vec![1], mac, ..vm_config("lazy", 1) };
     let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
     start_due(&g, &mut hart);
     let stats = g.stats();

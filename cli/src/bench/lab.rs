@@ -447,6 +447,7 @@ fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> Run
         host_memory: None,
         swap: None,
         snapshot: Snapshot::No,
+        forwards: vec![],
         settings: keeping.settings().into_iter().chain(gnomon.without.map(Part::setting)).collect(),
         harts: Some(harts),
         h: gnomon.variant.h,

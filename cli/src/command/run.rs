@@ -2,6 +2,7 @@
 
 use crate::disk::{DiskSpec, Snapshot};
 use crate::meter::{MeterSpec, Report};
+use crate::net::ForwardTo;
 use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::run::{self, RunSpec, ShowSpec};
@@ -80,6 +81,12 @@ pub struct RunArgs {
     /// Throw away what guests write to their disks
     #[arg(long)]
     snapshot: bool,
+    /// Whether VMs have a network card: they are on one network, with each other and the world (see docs/vm-file.md)
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    net: Option<Switch>,
+    /// Let a TCP port of this host (127.0.0.1) lead to a VM's, which is named where there are several; can be given more than once
+    #[arg(long, value_name = "[VM=]PORT:PORT")]
+    forward: Vec<ForwardTo>,
     /// Harts of the machine [default: as many as the widest VM has vCPUs, at most 8]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
     harts: Option<u32>,
@@ -219,6 +226,10 @@ impl RunArgs {
             superpages: self.superpages.map(|switch| switch == Switch::On),
             balloon: self.balloon,
             disks: Some(self.disk).filter(|disks| !disks.is_empty()),
+            net: self.net.map(|switch| switch == Switch::On),
+            // One VM's, and so by VM files, or by what names it.
+            mac: None,
+            forward: None,
             // Fine tuning: by VM files only.
             limit: None,
             reserve: None,
@@ -236,6 +247,7 @@ impl RunArgs {
             host_memory: self.host_memory,
             swap: self.swap,
             snapshot: if self.snapshot { Snapshot::Yes } else { Snapshot::No },
+            forwards: self.forward,
             settings: self.set,
             harts: self.harts,
             h: if self.no_h { HExtension::Absent } else { HExtension::Present },

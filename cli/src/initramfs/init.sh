@@ -6,6 +6,16 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir -p /dev/pts
 mount -t devpts devpts /dev/pts
+if [ -n "$ip" ]; then
+    # Linux's own `ip=`, which its kernel leaves to us: the address, a gateway, the mask, the device, and a name server are in it.
+    IFS=:
+    set -- $ip
+    unset IFS ip
+    ifconfig lo up
+    ifconfig "$6" "$1" netmask "$4" up && route add default gw "$3"
+    echo "nameserver $8" > /etc/resolv.conf
+    set --
+fi
 cd /root
 
 if [ -f /exec.sh ]; then

@@ -8,6 +8,7 @@ use crate::initramfs;
 use crate::layout;
 use crate::meter::Metered;
 use crate::modules::{self, Needs};
+use crate::net::{self, Card};
 use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
@@ -109,7 +110,8 @@ struct Contents {
 /// # Errors
 /// Whatever stands in the way, with a remedy.
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
-    let vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
+    let mut vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
+    net::forward(&mut vms, &spec.forwards)?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
     let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
     if let Some(meter) = &spec.meter {
@@ -122,7 +124,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let mut pack = Pack::default();
     let swap_path = spec.swap.as_ref().map(|swap| swap.path.as_path());
     let disks = vms.iter().map(|vm| (vm.name.as_str(), vm.disks.as_slice()));
-    let disks = disk::provide(disks, spec.snapshot, swap_path)?;
+    let net = net::provide(&vms)?;
+    let disks = disk::provide(disks, spec.snapshot, swap_path, net.as_ref())?;
     // They are numbered through.
     let mut numbers = 0..;
     let configs = vms
@@ -171,6 +174,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         meter,
         swap,
         disks,
+        net,
         extra: spec.qemu_args.clone(),
     };
     Ok(Prepared {
@@ -198,7 +202,7 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
 fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
     // First of all: they may come with another version of the kernel. Other kernels have their own drivers, or do without.
     let is_default = vm.kernel == Kernel::Debian && vm.initrd.as_ref().is_none_or(|initrd| *initrd == Initrd::Busybox);
-    let needs = Needs { balloon: vm.balloon.is_some(), disks: !vm.disks.is_empty() };
+    let needs = Needs { balloon: vm.balloon.is_some(), disks: !vm.disks.is_empty(), net: vm.net.is_some() };
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
@@ -271,6 +275,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         gigapages: vm.gigapages,
         balloon_bytes: vm.balloon.map(|size| size.0),
         disks: Vec::new(),
+        mac: vm.net.as_ref().map(|card| card.mac),
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),
@@ -291,6 +296,7 @@ fn bootargs(vm: &VmSpec, kind: Kind, spec: &RunSpec, has_own_initramfs: bool) ->
     };
     if has_own_initramfs {
         words.push(format!("hostname={}", vm.name));
+        words.extend(vm.net.iter().map(Card::ip));
         if let Some(TerminalSize { lines, columns }) = spec.terminal {
             words.push(format!("LINES={lines} COLUMNS={columns}"));
         }
@@ -352,6 +358,7 @@ mod tests {
             host_memory: None,
             swap: None,
             snapshot: Snapshot::No,
+            forwards: vec![],
             settings: vec![],
             harts: None,
             h: HExtension::Present,

@@ -5,6 +5,7 @@ use super::dialog::Dialog;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
 use super::plan::{BootTest, End};
+use super::serve::Server;
 use super::tally::Spent;
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
@@ -156,6 +157,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         superpages: Some(test.superpages),
         gigapages: Some(test.gigapages),
         balloon: test.balloon,
+        net: Some(test.net),
         ..VmFile::default()
     })
 }
@@ -168,6 +170,7 @@ pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
         host_memory: case.test.host_memory,
         swap: None,
         snapshot: Snapshot::No,
+        forwards: Vec::new(),
         settings: case.test.set.clone(),
         harts: Some(case.harts),
         h: case.variant.h,
@@ -217,6 +220,14 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
             let path = dir.path().join(format!("disk{number}"));
             file.disks = Some(vec![DiskSpec { file: path, readonly: false, format: None, size: test.disk }]);
         }
+    }
+    let server = test.serve.map(Server::start).transpose().map_err(|why| miette!("a server for the guests: {why}"))?;
+    if let Some(server) = &server {
+        for file in &mut files[..test.vms] {
+            let append = file.append.take().unwrap_or_default();
+            file.append = Some(format!("{append} {}", server.words()).trim_start().into());
+        }
+        files[0].forward = Some(vec![server.forward]);
     }
     let spec = RunSpec {
         swap: swap.as_ref().map(|(spec, _)| spec.clone()),

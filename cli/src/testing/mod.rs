@@ -15,6 +15,7 @@ pub mod junit;
 mod metered;
 mod pairs;
 mod plan;
+mod serve;
 mod tally;
 
 use crate::build::{self, BuildError};

@@ -109,6 +109,11 @@ pub struct BootTest {
     pub balloon: Option<Balloon>,
     /// Size of a disk that each of its VMs has, if there is to be one: zeroes at first.
     pub disk: Option<Size>,
+    /// Whether its VMs have network cards.
+    #[serde(default)]
+    pub net: bool,
+    /// Size of a file that a server on the host has for its VMs, if there is to be one.
+    pub serve: Option<Size>,
     /// Whether time counts instructions.
     #[serde(default)]
     pub icount: bool,

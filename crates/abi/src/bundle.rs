@@ -14,6 +14,7 @@
 //!
 //! Equal images stand in it once, however many VMs use them: VMs share their frames.
 
+use crate::mac::Mac;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -90,6 +91,8 @@ pub struct VmConfig {
     pub balloon_bytes: Option<u64>,
     /// Its disks, at most [`MAX_DISKS`]: numbers of block devices of the machine ([`crate::disk_serial`]). No other VM has any of them.
     pub disks: Vec<u32>,
+    /// The address of its network card, if it has one. No other VM has the same.
+    pub mac: Option<Mac>,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
     pub segments: Vec<Segment>,
     /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
@@ -326,6 +329,7 @@ mod tests {
                 gigapages: false,
                 balloon_bytes: Some(1 << 20),
                 disks: vec![3, 5],
+                mac: Some(Mac([0x52, 0x54, 0, 0x67, 0x6e, 1])),
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),

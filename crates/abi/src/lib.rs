@@ -6,6 +6,7 @@
 extern crate alloc;
 
 pub mod bundle;
+pub mod mac;
 pub mod record;
 pub mod report;
 pub mod tunable;

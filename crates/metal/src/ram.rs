@@ -205,22 +205,81 @@ impl PhysMem for Ram {
     fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
         let from = ptr::with_exposed_provenance::<u8>(at.raw() as usize);
         // SAFETY: from a frame free of Rust objects to as many bytes of the caller's.
-        let lines = unsafe { copy_lines(from, into.as_mut_ptr(), into.len()) };
-        for (i, byte) in into.iter_mut().enumerate().skip(lines) {
-            // SAFETY: in a frame free of Rust objects; volatile, since the guest may write it meanwhile.
-            *byte = unsafe { from.add(i).read_volatile() };
-        }
+        unsafe { copy(from, into.as_mut_ptr(), into.len()) };
     }
 
     fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
         let to = ptr::with_exposed_provenance_mut::<u8>(at.raw() as usize);
         // SAFETY: as for reading.
-        let lines = unsafe { copy_lines(from.as_ptr(), to, from.len()) };
-        for (i, byte) in from.iter().enumerate().skip(lines) {
-            // SAFETY: as for reading.
-            unsafe { to.add(i).write_volatile(*byte) };
-        }
+        unsafe { copy(from.as_ptr(), to, from.len()) };
     }
+}
+
+/// Copies bytes, by words where it can, whatever their alignment: the frames of guests' networks have an odd one. A guest may read and
+/// write its side meanwhile.
+///
+/// # Safety
+/// `from` may be read and `to` be written, for so many bytes, and they do not overlap.
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // Until words can be written.
+    let mut done = (to.addr().wrapping_neg() % 8).min(bytes);
+    // SAFETY: by the caller's promise, all of it.
+    unsafe {
+        copy_singly(from, to, done);
+        let (from_here, to_here) = (from.wrapping_add(done), to.wrapping_add(done));
+        done += if from_here.addr().is_multiple_of(8) {
+            copy_lines(from_here, to_here, bytes - done)
+        } else {
+            copy_shifted(from_here, to_here, bytes - done)
+        };
+        copy_singly(from.wrapping_add(done), to.wrapping_add(done), bytes - done);
+    }
+}
+
+/// Copies byte after byte. Volatile, since a guest may write or read them meanwhile.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+unsafe fn copy_singly(from: *const u8, to: *mut u8, bytes: usize) {
+    for at in 0..bytes {
+        // SAFETY: by the caller's promise.
+        unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
+    }
+}
+
+/// Copies as many pieces of 32 bytes as there are to where words are aligned, from where they are not: each word is made of two. Returns how many
+/// bytes that were.
+///
+/// # Safety
+/// As for [`copy`]. The whole words are read that hold the first and the last byte.
+#[inline(always)]
+unsafe fn copy_shifted(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+    let pieces = bytes / 32 * 32;
+    if pieces == 0 {
+        return 0;
+    }
+    let shift = 8 * (from.addr() % 8);
+    // SAFETY: by the caller's promise. What is read beside the bytes is in the same words, and goes nowhere.
+    unsafe {
+        asm!(
+            "ld {a}, 0({from})",
+            "2:",
+            "ld {b}, 8({from})", "ld {c}, 16({from})", "ld {d}, 24({from})", "ld {e}, 32({from})",
+            "srl {a}, {a}, {right}", "sll {t}, {b}, {left}", "or {a}, {a}, {t}", "sd {a}, 0({to})",
+            "srl {b}, {b}, {right}", "sll {t}, {c}, {left}", "or {b}, {b}, {t}", "sd {b}, 8({to})",
+            "srl {c}, {c}, {right}", "sll {t}, {d}, {left}", "or {c}, {c}, {t}", "sd {c}, 16({to})",
+            "srl {d}, {d}, {right}", "sll {t}, {e}, {left}", "or {d}, {d}, {t}", "sd {d}, 24({to})",
+            "mv {a}, {e}",
+            "addi {from}, {from}, 32", "addi {to}, {to}, 32",
+            "bltu {to}, {end}, 2b",
+            from = inout(reg) from.wrapping_sub(from.addr() % 8) => _, to = inout(reg) to => _,
+            end = in(reg) to.wrapping_add(pieces), right = in(reg) shift, left = in(reg) 64 - shift,
+            a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _, e = out(reg) _, t = out(reg) _,
+            options(nostack)
+        );
+    }
+    pieces
 }
 
 /// Copies as many whole lines of 64 bytes as there are, if both sides are aligned to words; returns how many bytes that were. To

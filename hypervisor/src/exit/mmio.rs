@@ -7,7 +7,7 @@ use crate::device::{Answer, uart};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
-use crate::serial::{Output, Reach};
+use crate::serial::{self, Output, Reach};
 use crate::vcpu::VcpuRun;
 use crate::vm::Target;
 use core::sync::atomic::Ordering;
@@ -129,6 +129,11 @@ fn count(run: &VcpuRun, target: Target) {
     }
 }
 
+/// Whether an access to it may have sent something to other VMs.
+const fn may_send(target: Target) -> bool {
+    !matches!(target, Target::Plic | Target::Device(0))
+}
+
 /// A load or store of all its bytes at an offset of a device's registers.
 #[inline]
 fn perform<E: Env>(
@@ -159,11 +164,15 @@ fn perform<E: Env>(
             lines::settle(g, vm, (devices, target), env);
             shared.counters.faults_mmio.bump();
             context.skip(insn.length.into());
+            if may_send(target) {
+                serial::deliver(g, env);
+            }
             Outcome::Resume
         }
         Answer::Again => {
             lines::settle(g, vm, (devices, target), env);
             shared.counters.faults_mmio.bump();
+            serial::deliver(g, env);
             Outcome::Resume
         }
         Answer::Later => {

@@ -15,6 +15,7 @@ use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
+use hypervisor::network::Network;
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Pager, homes_of_all};
 use hypervisor::sched::Sched;
@@ -238,6 +239,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         gigapages: false,
         balloon_bytes: None,
         disks: Vec::new(),
+        mac: None,
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,
         initrd: None,
@@ -298,6 +300,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     }
     let disks = vms.iter().flat_map(|vm| &vm.disks).map(|number| (*number, Box::new(FakeDisk::new(*number)) as _));
     let disks: Vec<_> = disks.collect();
+    let network = Network::new(vms.iter().filter_map(|vm| vm.mac), None, 10_000_000);
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
     let offer = Offer {
@@ -313,6 +316,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         timebase: 10_000_000,
         clock: None,
         disks: Disks::new(disks),
+        network,
     };
     let g = Gnomon {
         vms: Vms::new(),

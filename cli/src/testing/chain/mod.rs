@@ -22,8 +22,8 @@ type Machine = (Seat, u32, HExtension);
 fn machine(case: &Case) -> Option<Machine> {
     let Site::Gnomon(seat) = case.site else { return None };
     let BootTest { guest, console, vms, beside, then, icount, meter, qemu, dialog, attempts, expect, .. } = &case.test;
-    let BootTest { host_memory, swap, disk, set, .. } = &case.test;
-    let is_plain = host_memory.is_none() && swap.is_none() && disk.is_none() && set.is_empty();
+    let BootTest { host_memory, swap, disk, net, set, .. } = &case.test;
+    let is_plain = host_memory.is_none() && swap.is_none() && disk.is_none() && !net && set.is_empty();
     // Counters come when the machine ends: there are none of a VM if a later one hangs.
     let Expect { output, absent, boots, .. } = expect;
     let sees_its_vm_only = guest.is_some()
@@ -124,6 +124,7 @@ mod tests {
             "dialog = [{ wait = 'a', type = 'b' }]",
             "attempts = 2",
             "on = ['bare']",
+            "net = true",
             "expect.end = 'failure'",
             "expect.boots = 2",
             "expect.output = ['x']",

@@ -7,7 +7,7 @@ mod driver;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use driver::{DEFLATE, Driver, INDIRECT, INFLATE, LIVE, NEEDS_RESET, NEXT, REPORT, SIZE, STATUS, WRITE};
-use driver::{get, get16, put16, set};
+use driver::{describe, get, get16, put16, set};
 use guests::access::{self, in32, peek, poke};
 use guests::paging::{self, Page, RW, Space, TEST_VA};
 use guests::random::Random;
@@ -264,7 +264,7 @@ fn interrupt(driver: &mut Driver) -> Check {
     const PENDING: u64 = 0x0c00_1000;
     let is_pending = || in32(PENDING) & 2 != 0;
     ensure!(!is_pending(), "pending at the start");
-    Driver::describe(driver.rings[2].table, 0, (blocks(8, 1), PAGE_BYTES), WRITE, 0);
+    describe(driver.rings[2].table, 0, (blocks(8, 1), PAGE_BYTES), WRITE, 0);
     driver.publish(REPORT, 0);
     ensure!(is_pending(), "not pending");
     // The driver wants none.
@@ -370,7 +370,7 @@ fn own_image(driver: &mut Driver) -> Check {
 /// The rings are gone, and all that they said: the device can make nothing of them.
 fn own_rings(driver: &mut Driver) -> Check {
     let rings = driver.rings[2];
-    Driver::describe(rings.table, 0, (rings.table, 0x3000), WRITE, 0);
+    describe(rings.table, 0, (rings.table, 0x3000), WRITE, 0);
     driver.publish(REPORT, 0);
     // What was given back was written after that.
     ensure_eq!((peek(rings.table), get16(rings.device + 2)), (0, 1), "after it went");
@@ -415,32 +415,32 @@ fn wild_rings(driver: &mut Driver) -> Check {
         // No such descriptor, at the head and behind it.
         |rings| put16(rings.driver + 4, SIZE as u16),
         |rings| put16(rings.driver + 4, 0xffff),
-        |rings| Driver::describe(rings.table, 0, (0x8000_0000, 0), NEXT, SIZE),
+        |rings| describe(rings.table, 0, (0x8000_0000, 0), NEXT, SIZE),
         // Loops, of one and of two.
-        |rings| Driver::describe(rings.table, 0, (0x8000_0000, 0), NEXT, 0),
+        |rings| describe(rings.table, 0, (0x8000_0000, 0), NEXT, 0),
         |rings| {
-            Driver::describe(rings.table, 0, (0x8000_0000, 0), NEXT, 1);
-            Driver::describe(rings.table, 1, (0x8000_0000, 0), NEXT, 0);
+            describe(rings.table, 0, (0x8000_0000, 0), NEXT, 1);
+            describe(rings.table, 1, (0x8000_0000, 0), NEXT, 0);
         },
         // One to be read after one to be written.
-        |rings| Driver::describe(rings.table, 0, (0x8000_0000, 0), NEXT | WRITE, 1),
+        |rings| describe(rings.table, 0, (0x8000_0000, 0), NEXT | WRITE, 1),
         // Tables of half a descriptor, of none, of too many, and one that is to be followed.
-        |rings| Driver::describe(rings.table, 0, (rings.table + 0x800, 24), INDIRECT, 0),
-        |rings| Driver::describe(rings.table, 0, (rings.table + 0x800, 0), INDIRECT, 0),
-        |rings| Driver::describe(rings.table, 0, (rings.table + 0x800, 16 * (SIZE + 1)), INDIRECT, 0),
-        |rings| Driver::describe(rings.table, 0, (rings.table + 0x800, 16), INDIRECT | NEXT, 1),
+        |rings| describe(rings.table, 0, (rings.table + 0x800, 24), INDIRECT, 0),
+        |rings| describe(rings.table, 0, (rings.table + 0x800, 0), INDIRECT, 0),
+        |rings| describe(rings.table, 0, (rings.table + 0x800, 16 * (SIZE + 1)), INDIRECT, 0),
+        |rings| describe(rings.table, 0, (rings.table + 0x800, 16), INDIRECT | NEXT, 1),
     ];
     let more: [Wild; 3] = [
         // A table in a table, one that goes round, and one where there is no memory.
         |rings| {
-            Driver::describe(rings.table, 0, (rings.table + 0x800, 32), INDIRECT, 0);
-            Driver::describe(rings.table + 0x800, 0, (rings.table + 0x800, 32), INDIRECT, 0);
+            describe(rings.table, 0, (rings.table + 0x800, 32), INDIRECT, 0);
+            describe(rings.table + 0x800, 0, (rings.table + 0x800, 32), INDIRECT, 0);
         },
         |rings| {
-            Driver::describe(rings.table, 0, (rings.table + 0x800, 16), INDIRECT, 0);
-            Driver::describe(rings.table + 0x800, 0, (0x8000_0000, 0), NEXT, 0);
+            describe(rings.table, 0, (rings.table + 0x800, 16), INDIRECT, 0);
+            describe(rings.table + 0x800, 0, (0x8000_0000, 0), NEXT, 0);
         },
-        |rings| Driver::describe(rings.table, 0, (board().ram_end() - 16, 32), INDIRECT, 0),
+        |rings| describe(rings.table, 0, (board().ram_end() - 16, 32), INDIRECT, 0),
     ];
     for queue in [INFLATE, DEFLATE, REPORT] {
         for (way, wild) in ways.iter().chain(&more).enumerate() {

@@ -2,58 +2,23 @@
 //!
 //! The queue is that of the crate `virtio-drivers`; its driver of block devices would wait for a flush.
 
-use alloc::alloc::{alloc_zeroed, dealloc};
+use crate::virtio::{HeapHal, Opened};
 use alloc::boxed::Box;
 use alloc::string::String;
-use core::alloc::Layout;
 use core::array;
 use core::hint::spin_loop;
-use core::ptr::{self, NonNull};
+use core::ptr;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::device::virtio::wire::block::{FLUSH, HEADER, NAME, READ_ONLY, S_OK, T_FLUSH, T_GET_ID, T_IN, T_OUT};
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use hypervisor::disks::{IoError, MOST_FLYING, NotBegun, Operation, Token};
 use hypervisor::machine::VirtioSlot;
-use rv::{Addr, Hpa, PAGE_BYTES};
+use rv::{Addr, Hpa};
 use virtio_drivers::queue::VirtQueue;
-use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
-use virtio_drivers::transport::{DeviceStatus, DeviceType, Transport};
-use virtio_drivers::{BufferDirection, Hal, PhysAddr};
+use virtio_drivers::transport::mmio::MmioTransport;
+use virtio_drivers::transport::{DeviceType, Transport};
 
 const QUEUE: u16 = 0;
-
-/// Memory for the driver, whose addresses are physical ones in both seats.
-struct HeapHal;
-
-fn layout(pages: usize) -> Layout {
-    let bytes = pages * PAGE_BYTES as usize;
-    Layout::from_size_align(bytes, PAGE_BYTES as usize).unwrap_or_else(|_| panic!("{pages} pages for a queue"))
-}
-
-// SAFETY: memory of the heap's, nobody else's until it is given back; and what the device is to see is where it says.
-unsafe impl Hal for HeapHal {
-    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        // SAFETY: not of size 0.
-        let at = NonNull::new(unsafe { alloc_zeroed(layout(pages)) });
-        at.map_or((0, NonNull::dangling()), |at| (at.as_ptr().expose_provenance() as u64, at))
-    }
-
-    unsafe fn dma_dealloc(_: PhysAddr, at: NonNull<u8>, pages: usize) -> i32 {
-        // SAFETY: by the caller's promise.
-        unsafe { dealloc(at.as_ptr(), layout(pages)) };
-        0
-    }
-
-    unsafe fn mmio_phys_to_virt(at: PhysAddr, _: usize) -> NonNull<u8> {
-        NonNull::new(ptr::with_exposed_provenance_mut(at as usize)).unwrap_or(NonNull::dangling())
-    }
-
-    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        buffer.as_ptr().cast::<u8>().expose_provenance() as u64
-    }
-
-    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
-}
 
 /// Bytes of host RAM.
 #[derive(Clone, Copy)]
@@ -113,7 +78,7 @@ impl Pending {
 /// The device.
 pub struct BlockDevice {
     transport: MmioTransport<'static>,
-    queue: VirtQueue<HeapHal, MOST_FLYING>,
+    queue: Box<VirtQueue<HeapHal, MOST_FLYING>>,
     sectors: u64,
     features: u64,
     /// By token.
@@ -123,24 +88,10 @@ pub struct BlockDevice {
 impl BlockDevice {
     /// Opens the block device at a place for one, if there is one. Returns its serial as well.
     pub fn open(slot: &VirtioSlot) -> Option<(Self, String)> {
-        let header = NonNull::new(ptr::with_exposed_provenance_mut::<VirtIOHeader>(slot.span.start as usize))?;
-        // SAFETY: a virtio-mmio slot that the device tree names, and that is nobody else's.
-        let mut transport = unsafe { MmioTransport::new(header, slot.span.bytes as usize) }.ok()?;
-        if transport.device_type() != DeviceType::Block {
-            return None;
-        }
-        transport.set_status(DeviceStatus::empty());
-        let mut status = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER;
-        transport.set_status(status);
         let wanted = READ_ONLY | FLUSH | INDIRECT_DESC | EVENT_IDX | VERSION_1;
-        let features = transport.read_device_features() & wanted;
-        transport.write_driver_features(features);
-        status |= DeviceStatus::FEATURES_OK;
-        transport.set_status(status);
-        transport.set_guest_page_size(PAGE_BYTES as u32);
-        let has = |feature| features & feature != 0;
-        let queue = VirtQueue::new(&mut transport, QUEUE, has(INDIRECT_DESC), has(EVENT_IDX)).ok()?;
-        transport.set_status(status | DeviceStatus::DRIVER_OK);
+        let mut opened = Opened::open(slot, DeviceType::Block, wanted)?;
+        let queue = opened.queue(QUEUE)?;
+        let (transport, features) = opened.start();
         let word = |offset| transport.read_config_space::<u32>(offset);
         let sectors = u64::from(word(0).ok()?) | u64::from(word(4).ok()?) << 32;
         let mut device = Self { transport, queue, sectors, features, pending: array::from_fn(|_| None) };

@@ -1,14 +1,15 @@
 //! From the first stack to the first vCPU.
 
 use crate::block::BlockDevice;
-use crate::disks::{BlockDevices, GuestDisk};
+use crate::disks::{GuestDisk, HostDevices};
 use crate::drivers::{self, PlicContext};
 use crate::guest::{Abilities, GuestHart};
-use crate::hart::{Hart, Reach, Start};
+use crate::hart::{Hart, Interrupts, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
 use crate::{heap, panic, pen};
 use abi::bundle::{Config, MAX_VCPUS, MAX_VMS};
+use abi::mac::Mac;
 use abi::record::{Boot, Record};
 use alloc::boxed::Box;
 use alloc::format;
@@ -25,6 +26,7 @@ use hypervisor::host_map::Kind;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::machine::{Machine, Span};
+use hypervisor::network::{HostNetwork, Network};
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Disk, Pager, homes_of_all};
 use hypervisor::promoter::Promoter;
@@ -105,8 +107,9 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
-    let BlockDevices { swap, guests: disks } = BlockDevices::find(machine);
+    let HostDevices { swap, guests: disks, net } = HostDevices::find(machine);
     let (swap, swap_source) = swap.unzip();
+    let (net, net_source) = net.unzip();
     // Images may go to the device, and their frames are memory like any other then.
     let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
@@ -129,8 +132,14 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     }
     let sources: Vec<(u32, u32)> = disks.iter().map(|(number, _, source)| (*source, *number)).collect();
     offer.disks = guest_disks(disks, &frames)?;
-    let port = |(source, number)| Some((source, Arc::clone(offer.disks.get(number)?)));
-    let ports: &'static [_] = sources.into_iter().filter_map(port).collect::<Vec<_>>().leak();
+    let net = net.map(|net| Box::new(net) as Box<dyn HostNetwork>);
+    offer.network = Network::new(config.vms.iter().filter_map(|vm| vm.mac), net, offer.timebase);
+    let disk = |(source, number)| Some((source, Interrupts::Disk(Arc::clone(offer.disks.get(number)?))));
+    let disks = sources.into_iter().filter_map(disk);
+    let devices = disks
+        .chain(net_source.map(|source| (source, Interrupts::Network)))
+        .chain(swap_source.map(|source| (source, Interrupts::Swap)));
+    let devices: &'static [_] = devices.collect::<Vec<_>>().leak();
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: Vms::new(),
         sched: Sched::new(machine.harts.len()),
@@ -156,13 +165,12 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         },
     }));
     let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: h.msip.unwrap_or(0) }).collect();
-    let sources = swap_source.into_iter().chain(ports.iter().map(|(source, _)| *source));
-    let plic = plic_context(seat, machine, sources);
+    let plic = plic_context(seat, machine, devices.iter().map(|(source, _)| *source));
     if plic.is_some() {
         seat_hart.enable_external();
     }
     let Abilities { vmid_bits, asid_bits, .. } = abilities;
-    let (reach_all, disks) = (Arc::clone(&reach), ports);
+    let reach_all = Arc::clone(&reach);
     let mut hart = Hart::new(Start {
         g,
         index: 0,
@@ -171,7 +179,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         ram,
         reach: reach_all,
         plic,
-        disks,
+        devices,
         vmid_bits,
         asid_bits,
     });
@@ -218,7 +226,7 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     guest.forget_everything();
     let Abilities { vmid_bits, asid_bits, .. } = joining.abilities;
     let reach = Arc::clone(&joining.reach);
-    Hart::new(Start { g, index, seat, guest, ram, reach, plic: None, disks: &[], vmid_bits, asid_bits }).run()
+    Hart::new(Start { g, index, seat, guest, ram, reach, plic: None, devices: &[], vmid_bits, asid_bits }).run()
 }
 
 /// Leaves out the harts that Gnomon cannot use beside the boot hart, which becomes index 0: it has taken
@@ -426,6 +434,7 @@ fn offer(machine: &Machine, (seat, guest): (Seat, GuestMode), abilities: &Abilit
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
         disks: Disks::default(),
+        network: Network::new([], None, machine.timebase),
         clock: machine.rtc.map(|rtc| Clock::new(machine.timebase, metal::time(), drivers::time_of_day(rtc))),
         isa,
     }
@@ -451,17 +460,25 @@ fn check(config: &Config) -> Result<(), String> {
     if let Some(pair) = disks.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(format!("disk {} is two VMs', or one's twice", pair[0]));
     }
+    let mut macs: Vec<Mac> = config.vms.iter().filter_map(|vm| vm.mac).collect();
+    macs.sort_unstable();
+    if let Some(mac) = macs.iter().find(|mac| !mac.is_card()) {
+        return Err(format!("{mac} is no address of a network card"));
+    }
+    if let Some(pair) = macs.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("two VMs' network cards have the address {}", pair[0]));
+    }
     match config.vms.iter().find(|vm| vm.vcpus == 0 || vm.vcpus > MAX_VCPUS) {
         Some(vm) => Err(format!("{} has {} vCPUs; 1 to {MAX_VCPUS} are possible", vm.name, vm.vcpus)),
         None => Ok(()),
     }
 }
 
-fn plic_context(seat: Seat, machine: &Machine, blocks: impl Iterator<Item = u32>) -> Option<PlicContext> {
+fn plic_context(seat: Seat, machine: &Machine, devices: impl Iterator<Item = u32>) -> Option<PlicContext> {
     let boot = &machine.harts[0];
     let context = match seat {
         Seat::Firmware => boot.plic_machine,
         Seat::Payload => boot.plic_supervisor,
     };
-    PlicContext::start(machine, context?, blocks)
+    PlicContext::start(machine, context?, devices)
 }

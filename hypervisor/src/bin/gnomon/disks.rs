@@ -1,6 +1,7 @@
-//! The host's block devices that have a use: each is found by its serial.
+//! The host's virtio devices that have a use. Block devices are found by their serials.
 
 use crate::block::{BlockDevice, Piece};
+use crate::net::NetDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
 use hypervisor::disks::{Asked, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
@@ -13,14 +14,16 @@ const BUFFER_ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zer
 
 /// Those of the machine.
 #[derive(Default)]
-pub struct BlockDevices {
+pub struct HostDevices {
     /// The one that Gnomon pages to, and its PLIC source.
     pub swap: Option<(SwapDisk, u32)>,
     /// Those that guests have, by number, and their PLIC sources.
     pub guests: Vec<(u32, BlockDevice, u32)>,
+    /// The one by which guests reach the world, and its PLIC source.
+    pub net: Option<(NetDevice, u32)>,
 }
 
-impl BlockDevices {
+impl HostDevices {
     /// Finds them.
     pub fn find(machine: &Machine) -> Self {
         let mut found = Self::default();
@@ -32,6 +35,9 @@ impl BlockDevices {
                 Some((device, serial)) => {
                     let number = abi::disk_of_serial(&serial);
                     found.guests.extend(number.map(|number| (number, device, slot.source)));
+                }
+                None if found.net.is_none() => {
+                    found.net = NetDevice::open(slot).map(|device| (device, slot.source));
                 }
                 None => {}
             }

@@ -127,13 +127,13 @@ pub struct PlicContext {
 pub enum Claimed {
     /// The UART's.
     Uart,
-    /// That source's: a block device.
-    Block(u32),
+    /// That source's.
+    Device(u32),
 }
 
 impl PlicContext {
-    /// Lets the interrupts of the UART and of these block devices, and no others, reach `context`.
-    pub fn start(machine: &Machine, context: u32, blocks: impl Iterator<Item = u32>) -> Option<Self> {
+    /// Lets the interrupts of the UART and of these devices, and no others, reach `context`.
+    pub fn start(machine: &Machine, context: u32, devices: impl Iterator<Item = u32>) -> Option<Self> {
         let (plic, uart) = (machine.plic?, machine.uart?);
         let this = Self { base: plic.start, context, uart: uart.source };
         let enables = this.base + 0x2000 + 0x80 * u64::from(context);
@@ -141,7 +141,7 @@ impl PlicContext {
         unsafe {
             // What an earlier boot stage enabled has no handler here, and would interrupt for ever.
             (0..32).for_each(|word| mmio::write32(enables + 4 * word, 0));
-            for source in iter::once(this.uart).chain(blocks) {
+            for source in iter::once(this.uart).chain(devices) {
                 let word = enables + 4 * u64::from(source / 32);
                 mmio::write32(this.base + 4 * u64::from(source), 1);
                 mmio::write32(word, mmio::read32(word) | 1 << (source % 32));
@@ -164,7 +164,7 @@ impl PlicContext {
         if source == self.uart {
             return Some(Claimed::Uart);
         }
-        (source != 0).then_some(Claimed::Block(source))
+        (source != 0).then_some(Claimed::Device(source))
     }
 
     /// Completes one that was claimed.
@@ -172,7 +172,7 @@ impl PlicContext {
     pub fn complete(&self, claimed: Claimed) {
         self.write_claim(match claimed {
             Claimed::Uart => self.uart,
-            Claimed::Block(source) => source,
+            Claimed::Device(source) => source,
         });
     }
 

@@ -66,6 +66,17 @@ pub struct Reach {
     pub msip: u64,
 }
 
+/// A device of the host's that interrupts.
+#[derive(Debug)]
+pub enum Interrupts {
+    /// A guest's disk.
+    Disk(Arc<Mutex<Port>>),
+    /// The one by which guests reach the world.
+    Network,
+    /// The one that Gnomon pages to.
+    Swap,
+}
+
 /// A hart's own block; `tp` points to it.
 pub struct Hart {
     g: &'static Gnomon,
@@ -77,8 +88,8 @@ pub struct Hart {
     ram: Ram,
     reach: Arc<[Reach]>,
     plic: Option<PlicContext>,
-    /// Guests' disks whose interrupts come to this hart, by source.
-    disks: &'static [(u32, Arc<Mutex<Port>>)],
+    /// Whose interrupts come to this hart, by source, beside the UART's.
+    devices: &'static [(u32, Interrupts)],
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
     vmids: Ids,
@@ -166,8 +177,8 @@ pub struct Start {
     pub reach: Arc<[Reach]>,
     /// The PLIC context that brings the UART's interrupt to this hart.
     pub plic: Option<PlicContext>,
-    /// Guests' disks whose interrupts that brings, by source.
-    pub disks: &'static [(u32, Arc<Mutex<Port>>)],
+    /// Whose interrupts that brings, by source, beside the UART's.
+    pub devices: &'static [(u32, Interrupts)],
     /// VMID bits of the hart.
     pub vmid_bits: u32,
     /// ASID bits of the register that holds a guest's root.
@@ -186,7 +197,7 @@ impl Hart {
             ram: start.ram,
             reach: start.reach,
             plic: start.plic,
-            disks: start.disks,
+            devices: start.devices,
             stack_end: pen::stack_end(start.index),
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.

@@ -209,9 +209,9 @@ impl Work {
             let place = self.place(is_read, ahead + part.offset + part.copied as u64);
             let Some((gpa, left)) = place else { unreachable!("a request has as much data as its buffers") };
             let end = part.bytes.min(part.copied + left);
-            // Where words are not aligned, bytes are copied.
+            // Where words are not aligned, each is made of two.
             let bytes = end - part.copied;
-            budget.pay(if gpa.is_multiple_of(8) && part.copied.is_multiple_of(8) { bytes } else { 16 * bytes })?;
+            budget.pay(if gpa.is_multiple_of(8) && part.copied.is_multiple_of(8) { bytes } else { 3 * bytes })?;
             let bytes = &mut port.buffer(part.units)[part.copied..end];
             let is_there = reached(if is_read { outside.write(gpa, bytes) } else { outside.read(gpa, bytes) })?;
             if is_there {

@@ -7,6 +7,7 @@
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
+//! | `net` | a network card |
 //! | `wire` | what drivers and devices say to each other |
 //!
 //! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
@@ -15,11 +16,12 @@
 //! A notification is answered at once, by the vCPU that makes it; what takes longer than an exit may is done in portions, between
 //! which the vCPU makes the same store again ([`Answer::Again`](super::Answer::Again)). So a device takes nobody's time but its
 //! guest's, and nothing of it is left to be done for a guest that has gone. What a disk waits for is the host's: its interrupt goes on
-//! with that, in portions as well.
+//! with that, in portions as well. What a network card is to give its guest comes from others: who sends it looks after that.
 
 mod backend;
 pub mod balloon;
 pub mod block;
+pub mod net;
 pub mod queue;
 mod transport;
 pub mod wire;
@@ -27,5 +29,6 @@ pub mod wire;
 pub use backend::{Backend, Progress};
 pub use balloon::Balloon;
 pub use block::Block;
+pub use net::Net;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
 pub use transport::Mmio;

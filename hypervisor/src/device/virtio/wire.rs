@@ -1,4 +1,4 @@
-//! What drivers and devices say to each other, of disks and of all: the same where Gnomon is the device, and where it is the driver of
+//! What drivers and devices say to each other, of disks, of networks and of all: the same where Gnomon is the device, and where it is the driver of
 //! one of the host's.
 
 /// The device takes chains that are in a table of their own (chapter 6).
@@ -39,4 +39,22 @@ pub mod block {
     pub const HEADER: usize = 16;
     /// Bytes of the name that a disk has.
     pub const NAME: usize = 20;
+}
+
+/// Networks (chapter 5.1).
+pub mod net {
+    /// The configuration says which address the card has.
+    pub const MAC: u64 = 1 << 5;
+    /// A frame may be in several buffers that the driver has offered; and its header says in how many.
+    pub const MRG_RXBUF: u64 = 1 << 15;
+    /// The configuration says whether there is a link.
+    pub const STATUS: u64 = 1 << 16;
+
+    /// There is one (`VIRTIO_NET_S_LINK_UP`).
+    pub const LINK_UP: u16 = 1;
+
+    /// The queue of frames that come.
+    pub const RECEIVE: usize = 0;
+    /// That of those that go.
+    pub const TRANSMIT: usize = 1;
 }

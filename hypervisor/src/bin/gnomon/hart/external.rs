@@ -1,6 +1,6 @@
 //! Interrupts of the host's devices.
 
-use super::Hart;
+use super::{Hart, Interrupts};
 use crate::drivers::Claimed;
 use abi::record::EndReason;
 use hypervisor::ballooning;
@@ -17,10 +17,14 @@ impl Hart {
         let Some(claimed) = plic.claim() else { return };
         match claimed {
             Claimed::Uart => self.attend_uart(),
-            Claimed::Block(source) => match self.disks.iter().find(|(other, _)| *other == source) {
-                Some((_, port)) => serial::attend_disk(self.g, port, self),
-                None => _ = self.g.pager.go_on(self.g, self),
-            },
+            Claimed::Device(source) => {
+                match self.devices.iter().find(|(other, _)| *other == source).map(|(_, device)| device) {
+                    Some(Interrupts::Disk(port)) => serial::attend_disk(self.g, port, self),
+                    Some(Interrupts::Network) => serial::attend_network(self.g, self),
+                    Some(Interrupts::Swap) => _ = self.g.pager.go_on(self.g, self),
+                    None => {}
+                }
+            }
         }
         plic.complete(claimed);
     }

@@ -1,0 +1,287 @@
+//! A network card (chapter 5.1), which is plugged into the network of the run ([`crate::network`]).
+//!
+//! What the driver sends is copied, header and all, into a frame of the card's own, and is looked at there. What comes for it is copied
+//! from others' frames into buffers that the driver has offered. Where it has offered none, frames wait, but not for long. Guest memory that
+//! is not there, since it is paged out, is asked for again a moment later: nobody waits for it, but frames that come after.
+//!
+//! All is plain: no checksum is left to the card, and no frame is longer than an Ethernet's.
+
+use super::backend::{Backend, Progress};
+use super::queue::{Chain, Queue, Trouble};
+use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
+use crate::device::interface::{Outside, Unreached};
+use crate::network::frame::{Frame, HEADER, MOST};
+use crate::network::{NotSent, Plug, SHARE};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// Bytes of the configuration, as far as it is read: address and status.
+const CONFIG: usize = 8;
+/// What a portion may cost, in bytes that are copied.
+const PORTION: usize = 64 << 10;
+/// What a frame costs beside, and each buffer of it.
+const STEP: usize = 6 << 10;
+const BUFFER: usize = 512;
+/// As many frames in a portion are so many that more may come in a moment.
+const BUSY: usize = 4;
+
+/// What was done so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Frames that the guest has sent.
+    pub frames_out: u64,
+    /// Their bytes.
+    pub bytes_out: u64,
+    /// Frames that it was given.
+    pub frames_in: u64,
+    /// Their bytes.
+    pub bytes_in: u64,
+    /// Of what it has sent, that which is no frame: too short, too long, or nowhere.
+    pub refused: u64,
+    /// Frames that it has sent in the name of a group, or of somebody else.
+    pub forged: u64,
+    /// Frames for which it had offered a buffer that was too short, or nowhere.
+    pub unfit: u64,
+}
+
+/// How far the device is with what the driver sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// It is still to be copied into that frame.
+    Copy(usize),
+    /// It is there, and is to be sent.
+    Send(usize),
+    /// The driver is to have its buffers back.
+    Give,
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Net {
+    plug: Plug,
+    /// Its frames, made as they are needed. Those that others have still are not to be touched.
+    frames: Vec<Arc<Frame>>,
+    /// Where the search for a free one begins.
+    next: usize,
+    /// What the driver sends.
+    sending: Option<(Chain, Stage)>,
+    /// Where the next frame goes that comes.
+    receiving: Option<Chain>,
+    counts: Counts,
+}
+
+/// What it costs to copy so many bytes from or to a chain's buffers, and all that comes with it.
+fn cost(chain: &Chain, bytes: usize) -> usize {
+    STEP + BUFFER * chain.buffers.len() + bytes
+}
+
+/// Copies what the driver has put into a chain's buffers; `None` if it is too much, or nowhere.
+fn gather(chain: &Chain, room: &mut [u8], outside: &mut dyn Outside) -> Result<Option<usize>, Trouble> {
+    let mut done = 0;
+    for buffer in chain.buffers.iter().filter(|buffer| !buffer.is_written) {
+        let end = done + buffer.bytes as usize;
+        let Some(part) = room.get_mut(done..end) else { return Ok(None) };
+        match outside.read(buffer.gpa, part) {
+            Ok(()) => done = end,
+            Err(Unreached::Nowhere) => return Ok(None),
+            Err(Unreached::Later) => return Err(Trouble::Later),
+        }
+    }
+    Ok(Some(done))
+}
+
+/// Copies bytes into a chain's buffers; `None` if they do not fit, or those are nowhere.
+fn scatter(chain: &Chain, bytes: &[u8], outside: &mut dyn Outside) -> Result<Option<()>, Trouble> {
+    let mut left = bytes;
+    for buffer in chain.buffers.iter().filter(|buffer| buffer.is_written) {
+        let (part, rest) = left.split_at(left.len().min(buffer.bytes as usize));
+        match outside.write(buffer.gpa, part) {
+            Ok(()) => left = rest,
+            Err(Unreached::Nowhere) => return Ok(None),
+            Err(Unreached::Later) => return Err(Trouble::Later),
+        }
+        if left.is_empty() {
+            return Ok(Some(()));
+        }
+    }
+    Ok(None)
+}
+
+impl Net {
+    /// One that is plugged in there.
+    #[must_use]
+    pub fn new(plug: Plug) -> Self {
+        Self { plug, frames: Vec::new(), next: 0, sending: None, receiving: None, counts: Counts::default() }
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Where it is plugged in.
+    #[must_use]
+    pub const fn plug(&self) -> &Plug {
+        &self.plug
+    }
+
+    /// A frame of its own that nobody else has any more.
+    fn free_frame(&mut self, now: u64) -> Option<usize> {
+        let found = self.find_frame();
+        if found.is_some() {
+            return found;
+        }
+        if self.frames.len() < SHARE {
+            self.frames.push(Arc::default());
+            return Some(self.frames.len() - 1);
+        }
+        self.plug.expire(now);
+        self.find_frame()
+    }
+
+    fn find_frame(&mut self) -> Option<usize> {
+        let count = self.frames.len();
+        let at =
+            (0..count).map(|n| (self.next + n) % count).find(|at| Arc::get_mut(&mut self.frames[*at]).is_some())?;
+        self.next = at + 1;
+        Some(at)
+    }
+
+    /// Takes frames from the driver, and sends them.
+    fn transmit(&mut self, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let (mut left, mut taken) = (PORTION, 0);
+        loop {
+            let Some((chain, stage)) = &mut self.sending else {
+                if left == 0 {
+                    return Ok(Progress::More);
+                }
+                let Some(frame) = self.free_frame(outside.now()) else {
+                    outside.soon();
+                    return Ok(Progress::Idle);
+                };
+                match queue.take(outside)? {
+                    Some(chain) => self.sending = Some((chain, Stage::Copy(frame))),
+                    // As long as many come, the queue is looked at a moment later, whether the driver notifies or not: so it need not.
+                    None if taken >= BUSY => {
+                        outside.soon();
+                        return Ok(Progress::Idle);
+                    }
+                    None if queue.await_more(outside)? => left = left.saturating_sub(STEP),
+                    None => return Ok(Progress::Idle),
+                }
+                continue;
+            };
+            match *stage {
+                Stage::Copy(at) => {
+                    let Some(frame) = Arc::get_mut(&mut self.frames[at]) else { unreachable!("a frame is its card's") };
+                    // What is longer than the longest frame does not fit.
+                    let length = gather(chain, &mut frame.room()[..HEADER + MOST], outside)?;
+                    let is_frame = length.is_some_and(|length| frame.fill(length));
+                    self.counts.refused += u64::from(!is_frame);
+                    left = left.saturating_sub(cost(chain, length.unwrap_or(0)));
+                    taken += 1;
+                    *stage = if is_frame { Stage::Send(at) } else { Stage::Give };
+                }
+                Stage::Send(at) => {
+                    let frame = &self.frames[at];
+                    match self.plug.send(frame, outside.now()) {
+                        Ok(()) => {
+                            self.counts.frames_out += 1;
+                            self.counts.bytes_out += frame.content().len() as u64;
+                        }
+                        Err(NotSent::Forged) => self.counts.forged += 1,
+                        Err(NotSent::Full) => {
+                            outside.soon();
+                            return Ok(Progress::Idle);
+                        }
+                    }
+                    *stage = Stage::Give;
+                }
+                Stage::Give => {
+                    queue.give(chain, 0, outside)?;
+                    self.sending = None;
+                }
+            }
+        }
+    }
+
+    /// Gives the driver frames that have come for it.
+    fn receive(&mut self, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let mut left = PORTION;
+        while let Some(frame) = self.plug.next() {
+            if left == 0 {
+                return Ok(Progress::More);
+            }
+            let chain = match self.receiving.take() {
+                Some(chain) => chain,
+                None => match queue.take(outside)? {
+                    Some(chain) => chain,
+                    None if queue.await_more(outside)? => {
+                        left = left.saturating_sub(STEP);
+                        continue;
+                    }
+                    None => return Ok(Progress::Idle),
+                },
+            };
+            let chain = self.receiving.insert(chain);
+            let bytes = frame.bytes();
+            left = left.saturating_sub(cost(chain, bytes.len()));
+            let is_given = scatter(chain, bytes, outside)?.is_some();
+            queue.give(chain, if is_given { bytes.len() as u32 } else { 0 }, outside)?;
+            self.receiving = None;
+            self.plug.taken(outside.now());
+            if is_given {
+                self.counts.frames_in += 1;
+                self.counts.bytes_in += frame.content().len() as u64;
+            } else {
+                self.counts.unfit += 1;
+            }
+        }
+        Ok(Progress::Idle)
+    }
+}
+
+impl Backend for Net {
+    const ID: u32 = 1;
+    const QUEUES: usize = 2;
+    const GOES_ON: bool = true;
+
+    fn features(&self) -> u64 {
+        MAC | STATUS
+    }
+
+    fn read_config(&self, offset: u64, width: u8) -> u32 {
+        let mut config = [0; CONFIG];
+        config[..6].copy_from_slice(&self.plug.mac().0);
+        config[6..].copy_from_slice(&LINK_UP.to_le_bytes());
+        let at = usize::try_from(offset).unwrap_or(CONFIG).min(CONFIG);
+        let bytes = config[at..].iter().take(width.into());
+        bytes.rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+    }
+
+    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
+
+    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        match at {
+            RECEIVE => {
+                self.plug.come_up();
+                self.receive(queue, outside)
+            }
+            TRANSMIT => {
+                let progress = self.transmit(queue, outside);
+                self.plug.flush();
+                progress
+            }
+            _ => Ok(Progress::Idle),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.plug.start_over();
+        (self.sending, self.receiving) = (None, None);
+    }
+}
+
+#[cfg(test)]
+mod tests;

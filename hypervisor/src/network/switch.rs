@@ -1,0 +1,147 @@
+//! Where a frame goes: what an Ethernet switch knows.
+//!
+//! A member's own address is fixed, and nobody else's. What else members send by, the switch learns, a few addresses for each: so
+//! whatever one of them sends, it takes nothing from the others' part of the table. An address that one has used is that one's until it
+//! starts over; the world, which is all that is not on this machine, may take one that a VM has only learned.
+
+use abi::mac::Mac;
+use alloc::vec::Vec;
+
+/// The member that is the world: the host's network.
+pub const WORLD: usize = 0;
+/// Addresses that are learned of the world, and of each VM beside its own.
+const MOST_OF_WORLD: usize = 32;
+const MOST_OF_VM: usize = 4;
+
+/// Where a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// To that member.
+    To(usize),
+    /// To all but the one that it comes from.
+    All,
+    /// Nowhere: it is for whom it comes from.
+    Nowhere,
+}
+
+/// A frame says that it comes from a group, or from somebody else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Forged;
+
+/// Who is on the network, and by which addresses.
+#[derive(Debug)]
+pub struct Switch {
+    members: Vec<Member>,
+    #[cfg(test)]
+    broken: Option<Broken>,
+}
+
+#[derive(Debug)]
+struct Member {
+    own: Option<Mac>,
+    /// The oldest first, which goes first when there is no room for more.
+    learned: Vec<Mac>,
+}
+
+impl Member {
+    fn new(own: Option<Mac>) -> Self {
+        Self { own, learned: Vec::new() }
+    }
+
+    fn has(&self, mac: Mac) -> bool {
+        self.own == Some(mac) || self.learned.contains(&mac)
+    }
+
+    fn learn(&mut self, mac: Mac) {
+        let most = if self.own.is_none() { MOST_OF_WORLD } else { MOST_OF_VM };
+        if self.learned.len() == most {
+            self.learned.remove(0);
+        }
+        self.learned.push(mac);
+    }
+}
+
+/// How tests break a switch, to see that they notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Broken {
+    /// It believes what a frame says of its source.
+    Believes,
+    /// It sends a frame back to where it came from.
+    SendsBack,
+    /// It lets others take what one has used.
+    GivesAway,
+    /// It remembers what was learned of a member that has started over.
+    Remembers,
+}
+
+impl Switch {
+    /// The world, and a member for each of these addresses, in their order.
+    #[must_use]
+    pub fn new(macs: impl IntoIterator<Item = Mac>) -> Self {
+        let world = core::iter::once(None);
+        Self {
+            members: world.chain(macs.into_iter().map(Some)).map(Member::new).collect(),
+            #[cfg(test)]
+            broken: None,
+        }
+    }
+
+    #[cfg(test)]
+    fn is_broken(&self, how: Broken) -> bool {
+        self.broken == Some(how)
+    }
+
+    #[cfg(not(test))]
+    const fn is_broken(&self, _: Broken) -> bool {
+        false
+    }
+
+    /// The member whose own address that is.
+    #[must_use]
+    pub fn owner(&self, mac: Mac) -> Option<usize> {
+        self.members.iter().position(|member| member.own == Some(mac))
+    }
+
+    /// Where a frame of a member's goes. What it says of its source is learned.
+    ///
+    /// # Errors
+    /// [`Forged`]: it goes nowhere, and nothing is learned.
+    pub fn route(&mut self, from: usize, source: Mac, destination: Mac) -> Result<Route, Forged> {
+        self.learn(from, source)?;
+        if destination.is_group() {
+            return Ok(Route::All);
+        }
+        Ok(match self.members.iter().position(|member| member.has(destination)) {
+            Some(to) if to == from && !self.is_broken(Broken::SendsBack) => Route::Nowhere,
+            Some(to) => Route::To(to),
+            None => Route::All,
+        })
+    }
+
+    fn learn(&mut self, from: usize, source: Mac) -> Result<(), Forged> {
+        if !source.is_card() {
+            return Err(Forged);
+        }
+        if let Some(owner) = self.members.iter().position(|member| member.has(source)) {
+            let is_own = self.members[owner].own == Some(source);
+            match owner {
+                _ if owner == from => return Ok(()),
+                _ if is_own && !self.is_broken(Broken::Believes) => return Err(Forged),
+                _ if from != WORLD && !self.is_broken(Broken::GivesAway) => return Err(Forged),
+                _ => self.members[owner].learned.retain(|mac| *mac != source),
+            }
+        }
+        self.members[from].learn(source);
+        Ok(())
+    }
+
+    /// Forgets what was learned of a member.
+    pub fn forget(&mut self, member: usize) {
+        if !self.is_broken(Broken::Remembers) {
+            self.members[member].learned.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
