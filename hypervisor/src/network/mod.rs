@@ -28,8 +28,12 @@ use core::fmt;
 use frame::Frame;
 use switch::{Route, Switch, WORLD};
 
-/// Frames of one sender that wait for one member, at most: as many as a VM has.
+/// Frames of one sender that wait for one member, at most: a VM has no more.
 pub const SHARE: usize = 32;
+/// Members whose frames may be lost at a time: of each some two thousand, where there are many VMs.
+const AT_ONCE: usize = 2;
+/// Frames that are lost for one that comes.
+const LOST_AT_ONCE: usize = 8;
 /// Frames that are taken from the world at a time.
 const BATCH: usize = 8;
 /// How long a member may take no frame, in parts of a second, until those that wait for it are lost.
@@ -87,6 +91,8 @@ struct Member {
     is_up: bool,
     /// Frames for it, and whose they are.
     queue: VecDeque<(usize, Arc<Frame>)>,
+    /// How many of them are the world's.
+    of_world: usize,
     /// Since when those wait without one being taken.
     since: u64,
     /// Whether that was too long, and none was taken since.
@@ -96,29 +102,49 @@ struct Member {
 }
 
 impl Member {
-    /// A frame for it. If it takes none, what waits is lost, but for the last.
+    /// A frame for it. If it takes none, the oldest of those that wait are lost, until this is the only one.
     fn push(&mut self, from: usize, frame: &Arc<Frame>, now: u64, patience: u64) {
         if self.queue.is_empty() && !self.is_stuck {
             self.since = now;
         }
-        self.expire(now, patience);
-        if self.queue.iter().filter(|(sender, _)| *sender == from).count() >= SHARE {
+        if self.is_too_late(now, patience) {
+            self.lost += (0..LOST_AT_ONCE).filter(|_| self.pop()).count() as u64;
+        }
+        if from == WORLD && self.of_world == SHARE {
             self.lost += 1;
         } else {
+            self.of_world += usize::from(from == WORLD);
             self.queue.push_back((from, Arc::clone(frame)));
         }
     }
 
-    fn expire(&mut self, now: u64, patience: u64) {
+    /// Takes the oldest one out, if there is one.
+    fn pop(&mut self) -> bool {
+        let taken = self.queue.pop_front();
+        self.of_world -= usize::from(matches!(taken, Some((WORLD, _))));
+        taken.is_some()
+    }
+
+    /// Whether what waits has waited for too long.
+    fn is_too_late(&mut self, now: u64, patience: u64) -> bool {
         self.is_stuck |= !self.queue.is_empty() && now.saturating_sub(self.since) > patience;
-        if self.is_stuck {
+        self.is_stuck && !self.queue.is_empty()
+    }
+
+    fn expire(&mut self, now: u64, patience: u64) {
+        if self.is_too_late(now, patience) {
             self.lost += self.queue.len() as u64;
-            self.queue.clear();
+            self.clear();
         }
     }
 
-    fn start_over(&mut self) {
+    fn clear(&mut self) {
         self.queue.clear();
+        self.of_world = 0;
+    }
+
+    fn start_over(&mut self) {
+        self.clear();
         (self.is_up, self.is_stuck) = (false, false);
     }
 }
@@ -137,6 +163,8 @@ struct Inner {
     counts: Counts,
     /// In ticks.
     patience: u64,
+    /// The member whose frames were looked at last, for such as nobody takes.
+    hand: usize,
 }
 
 impl Inner {
@@ -168,10 +196,12 @@ impl Inner {
         Ok(due)
     }
 
-    /// Frames that nobody takes are lost: their senders need them.
+    /// Frames that nobody takes are lost: their senders need them. Of some members; of others the next time.
     fn expire(&mut self, now: u64) {
-        let patience = self.patience;
-        self.members.iter_mut().for_each(|member| member.expire(now, patience));
+        for _ in 0..AT_ONCE {
+            self.hand = (self.hand + 1) % self.members.len();
+            self.members[self.hand].expire(now, self.patience);
+        }
         self.world.iter_mut().for_each(|world| world.reclaim());
     }
 }
@@ -208,6 +238,7 @@ impl Network {
             has_sent: false,
             counts: Counts::default(),
             patience: timebase / PATIENCE,
+            hand: 0,
         };
         let (due, has_more) = (AtomicU64::new(0), AtomicBool::new(false));
         Self(Arc::new(Shared { inner: Mutex::new(inner), due, has_more }))
@@ -374,7 +405,7 @@ impl Plug {
     pub fn taken(&self, now: u64) {
         self.with(|inner| {
             let member = &mut inner.members[self.member];
-            member.queue.pop_front();
+            let _ = member.pop();
             (member.since, member.is_stuck) = (now, false);
         });
     }
