@@ -13,7 +13,7 @@ const STEPS: u64 = 500;
 
 /// Steps in all, for each upkeep. A soak sets SHADOW_STEPS.
 fn steps() -> u64 {
-    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(600_000)
+    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(300_000)
 }
 
 fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 12]) {
@@ -46,24 +46,26 @@ fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
 
 #[test]
 fn lazy() {
+    // The mutants are found in 116 lives and fewer, but for the two of which `finders` says more.
     lives::<Gva>(Upkeep::Lazy, steps());
 }
 
 #[test]
 fn steered() {
     // A step takes five times as long as others: all of a table is compared.
-    lives::<Gva>(Upkeep::Steered, steps() / 5);
+    lives::<Gva>(Upkeep::Steered, steps() * 2 / 5);
 }
 
 #[test]
 fn unsync() {
-    // The mutants are found in 45 lives and fewer.
+    // The mutants are found in 77 lives and fewer.
     lives::<Gva>(Upkeep::Unsync, steps() / 2);
 }
 
 #[test]
 fn shadow() {
-    lives::<Gva>(Upkeep::Shadow, steps() / 2);
+    // The mutants are found in 7 lives and fewer.
+    lives::<Gva>(Upkeep::Shadow, steps() / 4);
 }
 
 /// The G-stage that a guest has made for a guest of its own, with roots of four frames.
@@ -144,17 +146,21 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 54] = [
     ),
 ];
 
-/// The lives that are tried first for a mutant which few find, and which the search took long to come to. Others are tried in any
-/// case, where a change to the rig makes other lives of these seeds.
+/// The lives that are tried first for a mutant which few find, and which the search took long to come to: the first that find it.
+/// Others are tried in any case, where a change to the rig makes other lives of these seeds.
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[115],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[86],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[1438],
         (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[579],
-        (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
+        (Mutant::Engine(Sabotage::KeepsPointers | Sabotage::ForgetsDebt), Upkeep::Lazy) => &[37],
+        (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[76],
+        (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Steered) => &[10],
         (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[71],
-        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[81],
-        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[58],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[47],
+        (Mutant::Engine(Sabotage::KeepsChunks), Upkeep::Steered) => &[32],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[145],
         _ => &[],
     }
 }
