@@ -194,7 +194,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mu
     let mut space = space.map_err(Unbuilt::NoFrame)?;
     let added = regions.into_iter().try_for_each(|region| space.add_region(region));
     let added = added.map_err(|why| format!("its memory map: {why}"));
-    match added.and_then(|()| translation.build(vm, lists.take(), (owner, frames), &mut mem)) {
+    match added.and_then(|()| translation.build(g, vm, lists.take(), (owner, frames), &mut mem)) {
         Ok(shadow) => Ok(Memory { space, shadow }),
         Err(message) => {
             // No hart has seen these tables: their frames go straight back.

@@ -20,8 +20,9 @@ use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::shootdown::shoot_down;
 use crate::vcpu::{NO_SPACE, Vcpu, VcpuRun};
-use crate::vm::{Locked, Memory, Unreachable, Vm};
+use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
+use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -118,14 +119,22 @@ pub(crate) fn lists(config: &VmConfig) -> Lists {
     Lists::new(Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES)
 }
 
+/// Whether leaves are global where a guest's are. A hart that goes from one vCPU to another forgets everything then, so only where
+/// each vCPU on shadow tables can have a hart of its own.
+fn keeps_globals(g: &Gnomon) -> bool {
+    let shadowed = g.vms.all().filter(|vm| matches!(vm.translation, Translation::Shadow(_)));
+    let vcpus: u64 = shadowed.map(|vm| u64::from(vm.config.vcpus)).sum();
+    g.tunables.is_on(Id::Globals) && vcpus <= g.harts.len() as u64
+}
+
 /// Makes a VM's engine.
 ///
 /// # Errors
 /// A message, if there is no memory for it.
 pub(crate) fn build(
+    g: &Gnomon,
     vm: &Vm,
-    upkeep: Upkeep,
-    lists: Lists,
+    (upkeep, lists): (Upkeep, Lists),
     (owner, frames): (Owner, &Frames),
     mem: &mut impl PhysMem,
 ) -> Result<Shadow, String> {
@@ -139,7 +148,7 @@ pub(crate) fn build(
             return Err(message);
         }
     };
-    let config = Config { upkeep, ad, pages, first_serial };
+    let config = Config { upkeep, ad, globals: keeps_globals(g), pages, first_serial };
     let shadow = Shadow::new(config, owner, lists, frames);
     let mut shadow = shadow.map_err(|e| format!("no memory for its shadow tables: {e}"))?;
     if vm.config.lane {

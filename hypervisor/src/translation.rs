@@ -114,13 +114,14 @@ impl Translation {
     /// A message, if there is no memory for them.
     pub fn build(
         self,
+        g: &Gnomon,
         vm: &Vm,
         lists: Option<Lists>,
         from: (Owner, &Frames),
         mem: &mut impl PhysMem,
     ) -> Result<Option<mmu::shadow::Shadow>, String> {
         match (self, lists) {
-            (Shadow(upkeep), Some(lists)) => shadow::build(vm, upkeep, lists, from, mem).map(Some),
+            (Shadow(upkeep), Some(lists)) => shadow::build(g, vm, (upkeep, lists), from, mem).map(Some),
             _ => Ok(None),
         }
     }

@@ -37,6 +37,8 @@ pub struct Finding {
 struct Cached {
     ids: Ids,
     is_global: bool,
+    /// By which tables it was found.
+    space: Space,
     /// The first page that it translates.
     page: u64,
     mapping: Mapping,
@@ -107,6 +109,15 @@ fn all_allow(mapping: &Mapping, request: &Request) -> bool {
         && mapping.g.is_none_or(|leaf| allows(leaf.flags, &request.at_g_stage()))
 }
 
+impl Cached {
+    /// Whether the tables by which it was found say the same of `page` now.
+    fn is_still<W: Words>(&self, page: u64, request: &Request, words: &W) -> bool {
+        let mut now = Trace::default();
+        now.walk(&self.space, page << rv::PAGE_SHIFT, request, words);
+        now.outcome.is_ok_and(|now| now.page == self.mapping.page + (page - self.page))
+    }
+}
+
 impl Check {
     /// Whether an access needs no look: it was seen since tables last changed.
     #[must_use]
@@ -173,8 +184,20 @@ impl Check {
     }
 
     /// A page fault, for a request that the tables refuse by themselves, not for want of A or D.
-    pub fn fault(&mut self, event: &Event<'_>, request: &Request, trace: &Trace, stale: &mut Stale) {
+    pub fn fault<W: Words>(
+        &mut self,
+        event: &Event<'_>,
+        request: &Request,
+        trace: &Trace,
+        stale: &mut Stale,
+        words: &W,
+    ) {
         let Some((key, cached)) = self.find(event.page, event.space.ids) else { return };
+        // What another address space has said to be for all need not be in the tables of all.
+        let is_others = cached.is_global && cached.ids.asid != event.space.ids.asid;
+        if is_others && cached.is_still(event.page, request, words) {
+            return;
+        }
         if trace.outcome.is_err() && all_allow(&cached.mapping, request) {
             stale.missed_faults += 1;
             let page = cached.mapping.page + event.page - cached.page;
@@ -233,6 +256,7 @@ impl Check {
             let cached = Cached {
                 ids: space.ids,
                 is_global: mapping.is_global,
+                space: *space,
                 page: event.page - offset,
                 mapping: Mapping { guest_page: mapping.guest_page - offset, page: mapping.page - offset, ..mapping },
                 verified: event.generation,
@@ -272,7 +296,8 @@ impl Check {
         }
         let g = Some(Leaf { span, flags: PteFlags::from_bits_truncate(entry.pte) });
         let mapping = Mapping { guest_page: input, page: base, first: None, g, is_global: false };
-        let cached = Cached { ids, is_global: false, page: input, mapping, verified: event.generation };
+        let space = *event.space;
+        let cached = Cached { ids, is_global: false, space, page: input, mapping, verified: event.generation };
         self.remember((Regime::G, span, input >> span), cached);
     }
 

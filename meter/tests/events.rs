@@ -329,6 +329,26 @@ fn tags_keep_spaces_apart_and_global_pages_join_them() {
 }
 
 #[test]
+fn a_global_page_may_be_in_the_tables_of_one_address_space_only() {
+    for (flags, is_unmapped, findings) in [(LEAF | 0x20, false, 0), (LEAF | 0x20, true, 1), (LEAF, true, 0)] {
+        let mut rig = Rig::new(&["core=plain", "level=check"]);
+        let tables = [1_u64, 2].map(|asid| (rig.fake.frames(1), asid));
+        let entry = rig.fake.map(&SV39, tables[0].0, VA, 0, leaf(BASE + 0x5000, flags));
+        rig.set_csr(Csr::Satp, Register::Satp, root(&SV39, tables[0].0, 1));
+        rig.access(VA, Mode::S, Memory::Load);
+        if is_unmapped {
+            *rig.fake.physical.borrow_mut() = Some(entry);
+            rig.fake.poke(entry, 0);
+            rig.access(entry, Mode::M, Memory::Store);
+        }
+        // Where nothing is mapped.
+        rig.set_csr(Csr::Satp, Register::Satp, root(&SV39, tables[1].0, 2));
+        rig.trap(Mode::S, 13, VA, 1 << 8);
+        assert_eq!(rig.counts().stale.missed_faults, findings, "{flags:#x} {is_unmapped}");
+    }
+}
+
+#[test]
 fn vmids_keep_guests_apart() {
     let mut rig = guest(&["core=plain"], 0);
     let hgatp = rig.fake.register(Register::Hgatp);

@@ -17,7 +17,7 @@ use super::counts::{Counts, Own};
 use super::lab::{Keeping, Lab, Load, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
-use super::subject::{Choice, ChoiceError, Gnomon, Small, Subject};
+use super::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
 use super::table::Table;
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
 use crate::debian::Software;
@@ -114,7 +114,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
 fn machines(choice: &Choice) -> Result<Vec<Machine>, ChoiceError> {
     // A boot has few fences of which the lane would be the difference.
     let has_lane = |subject: &Subject| !matches!(subject, Subject::Gnomon(Gnomon { variant, .. }) if !variant.lane);
-    let subjects = choice.subjects("boot", Small::None, has_lane)?.into_iter();
+    let subjects = choice.subjects("boot", Extra::None, has_lane)?.into_iter();
     let machines = subjects.flat_map(|subject| {
         let few: &[bool] = if subject == Subject::Native { &[false, true] } else { &[false] };
         few.iter().map(move |&has_few_devices| Machine { subject, has_few_devices })

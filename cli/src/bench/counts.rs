@@ -234,12 +234,12 @@ impl CoreCounts {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::bench::subject::{Choice, Small};
+    use crate::bench::subject::{Choice, Extra};
     use serde_json::json;
 
     /// A subject by its name.
     pub fn subject(name: &str) -> Subject {
-        Choice::all(Small::All).into_iter().find(|subject| subject.to_string() == name).expect(name)
+        Choice::all(Extra::Small).into_iter().find(|subject| subject.to_string() == name).expect(name)
     }
 
     /// Counts of a guest with H: so many instructions, exits of one kind, 4 KiB walks.

@@ -4,7 +4,7 @@
 
 use super::counts::Counts;
 use super::longest::{Longest, Longests};
-use super::subject::{Gnomon, Subject};
+use super::subject::{Gnomon, Part, Subject};
 use crate::bare::{self, BareSpec};
 use crate::build;
 use crate::disk::Snapshot;
@@ -447,7 +447,7 @@ fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> Run
         host_memory: None,
         swap: None,
         snapshot: Snapshot::No,
-        settings: keeping.settings(),
+        settings: keeping.settings().into_iter().chain(gnomon.without.map(Part::setting)).collect(),
         harts: Some(harts),
         h: gnomon.variant.h,
         seat: gnomon.seat,

@@ -4,7 +4,7 @@
 use super::counts::{CoreCounts, Counts, Exits};
 use super::lab::{Keeping, Lab, Load, Processors, Run};
 use super::report::{Block, Chart, ChartKind, Report};
-use super::subject::{Choice, Gnomon, Small, Subject};
+use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
 use super::workload::{Region, Scale, Workload};
 use super::{in_parallel, progress};
@@ -36,8 +36,8 @@ pub struct Plan {
     pub misleads: String,
     /// What is run on each subject.
     pub cases: Vec<Case>,
-    /// Which subjects without superpages take part.
-    pub small: Small,
+    /// Which subjects take part beside those of all experiments.
+    pub extra: Extra,
     /// How large it is.
     pub scale: Scale,
 }
@@ -89,7 +89,7 @@ impl Plan {
     /// # Errors
     /// If something is missing. What goes wrong with a subject stands in its results.
     pub fn run(&self, lab: &Lab, choice: &Choice) -> miette::Result<Results> {
-        let subjects = choice.subjects(self.name, self.small, |_| true)?;
+        let subjects = choice.subjects(self.name, self.extra, |_| true)?;
         let kernel = Software::Kernel.provide()?;
         let promise = |case: &Case| Case { svadu: case.svadu || choice.svadu, ..case.clone() };
         let cases: Vec<_> = self.cases.iter().map(promise).collect();
@@ -409,7 +409,7 @@ fn stacks<K: Ord + Clone>(
 /// Gnomon's `nested` in the firmware seat, with superpages or without.
 const fn nested(superpages: bool) -> Subject {
     let variant = Variant { mmu: Some(MmuMode::Nested), h: HExtension::Present, lane: true };
-    Subject::Gnomon(Gnomon { seat: Seat::Firmware, variant, superpages })
+    Subject::Gnomon(Gnomon { seat: Seat::Firmware, variant, superpages, without: None })
 }
 
 /// Gnomon's `nested` beside KVM, all regions together: exits, and what those of each cause cost the host.

@@ -8,7 +8,7 @@
 use super::lab::{Keeping, Lab, Load, Processors, Run};
 use super::linux::{Case, Plan, number, ratio};
 use super::report::{Block, Report};
-use super::subject::{Choice, Gnomon, Small, Subject};
+use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
 use super::workload::{DONE, HugePages, Kind, Region, Scale};
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
@@ -41,7 +41,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
     let results = shared.run(lab, choice)?;
     let shared = shared.report(lab, &results, Vec::new())?;
     // Nobody, if KVM is all that is chosen.
-    let subjects = choice.subjects("overcommit", Small::None, can).unwrap_or_default();
+    let subjects = choice.subjects("overcommit", Extra::None, can).unwrap_or_default();
     let (kernel, workload) = (Software::Kernel.provide()?, Kind::Timed.provide(scale, HugePages::Never)?);
     let jobs: Vec<_> = subjects.iter().flat_map(|subject| VCPUS.map(|vcpus| (*subject, vcpus))).collect();
     let step = progress("overcommit", jobs.len());
@@ -97,7 +97,7 @@ fn shared(scale: Scale) -> miette::Result<Plan> {
         lead: vec!["By two vCPUs on one hart, under the meter; native has one hart for one.".into()],
         misleads: String::new(),
         cases: vec![case],
-        small: Small::None,
+        extra: Extra::None,
         scale,
     })
 }

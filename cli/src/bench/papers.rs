@@ -3,7 +3,7 @@
 use super::lab::{Keeping, Lab};
 use super::linux::{self, Case, Plan, Results, number, ratio};
 use super::report::{Block, Report};
-use super::subject::{Choice, Gnomon, Small, Subject};
+use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
 use super::workload::{HugePages, Kind, Scale, Workload};
 
@@ -36,7 +36,7 @@ pub fn fig7(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
         ],
         misleads: MODEL.into(),
         cases: vec![case("", Kind::Fig7.provide(scale, HugePages::Never)?, false)],
-        small: Small::Nested,
+        extra: Extra::Nested,
         scale,
     };
     let results = plan.run(lab, choice)?;
@@ -91,7 +91,7 @@ pub fn gups(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
             case("guest 4 KiB", Kind::Gups.provide(scale, HugePages::Never)?, false),
             case("guest 2 MiB", Kind::Gups.provide(scale, HugePages::Always)?, false),
         ],
-        small: Small::All,
+        extra: Extra::Small,
         scale,
     };
     let results = plan.run(lab, choice)?;
@@ -157,7 +157,7 @@ pub fn build(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report>
             kept("D by faults", Keeping::Faults, scale)?,
             kept("A and D by hardware", Keeping::Hardware, scale)?,
         ],
-        small: Small::Nested,
+        extra: Extra::Nested,
         scale,
     };
     let results = plan.run(lab, choice)?;
@@ -206,7 +206,7 @@ pub fn switching(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
         ],
         misleads: format!("{MODEL}; hackbench's regions include the start and end of its 40 and 200 processes; the paper's machines had neither two-stage tables nor tagged TLBs"),
         cases: vec![case("", Kind::Switching.provide(scale, HugePages::Never)?, false)],
-        small: Small::Nested,
+        extra: Extra::Parts,
         scale,
     };
     let results = plan.run(lab, choice)?;
@@ -228,7 +228,7 @@ pub fn processes(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
         ],
         misleads: MODEL.into(),
         cases: vec![case("", Kind::Processes.provide(scale, HugePages::Never)?, false)],
-        small: Small::Nested,
+        extra: Extra::Parts,
         scale,
     };
     let results = plan.run(lab, choice)?;

@@ -4,7 +4,7 @@ use super::counts::{CoreCounts, Counts};
 use super::lab::{Keeping, Lab, Load, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Line};
-use super::subject::{Choice, Small, Subject};
+use super::subject::{Choice, Extra, Subject};
 use super::table::Table;
 use super::{in_parallel, progress};
 use crate::build;
@@ -113,7 +113,7 @@ impl Series {
 /// If the guests cannot be built. What goes wrong with a subject stands in its series.
 pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Series>> {
     let can = |subject: &Subject| plan.has_kvm || !matches!(subject, Subject::Kvm { .. });
-    let subjects = choice.subjects(plan.name, Small::None, can)?;
+    let subjects = choice.subjects(plan.name, Extra::None, can)?;
     let guests = build::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;
     let step = progress(plan.name, subjects.len());
@@ -282,7 +282,7 @@ pub mod tests {
             region: None,
         };
         let variant = Variant { mmu: Some(mmu), h: HExtension::Present, lane };
-        let subject = Subject::Gnomon(Gnomon { seat, variant, superpages: true });
+        let subject = Subject::Gnomon(Gnomon { seat, variant, superpages: true, without: None });
         Series { subject, points: Ok(points.iter().map(point).collect()) }
     }
 

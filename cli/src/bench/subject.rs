@@ -29,6 +29,39 @@ pub struct Gnomon {
     pub variant: Variant,
     /// Whether guest memory may be mapped by 2 MiB leaves.
     pub superpages: bool,
+    /// What is switched off.
+    pub without: Option<Part>,
+}
+
+/// A part of mode `steered` that a tunable switches off (docs/tunables.md): so its worth shows. The lane is another, and a variant of
+/// its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// Guests take their page faults themselves.
+    Steer,
+    /// The lane changes between roots.
+    Roots,
+    /// Global leaves.
+    Globals,
+}
+
+impl Part {
+    const ALL: [Self; 3] = [Self::Steer, Self::Roots, Self::Globals];
+
+    /// The tunable's name.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Steer => "steer",
+            Self::Roots => "roots",
+            Self::Globals => "globals",
+        }
+    }
+
+    /// Switches it off.
+    #[must_use]
+    pub fn setting(self) -> String {
+        format!("{}=off", self.name())
+    }
 }
 
 /// What tells subjects without superpages from others.
@@ -39,8 +72,9 @@ impl fmt::Display for Subject {
         let small = |superpages| if superpages { "" } else { SMALL };
         let name = match self {
             Self::Native => "native".to_owned(),
-            Self::Gnomon(Gnomon { seat, variant, superpages }) => {
-                format!("{}/{}{}", seat.name(), variant.label(), small(*superpages))
+            Self::Gnomon(Gnomon { seat, variant, superpages, without }) => {
+                let without = without.map_or_else(String::new, |part| format!("-no{}", part.name()));
+                format!("{}/{}{without}{}", seat.name(), variant.label(), small(*superpages))
             }
             Self::Kvm { superpages } => format!("kvm{}", small(*superpages)),
         };
@@ -75,10 +109,11 @@ impl Subject {
             Self::Native => "native".into(),
             Self::Kvm { superpages: true } => "huge pages".into(),
             Self::Kvm { superpages: false } => "4 KiB pages".into(),
-            Self::Gnomon(Gnomon { variant, superpages, .. }) => {
+            Self::Gnomon(Gnomon { variant, superpages, without, .. }) => {
+                let without = without.map_or_else(String::new, |part| format!(", no {}", part.name()));
                 let lane = if variant.lane { "" } else { ", no lane" };
                 let small = if superpages { "" } else { ", 4 KiB" };
-                format!("{}{lane}{small}", variant.mmu.map_or("default", MmuMode::name))
+                format!("{}{lane}{without}{small}", variant.mmu.map_or("default", MmuMode::name))
             }
         }
     }
@@ -130,15 +165,17 @@ pub struct Choice {
     pub svadu: bool,
 }
 
-/// Whether subjects that map guest memory by 4 KiB leaves only are of interest.
+/// Subjects that are of interest beside those of all experiments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Small {
-    /// Only for the sake of whole walks: mode `nested` in the firmware seat, and KVM.
-    Nested,
-    /// In every mode.
-    All,
-    /// No; nor are KVM's.
+pub enum Extra {
+    /// None.
     None,
+    /// For the sake of whole walks, those that map guest memory by 4 KiB leaves only: mode `nested` in the firmware seat, and KVM.
+    Nested,
+    /// The same, and mode `steered` without each of its parts.
+    Parts,
+    /// Those with 4 KiB leaves in every mode.
+    Small,
 }
 
 /// A word that means no subject.
@@ -160,7 +197,7 @@ pub enum ChoiceError {
     /// An experiment has none of those that are chosen.
     #[error("there is nothing to measure: no subject that is chosen takes part in `{0}`")]
     #[diagnostic(help(
-        "`lane` has no KVM; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k)"
+        "`lane` has no KVM; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and the last two some without a part of `steered`"
     ))]
     NotHere(&'static str),
 }
@@ -168,20 +205,24 @@ pub enum ChoiceError {
 impl Choice {
     /// Everything that there is, in the order of tables.
     #[must_use]
-    pub fn all(small: Small) -> Vec<Subject> {
+    pub fn all(extra: Extra) -> Vec<Subject> {
         let modes = MmuMode::ALL.map(Some);
         let of = |seat, h| {
             Variant::combine(seat, &modes, &[h], &[true, false]).into_iter().flat_map(move |variant| {
-                let has_small = match small {
-                    Small::None => false,
-                    Small::Nested => variant.mmu == Some(MmuMode::Nested) && seat == Seat::Firmware,
-                    Small::All => variant.lane && seat == Seat::Firmware,
+                let has_small = match extra {
+                    Extra::None => false,
+                    Extra::Nested | Extra::Parts => variant.mmu == Some(MmuMode::Nested) && seat == Seat::Firmware,
+                    Extra::Small => variant.lane && seat == Seat::Firmware,
                 };
-                let sizes: &[bool] = if has_small { &[true, false] } else { &[true] };
-                sizes.iter().map(move |&superpages| Subject::Gnomon(Gnomon { seat, variant, superpages }))
+                let has_parts = extra == Extra::Parts && variant.mmu == Some(MmuMode::Steered) && variant.lane;
+                let gnomon = Gnomon { seat, variant, superpages: true, without: None };
+                let parts = Part::ALL.into_iter().filter(move |_| has_parts);
+                let parts = parts.map(move |part| Gnomon { without: Some(part), ..gnomon });
+                let small = has_small.then_some(Gnomon { superpages: false, ..gnomon });
+                std::iter::once(gnomon).chain(small).chain(parts).map(Subject::Gnomon)
             })
         };
-        let kvm: &[bool] = if small == Small::None { &[true] } else { &[true, false] };
+        let kvm: &[bool] = if extra == Extra::None { &[true] } else { &[true, false] };
         std::iter::once(Subject::Native)
             .chain(of(Seat::Firmware, HExtension::Present))
             .chain(of(Seat::Payload, HExtension::Present))
@@ -195,7 +236,7 @@ impl Choice {
     /// # Errors
     /// [`ChoiceError`].
     pub fn check(&self) -> Result<(), ChoiceError> {
-        let all = Self::all(Small::All);
+        let all = [Self::all(Extra::Small), Self::all(Extra::Parts)].concat();
         if let Some(word) = self.words.iter().find(|word| !all.iter().any(|subject| subject.is_meant_by(word))) {
             return Err(ChoiceError::Unknown(word.clone()));
         }
@@ -239,10 +280,10 @@ impl Choice {
     pub fn subjects(
         &self,
         experiment: &'static str,
-        small: Small,
+        extra: Extra,
         can: impl Fn(&Subject) -> bool,
     ) -> Result<Vec<Subject>, ChoiceError> {
-        let subjects: Vec<_> = Self::all(small).into_iter().filter(|it| can(it) && self.takes(*it)).collect();
+        let subjects: Vec<_> = Self::all(extra).into_iter().filter(|it| can(it) && self.takes(*it)).collect();
         if subjects.is_empty() { Err(ChoiceError::NotHere(experiment)) } else { Ok(subjects) }
     }
 }
@@ -251,31 +292,33 @@ impl Choice {
 mod tests {
     use super::*;
 
-    fn names(choice: &Choice, small: Small) -> Vec<String> {
-        choice.subjects("test", small, |_| true).expect("some").iter().map(ToString::to_string).collect()
+    fn names(choice: &Choice, extra: Extra) -> Vec<String> {
+        choice.subjects("test", extra, |_| true).expect("some").iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn all_subjects_have_names_of_their_own() {
-        let all = names(&Choice::default(), Small::All);
+        let all = names(&Choice::default(), Extra::Small);
         let mut once = all.clone();
         once.sort();
         once.dedup();
         assert_eq!(once.len(), all.len());
         assert_eq!(all.len(), 1 + (7 + 6) + 5 + (5 + 4) + 2);
-        assert_eq!(names(&Choice::default(), Small::Nested).len(), 1 + 7 + 1 + 6 + 5 + 2);
-        assert_eq!(names(&Choice::default(), Small::None).len(), 1 + 7 + 6 + 5 + 1);
+        assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 7 + 1 + 6 + 5 + 2);
+        assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (7 + 1 + 3) + (6 + 3) + 5 + 2);
+        assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 7 + 6 + 5 + 1);
     }
 
     #[test]
     fn words_and_modes_narrow() {
         let words =
             |words: &[&str]| Choice { words: words.iter().map(|&word| word.into()).collect(), ..Choice::default() };
-        assert_eq!(names(&words(&["native", "kvm"]), Small::Nested), ["native", "kvm", "kvm-4k"]);
-        assert_eq!(names(&words(&["firmware/nested-4k"]), Small::Nested), ["firmware/nested-4k"]);
-        assert_eq!(names(&words(&["noh"]), Small::None).len(), 6);
+        assert_eq!(names(&words(&["native", "kvm"]), Extra::Nested), ["native", "kvm", "kvm-4k"]);
+        assert_eq!(names(&words(&["firmware/nested-4k"]), Extra::Nested), ["firmware/nested-4k"]);
+        assert_eq!(names(&words(&["firmware/steered-noh-noroots"]), Extra::Parts), ["firmware/steered-noh-noroots"]);
+        assert_eq!(names(&words(&["noh"]), Extra::None).len(), 6);
         let lazy = Choice { modes: vec![MmuMode::Lazy], no_h: true, ..Choice::default() };
-        assert_eq!(names(&lazy, Small::None), ["native", "firmware/lazy-noh", "firmware/lazy-noh-nolane"]);
+        assert_eq!(names(&lazy, Extra::None), ["native", "firmware/lazy-noh", "firmware/lazy-noh-nolane"]);
         assert!(matches!(words(&["xen"]).check(), Err(ChoiceError::Unknown(word)) if word == "xen"));
         let none = Choice { no_h: true, ..words(&["kvm"]) };
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
@@ -284,15 +327,15 @@ mod tests {
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
         let none = Choice { modes: vec![MmuMode::Steered], svadu: true, ..Choice::default() };
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
-        assert_eq!(names(&Choice { no_h: true, svadu: true, ..Choice::default() }, Small::None).len(), 5);
-        let here = words(&["kvm"]).subjects("lane", Small::None, |subject| !matches!(subject, Subject::Kvm { .. }));
+        assert_eq!(names(&Choice { no_h: true, svadu: true, ..Choice::default() }, Extra::None).len(), 5);
+        let here = words(&["kvm"]).subjects("lane", Extra::None, |subject| !matches!(subject, Subject::Kvm { .. }));
         assert!(matches!(here, Err(ChoiceError::NotHere("lane"))));
         assert!(lazy.check().is_ok());
     }
 
     #[test]
     fn the_guests_modes_depend_on_h() {
-        let of = |name: &str| Choice::all(Small::All).into_iter().find(|it| it.to_string() == name).expect(name);
+        let of = |name: &str| Choice::all(Extra::Small).into_iter().find(|it| it.to_string() == name).expect(name);
         assert!(of("firmware/lazy").is_guest("VS") && !of("firmware/lazy").is_guest("S"));
         assert!(of("firmware/lazy-noh").is_guest("S") && !of("native").is_guest("M") && !of("kvm").is_guest("U"));
     }

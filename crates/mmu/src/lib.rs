@@ -16,6 +16,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod frames;
+pub mod globals;
 pub mod gstage;
 pub mod ids;
 pub mod shadow;

@@ -46,7 +46,8 @@ impl World {
         let mut frames = Frames::new();
         frames.add(HOST, 2048);
         let mut space = engine::space(&[(Prot::RWX, Object::Anonymous)], &frames, &mut mem);
-        let config = Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, pages: 128, first_serial: 1 };
+        let config =
+            Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages: 128, first_serial: 1 };
         let mut shadow = engine::shadow(config, REGION, &frames, &mut mem);
         if let Some(sabotage) = sabotage {
             shadow.sabotage(sabotage);

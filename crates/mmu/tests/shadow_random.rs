@@ -46,7 +46,7 @@ fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
 
 #[test]
 fn lazy() {
-    // The mutants are found in 116 lives and fewer, but for the two of which `finders` says more.
+    // The mutants are found in 155 lives and fewer, but for two, of which `finders` knows.
     lives::<Gva>(Upkeep::Lazy, steps());
 }
 
@@ -58,14 +58,14 @@ fn steered() {
 
 #[test]
 fn unsync() {
-    // The mutants are found in 77 lives and fewer.
+    // The mutants are found in 51 lives and fewer.
     lives::<Gva>(Upkeep::Unsync, steps() / 2);
 }
 
 #[test]
 fn shadow() {
-    // The mutants are found in 7 lives and fewer.
-    lives::<Gva>(Upkeep::Shadow, steps() / 4);
+    // The mutants are found in 78 lives and fewer.
+    lives::<Gva>(Upkeep::Shadow, steps() / 2);
 }
 
 /// The G-stage that a guest has made for a guest of its own, with roots of four frames.
@@ -77,7 +77,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 54] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 56] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -134,6 +134,8 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 54] = [
     (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP"]),
     (Mutant::Engine(Sabotage::KeepsChunks), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP", "CHUNKS"]),
     (Mutant::Engine(Sabotage::MistakesLinks), Upkeep::Steered, &["KNOWN"]),
+    (Mutant::KeepsGlobals, Upkeep::Lazy, &["TLB-LIKE"]),
+    (Mutant::KeepsGlobals, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::ChangesBlindly, Upkeep::Lazy, &["TLB-LIKE"]),
     (Mutant::ChangesBlindly, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::HoldsForEver), Upkeep::Lazy, &["HELD"]),
@@ -150,17 +152,17 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 54] = [
 /// Others are tried in any case, where a change to the rig makes other lives of these seeds.
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
-        (Mutant::KeepsOwn, Upkeep::Lazy) => &[115],
-        (Mutant::KeepsPoison, Upkeep::Steered) => &[86],
-        (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[1438],
-        (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[579],
-        (Mutant::Engine(Sabotage::KeepsPointers | Sabotage::ForgetsDebt), Upkeep::Lazy) => &[37],
-        (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[76],
-        (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Steered) => &[10],
-        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[71],
-        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[47],
-        (Mutant::Engine(Sabotage::KeepsChunks), Upkeep::Steered) => &[32],
-        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[145],
+        (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[124],
+        (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
+        (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
+        (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[195],
+        (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Shadow) => &[77],
+        (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
+        (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[69],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[94],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[31],
         _ => &[],
     }
 }

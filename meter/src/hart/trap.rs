@@ -167,7 +167,7 @@ impl Hart {
             let generation = tables.generation();
             let page = at >> rv::PAGE_SHIFT;
             let event = Event { page, how, mode, space: &space, generation, block: self.block };
-            check.fault(&event, &request, trace, &mut self.counts.stale);
+            check.fault(&event, &request, trace, &mut self.counts.stale, machine);
         }
     }
 

@@ -32,6 +32,9 @@ pub struct Config {
     pub upkeep: Upkeep,
     /// Who sets the guest's A and D, as its device tree promises.
     pub ad: AdPolicy,
+    /// Whether leaves keep the guest's G, so that they serve in all of its address spaces. Whoever puts a vCPU on a hart sees to it that
+    /// the hart has global translations of one vCPU only ([`crate::ids::Globals`]). Of no meaning for a guest's G-stage, which has no G.
+    pub globals: bool,
     /// Most shadow pages. At least [`Config::least_pages`].
     pub pages: u32,
     /// The serial of the first root. TLBs may remember those of an earlier engine.
@@ -105,8 +108,10 @@ impl Budget {
     pub(super) const NONE: Self = Self(0);
     /// A step takes some 12 instructions; so this is about 90,000.
     const STEPS: u32 = 7168;
-    /// To drop an entry, or to take a right from it, costs as much as to look at so many.
+    /// To take a right from an entry costs as much as to look at so many.
     pub(super) const EDIT: u32 = 14;
+    /// To drop an entry.
+    pub(super) const DROP: u32 = 21;
     /// To bring an entry in step that is not.
     pub(super) const DERIVE: u32 = 24;
     /// To begin with another shadow page.

@@ -11,7 +11,7 @@ use super::shadowed::Shadowed;
 use super::walks::Walks;
 use crate::frames::{AllocError, Frames, Owner, Run};
 use alloc::vec::Vec;
-use rv::{Fence, Gpa, Gva, Hpa, Pfn, PhysMem};
+use rv::{Fence, Gpa, Gva, Hpa, Pfn, PhysMem, PteFlags};
 
 /// The shadow tables of one VM.
 ///
@@ -19,6 +19,8 @@ use rv::{Fence, Gpa, Gva, Hpa, Pfn, PhysMem};
 #[must_use = "dropping an engine leaks its frames"]
 pub struct Shadow<S: Shadowed = Gva> {
     pub(super) config: Config,
+    /// What leaves have of the guest's flags that the G-stage has no say in.
+    pub(super) kept: PteFlags,
     pub(super) owner: Owner,
     pub(super) index: Index,
     pub(super) walks: Walks<S>,
@@ -70,6 +72,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         Ok(Self {
             config,
+            kept: if config.globals && S::HAS_GLOBALS { PteFlags::U | PteFlags::G } else { PteFlags::U },
             owner,
             index: Index::new(arena, lists.into_heads()),
             walks: Walks::new(),

@@ -118,7 +118,7 @@ impl<S: Shadowed> Shadow<S> {
     pub(super) fn drop_entry<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         let (id, index) = at;
         let Some(mirror) = self.index.page(id).mirror(index, host.mem) else { return };
-        host.budget.spend(Budget::EDIT);
+        host.budget.spend(Budget::DROP);
         self.emptied += 1;
         let page = self.index.page(id);
         let (old, debt) = table::exchange(page.entry_at(index), self.unfilled(page, mirror), host.mem);
@@ -217,7 +217,7 @@ impl<S: Shadowed> Shadow<S> {
         mem: &impl PhysMem,
     ) -> Option<Pte> {
         let host = PteFlags::R | PteFlags::W | PteFlags::X;
-        let mut flags = allowed.intersection(there.flags & host | PteFlags::U);
+        let mut flags = allowed.intersection(there.flags & host | self.kept);
         if self.is_sabotaged(Sabotage::IgnoresHost) {
             flags = allowed;
         }

@@ -38,7 +38,7 @@ impl<S: Shadowed> Shadow<S> {
         let order = LaneMemory::frames(end).ilog2() as u8;
         let Ok(run) = frames.alloc(self.owner, Use::Table, order) else { return };
         mem.zero_frames(run.first(), run.pages());
-        self.lane = Some(LaneMemory::new(run, end));
+        self.lane = Some(LaneMemory::new(run, end, self.kept.contains(PteFlags::G)));
         self.open(mem);
     }
 

@@ -15,14 +15,17 @@ pub(super) const LOG_AT: u64 = LINE_BYTES;
 const WHOLE: u64 = 1 << 63 | 1 << 60;
 
 /// For each value of a guest's entry's low 10 bits: what makes of it, with the word of a chunk added, the leaf of level 0 that allows
-/// the same (`steer`); 0 where the guest's entry faults.
-pub static LEAVES: [u64; 1 << 10] = leaves();
+/// the same (`steer`); 0 where the guest's entry faults. The leaf is never global.
+pub static LEAVES: [u64; 1 << 10] = leaves(false);
 
-const fn leaves() -> [u64; 1 << 10] {
+/// The same, and the leaf is global where the guest's entry is.
+pub static GLOBAL_LEAVES: [u64; 1 << 10] = leaves(true);
+
+const fn leaves(globals: bool) -> [u64; 1 << 10] {
     let mut leaves = [0; 1 << 10];
     let mut low = 0;
     while low < leaves.len() as u64 {
-        if let Some(flags) = leaf_flags(low) {
+        if let Some(flags) = leaf_flags(low, globals) {
             leaves[low as usize] = flags.wrapping_sub(low).wrapping_sub(WHOLE);
         }
         low += 1;
@@ -31,7 +34,7 @@ const fn leaves() -> [u64; 1 << 10] {
 }
 
 /// The flags of the leaf of level 0 for a guest's entry with these, if it does not fault whatever the access.
-const fn leaf_flags(low: u64) -> Option<u64> {
+const fn leaf_flags(low: u64, globals: bool) -> Option<u64> {
     let flags = PteFlags::from_bits_truncate(low);
     let is_valid = flags.contains(PteFlags::V.union(PteFlags::A));
     let is_leaf = flags.contains(PteFlags::R) || flags.contains(PteFlags::X) && !flags.contains(PteFlags::W);
@@ -39,6 +42,7 @@ const fn leaf_flags(low: u64) -> Option<u64> {
         return None;
     }
     let kept = PteFlags::V.union(PteFlags::R).union(PteFlags::X).union(PteFlags::U).union(PteFlags::A);
+    let kept = if globals { kept.union(PteFlags::G) } else { kept };
     let stores = PteFlags::W.union(PteFlags::D);
     let stores = if flags.contains(stores) { stores.bits() } else { 0 };
     Some(flags.bits() & kept.bits() | stores)
@@ -55,12 +59,14 @@ pub(super) struct LaneMemory {
     pub run: Run,
     /// Words for chunks: for all from GPA 0 on, so that a number needs no subtraction.
     chunks: u64,
+    /// What makes leaves.
+    leaves: &'static [u64; 1 << 10],
 }
 
 impl LaneMemory {
-    /// In so many frames as RAM needs that ends there ([`LaneMemory::frames`]), which are clear.
-    pub const fn new(run: Run, end: Pfn<Gpa>) -> Self {
-        Self { run, chunks: Self::chunks(end) }
+    /// In so many frames as RAM needs that ends there ([`LaneMemory::frames`]), which are clear. `globals`: whether leaves may be global.
+    pub const fn new(run: Run, end: Pfn<Gpa>, globals: bool) -> Self {
+        Self { run, chunks: Self::chunks(end), leaves: if globals { &GLOBAL_LEAVES } else { &LEAVES } }
     }
 
     /// Frames that it takes for RAM that ends there.
@@ -88,7 +94,7 @@ impl LaneMemory {
 
     /// Where the lane finds what it needs.
     pub fn inputs(&self) -> LaneSync {
-        let leaves = LEAVES.as_ptr() as u64;
+        let leaves = self.leaves.as_ptr() as u64;
         LaneSync { gate: self.gate().raw(), leaves, chunks: self.words().base().raw(), count: self.chunks }
     }
 
@@ -113,13 +119,16 @@ mod tests {
                 Entry::Leaf(leaf) if leaf.flags.contains(PteFlags::A) => {
                     let mut flags = permissions(leaf.flags) | PteFlags::V | PteFlags::A;
                     flags.set(PteFlags::D, flags.contains(PteFlags::W));
-                    Some(flags.bits())
+                    Some(flags)
                 }
                 _ => None,
             };
             let to = whole_chunk(Pfn::new(0x1234), Pfn::new(0x4321));
-            let made = (LEAVES[low as usize] != 0).then(|| pte.0.wrapping_add(to).wrapping_add(LEAVES[low as usize]));
-            assert_eq!(made, expected.map(|flags| 0x4321 << 10 | flags), "{low:#x}");
+            for (leaves, lost) in [(&LEAVES, PteFlags::G), (&GLOBAL_LEAVES, PteFlags::empty())] {
+                let word = leaves[low as usize];
+                let made = (word != 0).then(|| pte.0.wrapping_add(to).wrapping_add(word));
+                assert_eq!(made, expected.map(|flags| 0x4321 << 10 | (flags - lost).bits()), "{low:#x}");
+            }
         }
     }
 }

@@ -63,7 +63,7 @@ pub use config::{Budget, Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::{Answer, Forget};
 pub use fences::GuestFence;
-pub use lane_memory::{LEAVES, whole_chunk};
+pub use lane_memory::{GLOBAL_LEAVES, LEAVES, whole_chunk};
 pub use lists::Lists;
 pub use page::MARK;
 pub use protect::Wrote;

@@ -50,7 +50,7 @@ pub(super) type At = (Id, usize);
 pub(super) enum Role {
     /// The guest's table in the frame.
     Table,
-    /// A part of a guest's superpage, from the frame on, with these permissions (R, W, X, U).
+    /// A part of a guest's superpage, from the frame on, with these permissions (R, W, X, U), and its G.
     Direct(PteFlags),
     /// A part of the identity map, from the frame on: the guest has paging off.
     Bare,
@@ -354,10 +354,10 @@ impl Page {
     }
 }
 
-/// What a guest's leaf allows, as hardware would have it that never sets A or D: without D no W. To be
-/// asked about leaves with A only.
+/// What a guest's leaf allows, and in which of its address spaces (G), as hardware would have it that never sets A or D: without D
+/// no W. To be asked about leaves with A only.
 pub(super) fn permissions(flags: PteFlags) -> PteFlags {
-    let all = PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U;
+    let all = PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G;
     let mut allowed = flags & all;
     allowed.set(PteFlags::W, flags.contains(PteFlags::W | PteFlags::D));
     allowed

@@ -64,5 +64,7 @@ pub struct Root<S: Shadowed = Gva> {
     pub has_lane: bool,
     /// Whether the guest is to get its page faults itself while this is its root.
     pub steers: bool,
+    /// Whether leaves below it may be global.
+    pub globals: bool,
     pub(super) space: PhantomData<S>,
 }

@@ -11,7 +11,7 @@ use crate::gstage::{ResolveError, Unresolved};
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use rv::format::{ENTRIES, SV57X4};
-use rv::{Access, Addr, Asid, Fence, FenceLog, Format, Gpa, Pfn, PhysMem};
+use rv::{Access, Addr, Asid, Fence, FenceLog, Format, Gpa, Pfn, PhysMem, PteFlags};
 
 /// Frames of the largest root.
 const MOST_FRAMES: usize = SV57X4.root_pages() as usize;
@@ -235,8 +235,9 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(id);
         let has_lane = S::HAS_LANE && page.key.role == Role::Table && self.has_lane();
         let steers = page.key.role == Role::Table && self.steers();
+        let globals = page.key.role == Role::Table && self.kept.contains(PteFlags::G);
         let (serial, table) = (page.serial, page.table());
-        Ok(Root { id, serial, table, format, paging, asid, has_lane, steers, space: PhantomData })
+        Ok(Root { id, serial, table, format, paging, asid, has_lane, steers, globals, space: PhantomData })
     }
 
     /// A new root, by the keys of its shadow pages. Returns the first.

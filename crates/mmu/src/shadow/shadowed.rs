@@ -12,6 +12,8 @@ pub trait Shadowed: Space {
     const ROOT_FRAMES: usize = Self::IDENTITY.root_pages() as usize;
     /// Whether the lane may take fences: it knows `sfence.vma`, and roots of one frame.
     const HAS_LANE: bool;
+    /// Whether its tables say of leaves that they serve in all address spaces (G).
+    const HAS_GLOBALS: bool;
 
     /// The trap where the guest's tables refuse an access.
     fn page_fault(at: Addr<Self>, access: Access) -> Trap;
@@ -23,6 +25,7 @@ pub trait Shadowed: Space {
 impl Shadowed for Gva {
     const IDENTITY: &'static Format = &SV39;
     const HAS_LANE: bool = true;
+    const HAS_GLOBALS: bool = true;
 
     fn page_fault(at: Addr<Self>, access: Access) -> Trap {
         Trap::new(two_stage::page_fault(access), at.raw())
@@ -38,6 +41,8 @@ impl Shadowed for Gva {
 impl Shadowed for L2Gpa {
     const IDENTITY: &'static Format = &SV39X4;
     const HAS_LANE: bool = false;
+    // Reserved there.
+    const HAS_GLOBALS: bool = false;
 
     fn page_fault(at: Addr<Self>, access: Access) -> Trap {
         Trap { tval2: at.raw() >> 2, ..Trap::new(two_stage::guest_page_fault(access), 0) }

@@ -201,18 +201,19 @@ impl<S: Shadowed> Views<S> {
         old.is_held.then_some(old.root)
     }
 
-    /// Where a new root is to be: in place of what it is instead of; else where none is, or one that the lane may not load; else in
-    /// either place, by turns.
+    /// Where a new root is to be: in place of what it is instead of, so that there is one for each ASID; else of the same with another
+    /// ASID; else where none is, or one that the lane may not load; else in either place, by turns.
     fn place_for(&mut self, root: &Root<S>) -> Option<usize> {
         let (pair, turn) = (self.pair(root.paging, root.asid), self.hand % LaneRoot::PAIR);
         self.hand += 1;
         let is_instead_of =
-            |other: &Root<S>| other.paging == root.paging || root.asid.0 != 0 && other.asid == root.asid;
+            |other: &Root<S>| other.asid == root.asid && (root.asid.0 != 0 || other.paging == root.paging);
         pair.min_by_key(|at| match self.get(*at) {
             Some(view) if is_instead_of(&view.root) => 0,
-            None => 1,
-            Some(view) if !view.is_held => 2,
-            Some(_) => 3 + usize::from(at % LaneRoot::PAIR != turn),
+            Some(view) if view.root.paging == root.paging => 1,
+            None => 2,
+            Some(view) if !view.is_held => 3,
+            Some(_) => 4 + usize::from(at % LaneRoot::PAIR != turn),
         })
     }
 

@@ -30,7 +30,7 @@ impl<S: Subject> Rig<S> {
             }
             if let Ok(found) = found {
                 let hpa = found.hpa(gva);
-                let gpa = self.check(n, gva, found.leaf.flags, hpa, found.level);
+                let gpa = self.check(n, gva, (found.leaf.flags, found.level), hpa, true);
                 if let Some(value) = store {
                     self.bus.0.borrow_mut().store(gpa, hpa, value);
                 }
@@ -50,12 +50,12 @@ impl<S: Subject> Rig<S> {
                         _ if self.setup.mutant == Mutant::KeepsOwn => {}
                         Forget::Nothing => {}
                         Forget::Page => hardware.forget_page(n, gva),
-                        Forget::Root => hardware.harts[n].forget_root(root.serial),
+                        Forget::Root => hardware.harts[n].forget_root(&root),
                     }
                     // What was there already denies nothing, so this hart remembers a pointer to poison.
                     let keeps = matches!(self.setup.mutant, Mutant::KeepsOwn | Mutant::KeepsPoison);
                     if known && found == Err(Refusal::AccessFault) && !keeps {
-                        hardware.harts[n].forget_root(root.serial);
+                        hardware.harts[n].forget_root(&root);
                     }
                 }
                 Answer::Retry => {}

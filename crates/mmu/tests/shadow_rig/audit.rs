@@ -38,13 +38,29 @@ impl<S: Subject> Rig<S> {
 
     /// TLB-LIKE and SUBSET: that vCPU `n` may translate `gva` to `hpa` with these rights. Returns the guest physical
     /// address by which it may.
-    pub(super) fn check(&self, n: usize, gva: Addr<S>, flags: PteFlags, hpa: Addr<Hpa>, level: Level) -> Addr<Gpa> {
+    /// If the hart remembers it, and it is global, another root may have given it.
+    pub(super) fn check(
+        &self,
+        n: usize,
+        gva: Addr<S>,
+        (flags, level): (PteFlags, Level),
+        hpa: Addr<Hpa>,
+        is_remembered: bool,
+    ) -> Addr<Gpa> {
         let vcpu = &self.vcpus[n];
+        let is_global = flags.contains(PteFlags::G);
+        assert!(self.globals || !is_global, "TLB-LIKE: {gva} is global");
         let found = match vcpu.paging {
-            Paging::Bare => Some(Addr::new(gva.raw())).filter(|gpa| self.leads_to(*gpa, flags, hpa)),
+            Paging::Bare => Some(Addr::new(gva.raw())).filter(|gpa| !is_global && self.leads_to(*gpa, flags, hpa)),
             Paging::Tables { format, root } => {
                 let since = (vcpu.fences.wide(vcpu.asid), vcpu.fences.page(vcpu.asid, gva));
-                self.search(format, root, format.root_level(), (gva, since), flags, hpa)
+                let own = self.search(format, root, format.root_level(), (gva, since), flags, hpa);
+                own.or_else(|| {
+                    let mut others = vcpu.globals(gva).filter(|_| is_remembered && is_global);
+                    others.find_map(|(root, since)| {
+                        self.search(format, root, format.root_level(), (gva, since), flags, hpa)
+                    })
+                })
             }
         };
         found.unwrap_or_else(|| {
@@ -86,9 +102,9 @@ impl<S: Subject> Rig<S> {
                 }
                 Entry::Leaf(leaf) if leaves.iter().any(|(_, known)| *known == value) => {
                     let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
-                    let mut most = leaf.flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
+                    let mut most = leaf.flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G);
                     most.set(PteFlags::W, leaf.flags.contains(PteFlags::W | PteFlags::D));
-                    let rights = flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U);
+                    let rights = flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G);
                     let same_user = !most.symmetric_difference(rights).contains(PteFlags::U);
                     if leaf.flags.contains(PteFlags::A)
                         && same_user
@@ -109,7 +125,14 @@ impl<S: Subject> Rig<S> {
         let vcpu = &self.vcpus[n];
         let Paging::Tables { format, root } = vcpu.paging else { return false };
         let since = (vcpu.fences.wide(vcpu.asid), vcpu.fences.page(vcpu.asid, gva));
-        !format.fits(gva) || self.search_fault(format, root, format.root_level(), (gva, since), request)
+        let level = format.root_level();
+        // What is remembered of a global leaf denies it in other address spaces, too.
+        !format.fits(gva)
+            || self.search_fault(format, root, level, (gva, since), (request, false))
+            || self.globals
+                && vcpu
+                    .globals(gva)
+                    .any(|(root, since)| self.search_fault(format, root, level, (gva, since), (request, true)))
     }
 
     fn search_fault(
@@ -118,7 +141,7 @@ impl<S: Subject> Rig<S> {
         table: Pfn<Gpa>,
         level: Level,
         (gva, since): (Addr<S>, (u64, u64)),
-        request: &Request,
+        (request, globals_only): (&Request, bool),
     ) -> bool {
         let at = table.at(8 * format.index(gva, level) as u64);
         let Some(present) = self.guest_word(at) else { return false };
@@ -127,14 +150,18 @@ impl<S: Subject> Rig<S> {
         let values = |since| Some(history.since(at, since)).filter(|values| !values.is_empty()).unwrap_or(&present);
         let decode = |value: &(u64, u64)| Pte(value.1).decode::<Gpa>(level, Caps::default());
         let leads = values(since.0).iter().any(|value| match (decode(value), level.down()) {
-            (Entry::Table(next), Some(below)) => self.search_fault(format, next, below, (gva, since), request),
+            (Entry::Table(next), Some(below)) => {
+                self.search_fault(format, next, below, (gva, since), (request, globals_only))
+            }
             _ => false,
         });
         leads
             || values(since.1).iter().any(|value| match decode(value) {
                 Entry::Table(_) => false,
-                Entry::Leaf(leaf) => !permits(leaf.flags, request),
-                Entry::Invalid | Entry::Reserved(_) => true,
+                Entry::Leaf(leaf) => {
+                    !permits(leaf.flags, request) && (!globals_only || leaf.flags.contains(PteFlags::G))
+                }
+                Entry::Invalid | Entry::Reserved(_) => !globals_only,
             })
     }
 
@@ -148,25 +175,28 @@ impl<S: Subject> Rig<S> {
         let pointers = self.bus.0.borrow().harts[n].pointers.clone();
         // Nobody gets through by poison.
         let through = pointers.into_iter().filter(|(.., table)| !is_poison(Entry::Table(*table).encode()));
-        for (serial, page, level, table) in through {
-            if serial == root.0 {
+        for (id, page, level, table) in through {
+            if id == root.0 {
                 self.collect(table, level.down().expect("a pointer is above level 0"), page << 12, root.2, &mut seen);
             } else {
                 assert_eq!(self.frames.owner_of(table), Some((VM, Use::Table)), "OWNERSHIP: a table at {table:?}");
             }
         }
+        let walked = seen.len();
         let tlb: Vec<_> = self.bus.0.borrow().harts[n].tlb.clone();
         for cached in tlb.into_iter().filter(|cached| !cached.is_poison()) {
             self.check_owner(cached.leaf.pfn, cached.level, cached.leaf.flags);
-            if cached.serial == root.0 {
+            if cached.id == root.0 || cached.is_global() {
                 seen.push((cached.page << 12, cached.level, cached.leaf));
             }
         }
-        seen.retain(|(_, _, leaf)| !is_poison(Entry::Leaf(*leaf).encode()));
-        for (gva, level, leaf) in seen {
+        for (at, (gva, level, leaf)) in seen.into_iter().enumerate() {
+            if is_poison(Entry::Leaf(leaf).encode()) {
+                continue;
+            }
             self.check_owner(leaf.pfn, level, leaf.flags);
             let offset = self.pick(level.pages()) << 12;
-            self.check(n, Addr::new(gva + offset), leaf.flags, leaf.pfn.at(offset), level);
+            self.check(n, Addr::new(gva + offset), (leaf.flags, level), leaf.pfn.at(offset), at >= walked);
         }
     }
 

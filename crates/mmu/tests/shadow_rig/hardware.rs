@@ -4,7 +4,8 @@
 use super::history::History;
 use super::lane;
 use super::subject::Subject;
-use mmu::shadow::MARK;
+use mmu::globals::Globals;
+use mmu::shadow::{MARK, Root};
 use mmu::table::{self, State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
@@ -29,16 +30,21 @@ pub enum Refusal {
 /// A translation that a TLB holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cached {
-    /// Whose: the root's serial, which the ASID stands for.
-    pub serial: u64,
+    /// Whose: the ASID, which [`Hart::id`] stands for.
+    pub id: u64,
     pub page: u64,
     pub level: Level,
     pub leaf: Leaf<Hpa>,
 }
 
 impl Cached {
-    fn covers(&self, serial: u64, page: u64) -> bool {
-        self.serial == serial && self.page == page & !(self.level.pages() - 1)
+    fn covers(&self, id: u64, page: u64) -> bool {
+        (self.id == id || self.is_global()) && self.page == page & !(self.level.pages() - 1)
+    }
+
+    /// Whether it serves for all ASIDs.
+    pub fn is_global(&self) -> bool {
+        self.leaf.flags.contains(PteFlags::G)
     }
 
     /// Whether it leads where nobody gets.
@@ -56,6 +62,11 @@ pub struct Hart<S: Subject> {
     pub tlb: Vec<Cached>,
     /// Pointers that it remembers: whose, above which page and at which level, and where they lead.
     pub pointers: Vec<(u64, u64, Level, Pfn<Hpa>)>,
+    /// Whose global translations there may be.
+    pub globals: Globals,
+    /// Names the stay of the vCPU on this hart: it has other ASIDs in each.
+    pub stay: u64,
+    /// The ASID that stands for the present root, its table and how it is walked.
     pub root: Option<(u64, Pfn<Hpa>, &'static Format)>,
     /// Whether the lane may take fences of all address spaces, and of the hart's own.
     pub lane: (bool, bool),
@@ -71,9 +82,28 @@ impl<S: Subject> Hart<S> {
         self.pointers.clear();
     }
 
-    pub fn forget_root(&mut self, serial: u64) {
-        self.tlb.retain(|cached| cached.serial != serial);
-        self.pointers.retain(|(whose, ..)| *whose != serial);
+    /// What stands for the vCPU's ASID for a root here.
+    fn id(&self, root: &Root<S>) -> u64 {
+        self.stay << 32 | root.serial
+    }
+
+    /// Global translations stay.
+    pub fn forget_root(&mut self, root: &Root<S>) {
+        let id = self.id(root);
+        self.tlb.retain(|cached| cached.id != id || cached.is_global());
+        self.pointers.retain(|(whose, ..)| *whose != id);
+    }
+
+    /// The root is the present one.
+    pub fn load(&mut self, root: &Root<S>) {
+        self.root = Some((self.id(root), root.table, root.format));
+    }
+
+    /// What the vCPU on this hart has left, and what that on the other has, change places.
+    pub fn swap(&mut self, other: &mut Self) {
+        core::mem::swap(&mut self.tlb, &mut other.tlb);
+        core::mem::swap(&mut self.pointers, &mut other.pointers);
+        core::mem::swap(&mut self.globals, &mut other.globals);
     }
 }
 
@@ -109,7 +139,7 @@ pub struct Hardware<S: Subject> {
     pub events: Vec<Event<S>>,
     /// Fences of all harts do nothing.
     pub drops_fences: bool,
-    /// Harts nearly always walk by a pointer that they remember, if they can.
+    /// Harts always go by a translation that they remember, and nearly always by a pointer, if they can.
     pub is_stubborn: bool,
 }
 
@@ -134,13 +164,13 @@ impl<S: Subject> Hardware<S> {
 
     /// The hart's own walk of the shadow, which may begin at a pointer that it remembers.
     fn walk(&mut self, hart: usize, gva: Addr<S>) -> Result<Cached, Refusal> {
-        let (serial, mut table, format) = self.harts[hart].root.expect("loaded");
+        let (id, mut table, format) = self.harts[hart].root.expect("loaded");
         if !format.fits(gva) {
             return Err(Refusal::PageFault);
         }
         let mut skip_to = format.root_level();
         let is_on_the_way = |(whose, page, level, _): &&(u64, u64, Level, _)| {
-            *whose == serial && *page == gva.pfn().raw() & !(level.pages() - 1)
+            *whose == id && *page == gva.pfn().raw() & !(level.pages() - 1)
         };
         let (chance, pick) = (self.pick(8), self.pick(MOST_POINTERS as u64) as usize);
         let pointers = &self.harts[hart].pointers;
@@ -160,12 +190,12 @@ impl<S: Subject> Hardware<S> {
                     // One to poison, too: it is valid, and whether memory is denied is seen only where it leads.
                     let pointers = &mut self.harts[hart].pointers;
                     if pointers.len() < MOST_POINTERS {
-                        pointers.push((serial, gva.pfn().raw() & !(level.pages() - 1), level, next));
+                        pointers.push((id, gva.pfn().raw() & !(level.pages() - 1), level, next));
                     }
                 }
                 Entry::Leaf(leaf) => {
                     let page = gva.pfn().raw() & !(level.pages() - 1);
-                    return Ok(Cached { serial, page, level, leaf });
+                    return Ok(Cached { id, page, level, leaf });
                 }
                 Entry::Invalid => return Err(Refusal::PageFault),
                 Entry::Reserved(why) => panic!("SUBSET: {why:?} in a shadow table: {pte:x?}"),
@@ -179,15 +209,15 @@ impl<S: Subject> Hardware<S> {
     /// # Errors
     /// Why it does not.
     pub fn translate(&mut self, hart: usize, gva: Addr<S>, request: &Request) -> Result<Cached, Refusal> {
-        let serial = self.harts[hart].root.expect("loaded").0;
+        let id = self.harts[hart].root.expect("loaded").0;
         let judge = |cached: Cached| match () {
             () if !permits(cached.leaf.flags, request) => Err(Refusal::PageFault),
             () if cached.is_poison() => Err(Refusal::AccessFault),
             () => Ok(cached),
         };
-        if self.pick(4) != 0 {
+        if self.pick(4) != 0 || self.is_stubborn {
             let page = gva.pfn().raw();
-            let known: Vec<Cached> = self.harts[hart].tlb.iter().filter(|c| c.covers(serial, page)).copied().collect();
+            let known: Vec<Cached> = self.harts[hart].tlb.iter().filter(|c| c.covers(id, page)).copied().collect();
             if !known.is_empty() {
                 let known = known[self.pick(known.len() as u64) as usize];
                 // A refusal may come out of the TLB, too.
@@ -211,7 +241,7 @@ impl<S: Subject> Hardware<S> {
 
     /// Whether the tables let the access through, whatever the hart remembers.
     pub fn is_allowed(&self, hart: usize, gva: Addr<S>, request: &Request) -> bool {
-        let (serial, mut table, format) = self.harts[hart].root.expect("loaded");
+        let (id, mut table, format) = self.harts[hart].root.expect("loaded");
         for level in format.levels_down() {
             let Some(word) = self.machine.peek(table.at(8 * format.index(gva, level) as u64).raw()) else {
                 return false;
@@ -219,7 +249,7 @@ impl<S: Subject> Hardware<S> {
             match Pte(word).decode::<Hpa>(level, Caps::default()) {
                 Entry::Table(next) => table = next,
                 Entry::Leaf(leaf) => {
-                    let cached = Cached { serial, page: 0, level, leaf };
+                    let cached = Cached { id, page: 0, level, leaf };
                     return permits(leaf.flags, request) && !cached.is_poison();
                 }
                 _ => return false,

@@ -29,6 +29,11 @@ impl History {
         self.now
     }
 
+    /// The time of the last of all these.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
     /// All that the word was since `since`, with from when on; nothing if it was never written.
     pub fn since(&self, at: Addr<Gpa>, since: Time) -> &[(Time, u64)] {
         let Some(word) = self.words.get(&at) else { return &[] };
@@ -65,6 +70,16 @@ impl<S: Space> Fences<S> {
     /// Since when pointers may be remembered.
     pub fn wide(&self, asid: Asid) -> Time {
         self.all.max(self.asids.get(&asid).copied().unwrap_or(0))
+    }
+
+    /// Since when global leaves for the page may be remembered.
+    pub fn global(&self, gva: Addr<S>) -> Time {
+        self.all.max(self.pages.get(&gva.pfn().raw()).copied().unwrap_or(0))
+    }
+
+    /// Since when pointers to global leaves may be remembered, at the least.
+    pub fn widest(&self) -> Time {
+        self.all
     }
 
     /// Since when leaves for the page may be remembered.

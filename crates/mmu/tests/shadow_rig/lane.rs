@@ -1,7 +1,7 @@
 //! The lane's work in `steered` (`crates/metal`, `docs/lane.md`), as a model.
 
 use super::subject::Subject;
-use mmu::shadow::{LEAVES, MARK};
+use mmu::shadow::{GLOBAL_LEAVES, LEAVES, MARK};
 use mmu::table::{State, Writer, is_poison};
 use oracle::Machine;
 use rv::{Addr, Caps, Entry, Format, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
@@ -55,7 +55,8 @@ fn line<S: Subject>(
     let guest = word(table.base().raw().wrapping_add_signed(LaneSync::GUEST_AT));
     let pte = Pte(word(guest + 8 * index));
     let entry = table.at(8 * index).raw() + Lane::POINTER_FLAGS;
-    let leaf = LEAVES[(pte.0 & 0x3ff) as usize];
+    let leaves = if inputs.leaves == GLOBAL_LEAVES.as_ptr() as u64 { &GLOBAL_LEAVES } else { &LEAVES };
+    let leaf = leaves[(pte.0 & 0x3ff) as usize];
     if leaf == 0 {
         return Some((entry, pte, Some(Pte::INVALID)));
     }

@@ -50,11 +50,13 @@ pub mod history;
 mod lane;
 mod paging;
 mod promoting;
+mod roots;
 pub mod subject;
 
 use audit::{Away, extended};
 use hardware::{AllHarts, Bus, Hardware, Hart, Meddling, Mem};
-use history::{Fences, History};
+use history::{Fences, History, Time};
+use mmu::globals::Globals;
 use mmu::shadow::{Config, Counters, GuestFence, Host, Lists, Paging, Root, Shadow, Upkeep, Views};
 use mmu::walk::AdPolicy;
 use mmu::{
@@ -62,9 +64,8 @@ use mmu::{
     Superpages, with_ready,
 };
 use oracle::Machine;
-use rv::csr::atp;
 use rv::format::SV39X4;
-use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, LaneRoot, Pfn, PhysMem, Request};
+use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem, Request};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -93,6 +94,8 @@ pub enum Mutant {
     KeepsOwn,
     /// This hart does not forget pointers to poison when an access fault says that nothing is denied.
     KeepsPoison,
+    /// A hart does not forget global translations when another vCPU comes, or paging is off.
+    KeepsGlobals,
     /// The lane changes to roots that fences have passed over.
     ChangesBlindly,
     /// The engine is broken in this place.
@@ -114,12 +117,36 @@ struct Vcpu<S: Subject> {
     /// Of the present root, where the lane may leave it.
     place: Option<usize>,
     fences: Fences<S>,
+    /// Roots of tables that it had, and when it had each last: what is remembered of their global leaves serves for others.
+    had: Vec<(Pfn<Gpa>, Time)>,
+}
+
+impl<S: Subject> Vcpu<S> {
+    /// The roots whose global leaves for `gva` may be remembered, and since when, as for [`Rig::search`].
+    fn globals(&self, gva: Addr<S>) -> impl Iterator<Item = (Pfn<Gpa>, (Time, Time))> {
+        let since = (self.fences.widest(), self.fences.global(gva));
+        let present = match self.paging {
+            Paging::Tables { root, .. } => Some(root),
+            Paging::Bare => None,
+        };
+        let had = self.had.iter().filter(move |(_, last)| *last >= since.1).map(|(root, _)| *root);
+        had.chain(present).map(move |root| (root, since))
+    }
+
+    /// It leaves its root.
+    fn leave(&mut self, now: Time) {
+        let Paging::Tables { root, .. } = self.paging else { return };
+        self.had.retain(|(known, _)| *known != root);
+        self.had.push((root, now));
+    }
 }
 
 pub struct Rig<S: Subject> {
     setup: Setup,
     format: &'static Format,
     ad: AdPolicy,
+    /// Whether shadow leaves keep the guest's G.
+    globals: bool,
     bus: Bus<S>,
     frames: Frames,
     space: AddressSpace,
@@ -158,6 +185,7 @@ impl<S: Subject> Rig<S> {
         let budget = if pick(2) == 0 { AMPLE } else { 24 + pick(600) as u32 };
         let is_paged = pick(3) == 0;
         let is_stubborn = pick(2) == 0;
+        let globals = S::HAS_GLOBALS && pick(4) != 0;
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
         machine.zero_frames(IMAGE, 512);
@@ -177,7 +205,7 @@ impl<S: Subject> Rig<S> {
             let region = Region { start: RAM.add(512 * n as u64), pages: 512, prot: Prot::RWX, object };
             space.add_region(region).expect("disjoint");
         }
-        let config = Config { upkeep: setup.upkeep, ad, pages, first_serial: 1 };
+        let config = Config { upkeep: setup.upkeep, ad, globals, pages, first_serial: 1 };
         let mut lists = Lists::new(RAM, PAGES);
         assert_eq!(lists.prepare(u64::MAX, VM, &frames, &mut machine), Ok(true));
         let mut shadow = Shadow::new(config, VM, lists, &frames).expect("frames");
@@ -194,6 +222,8 @@ impl<S: Subject> Rig<S> {
             token: rv::context::token::start(n as u32),
             tlb: Vec::new(),
             pointers: Vec::new(),
+            globals: Globals::new(),
+            stay: n as u64,
             root: None,
             lane: (false, false),
             sync,
@@ -212,6 +242,7 @@ impl<S: Subject> Rig<S> {
             setup,
             format,
             ad,
+            globals,
             bus,
             frames,
             space,
@@ -241,6 +272,7 @@ impl<S: Subject> Rig<S> {
                 views,
                 place: None,
                 fences: Fences::none(),
+                had: Vec::new(),
             });
         }
         rig
@@ -336,94 +368,6 @@ impl<S: Subject> Rig<S> {
         Addr::new(extended(gva | frame, self.format))
     }
 
-    fn load(&mut self, n: usize, old: Option<Root<S>>, paging: Paging, asid: Asid, views: &mut Views<S>) -> Root<S> {
-        let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
-        let mut old = old;
-        let loaded = loop {
-            let attached =
-                ready!(self, |shadow, host| shadow.attach(&mut old, (paging, asid), views, &log.borrow(), host));
-            if let Some(loaded) = attached {
-                break loaded;
-            }
-        };
-        let mut hardware = self.bus.0.borrow_mut();
-        let root = old.expect("it is loaded");
-        let hart = &mut hardware.harts[n];
-        if loaded.fence && self.setup.mutant != Mutant::KeepsOwn {
-            hart.forget_root(root.serial);
-        }
-        hart.root = Some((root.serial, root.table, root.format));
-        hart.lane = (root.has_lane, views.named(&root).is_some());
-        root
-    }
-
-    /// What the guest writes to `satp` for that.
-    fn key(paging: Paging, asid: Asid) -> u64 {
-        match paging {
-            Paging::Tables { format, root } => atp::satp(format, asid, root),
-            Paging::Bare => 0,
-        }
-    }
-
-    /// The guest writes `satp`, and the lane changes to that root: one of those that it may.
-    fn change_in_lane(&mut self, n: usize) -> bool {
-        let mut hardware = self.bus.0.borrow_mut();
-        let nth = hardware.pick(64) as usize;
-        let hart = &mut hardware.harts[n];
-        let (vcpu, token) = (&mut self.vcpus[n], hart.log.borrow().token());
-        let Some(present) = vcpu.place else { return false };
-        let roots = vcpu.views.lane_roots();
-        let places = roots.len();
-        let may_load = |(place, root): &(usize, &LaneRoot)| {
-            let written = atp::Satp::decode(root.key());
-            LaneRoot::place(written.asid, written.ppn, places) == place - place % LaneRoot::PAIR
-                && (root.head() == token || self.setup.mutant == Mutant::ChangesBlindly)
-        };
-        let those: Vec<_> = roots.iter().enumerate().filter(may_load).map(|(at, root)| (at, root.key())).collect();
-        if those.is_empty() {
-            return false;
-        }
-        let (place, key) = those[nth % those.len()];
-        roots[present].set_head(token);
-        let (root, written) = vcpu.views.follow(place);
-        assert_eq!((written, Self::key(root.paging, root.asid)), (key, key));
-        hart.root = Some((root.serial, root.table, root.format));
-        hart.lane = (true, vcpu.views.named(&root).is_some());
-        (vcpu.paging, vcpu.asid, vcpu.root, vcpu.place) = (root.paging, root.asid, root, Some(place));
-        self.changed_in_lane += 1;
-        true
-    }
-
-    /// The guest writes `satp`.
-    fn switch(&mut self, n: usize) {
-        if self.pick(3) != 0 && self.change_in_lane(n) {
-            return;
-        }
-        let paging = match self.pick(12) {
-            0 => Paging::Bare,
-            1 => Paging::Tables { format: self.format, root: Pfn::new(self.any(&[0x10, 0x7_ffff, 0x8_0600])) },
-            _ => Paging::Tables { format: self.format, root: RAM.add(self.any(&S::ROOTS[..3])) },
-        };
-        // Mostly, a root has an ASID of its own.
-        let own = match paging {
-            Paging::Tables { root, .. } => root.raw() % 3,
-            Paging::Bare => 0,
-        };
-        let asid = Asid(if self.pick(4) == 0 { self.pick(3) } else { own } as u16);
-        let mut views = core::mem::take(&mut self.vcpus[n].views);
-        // Whatever meddles from here on fences for the new root or for nobody.
-        self.bus.0.borrow_mut().harts[n].lane = (false, false);
-        let root = self.load(n, Some(self.vcpus[n].root), paging, asid, &mut views);
-        // The lowest bits of a root's number are not there where it has several frames (norm:hgatp-ppn_op).
-        let paging = match paging {
-            Paging::Tables { format, root } => Paging::Tables { format, root: root.align_down(S::ROOT_FRAMES as u64) },
-            Paging::Bare => paging,
-        };
-        let vcpu = &mut self.vcpus[n];
-        let place = if root.has_lane { views.arm(Self::key(paging, asid), root.serial) } else { None };
-        (vcpu.paging, vcpu.asid, vcpu.root, vcpu.views, vcpu.place) = (paging, asid, root, views, place);
-    }
-
     fn fence(&mut self, n: usize) {
         let gva = self.address();
         let range = match self.pick(5) {
@@ -470,10 +414,9 @@ impl<S: Subject> Rig<S> {
         }
         // What the hypervisor does about this hart's own TLB.
         let mut hardware = self.bus.0.borrow_mut();
-        let serial = vcpu.root.serial;
         match (range, asid) {
             (Some(_), _) => pages.iter().for_each(|page| hardware.forget_page(n, *page)),
-            (None, Some(asid)) if asid == vcpu.asid => hardware.harts[n].forget_root(serial),
+            (None, Some(asid)) if asid == vcpu.asid => hardware.harts[n].forget_root(&vcpu.root),
             (None, _) => hardware.harts[n].forget_all(),
         }
     }
@@ -512,11 +455,11 @@ impl<S: Subject> Rig<S> {
             28..=30 => self.switch(n),
             32..=34 => self.sweep(),
             35..=36 => self.promote(),
-            _ => {
-                if self.pick(4) == 0 {
-                    self.unmap()
-                }
-            }
+            _ => match self.pick(8) {
+                0 | 1 => self.unmap(),
+                2 | 3 => self.change_harts(n),
+                _ => {}
+            },
         }
         self.bus.0.borrow_mut().meddling = None;
         self.learn();

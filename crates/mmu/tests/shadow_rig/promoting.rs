@@ -57,6 +57,8 @@ impl<S: Subject> Rig<S> {
             });
             match reached {
                 Err(Unresolved::For(ResolveError::Out { page, slot })) => self.bring_in(page, slot),
+                // Some more of it is done.
+                Err(Unresolved::Later) => {}
                 reached => {
                     reached.expect("there are frames");
                     return self.learn();

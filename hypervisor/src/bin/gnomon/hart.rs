@@ -34,6 +34,7 @@ use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
 use metal::ram::Ram;
 use metal::{fence, world};
+use mmu::globals::Globals;
 use mmu::ids::{Group, Ids};
 use rv::{Context, Mode};
 
@@ -85,6 +86,8 @@ pub struct Hart {
     views: Vec<View>,
     /// Of shadow roots: each vCPU has its own.
     asids: Ids,
+    /// Global translations by shadow tables.
+    globals: Globals,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(u64, u32)>,
     /// Whether slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
@@ -189,6 +192,7 @@ impl Hart {
             // VMID 0 is what an `hgatp` of Bare has.
             vmids: Ids::new(1, start.vmid_bits.min(id_bits)),
             asids: Ids::new(1, start.asid_bits.min(id_bits)),
+            globals: Globals::new(),
             views: alloc::vec![View::of(u64::MAX, 0); MAX_VMS],
             registers_of: None,
             traps_wfi: false,

@@ -98,7 +98,11 @@ impl Env for Hart {
 
     fn load_shadow(&mut self, run: &VcpuRun) {
         self.guest.set_one_stage();
-        if run.last_hart != self.index {
+        let stays = run.last_hart == self.index;
+        if self.globals.come((run.vm.handle.number, run.shared.id), stays) {
+            self.guest.fence(None, None);
+        }
+        if !stays {
             // What this one has not fenced on this hart, of an instruction cache.
             fence::instruction();
         }
@@ -116,6 +120,9 @@ impl Env for Hart {
     }
 
     fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64 {
+        if self.globals.go_by(root.globals.then_some(root.format.mode)) {
+            self.guest.fence(None, None);
+        }
         let acquired = self.asids.acquire(id);
         let asid = Asid(id.id());
         match acquired {
