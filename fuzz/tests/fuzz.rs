@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Seconds for each target if nothing else is said.
-const SECONDS: u64 = 5;
+const SECONDS: u64 = 3;
 /// The longest input, in bytes.
 const LONGEST: usize = 4096;
 /// An input that takes longer has hung; in seconds.

@@ -13,7 +13,7 @@ const STEPS: u64 = 500;
 
 /// Steps in all, for each upkeep. A soak sets SHADOW_STEPS.
 fn steps() -> u64 {
-    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(600_000)
+    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(300_000)
 }
 
 fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 12]) {
@@ -46,23 +46,25 @@ fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
 
 #[test]
 fn lazy() {
+    // The mutants are found in 155 lives and fewer, but for two, of which `finders` knows.
     lives::<Gva>(Upkeep::Lazy, steps());
 }
 
 #[test]
 fn steered() {
     // A step takes five times as long as others: all of a table is compared.
-    lives::<Gva>(Upkeep::Steered, steps() / 5);
+    lives::<Gva>(Upkeep::Steered, steps() * 2 / 5);
 }
 
 #[test]
 fn unsync() {
-    // The mutants are found in 45 lives and fewer.
+    // The mutants are found in 51 lives and fewer.
     lives::<Gva>(Upkeep::Unsync, steps() / 2);
 }
 
 #[test]
 fn shadow() {
+    // The mutants are found in 78 lives and fewer.
     lives::<Gva>(Upkeep::Shadow, steps() / 2);
 }
 
@@ -146,8 +148,8 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 56] = [
     ),
 ];
 
-/// The lives that are tried first for a mutant which few find, and which the search took long to come to. Others are tried in any
-/// case, where a change to the rig makes other lives of these seeds.
+/// The lives that are tried first for a mutant which few find, and which the search took long to come to: the first that find it.
+/// Others are tried in any case, where a change to the rig makes other lives of these seeds.
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
