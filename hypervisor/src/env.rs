@@ -56,6 +56,8 @@ pub trait Env {
     /// Removes translations of the loaded vCPU's guest from this hart's TLB: those of one page or all, of one ASID of the
     /// hart's own or all.
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>);
+    /// Removes translations by shadow tables, of all guests that there are on this hart, whichever is loaded, before one of them is entered.
+    fn fence_shadows(&mut self);
     /// Removes those of its present shadow root.
     fn fence_guest_root(&mut self);
     /// The address of the lane's jump table for a root.

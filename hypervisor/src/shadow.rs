@@ -239,7 +239,8 @@ impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
     fn fence(&mut self, _: FenceScope<Gpa>) {
         self.vm.edits.fetch_add(1, Ordering::SeqCst);
         shoot_down(self.g, self.vm, self.env);
-        self.env.fence_guest(None, None);
+        // The loaded guest may be another VM's.
+        self.env.fence_shadows();
         // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
         self.env.fence_instructions();
     }

@@ -180,6 +180,9 @@ impl Env for Hart {
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
         self.events.push(Event::GuestFence(page, asid));
     }
+    fn fence_shadows(&mut self) {
+        self.events.push(Event::GuestFence(None, None));
+    }
     fn fence_guest_root(&mut self) {
         self.events.push(Event::GuestRootFence);
     }

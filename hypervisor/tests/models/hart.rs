@@ -464,6 +464,7 @@ impl Env for Hart {
         0
     }
     fn fence_guest(&mut self, _: Option<Addr<Gva>>, _: Option<Asid>) {}
+    fn fence_shadows(&mut self) {}
     fn fence_guest_root(&mut self) {}
     fn lane_table(&self, root: &Root) -> u64 {
         root.format.mode.into()

@@ -50,7 +50,8 @@ pub(super) type At = (Id, usize);
 pub(super) enum Role {
     /// The guest's table in the frame.
     Table,
-    /// A part of a guest's superpage, from the frame on, with these permissions (R, W, X, U), and its G.
+    /// A part of a guest's superpage, from the frame on, with these permissions (R, W, X, U). Never global: a fence of any address in
+    /// the superpage ends all of it, in all address spaces, and here only where it is known to be in pieces.
     Direct(PteFlags),
     /// A part of the identity map, from the frame on: the guest has paging off.
     Bare,
@@ -76,7 +77,9 @@ impl Key {
         match self.role {
             Role::Table if pte.is_pointer() => Some(Key { gfn: pte.pfn(), level, role: Role::Table }),
             Role::Table => match pte.decode::<Gpa>(self.level, CAPS) {
-                Entry::Leaf(leaf) => Some(Key { gfn: leaf.pfn, level, role: Role::Direct(permissions(leaf.flags)) }),
+                Entry::Leaf(leaf) => {
+                    Some(Key { gfn: leaf.pfn, level, role: Role::Direct(permissions(leaf.flags) - PteFlags::G) })
+                }
                 _ => None,
             },
             role => Some(Key { gfn: self.frame_below(index), level, role }),

@@ -76,6 +76,8 @@ pub struct GuestHart {
     traps_translation: bool,
     /// Whether page faults are the guest's own all the same.
     steers: bool,
+    /// Whether translations by shadow tables are to be forgotten before a guest on such tables is loaded.
+    owes_fence: bool,
     /// `henvcfg`, in VS mode, but for ADUE.
     henvcfg: u64,
     /// Whether all harts have Zba.
@@ -109,6 +111,7 @@ impl GuestHart {
             has_envcfg,
             has_countinhibit,
             has_vmids: false,
+            owes_fence: false,
             traps_translation: mode == GuestMode::Supervisor,
             steers: false,
             henvcfg: wanted,
@@ -180,6 +183,11 @@ impl GuestHart {
         Ok((this, abilities))
     }
 
+    /// Only so many bits of VMIDs are used.
+    pub const fn use_vmid_bits(&mut self, bits: u32) {
+        self.has_vmids = bits != 0;
+    }
+
     /// Says which exceptions guests take themselves.
     fn delegate(&self) {
         let comes_here = self.traps_translation && !self.steers;
@@ -214,6 +222,19 @@ impl GuestHart {
     /// last guest was unloaded. No guest is loaded.
     pub fn set_one_stage(&mut self) {
         self.trap_translation(true);
+        if core::mem::take(&mut self.owes_fence) {
+            self.fence(None, None);
+        }
+    }
+
+    /// Makes this hart forget translations by shadow tables, whatever guest is loaded: at once, or before it matters. A fence in VS mode
+    /// is one of the VMID that `hgatp` holds, and while that is a guest's with two stages, it is not theirs.
+    pub fn fence_shadows(&mut self) {
+        if self.traps_translation {
+            self.fence(None, None);
+        } else {
+            self.owes_fence = true;
+        }
     }
 
     /// Says whether what guests do with their own translation traps, if that differs from the last guest's. With one stage

@@ -189,11 +189,13 @@ impl Hart {
     /// The hart's block, ready to run.
     pub fn new(start: Start) -> Self {
         let (per_ms, id_bits) = (start.g.offer.timebase / 1000, start.g.tunables.get(Id::IdBits) as u32);
+        let (mut guest, vmid_bits) = (start.guest, start.vmid_bits.min(id_bits));
+        guest.use_vmid_bits(vmid_bits);
         Self {
             index: start.index,
             shared: &start.g.harts[start.index],
             seat: start.seat,
-            guest: start.guest,
+            guest,
             ram: start.ram,
             reach: start.reach,
             plic: start.plic,
@@ -201,7 +203,7 @@ impl Hart {
             stack_end: pen::stack_end(start.index),
             current: None,
             // VMID 0 is what an `hgatp` of Bare has.
-            vmids: Ids::new(1, start.vmid_bits.min(id_bits)),
+            vmids: Ids::new(1, vmid_bits),
             asids: Ids::new(1, start.asid_bits.min(id_bits)),
             globals: Globals::new(),
             views: alloc::vec![View::of(u64::MAX, 0); MAX_VMS],

@@ -120,26 +120,30 @@ impl Env for Hart {
     }
 
     fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64 {
-        if self.globals.go_by(root.globals.then_some(root.format.mode)) {
-            self.guest.fence(None, None);
-        }
+        let others = self.globals.go_by(root.globals.then_some(root.format.mode));
         let acquired = self.asids.acquire(id);
         let asid = Asid(id.id());
+        self.guest.set_steering(root.steers && self.g.tunables.is_on(Id::Steer));
+        let satp = atp::satp(root.format, asid, root.table);
+        // SAFETY: a shadow root of the loaded guest's VM, which the vCPU holds.
+        unsafe { self.guest.load_guest_root(satp) };
+        // Only now: harts may walk by `vsatp` at any time, and what they find by the old root is to go.
         match acquired {
+            _ if others => self.guest.fence(None, None),
             Acquired::RolledOver => self.guest.fence(None, None),
             Acquired::Same if forget => self.guest.fence(None, Some(asid)),
             // Of a new one, nothing is remembered.
             Acquired::Same | Acquired::New => {}
         }
-        self.guest.set_steering(root.steers && self.g.tunables.is_on(Id::Steer));
-        let satp = atp::satp(root.format, asid, root.table);
-        // SAFETY: a shadow root of the loaded guest's VM, which the vCPU holds.
-        unsafe { self.guest.load_guest_root(satp) };
         satp
     }
 
     fn fence_guest(&mut self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
         self.guest.fence(page, asid);
+    }
+
+    fn fence_shadows(&mut self) {
+        self.guest.fence_shadows();
     }
 
     fn fence_guest_root(&mut self) {
