@@ -1,7 +1,8 @@
 //! The host's serial port and the guests: what they print, and what is typed for them.
 
 use crate::console::{Command, Left};
-use crate::device::{Device, Outside};
+use crate::device::Outside;
+use crate::device::virtio::wire::net::RECEIVE;
 use crate::disks::Port;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -28,7 +29,10 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
         (port.user(), port.attend())
     };
     match user.and_then(|user| g.vms.get(user)) {
-        Some(vm) if is_now => give_moment(g, &vm, env),
+        Some(vm) if is_now => {
+            give_moment(g, &vm, env);
+            deliver(g, env);
+        }
         Some(vm) => Reach { g, vm: &vm, env, output: Output::Leave }.soon(),
         None => {}
     }
@@ -64,7 +68,8 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
             Some(vm) => {
                 let mut devices = vm.devices.lock();
                 if let Some(net) = &mut devices.net {
-                    net.moment(&mut Reach { g, vm: &vm, env, output: Output::Leave });
+                    // What it sends is its own hart's to do.
+                    net.moment_of(RECEIVE, &mut Reach { g, vm: &vm, env, output: Output::Leave });
                 }
                 lines::settle_all(g, &vm, devices, env);
             }
@@ -143,6 +148,11 @@ impl<E: Env> Outside for Reach<'_, E> {
         }
     }
 
+    fn is_own(&self) -> bool {
+        let hart = self.env.hart();
+        self.vm.vcpus.iter().any(|vcpu| vcpu.hart.load(Ordering::SeqCst) == hart)
+    }
+
     fn at(&mut self, time: u64) {
         self.env.attend_at(time, self.vm.slot());
     }
@@ -170,13 +180,24 @@ pub fn last_words(g: &Gnomon, vm: &Vm) {
 /// Goes on with output that is left, with frames that wait, and with the devices of `guests` (by bit): those that this hart was to look
 /// after.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
-    let mut left = guests;
-    while left != 0 {
+    /// Guests that are looked after at once.
+    const AT_ONCE: u32 = 2;
+    // None of them is always the first.
+    let first = (env.now() % u64::from(u64::BITS)) as u32;
+    let mut left = guests.rotate_right(first);
+    let mut next = || {
+        let at = left.trailing_zeros();
+        left &= left.wrapping_sub(1);
+        (at < u64::BITS).then_some((at + first) as usize % u64::BITS as usize)
+    };
+    for _ in 0..AT_ONCE {
         // Whoever had the slot may be gone. To whoever has it now, it does no harm.
-        if let Some(vm) = g.vms.at(left.trailing_zeros() as usize) {
+        if let Some(vm) = next().and_then(|slot| g.vms.at(slot)) {
             give_moment(g, &vm, env);
         }
-        left &= left - 1;
+    }
+    while let Some(slot) = next() {
+        env.attend_soon(Some(slot));
     }
     if guests != 0 {
         deliver(g, env);

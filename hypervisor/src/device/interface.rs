@@ -109,6 +109,8 @@ pub trait Outside: GuestMemory {
     fn take_input(&mut self);
     /// Asks for a [`Device::moment`] soon: a fraction of a millisecond from now.
     fn soon(&mut self);
+    /// Whether this hart runs the guest: what it does for it then costs nobody else.
+    fn is_own(&self) -> bool;
     /// Asks for one at `time` of the host, or a little later.
     fn at(&mut self, time: u64);
     /// Accesses that were to be made later are made again, as soon as the console has room.
@@ -215,6 +217,9 @@ pub(super) mod tests {
         fn take_input(&mut self) {}
         fn soon(&mut self) {
             self.is_soon = true;
+        }
+        fn is_own(&self) -> bool {
+            true
         }
         fn at(&mut self, time: u64) {
             self.at = Some(time);

@@ -38,6 +38,8 @@ const LOST_AT_ONCE: usize = 8;
 const BATCH: usize = 8;
 /// How long a member may take no frame, in parts of a second, until those that wait for it are lost.
 const PATIENCE: u64 = 20;
+/// How often a hart looks after what a guest sends that it does not run, in parts of a second.
+const SELDOM: u64 = 1000;
 
 /// There is no room for a frame at the host's device for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,13 +91,11 @@ struct Member {
     user: Option<Handle>,
     /// Whether there is a driver that takes frames.
     is_up: bool,
-    /// Frames for it, and whose they are.
-    queue: VecDeque<(usize, Arc<Frame>)>,
+    /// Frames for it, whose they are, and since when they wait.
+    queue: VecDeque<(usize, Arc<Frame>, u64)>,
     /// How many of them are the world's.
     of_world: usize,
-    /// Since when those wait without one being taken.
-    since: u64,
-    /// Whether that was too long, and none was taken since.
+    /// Whether one has waited for too long, and none was taken in time since.
     is_stuck: bool,
     /// Frames for it that were lost.
     lost: u64,
@@ -104,9 +104,6 @@ struct Member {
 impl Member {
     /// A frame for it. If it takes none, the oldest of those that wait are lost, until this is the only one.
     fn push(&mut self, from: usize, frame: &Arc<Frame>, now: u64, patience: u64) {
-        if self.queue.is_empty() && !self.is_stuck {
-            self.since = now;
-        }
         if self.is_too_late(now, patience) {
             self.lost += (0..LOST_AT_ONCE).filter(|_| self.pop()).count() as u64;
         }
@@ -114,20 +111,20 @@ impl Member {
             self.lost += 1;
         } else {
             self.of_world += usize::from(from == WORLD);
-            self.queue.push_back((from, Arc::clone(frame)));
+            self.queue.push_back((from, Arc::clone(frame), now));
         }
     }
 
     /// Takes the oldest one out, if there is one.
     fn pop(&mut self) -> bool {
         let taken = self.queue.pop_front();
-        self.of_world -= usize::from(matches!(taken, Some((WORLD, _))));
+        self.of_world -= usize::from(matches!(taken, Some((WORLD, ..))));
         taken.is_some()
     }
 
     /// Whether what waits has waited for too long.
     fn is_too_late(&mut self, now: u64, patience: u64) -> bool {
-        self.is_stuck |= !self.queue.is_empty() && now.saturating_sub(self.since) > patience;
+        self.is_stuck |= self.queue.front().is_some_and(|(.., since)| now.saturating_sub(*since) > patience);
         self.is_stuck && !self.queue.is_empty()
     }
 
@@ -210,6 +207,8 @@ struct Shared {
     inner: Mutex<Inner>,
     /// Members (by bit) that frames wait for, and that are still to be looked after.
     due: AtomicU64,
+    /// The member that was looked after last.
+    last: AtomicU64,
     /// More may have come from the world.
     has_more: AtomicBool,
 }
@@ -240,8 +239,8 @@ impl Network {
             patience: timebase / PATIENCE,
             hand: 0,
         };
-        let (due, has_more) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self(Arc::new(Shared { inner: Mutex::new(inner), due, has_more }))
+        let (due, last, has_more) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        Self(Arc::new(Shared { inner: Mutex::new(inner), due, last, has_more }))
     }
 
     /// Where the card of that address is plugged in.
@@ -317,7 +316,11 @@ impl Network {
             if due == 0 {
                 return None;
             }
-            let at = due.trailing_zeros() as usize + 1;
+            // Whoever comes behind the one that was looked after last.
+            let last = self.0.last.load(SeqCst);
+            let behind = due & u64::MAX.checked_shl(last as u32).unwrap_or(0);
+            let at = if behind == 0 { due } else { behind }.trailing_zeros() as usize + 1;
+            self.0.last.store(at as u64, SeqCst);
             if self.0.due.fetch_and(!bit(at), SeqCst) & bit(at) != 0 {
                 let mut inner = self.0.inner.lock();
                 let member = &mut inner.members[at];
@@ -369,16 +372,22 @@ impl Plug {
         self.with(|inner| inner.members[self.member].is_up = true);
     }
 
-    /// Sends a frame.
+    /// Sends a frame. Returns how many members got it.
     ///
     /// # Errors
     /// [`NotSent`].
-    pub fn send(&self, frame: &Arc<Frame>, now: u64) -> Result<(), NotSent> {
+    pub fn send(&self, frame: &Arc<Frame>, now: u64) -> Result<u32, NotSent> {
         let due = self.with(|inner| inner.send(self.member, frame, now))?;
         if due != 0 {
             self.network.0.due.fetch_or(due, SeqCst);
         }
-        Ok(())
+        Ok(due.count_ones())
+    }
+
+    /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
+    #[must_use]
+    pub fn seldom(&self) -> u64 {
+        self.with(|inner| inner.patience * PATIENCE / SELDOM)
     }
 
     /// The host's device is told of what was sent to it, if anything was.
@@ -398,15 +407,19 @@ impl Plug {
     /// The first frame that waits for it, which stays there.
     #[must_use]
     pub fn next(&self) -> Option<Arc<Frame>> {
-        self.with(|inner| inner.members[self.member].queue.front().map(|(_, frame)| Arc::clone(frame)))
+        self.with(|inner| inner.members[self.member].queue.front().map(|(_, frame, _)| Arc::clone(frame)))
     }
 
-    /// That one is done with.
-    pub fn taken(&self, now: u64) {
+    /// That one is done with, unless it has been lost meanwhile.
+    pub fn taken(&self, frame: &Arc<Frame>, now: u64) {
         self.with(|inner| {
+            let patience = inner.patience;
             let member = &mut inner.members[self.member];
-            let _ = member.pop();
-            (member.since, member.is_stuck) = (now, false);
+            let Some((_, first, since)) = member.queue.front() else { return };
+            if Arc::ptr_eq(first, frame) {
+                member.is_stuck &= now.saturating_sub(*since) > patience;
+                let _ = member.pop();
+            }
         });
     }
 

@@ -22,6 +22,8 @@ const PORTION: usize = 64 << 10;
 /// What a frame costs beside, and each buffer of it.
 const STEP: usize = 6 << 10;
 const BUFFER: usize = 512;
+/// And each member that it goes to.
+const MEMBER: usize = 512;
 /// As many frames in a portion are so many that more may come in a moment.
 const BUSY: usize = 4;
 
@@ -148,25 +150,30 @@ impl Net {
         Some(at)
     }
 
+    /// There is more to send: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it seldom: so nobody is
+    /// held up for long by one that sends all the time.
+    fn again(&self, outside: &mut dyn Outside) -> Progress {
+        if outside.is_own() {
+            outside.soon();
+        } else {
+            outside.at(outside.now() + self.plug.seldom());
+        }
+        Progress::Idle
+    }
+
     /// Takes frames from the driver, and sends them.
     fn transmit(&mut self, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let (mut left, mut taken) = (PORTION, 0);
         loop {
             let Some((chain, stage)) = &mut self.sending else {
                 if left == 0 {
-                    return Ok(Progress::More);
+                    return Ok(if outside.is_own() { Progress::More } else { self.again(outside) });
                 }
-                let Some(frame) = self.free_frame(outside.now()) else {
-                    outside.soon();
-                    return Ok(Progress::Idle);
-                };
+                let Some(frame) = self.free_frame(outside.now()) else { return Ok(self.again(outside)) };
                 match queue.take(outside)? {
                     Some(chain) => self.sending = Some((chain, Stage::Copy(frame))),
                     // As long as many come, the queue is looked at a moment later, whether the driver notifies or not: so it need not.
-                    None if taken >= BUSY => {
-                        outside.soon();
-                        return Ok(Progress::Idle);
-                    }
+                    None if taken >= BUSY => return Ok(self.again(outside)),
                     None if queue.await_more(outside)? => left = left.saturating_sub(STEP),
                     None => return Ok(Progress::Idle),
                 }
@@ -186,15 +193,13 @@ impl Net {
                 Stage::Send(at) => {
                     let frame = &self.frames[at];
                     match self.plug.send(frame, outside.now()) {
-                        Ok(()) => {
+                        Ok(members) => {
+                            left = left.saturating_sub(MEMBER * members as usize);
                             self.counts.frames_out += 1;
                             self.counts.bytes_out += frame.content().len() as u64;
                         }
                         Err(NotSent::Forged) => self.counts.forged += 1,
-                        Err(NotSent::Full) => {
-                            outside.soon();
-                            return Ok(Progress::Idle);
-                        }
+                        Err(NotSent::Full) => return Ok(self.again(outside)),
                     }
                     *stage = Stage::Give;
                 }
@@ -230,7 +235,7 @@ impl Net {
             let is_given = scatter(chain, bytes, outside)?.is_some();
             queue.give(chain, if is_given { bytes.len() as u32 } else { 0 }, outside)?;
             self.receiving = None;
-            self.plug.taken(outside.now());
+            self.plug.taken(&frame, outside.now());
             if is_given {
                 self.counts.frames_in += 1;
                 self.counts.bytes_in += frame.content().len() as u64;

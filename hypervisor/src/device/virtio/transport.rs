@@ -218,6 +218,13 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
+    /// Gives one queue its moment.
+    pub fn moment_of(&mut self, at: usize, outside: &mut dyn Outside) {
+        if self.serve(at, outside) != Ok(Progress::Idle) {
+            outside.soon();
+        }
+    }
+
     /// Does a portion of what there is to be done for a queue.
     fn serve(&mut self, at: usize, outside: &mut dyn Outside) -> Result<Progress, Later> {
         if self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) != FEATURES_OK | DRIVER_OK {
@@ -338,9 +345,7 @@ impl<B: Backend> Device for Mmio<B> {
     fn moment(&mut self, outside: &mut dyn Outside) {
         if B::GOES_ON {
             for at in 0..B::QUEUES {
-                if self.serve(at, outside) != Ok(Progress::Idle) {
-                    outside.soon();
-                }
+                self.moment_of(at, outside);
             }
         }
     }

@@ -306,7 +306,7 @@ impl Rig {
         self.network.take_in(self.now());
         while let Some((user, _)) = self.network.next_due() {
             let card = &mut self.cards[user.slot];
-            card.device.moment(&mut card.world);
+            card.device.moment_of(RECEIVE, &mut card.world);
         }
     }
 
