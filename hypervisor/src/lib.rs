@@ -34,6 +34,8 @@ pub mod network;
 pub mod offer;
 pub mod pager;
 pub mod promoter;
+#[cfg(test)]
+mod random;
 pub mod sbi;
 pub mod sched;
 pub mod serial;

@@ -195,10 +195,8 @@ impl Check {
         let Some((key, cached)) = self.find(event.page, event.space.ids) else { return };
         // What another address space has said to be for all need not be in the tables of all.
         let is_others = cached.is_global && cached.ids.asid != event.space.ids.asid;
-        if is_others && cached.is_still(event.page, request, words) {
-            return;
-        }
-        if trace.outcome.is_err() && all_allow(&cached.mapping, request) {
+        let is_stale = || !(is_others && cached.is_still(event.page, request, words));
+        if trace.outcome.is_err() && all_allow(&cached.mapping, request) && is_stale() {
             stale.missed_faults += 1;
             let page = cached.mapping.page + event.page - cached.page;
             self.report(event, "missed_faults", event.page, page, &trace.outcome.map(|now| now.page));

@@ -4,7 +4,7 @@
 
 use super::counts::Counts;
 use super::longest::{Longest, Longests};
-use super::subject::{Gnomon, Part, Subject};
+use super::subject::{Gnomon, Subject};
 use crate::bare::{self, BareSpec};
 use crate::build;
 use crate::disk::Snapshot;
@@ -448,7 +448,11 @@ fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> Run
         swap: None,
         snapshot: Snapshot::No,
         forwards: vec![],
-        settings: keeping.settings().into_iter().chain(gnomon.without.map(Part::setting)).collect(),
+        settings: keeping
+            .settings()
+            .into_iter()
+            .chain(gnomon.without.map(|part| format!("{}=off", part.name())))
+            .collect(),
         harts: Some(harts),
         h: gnomon.variant.h,
         seat: gnomon.seat,

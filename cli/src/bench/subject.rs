@@ -3,6 +3,7 @@
 use crate::qemu::{HExtension, Seat};
 use crate::variant::Variant;
 use abi::bundle::MmuMode;
+use abi::tunable::Id;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -29,40 +30,13 @@ pub struct Gnomon {
     pub variant: Variant,
     /// Whether guest memory may be mapped by 2 MiB leaves.
     pub superpages: bool,
-    /// What is switched off.
-    pub without: Option<Part>,
+    /// The tunable that is switched off.
+    pub without: Option<Id>,
 }
 
-/// A part of mode `steered` that a tunable switches off (docs/tunables.md): so its worth shows. The lane is another, and a variant of
-/// its own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
-    /// Guests take their page faults themselves.
-    Steer,
-    /// The lane changes between roots.
-    Roots,
-    /// Global leaves.
-    Globals,
-}
-
-impl Part {
-    const ALL: [Self; 3] = [Self::Steer, Self::Roots, Self::Globals];
-
-    /// The tunable's name.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Steer => "steer",
-            Self::Roots => "roots",
-            Self::Globals => "globals",
-        }
-    }
-
-    /// Switches it off.
-    #[must_use]
-    pub fn setting(self) -> String {
-        format!("{}=off", self.name())
-    }
-}
+/// Parts of mode `steered`, each of which a tunable switches off (docs/tunables.md): so its worth shows. The lane is another, and a
+/// variant of its own.
+const PARTS: [Id; 3] = [Id::Steer, Id::Roots, Id::Globals];
 
 /// What tells subjects without superpages from others.
 const SMALL: &str = "-4k";
@@ -216,7 +190,7 @@ impl Choice {
                 };
                 let has_parts = extra == Extra::Parts && variant.mmu == Some(MmuMode::Steered) && variant.lane;
                 let gnomon = Gnomon { seat, variant, superpages: true, without: None };
-                let parts = Part::ALL.into_iter().filter(move |_| has_parts);
+                let parts = PARTS.into_iter().filter(move |_| has_parts);
                 let parts = parts.map(move |part| Gnomon { without: Some(part), ..gnomon });
                 let small = has_small.then_some(Gnomon { superpages: false, ..gnomon });
                 std::iter::once(gnomon).chain(small).chain(parts).map(Subject::Gnomon)

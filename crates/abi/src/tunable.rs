@@ -30,6 +30,14 @@ macro_rules! tunables {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Id { $($(#[$doc])* $id),* }
 
+        impl Id {
+            /// Its name.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                ALL[self as usize].name
+            }
+        }
+
         /// All, in the order of [`Id`].
         pub const ALL: &[Tunable] = &[$(Tunable { name: $name, kind: $kind, default: $default, about: $about }),*];
     };

@@ -211,6 +211,8 @@ struct Shared {
     last: AtomicU64,
     /// More may have come from the world.
     has_more: AtomicBool,
+    /// Ticks of a second.
+    timebase: u64,
 }
 
 /// The network.
@@ -240,7 +242,7 @@ impl Network {
             hand: 0,
         };
         let (due, last, has_more) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        Self(Arc::new(Shared { inner: Mutex::new(inner), due, last, has_more }))
+        Self(Arc::new(Shared { inner: Mutex::new(inner), due, last, has_more, timebase }))
     }
 
     /// Where the card of that address is plugged in.
@@ -387,7 +389,7 @@ impl Plug {
     /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
     #[must_use]
     pub fn seldom(&self) -> u64 {
-        self.with(|inner| inner.patience * PATIENCE / SELDOM)
+        self.network.0.timebase / SELDOM
     }
 
     /// The host's device is told of what was sent to it, if anything was.

@@ -233,9 +233,9 @@ impl<S: Shadowed> Shadow<S> {
             None => self.make_root(keys, host)?,
         };
         let page = self.index.page(id);
-        let has_lane = S::HAS_LANE && page.key.role == Role::Table && self.has_lane();
-        let steers = page.key.role == Role::Table && self.steers();
-        let globals = page.key.role == Role::Table && self.kept.contains(PteFlags::G);
+        let is_table = page.key.role == Role::Table;
+        let has_lane = is_table && S::HAS_LANE && self.has_lane();
+        let (steers, globals) = (is_table && self.steers(), is_table && self.kept.contains(PteFlags::G));
         let (serial, table) = (page.serial, page.table());
         Ok(Root { id, serial, table, format, paging, asid, has_lane, steers, globals, space: PhantomData })
     }

@@ -53,17 +53,18 @@ impl<S: Subject> Rig<S> {
         if let Ok([one, two]) = hardware.harts.get_disjoint_mut([n, other]) {
             one.swap(two);
         }
-        for n in if other == n { vec![n] } else { vec![n, other] } {
+        // Alone, one comes back from elsewhere.
+        let both = if other == n { vec![n] } else { vec![n, other] };
+        for &n in &both {
             let vcpu = &mut self.vcpus[n];
             vcpu.views.forget_ids();
             let hart = &mut hardware.harts[n];
-            // Alone, it comes back from elsewhere.
             hart.stay += count;
             if hart.globals.come((2, n as u32), false) && self.setup.mutant != Mutant::KeepsGlobals {
                 hart.forget_all();
             }
         }
-        for n in if other == n { vec![n] } else { vec![n, other] } {
+        for n in both {
             self.put_on(&mut hardware.harts[n], &self.vcpus[n].root);
             let vcpu = &mut self.vcpus[n];
             let key = Self::key(vcpu.paging, vcpu.asid);

@@ -68,7 +68,7 @@ impl HostNetwork for NetDevice {
             let Some(inside) = Arc::get_mut(&mut frame) else { unreachable!("what the device has is nobody else's") };
             // SAFETY: the buffer that it was given.
             let popped = unsafe { self.incoming.pop_used(token, &[], &mut [inside.room()]) };
-            // What is longer is in several of them, none of which is a frame.
+            // What is longer is in several of them: one that is full is no frame. The last is taken for one, and is the world's own affair.
             let is_frame = popped.is_ok_and(|length| inside.fill(length as usize));
             self.free.push(Arc::clone(&frame));
             if is_frame {

@@ -1,21 +1,10 @@
 //! The switch beside a model, with frames at random.
 
 use super::*;
+use crate::random::Random;
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
-
-/// Numbers that come again (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
-    }
-}
 
 /// VMs on the network.
 const VMS: usize = 5;

@@ -128,12 +128,11 @@ impl Env for Hart {
         // SAFETY: a shadow root of the loaded guest's VM, which the vCPU holds.
         unsafe { self.guest.load_guest_root(satp) };
         // Only now: harts may walk by `vsatp` at any time, and what they find by the old root is to go.
-        match acquired {
-            _ if others => self.guest.fence(None, None),
-            Acquired::RolledOver => self.guest.fence(None, None),
-            Acquired::Same if forget => self.guest.fence(None, Some(asid)),
+        if others || acquired == Acquired::RolledOver {
+            self.guest.fence(None, None);
+        } else if acquired == Acquired::Same && forget {
             // Of a new one, nothing is remembered.
-            Acquired::Same | Acquired::New => {}
+            self.guest.fence(None, Some(asid));
         }
         satp
     }

@@ -2,25 +2,10 @@
 
 use super::*;
 use crate::device::interface::tests::{RAM, World};
+use crate::random::Random;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use mmu::{Returned, Span};
-
-/// Numbers that come again (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-}
 
 const TABLE: u64 = RAM;
 const DRIVER: u64 = RAM + 0x800;

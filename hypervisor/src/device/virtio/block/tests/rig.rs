@@ -5,6 +5,7 @@ use crate::device::interface::tests::{RAM, World};
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
 use crate::disks::{HostDisk, IoError, Token, UNITS};
+pub(super) use crate::random::Random;
 use alloc::vec;
 
 /// Sectors of the disk.
@@ -24,22 +25,6 @@ pub(super) const DATA_BYTES: u64 = 256 << 10;
 pub(super) const MOST_MADE: usize = 8;
 
 pub(super) const NEW: u8 = 0xee;
-
-/// Numbers that come again (xorshift64).
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
-    }
-
-    pub(super) fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-}
 
 /// What the host's device has, beside its buffer.
 pub(super) struct Model {

@@ -8,6 +8,7 @@ use crate::device::virtio::Mmio;
 use crate::network::frame::LEAST;
 pub(super) use crate::network::switch::WORLD;
 use crate::network::{Full, HostNetwork, Network};
+pub(super) use crate::random::Random;
 use crate::slots::Handle;
 use crate::sync::Mutex;
 use abi::mac::Mac;
@@ -40,22 +41,6 @@ pub(super) fn frame(destination: Mac, source: Mac, bytes: usize, number: u64) ->
     frame.extend((0..bytes as u64).map(|n| (n.wrapping_mul(number | 1) >> 2) as u8));
     frame.truncate(bytes);
     frame
-}
-
-/// Numbers that come again (xorshift64).
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
-    }
-
-    pub(super) fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
 }
 
 /// What the host's device has.
