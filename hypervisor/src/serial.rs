@@ -87,6 +87,7 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
 pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
     if vm.has_moment.load(Ordering::SeqCst) {
         give_moment(g, vm, env);
+        deliver(g, env);
         if vm.has_moment.load(Ordering::SeqCst) {
             let _ = g.console.print();
             return 0;

@@ -129,6 +129,8 @@ pub(super) mod tests {
         pub(in crate::device) printed: Vec<u8>,
         pub(in crate::device) is_soon: bool,
         pub(in crate::device) is_awake: bool,
+        /// Another hart than the guest's.
+        pub(in crate::device) is_foreign: bool,
         pub(in crate::device) at: Option<u64>,
         /// RAM, from [`RAM`] on.
         pub(in crate::device) ram: Vec<u8>,
@@ -154,6 +156,7 @@ pub(super) mod tests {
                 printed,
                 is_soon: false,
                 is_awake: false,
+                is_foreign: false,
                 at: None,
                 ram,
                 given_back,
@@ -219,7 +222,7 @@ pub(super) mod tests {
             self.is_soon = true;
         }
         fn is_own(&self) -> bool {
-            true
+            !self.is_foreign
         }
         fn at(&mut self, time: u64) {
             self.at = Some(time);

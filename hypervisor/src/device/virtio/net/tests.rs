@@ -217,6 +217,25 @@ fn a_portion_is_bounded() {
 }
 
 #[test]
+fn another_hart_goes_on_with_what_a_card_sends_seldom() {
+    for is_foreign in [false, true] {
+        let mut rig = Rig::new(2);
+        for place in 0..60 {
+            let at = SENT + 2048 * place;
+            rig.poke(0, at + HEADER as u64, &frame(mac(1), mac(0), 1500, place));
+            rig.offer(0, TRANSMIT, place as usize, &[(at, 1512, false)]);
+        }
+        let Card { device, world, .. } = &mut rig.cards[0];
+        world.is_foreign = is_foreign;
+        device.moment(world);
+        // The network's second has 10,000,000 ticks.
+        let seldom = is_foreign.then_some(world.now + 10_000);
+        assert_eq!((world.is_soon, world.at), (!is_foreign, seldom), "there is more to send");
+        assert!(rig.counts(0).frames_out <= 20);
+    }
+}
+
+#[test]
 fn frames_arrive_in_their_order_and_each_once() {
     for seed in 1..60 {
         let random = &mut Random(seed * 0x9e37_79b9);
