@@ -120,7 +120,7 @@ impl Software {
             Self::Busybox | Self::UBoot => self.package().to_owned(),
         };
         let version = apt.version(&name)?;
-        let deb = apt.download(&name, &version)?;
+        let deb = apt.download(&name, Some(&version))?;
         let package = self.unpack(name, version, &deb)?;
         // What it held is in the cache now.
         fs::remove_file(&deb).map_err(IoError::at("remove", &deb))?;

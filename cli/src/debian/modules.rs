@@ -37,7 +37,7 @@ impl Modules {
         let apt = apt::Apt::open(apt::Suite::Trixie)?;
         let name = apt.dependency(Software::Kernel.package(), "linux-image-")?;
         let version = apt.version(&name)?;
-        let deb = apt.download(&name, &version)?;
+        let deb = apt.download(&name, Some(&version))?;
         let kernel = if (&name, &version) == (&modules.kernel.name, &modules.kernel.version) {
             modules.kernel
         } else {

@@ -33,8 +33,7 @@ impl Packages {
         match self.debs.entry(package.to_owned()) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let version = self.apt.version(package)?;
-                let deb = self.apt.download(package, &version)?;
+                let deb = self.apt.download(package, None)?;
                 let listed = deb::list(&deb)?;
                 Ok(entry.insert((deb, listed)))
             }
