@@ -1,9 +1,7 @@
 //! A VM's balloon: what the guest gives back is free on the host, and what the console wishes comes to the guest.
 
-mod fake;
-
+use crate::fake::{self, MEMORY, World, printed, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
-use fake::{MEMORY, World, printed, vm_config};
 use hypervisor::ballooning;
 use hypervisor::console::Step;
 use hypervisor::device::Answer;

@@ -1,11 +1,9 @@
 //! A VM's disk, in each mode: requests while the vCPU goes on, and what becomes of them when the VM ends or starts over.
 
-mod fake;
-
+use crate::fake::disk::platters;
+use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::record::EndReason;
-use fake::disk::platters;
-use fake::{World, depart, park, printed, start_due, vm_config};
 use hypervisor::device::Answer;
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial::{Output, Reach, attend_disk};

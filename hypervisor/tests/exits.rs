@@ -1,10 +1,8 @@
 //! Exits, handled on a host: what the guest did, and what became of it.
 
-mod fake;
-
+use crate::fake::{self, Event, MEMORY, World, printed, world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
 use abi::record::EndReason;
-use fake::{Event, MEMORY, World, printed, world};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{Brief, Outcome, watch};

@@ -1,11 +1,9 @@
 //! The lives of VMs: start, SBI calls that move them, restart, end.
 
-mod fake;
-
+use crate::fake::{self, Event, MEMORY, depart, machine, park, printed, start_due, vm_config, world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VMS, MmuMode, Segment, VmConfig};
 use abi::mac::Mac;
 use abi::record::{EndReason, Record};
-use fake::{Event, MEMORY, depart, machine, park, printed, start_due, vm_config, world};
 use hypervisor::board;
 use hypervisor::exit::Outcome;
 use hypervisor::gnomon::Gnomon;

@@ -1,11 +1,9 @@
 //! VMs on a network, in each mode: a frame from one to the other, and what becomes of those on their way when a VM ends or starts over.
 
-mod fake;
-
+use crate::fake::{self, Hart, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::mac::Mac;
 use abi::record::EndReason;
-use fake::{Hart, depart, park, printed, start_due, vm_config};
 use hypervisor::device::Answer;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::offer::GuestTimer;

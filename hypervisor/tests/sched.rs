@@ -1,8 +1,6 @@
 //! Harts, as threads, that take vCPUs from each other, let them wait, and post to them: nothing is lost.
 
-mod fake;
-
-use fake::{machine, vm_config};
+use crate::fake::{machine, vm_config};
 use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::sched::Sched;

@@ -1,9 +1,7 @@
 //! Input from the host's serial port waits there until a guest has room for it, and guests wait until it has room for their
 //! output.
 
-mod fake;
-
-use fake::{Event, LISTENS, ROOM, TYPED, World, world};
+use crate::fake::{self, Event, LISTENS, ROOM, TYPED, World, world};
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::Outcome;
 use hypervisor::offer::GuestTimer;

@@ -1,9 +1,7 @@
 //! Exits of guests on shadow tables, handled on a host.
 
-mod fake;
-
+use crate::fake::{self, Event, MEMORY, World, printed, shadow_world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
-use fake::{Event, MEMORY, World, printed, shadow_world};
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{self, Brief, Outcome};
 use hypervisor::vcpu::NO_SPACE;

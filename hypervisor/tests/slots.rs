@@ -1,10 +1,8 @@
 //! VMs come and go while the machine runs, in the same slots, and leave nothing.
 
-mod fake;
-
+use crate::fake::{self, Hart, MEMORY, ROOM, depart, end_all, machine, park, printed, start, start_due, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VCPUS, MAX_VMS, MmuMode, VmConfig};
 use abi::record::{EndReason, Record};
-use fake::{Hart, MEMORY, ROOM, depart, end_all, machine, park, printed, start, start_due, vm_config};
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::lifecycle::{create, pause, put_aside, resume};

@@ -1,9 +1,7 @@
 //! Exits of steered guests: access faults by poison, those that nothing explains, and entries that are never fenced.
 
-mod fake;
-
+use crate::fake::{self, Event, World, shadow_world, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, VmConfig};
-use fake::{Event, World, shadow_world, vm_config};
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{Brief, Outcome, watch};
 use hypervisor::offer::Offer;

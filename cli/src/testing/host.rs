@@ -60,8 +60,10 @@ pub const GROUPS: &[Group] = &[
     },
     Group {
         name: "host/lint-riscv64",
+        // As it is built, so that it has what is compiled for this host of that build.
         args: &[
             "clippy",
+            "--release",
             "--target",
             TARGET,
             "-p",
@@ -84,19 +86,9 @@ pub const GROUPS: &[Group] = &[
     Group { name: "host/tests", args: &["test", "--no-fail-fast"], kind: Kind::EachTest, wrapper: None },
     Group {
         name: "host/models",
-        // By itself: the feature puts a model checker in place of the atomics.
-        args: &[
-            "test",
-            "--no-fail-fast",
-            "-p",
-            "mmu",
-            "-p",
-            "hypervisor",
-            "--features",
-            "mmu/model,hypervisor/model",
-            "--test",
-            "models",
-        ],
+        // By itself: the feature puts a model checker in place of the atomics. Of all packages, so that what they depend on is
+        // that of the tests before.
+        args: &["test", "--no-fail-fast", "--features", "mmu/model,hypervisor/model", "--test", "models"],
         kind: Kind::EachTest,
         wrapper: None,
     },

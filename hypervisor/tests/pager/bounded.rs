@@ -1,6 +1,6 @@
 //! BOUNDED: what is done for all VMs that share an image's page is bounded for all of them together.
 
-use crate::rig::{Done, PAGES, Rig, Touch, USED, vm, vm_with_image};
+use super::rig::{Done, PAGES, Rig, Touch, USED, vm, vm_with_image};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use abi::record::EndReason;
 use hypervisor::vm::Departure;

@@ -1,6 +1,6 @@
 //! SBI calls whose memory is on the swap device: they are made again until it is there, and nothing is lost meanwhile (LOSSLESS).
 
-use crate::rig::{Done, PAGES, Rig, USED, vm};
+use super::rig::{Done, PAGES, Rig, USED, vm};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use rv::PAGE_BYTES;
 use sbi_spec::{dbcn, sse};

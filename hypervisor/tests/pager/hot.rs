@@ -1,6 +1,6 @@
 //! Pages that are used again and again, beside many that are used once in a while.
 
-use crate::rig::{Done, PAGES, Rig, USED, vm};
+use super::rig::{Done, PAGES, Rig, USED, vm};
 use abi::bundle::MmuMode;
 
 /// Pages of a hot set.

@@ -1,6 +1,6 @@
 //! Images' pages that go and come back, shared by VMs.
 
-use crate::rig::{Done, IMAGE_PAGES, PAGES, Rig, USED, vm, vm_with_image};
+use super::rig::{Done, IMAGE_PAGES, PAGES, Rig, USED, vm, vm_with_image};
 use abi::bundle::{MmuMode, VmConfig};
 use hypervisor::vm::Departure;
 use rv::PAGE_BYTES;

@@ -1,6 +1,6 @@
 //! Random guests on random hosts.
 
-use crate::rig::{Done, IMAGE_PAGES, PAGES, Rig, Touch, USED, vm, vm_with_image};
+use super::rig::{Done, IMAGE_PAGES, PAGES, Rig, Touch, USED, vm, vm_with_image};
 use abi::bundle::MmuMode;
 use hypervisor::vm::Departure;
 use mmu::frames::Neglect;

@@ -1,6 +1,6 @@
 //! A machine with little memory, and guests that touch theirs: beside each a flat model of what it should find.
 
-use crate::disk::Hand;
+use super::disk::Hand;
 use crate::fake::{self, Hart, Mem, machine_of, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
 use hypervisor::exit::{self, Outcome};

@@ -1,6 +1,6 @@
 //! VMs that start over while others have all memory: they wait until some is taken back, and end only if none can be.
 
-use crate::rig::{Done, PAGES, Rig, USED, vm};
+use super::rig::{Done, PAGES, Rig, USED, vm};
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
 use hypervisor::vm::Departure;

@@ -3,8 +3,6 @@
 mod bounded;
 mod calls;
 mod disk;
-#[path = "../fake/mod.rs"]
-mod fake;
 mod hot;
 mod images;
 mod random;

@@ -1,0 +1,15 @@
+//! All tests of the library's that need no model checker: one program, since each would compile the library's generic code anew.
+
+mod balloon;
+mod disk;
+mod exits;
+mod fake;
+mod host_map;
+mod lives;
+mod network;
+mod pager;
+mod sched;
+mod serial;
+mod shadow;
+mod slots;
+mod steering;
