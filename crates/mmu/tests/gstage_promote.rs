@@ -1,10 +1,8 @@
 //! Promotion: 4 KiB leaves that fill 2 MiB become one leaf, while the guest goes on; beside the fence model, and with what must not
 //! be forgotten forgotten.
 
+use crate::rig::world::{Mutant, World};
 #[allow(dead_code)]
-#[path = "rig/world.rs"]
-mod world;
-
 use mmu::gstage::settle;
 use mmu::{
     Ad, AddressSpace, Frames, How, Images, Object, Owner, Policy, Promoted, Prot, Region, Residence, Resolved,
@@ -18,7 +16,6 @@ use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
-use world::{Mutant, World};
 
 const VM: Owner = Owner::Vm(0);
 const RAM: Pfn<Hpa> = Pfn::new(0x8_0000);

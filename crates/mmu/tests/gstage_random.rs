@@ -1,11 +1,9 @@
 //! Random VMs, random histories: see the rig for what is checked.
 
-mod rig;
-
+use crate::rig::{Mutant, Rig, ops, setups};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use rig::{Mutant, Rig, ops, setups};
 use std::panic::catch_unwind;
 
 proptest! {

@@ -3,9 +3,7 @@
 //!
 //! What an operation takes is counted in accesses to memory, of which each stands for some six instructions.
 
-mod engine;
-
-use engine::{HOST, Hardware, RAM};
+use crate::engine::{self, HOST, Hardware, RAM};
 use mmu::gstage::in_portions;
 use mmu::shadow::{Answer, Config, GuestFence, Host, Root, Shadow, Upkeep, Views};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved};

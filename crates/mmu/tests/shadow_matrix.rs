@@ -2,9 +2,7 @@
 //! shadow tables comes to what the oracle says of the guest's tables, and what the shadow then allows is what hardware
 //! would, by the same oracle. Nothing is sampled.
 
-mod engine;
-
-use engine::{HOST, Hardware, RAM, VM};
+use crate::engine::{self, HOST, Hardware, RAM, VM};
 use mmu::shadow::{Answer, Config, Host, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, ResolveError, Resolved, with_ready};
 use oracle::{Ad, Context, Machine as Memory, Table, Words};

@@ -1,8 +1,6 @@
 //! A guest's table of level 1 at two places of one root, in `steered`: what is linked below it translates at both, so fences at both count.
 
-mod engine;
-
-use engine::{HOST, Hardware, RAM, REGION};
+use crate::engine::{self, HOST, Hardware, RAM, REGION};
 use mmu::shadow::{Answer, Config, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::table::{State, is_poison};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};

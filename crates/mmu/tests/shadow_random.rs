@@ -1,11 +1,9 @@
 //! Random guests on shadow tables, for every upkeep: see the rig for what is checked.
 
-mod shadow_rig;
-
+use crate::shadow_rig::subject::Subject;
+use crate::shadow_rig::{Mutant, Rig, Setup};
 use mmu::shadow::{Sabotage, Upkeep};
 use rv::{Gva, L2Gpa};
-use shadow_rig::subject::Subject;
-use shadow_rig::{Mutant, Rig, Setup};
 use std::panic::catch_unwind;
 
 /// Steps in the life of one VM.

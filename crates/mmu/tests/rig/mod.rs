@@ -5,7 +5,7 @@
 
 mod originals;
 mod paging;
-mod world;
+pub mod world;
 
 use paging::Paged;
 pub use world::Mutant;

@@ -1,0 +1,20 @@
+//! All tests that need no model checker and no process of their own: one program, since each would compile the library's generic
+//! code anew.
+
+mod engine;
+mod formats;
+mod gstage;
+mod gstage_giga;
+mod gstage_mega;
+mod gstage_promote;
+mod gstage_random;
+mod ids;
+mod originals;
+mod rig;
+mod shadow_bounded;
+mod shadow_matrix;
+mod shadow_places;
+mod shadow_random;
+mod shadow_rig;
+mod two_stage_matrix;
+mod zeroed;
