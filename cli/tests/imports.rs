@@ -67,6 +67,24 @@ fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
     imports.circles().into_iter().map(|files| files.into_iter().map(String::from).collect()).collect()
 }
 
+/// What cargo does not find by itself is compiled only if it is named: a file of tests that nobody names would never fail.
+#[test]
+fn no_file_of_tests_is_left_out() {
+    for krate in ["hypervisor", "crates/mmu"] {
+        let dir = repository().join(krate);
+        let [all, manifest] =
+            ["tests/all.rs", "Cargo.toml"].map(|name| std::fs::read_to_string(dir.join(name)).unwrap());
+        let names = std::fs::read_dir(dir.join("tests")).unwrap().map(|entry| entry.unwrap().file_name());
+        let names: Vec<_> = names.map(|name| name.into_string().unwrap().trim_end_matches(".rs").to_owned()).collect();
+        assert!(names.len() > 10, "the tests are here: {names:?}");
+        for name in names {
+            let is_named = all.lines().any(|line| line == format!("mod {name};"))
+                || manifest.split("[[test]]").skip(1).any(|test| test.contains(&format!("name = \"{name}\"")));
+            assert!(is_named, "{krate}/tests/{name} is neither in all.rs there nor a [[test]] of {krate}/Cargo.toml");
+        }
+    }
+}
+
 #[test]
 fn circles_are_found() {
     let root = ("lib.rs", "mod a; mod b; mod c;");
