@@ -92,6 +92,24 @@ impl PhysMem for Ram {
         any != 0
     }
 
+    fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
+        let mut differs = 1u64;
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                ".irp at, 0, 8, 16, 24, 32, 40, 48, 56",
+                "ld {a}, \\at({one})", "ld {b}, \\at({other})", "bne {a}, {b}, 2f",
+                ".endr",
+                "li {differs}, 0",
+                "2: fence r, rw",
+                one = in(reg) one.raw(), other = in(reg) other.raw(), differs = inout(reg) differs,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack)
+            );
+        }
+        differs != 0
+    }
+
     fn any_differs_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
         let mut differs = 1u64;
         // SAFETY: as above.
@@ -143,7 +161,9 @@ impl PhysMem for Ram {
     fn fill_frame(&mut self, frame: Pfn<Hpa>, value: u64) {
         let start = ptr::with_exposed_provenance_mut::<u64>(frame.base().raw() as usize);
         // SAFETY: a frame of the caller's, free of Rust objects (promise of `new`).
-        unsafe { slice::from_raw_parts_mut(start, PAGE_BYTES as usize / 8) }.fill(value);
+        let words = unsafe { slice::from_raw_parts_mut(start, PAGE_BYTES as usize / 8) };
+        // Left to itself, the compiler takes three instructions for each word.
+        words.as_chunks_mut::<16>().0.iter_mut().for_each(|words| *words = [value; 16]);
     }
 
     fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {

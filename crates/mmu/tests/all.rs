@@ -12,6 +12,7 @@ mod ids;
 mod originals;
 mod rig;
 mod shadow_bounded;
+mod shadow_digest;
 mod shadow_matrix;
 mod shadow_places;
 mod shadow_random;

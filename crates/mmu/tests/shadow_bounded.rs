@@ -8,7 +8,8 @@ use mmu::gstage::in_portions;
 use mmu::shadow::{Answer, Config, GuestFence, Host, Root, Shadow, Upkeep, Views};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved};
 use oracle::Machine;
-use rv::{Access, Addr, FenceLog, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
+use rv::format::SV39;
+use rv::{Access, Addr, Asid, FenceLog, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
 use std::cell::Cell;
 
 /// Most accesses of an operation.
@@ -99,7 +100,10 @@ impl World {
         let config = Config { upkeep, ad: AdPolicy::Svade, globals: true, pages, first_serial: 1 };
         let mut shadow = engine::shadow(config, PAGES, &frames, &mut mem);
         let (mut views, log) = (Views::default(), FenceLog::new(0));
-        let root = engine::attach(&mut shadow, ROOT, (&mut views, &log), (&mut space, &frames), &mut mem);
+        let mut root = None;
+        let what = (&SV39, ROOT, Asid(0));
+        engine::attach(&mut shadow, &mut root, what, (&mut views, &log), (&mut space, &frames), &mut mem);
+        let root = root.expect("it is loaded");
         let mut world = Self { mem, frames, space, shadow, views, log, root, most: 0 };
         let pointer = |page: u64| (RAM.raw() + page) << 10 | 1;
         world.poke(ROOT, 0, pointer(MIDDLE));

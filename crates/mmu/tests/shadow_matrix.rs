@@ -6,6 +6,7 @@ use crate::engine::{self, HOST, Hardware, RAM, VM};
 use mmu::shadow::{Answer, Config, Host, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, ResolveError, Resolved, with_ready};
 use oracle::{Ad, Context, Machine as Memory, Table, Words};
+use rv::format::SV39;
 use rv::{Access, Addr, Asid, Elide, FenceLog, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, PteFlags, Request};
 
 const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
@@ -68,7 +69,10 @@ impl World {
         for (table, next) in TABLES.into_iter().zip(TABLES.into_iter().skip(1)) {
             poke(&mut space, &frames, &mut mem, table, (RAM.raw() + next) << 10 | 1);
         }
-        let root = engine::attach(&mut shadow, TABLES[0], (&mut views, &log), (&mut space, &frames), &mut mem);
+        let mut root = None;
+        let what = (&SV39, TABLES[0], Asid(0));
+        engine::attach(&mut shadow, &mut root, what, (&mut views, &log), (&mut space, &frames), &mut mem);
+        let root = root.expect("it is loaded");
         Self { mem, frames, space, shadow, views, log, root }
     }
 

@@ -6,7 +6,7 @@ use mmu::table::{State, is_poison};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};
 use oracle::Machine;
 use rv::format::SV39;
-use rv::{Access, Addr, FenceLog, Gva, Hpa, Lane, LaneSync, Level, Pfn, PhysMem, Pte, Request};
+use rv::{Access, Addr, Asid, FenceLog, Gva, Hpa, Lane, LaneSync, Level, Pfn, PhysMem, Pte, Request};
 
 /// Guest pages: the root, the table of level 1 that is at 0 and 1 there, tables of level 0, and what leaves lead to.
 const ROOT: u64 = 0;
@@ -52,7 +52,10 @@ impl World {
         }
         shadow.begin_lane(RAM.add(REGION), &frames, &mut mem);
         let (mut views, log) = (Views::default(), FenceLog::new(0));
-        let root = engine::attach(&mut shadow, ROOT, (&mut views, &log), (&mut space, &frames), &mut mem);
+        let mut root = None;
+        let what = (&SV39, ROOT, Asid(0));
+        engine::attach(&mut shadow, &mut root, what, (&mut views, &log), (&mut space, &frames), &mut mem);
+        let root = root.expect("it is loaded");
         let mut world = Self { mem, frames, space, shadow, views, log, root };
         for page in (ROOT..5).chain([BEFORE, AFTER]) {
             let gpa = RAM.add(page).base();
@@ -176,12 +179,12 @@ fn linked_again(sabotage: Option<Sabotage>) -> bool {
 fn fenced_by_the_lane(sabotage: Option<Sabotage>) -> bool {
     let mut world = World::new(sabotage);
     let [one, other, _] = TABLES;
-    world.store(MIDDLE, 0, pointer(one));
     [0, 1].into_iter().for_each(|index| world.store(one, index, leaf(BEFORE)));
-    world.store(MIDDLE, 2, pointer(other));
-    [0, 1, 2].into_iter().for_each(|index| world.store(other, index, leaf(BEFORE)));
+    [0, 2, 3].into_iter().for_each(|index| world.store(other, index, leaf(BEFORE)));
+    world.store(MIDDLE, 0, pointer(other));
+    world.access(gva([1, 0, 3]));
+    world.store(MIDDLE, 0, pointer(one));
     world.access(gva([0, 0, 1]));
-    world.access(gva([1, 2, 1]));
     world.store(other, 0, leaf(AFTER));
     world.lane_fence(gva([1, 0, 0]));
     world.store(MIDDLE, 0, pointer(other));

@@ -151,16 +151,16 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 56] = [
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
-        (Mutant::KeepsPoison, Upkeep::Steered) => &[124],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[91],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
         (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[195],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Shadow) => &[77],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
-        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[69],
-        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[94],
-        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[31],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[558],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[179],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[219],
         _ => &[],
     }
 }

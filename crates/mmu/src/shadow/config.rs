@@ -208,6 +208,8 @@ counters! {
     synced_entries = "shadow.entries_synced",
     /// Whole shadow pages compared with their guest tables.
     synced_pages = "shadow.pages_synced",
+    /// Parts that several roots share which were compared in one go.
+    digests = "shadow.digests",
     /// Entries that a fence by address invalidated.
     invalidated = "shadow.entries_invalidated",
     /// Writes to guest tables that were emulated.

@@ -1,11 +1,12 @@
 //! The engine: the shadow tables of one VM, and how their pages begin.
 
-use super::config::{Config, Counters, Host};
+use super::config::{Config, Counters, Host, Upkeep};
+use super::digest::Digests;
 use super::index::Index;
 use super::lane_memory::LaneMemory;
 use super::lists::Lists;
 use super::page::{Body, Id, Key, Page};
-use super::passed::Passed;
+use super::passed::{Compared, Passed};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::walks::Walks;
@@ -43,10 +44,13 @@ pub struct Shadow<S: Shadowed = Gva> {
     pub(super) stamp: u64,
     /// What fences have passed over lately.
     pub(super) passed: Passed,
+    pub(super) digests: Digests<S>,
     /// The lane's memory, where it brings entries in step.
     pub(super) lane: Option<LaneMemory>,
     /// It is kept out.
     pub(super) is_closed: bool,
+    /// Every shadow page says in its header who it is.
+    pub(super) all_have_headers: bool,
     /// Where the search for victims goes on.
     pub(super) hand: Id,
     pub(super) counters: Counters,
@@ -66,10 +70,12 @@ impl<S: Shadowed> Shadow<S> {
         assert!(config.pages >= Config::least_pages::<S>(0) && config.pages <= Config::MOST_PAGES);
         // The heap is nobody's to exhaust: what it may ever take is taken here.
         let mut arena = Vec::new();
-        if arena.try_reserve_exact(config.pages as usize).is_err() {
+        let room = arena.try_reserve_exact(config.pages as usize).ok();
+        let parts = room.and_then(|()| Some((Passed::new()?, Digests::new(config.upkeep == Upkeep::Steered)?)));
+        let Some((passed, digests)) = parts else {
             lists.release(frames);
             return Err(AllocError::OutOfMemory);
-        }
+        };
         Ok(Self {
             config,
             kept: if config.globals && S::HAS_GLOBALS { PteFlags::U | PteFlags::G } else { PteFlags::U },
@@ -84,10 +90,12 @@ impl<S: Shadowed> Shadow<S> {
             next_serial: config.first_serial,
             gone: 0,
             emptied: 0,
-            stamp: 0,
-            passed: Passed::new(),
+            stamp: 1,
+            passed,
+            digests,
             lane: None,
             is_closed: false,
+            all_have_headers: false,
             hand: 0,
             counters: Counters::default(),
             #[cfg(feature = "sabotage")]
@@ -127,8 +135,9 @@ impl<S: Shadowed> Shadow<S> {
             host.mem.zero_frames(run.first(), 1);
         }
         let id = self.index.add(Page::new(key, body, self.next_serial, guest));
+        self.write_id(id, host.mem);
         // In `steered` it is about to be filled.
-        self.index.page_mut(id).stamp = if self.steers() { self.stamp } else { 0 };
+        self.index.page_mut(id).compared = if self.steers() { Compared::new(self.stamp) } else { Compared::NEVER };
         self.next_serial += 1;
         self.counters.made += 1;
         if self.index.is_by_frame(key) {

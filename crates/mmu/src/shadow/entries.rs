@@ -9,6 +9,7 @@ use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::index::{Index, List};
 use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, permissions};
+use super::passed::Mappings;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
@@ -50,12 +51,16 @@ impl<S: Shadowed> Shadow<S> {
 
     /// The parts of 64 entries of the shadow of a table in which some may be out of step with the guest's: a bit for each.
     #[inline]
-    pub(super) fn parts_behind<M: PhysMem, H>(&self, id: Id, host: &mut Host<'_, M, H>) -> u8 {
+    pub(super) fn parts_behind<M: PhysMem, H>(&self, id: Id, mappings: Mappings, host: &mut Host<'_, M, H>) -> u8 {
         let page = self.index.page(id);
         match page.guest {
             Some(frame) if self.has_all_mirrors(page) => {
                 host.budget.spend(PARTS as u32 * Budget::COMPARE);
-                host.mem.differing_parts((frame, page.body.mirror.first()), page.written())
+                let mut among = page.concerned(mappings);
+                if mappings == Mappings::Private && self.is_sabotaged(Sabotage::SettlesForEver) {
+                    among = !page.written();
+                }
+                host.mem.differing_parts((frame, page.body.mirror.first()), page.written(), among)
             }
             None if self.has_all_mirrors(page) => u8::MAX,
             _ => {

@@ -9,12 +9,14 @@ use super::config::Host;
 use super::engine::Shadow;
 use super::entries::Both;
 use super::page::{At, CAPS, Id, Key, NO_PTE, PARTS, Place, Ref, Role, indices};
+use super::passed::{Compared, Mappings};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, ResolveError, Resolved, Translation, Unresolved};
 use crate::table::Debt;
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
+use rv::format::ENTRIES;
 use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request, Trap};
 
 /// What the hart that took a fault may remember that is more than its tables say now, and must forget.
@@ -462,37 +464,47 @@ impl<S: Shadowed> Shadow<S> {
         Some(child)
     }
 
-    /// A page is about to be linked below `above`, for an address.
-    fn place<M: PhysMem, H>(&mut self, id: Id, (above, gva): (Id, Addr<S>), host: &mut Host<'_, M, H>) {
+    /// A page is about to be linked below `above`, for an address. Says what is to be compared of it before.
+    fn place<M: PhysMem, H>(&mut self, id: Id, (above, gva): (Id, Addr<S>), host: &mut Host<'_, M, H>) -> Mappings {
         if !self.steers() {
-            return;
+            return Mappings::All;
         }
         let above = self.index.page(above);
         let is_various = above.key.level == Level::MEGA && above.place == Place::Various;
         let page = self.index.page_mut(id);
         let before = page.place;
+        let shift = page.key.level.shift() + ENTRIES.ilog2();
+        let is_same = matches!(before, Place::At(known) if known >> shift == gva.raw() >> shift);
+        if !is_same {
+            // Until all of it is, which may take some attempts.
+            page.compared = Compared::NEVER;
+        }
+        let mappings = if is_same { Mappings::All } else { Mappings::Anew };
         if page.parents == Ref::NONE {
             page.place = Place::Nowhere;
         }
-        page.place.add(gva.raw());
+        page.place.add(gva.raw(), page.key.level);
         if self.is_sabotaged(Sabotage::ForgetsPlaces) {
-            return;
+            return mappings;
         }
         let page = self.index.page_mut(id);
         if is_various {
             page.place = Place::Various;
         }
         if page.key.level != Level::MEGA || page.key.role != Role::Table || page.place == before {
-            return;
+            return mappings;
         }
         // What it leads to translates there, too.
         for part in 0..PARTS {
             for index in indices(part, self.index.page(id).leading_in(part)) {
                 host.budget.spend(1);
-                let Some(below) = self.index.table_below((id, index), host.mem) else { continue };
-                self.index.page_mut(below).place.add(gva.raw());
+                let Some(below) = self.table_below((id, index), host.mem) else { continue };
+                let shift = Level::MEGA.shift();
+                let there = gva.raw() & !(511 << shift) | (index as u64) << shift;
+                self.index.page_mut(below).place.add(there, Level::PAGE);
             }
         }
+        mappings
     }
 
     /// The shadow page for `key`, up to date, or a new one. `None` if its guest table is not in RAM, or it is not up to date yet.
@@ -509,8 +521,8 @@ impl<S: Shadowed> Shadow<S> {
             }
             let fences = self.passed.fences();
             self.index.page_mut(id).use_.comes(fences);
-            self.place(id, (above, gva), host);
-            let may_be_linked = self.is_sabotaged(Sabotage::LinksStale) || self.sync_below(id, gva, host);
+            let mappings = self.place(id, (above, gva), host);
+            let may_be_linked = self.is_sabotaged(Sabotage::LinksStale) || self.sync_below(id, mappings, gva, host);
             return may_be_linked.then_some(id);
         }
         let guest = match key.role {
@@ -519,7 +531,10 @@ impl<S: Shadowed> Shadow<S> {
         };
         let body = self.spare.pop().expect("an operation prepares for the pages that it makes");
         let id = self.make(key, body, guest, host);
-        self.place(id, (above, gva), host);
+        let compared = self.index.page(id).compared;
+        let _ = self.place(id, (above, gva), host);
+        // Whatever its place is, what it is made from is there now.
+        self.index.page_mut(id).compared = compared;
         if self.steers() && key.role != Role::Bare {
             self.fill_whole(id, host);
         }

@@ -3,11 +3,12 @@
 use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::page::{Id, PARTS, Place, Role, indices};
+use super::passed::Mappings;
 use super::root::Root;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::views::Views;
-use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Level, PAGE_BYTES, PhysMem, Space};
+use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Space};
 
 /// A fence of the guest's (`sfence.vma` and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,11 +62,13 @@ impl<S: Shadowed> Shadow<S> {
             }
             None => {
                 self.stamp += 1;
+                let is_private = fence.asid.is_some() || self.is_sabotaged(Sabotage::ForgetsGlobals);
+                let mappings = if is_private { Mappings::Private } else { Mappings::All };
                 if !self.is_sabotaged(Sabotage::ForgetsPassed) {
-                    self.passed.all(self.stamp);
+                    self.passed.all(mappings, self.stamp);
                 }
                 if is_own {
-                    self.fence_root(&root, host);
+                    self.fence_root(&root, mappings, host);
                 }
                 views.outdate_others(fence.asid, log);
             }
@@ -76,8 +79,23 @@ impl<S: Shadowed> Shadow<S> {
     /// A fence of one page happens, on whatever root.
     #[inline(always)]
     pub(super) fn pass_page(&mut self, gva: Addr<S>) {
+        let stamp = self.begin_to_pass();
+        self.pass_one(gva, stamp);
+    }
+
+    /// Fences of pages are about to happen. Says when.
+    #[inline(always)]
+    pub(super) const fn begin_to_pass(&mut self) -> u64 {
+        self.stamp += 1;
+        self.passed.some_pages(self.stamp);
+        self.stamp
+    }
+
+    /// One of them happens.
+    #[inline(always)]
+    pub(super) fn pass_one(&mut self, gva: Addr<S>, stamp: u64) {
         if !self.is_sabotaged(Sabotage::ForgetsPassedPages) {
-            self.passed.page(gva.raw());
+            self.passed.page(gva.raw(), stamp);
         }
     }
 
@@ -98,9 +116,14 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// [`Shadow::sync_below`] for a root.
-    pub(super) fn sync_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
+    pub(super) fn sync_root<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root<S>,
+        mappings: Mappings,
+        host: &mut Host<'_, M, H>,
+    ) {
         for part in self.parts(root.id) {
-            self.sync_below(part, Addr::new(0), host);
+            self.sync_below(part, mappings, Addr::new(0), host);
             if self.is_sabotaged(Sabotage::ForgetsFrames) {
                 break;
             }
@@ -115,6 +138,7 @@ impl<S: Shadowed> Shadow<S> {
     pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         id: Id,
+        mappings: Mappings,
         gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) -> bool {
@@ -122,7 +146,7 @@ impl<S: Shadowed> Shadow<S> {
             return true;
         }
         self.stamp += 1;
-        let Err(rest) = self.sync_tree(id, gva, host) else { return true };
+        let Err(rest) = self.sync_tree(id, mappings, gva, host) else { return true };
         if self.steers() && self.index.page(id).key.level == Level::PAGE {
             self.counters.postponed += 1;
             return self.is_sabotaged(Sabotage::ForgetsRest);
@@ -141,65 +165,114 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.
-    fn sync_tree<M: PhysMem, H: Fence<Gpa>>(
+    pub(super) fn sync_tree<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         id: Id,
+        mappings: Mappings,
         gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), usize> {
-        let stamp = self.stamp;
         let page = self.index.page(id);
         let key = page.key;
-        if key.role != Role::Table || page.stamp == stamp {
+        if key.role != Role::Table || page.compared.of(mappings) == self.stamp {
             return Ok(());
         }
         let part = match (key.level, page.place) {
-            (Level::PAGE, Place::Various) => None,
-            (Level::PAGE | Level::MEGA, _) => Some(gva.raw()),
+            (Level::PAGE, Place::Nowhere | Place::At(_)) => Some(gva.raw()),
             _ => None,
         };
-        if self.steers() && self.passed.is_fresh(page.stamp, part) {
+        if self.steers() && self.passed.is_fresh(page.compared, mappings, part) {
             return Ok(());
         }
-        let may_lag = page.may_lag();
+        if self.sync_by_digest(id, mappings, host) {
+            return Ok(());
+        }
+        let may_lag = self.index.page(id).may_lag();
         if may_lag {
             self.counters.synced_pages += 1;
+            if host.budget.is_spent() {
+                return Err(0);
+            }
         } else if key.level == Level::PAGE {
             return Ok(());
         }
-        if may_lag && host.budget.is_spent() {
-            return Err(0);
-        }
         host.budget.spend(Budget::VISIT);
+        if key.level == Level::PAGE {
+            let parts = self.parts_behind(id, mappings, host);
+            if parts != 0 {
+                for part in (0..PARTS).filter(|part| parts >> part & 1 == 1) {
+                    self.sync_part(id, part, host)?;
+                }
+            }
+        } else {
+            self.sync_upper(id, mappings, (gva, may_lag), host)?;
+            self.digest(id, gva, host);
+        }
+        let stamp = self.stamp;
+        self.index.page_mut(id).compared.set(mappings, stamp);
+        Ok(())
+    }
+
+    /// [`Shadow::sync_tree`] of a page that leads to others.
+    fn sync_upper<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        mappings: Mappings,
+        (gva, may_lag): (Addr<S>, bool),
+        host: &mut Host<'_, M, H>,
+    ) -> Result<(), usize> {
+        let page = self.index.page(id);
+        let (level, guest, mirror) = (page.key.level, page.guest, page.body.mirror.first());
+        let drops_unused = level == Level::MEGA && self.steers();
         // Nothing can be reached by the others.
-        let parts = if may_lag { self.parts_behind(id, host) } else { self.index.page(id).live_parts() };
-        for part in (0..PARTS).filter(|part| parts >> part & 1 == 1) {
-            if may_lag {
+        let mut next = page.live_part(0);
+        while let Some((part, live)) = next {
+            if may_lag && Self::is_behind((guest, mirror), (part, live), host) {
                 self.sync_part(id, part, host)?;
             }
-            if key.level == Level::PAGE {
-                continue;
-            }
             for index in indices(part, self.index.page(id).leading_in(part)) {
-                let Some(child) = self.index.table_below((id, index), host.mem) else { continue };
+                let Some(child) = self.table_below((id, index), host.mem) else { continue };
                 if host.budget.is_spent() {
                     return Err(index);
                 }
                 host.budget.spend(Budget::EDIT);
-                let is_last = key.level == Level::MEGA;
-                if is_last && self.steers() && !self.index.page_mut(child).use_.is_kept(self.passed.fences()) {
+                if drops_unused && !self.index.page_mut(child).use_.is_kept(self.passed.fences()) {
                     self.drop_entry((id, index), host);
                     continue;
                 }
-                let shift = key.level.shift();
+                let shift = level.shift();
                 let below = Addr::new(gva.raw() & !(511 << shift) | (index as u64) << shift);
-                if self.sync_tree(child, below, host).is_err() {
+                if self.sync_tree(child, mappings, below, host).is_err() {
                     return Err(index);
                 }
             }
+            next = self.index.page(id).live_part(part + 1);
         }
-        self.index.page_mut(id).stamp = stamp;
         Ok(())
+    }
+
+    /// Whether some of 64 live entries are out of step with the guest's, or that cannot be seen at once.
+    #[inline(always)]
+    fn is_behind<M: PhysMem, H>(
+        (guest, mirror): (Option<Pfn<Hpa>>, Pfn<Hpa>),
+        (part, live): (usize, u64),
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
+        let Some(guest) = guest else { return true };
+        // Most tables above those of large pages have one entry.
+        if live.is_power_of_two() {
+            host.budget.spend(1);
+            let at = 512 * part as u64 + 8 * u64::from(live.trailing_zeros());
+            return host.mem.read_u64(guest.at(at)) != host.mem.read_u64(mirror.at(at));
+        }
+        host.budget.spend(Budget::COMPARE);
+        Self::do_differ((guest, mirror), (part, live), host.mem)
+    }
+
+    /// In the loop that asks, the compiler would prepare it for each page, also for those of one entry.
+    #[inline(never)]
+    fn do_differ(frames: (Pfn<Hpa>, Pfn<Hpa>), (part, live): (usize, u64), mem: &impl PhysMem) -> bool {
+        mem.differing(frames, part, live) != 0
     }
 
     /// Brings 64 entries of the shadow of a table in step with the guest's, as far as the budget goes: those below an index
@@ -215,11 +288,18 @@ impl<S: Shadowed> Shadow<S> {
         if host.budget.is_spent() && !is_free {
             return Err(64 * part);
         }
-        for index in indices(part, self.behind(id, part, host)) {
+        let behind = self.behind(id, part, host);
+        if behind == 0 {
+            return Ok(());
+        }
+        for index in indices(part, behind) {
             if host.budget.is_spent() && !core::mem::take(&mut is_free) {
                 return Err(index);
             }
             self.derive((id, index), host);
+        }
+        if self.has_all_mirrors(self.index.page(id)) {
+            self.index.page_mut(id).settle(part, host.mem);
         }
         Ok(())
     }
@@ -229,7 +309,7 @@ impl<S: Shadowed> Shadow<S> {
     pub(super) fn sync_entries<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) -> bool {
         self.counters.synced_pages += 1;
         host.budget.spend(Budget::VISIT);
-        let parts = self.parts_behind(id, host);
+        let parts = self.parts_behind(id, Mappings::All, host);
         (0..PARTS).filter(|part| parts >> part & 1 == 1).all(|part| self.sync_part(id, part, host).is_ok())
     }
 }

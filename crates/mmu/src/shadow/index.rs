@@ -26,12 +26,14 @@ pub(super) struct Index {
     /// Pages of the roles that [`Heads`] does not lead to.
     direct: BTreeMap<Key, Id>,
     pub heads: Heads,
+    /// A bit for each digest that says what the tables do ([`super::digest`]).
+    pub digests: u8,
 }
 
 impl Index {
     /// An empty one. `arena` has room for all pages that there will ever be.
     pub const fn new(arena: Vec<Option<Page>>, heads: Heads) -> Self {
-        Self { arena, free: Vec::new(), direct: BTreeMap::new(), heads }
+        Self { arena, free: Vec::new(), direct: BTreeMap::new(), heads, digests: 0 }
     }
 
     #[inline(always)]
@@ -184,6 +186,15 @@ impl Index {
         }
     }
 
+    /// An entry is to be in a list, or no more: a digest says something else then.
+    #[inline(always)]
+    fn changes(&mut self, (id, _): At, list: List) {
+        // Digests are of pages above level 0.
+        if !matches!(list, List::Frame(_)) {
+            self.digests &= !(1 << self.page(id).digest);
+        }
+    }
+
     /// Puts the entry at the front of `list`: it is live from now on.
     #[inline(always)]
     pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
@@ -192,6 +203,7 @@ impl Index {
             let links = self.page(id).links_at(index);
             mem.write_u64(links, mem.read_u64(links) & 0xffff_ffff | u64::from(Ref::new(at).0) << 32);
         }
+        self.changes(at, list);
         let (id, index) = at;
         let page = self.page_mut(id);
         debug_assert!(!page.is_live(index) && mirror.0 != 0);
@@ -202,6 +214,7 @@ impl Index {
 
     /// Takes the entry out of `list`: it is not live any more.
     pub fn remove(&mut self, (id, index): At, list: List, mem: &mut impl PhysMem) {
+        self.changes((id, index), list);
         let page = self.page_mut(id);
         page.set_live(index, false);
         let links = mem.read_u64(page.links_at(index));

@@ -19,9 +19,9 @@
 //! entry of level 0 between two steps of the engine's, and the log has all that the lane has done when the engine begins.
 
 use super::engine::Shadow;
-use super::index::Index;
+use super::index::List;
 use super::lane_memory::{ID_AT, LEAVES, LINE_BYTES, LOG_AT, LaneMemory, whole_chunk};
-use super::page::{Id, MARK, Place};
+use super::page::{At, Id, MARK, Place, Role};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{Frames, Use};
@@ -39,6 +39,7 @@ impl<S: Shadowed> Shadow<S> {
         let Ok(run) = frames.alloc(self.owner, Use::Table, order) else { return };
         mem.zero_frames(run.first(), run.pages());
         self.lane = Some(LaneMemory::new(run, end, self.kept.contains(PteFlags::G)));
+        self.all_have_headers = self.bodies == 0;
         self.open(mem);
     }
 
@@ -96,43 +97,44 @@ impl<S: Shadowed> Shadow<S> {
         if self.is_sabotaged(Sabotage::ForgetsLaneLog) {
             return;
         }
+        let stamp = self.begin_to_pass();
         for line in 0..lines {
             let at = gate.wrapping_add(LOG_AT + LINE_BYTES * line);
             let what = mem.read_u64(at);
             if what & 1 == 1 {
                 // There is no table of level 0 for that address.
-                self.pass_page(Addr::new(what));
+                self.pass_one(Addr::new(what), stamp);
                 continue;
             }
             let entry = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS));
-            self.learn_entry(entry, Pte(mem.read_u64(at.wrapping_add(8))), mem);
+            self.learn_entry(entry, Pte(mem.read_u64(at.wrapping_add(8))), stamp, mem);
         }
     }
 
-    /// The lane has made an entry from `pte`.
-    fn learn_entry(&mut self, entry: Addr<Hpa>, pte: Pte, mem: &mut impl PhysMem) {
+    /// The lane has made an entry from `pte`, in its turn of `stamp`.
+    fn learn_entry(&mut self, entry: Addr<Hpa>, pte: Pte, stamp: u64, mem: &mut impl PhysMem) {
         let table: Addr<Hpa> = entry.align_down(PAGE_BYTES);
-        let id = mem.read_u64(Addr::new(table.raw() - ID_AT)) as Id;
+        let id = self.id_of(table, mem);
         let index = (entry.page_offset() / 8) as usize;
         let at = (id, index);
         let page = self.index.page_mut(id);
-        debug_assert!(page.table().base() == table);
         page.is_recent = true;
-        let (key, place) = (page.key, page.place);
+        debug_assert!(page.key.level == Level::PAGE && page.key.role == Role::Table);
+        let place = page.place;
         match place {
-            Place::At(gva) => self.pass_page(Addr::new(gva)),
-            Place::Nowhere | Place::Various => self.passed.some_page(),
+            Place::At(gva) => self.pass_one(Addr::new(gva), stamp),
+            Place::Nowhere | Place::Various => self.passed.any_page(stamp),
         }
         let is_leaf = LEAVES[(pte.0 & 0x3ff) as usize] != 0;
         match self.index.page(id).mirror(index, mem) {
             Some(known) if is_leaf && known.pfn::<Gpa>() == pte.pfn() => {
                 return self.index.page_mut(id).set_mirror(index, pte, mem);
             }
-            Some(known) => self.index.remove(at, Index::list_of_leaf(key, index, known), mem),
+            Some(known) => self.index.remove(at, List::Frame(known.pfn()), mem),
             None => {}
         }
         if is_leaf {
-            self.index.insert(at, pte, Index::list_of_leaf(key, index, pte), mem);
+            self.index.insert(at, pte, List::Frame(pte.pfn()), mem);
         } else {
             self.index.page_mut(id).set_mirror(index, pte, mem);
         }
@@ -144,8 +146,33 @@ impl<S: Shadowed> Shadow<S> {
         let (Some(_), Some(header), Some(guest)) = (&self.lane, &page.body.header, page.guest) else { return false };
         let end = header.first().add(1).base().raw();
         mem.write_u64(Addr::new(end.wrapping_add_signed(LaneSync::GUEST_AT)), guest.base().raw());
-        mem.write_u64(Addr::new(end - ID_AT), id.into());
         true
+    }
+
+    /// A new page's number, where whoever comes by its table finds it.
+    pub(super) fn write_id(&self, id: Id, mem: &mut impl PhysMem) {
+        let page = self.index.page(id);
+        if page.body.header.is_some() {
+            mem.write_u64(Addr::new(page.table().base().raw() - ID_AT), id.into());
+        }
+    }
+
+    /// The shadow page of that table, which has a header.
+    fn id_of(&self, table: Addr<Hpa>, mem: &impl PhysMem) -> Id {
+        let id = mem.read_u64(Addr::new(table.raw() - ID_AT)) as Id;
+        debug_assert!(self.index.page(id).table().base() == table);
+        id
+    }
+
+    /// [`super::index::Index::table_below`], at once where that can be.
+    #[inline(always)]
+    pub(super) fn table_below(&self, at: At, mem: &impl PhysMem) -> Option<Id> {
+        if !self.all_have_headers {
+            return self.index.table_below(at, mem);
+        }
+        let entry = Pte(mem.read_u64(self.index.page(at.0).entry_at(at.1)));
+        let leads = entry.is_pointer() && entry.flags().contains(MARK);
+        leads.then(|| self.id_of(entry.pfn::<Hpa>().base(), mem))
     }
 
     /// The flag of a pointer to a shadow of a guest's table that the lane may follow.

@@ -15,6 +15,7 @@
 //! | `entries` | the one place where entries change |
 //! | `fault` | faults: the guest's walk, and the fill |
 //! | `fences` | the guest's fences, and comparing tables |
+//! | `digest`, `by_digest` | what is to be compared of a part that many roots share, in a row |
 //! | `steer` | what an entry is to be where the guest gets its page faults itself |
 //! | `lane`, `lane_memory` | what the lane needs to do the same for one entry, and how the engine learns of it |
 //! | `protect` | write protection of guest tables |
@@ -36,7 +37,9 @@
 //! linked below another only once it is up to date: where the lane finds no pointer it leaves the fence to the full path,
 //! which waits for the lock. In `steered` the lane has a lock of its own with the engine, the gate (`lane`).
 
+mod by_digest;
 mod config;
+mod digest;
 mod engine;
 mod entries;
 mod fault;

@@ -3,7 +3,8 @@
 //! A shadow page stands for one frame of a guest's tables; a root of four frames has four. It is three frames: the *table*
 //! that hardware walks; the *mirror*, which keeps for each entry the guest's entry that it was made from; and the *links*,
 //! by which the entry is a member of
-//! one doubly linked list. In `steered` there is a fourth, the *header*, where the lane finds the guest's table. Rules:
+//! one doubly linked list. In `steered` there is a fourth, the *header*, where the lane finds the guest's table,
+//! and whoever comes by the page's table its number. Rules:
 //!
 //! - An entry whose bit is set in its page's bitmap is *live*: it has a mirror, and is a member of exactly one list.
 //!   The entry in the table may be poison all the same, because a fence has passed over it (a level-0 entry; the lane
@@ -16,7 +17,7 @@
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
 
-use super::passed::Passed;
+use super::passed::{Compared, Mappings, Passed};
 use crate::frames::Run;
 use rv::format::ENTRIES;
 use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -29,6 +30,11 @@ pub(super) const CAPS: Caps = Caps { svnapot: false, svpbmt: false };
 
 /// Number of a shadow page: index into the arena. Reused, unlike a page's serial.
 pub(super) type Id = u32;
+
+/// The number of a digest (`digest`).
+pub(super) type Number = u8;
+/// That of none.
+pub(super) const NO_DIGEST: Number = 0;
 
 /// Entries are looked at 64 at a time.
 pub(super) const PARTS: usize = ENTRIES / 64;
@@ -147,8 +153,10 @@ pub(super) struct Page {
     /// Where the guest's table is; `None` if that must be found out anew.
     pub guest: Option<Pfn<Hpa>>,
     live: [u64; ENTRIES / 64],
-    /// A bit for each eight mirrors: the others are all 0.
+    /// A bit for each eight mirrors that has been written since `settled` was found.
     written: u64,
+    /// A bit for each eight mirrors that are all global leaves. Those that neither has a bit for are all 0.
+    settled: u64,
     /// A bit for each eight entries of which one has been a pointer to the shadow of a table: no other is.
     leading: u64,
     pub parents: Ref,
@@ -164,12 +172,16 @@ pub(super) struct Page {
     pub is_unsync: bool,
     /// Writes in a row that no table would see.
     pub flood: u8,
-    /// The operation that last synchronised it.
-    pub stamp: u64,
+    /// When it was synchronised last.
+    pub compared: Compared,
     /// Whether it is worth while to compare it at wide fences.
     pub use_: Use,
     /// Where it translates, of a page of level 0 or 1.
     pub place: Place,
+    /// The digest that it is a part of, if that holds.
+    pub digest: Number,
+    /// How often it has been compared since it had one.
+    pub seen: u8,
 }
 
 /// Where a shadow page translates, by all that it is linked below, or was: what fences there are about it. The lane does not say which
@@ -185,10 +197,10 @@ pub(super) enum Place {
 
 impl Place {
     /// It is linked for the translation of an address, too.
-    pub fn add(&mut self, gva: u64) {
+    pub fn add(&mut self, gva: u64, level: Level) {
         *self = match *self {
             Place::Nowhere => Place::At(gva),
-            Place::At(known) if Passed::is_same_part(known, gva) => Place::At(known),
+            Place::At(known) if Passed::is_same_part(level, known, gva) => Place::At(known),
             Place::At(_) | Place::Various => Place::Various,
         };
     }
@@ -244,6 +256,7 @@ impl Page {
             guest,
             live: [0; ENTRIES / 64],
             written: 0,
+            settled: 0,
             leading: 0,
             parents: Ref::NONE,
             next: None,
@@ -252,9 +265,11 @@ impl Page {
             is_recent: true,
             is_unsync: false,
             flood: 0,
-            stamp: 0,
+            compared: Compared::NEVER,
             use_: Use::NEW,
             place: Place::Nowhere,
+            digest: NO_DIGEST,
+            seen: 0,
         }
     }
 
@@ -295,7 +310,35 @@ impl Page {
 
     /// A bit for each eight mirrors: those of others are 0.
     pub const fn written(&self) -> u64 {
-        self.written
+        self.written | self.settled
+    }
+
+    /// A bit for each eight mirrors that a fence is about: not those that are global leaves, all eight, for one of an address space.
+    pub const fn concerned(&self, mappings: Mappings) -> u64 {
+        match mappings {
+            Mappings::Private => !self.settled | self.written,
+            Mappings::All | Mappings::Anew => u64::MAX,
+        }
+    }
+
+    /// Finds out which of 64 mirrors, from number 64 * `part` on, are global leaves, and not reserved.
+    pub fn settle(&mut self, part: usize, mem: &impl PhysMem) {
+        // Svnapot, Svpbmt, and what has no meaning: the guest has none of them.
+        const RESERVED: u32 = 54;
+        const GLOBAL: u64 = PteFlags::V.union(PteFlags::R).union(PteFlags::G).union(PteFlags::A).bits();
+        for group in 8 * part..8 * part + 8 {
+            if self.written >> group & 1 == 0 {
+                continue;
+            }
+            let mirrors = (8 * group..8 * group + 8).map(|index| self.made_from(index, mem).0);
+            let (all, any) = mirrors.fold((GLOBAL, 0), |(all, any), mirror| (all & mirror, any | mirror));
+            if all == GLOBAL && any >> RESERVED == 0 {
+                self.settled |= 1 << group;
+                self.written &= !(1 << group);
+            } else {
+                self.settled &= !(1 << group);
+            }
+        }
     }
 
     /// The entry becomes a pointer to the shadow of a table.
@@ -306,12 +349,11 @@ impl Page {
     /// A bit for each live entry of the 64 from number 64 * `part` on that may be a pointer to the shadow of a table. Most tables
     /// of large pages have hundreds of leaves and no pointer.
     pub fn leading_in(&self, part: usize) -> u64 {
-        let groups = (self.leading >> (8 * part)) as u8;
-        if groups == 0 {
-            return 0;
-        }
-        let spread = (0..8).filter(|group| groups >> group & 1 == 1).fold(0, |bits, group| bits | 0xff << (8 * group));
-        self.live[part] & spread
+        let groups = self.leading >> (8 * part) & 0xff;
+        // Each bit in a byte of its own, then at its lower end, then in all of it.
+        let apart = groups.wrapping_mul(0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
+        let low = (apart + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101;
+        self.live[part] & (low * 0xff)
     }
 
     /// Whether the entry, live and as it stands in the table, is a pointer.
@@ -340,6 +382,17 @@ impl Page {
     /// A bit for each 64 entries of which some are live.
     pub fn live_parts(&self) -> u8 {
         self.live.iter().rev().fold(0, |parts, live| parts << 1 | u8::from(*live != 0))
+    }
+
+    /// The first 64 entries of which some are live, from number 64 * `part` on, and a bit for each that is.
+    pub const fn live_part(&self, mut part: usize) -> Option<(usize, u64)> {
+        while part < PARTS {
+            if self.live[part] != 0 {
+                return Some((part, self.live[part]));
+            }
+            part += 1;
+        }
+        None
     }
 
     /// A bit for each live entry of the 64 from number 64 * `part` on.

@@ -1,31 +1,94 @@
 //! What fences have passed over lately: so a shadow page that has been compared since need not be compared again when it is linked
 //! once more, as all tables of a kernel are for each process.
+//!
+//! Times are values of [`super::engine::Shadow`]'s stamp, from 1 on.
 
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use rv::Level;
 
-/// Since when the fences of all vCPUs have passed over what.
-pub(super) struct Passed {
-    /// The last fence of more than pages: what was compared before that may be out of date. A value of [`super::engine::Shadow`]'s
-    /// stamp.
-    all: u64,
-    /// How many of them there were.
-    fences: u64,
-    /// A bit for each part of the address space that has been fenced by address since. Some share a bit.
-    parts: [u64; WORDS],
+/// What a fence is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mappings {
+    /// One address space: whatever a hart has of global mappings it may keep (norm:sfence-vma_ordering_semantics).
+    Private,
+    /// All, global ones too.
+    All,
+    /// All, of tables that are linked where they were not: what was compared before has been so for another place, whose fences need
+    /// not be this one's.
+    Anew,
 }
 
-const WORDS: usize = 8;
-/// A part is what a table of level 1 translates, whatever the format.
-const PART_SHIFT: u32 = Level::GIGA.shift();
+/// When a shadow page was compared last, with all that it leads to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Compared {
+    all: u64,
+    /// But for global mappings. Not before that.
+    private: u64,
+}
 
-impl Passed {
-    pub const fn new() -> Self {
-        Self { all: 0, fences: 0, parts: [0; WORDS] }
+impl Compared {
+    pub const NEVER: Self = Self { all: 0, private: 0 };
+
+    pub const fn new(stamp: u64) -> Self {
+        Self { all: stamp, private: stamp }
     }
 
-    /// A fence of all addresses happens, at that stamp.
-    pub const fn all(&mut self, stamp: u64) {
-        *self = Self { all: stamp, fences: self.fences + 1, parts: [0; WORDS] };
+    pub const fn of(self, mappings: Mappings) -> u64 {
+        match mappings {
+            Mappings::Private => self.private,
+            Mappings::All | Mappings::Anew => self.all,
+        }
+    }
+
+    pub const fn set(&mut self, mappings: Mappings, stamp: u64) {
+        self.private = stamp;
+        if !matches!(mappings, Mappings::Private) {
+            self.all = stamp;
+        }
+    }
+}
+
+/// When the fences of all vCPUs have passed over what.
+pub(super) struct Passed {
+    /// The last fence of more than pages: what was compared before that may be out of date.
+    wide: u64,
+    /// The last of those that was about global mappings, too.
+    wide_of_all: u64,
+    /// How many of them there were.
+    fences: u64,
+    /// The last fence by address.
+    page: u64,
+    /// The last one of which the address is not known.
+    any_page: u64,
+    /// The last one in each part of the address space, which is what a table of level 0 translates. Some share a place.
+    parts: Box<[u64; PLACES]>,
+}
+
+const PLACES: usize = 512;
+
+/// Which place a part has. It is the same wherever a guest's table of level 2 is.
+const fn place(gva: u64) -> usize {
+    (gva >> Level::MEGA.shift() ^ gva >> Level::GIGA.shift()) as usize % PLACES
+}
+
+impl Passed {
+    /// `None` if there is no room on the heap.
+    pub fn new() -> Option<Self> {
+        let mut parts = Vec::new();
+        parts.try_reserve_exact(PLACES).ok()?;
+        parts.resize(PLACES, 0);
+        let parts = parts.into_boxed_slice().try_into().ok()?;
+        Some(Self { wide: 1, wide_of_all: 1, fences: 0, page: 0, any_page: 0, parts })
+    }
+
+    /// A fence of all addresses happens.
+    pub const fn all(&mut self, mappings: Mappings, stamp: u64) {
+        self.wide = stamp;
+        self.fences += 1;
+        if !matches!(mappings, Mappings::Private) {
+            self.wide_of_all = stamp;
+        }
     }
 
     /// How many fences of all addresses there were.
@@ -33,33 +96,41 @@ impl Passed {
         self.fences
     }
 
-    /// A fence of the page at `gva` happens.
+    /// Fences by address happen.
     #[inline(always)]
-    pub const fn page(&mut self, gva: u64) {
-        let part = gva >> PART_SHIFT;
-        self.parts[part as usize / 64 % WORDS] |= 1 << (part % 64);
+    pub const fn some_pages(&mut self, stamp: u64) {
+        self.page = stamp;
     }
 
-    /// A page is fenced, and it is not known which.
-    pub const fn some_page(&mut self) {
-        self.parts = [u64::MAX; WORDS];
+    /// One of them is of the page at `gva`.
+    #[inline(always)]
+    pub const fn page(&mut self, gva: u64, stamp: u64) {
+        self.parts[place(gva)] = stamp;
     }
 
-    /// Whether two addresses are in one part, or in parts that share a bit.
-    pub const fn is_same_part(one: u64, other: u64) -> bool {
-        ((one ^ other) >> PART_SHIFT).is_multiple_of(64 * WORDS as u64)
+    /// It is not known of which page one of them is.
+    pub const fn any_page(&mut self, stamp: u64) {
+        self.any_page = stamp;
     }
 
-    /// Whether a page is up to date, with all that it leads to, that was compared at `stamp` and translates nothing but the part
-    /// of `gva`; of many parts, if `None`.
-    pub fn is_fresh(&self, stamp: u64, gva: Option<u64>) -> bool {
-        let is_fenced = match gva {
-            Some(gva) => {
-                let part = gva >> PART_SHIFT;
-                self.parts[part as usize / 64 % WORDS] >> (part % 64) & 1 == 1
-            }
-            None => self.parts != [0; WORDS],
+    /// Whether what a table of that level, 0 or 1, translates has the same places wherever it is of two addresses.
+    pub const fn is_same_part(level: Level, one: u64, other: u64) -> bool {
+        if level.number() == 0 {
+            place(one) == place(other)
+        } else {
+            ((one ^ other) >> Level::GIGA.shift()).is_multiple_of(PLACES as u64)
+        }
+    }
+
+    /// Whether a page is up to date in so far, with all that it leads to, that translates nothing but the part of `gva`; many
+    /// parts, if `None`.
+    pub fn is_fresh(&self, compared: Compared, mappings: Mappings, gva: Option<u64>) -> bool {
+        let page = gva.map_or(self.page, |gva| self.parts[place(gva)].max(self.any_page));
+        let wide = match mappings {
+            Mappings::Private => self.wide,
+            Mappings::All => self.wide_of_all,
+            Mappings::Anew => return false,
         };
-        stamp >= self.all && !is_fenced
+        compared.private >= self.wide && compared.of(mappings) >= wide.max(page)
     }
 }

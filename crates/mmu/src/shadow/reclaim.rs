@@ -59,6 +59,7 @@ impl<S: Shadowed> Shadow<S> {
             self.bodies += 1;
             return Ok(Some(Body { table, mirror, links, header: Some(header) }));
         }
+        self.all_have_headers = false;
         let take = || frames.alloc(self.owner, Use::Table, 0);
         let table = take()?;
         let mirror = take();

@@ -3,6 +3,7 @@
 use super::config::Host;
 use super::engine::Shadow;
 use super::page::{Id, Key, Role};
+use super::passed::Mappings;
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -191,7 +192,7 @@ impl<S: Shadowed> Shadow<S> {
             Seen::At(head) if log.head().wrapping_sub(head) <= FenceLog::<S>::LENGTH => {
                 log.since(head).for_each(|gva| self.fence_page(*root, gva, host));
             }
-            _ => self.fence_root(root, host),
+            _ => self.fence_root(root, Mappings::All, host),
         }
         true
     }

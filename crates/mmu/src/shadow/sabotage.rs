@@ -64,6 +64,12 @@ pub enum Sabotage {
     PoisonsKernelOnly,
     /// A steered leaf may allow less than the guest's.
     SteersNarrower,
+    /// A fence of all address spaces leaves global leaves alone, too.
+    ForgetsGlobals,
+    /// Leaves that were global once are left alone by fences of one address space.
+    SettlesForEver,
+    /// A digest is gone by whatever became of the tables.
+    KeepsDigests,
     /// Steered pages are up to date that were compared before a fence of all addresses.
     ForgetsPassed,
     /// The same before one by address.

@@ -17,7 +17,8 @@ use super::engine::Shadow;
 use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
-use super::page::{At, CAPS, Id, NO_PTE, Page, Role};
+use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role};
+use super::passed::Compared;
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -209,6 +210,7 @@ impl<S: Shadowed> Shadow<S> {
                         }
                     }
                 }
+                (0..PARTS).for_each(|part| self.index.page_mut(id).settle(part, host.mem));
             }
             (Role::Direct(flags), _) => {
                 for index in 0..ENTRIES {
@@ -245,7 +247,7 @@ impl<S: Shadowed> Shadow<S> {
     /// The guest's table that the page stands for is about to be elsewhere, or nowhere: nothing that it says can be compared until
     /// it is found again. A page of level 0 is unlinked: its poison would have to know the guest's U.
     pub(super) fn lose_table<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
-        self.index.page_mut(id).stamp = 0;
+        self.index.page_mut(id).compared = Compared::NEVER;
         if self.index.page(id).key.level > Level::PAGE {
             return;
         }

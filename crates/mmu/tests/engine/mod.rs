@@ -2,8 +2,8 @@
 
 use mmu::shadow::{Config, Host, Lists, Paging, Root, Shadow, Views};
 use mmu::{Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Superpages, with_ready};
-use rv::format::{SV39, SV39X4};
-use rv::{Asid, Elide, Fence, FenceLog, FenceScope, Gpa, Hpa, Pfn, PhysMem};
+use rv::format::SV39X4;
+use rv::{Asid, Elide, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
 
 pub const VM: Owner = Owner::Vm(0);
 pub const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
@@ -41,27 +41,20 @@ pub fn shadow(config: Config, pages: u64, frames: &Frames, mem: &mut impl PhysMe
     Shadow::new(config, VM, lists, frames).expect("frames")
 }
 
-/// The root for the guest's table at that page of RAM.
+/// The root for the guest's table of a format at a page of RAM, in place of that before.
 pub fn attach(
     shadow: &mut Shadow,
-    page: u64,
+    root: &mut Option<Root>,
+    (format, page, asid): (&'static Format, u64, Asid),
     (views, log): (&mut Views, &FenceLog),
     (space, frames): (&mut AddressSpace, &Frames),
     mem: &mut impl PhysMem,
-) -> Root {
-    let paging = Paging::Tables { format: &SV39, root: RAM.add(page) };
-    let mut root = None;
+) {
+    let paging = Paging::Tables { format, root: RAM.add(page) };
     let loaded = with_ready(frames, mem, |ready, mem| {
         shadow.alone(mem, |shadow, mem| {
-            shadow.attach(
-                &mut root,
-                (paging, Asid(0)),
-                views,
-                log,
-                &mut Host::new(space, (frames, ready), mem, &mut Hardware),
-            )
+            shadow.attach(root, (paging, asid), views, log, &mut Host::new(space, (frames, ready), mem, &mut Hardware))
         })
     });
     loaded.expect("frames").expect("nothing is to be taken back");
-    root.expect("it is loaded")
 }

@@ -4,6 +4,7 @@
 use super::super::config::Host;
 use super::super::engine::Shadow;
 use super::super::page::At;
+use super::super::passed::Mappings;
 use super::super::root::Root;
 use super::super::shadowed::Shadowed;
 use super::rules;
@@ -26,8 +27,9 @@ impl rules::Rules for Rules {
     fn fence_root<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
         shadow: &mut Shadow<S>,
         root: &Root<S>,
+        _: Mappings,
         host: &mut Host<'_, M, H>,
     ) {
-        shadow.sync_root(root, host);
+        shadow.sync_root(root, Mappings::All, host);
     }
 }

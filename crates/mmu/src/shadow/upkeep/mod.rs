@@ -9,6 +9,7 @@ mod unsync;
 use super::config::{Host, Upkeep};
 use super::engine::Shadow;
 use super::page::At;
+use super::passed::Mappings;
 use super::root::Root;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -71,9 +72,14 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// A fence of everything that `root` leads to, or a root that a vCPU has not used for long enough.
-    pub(super) fn fence_root<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
+    pub(super) fn fence_root<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root<S>,
+        mappings: Mappings,
+        host: &mut Host<'_, M, H>,
+    ) {
         if !self.is_sabotaged(Sabotage::ForgetsWideFence) {
-            ask!(self, R => R::fence_root(self, root, host));
+            ask!(self, R => R::fence_root(self, root, mappings, host));
         }
     }
 }

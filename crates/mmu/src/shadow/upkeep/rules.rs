@@ -3,6 +3,7 @@
 use super::super::config::Host;
 use super::super::engine::Shadow;
 use super::super::page::At;
+use super::super::passed::Mappings;
 use super::super::root::Root;
 use super::super::shadowed::Shadowed;
 use rv::{Fence, Gpa, PhysMem};
@@ -22,6 +23,7 @@ pub(super) trait Rules {
     fn fence_root<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
         shadow: &mut Shadow<S>,
         root: &Root<S>,
+        mappings: Mappings,
         host: &mut Host<'_, M, H>,
     );
 }
