@@ -138,6 +138,82 @@ pub fn extract_under(deb: &Path, paths: &[&str], dir: &Path) -> Result<Vec<Strin
     }
 }
 
+/// Appends the package's files, or those that are wanted by their paths (without a leading `./`), to an archive: as they are, with
+/// their owners and rights.
+///
+/// # Errors
+/// [`DebError`]; [`DebError::Damaged`] as well if the archive cannot be written.
+pub fn append_to(
+    archive: &mut tar::Builder<impl std::io::Write>,
+    deb: &Path,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<(), DebError> {
+    let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
+    let mut child = files_of(deb)?;
+    let copied = child.stdout.take().map_or(Ok(()), |output| copy_files(archive, output, is_wanted));
+    let status = child.wait().map_err(DebError::NoDpkg)?;
+    match copied {
+        Ok(()) if !status.success() => Err(damaged(format!("dpkg-deb: {status}"))),
+        copied => copied.map_err(|error| damaged(error.to_string())),
+    }
+}
+
+fn copy_files(
+    to: &mut tar::Builder<impl std::io::Write>,
+    from: impl Read,
+    is_wanted: impl Fn(&str) -> bool,
+) -> std::io::Result<()> {
+    let mut from = tar::Archive::new(from);
+    // Entries that say a long name of the next one, and wait for whether that is wanted.
+    let mut names: Vec<(tar::Header, Vec<u8>)> = Vec::new();
+    let mut long_name = None;
+    for entry in from.entries()?.raw(true) {
+        let mut entry = entry?;
+        let kind = entry.header().entry_type();
+        if kind.is_gnu_longname() || kind.is_gnu_longlink() {
+            let mut said = Vec::new();
+            entry.read_to_end(&mut said)?;
+            if kind.is_gnu_longname() {
+                long_name = Some(String::from_utf8_lossy(&said).trim_end_matches('\0').to_owned());
+            }
+            names.push((entry.header().clone(), said));
+            continue;
+        }
+        let name = long_name.take().unwrap_or_else(|| path_of(&entry));
+        let before = std::mem::take(&mut names);
+        if is_wanted(name.trim_start_matches("./")) {
+            for (header, said) in before {
+                to.append(&header, said.as_slice())?;
+            }
+            to.append(&entry.header().clone(), &mut entry)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the package again, with the same parts, none of which is compressed: what reads it need not unpack much.
+///
+/// # Errors
+/// [`DebError`].
+pub fn write_plain(deb: &Path, to: &Path) -> Result<(), DebError> {
+    let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
+    let part = |option: &str| {
+        let output = Command::new("dpkg-deb").arg(option).arg(deb).stdin(Stdio::null()).output();
+        let output = output.map_err(DebError::NoDpkg)?;
+        let message = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if output.status.success() { Ok(output.stdout) } else { Err(damaged(message())) }
+    };
+    let (control, data) = (part("--ctrl-tarfile")?, part("--fsys-tarfile")?);
+    let mut plain = Vec::new();
+    let mut archive = ar::Builder::new(&mut plain);
+    for (name, bytes) in [("debian-binary", b"2.0\n".as_slice()), ("control.tar", &control), ("data.tar", &data)] {
+        let header = ar::Header::new(name.into(), bytes.len() as u64);
+        archive.append(&header, bytes).map_err(|error| damaged(error.to_string()))?;
+    }
+    drop(archive);
+    Ok(std::fs::write(to, plain).map_err(IoError::at("write", to))?)
+}
+
 enum Taking {
     Archive(String),
     Io(IoError),
@@ -226,6 +302,33 @@ mod tests {
             archive.append_data(&mut header, path, data.as_bytes()).expect("in memory");
         }
         archive.into_inner().expect("whole")
+    }
+
+    #[test]
+    fn files_are_copied_as_they_are() {
+        let long = format!("usr/lib/{}", "x".repeat(120));
+        let mut from = tar::Builder::new(Vec::new());
+        for (path, owner, data) in [("./usr/bin/su", 7, "program"), ("./etc/x", 0, ""), (long.as_str(), 0, "deep")] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(data.len() as u64);
+            header.set_mode(0o4755);
+            header.set_uid(owner);
+            from.append_data(&mut header, path, data.as_bytes()).expect("in memory");
+        }
+        let from = from.into_inner().expect("whole");
+        let mut to = tar::Builder::new(Vec::new());
+        copy_files(&mut to, &*from, |path| path.starts_with("usr/")).expect("copied");
+        let to = to.into_inner().expect("whole");
+        let mut archive = tar::Archive::new(&*to);
+        let found = archive.entries().expect("an archive").map(|entry| {
+            let mut entry = entry.expect("an entry");
+            let mut data = String::new();
+            entry.read_to_string(&mut data).expect("text");
+            let header = entry.header();
+            (path_of(&entry), header.uid().expect("one"), header.mode().expect("one"), data)
+        });
+        let expected = [("usr/bin/su".to_owned(), 7, 0o4755, "program".to_owned()), (long, 0, 0o4755, "deep".into())];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::io::Write;
 
 /// The first process. `docs/console.md` describes what it prints.
 const INIT: &str = include_str!("initramfs/init.sh");
+/// The first process where a whole system is on the first disk, to which it hands over.
+const INIT_ROOT: &str = include_str!("initramfs/init-root.sh");
 const PASSWD: &str = "root::0:0:root:/root:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ntty:x:5:\n";
 const PROFILE: &str = "export PATH=/bin HOME=/root PS1='\\h:\\w# '\n";
@@ -17,6 +19,20 @@ const FOLDERS: [&str; 10] = ["bin", "dev", "etc", "lib", "mnt", "proc", "root", 
 
 /// Where the script of `--exec` stands.
 const EXEC_PATH: &str = "exec.sh";
+
+/// Where such a first process finds what day and time it is, in seconds since 1970.
+pub const NOW_PATH: &str = "etc/now";
+/// And the keys of those who may log in by ssh.
+pub const KEYS_PATH: &str = "etc/authorized_keys";
+
+/// What the first process does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum First {
+    /// It gives a shell of busybox's, or runs the script in it.
+    Shell,
+    /// It starts the system that is on the first disk, or runs the script there.
+    Root,
+}
 
 /// The initramfs could not be made.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -46,11 +62,24 @@ pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsErr
 /// # Errors
 /// [`InitramfsError`].
 pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -> Result<Vec<u8>, InitramfsError> {
+    build_for(First::Shell, busybox, exec, files)
+}
+
+/// The same with a first process that is chosen.
+///
+/// # Errors
+/// [`InitramfsError`].
+pub fn build_for(
+    first: First,
+    busybox: &[u8],
+    exec: Option<&str>,
+    files: &[(&str, &[u8])],
+) -> Result<Vec<u8>, InitramfsError> {
     let mut archive = Archive::default();
     for dir in FOLDERS {
         archive.add(dir, ModeFileType::Directory, 0o755, &[])?;
     }
-    archive.add("init", ModeFileType::Regular, 0o755, init(files).as_bytes())?;
+    archive.add("init", ModeFileType::Regular, 0o755, init(first, files).as_bytes())?;
     archive.add("bin/busybox", ModeFileType::Regular, 0o755, busybox)?;
     for applet in applets(busybox)? {
         archive.add(&format!("bin/{applet}"), ModeFileType::Symlink, 0o777, b"busybox")?;
@@ -75,11 +104,15 @@ pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -
 }
 
 /// The first process, which loads those of the files that are modules once it has mounted what drivers use.
-fn init(files: &[(&str, &[u8])]) -> String {
+fn init(first: First, files: &[(&str, &[u8])]) -> String {
     const AFTER: &str = "mount -t devpts devpts /dev/pts\n";
     let modules = files.iter().filter(|(path, _)| path.starts_with(FOLDER));
     let load: String = modules.map(|(path, _)| format!("insmod /{path}\n")).collect();
-    INIT.replacen(AFTER, &format!("{AFTER}{load}"), 1)
+    let script = match first {
+        First::Shell => INIT,
+        First::Root => INIT_ROOT,
+    };
+    script.replacen(AFTER, &format!("{AFTER}{load}"), 1)
 }
 
 /// An archive that is being made.
@@ -189,6 +222,9 @@ pub(crate) mod tests {
         assert_eq!(text(&[("bin/x", b"x")]), INIT);
         let loads = text(&[("lib/modules/b.ko", b"b"), ("lib/modules/a.ko", b"a")]);
         assert_eq!(loads.replace("insmod /lib/modules/b.ko\ninsmod /lib/modules/a.ko\n", ""), INIT);
+        let root = super::init(First::Root, &[("lib/modules/b.ko", b"b")]);
+        assert_eq!(root.replace("insmod /lib/modules/b.ko\n", ""), INIT_ROOT);
+        assert_ne!(root, INIT_ROOT);
     }
 
     #[test]

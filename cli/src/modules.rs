@@ -64,25 +64,36 @@ pub struct Needs {
     pub net: bool,
 }
 
+impl Needs {
+    /// What a VM needs that has a whole system as its root: it is on a disk.
+    pub const ROOT: Self = Self { balloon: false, disks: true, net: true };
+
+    /// The drivers: names, and paths in the kernel's sources.
+    pub(crate) fn drivers(self) -> Vec<(&'static str, &'static str)> {
+        let mut wanted = Vec::new();
+        if self.balloon || self.disks || self.net {
+            wanted.extend(VIRTIO);
+        }
+        if self.balloon {
+            wanted.extend(BALLOON);
+        }
+        if self.disks {
+            wanted.extend(DISKS);
+        }
+        if self.net {
+            wanted.extend(NET);
+        }
+        wanted
+    }
+}
+
 /// The drivers for that which belong to Debian's kernel, which may be another version of it from then on: paths in the initramfs, and the
 /// modules, uncompressed.
 ///
 /// # Errors
 /// [`ModulesError`].
 pub fn provide(needs: Needs) -> Result<Vec<(String, Vec<u8>)>, ModulesError> {
-    let mut wanted = Vec::new();
-    if needs.balloon || needs.disks || needs.net {
-        wanted.extend(VIRTIO);
-    }
-    if needs.balloon {
-        wanted.extend(BALLOON);
-    }
-    if needs.disks {
-        wanted.extend(DISKS);
-    }
-    if needs.net {
-        wanted.extend(NET);
-    }
+    let wanted = needs.drivers();
     if wanted.is_empty() {
         return Ok(Vec::new());
     }

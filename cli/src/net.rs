@@ -35,6 +35,12 @@ const fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, last)
 }
 
+/// Where a VM finds this host, and all that it reaches.
+#[must_use]
+pub const fn gateway() -> Ipv4Addr {
+    address(GATEWAY)
+}
+
 impl Card {
     /// That of the VM at a place of the run, below 64.
     #[must_use]

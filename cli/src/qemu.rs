@@ -282,7 +282,7 @@ impl MachineSpec {
 }
 
 /// A word that a shell reads back as it is.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         word.into()

@@ -10,6 +10,7 @@ use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
 use crate::net::ForwardTo;
 use crate::qemu::{Boot, Clock, HExtension, Seat};
+use crate::root::Roots;
 use crate::size::Size;
 use crate::stream::Piece;
 use crate::swap::SwapSpec;
@@ -42,6 +43,8 @@ pub struct RunSpec {
     pub snapshot: Snapshot,
     /// Ports of the host's that lead to VMs, beside those in VM files.
     pub forwards: Vec<ForwardTo>,
+    /// What VMs are given that have a whole system as their root: [`crate::system::provide`].
+    pub roots: Roots,
     /// Tunables that are set, `name=value`.
     pub settings: Vec<String>,
     /// Harts of the machine; else as many as the widest VM has vCPUs.

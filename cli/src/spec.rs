@@ -3,6 +3,7 @@
 use crate::disk::DiskSpec;
 use crate::net::{Card, NetError};
 use crate::qemu::{HExtension, Seat};
+use crate::root::Root;
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
@@ -11,6 +12,10 @@ use std::path::PathBuf;
 
 /// RAM of a VM that does not say.
 pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
+/// That of one with a whole system as its root.
+pub const DEFAULT_ROOT_MEMORY: Size = Size(1024 * MIB);
+/// The least RAM that a whole system works in.
+pub const LEAST_ROOT_MEMORY: Size = Size(256 * MIB);
 /// The least RAM a VM can have.
 pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
@@ -37,6 +42,8 @@ pub struct VmSpec {
     pub kernel: Kernel,
     /// The initial RAM disk, if the user said which.
     pub initrd: Option<Initrd>,
+    /// A whole system as its root, if it has one.
+    pub root: Option<Root>,
     /// What the user adds to the initramfs.
     pub add: Vec<PathBuf>,
     /// What the user adds to the command line.
@@ -170,6 +177,17 @@ pub enum SpecError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Net(#[from] NetError),
+    /// A whole system cannot be its root.
+    #[error("VM `{vm}` cannot have a Debian as its root: {why}")]
+    #[diagnostic(help("{remedy}"))]
+    Root {
+        /// The VM.
+        vm: String,
+        /// What stands against it.
+        why: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// `--exec` cannot work with this VM.
     #[error("--exec cannot be used with VM `{vm}`: {why}")]
     #[diagnostic(help(
@@ -198,7 +216,11 @@ impl VmSpec {
             return Err(SpecError::TooMany(files.len()));
         }
         let mut vms: Vec<Self> = Vec::new();
-        for file in files.into_iter().map(|file| file.overridden_by(options)) {
+        for mut file in files.into_iter().map(|file| file.overridden_by(options)) {
+            // A system is there to be worked in.
+            if file.root.is_some() {
+                file.net.get_or_insert(true);
+            }
             let after = file.after.clone();
             let mut vm = Self::complete(file.clone(), has_exec)?;
             vm.net = Card::described(&vm.name, vms.len(), &file)?;
@@ -217,16 +239,17 @@ impl VmSpec {
 
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
         let spec = Self {
-            name: vm.name.unwrap_or_else(|| default_name(vm.kernel.as_ref())),
+            name: vm.name.unwrap_or_else(|| default_name(vm.kernel.as_ref(), vm.root.as_ref())),
             // Known only among the others.
             after: None,
-            memory: vm.memory.unwrap_or(DEFAULT_MEMORY),
+            memory: vm.memory.unwrap_or(if vm.root.is_some() { DEFAULT_ROOT_MEMORY } else { DEFAULT_MEMORY }),
             limit: vm.limit,
             reserve: vm.reserve.unwrap_or(Size(0)),
             wired: vm.wired.unwrap_or(false),
             vcpus: vm.vcpus.unwrap_or(1),
             kernel: vm.kernel.unwrap_or(Kernel::Debian),
             initrd: vm.initrd,
+            root: vm.root,
             add: vm.add.unwrap_or_default(),
             append: vm.append.unwrap_or_default(),
             console: vm.console.unwrap_or(Console::Uart),
@@ -251,6 +274,7 @@ impl VmSpec {
         if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
         }
+        spec.check_root()?;
         spec.check_residence()?;
         if spec.console == Console::Sbi && spec.kernel == Kernel::Debian {
             return Err(SpecError::NoSbiConsole(spec.name));
@@ -271,6 +295,25 @@ impl VmSpec {
             _ => return Ok(spec),
         };
         Err(SpecError::Exec { vm: spec.name, why })
+    }
+
+    fn check_root(&self) -> Result<(), SpecError> {
+        let (why, remedy) = match (&self.kernel, &self.initrd) {
+            _ if self.root.is_none() => return Ok(()),
+            (Kernel::UBoot | Kernel::File(_), _) => {
+                ("it boots another kernel".to_owned(), "leave out `kernel`: the root has the modules of Debian's")
+            }
+            (_, Some(_)) => (
+                "it has an initrd of its own".to_owned(),
+                "leave out `initrd`: Gnomon's own finds the root on its disk",
+            ),
+            _ if self.memory < LEAST_ROOT_MEMORY => {
+                let why = format!("it has {} of memory, and {LEAST_ROOT_MEMORY} is the least", self.memory);
+                (why, "give it more: `memory` in the VM file, or --memory")
+            }
+            _ => return Ok(()),
+        };
+        Err(SpecError::Root { vm: self.name.clone(), why, remedy })
     }
 
     fn check_residence(&self) -> Result<(), SpecError> {
@@ -302,9 +345,9 @@ impl VmSpec {
 }
 
 /// The name of a VM without one, by what it boots: that of a file as far as it can be a name.
-fn default_name(kernel: Option<&Kernel>) -> String {
+fn default_name(kernel: Option<&Kernel>, root: Option<&Root>) -> String {
     let file = match kernel {
-        None | Some(Kernel::Debian) => return "linux".into(),
+        None | Some(Kernel::Debian) => return if root.is_some() { "debian" } else { "linux" }.into(),
         Some(Kernel::UBoot) => return "u-boot".into(),
         Some(Kernel::File(path)) => path.file_stem().unwrap_or_default().to_string_lossy(),
     };
@@ -406,6 +449,21 @@ mod tests {
         let own = VmFile { initrd: Some(Initrd::File("x".into())), ..vm.clone() };
         assert!(matches!(settle(own), Err(SpecError::Exec { .. })));
         assert!(matches!(settle(VmFile { kernel: Some(Kernel::UBoot), ..vm }), Err(SpecError::Exec { .. })));
+    }
+
+    #[test]
+    fn a_root_is_for_debians_kernel_and_brings_a_network() {
+        let root = || VmFile { root: Some(Root::default()), ..VmFile::default() };
+        let vm = settle(root()).expect("valid").remove(0);
+        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian", DEFAULT_ROOT_MEMORY, true));
+        let alone = settle(VmFile { net: Some(false), ..root() }).expect("valid").remove(0);
+        assert!(alone.net.is_none());
+        let refused = |vm| matches!(settle(vm), Err(SpecError::Root { .. }));
+        assert!(refused(VmFile { kernel: Some(Kernel::UBoot), ..root() }));
+        assert!(refused(VmFile { kernel: Some(Kernel::File("Image".into())), ..root() }));
+        assert!(refused(VmFile { initrd: Some(Initrd::None), ..root() }));
+        assert!(refused(VmFile { memory: Some(Size(LEAST_ROOT_MEMORY.0 - PAGE)), ..root() }));
+        assert!(settle(VmFile { memory: Some(LEAST_ROOT_MEMORY), ..root() }).is_ok());
     }
 
     #[test]

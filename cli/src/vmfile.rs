@@ -2,6 +2,7 @@
 
 use crate::disk::DiskSpec;
 use crate::net::{self, Forward};
+use crate::root::Root;
 use crate::size::Size;
 use abi::bundle::MmuMode;
 use abi::mac::Mac;
@@ -32,6 +33,8 @@ pub struct VmFile {
     pub kernel: Option<Kernel>,
     /// The initial RAM disk.
     pub initrd: Option<Initrd>,
+    /// A whole system as its root.
+    pub root: Option<Root>,
     /// Files and directories that go into Gnomon's own initramfs.
     pub add: Option<Vec<PathBuf>>,
     /// Added to the kernel's command line.
@@ -199,6 +202,7 @@ impl VmFile {
         if let Some(Initrd::File(file)) = &mut vm.initrd {
             *file = dir.join(&*file);
         }
+        vm.root.iter_mut().filter_map(|root| root.file.as_mut()).for_each(|file| *file = dir.join(&*file));
         vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
         vm.disks.iter_mut().flatten().for_each(|disk| disk.file = dir.join(&disk.file));
         if vm.name.is_none() {
@@ -229,6 +233,7 @@ impl VmFile {
             vcpus: over.vcpus.or(self.vcpus),
             kernel: over.kernel.or(self.kernel),
             initrd: over.initrd.or(self.initrd),
+            root: over.root.or(self.root),
             add: over.add.or(self.add),
             append: over.append.or(self.append),
             console: over.console.or(self.console),

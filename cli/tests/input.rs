@@ -340,3 +340,29 @@ fn networks_that_cannot_be() {
     let forward = file("d", "forward = ['8080']");
     scratch.refused(&[text(&forward)], INPUT, &["line 4", "8080:80"]);
 }
+
+#[test]
+fn roots_that_cannot_be() {
+    let scratch = Scratch::new();
+    for (args, says) in [
+        (["--kernel", "u-boot"], ["another kernel", "leave out `kernel`"]),
+        (["--initrd", "none"], ["initrd of its own", "leave out `initrd`"]),
+        (["--memory", "255M"], ["255M of memory", "--memory"]),
+        (["--forward", "22"], ["8080:80", "--forward"]),
+    ] {
+        let status = if args[0] == "--forward" { USAGE } else { INPUT };
+        scratch.refused(&[&["--debian"], &args[..]].concat(), status, &says);
+    }
+    let file = scratch.file("a.toml", "root = 'arch'\n");
+    scratch.refused(&[text(&file)], INPUT, &["a.toml", "`arch` is no root", "line 1"]);
+    let file = scratch.file("b.toml", "root = { system = 'debian', disk = 'x' }\n");
+    scratch.refused(&[text(&file)], INPUT, &["b.toml", "root"]);
+    // What is found out before an image is made, which takes minutes.
+    scratch.refused(&["--debian=/nowhere/root.img"], INPUT, &["/nowhere/root.img", "No such file", "--debian=FILE"]);
+    let disk = scratch.file("disk", [0; 4096]);
+    let other = fs::File::open(&disk).expect("a file");
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    let root = format!("--debian={}", text(&disk));
+    scratch.refused(&[&root], INPUT, &[text(&disk), "in use", "--snapshot"]);
+    scratch.refused(&[&root, "--snapshot"], INPUT, &[text(&disk), "in use"]);
+}

@@ -13,6 +13,7 @@ use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
 use crate::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
+use crate::root::Roots;
 use crate::run::{self, RunSpec};
 use crate::size::Size;
 use crate::stream::Piece;
@@ -448,6 +449,7 @@ fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> Run
         swap: None,
         snapshot: Snapshot::No,
         forwards: vec![],
+        roots: Roots::default(),
         settings: keeping
             .settings()
             .into_iter()

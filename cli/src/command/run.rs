@@ -5,9 +5,11 @@ use crate::meter::{MeterSpec, Report};
 use crate::net::ForwardTo;
 use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
+use crate::root::{Root, Roots};
 use crate::run::{self, RunSpec, ShowSpec};
 use crate::size::Size;
 use crate::swap::SwapSpec;
+use crate::system;
 use crate::tty::TerminalSize;
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use ::meter::args::Level;
@@ -39,6 +41,9 @@ pub struct RunArgs {
     /// The initial RAM disk: `busybox`, `none`, or a file
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
+    /// A Debian to work in, on a disk that keeps what is done to it: FILE, or one that is called like the VM (see docs/debian.md)
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    debian: Option<Option<PathBuf>>,
     /// Put a file or a directory into each guest's /root; can be given more than once
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
@@ -186,10 +191,13 @@ impl RunArgs {
         let is_dry_run = self.dry_run;
         let timeout = self.timeout.map(Duration::from_secs);
         let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout, gdb: self.gdb };
-        let spec = self.into_spec()?;
+        let mut spec = self.into_spec()?;
         show.stats.as_deref().map_or(Ok(()), check_writable)?;
+        let provided = system::provide(&spec)?;
+        spec.roots = provided.roots.clone();
         let prepared = run::prepare(&spec, None)?;
         eprintln!("{}", prepared.versions);
+        provided.notes.iter().for_each(|line| eprintln!("gnomon: {line}"));
         prepared.added.iter().for_each(|line| eprintln!("gnomon: {line}"));
         prepared.warnings.iter().for_each(|warning| eprintln!("gnomon: warning: {warning}"));
         if is_dry_run {
@@ -218,6 +226,7 @@ impl RunArgs {
             vcpus: self.vcpus,
             kernel: self.kernel.map(Kernel::from),
             initrd: self.initrd.map(Initrd::from),
+            root: self.debian.map(|file| Root { file }),
             add: Some(self.add).filter(|files| !files.is_empty()),
             append: self.append,
             console: self.console,
@@ -248,6 +257,7 @@ impl RunArgs {
             swap: self.swap,
             snapshot: if self.snapshot { Snapshot::Yes } else { Snapshot::No },
             forwards: self.forward,
+            roots: Roots::default(),
             settings: self.set,
             harts: self.harts,
             h: if self.no_h { HExtension::Absent } else { HExtension::Present },

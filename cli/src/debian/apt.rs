@@ -183,8 +183,11 @@ impl Apt {
     /// The packages that `package` depends on directly; of alternatives, the first. Virtual ones are
     /// left out.
     pub fn dependencies(&self, package: &str) -> Result<Vec<String>, AptError> {
-        let text = self.ask(&["depends", "--important", package])?;
-        let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let text = self.ask("apt-cache", &["depends", "--important", package])?;
+        let names = text.lines().filter_map(|line| {
+            let line = line.trim();
+            line.strip_prefix("Depends: ").or_else(|| line.strip_prefix("PreDepends: "))
+        });
         Ok(names.filter(|name| !name.starts_with('<')).map(str::to_owned).collect())
     }
 
@@ -198,7 +201,7 @@ impl Apt {
 
     /// The version of a package that would be downloaded.
     pub fn version(&self, package: &str) -> Result<String, AptError> {
-        let text = self.ask(&["show", "--no-all-versions", package])?;
+        let text = self.ask("apt-cache", &["show", "--no-all-versions", package])?;
         text.lines()
             .find_map(|line| line.strip_prefix("Version: "))
             .map(|version| version.trim().to_owned())
@@ -225,6 +228,45 @@ impl Apt {
         let title = format!("downloading {package}{}", of_version(' '));
         self.fetch(&title, &["download", &what], &format!("download {what}"))?;
         find()?.pop().ok_or_else(|| self.failed("download a package", format!("{what} did not arrive")))
+    }
+
+    /// What would be installed for `wanted` where nothing is: names and versions, in the order of installation, without what is
+    /// only recommended. A member of `wanted` is a package, or a pattern of apt's such as `?essential`.
+    pub fn plan(&self, wanted: &[&str]) -> Result<Vec<(String, String)>, AptError> {
+        let text = self.ask("apt-get", &[&["--simulate", "--no-install-recommends", "install"], wanted].concat())?;
+        Ok(text.lines().filter_map(planned).collect())
+    }
+
+    /// Downloads what [`Apt::plan`] says into a directory; returns the files. apt verifies them against the signed lists.
+    pub fn download_all(&self, wanted: &[&str], dir: &Path) -> Result<Vec<PathBuf>, AptError> {
+        let partial = dir.join("partial");
+        std::fs::create_dir_all(&partial).map_err(IoError::at("create", &partial))?;
+        let archives = format!("Dir::Cache::archives={}", dir.display());
+        let args = ["-o", &archives, "--download-only", "--no-install-recommends", "install"];
+        self.fetch("downloading Debian's packages", &[&args, wanted].concat(), "download Debian's packages")?;
+        let entries = std::fs::read_dir(dir).map_err(IoError::at("read", dir))?;
+        let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        Ok(files.filter(|path| path.extension().is_some_and(|end| end == "deb")).collect())
+    }
+
+    /// The lists that all this follows from: signed indexes, and what they vouch for.
+    pub fn lists(&self) -> Result<Vec<PathBuf>, AptError> {
+        let dir = self.dir.join("lists");
+        let entries = std::fs::read_dir(&dir).map_err(IoError::at("read", dir))?;
+        let is_list = |path: &PathBuf| path.is_file() && path.to_string_lossy().contains("_dists_");
+        Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_list).collect())
+    }
+
+    /// The mirror's address, and what the suite is called there.
+    pub fn source(&self) -> (&str, &'static str) {
+        let sources = std::fs::read_to_string(self.dir.join("etc/sources.list")).unwrap_or_default();
+        let is_alias = sources.contains(&format!(" {} main", self.suite.alias()));
+        (&self.mirror, if is_alias { self.suite.alias() } else { self.suite.name() })
+    }
+
+    /// A package was downloaded, and is not there.
+    pub fn absent(&self, package: &str) -> AptError {
+        self.failed("download a package", format!("{package} did not arrive"))
     }
 
     fn failed(&self, action: impl Into<String>, message: impl Into<String>) -> AptError {
@@ -271,13 +313,12 @@ impl Apt {
         command
     }
 
-    /// What `apt-cache` says of the lists, which stay as they are.
-    fn ask(&self, args: &[&str]) -> Result<String, AptError> {
+    /// What a program says by the lists, which stay as they are.
+    fn ask(&self, program: &'static str, args: &[&str]) -> Result<String, AptError> {
         let question = args.join(" ");
         if let Some(answer) = self.answers.borrow().get(&question) {
             return Ok(answer.clone());
         }
-        let program = "apt-cache";
         let output = output(program, self.command(program).args(args))?;
         if !output.status.success() {
             return Err(self.failed(question, String::from_utf8_lossy(&output.stderr).trim()));
@@ -321,6 +362,25 @@ impl Apt {
         let broken = errors.lines().any(|line| line.starts_with("E:") || line.contains("Failed to fetch"));
         if status.success() && !broken { Ok(()) } else { Err(self.failed(action, errors.trim())) }
     }
+}
+
+/// The package and its version in a line such as `Inst libc6 (2.41-12 Debian:13.2/stable [riscv64])`.
+fn planned(line: &str) -> Option<(String, String)> {
+    let (name, rest) = line.strip_prefix("Inst ")?.split_once(' ')?;
+    let (_, rest) = rest.split_once('(')?;
+    Some((name.to_owned(), rest.split([' ', ')']).next()?.to_owned()))
+}
+
+/// The proxies that the machine's own apt goes through, as lines of its configuration.
+pub(super) fn proxies() -> String {
+    let mut command = Command::new("apt-config");
+    command.args(["dump"]).env("LC_ALL", "C").stdin(Stdio::null());
+    // Without an answer, there are none.
+    let output = command.output().map(|output| output.stdout).unwrap_or_default();
+    let text = String::from_utf8_lossy(&output);
+    let wanted = ["Acquire::http::Proxy ", "Acquire::https::Proxy "];
+    let lines: Vec<_> = text.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name))).collect();
+    lines.join("\n")
 }
 
 fn output(program: &'static str, command: &mut Command) -> Result<Output, AptError> {
@@ -382,6 +442,15 @@ mod tests {
             assert!(help(message).contains("room on the disk of /cache/apt"), "{}", help(message));
         }
         assert!(help("E: Failed to fetch http://a.example/x.deb  404").contains("the network"));
+    }
+
+    #[test]
+    fn what_is_planned_is_read() {
+        let line = "Inst libc6 (2.41-12+deb13u5 Debian:13.2/stable [riscv64]) [a:riscv64 ]";
+        assert_eq!(planned(line), Some(("libc6".into(), "2.41-12+deb13u5".into())));
+        let older = "Inst dash [0.5.11-1] (0.5.12-12 Debian:13.2/stable [riscv64])";
+        assert_eq!(planned(older), Some(("dash".into(), "0.5.12-12".into())));
+        assert_eq!((planned("Conf libc6 (2.41-12)"), planned("Inst libc6")), (None, None));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod host_kernel;
 mod modules;
 mod packages;
 mod program;
+mod system;
 
 use crate::deb::{self, DebError};
 use crate::place::{CacheLock, IoError, cache, write_whole};
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+pub use system::{System, SystemPackage};
 
 /// Software that a guest may need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -34,15 +34,7 @@ impl Modules {
         if modules.are_there() {
             return Ok(modules);
         }
-        let apt = apt::Apt::open(apt::Suite::Trixie)?;
-        let name = apt.dependency(Software::Kernel.package(), "linux-image-")?;
-        let version = apt.version(&name)?;
-        let deb = apt.download(&name, Some(&version))?;
-        let kernel = if (&name, &version) == (&modules.kernel.name, &modules.kernel.version) {
-            modules.kernel
-        } else {
-            Software::Kernel.unpack(name, version, &deb)?
-        };
+        let KernelPackage { kernel, deb } = KernelPackage::fetch(Some(modules.kernel))?;
         let modules = Self::beside(kernel, wanted);
         modules.take(&deb, wanted)?;
         fs::remove_file(&deb).map_err(IoError::at("remove", &deb))?;
@@ -59,6 +51,12 @@ impl Modules {
         self.files.iter().all(|file| file.is_file())
     }
 
+    /// Takes those out of a package that the cache has not, for [`Modules::provide`] to find.
+    pub(super) fn keep(from: &KernelPackage, wanted: &[(&str, &str)]) -> Result<(), DebianError> {
+        let modules = Self::beside(from.kernel.clone(), wanted);
+        if modules.are_there() { Ok(()) } else { modules.take(&from.deb, wanted) }
+    }
+
     /// Takes them out of the package.
     fn take(&self, package: &Path, wanted: &[(&str, &str)]) -> Result<(), DebianError> {
         let Package { name, version, .. } = &self.kernel;
@@ -71,6 +69,28 @@ impl Modules {
         let paths: Vec<(String, String)> = wanted.iter().map(path).collect();
         let paths: BTreeMap<_, _> = paths.iter().map(|(path, name)| (path.as_str(), name.as_str())).collect();
         Ok(deb::extract(package, &paths, &dir_of(&self.kernel))?)
+    }
+}
+
+/// The kernel, and its whole package.
+pub(super) struct KernelPackage {
+    pub(super) kernel: Package,
+    /// The file, which is for whoever has asked to remove.
+    pub(super) deb: PathBuf,
+}
+
+impl KernelPackage {
+    /// Fetches the package, and takes the kernel out of it unless that is `had`. The cache has to be locked.
+    pub(super) fn fetch(had: Option<Package>) -> Result<Self, DebianError> {
+        let apt = apt::Apt::open(apt::Suite::Trixie)?;
+        let name = apt.dependency(Software::Kernel.package(), "linux-image-")?;
+        let version = apt.version(&name)?;
+        let deb = apt.download(&name, Some(&version))?;
+        let kernel = match had.filter(|had| (&had.name, &had.version) == (&name, &version)) {
+            Some(had) => had,
+            None => Software::Kernel.unpack(name, version, &deb)?,
+        };
+        Ok(Self { kernel, deb })
     }
 }
 

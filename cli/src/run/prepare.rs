@@ -4,7 +4,7 @@ use super::RunSpec;
 use crate::added;
 use crate::debian::{Package, Software};
 use crate::disk;
-use crate::initramfs;
+use crate::initramfs::{self, First};
 use crate::layout;
 use crate::meter::Metered;
 use crate::modules::{self, Needs};
@@ -116,6 +116,10 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
     if let Some(meter) = &spec.meter {
         meter.check(spec.harts_for(most_vcpus), spec.clock)?;
+    }
+    // The first that it has.
+    for (vm, disk) in vms.iter_mut().zip(&spec.roots.disks) {
+        vm.disks.splice(..0, disk.iter().cloned());
     }
     let total = spec::most_memory(&vms, spec.h);
     qemu::check_memory(spec.host_memory.unwrap_or(qemu::memory_for(total, 0)))?;
@@ -237,11 +241,19 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
                 None => None,
             };
             let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;
-            let added = added::read(&vm.add)?;
+            let mut added = added::read(&vm.add)?;
+            let first = match vm.root {
+                Some(_) => First::Root,
+                None => First::Shell,
+            };
+            if first == First::Root {
+                added.insert(initramfs::NOW_PATH.into(), format!("{}\n", spec.roots.now).into_bytes());
+                added.insert(initramfs::KEYS_PATH.into(), spec.roots.keys.clone().into_bytes());
+            }
             let files = drivers.iter().map(|(path, content)| (path, content)).chain(&added);
             let files = files.map(|(path, content)| (path.as_str(), content.as_slice()));
             let files: Vec<_> = mark.iter().map(|mark| ("bin/mark", mark.as_slice())).chain(files).collect();
-            Some(initramfs::build_with(&busybox, spec.exec.as_deref(), &files)?)
+            Some(initramfs::build_for(first, &busybox, spec.exec.as_deref(), &files)?)
         }
     };
     // An empty file is no initrd: there is nothing to announce.
@@ -345,6 +357,7 @@ fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::disk::Snapshot;
+    use crate::root::Roots;
     use crate::vmfile::VmFile;
 
     fn vm(options: &VmFile) -> VmSpec {
@@ -359,6 +372,7 @@ mod tests {
             swap: None,
             snapshot: Snapshot::No,
             forwards: vec![],
+            roots: Roots::default(),
             settings: vec![],
             harts: None,
             h: HExtension::Present,

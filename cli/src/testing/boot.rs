@@ -20,10 +20,12 @@ use crate::machine::{Machine, Next, Stopped};
 use crate::meter::Metered;
 use crate::place::{IoError, cache};
 use crate::qemu::{Clock, MachineSpec, Seat};
+use crate::root::{Root, Roots};
 use crate::run::{self, RunSpec};
 use crate::size::Size;
 use crate::stream::Piece;
 use crate::swap::SwapSpec;
+use crate::system;
 use crate::variant::Variant;
 use crate::vmfile::{Initrd, Kernel, VmFile};
 use abi::bundle::{ConsoleMode, MmuMode};
@@ -171,6 +173,7 @@ pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
         swap: None,
         snapshot: Snapshot::No,
         forwards: Vec::new(),
+        roots: Roots::default(),
         settings: case.test.set.clone(),
         harts: Some(case.harts),
         h: case.variant.h,
@@ -229,13 +232,23 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         }
         files[0].forward = Some(vec![server.forward]);
     }
-    let spec = RunSpec {
+    // A disk that is not there, and so a new one.
+    let roots = test.root.as_ref().map(|_| run_dir()).transpose()?;
+    if let Some(dir) = &roots {
+        for (number, file) in files.iter_mut().take(test.vms).enumerate() {
+            file.root = Some(Root { file: Some(dir.path().join(format!("root{number}"))) });
+        }
+    }
+    let mut spec = RunSpec {
+        snapshot: if roots.is_some() { Snapshot::Yes } else { Snapshot::No },
         swap: swap.as_ref().map(|(spec, _)| spec.clone()),
         exec: test.exec.clone().filter(|_| own_initrd.is_none()),
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
         ..machine(case, seat, files)
     };
+    let provided = system::provide(&spec)?;
+    spec.roots = provided.roots.clone();
     let prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
     metered::follow(test, &prepared.machine, |machine| follow(case, machine))
 }

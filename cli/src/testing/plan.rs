@@ -5,6 +5,7 @@ use super::counters::Assertion;
 use super::dialog::Exchange;
 use crate::bench::workload::Kind;
 use crate::qemu::Seat;
+use crate::root::Root;
 use crate::size::Size;
 use crate::variant::Selector;
 use crate::vmfile::{Balloon, Console, Kernel};
@@ -27,6 +28,8 @@ pub struct BootTest {
     pub guest: Option<String>,
     /// Or the kernel to boot.
     pub kernel: Option<Kernel>,
+    /// The system that each VM has as its root, new and thrown away.
+    pub root: Option<Root>,
     /// The machines it is run on.
     #[serde(default = "on_gnomon")]
     pub on: Vec<Platform>,
@@ -329,6 +332,15 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if test.workload.is_some() && (test.exec.is_some() || test.guest.is_some()) => {
             Err("a `workload` has its own commands, for Linux")
         }
+        () if test.root.as_ref().is_some_and(|root| root.file.is_some()) => {
+            Err("each run has a new `root`, which has no file")
+        }
+        () if test.root.is_some() && (is_elsewhere || test.kernel != Some(Kernel::Debian) || test.swap.is_some()) => {
+            Err("a `root` is for Debian's kernel on Gnomon")
+        }
+        () if test.root.is_some() && (!test.programs.is_empty() || test.workload.is_some()) => {
+            Err("a `root` has its own programs")
+        }
         () if test.exec.is_none() && !test.programs.is_empty() => Err("`programs` are for `exec` only"),
         () if test.vms > 1 && test.exec.is_none() => Err("several VMs are for `exec` only"),
         () if !test.vm_mmu.is_empty() && (test.vm_mmu.len() != test.vms || !test.mmu.is_empty()) => {
@@ -437,6 +449,10 @@ pub mod tests {
             ("[a]\nabout = ''\nkernel = 'debian'\nworkload = 'gap'\n", "gap"),
             ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),
             ("[a]\nabout = ''\nkernel = 'debian'\nprograms = ['x']\n", "programs"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'arch'\n", "no root"),
+            ("[a]\nabout = ''\nkernel = 'u-boot'\nroot = 'debian'\n", "root"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nroot = { system = 'debian', file = 'x' }\n", "file"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'debian'\nexec = 'x'\nprograms = ['x']\n", "own programs"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.output = ['(']\n", "regex"),
             ("[a]\nabout = ''\nguest = 'x'\ncolour = 1\n", "colour"),
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['turbo']\n", "turbo"),

@@ -1,0 +1,79 @@
+#!/bin/busybox sh
+# The first process of a VM with a Debian root, which is on its first disk.
+export PATH=/bin HOME=/root TERM=linux
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts
+mount -t devpts devpts /dev/pts
+fail() {
+    echo "gnomon: $1"
+    stty sane
+    # Linux panics where its first process ends: nobody takes that for an end that was wished for.
+    exit 1
+}
+# Guests have no clock of their own that knows the day.
+date -s "@$(($(cat /etc/now) + $(cut -d. -f1 /proc/uptime)))" > /dev/null
+mount -t ext4 -o noatime /dev/vda /mnt || fail "the first disk has no root that can be mounted"
+[ -x /mnt/usr/lib/systemd/systemd ] || fail "the first disk has no Debian on it"
+[ -d "/mnt/usr/lib/modules/$(uname -r)" ] ||
+    echo "gnomon: the root has no modules of this kernel, $(uname -r): a new one would have (remove its file to begin afresh)"
+mount -t tmpfs -o mode=755,nosuid,nodev run /mnt/run
+mkdir -p /mnt/run/gnomon/bin
+if [ -n "$ip" ]; then
+    # As in init.sh.
+    IFS=:
+    set -- $ip
+    unset IFS ip
+    ifconfig lo up
+    ifconfig "$6" "$1" netmask "$4" up && route add default gw "$3"
+    echo "nameserver $8" > /mnt/run/gnomon/resolv.conf
+    set --
+fi
+# A root that starts for the first time takes the VM's name.
+if [ ! -e /mnt/etc/hostname ]; then
+    hostname > /mnt/etc/hostname
+    echo "127.0.1.1 $(hostname)" >> /mnt/etc/hosts
+fi
+[ ! -e /etc/authorized_keys ] || cp /etc/authorized_keys /mnt/run/gnomon/
+[ ! -e /bin/mark ] || cp /bin/mark /mnt/run/gnomon/bin/
+for file in /root/* /root/.[!.]*; do
+    [ ! -e "$file" ] || cp -a "$file" /mnt/root/
+done
+
+if [ -f /exec.sh ]; then
+    mount -o move /dev /mnt/dev
+    mkdir -p /mnt/dev/shm
+    mount -t tmpfs -o mode=1777,nosuid,nodev shm /mnt/dev/shm
+    mount -t proc proc /mnt/proc
+    mount -t sysfs sys /mnt/sys
+    mount -t tmpfs -o mode=1777,nosuid,nodev tmp /mnt/tmp
+    cp /exec.sh /mnt/run/gnomon/exec.sh
+    # The console is a terminal, and still nobody sits there.
+    echo 'quiet "1";' > /mnt/run/gnomon/apt.conf
+    dmesg -n 1
+    echo "gnomon-exec: begin"
+    chroot /mnt /usr/bin/env -i -C /root PATH=/run/gnomon/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root USER=root \
+        TERM=linux LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/gnomon/apt.conf \
+        /bin/bash /run/gnomon/exec.sh < /mnt/dev/null
+    status=$?
+    # What they have left running would keep the root from being unmounted.
+    kill -9 -1
+    for try in 1 2 3 4 5; do
+        mount -o remount,ro /mnt 2> /mnt/dev/null && break
+        sleep 0.2
+    done
+    sync
+    # As in init.sh.
+    echo
+    echo "gnomon-exec: end $status"
+    stty sane
+    poweroff -f
+fi
+
+[ -z "$COLUMNS" ] || stty rows "$LINES" cols "$COLUMNS"
+for name in dev proc sys; do
+    mount -o move /$name /mnt/$name
+done
+# Nothing of the kernel's command line is the root's.
+exec env -i TERM=linux switch_root /mnt /sbin/init

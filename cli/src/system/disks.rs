@@ -1,0 +1,225 @@
+//! The disk of each VM that has a root, and the keys of those who may log in.
+
+use super::image;
+use crate::disk::{DiskSpec, Format, Snapshot};
+use crate::place::{IoError, cache, root as repository};
+use crate::root::Root;
+use crate::spec::VmSpec;
+use miette::Diagnostic;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where disks are that the user has not named a file for, in the repository: not in the cache, which may be removed at any time.
+const DISKS: &str = "disks";
+/// The port that ssh comes to.
+const SSH: u16 = 22;
+
+/// Why a VM has no root.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+enum DiskError {
+    /// Another run has the disk.
+    #[error("{file} is in use, by another run or another VM")]
+    #[diagnostic(help(
+        "wait for its end, or give this VM another disk: --debian=FILE, or `root = {{ system = \"debian\", file = \"FILE\" }}` in the VM file; \
+         several runs may use one disk with --snapshot"
+    ))]
+    Busy { file: PathBuf },
+    /// It could not be copied.
+    #[error("cannot make the disk {file}: {message}")]
+    #[diagnostic(help(
+        "see that the directory is there, that you may write it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
+    ))]
+    Copy { file: PathBuf, message: String },
+    /// The file cannot be used.
+    #[error("cannot use {file} as a disk: {source}")]
+    #[diagnostic(help(
+        "name a file that you may read and write: --debian=FILE; or give --snapshot, to which reading is enough"
+    ))]
+    Unusable { file: PathBuf, source: std::io::Error },
+}
+
+/// A VM's disk.
+pub(super) struct RootDisk {
+    pub(super) spec: DiskSpec,
+    /// What the user is told of it.
+    pub(super) note: String,
+    /// Keeps other runs from it.
+    pub(super) lock: File,
+}
+
+/// Provides a VM's disk: the file that is there, else a copy of the image. What is thrown away needs no copy.
+pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::Result<RootDisk> {
+    let file = match &root.file {
+        Some(file) => file.clone(),
+        None => repository().join(DISKS).join(format!("{}.img", vm.name)),
+    };
+    let is_there = file.exists();
+    let name = &vm.name;
+    let (file, note) = match (snapshot, is_there) {
+        (Snapshot::Yes, true) => {
+            let note =
+                format!("{name}: a Debian begins as {} is, and what is done to it is thrown away", file.display());
+            (file, note)
+        }
+        (Snapshot::Yes, false) => (image::provide()?, format!("{name}: a new Debian, which is thrown away at the end")),
+        (Snapshot::No, _) => {
+            if !is_there {
+                // Making an image takes minutes: what cannot be is told before.
+                check_writable(&file)?;
+                copy(&image::provide()?, &file)?;
+            }
+            let which = if is_there { "" } else { ", a new one" };
+            let note = format!(
+                "{name}: a Debian on {}{which}, which keeps what is done to it; remove the file to begin afresh",
+                file.display()
+            );
+            (file, note)
+        }
+    };
+    let lock = lock(&file, snapshot)?;
+    Ok(RootDisk { spec: DiskSpec { file, readonly: false, format: Some(Format::Raw), size: None }, note, lock })
+}
+
+/// Takes a disk's file: for this run alone, or with others that only read it.
+fn lock(file: &Path, snapshot: Snapshot) -> Result<File, DiskError> {
+    let how = match snapshot {
+        Snapshot::Yes => FlockOperation::NonBlockingLockShared,
+        Snapshot::No => FlockOperation::NonBlockingLockExclusive,
+    };
+    let unusable = |source| DiskError::Unusable { file: file.to_owned(), source };
+    let opened = File::options().read(true).write(snapshot == Snapshot::No).open(file).map_err(unusable)?;
+    match flock(&opened, how) {
+        Ok(()) => Ok(opened),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(DiskError::Busy { file: file.to_owned() }),
+        Err(error) => Err(unusable(error.into())),
+    }
+}
+
+fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Finds out whether a file can be made there.
+fn check_writable(file: &Path) -> Result<(), DiskError> {
+    let failed = |error: std::io::Error| DiskError::Copy { file: file.to_owned(), message: error.to_string() };
+    let dir = folder_of(file);
+    // That of the repository is made; one that the user has named is there, or misspelt.
+    if dir == repository().join(DISKS) {
+        fs::create_dir_all(dir).map_err(failed)?;
+    }
+    tempfile::tempfile_in(dir).map(drop).map_err(failed)
+}
+
+/// Copies an image, whole or not at all. What is empty in it takes no room in the copy.
+fn copy(image: &Path, to: &Path) -> Result<(), DiskError> {
+    let failed = |message: String| DiskError::Copy { file: to.to_owned(), message };
+    let dir = folder_of(to);
+    let own = fs::Permissions::from_mode(0o600);
+    let copy = tempfile::Builder::new().permissions(own).prefix(".new-").tempfile_in(dir);
+    let copy = copy.map_err(|error| failed(error.to_string()))?;
+    let mut command = Command::new("cp");
+    command.args(["--sparse=always", "--reflink=auto", "--"]).arg(image).arg(copy.path()).stdin(Stdio::null());
+    let output = command.output().map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    copy.persist_noclobber(to).map(drop).map_err(|error| failed(error.error.to_string()))
+}
+
+/// Who may log in by ssh.
+pub(super) struct Keys {
+    /// Their keys, a line each.
+    pub(super) lines: String,
+    /// The file of a key that was made for it.
+    own: Option<PathBuf>,
+}
+
+impl Keys {
+    /// How to log in to a VM from this host, if a port leads there.
+    pub(super) fn login(&self, vm: &VmSpec) -> Option<String> {
+        let forwards = vm.net.iter().flat_map(|card| &card.forwards);
+        let forward = forwards.into_iter().find(|forward| forward.guest.get() == SSH)?;
+        let name = &vm.name;
+        Some(match &self.own {
+            Some(key) => format!("{name}: ssh -i {} -p {} root@{}", key.display(), forward.host, forward.at),
+            None if self.lines.is_empty() => {
+                format!("{name}: there is no ssh-keygen, and you have no key: ssh will be refused")
+            }
+            None => format!("{name}: ssh -p {} root@{}", forward.host, forward.at),
+        })
+    }
+}
+
+/// The user's public keys, and one that is made for this.
+pub(super) fn keys() -> Result<Keys, IoError> {
+    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let mut lines = public_keys(&home.join(".ssh"));
+    let own = cache("debian")?.join("id_ed25519");
+    if !own.is_file() {
+        let mut command = Command::new("ssh-keygen");
+        command.args(["-q", "-t", "ed25519", "-N", "", "-C", "gnomon", "-f"]).arg(&own);
+        // Without that program there is none to log in by, either.
+        let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    }
+    let public = fs::read_to_string(own.with_extension("pub")).ok();
+    lines.extend(public.iter().flat_map(|text| text.lines().map(str::to_owned)));
+    let lines = lines.iter().map(|line| format!("{line}\n")).collect();
+    Ok(Keys { lines, own: public.map(|_| own) })
+}
+
+fn public_keys(dir: &Path) -> Vec<String> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "pub")).collect();
+    files.sort();
+    let texts = files.into_iter().filter_map(|path| fs::read_to_string(path).ok());
+    texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).filter(|line| !line.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_one_runs_or_those_that_read_it() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let lock = |snapshot| lock(file.path(), snapshot);
+        let writes = lock(Snapshot::No).expect("free");
+        for snapshot in [Snapshot::No, Snapshot::Yes] {
+            assert!(matches!(lock(snapshot), Err(DiskError::Busy { .. })));
+        }
+        drop(writes);
+        let _reads = [lock(Snapshot::Yes).expect("free"), lock(Snapshot::Yes).expect("shared")];
+        assert!(matches!(lock(Snapshot::No), Err(DiskError::Busy { .. })));
+    }
+
+    #[test]
+    fn a_copy_is_whole_sparse_and_replaces_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| dir.path().join(name);
+        let image = File::create(path("image")).expect("a file");
+        image.set_len(64 << 20).expect("longer");
+        std::os::unix::fs::FileExt::write_all_at(&image, b"root", 32 << 20).expect("written");
+        copy(&path("image"), &path("disk")).expect("copied");
+        let disk = fs::metadata(path("disk")).expect("there");
+        assert_eq!((disk.len(), disk.permissions().mode() & 0o777), (64 << 20, 0o600));
+        assert!(std::os::unix::fs::MetadataExt::blocks(&disk) < 4096, "sparse");
+        assert!(fs::read(path("disk")).expect("readable")[32 << 20..].starts_with(b"root"));
+        for (from, to) in [("image", "disk"), ("missing", "other"), ("image", "no/such")] {
+            assert!(matches!(copy(&path(from), &path(to)), Err(DiskError::Copy { .. })), "{from} {to}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 2, "nothing is left");
+    }
+
+    #[test]
+    fn public_keys_are_found() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (name, text) in [("id_a.pub", "ssh-ed25519 AAAA me\n"), ("id_a", "secret"), ("b.pub", "ssh-rsa BBBB\n\n")] {
+            fs::write(dir.path().join(name), text).expect("a file");
+        }
+        assert_eq!(public_keys(dir.path()), ["ssh-rsa BBBB", "ssh-ed25519 AAAA me"]);
+        assert!(public_keys(&dir.path().join("missing")).is_empty());
+    }
+}

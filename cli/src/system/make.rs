@@ -1,0 +1,134 @@
+//! Makes a root: a guest of Gnomon's own installs Debian on a disk.
+
+use super::archives;
+use crate::console::{ExecDemux, ExecEvent, Tail};
+use crate::debian::{Files, Suite, System, Wanted};
+use crate::disk::{DiskSpec, Format, Snapshot};
+use crate::machine::{Machine, Next};
+use crate::place::IoError;
+use crate::progress::Step;
+use crate::qemu::{Clock, HExtension, Seat, quoted};
+use crate::run::{self, RunSpec};
+use crate::size::Size;
+use crate::stream::Piece;
+use crate::vmfile::VmFile;
+use abi::bundle::ConsoleMode;
+use miette::Diagnostic;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// What the guest does.
+pub(super) const SCRIPT: &str = include_str!("make.sh");
+/// The disk's size. Its file is sparse.
+pub(super) const SIZE: Size = Size(16 << 30);
+/// RAM of the guest, which has all packages in it.
+const MEMORY: Size = Size(1 << 30);
+/// The guest says something more often than that.
+const SILENCE: Duration = Duration::from_secs(600);
+/// Makes the file system.
+const MKE2FS: &str = "usr/sbin/mke2fs";
+
+/// The guest could not do it.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("Debian could not be installed on {}; the last that was said: {said}", image.display())]
+#[diagnostic(help(
+    "see that the disk of that file has 1 GiB of room, or set GNOMON_CACHE to a directory on another one; then start again. If it fails \
+     again, the archive may be changing: try later"
+))]
+pub(super) struct MakeError {
+    image: PathBuf,
+    said: String,
+}
+
+/// Makes the root in a file that is there, and empty.
+pub(super) fn make(system: &System, image: &Path, dir: &Path) -> miette::Result<()> {
+    let base = archives::base(system, dir)?;
+    let packages = archives::packages(system, dir)?;
+    let tools = Files::provide(Suite::Trixie, "e2fsprogs", Wanted::Program(MKE2FS))?;
+    let file = std::fs::File::options().write(true).open(image).and_then(|file| file.set_len(SIZE.0));
+    file.map_err(IoError::at("enlarge", image))?;
+    let disk =
+        |file: &Path, readonly| DiskSpec { file: file.to_owned(), readonly, format: Some(Format::Raw), size: None };
+    let vm = VmFile {
+        name: Some("debian".into()),
+        memory: Some(MEMORY),
+        vcpus: Some(2),
+        add: Some(tools.files.into_iter().map(|(_, file)| file).collect()),
+        disks: Some(vec![disk(image, false), disk(base.path(), true), disk(packages.path(), true)]),
+        ..VmFile::default()
+    };
+    let script = script(system);
+    let spec = RunSpec {
+        files: vec![vm],
+        options: VmFile::default(),
+        host_memory: None,
+        swap: None,
+        snapshot: Snapshot::No,
+        forwards: Vec::new(),
+        roots: crate::root::Roots::default(),
+        settings: Vec::new(),
+        harts: None,
+        h: HExtension::Present,
+        seat: Seat::Firmware,
+        exec: Some(script),
+        clock: Clock::Real,
+        meter: None,
+        qemu_args: Vec::new(),
+        console: ConsoleMode::Lines,
+        terminal: None,
+    };
+    let prepared = run::prepare(&spec, None)?;
+    follow(&prepared.machine, system.packages.len()).map_err(|said| MakeError { image: image.to_owned(), said }.into())
+}
+
+/// The commands, with what they refer to.
+fn script(system: &System) -> String {
+    let names = |is_essential: bool| {
+        let packages = system.packages.iter().filter(|package| package.is_essential == is_essential);
+        packages.map(|package| package.name.as_str()).collect::<Vec<_>>().join(" ")
+    };
+    let values = [
+        ("now", super::now().to_string()),
+        ("release", system.kernel.name.trim_start_matches("linux-image-").to_owned()),
+        ("essential", names(true)),
+        ("packages", names(false)),
+        ("mirror", super::seen_by_guest(&system.mirror)),
+        ("suite", system.suite.to_owned()),
+        ("proxies", super::seen_by_guest(&system.proxies)),
+    ];
+    let lines: String = values.iter().map(|(name, value)| format!("{name}={}\n", quoted(value))).collect();
+    lines + SCRIPT
+}
+
+/// Runs the machine to its end; tells what was said last if it did not do all.
+fn follow(machine: &crate::qemu::MachineSpec, packages: usize) -> Result<(), String> {
+    let step = Step::percent("installing Debian, once: it takes some minutes");
+    let mut demux = ExecDemux::new(["debian"]);
+    let mut tail = Tail::default();
+    // Each is unpacked, and set up.
+    let (mut done, all) = (0, packages * 2);
+    let (machine, _) = Machine::start(machine).map_err(|error| error.to_string())?;
+    let outcome = machine.run(Some(Instant::now() + SILENCE), |piece| {
+        let Piece::Text(bytes) = piece else { return Next::Continue };
+        for event in demux.push(bytes) {
+            let (ExecEvent::Output(line) | ExecEvent::Other(line)) = event;
+            let line = line.strip_prefix(b"\n").unwrap_or(&line);
+            let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line)).into_owned();
+            if text.starts_with("Unpacking ") || text.starts_with("Setting up ") {
+                done += 1;
+                step.set((done * 100 / all) as u64);
+                step.note(text.trim_end_matches('.'));
+            }
+            tail.push(text.as_bytes());
+        }
+        Next::Until(Instant::now() + SILENCE)
+    });
+    let outcome = outcome.map_err(|error| error.to_string())?;
+    if demux.statuses().all(|(_, status)| status == Some(0)) {
+        return Ok(());
+    }
+    let said = tail.lines().filter(|line| !line.trim().is_empty());
+    let last = said.collect::<Vec<_>>().into_iter().rev().take(5).collect::<Vec<_>>();
+    let lines: Vec<_> = last.into_iter().rev().chain([outcome.stderr.as_str()]).collect();
+    Err(lines.join("\n").trim().to_owned())
+}
