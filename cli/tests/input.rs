@@ -347,7 +347,7 @@ fn roots_that_cannot_be() {
     for (args, says) in [
         (["--kernel", "u-boot"], ["another kernel", "leave out `kernel`"]),
         (["--initrd", "none"], ["initrd of its own", "leave out `initrd`"]),
-        (["--memory", "255M"], ["255M of memory", "--memory"]),
+        (["--memory", "255M"], ["255 MiB of memory", "--memory"]),
         (["--forward", "22"], ["8080:80", "--forward"]),
     ] {
         let status = if args[0] == "--forward" { USAGE } else { INPUT };

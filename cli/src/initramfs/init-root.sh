@@ -48,12 +48,13 @@ if [ -f /exec.sh ]; then
     mount -t proc proc /mnt/proc
     mount -t sysfs sys /mnt/sys
     mount -t tmpfs -o mode=1777,nosuid,nodev tmp /mnt/tmp
-    cp /exec.sh /mnt/run/gnomon/exec.sh
+    # Without a line of its own, so that messages name the commands' lines.
+    { echo -n "cd /root; "; cat /exec.sh; } > /mnt/run/gnomon/exec.sh
     # The console is a terminal, and still nobody sits there.
     echo 'quiet "1";' > /mnt/run/gnomon/apt.conf
     dmesg -n 1
     echo "gnomon-exec: begin"
-    chroot /mnt /usr/bin/env -i -C /root PATH=/run/gnomon/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root USER=root \
+    chroot /mnt /usr/bin/env -i PATH=/run/gnomon/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root USER=root \
         TERM=linux LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/gnomon/apt.conf \
         /bin/bash /run/gnomon/exec.sh < /mnt/dev/null
     status=$?
