@@ -204,13 +204,12 @@ pub fn write_plain(deb: &Path, to: &Path) -> Result<(), DebError> {
         if output.status.success() { Ok(output.stdout) } else { Err(damaged(message())) }
     };
     let (control, data) = (part("--ctrl-tarfile")?, part("--fsys-tarfile")?);
-    let mut plain = Vec::new();
-    let mut archive = ar::Builder::new(&mut plain);
+    let mut archive = ar::Builder::new(Vec::new());
     for (name, bytes) in [("debian-binary", b"2.0\n".as_slice()), ("control.tar", &control), ("data.tar", &data)] {
         let header = ar::Header::new(name.into(), bytes.len() as u64);
         archive.append(&header, bytes).map_err(|error| damaged(error.to_string()))?;
     }
-    drop(archive);
+    let plain = archive.into_inner().map_err(|error| damaged(error.to_string()))?;
     Ok(std::fs::write(to, plain).map_err(IoError::at("write", to))?)
 }
 

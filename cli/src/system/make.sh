@@ -5,7 +5,8 @@ date -s "@$now" > /dev/null
 # The file of the disk is sparse: what was not written is zero already.
 /root/ld-linux-riscv64-lp64d.so.1 --library-path /root /root/mke2fs -q -t ext4 -L debian \
     -E nodiscard,lazy_itable_init=1,assume_storage_prezeroed=1 /dev/vda
-mount -t ext4 -o noatime /dev/vda /mnt
+# An image that is not whole is thrown away: nothing needs to be on the host's disk before the end.
+mount -t ext4 -o noatime,barrier=0,commit=300 /dev/vda /mnt
 tar x -f /dev/vdb -C /mnt
 mkdir /mnt/packages
 mount -t tmpfs -o size=90% packages /mnt/packages
@@ -59,6 +60,10 @@ rm -f etc/hostname
 put etc/fstab << END
 /dev/vda / ext4 rw,errors=remount-ro 0 0
 END
+put etc/locale.conf << END
+LANG=C.UTF-8
+END
+ln -sf ../locale.conf etc/default/locale
 put etc/hosts << END
 127.0.0.1 localhost
 ::1 localhost ip6-localhost ip6-loopback
