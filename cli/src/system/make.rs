@@ -96,8 +96,12 @@ fn script(system: &System) -> String {
         ("suite", system.suite.to_owned()),
         ("proxies", super::seen_by_guest(&system.proxies)),
     ];
-    let lines: String = values.iter().map(|(name, value)| format!("{name}={}\n", quoted(value))).collect();
-    lines + SCRIPT
+    assignments(&values) + SCRIPT
+}
+
+/// Lines that give a shell's variables these values.
+fn assignments(values: &[(&str, String)]) -> String {
+    values.iter().map(|(name, value)| format!("{name}={}\n", quoted(value))).collect()
 }
 
 /// Runs the machine to its end; tells what was said last if it did not do all.
@@ -117,7 +121,11 @@ fn follow(machine: &crate::qemu::MachineSpec, packages: usize) -> Result<(), Str
             if text.starts_with("Unpacking ") || text.starts_with("Setting up ") {
                 done += 1;
                 step.set((done * 100 / all) as u64);
-                step.note(text.trim_end_matches('.'));
+                // A log has a line for each quarter.
+                match done * 4 % all {
+                    0..4 => step.report(&format!("installing Debian: {} of {all} steps", done)),
+                    _ => step.note(text.trim_end_matches('.')),
+                }
             }
             tail.push(text.as_bytes());
         }
@@ -131,4 +139,38 @@ fn follow(machine: &crate::qemu::MachineSpec, packages: usize) -> Result<(), Str
     let last = said.collect::<Vec<_>>().into_iter().rev().take(5).collect::<Vec<_>>();
     let lines: Vec<_> = last.into_iter().rev().chain([outcome.stderr.as_str()]).collect();
     Err(lines.join("\n").trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Output, Stdio};
+
+    fn sh(args: &[&str], script: &str) -> Output {
+        let mut command = Command::new("sh");
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("a shell");
+        child.stdin.take().expect("a pipe").write_all(script.as_bytes()).expect("written");
+        child.wait_with_output().expect("its output")
+    }
+
+    #[test]
+    fn a_shell_can_read_what_the_guest_does() {
+        // Which is two scripts, one within the other.
+        let (_, rest) = SCRIPT.split_once("install.sh <<'END'\n").expect("the inner one");
+        let (inner, _) = rest.split_once("\nEND\n").expect("its end");
+        for script in [SCRIPT, inner] {
+            let output = sh(&["-n"], script);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        assert!(!sh(&["-n"], "if true; then").status.success());
+    }
+
+    #[test]
+    fn values_are_what_the_shell_reads() {
+        let values = [("mirror", "http://a.example/it's $HOME;".to_owned()), ("proxies", "one \"x\";\ntwo".to_owned())];
+        let script = assignments(&values) + "printf '%s|%s' \"$mirror\" \"$proxies\"";
+        assert_eq!(sh(&[], &script).stdout, b"http://a.example/it's $HOME;|one \"x\";\ntwo");
+    }
 }
