@@ -35,7 +35,7 @@ impl Scratch {
     /// `gnomon run` with these options; its messages and output.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.args(["run", "--timeout", "100"]).args(args).env("HOME", self.0.path());
+        command.args(["run", "--timeout", "100"]).args(args);
         let Output { status, stdout, stderr } = command.output().expect("gnomon");
         let text = |bytes| String::from_utf8(bytes).expect("text");
         (status.code(), text(stdout), text(stderr))
@@ -61,16 +61,17 @@ fn a_root_keeps_what_is_done_to_it() {
     let disk = format!("{}:32M", scratch.disk().display());
     let (status, output, messages) = scratch.run(&["--memory", "128M", "--disk", &disk, "--exec", MAKE]);
     assert_eq!(status, Some(0), "{output}{messages}");
-    std::fs::create_dir(scratch.0.path().join(".ssh")).expect("a directory");
-    std::fs::write(scratch.0.path().join(".ssh/me.pub"), "ssh-ed25519 AAAA me\n").expect("a file");
     let added = scratch.0.path().join("added");
     std::fs::write(&added, "from the host").expect("a file");
     let commands = "pwd; cat added /etc/hostname; echo; cat /run/gnomon/authorized_keys /run/gnomon/resolv.conf; ifconfig eth0; \
                     date +%Y; ls /dev/shm /dev/pts > /dev/null && echo kept > /kept; (while :; do :; done) & true";
     let output = scratch.exec(commands, &["--name", "box", "--add", added.to_str().expect("UTF-8")]);
-    for wanted in ["/root\n", "from the host", "box\n", "AAAA me\n", "nameserver 10.0.2.3\n", "inet addr:10.0.2.15 "] {
+    for wanted in ["/root\n", "from the host", "box\n", "nameserver 10.0.2.3\n", "inet addr:10.0.2.15 "] {
         assert!(output.contains(wanted), "{wanted}: {output}");
     }
+    // Where there is no ssh-keygen, there is no ssh either.
+    let key = gnomon::place::cache("debian").expect("a cache").join("id_ed25519.pub");
+    assert!(!key.exists() || output.contains(&std::fs::read_to_string(key).expect("a key")), "{output}");
     // Guests have no clock; none of them is to believe that it is 1970.
     let year = output.lines().find_map(|line| line.parse::<u32>().ok()).expect("a year");
     assert!(year >= 2025, "{output}");
