@@ -52,6 +52,10 @@ if [ -f /exec.sh ]; then
     { echo -n "cd /root; "; cat /exec.sh; } > /mnt/run/gnomon/exec.sh
     # The console is a terminal, and still nobody sits there.
     echo 'quiet "1";' > /mnt/run/gnomon/apt.conf
+    # The kernel asks for modules where its first process is, which is outside of the root.
+    printf '#!/bin/sh\nexec chroot /mnt /sbin/modprobe "$@"\n' > /bin/load-module
+    chmod 755 /bin/load-module
+    echo /bin/load-module > /proc/sys/kernel/modprobe
     dmesg -n 1
     echo "gnomon-exec: begin"
     chroot /mnt /usr/bin/env -i PATH=/run/gnomon/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root USER=root \
