@@ -4,7 +4,7 @@
 //! Everything that the host needs lies in its initramfs, so that a run repeats exactly under
 //! [`Clock::Instructions`]. The guest's UART is the machine's. See docs/kvm.md.
 
-use crate::debian::{DebianError, Files, HostKernel, Package, Software, Suite, Wanted};
+use crate::debian::{DebianError, Files, HostKernel, LEAN, Package, Software, Suite, Wanted};
 use crate::initramfs::{Archive, InitramfsError};
 use crate::place::{IoError, Unnamed};
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
@@ -24,11 +24,8 @@ const VMM: (&str, &str) = ("qemu-system-riscv", "qemu-system-riscv64");
 /// host boots: its kernel, the VMM, and room in which huge pages are found.
 const HOST_RAM: u64 = 384 * MIB;
 
-/// The host's command line. Without its self-tests, keys, and timing of loops a boot takes half as many
-/// instructions; memory that is kept for devices would not be the guest's.
-const APPEND: &str = "console=ttyS0 earlycon=sbi quiet panic=-1 norandmaps cma=0 cryptomgr.notests \
-     initcall_blacklist=jent_mod_init,load_system_certificate_list,init_kprobe_trace,\
-     check_unaligned_access_all_cpus,bpf_tcp_ca_kfunc_init,bpf_dummy_struct_ops_init";
+/// The host's command line, beside [`LEAN`]. Memory that is kept for devices would not be the guest's.
+const APPEND: &str = "console=ttyS0 earlycon=sbi quiet panic=-1 norandmaps cma=0";
 
 /// The harts. KVM's G-stage has as many levels as they can: without Sv48 three, as Gnomon's, and as the papers'. With
 /// Sscofpmf KVM has counters for its guests: without them, Linux in a guest of QEMU's leaves `scounteren` at what QEMU resets it to,
@@ -138,7 +135,7 @@ impl KvmHost {
             boot: Boot::Bare {
                 kernel: self.kernel.image.clone(),
                 initrd: Some(initrd.path().to_owned()),
-                append: APPEND.into(),
+                append: format!("{APPEND} {LEAN}"),
             },
             harts: 1,
             h: HExtension::Present,

@@ -74,6 +74,10 @@ fn cached<Record: DeserializeOwned>(suite: Suite, package: &str) -> Result<Optio
     Ok(serde_json::from_str(&text).ok())
 }
 
+/// Words of a command line by which Debian's kernel leaves out tests and probes of itself that are half of a boot.
+pub const LEAN: &str = "cryptomgr.notests initcall_blacklist=jent_mod_init,load_system_certificate_list,init_kprobe_trace,\
+    check_unaligned_access_all_cpus,bpf_tcp_ca_kfunc_init,bpf_dummy_struct_ops_init";
+
 impl Software {
     /// The package as Debian calls it; a metapackage stands for what it depends on.
     const fn package(self) -> &'static str {

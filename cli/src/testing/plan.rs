@@ -4,6 +4,7 @@ use super::cases::{self, Case};
 use super::counters::Assertion;
 use super::dialog::Exchange;
 use crate::bench::workload::Kind;
+use crate::debian::LEAN;
 use crate::qemu::Seat;
 use crate::root::Root;
 use crate::size::Size;
@@ -100,6 +101,9 @@ pub struct BootTest {
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: String,
+    /// Whether Debian's kernel leaves out tests and probes of itself.
+    #[serde(default)]
+    pub lean: bool,
     /// The console that Linux is told to use.
     pub console: Option<Console>,
     /// Whether 2 MiB mappings may be used.
@@ -313,9 +317,12 @@ pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
     let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
     let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
     let mut cases = Vec::new();
-    for (name, test) in tests {
+    for (name, mut test) in tests {
         let error = |message: &str| error(format!("{name}: {message}"));
         check(&test).map_err(error)?;
+        if test.lean {
+            test.append = format!("{LEAN} {}", test.append).trim_end().into();
+        }
         cases.extend(cases::expand(&name, &test).map_err(|why| error(&why))?);
     }
     cases::leave_to_twins(&mut cases).map_err(error)?;
@@ -328,6 +335,7 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
     let has_counters = !test.expect.counters.is_empty() || !test.expect.counters_for.is_empty();
     match () {
         () if test.guest.is_some() == test.kernel.is_some() => Err("give either `guest` or `kernel`"),
+        () if test.lean && test.kernel != Some(Kernel::Debian) => Err("`lean` is for Debian's kernel"),
         () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
         () if test.workload.is_some() && (test.exec.is_some() || test.guest.is_some()) => {
             Err("a `workload` has its own commands, for Linux")
