@@ -10,6 +10,7 @@ mod gstage_promote;
 mod gstage_random;
 mod ids;
 mod originals;
+mod random;
 mod rig;
 mod shadow_bounded;
 mod shadow_digest;

@@ -1,6 +1,7 @@
 //! Leaves of 1 GiB: joined, broken, and taken away in parts at random, beside a flat model of where each page is, the fence model, and
 //! the account. Contents are not looked at: nothing of this copies any.
 
+use crate::random::Random;
 use mmu::gstage::{Ready, Resolved, Sight, Span};
 use mmu::{Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Stale, Superpages, Use};
 use oracle::{FenceModel, Machine};
@@ -110,16 +111,6 @@ impl Fence<Gpa> for World {
     }
     fn note_elided(&mut self, scope: FenceScope<Gpa>, why: Elide) {
         self.model.note_elided(scope, why);
-    }
-}
-
-/// Small numbers that look random.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
     }
 }
 

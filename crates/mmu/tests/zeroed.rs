@@ -1,6 +1,7 @@
 //! Runs of 2 MiB of zeroes that harts make when they are idle, beside a model of what each frame holds: what is handed out holds zeroes,
 //! nothing is lost, and nobody is refused a frame that is nobody's.
 
+use crate::random::Random;
 use mmu::frames::{Ahead, Frames, MEGA_ORDER, MOST_ZEROED, Owner, PoolSabotage, Run, Use};
 use rv::{Addr, Hpa, Pfn, PhysMem};
 
@@ -50,16 +51,6 @@ impl PhysMem for Ram {
     }
     fn write_bytes(&mut self, _: Addr<Hpa>, _: &[u8]) {
         unreachable!("nor written by bytes")
-    }
-}
-
-/// Small numbers that look random.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
     }
 }
 

@@ -1,5 +1,7 @@
 //! An engine under test with one root, on hardware that remembers nothing.
 
+pub mod steered;
+
 use mmu::shadow::{Config, Host, Lists, Paging, Root, Shadow, Views};
 use mmu::{Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Superpages, with_ready};
 use rv::format::SV39X4;

@@ -1,0 +1,137 @@
+//! A VM on steered tables: its guest writes its tables, and what hardware finds by ours is asked.
+
+use super::{HOST, Hardware, RAM, REGION};
+use mmu::shadow::{Answer, Config, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::table::is_poison;
+use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};
+use oracle::Machine;
+use rv::{Access, Addr, Asid, FenceLog, Format, Gva, Hpa, Level, Pfn, PhysMem, Pte, Request};
+
+/// One, with memory for the lane.
+pub struct Steered {
+    pub mem: Machine,
+    pub shadow: Shadow,
+    pub root: Option<Root>,
+    frames: Frames,
+    space: AddressSpace,
+    views: Views,
+    log: FenceLog,
+}
+
+/// An entry that leads to a table at a page of RAM.
+pub const fn pointer(page: u64) -> u64 {
+    (RAM.raw() + page) << 10 | 1
+}
+
+/// A leaf that leads to a page of RAM: readable, writable, with A and D.
+pub const fn leaf(page: u64) -> u64 {
+    (RAM.raw() + page) << 10 | 0xc7
+}
+
+/// An address by the indices of its entries.
+pub fn gva<const LEVELS: usize>(indices: [u64; LEVELS]) -> Addr<Gva> {
+    Addr::new(indices.into_iter().fold(0, |gva, index| gva << 9 | index) << 12)
+}
+
+impl Steered {
+    /// One in which these pages of RAM are there. It has no root yet.
+    pub fn new(pages: impl IntoIterator<Item = u64>, sabotage: Option<Sabotage>) -> Self {
+        let mut mem = Machine::with_ram(HOST, 2048);
+        let mut frames = Frames::new();
+        frames.add(HOST, 2048);
+        let space = super::space(&[(Prot::RWX, Object::Anonymous)], &frames, &mut mem);
+        let config =
+            Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages: 128, first_serial: 1 };
+        let mut shadow = super::shadow(config, REGION, &frames, &mut mem);
+        if let Some(sabotage) = sabotage {
+            shadow.sabotage(sabotage);
+        }
+        shadow.begin_lane(RAM.add(REGION), &frames, &mut mem);
+        let mut vm = Self { mem, shadow, root: None, frames, space, views: Views::default(), log: FenceLog::new(0) };
+        for page in pages {
+            let gpa = RAM.add(page).base();
+            vm.operate(|shadow, host| shadow.resolve(gpa, Access::Store, host)).expect("RAM");
+        }
+        vm
+    }
+
+    /// The guest writes `satp`.
+    pub fn load(&mut self, what: (&'static Format, u64, Asid)) {
+        let Self { mem, frames, space, shadow, views, log, root } = self;
+        super::attach(shadow, root, what, (views, log), (space, frames), mem);
+    }
+
+    fn root(&self) -> Root {
+        self.root.expect("one is loaded")
+    }
+
+    /// An operation of the engine's.
+    fn operate<R>(
+        &mut self,
+        mut operation: impl FnMut(&mut Shadow, &mut Host<'_, Machine, Hardware>) -> Result<R, Unresolved>,
+    ) -> R {
+        let Self { mem, frames, space, shadow, .. } = self;
+        let result = with_ready(frames, mem, |ready, mem| {
+            shadow
+                .alone(mem, |shadow, mem| operation(shadow, &mut Host::new(space, (frames, ready), mem, &mut Hardware)))
+        });
+        result.expect("frames")
+    }
+
+    /// Where a page of the guest's is.
+    pub fn there(&self, page: u64) -> Pfn<Hpa> {
+        self.space.translate(RAM.add(page).base(), &self.mem).expect("it is mapped").hpa.pfn()
+    }
+
+    /// The guest stores to a table.
+    pub fn store(&mut self, page: u64, index: u64, value: u64) {
+        let at = self.there(page).at(8 * index);
+        self.mem.write_u64(at, value);
+    }
+
+    /// What a table of the guest's says.
+    pub fn guests(&self, page: u64, index: u64) -> Pte {
+        Pte(self.mem.read_u64(self.there(page).at(8 * index)))
+    }
+
+    /// The guest fences, which goes the full path.
+    pub fn fence(&mut self, fence: GuestFence) {
+        let root = self.root();
+        let Self { mem, frames, space, shadow, views, log, .. } = self;
+        shadow.alone(mem, |shadow, mem| {
+            let (mut ready, mut hw) = (Ready::Nothing, Hardware);
+            let mut host = Host::new(space, (frames, &mut ready), mem, &mut hw);
+            shadow.fence(&fence, root, views, log, &mut host);
+        });
+    }
+
+    /// The guest tries to get to an address, again and again as long as it is to. What comes of it.
+    pub fn access(&mut self, gva: Addr<Gva>) -> Answer {
+        let (root, request) = (self.root(), Request::supervisor(Access::Load));
+        let mut answers = (0..10).map(|_| self.operate(|shadow, host| shadow.fault(&root, gva, &request, host)));
+        answers.find(|answer| *answer != Answer::Retry).unwrap_or_else(|| panic!("PROGRESS: {gva}"))
+    }
+
+    /// Where the entry of level 0 is that hardware finds, if marked pointers lead to one.
+    pub fn entry_at(&self, gva: Addr<Gva>) -> Option<Addr<Hpa>> {
+        let Root { mut table, format, .. } = self.root();
+        let mut level = format.root_level();
+        while let Some(lower) = level.down() {
+            let pte = Pte(self.mem.read_u64(table.at(8 * format.index(gva, level) as u64)));
+            if is_poison(pte) || !pte.flags().contains(MARK) {
+                return None;
+            }
+            (table, level) = (pte.pfn(), lower);
+        }
+        Some(table.at(8 * format.index(gva, Level::PAGE) as u64))
+    }
+
+    /// That entry.
+    pub fn entry(&self, gva: Addr<Gva>) -> Option<Pte> {
+        self.entry_at(gva).map(|at| Pte(self.mem.read_u64(at)))
+    }
+
+    pub fn end(self) {
+        self.shadow.destroy().for_each(|run| self.frames.free(run));
+    }
+}
