@@ -15,9 +15,11 @@ use abi::bundle::MmuMode;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The guest's command line, beside [`LEAN`]: what that leaves out belongs to no region. Sv39, so that walks have the papers'
-/// lengths.
-const APPEND: &str = "console=ttyS0 quiet panic=-1 norandmaps no4lvl";
+/// The guest's command line. What [`LEAN`] leaves out belongs to no region. Sv39, so that walks have the papers' lengths.
+fn command_line() -> String {
+    format!("console=ttyS0 quiet panic=-1 norandmaps no4lvl {LEAN}")
+}
+
 /// Causes of exits that a plot shows; the others are one part.
 const CAUSES_SHOWN: usize = 8;
 
@@ -97,7 +99,7 @@ impl Plan {
             let load = Load {
                 kernel: kernel.file.clone(),
                 initrd: Some(case.workload.initrd.clone()),
-                append: format!("{APPEND} {LEAN}"),
+                append: command_line(),
                 memory: case.workload.memory,
                 svadu: case.svadu,
                 keeping: case.keeping,
@@ -169,7 +171,7 @@ impl Plan {
         let case = |(case, runs): &(Case, Vec<Outcome>)| {
             json!({
                 "name": case.name,
-                "append": format!("{APPEND} {LEAN}"),
+                "append": command_line(),
                 "memory_bytes": case.workload.memory.0,
                 "svadu": case.svadu,
                 "keeping": case.keeping,

@@ -51,6 +51,27 @@ fn unaligned(at: Addr<Hpa>) -> ! {
     panic!("unaligned word access to {at}")
 }
 
+/// Whether one of the words at these offsets from one address is not what stands there from another.
+macro_rules! any_differs {
+    ($one:ident, $other:ident, $offsets:literal) => {{
+        let mut differs = 1u64;
+        // SAFETY: reads what `read_u64` does. Whatever is read later is not older.
+        unsafe {
+            asm!(
+                concat!(".irp at, ", $offsets),
+                "ld {a}, \\at({one})", "ld {b}, \\at({other})", "bne {a}, {b}, 2f",
+                ".endr",
+                "li {differs}, 0",
+                "2: fence r, rw",
+                one = in(reg) $one.raw(), other = in(reg) $other.raw(), differs = inout(reg) differs,
+                a = out(reg) _, b = out(reg) _,
+                options(nostack)
+            );
+        }
+        differs != 0
+    }};
+}
+
 impl PhysMem for Ram {
     #[inline(always)]
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
@@ -93,42 +114,18 @@ impl PhysMem for Ram {
     }
 
     fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
-        let mut differs = 1u64;
-        // SAFETY: as above.
-        unsafe {
-            asm!(
-                ".irp at, 0, 8, 16, 24, 32, 40, 48, 56",
-                "ld {a}, \\at({one})", "ld {b}, \\at({other})", "bne {a}, {b}, 2f",
-                ".endr",
-                "li {differs}, 0",
-                "2: fence r, rw",
-                one = in(reg) one.raw(), other = in(reg) other.raw(), differs = inout(reg) differs,
-                a = out(reg) _, b = out(reg) _,
-                options(nostack)
-            );
-        }
-        differs != 0
+        any_differs!(one, other, "0, 8, 16, 24, 32, 40, 48, 56")
     }
 
     fn any_differs_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
-        let mut differs = 1u64;
-        // SAFETY: as above.
-        unsafe {
-            asm!(
-                ".irp at, 0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, \
-                    128, 136, 144, 152, 160, 168, 176, 184, 192, 200, 208, 216, 224, 232, 240, 248, \
-                    256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, \
-                    384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504",
-                "ld {a}, \\at({one})", "ld {b}, \\at({other})", "bne {a}, {b}, 2f",
-                ".endr",
-                "li {differs}, 0",
-                "2: fence r, rw",
-                one = in(reg) one.raw(), other = in(reg) other.raw(), differs = inout(reg) differs,
-                a = out(reg) _, b = out(reg) _,
-                options(nostack)
-            );
-        }
-        differs != 0
+        any_differs!(
+            one,
+            other,
+            "0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, \
+                128, 136, 144, 152, 160, 168, 176, 184, 192, 200, 208, 216, 224, 232, 240, 248, \
+                256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, \
+                384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504"
+        )
     }
 
     fn differing_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> u64 {

@@ -3,7 +3,7 @@
 use super::config::{Budget, Host};
 use super::digest::{Digest, MOST_TABLES, MOST_UPPERS, MOST_WORDS};
 use super::engine::Shadow;
-use super::page::{Id, NO_DIGEST, Number, PARTS, Role, indices};
+use super::page::{Id, NO_DIGEST, Number, PARTS, Role, below, indices};
 use super::passed::Mappings;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -61,7 +61,7 @@ impl<S: Shadowed> Shadow<S> {
         self.counters.digests += 1;
         host.budget.spend(Budget::VISIT + digest.words.len() as u32);
         if digest.words.iter().any(|(at, known)| host.mem.read_u64(*at) != *known) {
-            self.index.digests &= !(1 << self.index.page(digest.top).digest);
+            self.index.end_digest_of(digest.top);
             return false;
         }
         let (stamp, fences) = (self.stamp, self.passed.fences());
@@ -152,14 +152,13 @@ impl<S: Shadowed> Shadow<S> {
                 host.budget.spend(2);
                 digest.words.push((guest.at(8 * index as u64), page.made_from(index, host.mem).0));
                 let Some(child) = self.table_below((id, index), host.mem) else { continue };
-                let shift = page.key.level.shift();
-                let below = Addr::new(gva.raw() & !(511 << shift) | (index as u64) << shift);
+                let there = below(page.key.level, gva, index);
                 if page.key.level > Level::MEGA {
-                    self.lay_out(child, below, digest, host)?;
+                    self.lay_out(child, there, digest, host)?;
                 } else if digest.tables.len() == MOST_TABLES {
                     return None;
                 } else {
-                    digest.tables.push(((id, index), child, below));
+                    digest.tables.push(((id, index), child, there));
                 }
             }
         }

@@ -8,7 +8,7 @@
 use super::config::Host;
 use super::engine::Shadow;
 use super::entries::Both;
-use super::page::{At, CAPS, Id, Key, NO_PTE, PARTS, Place, Ref, Role, indices};
+use super::page::{At, CAPS, Id, Key, NO_PTE, PARTS, Place, Ref, Role, below, indices};
 use super::passed::{Compared, Mappings};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
@@ -475,10 +475,6 @@ impl<S: Shadowed> Shadow<S> {
         let before = page.place;
         let shift = page.key.level.shift() + ENTRIES.ilog2();
         let is_same = matches!(before, Place::At(known) if known >> shift == gva.raw() >> shift);
-        if !is_same {
-            // Until all of it is, which may take some attempts.
-            page.compared = Compared::NEVER;
-        }
         let mappings = if is_same { Mappings::All } else { Mappings::Anew };
         if page.parents == Ref::NONE {
             page.place = Place::Nowhere;
@@ -498,10 +494,9 @@ impl<S: Shadowed> Shadow<S> {
         for part in 0..PARTS {
             for index in indices(part, self.index.page(id).leading_in(part)) {
                 host.budget.spend(1);
-                let Some(below) = self.table_below((id, index), host.mem) else { continue };
-                let shift = Level::MEGA.shift();
-                let there = gva.raw() & !(511 << shift) | (index as u64) << shift;
-                self.index.page_mut(below).place.add(there, Level::PAGE);
+                let Some(child) = self.table_below((id, index), host.mem) else { continue };
+                let there = below(Level::MEGA, gva, index);
+                self.index.page_mut(child).place.add(there.raw(), Level::PAGE);
             }
         }
         mappings
@@ -522,6 +517,10 @@ impl<S: Shadowed> Shadow<S> {
             let fences = self.passed.fences();
             self.index.page_mut(id).use_.comes(fences);
             let mappings = self.place(id, (above, gva), host);
+            if mappings == Mappings::Anew {
+                // Until all of it is, which may take some attempts.
+                self.index.page_mut(id).compared = Compared::NEVER;
+            }
             let may_be_linked = self.is_sabotaged(Sabotage::LinksStale) || self.sync_below(id, mappings, gva, host);
             return may_be_linked.then_some(id);
         }
@@ -531,10 +530,8 @@ impl<S: Shadowed> Shadow<S> {
         };
         let body = self.spare.pop().expect("an operation prepares for the pages that it makes");
         let id = self.make(key, body, guest, host);
-        let compared = self.index.page(id).compared;
-        let _ = self.place(id, (above, gva), host);
         // Whatever its place is, what it is made from is there now.
-        self.index.page_mut(id).compared = compared;
+        let _ = self.place(id, (above, gva), host);
         if self.steers() && key.role != Role::Bare {
             self.fill_whole(id, host);
         }

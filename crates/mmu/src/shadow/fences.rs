@@ -2,7 +2,7 @@
 
 use super::config::{Budget, Host};
 use super::engine::Shadow;
-use super::page::{Id, PARTS, Place, Role, indices};
+use super::page::{Id, PARTS, Place, Role, below, indices};
 use super::passed::Mappings;
 use super::root::Root;
 use super::sabotage::Sabotage;
@@ -240,9 +240,7 @@ impl<S: Shadowed> Shadow<S> {
                     self.drop_entry((id, index), host);
                     continue;
                 }
-                let shift = level.shift();
-                let below = Addr::new(gva.raw() & !(511 << shift) | (index as u64) << shift);
-                if self.sync_tree(child, mappings, below, host).is_err() {
+                if self.sync_tree(child, mappings, below(level, gva, index), host).is_err() {
                     return Err(index);
                 }
             }

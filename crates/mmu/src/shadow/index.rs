@@ -191,8 +191,14 @@ impl Index {
     fn changes(&mut self, (id, _): At, list: List) {
         // Digests are of pages above level 0.
         if !matches!(list, List::Frame(_)) {
-            self.digests &= !(1 << self.page(id).digest);
+            self.end_digest_of(id);
         }
+    }
+
+    /// The digest that a page is a part of, if any, does not hold any more.
+    #[inline(always)]
+    pub fn end_digest_of(&mut self, id: Id) {
+        self.digests &= !(1 << self.page(id).digest);
     }
 
     /// Puts the entry at the front of `list`: it is live from now on.

@@ -20,7 +20,7 @@
 use super::passed::{Compared, Mappings, Passed};
 use crate::frames::Run;
 use rv::format::ENTRIES;
-use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// The software bit of pointers between shadows of guest tables.
 pub const MARK: PteFlags = PteFlags::RSW0;
@@ -46,6 +46,11 @@ pub(super) fn indices(part: usize, mut bits: u64) -> impl Iterator<Item = usize>
         bits &= bits.wrapping_sub(1);
         next
     })
+}
+
+/// Where what an entry leads to translates: an address there, by one that its page, of `level`, translates.
+pub(super) fn below<S: Space>(level: Level, gva: Addr<S>, index: usize) -> Addr<S> {
+    Addr::new(gva.raw() & !((ENTRIES as u64 - 1) << level.shift()) | (index as u64) << level.shift())
 }
 
 /// An entry: its page and its index.
