@@ -81,6 +81,9 @@ fn with_memory<E: Env, R>(
     done.ok_or(Unreachable::Later)
 }
 
+/// Comparisons after which a table becomes quiet. To become so and to wake costs some ten of them.
+const QUIET_AFTER: u16 = 16;
+
 /// Most shadow pages of a VM.
 fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
@@ -148,7 +151,8 @@ pub(crate) fn build(
             return Err(message);
         }
     };
-    let config = Config { upkeep, ad, globals: keeps_globals(g), pages, first_serial };
+    let quiet_after = if g.tunables.is_on(Id::Track) { QUIET_AFTER } else { 0 };
+    let config = Config { upkeep, ad, globals: keeps_globals(g), pages, first_serial, quiet_after };
     let shadow = Shadow::new(config, owner, lists, frames);
     let mut shadow = shadow.map_err(|e| format!("no memory for its shadow tables: {e}"))?;
     if vm.config.lane {

@@ -60,6 +60,8 @@ tunables! {
     Roots = "roots", Kind::Switch, 1, "the lane changes between roots that it knows, in modes lazy and steered; if off, each write of satp is an exit";
     /// Global leaves in shadow tables.
     Globals = "globals", Kind::Switch, 1, "shadow tables keep the guest's G, if each vCPU on such tables can have a hart of its own; of VMs that start from now on";
+    /// Quiet tables.
+    Track = "track", Kind::Switch, 1, "tables of steered guests that stay as they are become quiet, and fences leave them out; of VMs that start from now on";
     /// Steering.
     Steer = "steer", Kind::Switch, 1, "guests in mode steered take their page faults themselves; if off, Gnomon delivers them";
     /// Pages that are read with one that is needed.

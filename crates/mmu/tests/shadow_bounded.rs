@@ -97,7 +97,7 @@ impl World {
         frames.add(HOST, HOST_PAGES);
         let regions = [(Prot::RWX, Object::Anonymous), (Prot::RWX, Object::Image { first: IMAGE })];
         let mut space = engine::space(&regions, &frames, &mut mem);
-        let config = Config { upkeep, ad: AdPolicy::Svade, globals: true, pages, first_serial: 1 };
+        let config = Config { upkeep, ad: AdPolicy::Svade, globals: true, pages, first_serial: 1, quiet_after: 0 };
         let mut shadow = engine::shadow(config, PAGES, &frames, &mut mem);
         let (mut views, log) = (Views::default(), FenceLog::new(0));
         let mut root = None;

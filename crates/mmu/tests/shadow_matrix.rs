@@ -63,7 +63,7 @@ impl World {
             (Prot::R.union(Prot::X), Object::Anonymous),
         ];
         let mut space = engine::space(&regions, &frames, &mut mem);
-        let config = Config { upkeep, ad, globals: true, pages: 64, first_serial: 1 };
+        let config = Config { upkeep, ad, globals: true, pages: 64, first_serial: 1, quiet_after: 0 };
         let mut shadow = engine::shadow(config, 1536, &frames, &mut mem);
         let (mut views, log) = (Views::default(), FenceLog::new(0));
         for (table, next) in TABLES.into_iter().zip(TABLES.into_iter().skip(1)) {

@@ -75,7 +75,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 56] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 59] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -132,6 +132,9 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 56] = [
     (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP"]),
     (Mutant::Engine(Sabotage::KeepsChunks), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP", "CHUNKS"]),
     (Mutant::Engine(Sabotage::MistakesLinks), Upkeep::Steered, &["KNOWN"]),
+    (Mutant::Engine(Sabotage::QuietsWithLeaves), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsToStir), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::KeepsGlobals, Upkeep::Lazy, &["TLB-LIKE"]),
     (Mutant::KeepsGlobals, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::ChangesBlindly, Upkeep::Lazy, &["TLB-LIKE"]),
@@ -151,16 +154,17 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 56] = [
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
-        (Mutant::KeepsPoison, Upkeep::Steered) => &[91],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[43],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
         (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[195],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Shadow) => &[77],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
-        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[558],
-        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[179],
-        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[219],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[615],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[879],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[65],
+        (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[801],
         _ => &[],
     }
 }

@@ -150,7 +150,12 @@ impl<S: Shadowed> Shadow<S> {
                     return None;
                 }
                 host.budget.spend(2);
-                digest.words.push((guest.at(8 * index as u64), page.made_from(index, host.mem).0));
+                if page.may_lag() {
+                    digest.words.push((guest.at(8 * index as u64), page.made_from(index, host.mem).0));
+                }
+                if page.stirred_in(part) >> (index % 64) & 1 == 0 {
+                    continue;
+                }
                 let Some(child) = self.table_below((id, index), host.mem) else { continue };
                 let there = below(page.key.level, gva, index);
                 if page.key.level > Level::MEGA {

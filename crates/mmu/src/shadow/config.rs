@@ -35,6 +35,9 @@ pub struct Config {
     /// Whether leaves keep the guest's G, so that they serve in all of its address spaces. Whoever puts a vCPU on a hart sees to it that
     /// the hart has global translations of one vCPU only ([`crate::ids::Globals`]). Of no meaning for a guest's G-stage, which has no G.
     pub globals: bool,
+    /// In `Steered`: how many comparisons must find a guest's table as it was before it becomes quiet, so that wide fences leave it out
+    /// (`quiet`); it is more, the more often that was not for long. 0: none does. At most 256.
+    pub quiet_after: u16,
     /// Most shadow pages. At least [`Config::least_pages`].
     pub pages: u32,
     /// The serial of the first root. TLBs may remember those of an earlier engine.
@@ -218,6 +221,10 @@ counters! {
     unsynced = "shadow.tables_unsynced",
     /// Unsynchronised guest tables that a wide fence protected again.
     reprotected = "shadow.tables_protected",
+    /// Tables that became quiet.
+    quieted = "shadow.tables_quieted",
+    /// Quiet tables that somebody came to.
+    woken = "shadow.tables_woken",
     /// Entries that the lane brought in step.
     lane_synced = "lane.synced",
     /// Operations that left a part of their work for later.

@@ -1,5 +1,6 @@
 //! The engine: the shadow tables of one VM, and how their pages begin.
 
+use super::candidates::Candidates;
 use super::config::{Config, Counters, Host, Upkeep};
 use super::digest::Digests;
 use super::index::Index;
@@ -45,6 +46,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     /// What fences have passed over lately.
     pub(super) passed: Passed,
     pub(super) digests: Digests<S>,
+    /// Tables that are to become quiet.
+    pub(super) candidates: Candidates,
     /// The lane's memory, where it brings entries in step.
     pub(super) lane: Option<LaneMemory>,
     /// It is kept out.
@@ -70,9 +73,10 @@ impl<S: Shadowed> Shadow<S> {
         assert!(config.pages >= Config::least_pages::<S>(0) && config.pages <= Config::MOST_PAGES);
         // The heap is nobody's to exhaust: what it may ever take is taken here.
         let mut arena = Vec::new();
+        let steers = config.upkeep == Upkeep::Steered;
         let room = arena.try_reserve_exact(config.pages as usize).ok();
-        let parts = room.and_then(|()| Some((Passed::new()?, Digests::new(config.upkeep == Upkeep::Steered)?)));
-        let Some((passed, digests)) = parts else {
+        let parts = room.and_then(|()| Some((Passed::new()?, Digests::new(steers)?, Candidates::new()?)));
+        let Some((passed, digests, candidates)) = parts else {
             lists.release(frames);
             return Err(AllocError::OutOfMemory);
         };
@@ -93,6 +97,7 @@ impl<S: Shadowed> Shadow<S> {
             stamp: 1,
             passed,
             digests,
+            candidates,
             lane: None,
             is_closed: false,
             all_have_headers: false,
@@ -168,6 +173,7 @@ impl<S: Shadowed> Shadow<S> {
     #[cfg(feature = "sabotage")]
     pub fn audit(&self, mem: &impl PhysMem) {
         self.index.audit(mem);
+        self.audit_quiet(mem);
     }
 
     /// Whether it is broken so.

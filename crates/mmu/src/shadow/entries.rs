@@ -167,6 +167,9 @@ impl<S: Shadowed> Shadow<S> {
             self.index.page_mut(at.0).leads_at(at.1);
         }
         self.index.insert(at, mirror, List::Parents(child), host.mem);
+        if self.steers() && self.index.page(child).is_restless() {
+            self.stir(at, host.mem);
+        }
         let (_, debt) = table::exchange(self.index.page(at.0).entry_at(at.1), pte, host.mem);
         self.owe(debt, host);
     }
@@ -205,9 +208,10 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Whether a leaf of `level` may map `gfn`, which the G-stage maps with a leaf of level `there`.
     #[inline(always)]
-    pub(super) fn leaf_fits(&mut self, gfn: Pfn<Gpa>, level: Level, there: Level) -> bool {
+    pub(super) fn leaf_fits(&self, gfn: Pfn<Gpa>, level: Level, there: Level, mem: &impl PhysMem) -> bool {
         let is_ram = self.index.heads.contains(gfn);
-        is_ram && level <= there && level <= Level::MEGA && (level == Level::PAGE || self.may_be_mega(gfn))
+        let may_be = if level == Level::PAGE { !self.is_quiet(gfn, mem) } else { self.may_be_mega(gfn) };
+        is_ram && level <= there && level <= Level::MEGA && may_be
     }
 
     /// The entry of `level` for what is around `gfn`, which the G-stage translates as `there` says, at that level or
@@ -269,7 +273,7 @@ impl<S: Shadowed> Shadow<S> {
             && let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
             && leaf.flags.contains(PteFlags::A)
             && let Some(there) = host.space.translate(leaf.pfn.base(), host.mem)
-            && self.leaf_fits(leaf.pfn, level, there.level)
+            && self.leaf_fits(leaf.pfn, level, there.level, host.mem)
             && let Some(new) = self.leaf(leaf.pfn, level, self.rights(leaf.flags), there, host.mem)
             && let Some(debt) = self.set_leaf(at, (ours, new), pte, host.mem)
         {

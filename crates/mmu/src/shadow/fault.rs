@@ -225,8 +225,9 @@ impl<S: Shadowed> Shadow<S> {
         if request.access == Access::Store && self.is_protected(gpa.pfn(), mem) {
             return Some(Answer::TableWrite { gpa, hpa: there.hpa });
         }
+        self.wake(gpa.pfn(), mem);
         // Harts may walk by a pointer until they are fenced.
-        if ours.is_pointer() || !self.leaf_fits(gpa.pfn(), level, there.level) {
+        if ours.is_pointer() || !self.leaf_fits(gpa.pfn(), level, there.level, mem) {
             return None;
         }
         let found = Found { gpa, allowed: self.rights(leaf.flags), level, pte };
@@ -284,6 +285,7 @@ impl<S: Shadowed> Shadow<S> {
         if access == Access::Store && self.is_protected(found.gpa.pfn(), host.mem) {
             return Ok(Answer::TableWrite { gpa: found.gpa, hpa: there.hpa });
         }
+        self.wake(found.gpa.pfn(), host.mem);
         if !self.prepare(host).map_err(ResolveError::OutOfFrames)? {
             return Ok(self.retry());
         }
@@ -412,7 +414,7 @@ impl<S: Shadowed> Shadow<S> {
                 // Not what the walk saw.
                 _ => return self.retry(),
             };
-            if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level) {
+            if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level, host.mem) {
                 let (answer, debt) = self.set((id, index), ours, found, there, host.mem);
                 self.owe(debt, host);
                 return match answer {

@@ -71,6 +71,7 @@ impl<S: Shadowed> Shadow<S> {
                     self.fence_root(&root, mappings, host);
                 }
                 views.outdate_others(fence.asid, log);
+                self.quieten(host);
             }
         }
         self.conclude(host);
@@ -181,6 +182,9 @@ impl<S: Shadowed> Shadow<S> {
             (Level::PAGE, Place::Nowhere | Place::At(_)) => Some(gva.raw()),
             _ => None,
         };
+        if self.rests(page) {
+            return Ok(());
+        }
         if self.steers() && self.passed.is_fresh(page.compared, mappings, part) {
             return Ok(());
         }
@@ -199,6 +203,7 @@ impl<S: Shadowed> Shadow<S> {
         host.budget.spend(Budget::VISIT);
         if key.level == Level::PAGE {
             let parts = self.parts_behind(id, mappings, host);
+            self.note_comparison(id, parts == 0);
             if parts != 0 {
                 for part in (0..PARTS).filter(|part| parts >> part & 1 == 1) {
                     self.sync_part(id, part, host)?;
@@ -224,13 +229,17 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(id);
         let (level, guest, mirror) = (page.key.level, page.guest, page.body.mirror.first());
         let drops_unused = level == Level::MEGA && self.steers();
+        let mut is_same = true;
         // Nothing can be reached by the others.
         let mut next = page.live_part(0);
         while let Some((part, live)) = next {
             if may_lag && Self::is_behind((guest, mirror), (part, live), host) {
+                is_same = false;
                 self.sync_part(id, part, host)?;
             }
-            for index in indices(part, self.index.page(id).leading_in(part)) {
+            let page = self.index.page(id);
+            let stirred = if self.steers() { page.stirred_in(part) } else { u64::MAX };
+            for index in indices(part, page.leading_in(part) & stirred) {
                 let Some(child) = self.table_below((id, index), host.mem) else { continue };
                 if host.budget.is_spent() {
                     return Err(index);
@@ -243,8 +252,14 @@ impl<S: Shadowed> Shadow<S> {
                 if self.sync_tree(child, mappings, below(level, gva, index), host).is_err() {
                     return Err(index);
                 }
+                if self.rests(self.index.page(child)) {
+                    self.index.page_mut(id).calm_at(index);
+                }
             }
             next = self.index.page(id).live_part(part + 1);
+        }
+        if may_lag {
+            self.note_comparison(id, is_same);
         }
         Ok(())
     }

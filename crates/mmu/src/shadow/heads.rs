@@ -112,6 +112,11 @@ impl Heads {
         &mut self.chunk_mut(gfn).protected
     }
 
+    /// Whether there are any.
+    pub fn has_protected_around(&self, gfn: Pfn<Gpa>) -> bool {
+        self.contains(gfn) && self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected != 0
+    }
+
     /// Ends it: the frames that it took.
     pub fn into_frames(self) -> impl Iterator<Item = Run> {
         self.chunks.into_iter().map(Chunk::into_frame)

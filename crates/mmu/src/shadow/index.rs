@@ -223,6 +223,9 @@ impl Index {
         self.changes((id, index), list);
         let page = self.page_mut(id);
         page.set_live(index, false);
+        if !matches!(list, List::Frame(_)) {
+            page.calm_at(index);
+        }
         let links = mem.read_u64(page.links_at(index));
         let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
         match before.entry() {

@@ -187,7 +187,7 @@ impl<S: Shadowed> Shadow<S> {
     pub(super) fn teach(&self, gfn: Pfn<Gpa>, space: &AddressSpace, mem: &mut impl PhysMem) {
         const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
         let Some(at) = self.lane.as_ref().and_then(|lane| lane.word(gfn)) else { return };
-        if mem.read_u64(at) != 0 {
+        if mem.read_u64(at) != 0 || self.index.heads.has_protected_around(gfn) {
             return;
         }
         let word = match space.translate(gfn.base(), mem) {

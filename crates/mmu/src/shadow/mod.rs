@@ -38,6 +38,7 @@
 //! which waits for the lock. In `steered` the lane has a lock of its own with the engine, the gate (`lane`).
 
 mod by_digest;
+mod candidates;
 mod config;
 mod digest;
 mod engine;
@@ -52,6 +53,7 @@ mod lists;
 mod page;
 mod passed;
 mod protect;
+mod quiet;
 mod reclaim;
 mod root;
 mod roots;

@@ -17,6 +17,7 @@
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
 
+use super::candidates::Calm;
 use super::passed::{Compared, Mappings, Passed};
 use crate::frames::Run;
 use rv::format::ENTRIES;
@@ -164,6 +165,8 @@ pub(super) struct Page {
     settled: u64,
     /// A bit for each eight entries of which one has been a pointer to the shadow of a table: no other is.
     leading: u64,
+    /// A bit for each entry that leads to a restless page ([`super::quiet`]).
+    stirred: [u64; PARTS],
     pub parents: Ref,
     /// The next shadow of the same guest frame.
     pub next: Option<Id>,
@@ -187,6 +190,8 @@ pub(super) struct Page {
     pub digest: Number,
     /// How often it has been compared since it had one.
     pub seen: u8,
+    /// How calm its table is.
+    pub calm: Calm,
 }
 
 /// Where a shadow page translates, by all that it is linked below, or was: what fences there are about it. The lane does not say which
@@ -263,6 +268,7 @@ impl Page {
             written: 0,
             settled: 0,
             leading: 0,
+            stirred: [0; PARTS],
             parents: Ref::NONE,
             next: None,
             sibling: None,
@@ -275,6 +281,7 @@ impl Page {
             place: Place::Nowhere,
             digest: NO_DIGEST,
             seen: 0,
+            calm: Calm::NEW,
         }
     }
 
@@ -359,6 +366,31 @@ impl Page {
         let apart = groups.wrapping_mul(0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
         let low = (apart + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101;
         self.live[part] & (low * 0xff)
+    }
+
+    /// The entry leads to a restless page.
+    pub fn stir(&mut self, index: usize) {
+        self.stirred[index / 64] |= 1 << (index % 64);
+    }
+
+    /// It leads to none.
+    pub fn calm_at(&mut self, index: usize) {
+        self.stirred[index / 64] &= !(1 << (index % 64));
+    }
+
+    /// Of 64 entries, from number 64 * `part` on, those that lead to restless pages: a bit for each.
+    pub fn stirred_in(&self, part: usize) -> u64 {
+        self.stirred[part]
+    }
+
+    /// Whether what can be reached from it may have been written, or its own table ([`super::quiet`]).
+    pub fn is_restless(&self) -> bool {
+        self.is_unsync || self.stirred.iter().any(|part| *part != 0)
+    }
+
+    #[cfg(feature = "sabotage")]
+    pub fn is_stirred(&self, index: usize) -> bool {
+        self.stirred[index / 64] >> (index % 64) & 1 == 1
     }
 
     /// Whether the entry, live and as it stands in the table, is a pointer.

@@ -37,13 +37,14 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// Whether one leaf may allow stores to all 2 MiB around `gfn`.
-    pub(super) fn may_be_mega(&mut self, gfn: Pfn<Gpa>) -> bool {
-        self.is_sabotaged(Sabotage::CoversTables) || *self.index.heads.protected_around(gfn) == 0
+    pub(super) fn may_be_mega(&self, gfn: Pfn<Gpa>) -> bool {
+        self.is_sabotaged(Sabotage::CoversTables) || !self.index.heads.has_protected_around(gfn)
     }
 
     /// Enlists the shadow of a guest table in RAM, and protects the table where the upkeep does.
     pub(super) fn begin_table<M: PhysMem, H: Fence<Gpa>>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         let gfn = self.index.page(id).key.gfn;
+        self.wake(gfn, host.mem);
         let first = self.index.tables_of(gfn, host.mem).next();
         // All shadows of a frame are protected, or none is.
         let is_unsync = !self.protects_new_tables() || first.is_some_and(|other| self.index.page(other).is_unsync);
@@ -65,7 +66,8 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(id);
         let (gfn, is_unsync) = (page.key.gfn, page.is_unsync);
         self.index.delist(id, mem);
-        if self.protects_new_tables() && self.index.heads.contains(gfn) && self.first_table(gfn, mem).is_none() {
+        let protects = self.protects_new_tables() || self.steers();
+        if protects && self.index.heads.contains(gfn) && self.first_table(gfn, mem).is_none() {
             if is_unsync {
                 self.unsync.retain(|other| *other != gfn);
             } else {
@@ -74,7 +76,7 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    fn first_table(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Id> {
+    pub(super) fn first_table(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Id> {
         self.index.tables_of(gfn, mem).next()
     }
 
@@ -98,7 +100,7 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// Makes sure that no TLB lets stores through that the tables no longer allow.
-    fn stop_stores<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+    pub(super) fn stop_stores<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         let may_pass = self.stores_may_pass || host.debt.owes(Owed::STORES);
         if may_pass && !self.is_sabotaged(Sabotage::ProtectsWithoutFlush) {
             self.flush(host);
@@ -116,7 +118,7 @@ impl<S: Shadowed> Shadow<S> {
         self.unsync.push(gfn);
     }
 
-    fn set_unsync(&mut self, gfn: Pfn<Gpa>, is_unsync: bool, mem: &impl PhysMem) {
+    pub(super) fn set_unsync(&mut self, gfn: Pfn<Gpa>, is_unsync: bool, mem: &impl PhysMem) {
         let mut next = self.first_table(gfn, mem);
         while let Some(id) = next {
             let page = self.index.page_mut(id);
@@ -250,6 +252,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Tells the engine that Gnomon itself has written to guest memory: a table there is out of step.
     pub fn host_wrote(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+        self.wake(gfn, mem);
         self.unsync(gfn, mem);
     }
 }

@@ -233,6 +233,7 @@ impl<S: Shadowed> Shadow<S> {
         if !self.index.heads.contains(gfn) {
             return;
         }
+        self.wake(gfn, host.mem);
         self.drop_leaves(gfn, host);
         let mut next = self.index.tables_of(gfn, host.mem).next();
         while let Some(id) = next {

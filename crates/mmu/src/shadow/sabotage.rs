@@ -70,6 +70,10 @@ pub enum Sabotage {
     SettlesForEver,
     /// A digest is gone by whatever became of the tables.
     KeepsDigests,
+    /// A table becomes quiet, and leaves lead there still.
+    QuietsWithLeaves,
+    /// A table that is quiet no more is not found by fences.
+    ForgetsToStir,
     /// Steered pages are up to date that were compared before a fence of all addresses.
     ForgetsPassed,
     /// The same before one by address.

@@ -41,7 +41,7 @@ impl Steered {
         frames.add(HOST, 2048);
         let space = super::space(&[(Prot::RWX, Object::Anonymous)], &frames, &mut mem);
         let config =
-            Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages: 128, first_serial: 1 };
+            Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages: 128, first_serial: 1, quiet_after: 0 };
         let mut shadow = super::shadow(config, REGION, &frames, &mut mem);
         if let Some(sabotage) = sabotage {
             shadow.sabotage(sabotage);

@@ -1,0 +1,126 @@
+//! Which tables are to become quiet (`quiet`): those that fences have found as they were, often enough.
+
+use alloc::vec::Vec;
+use rv::{Gpa, Pfn};
+
+/// So many tables wait to become quiet, for they share a flush.
+const MOST: usize = 32;
+/// So many do not wait for others,
+const ENOUGH: usize = 8;
+/// nor does one that has waited for so many wide fences.
+const LONG: u64 = 32;
+
+/// Those that wait.
+pub(super) struct Candidates {
+    frames: Vec<Pfn<Gpa>>,
+    /// When the first of them came, as wide fences are counted.
+    since: u64,
+}
+
+impl Candidates {
+    /// None. `None` if there is no room on the heap.
+    pub fn new() -> Option<Self> {
+        let mut frames = Vec::new();
+        frames.try_reserve_exact(MOST).ok()?;
+        Some(Self { frames, since: 0 })
+    }
+
+    /// One more, if there is room; after that many wide fences.
+    pub fn add(&mut self, gfn: Pfn<Gpa>, fences: u64) {
+        if self.frames.is_empty() {
+            self.since = fences;
+        }
+        if self.frames.len() < MOST {
+            self.frames.push(gfn);
+        }
+    }
+
+    /// Whether they have waited enough.
+    pub fn are_due(&self, fences: u64) -> bool {
+        self.frames.len() >= ENOUGH || !self.frames.is_empty() && fences - self.since >= LONG
+    }
+
+    /// All of them.
+    pub fn take(&mut self) -> Vec<Pfn<Gpa>> {
+        core::mem::take(&mut self.frames)
+    }
+
+    /// The room that was taken.
+    pub fn put_back(&mut self, room: Vec<Pfn<Gpa>>) {
+        debug_assert!(room.is_empty());
+        self.frames = room;
+    }
+}
+
+/// How calm a table is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Calm {
+    /// Comparisons in a row that found it as it was.
+    found: u16,
+    /// How often it was quiet, and not for good.
+    woken: u8,
+}
+
+impl Calm {
+    /// The most comparisons that are asked for.
+    const MOST: u16 = 2048;
+
+    pub const NEW: Self = Self { found: 0, woken: 0 };
+
+    /// It has been compared. Says whether it has been found as it was often enough: `after` times, if it never was quiet; it begins anew then.
+    #[inline(always)]
+    pub const fn is_enough(&mut self, is_same: bool, after: u16) -> bool {
+        if !is_same || after == 0 {
+            self.found = 0;
+            return false;
+        }
+        self.found += 1;
+        let is_enough = self.found >= after << self.woken;
+        if is_enough {
+            self.found = 0;
+        }
+        is_enough
+    }
+
+    /// It was quiet, and is so no more.
+    pub const fn wakes(&mut self, after: u16) {
+        self.found = 0;
+        if after << self.woken < Self::MOST {
+            self.woken += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_woken_must_be_calm_for_longer() {
+        let mut calm = Calm::NEW;
+        for wanted in [3, 6, 12, 24, 48, 96, 192, 384, 768, 1536, 3072, 3072, 3072] {
+            assert!((1..wanted).all(|_| !calm.is_enough(true, 3)));
+            assert!(calm.is_enough(true, 3));
+            assert!((1..wanted).all(|_| !calm.is_enough(true, 3)));
+            assert!(!calm.is_enough(false, 3));
+            calm.wakes(3);
+        }
+        assert!((0..100_000).all(|_| !calm.is_enough(true, 0)));
+    }
+
+    #[test]
+    fn they_wait_for_others_but_not_for_long() {
+        let mut waiting = Candidates::new().unwrap();
+        assert!(!waiting.are_due(1000));
+        waiting.add(Pfn::new(7), 1000);
+        waiting.add(Pfn::new(8), 1020);
+        assert!(!waiting.are_due(1031) && waiting.are_due(1032));
+        (0..100).for_each(|n| waiting.add(Pfn::new(n), 1020));
+        assert!(waiting.are_due(1020));
+        let mut all = waiting.take();
+        assert_eq!(all.len(), MOST);
+        all.clear();
+        waiting.put_back(all);
+        assert!(!waiting.are_due(2000));
+    }
+}

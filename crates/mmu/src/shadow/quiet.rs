@@ -1,0 +1,195 @@
+//! Quiet tables, in `steered`: what wide fences need not look at.
+//!
+//! A guest's table that fences have found as it was often enough becomes *quiet*: no leaf of the VM leads to its frame any more, and no
+//! TLB lets a store through. So nobody can write it, and its shadows are in step whatever is fenced. Who comes there, to read or to write,
+//! takes an access fault, which ends that; and the next time more fences must find it as it was.
+//!
+//! A page is *restless* if its table may be written, or if it leads to a page that is. Each page has a bit for each of its entries that
+//! leads to one. A wide fence follows those bits alone: its work is that of the tables that may have been written.
+//!
+//! ```text
+//!            root  ● ○ ○ ●                ●  leads to a restless page
+//!              ┌───┘     └────┐           ○  leads to none: what is below is not looked at
+//!            page  ○ ● ○    page  ○ ○ ●
+//!          ┌───────┘ └──────┐         └─────────────┐
+//!        table: quiet     table: may be written   table: may be written
+//! ```
+//!
+//! Rule: where a page is restless, all entries that lead to it have their bit. It may be set where that is not needed; a fence
+//! that comes by clears it then.
+
+use super::config::Host;
+use super::engine::Shadow;
+use super::index::List;
+use super::page::{At, Id, Page, Role};
+use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
+use rv::{Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn, PhysMem};
+
+impl<S: Shadowed> Shadow<S> {
+    /// Whether the frame is that of a quiet table.
+    #[inline(always)]
+    pub(super) fn is_quiet(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+        self.steers() && self.index.heads.has_protected_around(gfn) && self.is_quiet_table(gfn, mem)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn is_quiet_table(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+        self.index.tables_of(gfn, mem).any(|id| !self.index.page(id).is_unsync)
+    }
+
+    /// A table has been compared, and was as it had been, or not.
+    #[inline(always)]
+    pub(super) fn note_comparison(&mut self, id: Id, is_same: bool) {
+        let page = self.index.page_mut(id);
+        if page.calm.is_enough(is_same, self.config.quiet_after) {
+            self.candidates.add(page.key.gfn, self.passed.fences());
+        }
+    }
+
+    /// After a wide fence: those that have been as they were for long become quiet.
+    #[inline(always)]
+    pub(super) fn quieten<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+        if self.candidates.are_due(self.passed.fences()) {
+            self.quieten_all(host);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn quieten_all<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+        let mut frames = self.candidates.take();
+        frames.retain(|gfn| self.may_become_quiet(*gfn, host.mem) && self.withdraw_all(*gfn, host));
+        self.stop_stores(host);
+        for gfn in frames.drain(..) {
+            self.make_quiet(gfn, host);
+        }
+        self.candidates.put_back(frames);
+    }
+
+    fn may_become_quiet(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+        let mut shadows = self.index.tables_of(gfn, mem).map(|id| self.index.page(id)).peekable();
+        if shadows.peek().is_none() || !shadows.all(|page| page.is_unsync && page.guest.is_some()) {
+            return false;
+        }
+        // What a leaf of 2 MiB has led to, pages of ours are needed for.
+        self.index.first(List::Mega(gfn), mem).is_none() || self.bodies < self.config.pages / 4 * 3
+    }
+
+    /// Takes all leaves to the frame, as far as the budget goes. Says whether that was all.
+    fn withdraw_all<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
+        self.is_sabotaged(Sabotage::QuietsWithLeaves) || self.forget_ahead(gfn, host)
+    }
+
+    fn make_quiet<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+        let mut next = self.first_table(gfn, host.mem);
+        let mut is_in_step = true;
+        while let Some(id) = next {
+            is_in_step &= self.sync_entries(id, host);
+            next = self.index.page(id).next;
+        }
+        // The table may have leaves to itself.
+        let is_reached = |list| self.index.first(list, host.mem).is_some();
+        let is_reached = is_reached(List::Frame(gfn)) || is_reached(List::Mega(gfn));
+        if !is_in_step || is_reached && !self.is_sabotaged(Sabotage::QuietsWithLeaves) {
+            return;
+        }
+        self.counters.quieted += 1;
+        self.set_unsync(gfn, false, host.mem);
+        *self.index.heads.protected_around(gfn) += 1;
+        // The lane asks nobody whether a frame is a quiet table's.
+        let chunk = gfn.align_down(Level::MEGA.pages()).base();
+        self.unteach(FenceScope::Range { start: chunk, bytes: Level::MEGA.pages() * PAGE_BYTES }, host.mem);
+        // Without it they are shorter.
+        let mut next = self.first_table(gfn, host.mem);
+        while let Some(id) = next {
+            self.index.end_digest_of(id);
+            let mut parent = self.index.first(List::Parents(id), host.mem);
+            while let Some(at) = parent {
+                self.index.end_digest_of(at.0);
+                parent = self.index.next(at, host.mem);
+            }
+            next = self.index.page(id).next;
+        }
+    }
+
+    /// Somebody comes to a frame, or Gnomon has written there: if it was a quiet table's, it is not any more.
+    #[inline(always)]
+    pub(super) fn wake(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+        if self.is_quiet(gfn, mem) {
+            self.wake_table(gfn, mem);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wake_table(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+        self.counters.woken += 1;
+        self.set_unsync(gfn, true, mem);
+        *self.index.heads.protected_around(gfn) -= 1;
+        let mut next = self.first_table(gfn, mem);
+        while let Some(id) = next {
+            let page = self.index.page_mut(id);
+            page.calm.wakes(self.config.quiet_after);
+            next = page.next;
+            self.stir_above(id, mem);
+        }
+    }
+
+    /// An entry leads to a restless page.
+    pub(super) fn stir(&mut self, (id, index): At, mem: &impl PhysMem) {
+        let page = self.index.page_mut(id);
+        let was_restless = page.is_restless();
+        page.stir(index);
+        self.index.end_digest_of(id);
+        if !was_restless {
+            self.stir_above(id, mem);
+        }
+    }
+
+    /// A page has become restless. Each level is above the one before, so this ends.
+    fn stir_above(&mut self, id: Id, mem: &impl PhysMem) {
+        if self.is_sabotaged(Sabotage::ForgetsToStir) {
+            return;
+        }
+        let mut next = self.index.first(List::Parents(id), mem);
+        while let Some(at) = next {
+            self.stir(at, mem);
+            next = self.index.next(at, mem);
+        }
+    }
+
+    /// Whether nothing that can be reached from a page may have been written since it was compared.
+    #[inline(always)]
+    pub(super) fn rests(&self, page: &Page) -> bool {
+        !page.is_unsync && self.steers() && !page.is_restless()
+    }
+
+    /// Checks the rules above.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    #[cfg(feature = "sabotage")]
+    pub(super) fn audit_quiet(&self, mem: &impl PhysMem) {
+        if self.is_sabotaged(Sabotage::QuietsWithLeaves) || self.is_sabotaged(Sabotage::ForgetsToStir) {
+            return;
+        }
+        for id in 0..self.index.end() {
+            let Some(page) = self.index.get(id).filter(|page| page.key.role == Role::Table && self.steers()) else {
+                continue;
+            };
+            let gfn = page.key.gfn;
+            if self.index.is_by_frame(page.key) && !page.is_unsync {
+                let leads = [List::Frame(gfn), List::Mega(gfn)].map(|list| self.index.first(list, mem));
+                assert_eq!(leads, [None, None], "a leaf leads to the quiet table {gfn:?}");
+                assert!(self.index.heads.has_protected_around(gfn), "{gfn:?} is not counted as quiet");
+            }
+            let mut next = self.index.first(List::Parents(id), mem);
+            while let Some((above, index)) = next.filter(|_| page.is_restless()) {
+                assert!(self.index.page(above).is_stirred(index), "what leads to the restless {:?} does not say so", page.key);
+                next = self.index.next((above, index), mem);
+            }
+        }
+    }
+}
