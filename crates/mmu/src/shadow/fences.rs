@@ -238,8 +238,8 @@ impl<S: Shadowed> Shadow<S> {
                 self.sync_part(id, part, host)?;
             }
             let page = self.index.page(id);
-            let stirred = if self.steers() { page.stirred_in(part) } else { u64::MAX };
-            for index in indices(part, page.leading_in(part) & stirred) {
+            let leading = if self.steers() { page.stirred_in(part) } else { page.leading_in(part) };
+            for index in indices(part, leading) {
                 let Some(child) = self.table_below((id, index), host.mem) else { continue };
                 if host.budget.is_spent() {
                     return Err(index);
