@@ -390,6 +390,26 @@ fn other_fault<E: Env>(
     })
 }
 
+/// How long it takes to see whether wide fences are many, in ticks of the timebase.
+const fn relax_interval(g: &Gnomon) -> u64 {
+    g.offer.timebase / 500
+}
+
+/// Some time after a wide fence: leaves that are in pieces, so that wide fences have less to do, get whole if there are few.
+#[cold]
+#[inline(never)]
+pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+    let (now, interval, vm) = (env.now(), relax_interval(g), Arc::clone(&run.vm));
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let is_strained = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        shadow.relax(now, interval, host);
+        shadow.is_strained()
+    });
+    if is_strained == Some(true) {
+        run.watch.relax_at(now + interval);
+    }
+}
+
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
     run.count_lane();
@@ -398,10 +418,17 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let (now, interval) = (if fence.range.is_none() { env.now() } else { 0 }, relax_interval(g));
     let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        if now != 0 {
+            shadow.tell_time(now, interval);
+        }
         shadow.fence(fence, root, views, log, host);
+        now != 0 && shadow.is_strained()
     });
-    done.expect("the VM of a loaded vCPU has memory");
+    if done.expect("the VM of a loaded vCPU has memory") {
+        run.watch.relax_at(now + interval);
+    }
     run.logged = run.context.lane.log.count();
     match (fence.pages(), fence.asid) {
         (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page), None)),

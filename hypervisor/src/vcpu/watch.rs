@@ -6,6 +6,8 @@ use super::csrs::VsTrapRegs;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Watch {
     due: u64,
+    /// When the VM's shadow tables are to be looked at; 0: they are not.
+    relax: u64,
     last: Option<Stuck>,
 }
 
@@ -22,7 +24,23 @@ impl Watch {
     /// Host time of the next look.
     #[must_use]
     pub const fn due(&self) -> u64 {
-        self.due
+        if self.relax != 0 && self.relax < self.due { self.relax } else { self.due }
+    }
+
+    /// The VM's shadow tables are to be looked at, at host time `due`, if nobody has said so before.
+    pub const fn relax_at(&mut self, due: u64) {
+        if self.relax == 0 {
+            self.relax = due;
+        }
+    }
+
+    /// Whether they are to be looked at now. It is up to the caller to do it.
+    pub const fn takes_relax(&mut self, now: u64) -> bool {
+        let is_due = self.relax != 0 && self.relax <= now;
+        if is_due {
+            self.relax = 0;
+        }
+        is_due
     }
 
     /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner

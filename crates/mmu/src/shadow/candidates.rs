@@ -1,10 +1,12 @@
 //! Which tables are to become quiet (`quiet`): those that fences have found as they were, often enough.
 
 use alloc::vec::Vec;
-use rv::{Gpa, Pfn};
+use rv::{Gpa, Level, Pfn};
 
 /// So many tables wait to become quiet, for they share a flush.
 const MOST: usize = 32;
+/// Most leaves of 2 MiB that are in pieces for it.
+const MOST_SPLIT: usize = 16;
 /// So many do not wait for others,
 const ENOUGH: usize = 8;
 /// nor does one that has waited for so many wide fences.
@@ -15,14 +17,39 @@ pub(super) struct Candidates {
     frames: Vec<Pfn<Gpa>>,
     /// When the first of them came, as wide fences are counted.
     since: u64,
+    /// 2 MiB for which there was one leaf, which is in pieces now.
+    split: Vec<Pfn<Gpa>>,
 }
 
 impl Candidates {
     /// None. `None` if there is no room on the heap.
     pub fn new() -> Option<Self> {
-        let mut frames = Vec::new();
+        let (mut frames, mut split) = (Vec::new(), Vec::new());
         frames.try_reserve_exact(MOST).ok()?;
-        Some(Self { frames, since: 0 })
+        split.try_reserve_exact(MOST_SPLIT).ok()?;
+        Some(Self { frames, since: 0, split })
+    }
+
+    /// The leaf for the 2 MiB around `gfn` is about to go to pieces. Says whether it may.
+    pub fn may_split(&mut self, gfn: Pfn<Gpa>, splits: &mut u64) -> bool {
+        let chunk = gfn.align_down(Level::MEGA.pages());
+        let is_known = self.split.contains(&chunk);
+        if !is_known && self.split.len() < MOST_SPLIT {
+            self.split.push(chunk);
+            *splits += 1;
+            return true;
+        }
+        is_known
+    }
+
+    /// 2 MiB that are in pieces, which are to be put together.
+    pub fn next_split(&self) -> Option<Pfn<Gpa>> {
+        self.split.last().copied()
+    }
+
+    /// They are.
+    pub fn is_whole(&mut self) {
+        self.split.pop();
     }
 
     /// One more, if there is room; after that many wide fences.

@@ -223,6 +223,10 @@ counters! {
     reprotected = "shadow.tables_protected",
     /// Tables that became quiet.
     quieted = "shadow.tables_quieted",
+    /// Times that a leaf of 2 MiB went to pieces for a quiet table.
+    split = "shadow.leaves_split",
+    /// Times that such 2 MiB could have a leaf again.
+    rejoined = "shadow.leaves_rejoined",
     /// Quiet tables that somebody came to.
     woken = "shadow.tables_woken",
     /// Entries that the lane brought in step.

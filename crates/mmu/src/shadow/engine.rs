@@ -8,6 +8,7 @@ use super::lane_memory::LaneMemory;
 use super::lists::Lists;
 use super::page::{Body, Id, Key, Page};
 use super::passed::{Compared, Passed};
+use super::rate::Rate;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::walks::Walks;
@@ -48,6 +49,7 @@ pub struct Shadow<S: Shadowed = Gva> {
     pub(super) digests: Digests<S>,
     /// Tables that are to become quiet.
     pub(super) candidates: Candidates,
+    pub(super) rate: Rate,
     /// The lane's memory, where it brings entries in step.
     pub(super) lane: Option<LaneMemory>,
     /// It is kept out.
@@ -98,6 +100,7 @@ impl<S: Shadowed> Shadow<S> {
             passed,
             digests,
             candidates,
+            rate: Rate::default(),
             lane: None,
             is_closed: false,
             all_have_headers: false,

@@ -6,7 +6,7 @@ use super::page::{At, Body, Id, Key, Page, Ref, Role};
 use crate::frames::Run;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use rv::{Gpa, Level, Pfn, PhysMem, Pte};
+use rv::{Gpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// Where a list begins.
 #[derive(Clone, Copy)]
@@ -98,6 +98,13 @@ impl Index {
             return self.direct.get(&key).copied();
         }
         self.tables_of(key.gfn, mem).find(|id| self.page(*id).key.level == key.level)
+    }
+
+    /// One of the pages that a guest's superpage from `gfn` on is in pieces by, if one is linked. Of level 0.
+    pub fn linked_direct(&self, gfn: Pfn<Gpa>) -> Option<Id> {
+        let key = |role| Key { gfn, level: Level::PAGE, role };
+        let all = key(Role::Direct(PteFlags::empty()))..=key(Role::Direct(PteFlags::all()));
+        self.direct.range(all).map(|(_, id)| *id).find(|id| self.page(*id).parents.entry().is_some())
     }
 
     /// The shadows of `gfn` as a table.

@@ -54,6 +54,7 @@ mod page;
 mod passed;
 mod protect;
 mod quiet;
+mod rate;
 mod reclaim;
 mod root;
 mod roots;

@@ -68,13 +68,56 @@ impl<S: Shadowed> Shadow<S> {
         self.candidates.put_back(frames);
     }
 
-    fn may_become_quiet(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+    fn may_become_quiet(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         let mut shadows = self.index.tables_of(gfn, mem).map(|id| self.index.page(id)).peekable();
         if shadows.peek().is_none() || !shadows.all(|page| page.is_unsync && page.guest.is_some()) {
             return false;
         }
-        // What a leaf of 2 MiB has led to, pages of ours are needed for.
-        self.index.first(List::Mega(gfn), mem).is_none() || self.bodies < self.config.pages / 4 * 3
+        // A leaf of 2 MiB takes one place in a TLB, and its pieces take 512. They need a page of ours, too.
+        let may_split = self.rate.is_high() && self.bodies < self.config.pages / 4 * 3;
+        self.index.first(List::Mega(gfn), mem).is_none() || may_split && self.candidates.may_split(gfn, &mut self.counters.split)
+    }
+
+    /// What time it is, in any unit, and how many units are some 2 ms. Whoever makes wide fences happen says so before.
+    pub const fn tell_time(&mut self, now: u64, interval: u64) {
+        self.rate.tell((now, interval), self.passed.fences());
+    }
+
+    /// Whether leaves of 2 MiB are in pieces for quiet tables: then [`Shadow::relax`] is to be called after an interval.
+    #[must_use]
+    pub fn is_strained(&self) -> bool {
+        self.candidates.next_split().is_some()
+    }
+
+    /// Ends what is not worth while any more, as far as the budget goes: where wide fences are few, leaves of 2 MiB get whole again,
+    /// and the tables there are quiet no more.
+    pub fn relax<M: PhysMem, H: Fence<Gpa>>(&mut self, now: u64, interval: u64, host: &mut Host<'_, M, H>) {
+        self.tell_time(now, interval);
+        while let Some(chunk) = self.candidates.next_split().filter(|_| !self.rate.is_high()) {
+            if !self.make_whole(chunk, host) {
+                self.counters.postponed += 1;
+                break;
+            }
+            self.candidates.is_whole();
+            self.counters.rejoined += 1;
+        }
+        self.conclude(host);
+    }
+
+    /// The next access to those 2 MiB may get one leaf for all. Says whether that is so, or the budget is spent before.
+    fn make_whole<M: PhysMem, H: Fence<Gpa>>(&mut self, chunk: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
+        let pages = Level::MEGA.pages();
+        host.budget.spend(pages as u32);
+        (0..pages).map(|n| chunk.add(n)).for_each(|gfn| self.wake(gfn, host.mem));
+        while let Some(pieces) = self.index.linked_direct(chunk) {
+            while let Some(above) = self.index.first(List::Parents(pieces), host.mem) {
+                if host.budget.is_spent() {
+                    return false;
+                }
+                self.drop_entry(above, host);
+            }
+        }
+        true
     }
 
     /// Takes all leaves to the frame, as far as the budget goes. Says whether that was all.

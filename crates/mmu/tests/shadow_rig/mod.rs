@@ -80,6 +80,8 @@ const VM: Owner = Owner::Vm(2);
 const WINDOW_TABLES: u64 = 5;
 /// More steps than any operation of these guests takes.
 const AMPLE: u32 = 8192;
+/// Steps in which there are some dozen wide fences: they are many in some, and few in others.
+const INTERVAL: u64 = 160;
 /// Where tables' entries are, and so addresses.
 const INDICES: [u64; 4] = [0, 1, 5, 511];
 
@@ -169,6 +171,8 @@ pub struct Rig<S: Subject> {
     /// What is on its way to become one leaf, and how often some has.
     promoting: Option<Promotion>,
     pub promoted: u64,
+    /// Steps so far.
+    clock: u64,
     /// Roots that the lane has loaded.
     pub changed_in_lane: u64,
 }
@@ -259,6 +263,7 @@ impl<S: Subject> Rig<S> {
             postponed: 0,
             promoting: None,
             promoted: 0,
+            clock: 0,
             changed_in_lane: 0,
         };
         rig.build_tables();
@@ -407,6 +412,7 @@ impl<S: Subject> Rig<S> {
                     Some(asid) => vcpu.views.outdate_others(Some(asid), &mut log.borrow_mut()),
                 }
             } else {
+                shadow.tell_time(self.clock, INTERVAL);
                 shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), host);
             }
         });
@@ -441,6 +447,11 @@ impl<S: Subject> Rig<S> {
     }
 
     pub fn step(&mut self) {
+        self.clock += 1;
+        if self.clock.is_multiple_of(50) && self.setup.upkeep == Upkeep::Steered {
+            let now = self.clock;
+            host!(self, |shadow, host| shadow.relax(now, INTERVAL, host));
+        }
         let n = self.pick(self.vcpus.len() as u64) as usize;
         self.arm(n);
         match self.pick(if self.is_paged { 37 } else { 32 }) {

@@ -1,0 +1,58 @@
+//! How often wide fences come: whether it is worth while that they have less to do, and other things cost more (`quiet`).
+
+/// In each interval of time, the fences from which on they are many, and below which they are few again.
+const MANY: u64 = 12;
+const FEW: u64 = 6;
+
+/// That.
+#[derive(Default)]
+pub(super) struct Rate {
+    /// The beginning of the interval, and how many fences there had been.
+    since: u64,
+    before: u64,
+    is_high: bool,
+}
+
+impl Rate {
+    /// It is `now`, an interval has so many units of time, and there have been so many fences in all.
+    #[inline(always)]
+    pub const fn tell(&mut self, (now, interval): (u64, u64), fences: u64) {
+        let passed = now.saturating_sub(self.since);
+        if passed < interval {
+            return;
+        }
+        let each = (fences - self.before).saturating_mul(interval) / passed;
+        self.is_high = each >= if self.is_high { FEW } else { MANY };
+        (self.since, self.before) = (now, fences);
+    }
+
+    /// Whether they are many.
+    pub const fn is_high(&self) -> bool {
+        self.is_high
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_and_few() {
+        let mut rate = Rate::default();
+        for (now, fences, is_high) in [
+            (1000, 0, false),
+            (2000, 11, false),
+            (2999, 99, false),
+            (3000, 99, true),
+            (4000, 105, true),
+            (6000, 116, false),
+            (7000, 127, false),
+            (1_000_000, 500, false),
+            (1_001_000, 512, true),
+            (2_000_000, 512, false),
+        ] {
+            rate.tell((now, 1000), fences);
+            assert_eq!(rate.is_high(), is_high, "{now} {fences}");
+        }
+    }
+}
