@@ -392,7 +392,7 @@ fn other_fault<E: Env>(
 
 /// How long it takes to see whether wide fences are many, in ticks of the timebase.
 const fn relax_interval(g: &Gnomon) -> u64 {
-    g.offer.timebase / 500
+    g.offer.timebase / 200
 }
 
 /// Some time after a wide fence: leaves that are in pieces, so that wide fences have less to do, get whole if there are few.

@@ -16,6 +16,7 @@ mod shadow_bounded;
 mod shadow_digest;
 mod shadow_matrix;
 mod shadow_places;
+mod shadow_quiet;
 mod shadow_random;
 mod shadow_rig;
 mod two_stage_matrix;

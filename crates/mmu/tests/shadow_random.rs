@@ -154,17 +154,17 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 59] = [
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
-        (Mutant::KeepsPoison, Upkeep::Steered) => &[43],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[24],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
         (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[195],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Shadow) => &[77],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
-        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[615],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[231],
         (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[879],
-        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[65],
-        (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[801],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[21],
+        (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[737],
         _ => &[],
     }
 }

@@ -78,7 +78,7 @@ impl<S: Shadowed> Shadow<S> {
         self.index.first(List::Mega(gfn), mem).is_none() || may_split && self.candidates.may_split(gfn, &mut self.counters.split)
     }
 
-    /// What time it is, in any unit, and how many units are some 2 ms. Whoever makes wide fences happen says so before.
+    /// What time it is, in any unit, and how many units are some 5 ms. Whoever makes wide fences happen says so before.
     pub const fn tell_time(&mut self, now: u64, interval: u64) {
         self.rate.tell((now, interval), self.passed.fences());
     }

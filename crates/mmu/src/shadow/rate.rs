@@ -1,8 +1,8 @@
 //! How often wide fences come: whether it is worth while that they have less to do, and other things cost more (`quiet`).
 
 /// In each interval of time, the fences from which on they are many, and below which they are few again.
-const MANY: u64 = 12;
-const FEW: u64 = 6;
+const MANY: u64 = 30;
+const FEW: u64 = 15;
 
 /// That.
 #[derive(Default)]
@@ -41,15 +41,15 @@ mod tests {
         let mut rate = Rate::default();
         for (now, fences, is_high) in [
             (1000, 0, false),
-            (2000, 11, false),
+            (2000, 29, false),
             (2999, 99, false),
             (3000, 99, true),
-            (4000, 105, true),
-            (6000, 116, false),
-            (7000, 127, false),
+            (4000, 114, true),
+            (6000, 143, false),
+            (7000, 172, false),
             (1_000_000, 500, false),
-            (1_001_000, 512, true),
-            (2_000_000, 512, false),
+            (1_001_000, 530, true),
+            (2_000_000, 530, false),
         ] {
             rate.tell((now, 1000), fences);
             assert_eq!(rate.is_high(), is_high, "{now} {fences}");

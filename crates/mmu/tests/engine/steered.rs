@@ -36,19 +36,30 @@ pub fn gva<const LEVELS: usize>(indices: [u64; LEVELS]) -> Addr<Gva> {
 impl Steered {
     /// One in which these pages of RAM are there. It has no root yet.
     pub fn new(pages: impl IntoIterator<Item = u64>, sabotage: Option<Sabotage>) -> Self {
-        let mut mem = Machine::with_ram(HOST, 2048);
+        Self::sized(1, (2048, 128, 0), pages, sabotage)
+    }
+
+    /// One with so many regions of RAM, on a host with so many frames, with so many shadow pages; how many comparisons make a table quiet.
+    pub fn sized(
+        regions: usize,
+        (host, pages, quiet_after): (u64, u32, u16),
+        there: impl IntoIterator<Item = u64>,
+        sabotage: Option<Sabotage>,
+    ) -> Self {
+        let mut mem = Machine::with_ram(HOST, host);
         let mut frames = Frames::new();
-        frames.add(HOST, 2048);
-        let space = super::space(&[(Prot::RWX, Object::Anonymous)], &frames, &mut mem);
+        frames.add(HOST, host);
+        let space = super::space(&vec![(Prot::RWX, Object::Anonymous); regions], &frames, &mut mem);
         let config =
-            Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages: 128, first_serial: 1, quiet_after: 0 };
-        let mut shadow = super::shadow(config, REGION, &frames, &mut mem);
+            Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages, first_serial: 1, quiet_after };
+        let ram = REGION * regions as u64;
+        let mut shadow = super::shadow(config, ram, &frames, &mut mem);
         if let Some(sabotage) = sabotage {
             shadow.sabotage(sabotage);
         }
-        shadow.begin_lane(RAM.add(REGION), &frames, &mut mem);
+        shadow.begin_lane(RAM.add(ram), &frames, &mut mem);
         let mut vm = Self { mem, shadow, root: None, frames, space, views: Views::default(), log: FenceLog::new(0) };
-        for page in pages {
+        for page in there {
             let gpa = RAM.add(page).base();
             vm.operate(|shadow, host| shadow.resolve(gpa, Access::Store, host)).expect("RAM");
         }

@@ -80,8 +80,9 @@ const VM: Owner = Owner::Vm(2);
 const WINDOW_TABLES: u64 = 5;
 /// More steps than any operation of these guests takes.
 const AMPLE: u32 = 8192;
-/// Steps in which there are some dozen wide fences: they are many in some, and few in others.
-const INTERVAL: u64 = 160;
+/// Steps in which wide fences are many, where there is a storm of them, and few else.
+const INTERVAL: u64 = 20;
+const STORM: usize = 40;
 /// Where tables' entries are, and so addresses.
 const INDICES: [u64; 4] = [0, 1, 5, 511];
 
@@ -397,6 +398,8 @@ impl<S: Subject> Rig<S> {
         }
         let time = self.bus.0.borrow_mut().history.fence();
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
+        let is_storm = self.setup.upkeep == Upkeep::Steered && range.is_none() && self.clock.is_multiple_of(4);
+        let (now, fences) = (self.clock, if is_storm { STORM } else { 1 });
         let vcpu = &mut self.vcpus[n];
         let fence = GuestFence { range, asid };
         host!(self, |shadow, host| {
@@ -412,8 +415,10 @@ impl<S: Subject> Rig<S> {
                     Some(asid) => vcpu.views.outdate_others(Some(asid), &mut log.borrow_mut()),
                 }
             } else {
-                shadow.tell_time(self.clock, INTERVAL);
-                shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), host);
+                shadow.tell_time(now, INTERVAL);
+                for _ in 0..fences {
+                    shadow.fence(&fence, vcpu.root, &mut vcpu.views, &mut log.borrow_mut(), host);
+                }
             }
         });
         match range {
@@ -448,7 +453,7 @@ impl<S: Subject> Rig<S> {
 
     pub fn step(&mut self) {
         self.clock += 1;
-        if self.clock.is_multiple_of(50) && self.setup.upkeep == Upkeep::Steered {
+        if self.clock.is_multiple_of(64) && self.setup.upkeep == Upkeep::Steered {
             let now = self.clock;
             host!(self, |shadow, host| shadow.relax(now, INTERVAL, host));
         }

@@ -1,0 +1,83 @@
+//! Quiet tables, in `steered`: what a wide fence does hangs on how many tables have changed, and not on how many there are.
+
+use crate::engine::steered::{Steered, gva, leaf, pointer};
+use mmu::shadow::{Answer, GuestFence};
+use rv::format::SV39;
+use rv::{Addr, Asid, Gva};
+
+/// Guest pages: a root, tables of level 1, tables of level 0, one more by which the guest reaches its tables, and data.
+const ROOT: u64 = 0;
+const MIDDLES: u64 = 1;
+const TABLES: u64 = 32;
+const MANY: u64 = 10_000;
+const WINDOW: u64 = TABLES + MANY;
+const DATA: u64 = WINDOW + 1;
+const REGIONS: usize = 21;
+
+/// Where the data is that table `n` leads to.
+fn address(n: u64) -> Addr<Gva> {
+    gva([n / 512, n % 512, 7])
+}
+
+/// Where the guest finds a frame of its own, of those that the window shows.
+fn window(index: u64) -> Addr<Gva> {
+    gva([MANY / 512, MANY % 512, index])
+}
+
+fn vm() -> Steered {
+    let mut vm = Steered::sized(REGIONS, (70_000, 12_000, 2), 0..DATA + 2, None);
+    for n in 0..=MANY {
+        vm.store(MIDDLES + n / 512, n % 512, pointer(TABLES + n));
+        vm.store(ROOT, n / 512, pointer(MIDDLES + n / 512));
+        vm.store(TABLES + n, 7, leaf(DATA));
+    }
+    vm.load((&SV39, ROOT, Asid(0)));
+    vm
+}
+
+fn all_addresses() -> GuestFence {
+    GuestFence { range: None, asid: None }
+}
+
+/// Tables compared by a fence of all addresses.
+fn fence(vm: &mut Steered) -> u64 {
+    let before = vm.shadow.counters().synced_pages;
+    vm.fence(all_addresses());
+    vm.shadow.counters().synced_pages - before
+}
+
+#[test]
+fn of_ten_thousand_tables_those_that_change_are_compared() {
+    let mut vm = vm();
+    for first in (0..MANY).step_by(32) {
+        // As long as they are used between two fences, they are not left out for that reason.
+        for _ in 0..4 {
+            (first..MANY.min(first + 32)).for_each(|n| _ = vm.access(address(n)));
+            fence(&mut vm);
+        }
+    }
+    let mut rounds = 0;
+    while let Some(left) = Some(fence(&mut vm)).filter(|left| *left != 0) {
+        rounds += 1;
+        assert!(rounds < 100, "{left} tables are still compared");
+    }
+    let quiet = vm.shadow.counters().quieted;
+    assert!(quiet >= MANY, "{quiet} tables are quiet");
+    // What was left out meanwhile comes back, and is as it was.
+    (0..MANY).for_each(|n| _ = vm.access(address(n)));
+    assert!((0..MANY).all(|n| vm.entry(address(n)).is_some()), "all are linked");
+    assert_eq!(fence(&mut vm), 0);
+
+    // One table, in the middle: the guest comes there by its window, and writes.
+    let (changed, page) = (MANY / 2, TABLES + MANY / 2);
+    vm.store(TABLES + MANY, 9, leaf(page));
+    vm.fence(GuestFence { range: Some((window(9), 1)), asid: None });
+    assert!(matches!(vm.access(window(9)), Answer::Filled { .. }));
+    assert_eq!(vm.shadow.counters().woken, 1);
+    vm.store(page, 7, leaf(DATA + 1));
+    let compared = fence(&mut vm);
+    // It, and what leads there from the root.
+    assert!((1..=4).contains(&compared), "{compared} tables are compared");
+    assert_eq!(vm.entry(address(changed)).map(|found| found.pfn()), Some(vm.there(DATA + 1)), "TLB-LIKE");
+    vm.end();
+}
