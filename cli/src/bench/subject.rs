@@ -36,7 +36,7 @@ pub struct Gnomon {
 
 /// Parts of mode `steered`, each of which a tunable switches off (docs/tunables.md): so its worth shows. The lane is another, and a
 /// variant of its own.
-const PARTS: [Id; 3] = [Id::Steer, Id::Roots, Id::Globals];
+const PARTS: [Id; 4] = [Id::Steer, Id::Roots, Id::Globals, Id::Track];
 
 /// What tells subjects without superpages from others.
 const SMALL: &str = "-4k";
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(once.len(), all.len());
         assert_eq!(all.len(), 1 + (7 + 6) + 5 + (5 + 4) + 2);
         assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 7 + 1 + 6 + 5 + 2);
-        assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (7 + 1 + 3) + (6 + 3) + 5 + 2);
+        assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (7 + 1 + 4) + (6 + 4) + 5 + 2);
         assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 7 + 6 + 5 + 1);
     }
 

@@ -173,6 +173,7 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
 fn caught<S: Subject>(mutant: Mutant, upkeep: Upkeep) -> Option<String> {
     finders(mutant, upkeep).iter().copied().chain(0..1000).find_map(|seed| {
         let failed = catch_unwind(|| run::<S>(upkeep, seed, mutant)).err()?;
+        println!("FOUND {mutant:?} {upkeep:?} {seed}");
         let text = failed.downcast_ref::<String>().cloned();
         Some(text.or_else(|| failed.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
     })

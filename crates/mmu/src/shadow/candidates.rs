@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use rv::{Gpa, Level, Pfn};
 
 /// So many tables wait to become quiet, for they share a flush.
-const MOST: usize = 32;
+pub(super) const MOST: usize = 32;
 /// Most leaves of 2 MiB that are in pieces for it.
 const MOST_SPLIT: usize = 16;
 /// So many do not wait for others,
@@ -72,10 +72,9 @@ impl Candidates {
         core::mem::take(&mut self.frames)
     }
 
-    /// The room that was taken.
-    pub fn put_back(&mut self, room: Vec<Pfn<Gpa>>) {
-        debug_assert!(room.is_empty());
-        self.frames = room;
+    /// Those that are left of them.
+    pub fn put_back(&mut self, frames: Vec<Pfn<Gpa>>) {
+        self.frames = frames;
     }
 }
 

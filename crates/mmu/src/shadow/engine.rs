@@ -50,6 +50,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     /// Tables that are to become quiet.
     pub(super) candidates: Candidates,
     pub(super) rate: Rate,
+    /// It grows where pages that are restless are too many to tell (`quiet`).
+    pub(super) epoch: u64,
     /// The lane's memory, where it brings entries in step.
     pub(super) lane: Option<LaneMemory>,
     /// It is kept out.
@@ -101,6 +103,7 @@ impl<S: Shadowed> Shadow<S> {
             digests,
             candidates,
             rate: Rate::default(),
+            epoch: 0,
             lane: None,
             is_closed: false,
             all_have_headers: false,
@@ -143,6 +146,7 @@ impl<S: Shadowed> Shadow<S> {
             host.mem.zero_frames(run.first(), 1);
         }
         let id = self.index.add(Page::new(key, body, self.next_serial, guest));
+        self.index.page_mut(id).epoch = self.epoch;
         self.write_id(id, host.mem);
         // In `steered` it is about to be filled.
         self.index.page_mut(id).compared = if self.steers() { Compared::new(self.stamp) } else { Compared::NEVER };

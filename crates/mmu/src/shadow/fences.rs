@@ -67,11 +67,11 @@ impl<S: Shadowed> Shadow<S> {
                 if !self.is_sabotaged(Sabotage::ForgetsPassed) {
                     self.passed.all(mappings, self.stamp);
                 }
+                self.quieten(host);
                 if is_own {
                     self.fence_root(&root, mappings, host);
                 }
                 views.outdate_others(fence.asid, log);
-                self.quieten(host);
             }
         }
         self.conclude(host);
@@ -226,6 +226,10 @@ impl<S: Shadowed> Shadow<S> {
         (gva, may_lag): (Addr<S>, bool),
         host: &mut Host<'_, M, H>,
     ) -> Result<(), usize> {
+        if self.index.page(id).epoch != self.epoch {
+            let epoch = self.epoch;
+            self.index.page_mut(id).stir_all(epoch);
+        }
         let page = self.index.page(id);
         let (level, guest, mirror) = (page.key.level, page.guest, page.body.mirror.first());
         let drops_unused = level == Level::MEGA && self.steers();

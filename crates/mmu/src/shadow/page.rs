@@ -167,6 +167,8 @@ pub(super) struct Page {
     leading: u64,
     /// A bit for each entry that leads to a restless page ([`super::quiet`]).
     stirred: [u64; PARTS],
+    /// The [`super::engine::Shadow::epoch`] of those bits: of another, they say nothing.
+    pub epoch: u64,
     pub parents: Ref,
     /// The next shadow of the same guest frame.
     pub next: Option<Id>,
@@ -269,6 +271,7 @@ impl Page {
             settled: 0,
             leading: 0,
             stirred: [0; PARTS],
+            epoch: 0,
             parents: Ref::NONE,
             next: None,
             sibling: None,
@@ -383,9 +386,17 @@ impl Page {
         self.stirred[part]
     }
 
-    /// Whether what can be reached from it may have been written, or its own table ([`super::quiet`]).
-    pub fn is_restless(&self) -> bool {
-        self.is_unsync || self.stirred.iter().any(|part| *part != 0)
+    /// Whether an entry leads to a restless page.
+    pub fn is_any_stirred(&self) -> bool {
+        self.stirred.iter().any(|part| *part != 0)
+    }
+
+    /// All entries that lead to tables may lead to restless ones.
+    pub fn stir_all(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        for part in 0..PARTS {
+            self.stirred[part] = self.leading_in(part);
+        }
     }
 
     #[cfg(feature = "sabotage")]

@@ -18,6 +18,7 @@
 //! Rule: where a page is restless, all entries that lead to it have their bit. It may be set where that is not needed; a fence
 //! that comes by clears it then.
 
+use super::candidates::MOST;
 use super::config::Host;
 use super::engine::Shadow;
 use super::index::List;
@@ -25,6 +26,9 @@ use super::page::{At, Id, Page, Role};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use rv::{Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn, PhysMem};
+
+/// Entries that are looked at when pages become restless, in one operation: some 60,000 instructions.
+pub(super) const STIRS: u32 = 2048;
 
 impl<S: Shadowed> Shadow<S> {
     /// Whether the frame is that of a quiet table.
@@ -48,7 +52,7 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// After a wide fence: those that have been as they were for long become quiet.
+    /// Before a wide fence does its work: those that have been as they were for long become quiet.
     #[inline(always)]
     pub(super) fn quieten<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         if self.candidates.are_due(self.passed.fences()) {
@@ -60,10 +64,22 @@ impl<S: Shadowed> Shadow<S> {
     #[inline(never)]
     fn quieten_all<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         let mut frames = self.candidates.take();
-        frames.retain(|gfn| self.may_become_quiet(*gfn, host.mem) && self.withdraw_all(*gfn, host));
+        let (mut taken, mut many) = ([Pfn::new(0); MOST], 0);
+        while let Some(gfn) = frames.pop() {
+            if self.may_become_quiet(gfn, host.mem) && self.withdraw_all(gfn, host) {
+                taken[many] = gfn;
+                many += 1;
+            }
+        }
         self.stop_stores(host);
-        for gfn in frames.drain(..) {
-            self.make_quiet(gfn, host);
+        let half = host.budget.half();
+        for gfn in taken.into_iter().take(many) {
+            // The others come back. The rest of the budget is the fence's.
+            if host.budget < half || host.budget.is_spent() {
+                frames.push(gfn);
+            } else {
+                self.make_quiet(gfn, host);
+            }
         }
         self.candidates.put_back(frames);
     }
@@ -75,7 +91,8 @@ impl<S: Shadowed> Shadow<S> {
         }
         // A leaf of 2 MiB takes one place in a TLB, and its pieces take 512. They need a page of ours, too.
         let may_split = self.rate.is_high() && self.bodies < self.config.pages / 4 * 3;
-        self.index.first(List::Mega(gfn), mem).is_none() || may_split && self.candidates.may_split(gfn, &mut self.counters.split)
+        self.index.first(List::Mega(gfn), mem).is_none()
+            || may_split && self.candidates.may_split(gfn, &mut self.counters.split)
     }
 
     /// What time it is, in any unit, and how many units are some 5 ms. Whoever makes wide fences happen says so before.
@@ -108,7 +125,12 @@ impl<S: Shadowed> Shadow<S> {
     fn make_whole<M: PhysMem, H: Fence<Gpa>>(&mut self, chunk: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
         let pages = Level::MEGA.pages();
         host.budget.spend(pages as u32);
-        (0..pages).map(|n| chunk.add(n)).for_each(|gfn| self.wake(gfn, host.mem));
+        let mut stirs = STIRS;
+        for gfn in (0..pages).map(|n| chunk.add(n)) {
+            if self.is_quiet(gfn, host.mem) {
+                self.wake_table(gfn, &mut stirs, host.mem);
+            }
+        }
         while let Some(pieces) = self.index.linked_direct(chunk) {
             while let Some(above) = self.index.first(List::Parents(pieces), host.mem) {
                 if host.budget.is_spent() {
@@ -145,29 +167,20 @@ impl<S: Shadowed> Shadow<S> {
         let chunk = gfn.align_down(Level::MEGA.pages()).base();
         self.unteach(FenceScope::Range { start: chunk, bytes: Level::MEGA.pages() * PAGE_BYTES }, host.mem);
         // Without it they are shorter.
-        let mut next = self.first_table(gfn, host.mem);
-        while let Some(id) = next {
-            self.index.end_digest_of(id);
-            let mut parent = self.index.first(List::Parents(id), host.mem);
-            while let Some(at) = parent {
-                self.index.end_digest_of(at.0);
-                parent = self.index.next(at, host.mem);
-            }
-            next = self.index.page(id).next;
-        }
+        self.index.digests = 0;
     }
 
     /// Somebody comes to a frame, or Gnomon has written there: if it was a quiet table's, it is not any more.
     #[inline(always)]
     pub(super) fn wake(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
         if self.is_quiet(gfn, mem) {
-            self.wake_table(gfn, mem);
+            self.wake_table(gfn, &mut { STIRS }, mem);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn wake_table(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+    fn wake_table(&mut self, gfn: Pfn<Gpa>, stirs: &mut u32, mem: &impl PhysMem) {
         self.counters.woken += 1;
         self.set_unsync(gfn, true, mem);
         *self.index.heads.protected_around(gfn) -= 1;
@@ -176,37 +189,49 @@ impl<S: Shadowed> Shadow<S> {
             let page = self.index.page_mut(id);
             page.calm.wakes(self.config.quiet_after);
             next = page.next;
-            self.stir_above(id, mem);
+            self.stir_above(id, stirs, mem);
         }
     }
 
     /// An entry leads to a restless page.
-    pub(super) fn stir(&mut self, (id, index): At, mem: &impl PhysMem) {
-        let page = self.index.page_mut(id);
-        let was_restless = page.is_restless();
-        page.stir(index);
+    pub(super) fn stir(&mut self, (id, index): At, stirs: &mut u32, mem: &impl PhysMem) {
+        let was_restless = self.is_restless(self.index.page(id));
+        self.index.page_mut(id).stir(index);
         self.index.end_digest_of(id);
         if !was_restless {
-            self.stir_above(id, mem);
+            self.stir_above(id, stirs, mem);
         }
     }
 
-    /// A page has become restless. Each level is above the one before, so this ends.
-    fn stir_above(&mut self, id: Id, mem: &impl PhysMem) {
+    /// A page has become restless. Each level is above the one before, so this ends. Where more entries lead there than there may be
+    /// looked at, all pages that lead to tables are taken for restless, until fences have looked at them.
+    fn stir_above(&mut self, id: Id, stirs: &mut u32, mem: &impl PhysMem) {
         if self.is_sabotaged(Sabotage::ForgetsToStir) {
             return;
         }
         let mut next = self.index.first(List::Parents(id), mem);
-        while let Some(at) = next {
-            self.stir(at, mem);
+        while let Some(at) = next.filter(|_| *stirs != 0) {
+            *stirs -= 1;
+            if *stirs == 0 {
+                self.epoch += u64::from(!self.is_sabotaged(Sabotage::ForgetsMostParents));
+                self.index.digests = 0;
+                return;
+            }
+            self.stir(at, stirs, mem);
             next = self.index.next(at, mem);
         }
     }
 
-    /// Whether nothing that can be reached from a page may have been written since it was compared.
+    /// Whether something that can be reached from a page may have been written since it was compared.
+    #[inline(always)]
+    pub(super) fn is_restless(&self, page: &Page) -> bool {
+        page.is_unsync || page.key.level > Level::PAGE && (page.epoch != self.epoch || page.is_any_stirred())
+    }
+
+    /// Whether a wide fence has nothing to do there.
     #[inline(always)]
     pub(super) fn rests(&self, page: &Page) -> bool {
-        !page.is_unsync && self.steers() && !page.is_restless()
+        self.steers() && !self.is_restless(page)
     }
 
     /// Checks the rules above.
@@ -215,7 +240,8 @@ impl<S: Shadowed> Shadow<S> {
     /// If one does not hold.
     #[cfg(feature = "sabotage")]
     pub(super) fn audit_quiet(&self, mem: &impl PhysMem) {
-        if self.is_sabotaged(Sabotage::QuietsWithLeaves) || self.is_sabotaged(Sabotage::ForgetsToStir) {
+        let broken = [Sabotage::QuietsWithLeaves, Sabotage::ForgetsToStir, Sabotage::ForgetsMostParents];
+        if broken.into_iter().any(|how| self.is_sabotaged(how)) {
             return;
         }
         for id in 0..self.index.end() {
@@ -229,8 +255,9 @@ impl<S: Shadowed> Shadow<S> {
                 assert!(self.index.heads.has_protected_around(gfn), "{gfn:?} is not counted as quiet");
             }
             let mut next = self.index.first(List::Parents(id), mem);
-            while let Some((above, index)) = next.filter(|_| page.is_restless()) {
-                assert!(self.index.page(above).is_stirred(index), "what leads to the restless {:?} does not say so", page.key);
+            while let Some((above, index)) = next.filter(|_| self.is_restless(page)) {
+                let says = self.index.page(above).epoch != self.epoch || self.index.page(above).is_stirred(index);
+                assert!(says, "what leads to the restless {:?} does not say so", page.key);
                 next = self.index.next((above, index), mem);
             }
         }

@@ -74,6 +74,8 @@ pub enum Sabotage {
     QuietsWithLeaves,
     /// A table that is quiet no more is not found by fences.
     ForgetsToStir,
+    /// The same where too many entries lead there.
+    ForgetsMostParents,
     /// Steered pages are up to date that were compared before a fence of all addresses.
     ForgetsPassed,
     /// The same before one by address.

@@ -342,6 +342,11 @@ impl<S: Subject> Rig<S> {
         Self::root_frames().any(|frame| frame == page)
     }
 
+    /// Storms hide much of what else may be wrong.
+    fn has_storms(&self) -> bool {
+        self.setup.upkeep == Upkeep::Steered && self.setup.seed % 4 == 3
+    }
+
     /// The window's address of a page of RAM.
     fn window(&self, gpa: Addr<Gpa>) -> Addr<S> {
         let top = extended(S::WINDOW << self.format.root_level().shift(), self.format);
@@ -398,7 +403,7 @@ impl<S: Subject> Rig<S> {
         }
         let time = self.bus.0.borrow_mut().history.fence();
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
-        let is_storm = self.setup.upkeep == Upkeep::Steered && range.is_none() && self.clock.is_multiple_of(4);
+        let is_storm = self.has_storms() && range.is_none() && self.clock.is_multiple_of(4);
         let (now, fences) = (self.clock, if is_storm { STORM } else { 1 });
         let vcpu = &mut self.vcpus[n];
         let fence = GuestFence { range, asid };
