@@ -8,11 +8,14 @@ use guests::expect::{FETCH_ACCESS, LOAD_ACCESS, STORE_ACCESS, ensure_trap};
 use guests::paging::{self, RWX, Space, TEST_VA, fence_page, fence_page_asid, leaf, page};
 use guests::trap::Trap;
 use guests::user::User;
-use guests::{Check, access, board, ensure, ensure_eq, run};
+use guests::{Check, Named, access, board, ensure, ensure_eq, run};
 use rv::csr::status;
 use rv::{Level, PteFlags};
 
 guests::entry_point!(main);
+
+/// A check in an address space.
+type InSpace = fn(&Space) -> Check;
 
 /// What the space is known by.
 const ASID: u64 = 7;
@@ -24,7 +27,7 @@ const USERS: [(u32, u64); 4] =
 fn main() {
     run("denied/without-paging", without_paging);
     for format in Space::formats() {
-        let checks: [guests::Named<fn(&Space) -> Check>; 5] = [
+        let checks: [Named<InSpace>; 5] = [
             ("by-leaves-of-each-size", by_leaves_of_each_size),
             ("by-user-mode", by_user_mode),
             ("across-pages", across_pages),
