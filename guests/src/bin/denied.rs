@@ -2,6 +2,7 @@
 //! across the border of a page, and again after an entry has led to RAM.
 #![no_std]
 #![no_main]
+#![expect(unsafe_code, reason = "sstatus")]
 
 use core::sync::atomic::Ordering::Relaxed;
 use guests::expect::{FETCH_ACCESS, LOAD_ACCESS, STORE_ACCESS, ensure_trap};
@@ -9,6 +10,7 @@ use guests::paging::{self, RWX, Space, TEST_VA, fence_page, fence_page_asid, lea
 use guests::trap::Trap;
 use guests::user::User;
 use guests::{Check, Named, access, board, ensure, ensure_eq, run};
+use metal::csr;
 use rv::csr::status;
 use rv::{Level, PteFlags};
 
@@ -34,7 +36,9 @@ fn main() {
             ("code-across-pages", code_across_pages),
             ("and-given-again", and_given_again),
         ];
-        for (name, check) in checks {
+        let vectors: [Named<InSpace>; 1] = [("by-vectors", by_vectors)];
+        let vectors = vectors.into_iter().filter(|_| board().has("v"));
+        for (name, check) in checks.into_iter().chain(vectors) {
             let name = guests::Text::of(format_args!("denied/{}-{name}", format.name));
             run(name.as_str(), || {
                 let space = Space::new(format, ASID);
@@ -159,6 +163,34 @@ fn code_across_pages(space: &Space) -> Check {
         fence_page(border);
         let trap = access::call(border - 2, 0).err();
         ensure_eq!(trap.map(|trap| (trap.cause, trap.tval)), Some((FETCH_ACCESS, border)), "half an instruction");
+    }
+    Ok(())
+}
+
+/// A vector's elements, in what is denied and across the border to it.
+fn by_vectors(space: &Space) -> Check {
+    // vsetivli x0, 2, e64, m1, ta, ma; vle64.v v0, (a0) or vse64.v v0, (a0); ret
+    const SET: u32 = 0xcd81_7057;
+    const RETURN: u32 = 0x8067;
+    let data = page();
+    let [loads, stores] = [0x0205_7007, 0x0205_7027_u32].map(|access| {
+        let code = page();
+        code.fill([SET, access, RETURN].map(u32::to_le_bytes).as_flattened());
+        code.address()
+    });
+    let border = TEST_VA + 0x1000;
+    space.map(TEST_VA, data.address(), RWX);
+    // SAFETY: compiled code uses no vectors.
+    unsafe { csr::sstatus::set(status::VS) };
+    for to in places() {
+        space.map(border, to, RWX);
+        fence_page(border);
+        for at in [border, border + 8, border - 8] {
+            let inside = at.max(border);
+            is_across(access::call(loads, at).map(|_| ()), LOAD_ACCESS, at, inside)?;
+            is_across(access::call(stores, at).map(|_| ()), STORE_ACCESS, at, inside)?;
+        }
+        ensure!(access::call(loads, border - 16).is_ok(), "RAM before it");
     }
     Ok(())
 }
