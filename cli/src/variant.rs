@@ -31,9 +31,6 @@ impl Variant {
 
     /// Whether it can be had in a seat, and differs from all others.
     fn exists_in(self, seat: Seat) -> bool {
-        if seat == Seat::Payload && self.mmu.is_some_and(|mode| !mode.works_in_payload_seat()) {
-            return false;
-        }
         let needs_h = seat == Seat::Payload || self.mmu.is_some_and(|mode| !mode.works_without_h());
         let has_lane = self.mmu.is_some_and(MmuMode::has_lane);
         (self.h == HExtension::Present || !needs_h) && (self.lane || has_lane)
@@ -143,7 +140,8 @@ mod tests {
             "steered-noh-nolane",
         ];
         assert_eq!(labels(Seat::Firmware, &all()), firmware);
-        assert_eq!(labels(Seat::Payload, &all()), ["nested", "shadow", "unsync", "lazy", "lazy-nolane"]);
+        let payload = ["nested", "shadow", "unsync", "lazy", "lazy-nolane", "steered", "steered-nolane"];
+        assert_eq!(labels(Seat::Payload, &all()), payload);
         assert_eq!(labels(Seat::Firmware, &[None]), ["", "noh"]);
     }
 

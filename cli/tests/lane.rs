@@ -129,6 +129,7 @@ fn a_changed_instruction_is_found() {
         Block { way: VIRTUAL_TO_SUPERVISOR, levels: 4, zba: 0, syncs: false },
         Block { way: SUPERVISOR_TO_MACHINE, levels: 5, zba: 1, syncs: false },
         Block { way: VIRTUAL_TO_MACHINE, levels: 3, zba: 1, syncs: true },
+        Block { way: VIRTUAL_TO_SUPERVISOR, levels: 5, zba: 1, syncs: true },
         Block { way: SUPERVISOR_TO_MACHINE, levels: 4, zba: 0, syncs: true },
     ] {
         let name = block.table();

@@ -258,7 +258,7 @@ mod tests {
             g_format: &rv::format::SV39X4,
             formats: alloc::vec![&rv::format::SV39],
             nested_svadu: false,
-            denies_frames: true,
+            denial: crate::offer::Denial::Pmp,
             isa: Isa::from_isa_string("rv64imafdc_sstc"),
             mmu_type: "riscv,sv57".into(),
             timer: GuestTimer::Sstc,

@@ -46,8 +46,9 @@ pub trait Env {
     /// `vsatp`. Nothing that is not this vCPU's stays in the TLB under its tags.
     fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>);
     /// Prepares for a vCPU that shadow tables alone translate: what its guest does with `satp`, fences and page faults comes
-    /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded.
-    fn load_shadow(&mut self, run: &VcpuRun);
+    /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded. `steered`: the VM is,
+    /// so it is denied the frame that poison leads to.
+    fn load_shadow(&mut self, run: &VcpuRun, steered: bool);
     /// Gives the loaded vCPU this shadow root. `id` is the ASID that this vCPU has for it here, if it has one still. `forget`: what
     /// this hart remembers of the root is out of date. Returns what its `satp` (`vsatp`) holds from now on.
     fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64;

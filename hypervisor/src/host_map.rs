@@ -1,10 +1,43 @@
 //! Gnomon's own map in the payload seat: an identity map, so that physical addresses work as they
 //! do in M mode, but with W^X: its code is never writable, and nothing else is ever executable.
 
+use crate::machine::Span;
 use alloc::vec::Vec;
 use mmu::table;
 use rv::pte::{Leaf, PteFlags};
 use rv::{Addr, Caps, Entry, Format, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
+
+/// Makes a G-stage of `format` that maps the RAM in `spans` onto itself, for everything, and nothing where poison leads
+/// ([`mmu::table::poison_leaf`]). Its leaves are the entries of its root, so walks are short; what else is in one with RAM is mapped,
+/// too. So it keeps nothing from a guest, but for that hole: whoever uses it has tables of Gnomon's in front. `root` are as many frames as a
+/// root has, in a row and aligned.
+///
+/// Says whether it could be made: not if there is RAM behind what it can map, or behind the hole.
+pub fn map_onto_itself<'a>(
+    format: &Format,
+    root: Pfn<Hpa>,
+    spans: impl IntoIterator<Item = &'a Span>,
+    mem: &mut impl PhysMem,
+) -> bool {
+    let level = format.root_level();
+    let hole = table::poison_leaf(false).pfn::<Hpa>().base().raw();
+    let flags = PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::A | PteFlags::D;
+    mem.zero_frames(root, format.root_pages());
+    for span in spans {
+        let mut at = span.start / level.bytes() * level.bytes();
+        while at < span.end() {
+            let end = at + level.bytes();
+            if end > hole || end > 1 << format.input_bits() {
+                return false;
+            }
+            let leaf = Leaf { pfn: Addr::<Hpa>::new(at).pfn(), flags, napot: false };
+            let slot = root.at(8 * format.index(leaf.pfn.base(), level) as u64);
+            table::write_unlinked(slot, Entry::Leaf(leaf).encode(), mem);
+            at = end;
+        }
+    }
+    true
+}
 
 /// What may be done with a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@ use crate::network::Network;
 use abi::bundle::{MmuMode, VmConfig};
 use alloc::string::String;
 use alloc::vec::Vec;
-use rv::Format;
+use rv::{Format, Hpa, Pfn};
 
 /// What a guest's timer rests on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +27,21 @@ pub enum GuestMode {
     Supervisor,
 }
 
+/// Who denies guests the frame that poison leads to, so that what they do by it comes to Gnomon (mode `steered`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Denial {
+    /// PMP, which is Gnomon's: it is an access fault.
+    Pmp,
+    /// A G-stage of Gnomon's that maps RAM onto itself, and has a hole there ([`crate::host_map::map_onto_itself`]): it is a guest-page
+    /// fault.
+    Hole {
+        /// The root of its table.
+        table: Pfn<Hpa>,
+    },
+    /// Nobody, since RAM ends behind what the harts' G-stage maps.
+    Nobody,
+}
+
 /// What the machine offers to guests; the same on every hart.
 #[derive(Clone, Debug)]
 pub struct Offer {
@@ -41,8 +56,8 @@ pub struct Offer {
     pub isa: Isa,
     /// Whether hardware can set A and D for guests behind a G-stage.
     pub nested_svadu: bool,
-    /// Whether Gnomon itself says which frames guests are denied (PMP), so that it can steer their faults.
-    pub denies_frames: bool,
+    /// Who denies guests frames, so that their faults can be steered.
+    pub denial: Denial,
     /// `mmu-type` of guests' cpu nodes.
     pub mmu_type: String,
     /// Guests' timers.
@@ -65,7 +80,7 @@ impl Offer {
     pub fn mode(&self, config: &VmConfig) -> MmuMode {
         config.mmu.unwrap_or(match self.guest {
             GuestMode::Virtual => MmuMode::Nested,
-            GuestMode::Supervisor if self.denies_frames && !config.svadu => MmuMode::Steered,
+            GuestMode::Supervisor if self.denial != Denial::Nobody && !config.svadu => MmuMode::Steered,
             GuestMode::Supervisor => MmuMode::Lazy,
         })
     }

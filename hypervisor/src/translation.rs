@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
@@ -153,7 +153,7 @@ impl Translation {
                 two_stage::load(run, env);
                 Ok(())
             }
-            Shadow(_) => shadow::roots::load(g, run, env),
+            Shadow(upkeep) => shadow::roots::load(g, run, upkeep, env),
         }
     }
 
@@ -211,6 +211,15 @@ impl Translation {
                 run.shared.counters.exits_other.bump();
                 Faulted::Inject(Trap::new(exception, run.context.exit.tval))
             }
+        }
+    }
+
+    /// A guest-page fault came to Gnomon. `None` if it is not of a frame that a steered guest is denied.
+    #[inline(always)]
+    pub fn denied_frame<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Option<Faulted> {
+        match self {
+            TwoStage => None,
+            Shadow(_) => Some(shadow::steered::denied_frame(g, run, access, env)),
         }
     }
 

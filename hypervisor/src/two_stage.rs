@@ -25,7 +25,7 @@ use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pf
 /// Whether this machine can put such a VM behind a G-stage; a message if not.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if offer.guest == GuestMode::Supervisor {
-        let modes = "use mmu = shadow, unsync or lazy instead";
+        let modes = "use mmu = shadow, unsync, lazy or steered instead";
         return Err(format!("mmu = nested needs the H extension, which this machine's harts lack: {modes}"));
     }
     if config.svadu && !offer.nested_svadu {

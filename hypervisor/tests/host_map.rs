@@ -1,8 +1,11 @@
 //! Gnomon's identity map in the payload seat, read back by the oracle.
 
-use hypervisor::host_map::{Builder, Kind, MapError};
-use rv::format::SV39;
-use rv::{Addr, Pfn, PteFlags};
+use hypervisor::host_map::{Builder, Kind, MapError, map_onto_itself};
+use hypervisor::machine::Span;
+use mmu::two_stage::{Stage, through_g};
+use mmu::walk::{AdPolicy, Ram};
+use rv::format::{SV39, SV39X4, SV48X4, SV57X4};
+use rv::{Access, Addr, Pfn, PteFlags};
 
 const TABLES: u64 = 0x100;
 
@@ -60,4 +63,38 @@ fn what_cannot_be_mapped_is_said() {
     map.map(0x1000, 0x2000, Kind::Code).unwrap();
     assert!(matches!(map.map(0x1000, 0x2000, Kind::ReadWrite), Err(MapError::Taken(_))));
     assert_eq!(map.map(1 << 33, (1 << 33) + 0x1000, Kind::Code), Err(MapError::OutOfFrames));
+}
+
+/// Steered guests' poison, where a table of Gnomon's leads: the hole in a G-stage that maps RAM onto itself.
+#[test]
+fn a_g_stage_maps_ram_onto_itself_and_leaves_a_hole() {
+    let root = Pfn::new(TABLES);
+    let spans = [(0x8000_0000, 0x1_4000_0000), (0x24_0010_0000, 0x1000)].map(|(start, bytes)| Span { start, bytes });
+    let hole = mmu::table::poison_leaf(true).pfn::<rv::Gpa>().base();
+    assert_eq!(hole, mmu::table::poison_pointer().pfn().base());
+    for format in [&SV39X4, &SV48X4, &SV57X4] {
+        let mut ram = oracle::Machine::with_ram(root, 4);
+        assert!(map_onto_itself(format, root, &spans, &mut ram));
+        let caps = rv::Caps::default();
+        let g = Stage { format, root, caps, ad: AdPolicy::Svade };
+        let mut arrives = |gpa, access| {
+            let request = rv::Request { access, mode: rv::Mode::User, sum: false, mxr: false, hs_mxr: false };
+            through_g(&Some(g), gpa, &request, &mut Ram(&mut ram)).ok()
+        };
+        for access in [Access::Load, Access::Store, Access::Fetch] {
+            for at in [0x8000_0000, 0x8123_4568, 0x1_bfff_fff8, 0x24_0010_0000] {
+                assert_eq!(arrives(Addr::new(at), access), Some(Addr::new(at)), "{}", format.name);
+            }
+            for at in [hole, hole.wrapping_add(0xff8), Addr::new(1 << 50)] {
+                assert_eq!(arrives(at, access), None, "{} at {at}", format.name);
+            }
+        }
+    }
+    let mut ram = oracle::Machine::with_ram(root, 4);
+    let mut fits = |format, start| map_onto_itself(format, root, &[Span { start, bytes: 0x1000 }], &mut ram);
+    assert!(fits(&SV39X4, (1 << 41) - 0x1000));
+    assert!(!fits(&SV39X4, 1 << 41), "behind what it maps");
+    assert!(fits(&SV48X4, 1 << 41));
+    assert!(fits(&SV57X4, (1 << 55) - 0x1000));
+    assert!(!fits(&SV57X4, 1 << 55), "in the hole");
 }

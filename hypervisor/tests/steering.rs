@@ -4,13 +4,19 @@ use crate::fake::{self, Event, World, shadow_world, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, VmConfig};
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{Brief, Outcome, watch};
-use hypervisor::offer::Offer;
+use hypervisor::offer::{Denial, Offer};
 use hypervisor::vm::Translation;
-use rv::{Addr, Exception, Exit};
+use mmu::two_stage::TINST_PTE_READ;
+use rv::{Addr, Exception, Exit, Pfn};
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
 const LOAD: u64 = Exception::LoadAccess as u64;
 const STORE: u64 = Exception::StoreAccess as u64;
+const FETCH_DENIED: u64 = Exception::FetchGuestPage as u64;
+const LOAD_DENIED: u64 = Exception::LoadGuestPage as u64;
+const STORE_DENIED: u64 = Exception::StoreGuestPage as u64;
+/// Where poison leads, as such a trap says.
+const POISON: u64 = 1 << 55;
 const LOAD_PAGE: u64 = Exception::LoadPage as u64;
 /// The guest's root: the first page of RAM. Its entry 0 is a gigapage over the devices, its entry 2 one over RAM.
 const ROOT: u64 = GUEST_RAM_BASE >> 12;
@@ -43,6 +49,28 @@ fn poison_is_filled_and_the_guest_hears_nothing_of_it() {
     assert_eq!(w.exit(STORE, GUEST_RAM_BASE + 0x6000, 0, 0), Outcome::Resume);
     let c = &w.run.shared.counters;
     assert_eq!((c.exits_steered.get(), c.inject_exception.get()), (2, 0));
+}
+
+#[test]
+fn where_a_g_stage_denies_the_frame_it_is_a_guest_page_fault() {
+    let mut w = steered();
+    let c = |w: &World| {
+        let c = &w.run.shared.counters;
+        [c.exits_steered.get(), c.exits_load.get() + c.exits_store.get(), c.inject_exception.get()]
+    };
+    // By a leaf, and by a pointer: the trap says what was denied, which is no memory of the guest's.
+    assert_eq!(w.exit(LOAD_DENIED, GUEST_RAM_BASE + 0x5008, POISON | 8, 0x21), Outcome::Resume);
+    assert_eq!(w.exit(STORE_DENIED, GUEST_RAM_BASE + 0x6000, POISON | 0x40, TINST_PTE_READ), Outcome::Resume);
+    assert_eq!(w.exit(FETCH_DENIED, GUEST_RAM_BASE + 0x7000, 0, TINST_PTE_READ), Outcome::Resume);
+    assert_eq!(c(&w), [3, 0, 0]);
+    // What the tables refuse is the guest's all the same.
+    assert_eq!(w.exit(LOAD_DENIED, 3 << 30, POISON, TINST_PTE_READ), Outcome::Resume);
+    assert_eq!((w.hart.regs.vscause, w.hart.regs.vstval, c(&w)), (LOAD_PAGE, 3 << 30, [4, 0, 1]));
+    // So is, as an access fault, what nothing explains.
+    for _ in 0..4 {
+        assert_eq!(w.exit(STORE_DENIED, GUEST_RAM_BASE + 0x6008, POISON | 8, 0), Outcome::Resume);
+    }
+    assert_eq!((w.hart.regs.vscause, w.hart.regs.vstval), (STORE, GUEST_RAM_BASE + 0x6008));
 }
 
 #[test]
@@ -111,13 +139,38 @@ fn bytes_by_the_uart_are_brief() {
 }
 
 #[test]
+fn bytes_by_the_uart_are_brief_where_the_trap_names_what_was_denied() {
+    let mut w = steered();
+    write(&mut w, GUEST_ENTRY, [SB as u32; 4].map(u32::to_le_bytes).as_flattened());
+    w.run.context.pc = GUEST_ENTRY;
+    (w.run.context.x[10], w.run.context.x[11]) = (UART, u64::from(b'A'));
+    let exit = Exit { cause: STORE_DENIED, tval: UART, tval2: POISON >> 2, tinst: 0 };
+    assert_eq!(w.brief(exit), Brief::NO, "nobody knows the way");
+    // The first by a pointer, which says nothing of the instruction.
+    assert_eq!(w.exit(STORE_DENIED, UART, POISON, TINST_PTE_READ), Outcome::Resume);
+    assert_eq!(w.brief(Exit { tinst: 0x00b0_0023 & !2 | 1, ..exit }), Brief::OVER, "the trap says the instruction");
+    for tinst in [0, TINST_PTE_READ] {
+        w.run.context.pc = GUEST_ENTRY;
+        assert_eq!(w.brief(Exit { tinst, ..exit }), Brief::OVER, "the code does");
+    }
+    assert_eq!((w.run.shared.counters.mmio_uart.get(), w.run.shared.counters.mmio_decoded.get()), (4, 3));
+    // Another address whose bits the trap vector cannot tell from it.
+    w.run.context.pc = GUEST_ENTRY;
+    w.run.context.x[10] = UART | POISON >> 2;
+    assert!(w.run.context.brief.has(&Exit { tval: UART | POISON >> 2, ..exit }));
+    assert_eq!(w.brief(Exit { tval: UART | POISON >> 2, ..exit }), Brief::NO);
+}
+
+#[test]
 fn what_cannot_be_steered_is_refused() {
     let w = steered();
     let check = |config: &VmConfig, offer: &Offer| Translation::from(MmuMode::Steered).check(config, offer);
     let config = vm_config("vm", 1);
     assert_eq!(check(&config, &w.g.offer), Ok(()));
-    let elsewhere = Offer { denies_frames: false, ..w.g.offer.clone() };
-    assert!(check(&config, &elsewhere).is_err_and(|message| message.contains("firmware seat")));
+    let hole = Offer { denial: Denial::Hole { table: Pfn::new(0x8_0000) }, ..w.g.offer.clone() };
+    assert_eq!(check(&config, &hole), Ok(()));
+    let elsewhere = Offer { denial: Denial::Nobody, ..w.g.offer.clone() };
+    assert!(check(&config, &elsewhere).is_err_and(|message| message.contains("use mmu `lazy`")));
     let svadu = VmConfig { svadu: true, ..config };
     assert!(check(&svadu, &w.g.offer).is_err_and(|message| message.contains("svadu")));
 }

@@ -188,7 +188,8 @@ impl Choice {
                     Extra::Nested | Extra::Parts => variant.mmu == Some(MmuMode::Nested) && seat == Seat::Firmware,
                     Extra::Small => variant.lane && seat == Seat::Firmware,
                 };
-                let has_parts = extra == Extra::Parts && variant.mmu == Some(MmuMode::Steered) && variant.lane;
+                let is_steered = variant.mmu == Some(MmuMode::Steered) && variant.lane;
+                let has_parts = extra == Extra::Parts && is_steered && seat == Seat::Firmware;
                 let gnomon = Gnomon { seat, variant, superpages: true, without: None };
                 let parts = PARTS.into_iter().filter(move |_| has_parts);
                 let parts = parts.map(move |part| Gnomon { without: Some(part), ..gnomon });
@@ -277,10 +278,10 @@ mod tests {
         once.sort();
         once.dedup();
         assert_eq!(once.len(), all.len());
-        assert_eq!(all.len(), 1 + (7 + 6) + 5 + (5 + 4) + 2);
-        assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 7 + 1 + 6 + 5 + 2);
-        assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (7 + 1 + 4) + (6 + 4) + 5 + 2);
-        assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 7 + 6 + 5 + 1);
+        assert_eq!(all.len(), 1 + (7 + 6) + 7 + (5 + 4) + 2);
+        assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 7 + 1 + 6 + 7 + 2);
+        assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (7 + 1 + 4) + (6 + 4) + 7 + 2);
+        assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 7 + 6 + 7 + 1);
     }
 
     #[test]

@@ -100,10 +100,8 @@ pub struct Block {
 impl Block {
     /// The blocks of a way: those that only invalidate first.
     pub fn of(way: Way) -> impl Iterator<Item = Self> {
-        // Nobody is steered from HS mode.
-        let deeds: &[bool] = if way.tag == VIRTUAL_TO_SUPERVISOR.tag { &[false] } else { &[false, true] };
         let formats = move |syncs| (3..=5).flat_map(move |levels| [0, 1].map(|zba| Self { way, levels, zba, syncs }));
-        deeds.iter().copied().flat_map(formats)
+        [false, true].into_iter().flat_map(formats)
     }
 
     /// One of its symbols.

@@ -139,8 +139,7 @@ pub enum MmuMode {
     Unsync,
     /// Shadow tables that trail the guest's: fences invalidate, accesses bring in step.
     Lazy,
-    /// Shadow tables that say whose each fault is: the guest takes its page faults itself, and fences bring in step. Needs the
-    /// firmware seat.
+    /// Shadow tables that say whose each fault is: the guest takes its page faults itself, and fences bring in step.
     Steered,
 }
 
@@ -158,12 +157,6 @@ impl MmuMode {
             Self::Lazy => "lazy",
             Self::Steered => "steered",
         }
-    }
-
-    /// Whether it works where Gnomon is not the machine's firmware.
-    #[must_use]
-    pub const fn works_in_payload_seat(self) -> bool {
-        !matches!(self, Self::Steered)
     }
 
     /// Whether it works on harts without the H extension.

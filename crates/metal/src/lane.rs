@@ -204,7 +204,7 @@ global_asm!(
     "addi t1, t1, {line}",
     "amoswap.d.rl x0, t1, (t2)",
     ".endm",
-    ".macro lane_block tag, full, levels, is_virtual, scratch, epc, xret, zba, syncs=0",
+    ".macro lane_block tag, full, levels, is_virtual, scratch, epc, tval, xret, zba, syncs=0",
     ".balign 32",
     "lane_table_\\tag:",
     ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
@@ -271,7 +271,7 @@ global_asm!(
     "ori t6, t5, 1",
     "sd t6, 0(t1)",
     "lane_open",
-    "csrr t4, mtval",
+    "csrr t4, \\tval",
     "srli t4, t4, 20",
     "andi t4, t4, 31",
     "beqz t4, lane_log_\\tag", // it names no ASID
@@ -374,21 +374,24 @@ global_asm!(
     "lane_roots vs_hs, gnomon_full_vs_to_hs, 1, sscratch, sepc, sret",
     "lane_roots s_m, gnomon_full_s_to_m, 0, mscratch, mepc, mret",
     ".irp zba,0,1",
-    "lane_block vs_m_39_\\zba, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mret, \\zba",
-    "lane_block vs_m_48_\\zba, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mret, \\zba",
-    "lane_block vs_m_57_\\zba, gnomon_full_vs_to_m, 5, 1, mscratch, mepc, mret, \\zba",
-    "lane_block vs_hs_39_\\zba, gnomon_full_vs_to_hs, 3, 1, sscratch, sepc, sret, \\zba",
-    "lane_block vs_hs_48_\\zba, gnomon_full_vs_to_hs, 4, 1, sscratch, sepc, sret, \\zba",
-    "lane_block vs_hs_57_\\zba, gnomon_full_vs_to_hs, 5, 1, sscratch, sepc, sret, \\zba",
-    "lane_block s_m_39_\\zba, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mret, \\zba",
-    "lane_block s_m_48_\\zba, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mret, \\zba",
-    "lane_block s_m_57_\\zba, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mret, \\zba",
-    "lane_block vs_m_39_\\zba\\()_sync, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mret, \\zba, 1",
-    "lane_block vs_m_48_\\zba\\()_sync, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mret, \\zba, 1",
-    "lane_block vs_m_57_\\zba\\()_sync, gnomon_full_vs_to_m, 5, 1, mscratch, mepc, mret, \\zba, 1",
-    "lane_block s_m_39_\\zba\\()_sync, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mret, \\zba, 1",
-    "lane_block s_m_48_\\zba\\()_sync, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mret, \\zba, 1",
-    "lane_block s_m_57_\\zba\\()_sync, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mret, \\zba, 1",
+    "lane_block vs_m_39_\\zba, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mtval, mret, \\zba",
+    "lane_block vs_m_48_\\zba, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mtval, mret, \\zba",
+    "lane_block vs_m_57_\\zba, gnomon_full_vs_to_m, 5, 1, mscratch, mepc, mtval, mret, \\zba",
+    "lane_block vs_hs_39_\\zba, gnomon_full_vs_to_hs, 3, 1, sscratch, sepc, stval, sret, \\zba",
+    "lane_block vs_hs_48_\\zba, gnomon_full_vs_to_hs, 4, 1, sscratch, sepc, stval, sret, \\zba",
+    "lane_block vs_hs_57_\\zba, gnomon_full_vs_to_hs, 5, 1, sscratch, sepc, stval, sret, \\zba",
+    "lane_block s_m_39_\\zba, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mtval, mret, \\zba",
+    "lane_block s_m_48_\\zba, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mtval, mret, \\zba",
+    "lane_block s_m_57_\\zba, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mtval, mret, \\zba",
+    "lane_block vs_m_39_\\zba\\()_sync, gnomon_full_vs_to_m, 3, 1, mscratch, mepc, mtval, mret, \\zba, 1",
+    "lane_block vs_m_48_\\zba\\()_sync, gnomon_full_vs_to_m, 4, 1, mscratch, mepc, mtval, mret, \\zba, 1",
+    "lane_block vs_m_57_\\zba\\()_sync, gnomon_full_vs_to_m, 5, 1, mscratch, mepc, mtval, mret, \\zba, 1",
+    "lane_block vs_hs_39_\\zba\\()_sync, gnomon_full_vs_to_hs, 3, 1, sscratch, sepc, stval, sret, \\zba, 1",
+    "lane_block vs_hs_48_\\zba\\()_sync, gnomon_full_vs_to_hs, 4, 1, sscratch, sepc, stval, sret, \\zba, 1",
+    "lane_block vs_hs_57_\\zba\\()_sync, gnomon_full_vs_to_hs, 5, 1, sscratch, sepc, stval, sret, \\zba, 1",
+    "lane_block s_m_39_\\zba\\()_sync, gnomon_full_s_to_m, 3, 0, mscratch, mepc, mtval, mret, \\zba, 1",
+    "lane_block s_m_48_\\zba\\()_sync, gnomon_full_s_to_m, 4, 0, mscratch, mepc, mtval, mret, \\zba, 1",
+    "lane_block s_m_57_\\zba\\()_sync, gnomon_full_s_to_m, 5, 0, mscratch, mepc, mtval, mret, \\zba, 1",
     ".endr",
     ".option pop",
     t1 = const offset_of!(Context, x) + 8 * 6,
@@ -441,11 +444,17 @@ unsafe extern "C" {
     fn lane_table_vs_m_57_1();
     fn lane_table_vs_m_57_1_sync();
     fn lane_table_vs_hs_39_0();
+    fn lane_table_vs_hs_39_0_sync();
     fn lane_table_vs_hs_39_1();
+    fn lane_table_vs_hs_39_1_sync();
     fn lane_table_vs_hs_48_0();
+    fn lane_table_vs_hs_48_0_sync();
     fn lane_table_vs_hs_48_1();
+    fn lane_table_vs_hs_48_1_sync();
     fn lane_table_vs_hs_57_0();
+    fn lane_table_vs_hs_57_0_sync();
     fn lane_table_vs_hs_57_1();
+    fn lane_table_vs_hs_57_1_sync();
     fn lane_table_s_m_39_0();
     fn lane_table_s_m_39_0_sync();
     fn lane_table_s_m_39_1();
@@ -484,7 +493,7 @@ pub enum Deed {
 /// for each level.
 ///
 /// # Panics
-/// If it is not a format of `satp`; or if entries are to be brought in step from HS mode, where none are.
+/// If it is not a format of `satp`.
 #[must_use]
 pub fn table(way: Way, deed: Deed, format: &Format, has_zba: bool) -> u64 {
     type Tables = [[unsafe extern "C" fn(); 2]; 3];
@@ -504,6 +513,11 @@ pub fn table(way: Way, deed: Deed, format: &Format, has_zba: bool) -> u64 {
             [lane_table_vs_hs_48_0, lane_table_vs_hs_48_1],
             [lane_table_vs_hs_57_0, lane_table_vs_hs_57_1],
         ],
+        (Way::VirtualToSupervisor, Deed::Sync) => [
+            [lane_table_vs_hs_39_0_sync, lane_table_vs_hs_39_1_sync],
+            [lane_table_vs_hs_48_0_sync, lane_table_vs_hs_48_1_sync],
+            [lane_table_vs_hs_57_0_sync, lane_table_vs_hs_57_1_sync],
+        ],
         (Way::SupervisorToMachine, Deed::Invalidate) => [
             [lane_table_s_m_39_0, lane_table_s_m_39_1],
             [lane_table_s_m_48_0, lane_table_s_m_48_1],
@@ -514,7 +528,6 @@ pub fn table(way: Way, deed: Deed, format: &Format, has_zba: bool) -> u64 {
             [lane_table_s_m_48_0_sync, lane_table_s_m_48_1_sync],
             [lane_table_s_m_57_0_sync, lane_table_s_m_57_1_sync],
         ],
-        (Way::VirtualToSupervisor, Deed::Sync) => panic!("no guest is steered from HS mode"),
     };
     tables[usize::from(format.levels) - 3][usize::from(has_zba)] as *const () as u64
 }

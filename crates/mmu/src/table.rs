@@ -11,7 +11,7 @@
 //!
 //! Poison comes in two kinds. Where page faults come to Gnomon it has V clear. Where the guest gets them itself
 //! (`steered`) it is valid and leads to a frame that no hart lets a guest reach ([`poison_pointer`], [`poison_leaf`]): so what is
-//! done by it ends in an *access* fault, which comes to Gnomon.
+//! done by it ends in an *access* fault or a *guest-page* fault, which comes to Gnomon.
 
 use bitflags::bitflags;
 use rv::{Addr, Hpa, Level, PhysMem, Pte, PteFlags};
@@ -144,7 +144,8 @@ impl Drop for Debt {
 }
 
 /// The frame that valid poison leads to: the first in the upper half of what an entry can name. No machine has memory there, and
-/// no PMP entry of Gnomon's lets a guest go there (privileged specification, 3.7.1).
+/// nothing lets a guest go there: no PMP entry of Gnomon's (privileged specification, 3.7.1) or, where PMP is another's, no leaf of
+/// the G-stage that steered guests have then.
 const DENIED: u64 = 1 << 43;
 const DENIED_BITS: u64 = DENIED << 10;
 
@@ -155,7 +156,8 @@ pub const fn is_poison(entry: Pte) -> bool {
     entry.0 & KIND == KIND
 }
 
-/// The poison of levels above 0. A walk that comes by is an access fault of the kind that the access was, whatever its mode.
+/// The poison of levels above 0. A walk that comes by is an access fault (or guest-page fault) of the kind that the access was, whatever
+/// its mode.
 #[must_use]
 pub const fn poison_pointer() -> Pte {
     Pte(DENIED_BITS | PteFlags::V.bits())

@@ -441,10 +441,18 @@ impl BriefExits {
         Self { cause: Exception::StoreGuestPage.code(), mask: 0, place: gpa >> 2 }
     }
 
-    /// Faults of that cause, by stores to `gva`.
+    /// Faults of the cause of `exit`, by stores to its virtual address. Where the trap names a guest physical address as well, one of
+    /// another virtual address may be among them.
     #[must_use]
-    pub const fn of_page(cause: u64, gva: u64) -> Self {
-        Self { cause, mask: u64::MAX, place: gva }
+    pub const fn like(exit: &Exit) -> Self {
+        Self { cause: exit.cause, mask: u64::MAX, place: exit.tval | exit.tval2 }
+    }
+
+    /// Whether they are told by the guest physical address alone.
+    #[inline(always)]
+    #[must_use]
+    pub const fn are_of_guest_page(&self) -> bool {
+        self.mask == 0
     }
 
     /// Whether that exit is one of them.

@@ -11,9 +11,18 @@ use alloc::format;
 use alloc::sync::Arc;
 use rv::{Access, Addr, Exception, Gpa};
 
-/// The guest touched a guest physical page that the G-stage does not allow (yet).
+/// The guest touched a guest physical page that the G-stage does not allow (yet). Or it is no page of the guest's: a steered guest
+/// was denied a frame.
 pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
-    let exit = &run.context.exit;
+    if let Some(faulted) = run.vm.translation.denied_frame(g, run, access, env) {
+        return settled(g, run, faulted, env);
+    }
+    let (counters, exit) = (&run.shared.counters, &run.context.exit);
+    match access {
+        Access::Store => counters.exits_store.bump(),
+        Access::Load | Access::LoadExec => counters.exits_load.bump(),
+        Access::Fetch => counters.exits_fetch.bump(),
+    }
     // norm:mtval2_htval_virtaddr: bits 1:0 of the address are those of the virtual address, except for implicit
     // accesses, whose addresses are aligned.
     let is_implicit = exit.tinst == mmu::two_stage::TINST_PTE_READ || exit.tinst == mmu::two_stage::TINST_PTE_WRITE;
@@ -50,16 +59,21 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
 // A call of its own would cost a twentieth of most.
 #[inline(always)]
 pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
-    match run.vm.translation.page_fault(g, run, exception, env) {
-        Faulted::Settled => Outcome::Resume,
-        other => unsettled(g, run, other, env),
-    }
+    let faulted = run.vm.translation.page_fault(g, run, exception, env);
+    settled(g, run, faulted, env)
 }
 
 /// An access fault that came to Gnomon.
 #[inline(never)]
 pub(super) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
-    match run.vm.translation.access_fault(g, run, exception, env) {
+    let faulted = run.vm.translation.access_fault(g, run, exception, env);
+    settled(g, run, faulted, env)
+}
+
+/// How the guest goes on after a fault: mostly it just does.
+#[inline(always)]
+fn settled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut E) -> Outcome {
+    match faulted {
         Faulted::Settled => Outcome::Resume,
         other => unsettled(g, run, other, env),
     }

@@ -38,7 +38,7 @@ pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce
         return Brief::NO;
     }
     let store = match context.exit.tinst {
-        0 => {
+        tinst if !tells_instruction(tinst) => {
             // Whoever takes the frame of its code away waits for this hart to leave its guest; until then it is the guest's.
             let insn = run.way.insn(context.pc, run.vm.edits.load(Ordering::Acquire), mem);
             insn.and_then(|insn| byte_store(insn, &context.x, context.exit.tval)).map(|rs| (rs, 4))
@@ -55,9 +55,14 @@ pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce
     }
 }
 
+/// Whether `tinst` says anything of the instruction: it may be 0, or be about an implicit access.
+const fn tells_instruction(tinst: u64) -> bool {
+    tinst & 1 != 0
+}
+
 fn count_by_way(run: &VcpuRun) {
     run.shared.counters.exits_page_fault.bump();
-    if run.context.exit.tinst == 0 {
+    if !tells_instruction(run.context.exit.tinst) {
         run.shared.counters.mmio_decoded.bump();
     }
 }

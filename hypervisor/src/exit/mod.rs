@@ -31,11 +31,7 @@ use rv::{Access, Cause, Exception, Interrupt, Mode, PhysMem, Trap};
 #[inline(always)]
 pub fn handle_brief<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
     debug_assert!(run.context.brief.has(&run.context.exit));
-    if run.context.exit.cause == Exception::StoreGuestPage.code() {
-        mmio::sends(run)
-    } else {
-        mmio::sends_by_way(run, privilege, mem)
-    }
+    if run.context.brief.are_of_guest_page() { mmio::sends(run) } else { mmio::sends_by_way(run, privilege, mem) }
 }
 
 /// Handles an exit of the vCPU loaded on this hart.
@@ -52,18 +48,9 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         return sbi::call(g, run, env);
     }
     match Cause::from_register(exit.cause) {
-        Cause::Exception(Exception::StoreGuestPage) => {
-            counters.exits_store.bump();
-            guest_page_fault(g, run, Access::Store, env)
-        }
-        Cause::Exception(Exception::LoadGuestPage) => {
-            counters.exits_load.bump();
-            guest_page_fault(g, run, Access::Load, env)
-        }
-        Cause::Exception(Exception::FetchGuestPage) => {
-            counters.exits_fetch.bump();
-            guest_page_fault(g, run, Access::Fetch, env)
-        }
+        Cause::Exception(Exception::StoreGuestPage) => guest_page_fault(g, run, Access::Store, env),
+        Cause::Exception(Exception::LoadGuestPage) => guest_page_fault(g, run, Access::Load, env),
+        Cause::Exception(Exception::FetchGuestPage) => guest_page_fault(g, run, Access::Fetch, env),
         Cause::Exception(Exception::VirtualInstruction) => {
             counters.exits_virtual.bump();
             privileged_instruction(g, run, env)

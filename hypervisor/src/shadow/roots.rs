@@ -31,8 +31,8 @@ fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
 ///
 /// # Errors
 /// How the vCPU goes on instead, if there is no memory for one.
-pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
-    env.load_shadow(run);
+pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, upkeep: Upkeep, env: &mut E) -> Result<(), Outcome> {
+    env.load_shadow(run, upkeep == Upkeep::Steered);
     if run.last_hart != env.hart() {
         // Elsewhere it did fences that its translations here have not seen.
         run.views.forget_ids();

@@ -1,26 +1,47 @@
-//! Guests in mode `steered`: what comes to Gnomon are access faults, by poison in their shadow tables ([`mmu::shadow`]).
+//! Guests in mode `steered`: what comes to Gnomon are access faults, by poison in their shadow tables ([`mmu::shadow`]), or
+//! guest-page faults, where it is a G-stage that denies them the frame which poison leads to ([`crate::offer::Denial`]).
 
 use crate::env::Env;
 use crate::exit::Faulted;
 use crate::gnomon::Gnomon;
 use crate::vcpu::{Unexplained, VcpuRun};
 use mmu::shadow::GuestFence;
+use mmu::two_stage::{self, TINST_PTE_READ, TINST_PTE_WRITE};
 use rv::{Access, Addr, Exception, Trap};
 
 /// Times in a row that an instruction makes an access fault for no reason that Gnomon knows of, after which it is the guest's.
 const MOST: u32 = 4;
 
+/// A guest-page fault, by poison.
+// Of all guest-page faults those of guests behind a G-stage of their own are not to pay for it.
+#[inline(never)]
+pub(crate) fn denied_frame<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
+    let exit = &mut run.context.exit;
+    if matches!(exit.tinst, TINST_PTE_READ | TINST_PTE_WRITE) {
+        // By a pointer to poison: it says nothing of the instruction.
+        exit.tinst = 0;
+    }
+    denied(g, run, access, env)
+}
+
 /// An access fault: by poison, or by memory that cannot be accessed so (an AMO or LR/SC where the platform allows none).
 pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
-    run.follow_lane();
-    run.shared.counters.exits_steered.bump();
     let access = match exception {
         Exception::FetchAccess => Access::Fetch,
         Exception::LoadAccess => Access::Load,
         _ => Access::Store,
     };
+    denied(g, run, access, env)
+}
+
+#[inline(always)]
+fn denied<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
+    run.follow_lane();
+    run.shared.counters.exits_steered.bump();
     match super::fault(g, run, access, env) {
-        Faulted::Known if is_unexplained(run) => Faulted::Inject(Trap::new(exception, run.context.exit.tval)),
+        Faulted::Known if is_unexplained(run) => {
+            Faulted::Inject(Trap::new(two_stage::access_fault(access), run.context.exit.tval))
+        }
         Faulted::Known => {
             // A fence by address need not end what a hart remembers of a pointer to poison, which is a valid one.
             env.fence_guest_root();

@@ -1,7 +1,7 @@
 //! Which VMs can be steered ([`mmu::shadow`]), and fences of theirs that are done at once.
 
 use crate::env::Env;
-use crate::offer::Offer;
+use crate::offer::{Denial, Offer};
 use crate::vcpu::VcpuRun;
 use crate::vm::Memory;
 use abi::bundle::VmConfig;
@@ -13,8 +13,12 @@ use rv::{Addr, Asid, BriefExits, Gva, PAGE_BYTES};
 /// # Errors
 /// A message, if not.
 pub(super) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
-    if !offer.denies_frames {
-        return Err("mmu `steered` needs the firmware seat: faults are steered by what PMP denies".into());
+    if offer.denial == Denial::Nobody {
+        return Err(
+            "mmu `steered` needs frames that guests are denied, but RAM of this machine ends behind what its harts' \
+             G-stage maps: use mmu `lazy`, or the firmware seat"
+                .into(),
+        );
     }
     if config.svadu {
         return Err("mmu `steered` has A and D set by the guest (Svade): leave out `svadu`".into());

@@ -10,6 +10,8 @@ use rv::{Addr, Context, Hpa, PAGE_BYTES, PhysMem};
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     satp: u64,
+    /// Where it leads from.
+    gva: u64,
     /// Fences that the lane had done.
     fences: u64,
     code: Option<Code>,
@@ -26,12 +28,12 @@ struct Code {
 
 impl Way {
     /// None.
-    pub const NONE: Self = Self { satp: 0, fences: 0, code: None };
+    pub const NONE: Self = Self { satp: 0, gva: 0, fences: 0, code: None };
 
     /// The way that the exit's access has taken, in the address space of `satp`.
     #[must_use]
     pub const fn of(context: &Context, satp: u64) -> Self {
-        Self { satp, fences: context.lane.fences(), code: None }
+        Self { satp, gva: context.exit.tval, fences: context.lane.fences(), code: None }
     }
 
     /// The same by the instruction at `pc`, which lies there in RAM after so many edits of the VM's tables.
@@ -41,11 +43,11 @@ impl Way {
         Self { code: Some(code), ..self }
     }
 
-    /// Whether it is valid in the address space of `satp`, for supervisor mode.
+    /// Whether it is the way of the exit's access, and valid in the address space of `satp`, for supervisor mode.
     #[inline(always)]
     #[must_use]
     pub const fn is_valid(&self, context: &Context, satp: u64) -> bool {
-        self.fences == context.lane.fences() && self.satp == satp
+        self.fences == context.lane.fences() && self.satp == satp && self.gva == context.exit.tval
     }
 
     /// The 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits of the VM's tables.

@@ -16,7 +16,7 @@ use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::network::Network;
-use hypervisor::offer::{GuestMode, GuestTimer, Offer};
+use hypervisor::offer::{Denial, GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Pager, homes_of_all};
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
@@ -166,7 +166,7 @@ impl Env for Hart {
         self.events.push(Event::TwoStage);
         self.vsatp = run.csrs.vsatp;
     }
-    fn load_shadow(&mut self, _: &VcpuRun) {
+    fn load_shadow(&mut self, _: &VcpuRun, _: bool) {
         self.events.push(Event::Shadow);
     }
     fn fence_g_stage(&mut self, _: usize, scope: FenceScope<Gpa>) {
@@ -311,7 +311,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         g_format: &rv::format::SV39X4,
         formats: vec![&rv::format::SV39],
         nested_svadu: false,
-        denies_frames: true,
+        denial: Denial::Pmp,
         isa: Isa::from_isa_string("rv64imafdc_sstc"),
         mmu_type: "riscv,sv39".into(),
         timer,

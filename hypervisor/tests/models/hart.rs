@@ -452,7 +452,7 @@ impl Env for Hart {
         }
         (self.vmid, self.root) = (run.vmid.id(), table);
     }
-    fn load_shadow(&mut self, _: &VcpuRun) {}
+    fn load_shadow(&mut self, _: &VcpuRun, _: bool) {}
     fn fence_g_stage(&mut self, _: usize, _: FenceScope<Gpa>) {
         let mut vmids = self.vmids;
         self.tlb.remove(&vmids.give_up_others(&self.ids));

@@ -1,4 +1,5 @@
-//! Steering: the guest gets its page faults itself, and Gnomon gets access faults. So each entry of a shadow has to say by itself
+//! Steering: the guest gets its page faults itself, and Gnomon gets access faults (or, where it is a G-stage that denies guests a frame,
+//! guest-page faults, which are as good for all that follows). So each entry of a shadow has to say by itself
 //! whose the fault is that it makes:
 //!
 //! - It is *empty* only at level 0, and where the guest's entry faults, whatever the access.

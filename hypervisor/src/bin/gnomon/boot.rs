@@ -22,12 +22,12 @@ use hypervisor::device::rtc::Clock;
 use hypervisor::disks::{Disks, HostDisk};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::{HartShared, MAX_HARTS};
-use hypervisor::host_map::Kind;
+use hypervisor::host_map::{Kind, map_onto_itself};
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle;
 use hypervisor::machine::{Machine, Span};
 use hypervisor::network::{HostNetwork, Network};
-use hypervisor::offer::{GuestMode, GuestTimer, Offer};
+use hypervisor::offer::{Denial, GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Disk, Pager, homes_of_all};
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
@@ -37,7 +37,7 @@ use metal::csr;
 use metal::ram::{Ram, boot_bytes, words_apart};
 use mmu::frames::{Frames, Tags};
 use rv::csr::envcfg;
-use rv::{Addr, Hpa, PAGE_BYTES, Pfn};
+use rv::{Addr, Format, Hpa, PAGE_BYTES, Pfn};
 use spin::Once;
 
 /// What the secondary harts need to join.
@@ -114,7 +114,8 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
     guest.forget_everything();
-    let mut offer = offer(machine, (seat, mode), &abilities);
+    let denial = denial(machine, seat, abilities.g_format, spans.g_root, ram);
+    let mut offer = offer(machine, (mode, denial), &abilities);
 
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
@@ -218,7 +219,7 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
             return Err("its page-table formats or its extensions differ from the boot hart's".into());
         }
         let (own, tags) = (joining.own, joining.own);
-        let spans = Spans { own, tags, tables: Vec::new(), free: Vec::new() };
+        let spans = Spans { own, tags, tables: Vec::new(), g_root: Pfn::new(0), free: Vec::new() };
         protect_this_hart(seat, machine, (index, &spans), ram, Map::Use(joining.map))?;
         Ok((seat_hart, guest))
     });
@@ -318,6 +319,8 @@ struct Spans {
     tags: Span,
     /// For the identity map's tables.
     tables: Vec<Pfn<Hpa>>,
+    /// For the root of a G-stage that maps RAM onto itself: four frames.
+    g_root: Pfn<Hpa>,
     /// For guests.
     free: Vec<Span>,
 }
@@ -334,6 +337,7 @@ fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
     const HEAP_LEAST: u64 = 4 << 20;
     const GIB: u64 = 1 << 30;
     const TABLES: u64 = 64;
+    const ROOT: u64 = 4;
     let image = image(machine.harts.len());
     let total: u64 = machine.ram.iter().map(|r| r.bytes).sum();
     let heap_bytes = total.min(GIB) / HEAP_SHARE + total.saturating_sub(GIB) / HEAP_SHARE_ABOVE;
@@ -344,20 +348,23 @@ fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
     let tags =
         free.iter().map(|span| Frames::tags_for(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES)).sum::<u64>() + 1;
     let tags_bytes = (tags * size_of::<Tags>() as u64).next_multiple_of(PAGE_BYTES);
-    let bytes = heap_bytes + tags_bytes + TABLES * PAGE_BYTES;
+    // A root of a G-stage is aligned to its size.
+    let tables_bytes = (TABLES + 2 * ROOT - 1) * PAGE_BYTES;
+    let bytes = heap_bytes + tags_bytes + tables_bytes;
     let behind = free.iter().find(|s| s.start == image.end && s.bytes > bytes);
     let place = behind.or_else(|| free.iter().max_by_key(|s| s.bytes)).filter(|span| span.bytes > bytes);
     let place =
         place.ok_or_else(|| format!("{bytes} bytes of RAM in one piece are needed: give the machine more memory"))?;
     let heap = Span { start: place.start, bytes: heap_bytes };
     let tags = Span { start: heap.end(), bytes: tags_bytes };
-    let tables = Span { start: tags.end(), bytes: TABLES * PAGE_BYTES };
+    let tables = Span { start: tags.end(), bytes: tables_bytes };
     // SAFETY: free RAM, taken out of what is handed on below.
     unsafe { heap::add(heap) };
     let own_ram = Span { start: heap.start, bytes: heap_bytes + tags_bytes };
     let free = machine.free_ram(&[own, own_ram, tables]);
-    let tables = (0..TABLES).map(|n| Addr::new(tables.start).pfn().add(n)).collect();
-    Ok(Spans { own: own_ram, tags, tables, free })
+    let g_root = Addr::new(tables.start.next_multiple_of(ROOT * PAGE_BYTES)).pfn();
+    let tables = (0..TABLES).map(|n| g_root.add(ROOT + n)).collect();
+    Ok(Spans { own: own_ram, tags, tables, g_root, free })
 }
 
 /// All RAM that is handed out by the frame.
@@ -417,7 +424,17 @@ fn protect_this_hart(
     }
 }
 
-fn offer(machine: &Machine, (seat, guest): (Seat, GuestMode), abilities: &Abilities) -> Offer {
+/// Who denies guests the frame that poison leads to. PMP is the firmware's in the payload seat, and an access fault would come by way of
+/// it: so a G-stage does, whose root may be at `root`.
+fn denial(machine: &Machine, seat: Seat, format: &Format, root: Pfn<Hpa>, mut ram: Ram) -> Denial {
+    match seat {
+        Seat::Firmware => Denial::Pmp,
+        Seat::Payload if map_onto_itself(format, root, &machine.ram, &mut ram) => Denial::Hole { table: root },
+        Seat::Payload => Denial::Nobody,
+    }
+}
+
+fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Abilities) -> Offer {
     let isa = machine.common_isa();
     let gates = [("sstc", envcfg::STCE), ("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)];
     let granted = gates.iter().filter(|(_, bit)| abilities.environment & bit != 0);
@@ -428,7 +445,7 @@ fn offer(machine: &Machine, (seat, guest): (Seat, GuestMode), abilities: &Abilit
         g_format: abilities.g_format,
         formats: abilities.formats.clone(),
         nested_svadu: abilities.environment & envcfg::ADUE != 0,
-        denies_frames: seat == Seat::Firmware,
+        denial,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
         vlenb: abilities.vlenb,

@@ -19,8 +19,8 @@ use hypervisor::machine::HostHart;
 use hypervisor::offer::GuestMode;
 use hypervisor::vcpu::VsTrapRegs;
 use metal::{csr, fence, lane, world};
-use rv::csr::{envcfg, hstatus, status};
-use rv::{Addr, Asid, Context, Exception, Format, Gva, Interrupt, Mode};
+use rv::csr::{atp, envcfg, hstatus, status};
+use rv::{Addr, Asid, Context, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
 
 /// The exceptions that guests take themselves: what a kernel expects to see, and what needs nothing
 /// of Gnomon.
@@ -38,6 +38,12 @@ const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | 
 /// ENVCFG: what guests without further state extensions need. Not `sstateen0` itself, which nobody would save: it stays as it
 /// is, and to guests it is not there.
 const STATEEN: u64 = 1 << 62;
+
+/// The VMID of guests on shadow tables behind a hole. 0 is that of those behind an `hgatp` of Bare. (What has a VMID's translations made
+/// must not change without a fence, be it to Bare; privileged specification, "Memory-Management Fences" of the hypervisor extension.)
+pub const HOLE_VMID: Vmid = Vmid(1);
+/// `hgatp` without a G-stage.
+const BARE: u64 = 0;
 
 /// An interrupt line of a guest's hart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,14 +76,19 @@ pub struct GuestHart {
     has_envcfg: bool,
     /// Whether guests in S mode have `scountinhibit`, by which they reach `mcountinhibit`.
     has_countinhibit: bool,
-    /// Whether it can tell VMID 0, which is Bare's, from others.
+    /// Whether it can tell VMID 0, which is Bare's, and [`HOLE_VMID`] from others.
     has_vmids: bool,
+    /// `hgatp` for steered guests: Bare, or a G-stage that maps all but a hole onto itself.
+    hole: u64,
+    /// `hgatp` of the last guest on shadow tables.
+    one_stage: u64,
     /// Whether what guests do with their own translation (`satp`, fences, page faults) comes to Gnomon.
     traps_translation: bool,
     /// Whether page faults are the guest's own all the same.
     steers: bool,
-    /// Whether translations by shadow tables are to be forgotten before a guest on such tables is loaded.
-    owes_fence: bool,
+    /// Whether translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that have the VMID of
+    /// Bare, and that of the hole.
+    owes_fence: [bool; 2],
     /// `henvcfg`, in VS mode, but for ADUE.
     henvcfg: u64,
     /// Whether all harts have Zba.
@@ -111,7 +122,10 @@ impl GuestHart {
             has_envcfg,
             has_countinhibit,
             has_vmids: false,
-            owes_fence: false,
+            hole: BARE,
+            one_stage: BARE,
+            // An earlier boot stage may have used it.
+            owes_fence: [false, true],
             traps_translation: mode == GuestMode::Supervisor,
             steers: false,
             henvcfg: wanted,
@@ -179,13 +193,20 @@ impl GuestHart {
         };
         let vlenb = if common.has("v") { this.vector_bytes() } else { 0 };
         let abilities = probe::probe(mode, environment, vlenb)?;
-        this.has_vmids = abilities.vmid_bits != 0;
+        this.use_vmid_bits(abilities.vmid_bits);
         Ok((this, abilities))
     }
 
     /// Only so many bits of VMIDs are used.
     pub const fn use_vmid_bits(&mut self, bits: u32) {
-        self.has_vmids = bits != 0;
+        self.has_vmids = bits > 1;
+    }
+
+    /// Steered guests are denied frames by a G-stage, whose table is this one. VS mode only; called after [`GuestHart::use_vmid_bits`],
+    /// before any guest is loaded.
+    pub const fn use_hole(&mut self, format: &Format, table: Pfn<Hpa>) {
+        let vmid = if self.has_vmids { HOLE_VMID } else { Vmid(0) };
+        self.hole = atp::hgatp(format, vmid, table);
     }
 
     /// Says which exceptions guests take themselves.
@@ -219,21 +240,36 @@ impl GuestHart {
     }
 
     /// Has it translated by a table of Gnomon's alone, which [`GuestHart::load_guest_root`] names: `hgatp` is Bare since the
-    /// last guest was unloaded. No guest is loaded.
-    pub fn set_one_stage(&mut self) {
-        self.trap_translation(true);
-        if core::mem::take(&mut self.owes_fence) {
-            self.fence(None, None);
+    /// last guest was unloaded, and stays so unless a hole is to deny frames to a guest that is `steered`. No guest is loaded.
+    pub fn set_one_stage(&mut self, steered: bool) {
+        let hgatp = if steered { self.hole } else { BARE };
+        if hgatp != BARE {
+            // SAFETY: concerns guests only, and leaves them what they reach by tables of Gnomon's.
+            unsafe { csr::hgatp::write(hgatp) };
         }
+        self.trap_translation(true);
+        if core::mem::replace(&mut self.one_stage, hgatp) != hgatp && !self.has_vmids {
+            fence::gvma_all();
+            fence::vvma_all();
+        }
+        self.pay_fence();
     }
 
     /// Makes this hart forget translations by shadow tables, whatever guest is loaded: at once, or before it matters. A fence in VS mode
-    /// is one of the VMID that `hgatp` holds, and while that is a guest's with two stages, it is not theirs.
+    /// is one of the VMID that `hgatp` holds, and while that is a guest's with two stages, or of those on shadow tables the
+    /// other's, it is not theirs.
     pub fn fence_shadows(&mut self) {
+        self.owes_fence = [true, true];
         if self.traps_translation {
+            self.pay_fence();
+        }
+    }
+
+    /// Makes this hart forget what it owes of the VMID that `hgatp` holds, which is that of guests on shadow tables.
+    fn pay_fence(&mut self) {
+        let is_hole = self.hole != BARE && csr::hgatp::read() == self.hole;
+        if core::mem::take(&mut self.owes_fence[usize::from(is_hole)]) {
             self.fence(None, None);
-        } else {
-            self.owes_fence = true;
         }
     }
 

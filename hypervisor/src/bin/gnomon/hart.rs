@@ -10,7 +10,7 @@ mod load;
 mod serve;
 
 use crate::drivers::PlicContext;
-use crate::guest::GuestHart;
+use crate::guest::{GuestHart, HOLE_VMID};
 use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
 use abi::bundle::MAX_VMS;
@@ -26,7 +26,7 @@ use hypervisor::exit::{self, Outcome, watch};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
 use hypervisor::lifecycle;
-use hypervisor::offer::GuestTimer;
+use hypervisor::offer::{Denial, GuestTimer};
 use hypervisor::serial;
 use hypervisor::shootdown;
 use hypervisor::sync::Mutex;
@@ -191,6 +191,9 @@ impl Hart {
         let (per_ms, id_bits) = (start.g.offer.timebase / 1000, start.g.tunables.get(Id::IdBits) as u32);
         let (mut guest, vmid_bits) = (start.guest, start.vmid_bits.min(id_bits));
         guest.use_vmid_bits(vmid_bits);
+        if let Denial::Hole { table } = start.g.offer.denial {
+            guest.use_hole(start.g.offer.g_format, table);
+        }
         Self {
             index: start.index,
             shared: &start.g.harts[start.index],
@@ -202,8 +205,8 @@ impl Hart {
             devices: start.devices,
             stack_end: pen::stack_end(start.index),
             current: None,
-            // VMID 0 is what an `hgatp` of Bare has.
-            vmids: Ids::new(1, vmid_bits),
+            // The others are those of guests on shadow tables.
+            vmids: Ids::new(HOLE_VMID.0 + 1, vmid_bits),
             asids: Ids::new(1, start.asid_bits.min(id_bits)),
             globals: Globals::new(),
             views: alloc::vec![View::of(u64::MAX, 0); MAX_VMS],

@@ -96,11 +96,11 @@ impl Env for Hart {
         unsafe { self.guest.load_guest_root(run.csrs.vsatp) };
     }
 
-    fn load_shadow(&mut self, run: &VcpuRun) {
-        self.guest.set_one_stage();
+    fn load_shadow(&mut self, run: &VcpuRun, steered: bool) {
+        self.guest.set_one_stage(steered);
         let stays = run.last_hart == self.index;
         if self.globals.come((run.vm.handle.number, run.shared.id), stays) {
-            self.guest.fence(None, None);
+            self.guest.fence_shadows();
         }
         if !stays {
             // What this one has not fenced on this hart, of an instruction cache.
@@ -129,7 +129,7 @@ impl Env for Hart {
         unsafe { self.guest.load_guest_root(satp) };
         // Only now: harts may walk by `vsatp` at any time, and what they find by the old root is to go.
         if others || acquired == Acquired::RolledOver {
-            self.guest.fence(None, None);
+            self.guest.fence_shadows();
         } else if acquired == Acquired::Same && forget {
             // Of a new one, nothing is remembered.
             self.guest.fence(None, Some(asid));
