@@ -18,6 +18,7 @@ mod shadow_matrix;
 mod shadow_places;
 mod shadow_quiet;
 mod shadow_random;
+mod shadow_review;
 mod shadow_rig;
 mod two_stage_matrix;
 mod zeroed;

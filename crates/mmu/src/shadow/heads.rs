@@ -112,6 +112,12 @@ impl Heads {
         &mut self.chunk_mut(gfn).protected
     }
 
+    /// How many there are.
+    #[cfg(feature = "sabotage")]
+    pub fn count_protected_around(&self, gfn: Pfn<Gpa>) -> u16 {
+        self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected
+    }
+
     /// Whether there are any.
     pub fn has_protected_around(&self, gfn: Pfn<Gpa>) -> bool {
         self.contains(gfn) && self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected != 0

@@ -244,11 +244,18 @@ impl<S: Shadowed> Shadow<S> {
         if broken.into_iter().any(|how| self.is_sabotaged(how)) {
             return;
         }
+        let mut quiet = alloc::collections::BTreeMap::<Pfn<Gpa>, alloc::collections::BTreeSet<Pfn<Gpa>>>::new();
         for id in 0..self.index.end() {
             let Some(page) = self.index.get(id).filter(|page| page.key.role == Role::Table && self.steers()) else {
                 continue;
             };
             let gfn = page.key.gfn;
+            if self.index.is_by_frame(page.key) {
+                let around = quiet.entry(gfn.align_down(Level::MEGA.pages())).or_default();
+                if !page.is_unsync {
+                    around.insert(gfn);
+                }
+            }
             if self.index.is_by_frame(page.key) && !page.is_unsync {
                 let leads = [List::Frame(gfn), List::Mega(gfn)].map(|list| self.index.first(list, mem));
                 assert_eq!(leads, [None, None], "a leaf leads to the quiet table {gfn:?}");
@@ -260,6 +267,10 @@ impl<S: Shadowed> Shadow<S> {
                 assert!(says, "what leads to the restless {:?} does not say so", page.key);
                 next = self.index.next((above, index), mem);
             }
+        }
+        for (around, tables) in quiet {
+            let counted = self.index.heads.count_protected_around(around);
+            assert_eq!(usize::from(counted), tables.len(), "quiet tables counted around {around:?}");
         }
     }
 }

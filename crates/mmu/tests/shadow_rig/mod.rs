@@ -47,7 +47,7 @@ mod audit;
 mod edits;
 pub mod hardware;
 pub mod history;
-mod lane;
+pub mod lane;
 mod paging;
 mod promoting;
 mod roots;

@@ -1,0 +1,156 @@
+//! Quiet tables, in `steered`: cases that a review has found.
+
+use crate::engine::steered::{Steered, gva, leaf, pointer};
+use crate::shadow_rig::lane;
+use mmu::shadow::{Answer, GuestFence};
+use mmu::table::is_poison;
+use rv::format::{SV39, SV48};
+use rv::{Addr, Asid, Gva};
+
+fn all_addresses() -> GuestFence {
+    GuestFence { range: None, asid: None }
+}
+
+const fn read_only(page: u64) -> u64 {
+    leaf(page) & !0x84
+}
+
+/// Root 0, a table of level 1 at 1, tables of leaves from 2 on.
+fn small(tables: u64) -> Steered {
+    let mut vm = Steered::sized(1, (2048, 128, 3), 0..200, None);
+    vm.store(0, 0, pointer(1));
+    for n in 0..tables {
+        vm.store(1, n, pointer(2 + n));
+        vm.store(2 + n, 7, read_only(100));
+    }
+    vm.load((&SV39, 0, Asid(0)));
+    vm
+}
+
+/// A table that waits for others is found as it was often enough twice, and is a candidate twice.
+#[test]
+fn a_table_that_waits_becomes_quiet_once() {
+    let mut vm = small(1);
+    for _ in 0..100 {
+        vm.access(gva([0, 0, 7]));
+        vm.fence(all_addresses());
+        vm.shadow.audit(&vm.mem);
+    }
+    vm.end();
+}
+
+/// One frame that is a table at all levels: each of its shadows makes it a candidate.
+#[test]
+fn a_table_at_several_levels_becomes_quiet_once() {
+    let mut vm = small(8);
+    vm.store(0, 511, pointer(0));
+    for _ in 0..100 {
+        (0..8).for_each(|n| _ = vm.access(gva([0, n, 7])));
+        let _ = vm.access(gva([511, 511, 0]));
+        vm.fence(all_addresses());
+        vm.shadow.audit(&vm.mem);
+    }
+    vm.end();
+}
+
+/// The lane takes away a leaf by which a table was written. Another hart's TLB still has it: the guest has not fenced there yet. The
+/// table must not be believed to be quiet before that TLB is flushed.
+#[test]
+fn a_tlb_that_the_lane_has_not_fenced_writes_to_no_quiet_table() {
+    const WINDOW: u64 = 60;
+    let mut vm = small(8);
+    vm.store(0, 3, pointer(61));
+    vm.store(61, 0, pointer(WINDOW));
+    let window: Addr<Gva> = gva([3, 0, 5]);
+    let mut stores = 0;
+    for round in 0..400 {
+        (0..8).for_each(|n| _ = vm.access(gva([0, n, 7])));
+        // The guest maps the first table, and a hart loads that into its TLB.
+        vm.store(WINDOW, 5, leaf(2));
+        vm.fence(GuestFence { range: Some((window, 1)), asid: None });
+        assert!(matches!(vm.access(window), Answer::Filled { .. }));
+        let in_tlb = vm.entry(window).is_some_and(|entry| entry.pfn() == vm.there(2));
+        // Another one takes it away, and fences for itself, in the lane.
+        let flushes = vm.shadow.counters().flushes;
+        vm.store(WINDOW, 5, 0);
+        let inputs = vm.shadow.lane_inputs().expect("a lane");
+        let root = vm.root.expect("a root");
+        let done = lane::sync::<Gva>(&mut vm.mem, &inputs, (root.table, root.format), window);
+        let quieted = vm.shadow.counters().quieted;
+        vm.fence(all_addresses());
+        let is_quiet = vm.shadow.counters().quieted > quieted;
+        if !(in_tlb && done && is_quiet && vm.shadow.counters().flushes == flushes) {
+            continue;
+        }
+        // The first one has it still, and stores to the table.
+        stores += 1;
+        let data = 101 + round;
+        vm.store(2, 7, read_only(data % 50 + 100));
+        vm.fence(all_addresses());
+        let found = vm.entry(gva([0, 0, 7])).filter(|found| !is_poison(*found)).map(|found| found.pfn());
+        assert!(found.is_none_or(|found| found == vm.there(data % 50 + 100)), "TLB-LIKE: round {round}");
+    }
+    assert!(stores > 0);
+    vm.end();
+}
+
+/// Two roots share a table of level 2 that is quiet, above one that is not: there is a digest of it. Says what is found where it is
+/// changed, when it is quiet no more, after so many fences.
+fn digest_of_a_quiet_table(fences: usize) -> bool {
+    const UPPER: u64 = 2;
+    const MIDDLES: [u64; 2] = [3, 4];
+    const TABLE: u64 = 5;
+    const TOGGLED: [u64; 2] = [6, 7];
+    const OTHER: u64 = 8;
+    const WINDOW: [u64; 3] = [10, 11, 12];
+    let mut vm = Steered::sized(1, (2048, 128, 16), 0..200, None);
+    for root in 0..2 {
+        vm.store(root, 3, pointer(UPPER));
+        vm.store(root, 5, pointer(WINDOW[0]));
+    }
+    vm.store(WINDOW[0], 0, pointer(WINDOW[1]));
+    vm.store(WINDOW[1], 0, pointer(WINDOW[2]));
+    vm.store(WINDOW[2], 0, leaf(UPPER));
+    vm.store(UPPER, 0, pointer(MIDDLES[0]));
+    vm.store(MIDDLES[0], 0, pointer(TABLE));
+    vm.store(MIDDLES[1], 0, pointer(OTHER));
+    vm.store(TABLE, 7, leaf(100));
+    vm.store(OTHER, 7, leaf(101));
+    TOGGLED.into_iter().for_each(|table| vm.store(table, 7, leaf(102)));
+    let (data, window) = (gva([3, 0, 0, 7]), gva([5, 0, 0, 0]));
+    for round in 0..400 {
+        vm.load((&SV48, round % 2, Asid(round as u16 % 2 + 1)));
+        vm.store(MIDDLES[0], 5, pointer(TOGGLED[round as usize / 2 % 2]));
+        vm.access(data);
+        vm.access(gva([3, 0, 5, 7]));
+        if round < 4 {
+            vm.access(gva([5, 0, 0, 1]));
+        }
+        vm.fence(all_addresses());
+    }
+    for _ in 0..fences {
+        vm.access(data);
+        let c = *vm.shadow.counters();
+        vm.fence(all_addresses());
+        let d = vm.shadow.counters();
+        print!("[{} {} {}]", d.digests - c.digests, d.synced_pages - c.synced_pages, d.quieted - c.quieted);
+    }
+    let woken = vm.shadow.counters().woken;
+    assert!(matches!(vm.access(window), Answer::Filled { .. }));
+    let was_quiet = vm.shadow.counters().woken > woken;
+    vm.store(UPPER, 0, pointer(MIDDLES[1]));
+    let digests = vm.shadow.counters().digests;
+    vm.fence(all_addresses());
+    let by_digest = vm.shadow.counters().digests - digests;
+    let found = vm.entry(data).filter(|found| !is_poison(*found)).map(|found| found.pfn());
+    let is_right = found.is_none_or(|found| found == vm.there(101));
+    println!("{fences} fences: quiet {was_quiet}, digests {by_digest}, right {is_right}");
+    vm.end();
+    is_right
+}
+
+#[test]
+fn a_digest_ends_when_its_top_is_quiet_no_more() {
+    let wrong: Vec<usize> = (0..40).filter(|fences| !digest_of_a_quiet_table(*fences)).collect();
+    assert!(wrong.is_empty(), "TLB-LIKE: after {wrong:?} fences");
+}
