@@ -154,3 +154,54 @@ fn a_digest_ends_when_its_top_is_quiet_no_more() {
     let wrong: Vec<usize> = (0..40).filter(|fences| !digest_of_a_quiet_table(*fences)).collect();
     assert!(wrong.is_empty(), "TLB-LIKE: after {wrong:?} fences");
 }
+
+/// Leaves of 2 MiB get whole again: however many tables are quiet there, an operation is bounded.
+#[test]
+fn to_relax_is_bounded() {
+    const CHUNKS: u64 = 16;
+    const DIRECT: u64 = 20;
+    const DATA: u64 = 100;
+    const INTERVAL: u64 = 1000;
+    crate::engine::IS_MEGA.set(true);
+    let mut vm = Steered::sized(CHUNKS as usize + 1, (60_000, 12_000, 2), (0..=CHUNKS).map(|n| 512 * n), None);
+    for chunk in 0..CHUNKS {
+        vm.store(0, chunk, pointer(1 + chunk));
+        for n in 0..512 {
+            let table = 512 * (chunk + 1) + n;
+            vm.store(1 + chunk, n, pointer(table));
+            vm.store(table, 7, read_only(DATA));
+        }
+    }
+    vm.store(0, 100, pointer(DIRECT));
+    (0..=CHUNKS).for_each(|n| vm.store(DIRECT, n, leaf(512 * n)));
+    vm.load((&SV39, 0, Asid(0)));
+    for n in 1..=CHUNKS {
+        assert!(matches!(vm.access(gva([100, n, 5])), Answer::Filled { .. }));
+    }
+    println!("{} leaves of 2 MiB", vm.shadow.counters().filled_2m);
+    let mut now = 0;
+    let address = |n: u64| gva([n / 512, n % 512, 7]);
+    for _ in 0..3 {
+        for first in (0..CHUNKS * 512).step_by(32) {
+            for _ in 0..6 {
+                now += INTERVAL / 40;
+                vm.shadow.tell_time(now, INTERVAL);
+                (first..first + 32).for_each(|n| _ = vm.access(address(n)));
+                vm.fence(all_addresses());
+            }
+        }
+    }
+    let counters = *vm.shadow.counters();
+    println!("{} quieted, {} woken, {} split", counters.quieted, counters.woken, counters.split);
+    assert!(vm.shadow.is_strained());
+    now += 10 * INTERVAL;
+    let begun = std::time::Instant::now();
+    vm.relax(now, INTERVAL);
+    let took = begun.elapsed();
+    let woken = vm.shadow.counters().woken - counters.woken;
+    let rejoined = vm.shadow.counters().rejoined - counters.rejoined;
+    println!("{woken} woken, {rejoined} rejoined, {took:?}");
+    vm.end();
+    // Each takes a hundred instructions, and an exit may take 200,000.
+    assert!(woken <= 2000, "BOUNDED: {woken} tables were woken by one operation");
+}

@@ -13,6 +13,11 @@ pub const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
 /// Pages of each region.
 pub const REGION: u64 = 512;
 
+thread_local! {
+    /// Whether guest memory comes by 2 MiB in this test.
+    pub static IS_MEGA: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// No hart but the one that asks, which remembers nothing.
 pub struct Hardware;
 
@@ -24,7 +29,7 @@ impl Fence<Gpa> for Hardware {
 /// Guest memory in pieces of 4 KiB: these regions, one after another.
 pub fn space(regions: &[(Prot, Object)], frames: &Frames, mem: &mut impl PhysMem) -> AddressSpace {
     let policy = Policy {
-        superpages: Superpages::Never,
+        superpages: if IS_MEGA.get() { Superpages::Mega } else { Superpages::Never },
         images: Images::Shared,
         residence: Residence::Pageable,
         ad: Ad::AsNeeded,

@@ -116,6 +116,11 @@ impl Steered {
         });
     }
 
+    /// What comes some time after fences.
+    pub fn relax(&mut self, now: u64, interval: u64) {
+        self.operate(|shadow, host| Ok(shadow.relax(now, interval, host)));
+    }
+
     /// The guest tries to get to an address, again and again as long as it is to. What comes of it.
     pub fn access(&mut self, gva: Addr<Gva>) -> Answer {
         let (root, request) = (self.root(), Request::supervisor(Access::Load));
