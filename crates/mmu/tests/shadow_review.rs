@@ -205,3 +205,54 @@ fn to_relax_is_bounded() {
     // Each takes a hundred instructions, and an exit may take 200,000.
     assert!(woken <= 2000, "BOUNDED: {woken} tables were woken by one operation");
 }
+
+/// Pages are given back that are quiet tables, with thousands of entries that lead there: how long that takes for so many pages, and how
+/// many tables are woken.
+fn giving_back(pages: u64) -> (u64, std::time::Duration) {
+    const TABLES: u64 = 32;
+    const PARENTS: u64 = 2560;
+    const FIRST: u64 = 300;
+    const LEAVES: u64 = 290;
+    const OTHER: u64 = 280;
+    const DATA: u64 = 270;
+    let mut vm = Steered::sized(1, (4096, 400, 2), 0..400, None);
+    let uppers = TABLES * PARENTS / 512;
+    for upper in 0..uppers {
+        vm.store(0, upper, pointer(1 + upper));
+        (0..512).for_each(|n| vm.store(1 + upper, n, pointer(FIRST + (n + upper) % TABLES)));
+    }
+    vm.store(OTHER, 1, pointer(OTHER + 1));
+    for n in 0..TABLES {
+        vm.store(OTHER + 1, n, pointer(FIRST + n));
+        vm.store(FIRST + n, 0, pointer(LEAVES));
+    }
+    vm.store(LEAVES, 7, read_only(DATA));
+    let rest = |vm: &mut Steered| {
+        vm.load((&SV48, OTHER, Asid(0)));
+        for _ in 0..200 {
+            (0..TABLES).for_each(|n| _ = vm.access(gva([1, n, 0, 7])));
+            vm.fence(all_addresses());
+        }
+    };
+    rest(&mut vm);
+    vm.load((&SV48, 0, Asid(0)));
+    for n in 0..uppers * 512 {
+        let _ = vm.access(gva([n / 512, n % 512, 0, 7]));
+    }
+    rest(&mut vm);
+    let woken = vm.shadow.counters().woken;
+    let begun = std::time::Instant::now();
+    vm.give_back(FIRST, pages);
+    let took = begun.elapsed();
+    let woken = vm.shadow.counters().woken - woken;
+    vm.end();
+    (woken, took)
+}
+
+#[test]
+fn to_give_quiet_tables_back_is_bounded() {
+    let ((one, single), (all, took)) = (giving_back(1), giving_back(32));
+    println!("{one} woken: {single:?}; {all} woken: {took:?}");
+    // For each that is woken, 2048 entries are looked at.
+    assert!(all * 2048 <= 7168, "BOUNDED: {} entries were looked at by one operation", all * 2048);
+}

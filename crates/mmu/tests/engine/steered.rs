@@ -121,6 +121,12 @@ impl Steered {
         self.operate(|shadow, host| Ok(shadow.relax(now, interval, host)));
     }
 
+    /// The guest gives pages back.
+    pub fn give_back(&mut self, start: u64, pages: u64) {
+        let span = mmu::gstage::Span { start: RAM.add(start), pages };
+        self.operate(|shadow, host| Ok(_ = shadow.give_back(&[span], host)));
+    }
+
     /// The guest tries to get to an address, again and again as long as it is to. What comes of it.
     pub fn access(&mut self, gva: Addr<Gva>) -> Answer {
         let (root, request) = (self.root(), Request::supervisor(Access::Load));
