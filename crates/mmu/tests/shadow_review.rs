@@ -256,3 +256,75 @@ fn to_give_quiet_tables_back_is_bounded() {
     // For each that is woken, 2048 entries are looked at.
     assert!(all * 2048 <= 7168, "BOUNDED: {} entries were looked at by one operation", all * 2048);
 }
+
+/// So many entries lead to a table that it is not told that it is quiet no more. One that leads there has been compared since the last
+/// fence, so another that leads to that one gets a digest without looking there. Says whether the change is found.
+fn digest_of_another_epoch(loads: u64) -> bool {
+    const P: [u64; 2] = [2, 3];
+    const C: u64 = 4;
+    const T: u64 = 5;
+    const X: u64 = 6;
+    const W: u64 = 7;
+    const DATA: u64 = 100;
+    let mut vm = Steered::sized(1, (4096, 256, 2), 0..200, None);
+    for (root, upper) in (0..).zip(P) {
+        vm.store(root, 3, pointer(upper));
+        vm.store(root, 4, pointer(upper));
+        vm.store(upper, 0, pointer(C));
+    }
+    vm.store(C, 0, pointer(T));
+    vm.store(C, 1, pointer(W));
+    vm.store(T, 7, read_only(DATA));
+    vm.store(W, 8, read_only(DATA));
+    vm.store(W, 9, read_only(T));
+    vm.store(1, 6, pointer(X));
+    for n in 0..5 {
+        vm.store(X, n, pointer(10 + n));
+        (0..512).for_each(|index| vm.store(10 + n, index, pointer(T)));
+    }
+    let (data, toggled, window) = (gva([3, 0, 0, 7]), gva([3, 0, 1, 8]), gva([3, 0, 1, 9]));
+    let load = |vm: &mut Steered, root: u64| vm.load((&SV48, root, Asid(root as u16 + 1)));
+    load(&mut vm, 0);
+    vm.access(data);
+    vm.access(gva([4, 0, 0, 7]));
+    load(&mut vm, 1);
+    let mut round = 0;
+    let mut fence = |vm: &mut Steered| {
+        round += 1;
+        vm.access(data);
+        vm.access(toggled);
+        vm.store(W, 8, read_only(DATA + 10 + round % 2));
+        vm.fence(all_addresses());
+    };
+    (0..100).for_each(|_| fence(&mut vm));
+    for n in 0..5 * 512 {
+        vm.access(gva([6, n / 512, n % 512, 7]));
+    }
+    (0..100).for_each(|_| fence(&mut vm));
+    for _ in 0..loads {
+        load(&mut vm, 0);
+        load(&mut vm, 1);
+        fence(&mut vm);
+    }
+    vm.access(data);
+    vm.access(toggled);
+    let woken = vm.shadow.counters().woken;
+    assert!(matches!(vm.access(window), Answer::Filled { .. }));
+    let was_quiet = vm.shadow.counters().woken > woken;
+    load(&mut vm, 0);
+    vm.store(T, 7, read_only(DATA + 1));
+    let digests = vm.shadow.counters().digests;
+    vm.fence(all_addresses());
+    let by_digest = vm.shadow.counters().digests - digests;
+    let found = vm.entry(data).filter(|found| !is_poison(*found)).map(|found| found.pfn());
+    let is_right = found.is_none_or(|found| found == vm.there(DATA + 1));
+    println!("{loads} loads: quiet {was_quiet}, digests {by_digest}, linked {}, right {is_right}", found.is_some());
+    vm.end();
+    is_right
+}
+
+#[test]
+fn a_digest_has_what_is_restless_by_another_epoch() {
+    let wrong: Vec<u64> = (0..12).filter(|loads| !digest_of_another_epoch(*loads)).collect();
+    assert!(wrong.is_empty(), "TLB-LIKE: after {wrong:?} loads");
+}
