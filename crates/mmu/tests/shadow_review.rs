@@ -328,3 +328,49 @@ fn a_digest_has_what_is_restless_by_another_epoch() {
     let wrong: Vec<u64> = (0..12).filter(|loads| !digest_of_another_epoch(*loads)).collect();
     assert!(wrong.is_empty(), "TLB-LIKE: after {wrong:?} loads");
 }
+
+/// In `lazy`, nothing wakes a table: none is to be quiet.
+#[test]
+fn in_lazy_no_table_becomes_quiet() {
+    use crate::engine::{self, HOST, Hardware, RAM};
+    use mmu::shadow::{Config, Host, Upkeep, Views};
+    use mmu::{AdPolicy, Frames, Object, Prot, Ready, with_ready};
+    use rv::{Access, FenceLog, PhysMem, Request};
+    let mut mem = oracle::Machine::with_ram(HOST, 2048);
+    let mut frames = Frames::new();
+    frames.add(HOST, 2048);
+    let mut space = engine::space(&[(Prot::RWX, Object::Anonymous)], &frames, &mut mem);
+    // As the hypervisor configures it.
+    let config = Config {
+        upkeep: Upkeep::Lazy,
+        ad: AdPolicy::Svade,
+        globals: true,
+        pages: 128,
+        first_serial: 1,
+        quiet_after: 16,
+    };
+    let mut shadow = engine::shadow(config, 512, &frames, &mut mem);
+    let (mut views, mut log, mut root) = (Views::default(), FenceLog::new(0), None);
+    for (page, index, value) in [(0, 0, pointer(1)), (1, 0, pointer(2)), (2, 7, leaf(100)), (2, 8, leaf(101))] {
+        let at = RAM.add(page).at(8 * index);
+        let hpa = with_ready(&frames, &mut mem, |ready, mem| {
+            shadow.resolve(at, Access::Store, &mut Host::new(&mut space, (&frames, ready), mem, &mut Hardware))
+        });
+        mem.write_u64(hpa.expect("frames").expect("RAM"), value);
+    }
+    engine::attach(&mut shadow, &mut root, (&SV39, 0, Asid(0)), (&mut views, &log), (&mut space, &frames), &mut mem);
+    let root = root.expect("it is loaded");
+    for _ in 0..100 {
+        let request = Request::supervisor(Access::Load);
+        let _ = with_ready(&frames, &mut mem, |ready, mem| {
+            let mut hw = Hardware;
+            let host = &mut Host::new(&mut space, (&frames, ready), mem, &mut hw);
+            shadow.fault(&root, gva([0, 0, 7]), &request, host)
+        });
+        let (mut ready, mut hw) = (Ready::Nothing, Hardware);
+        let host = &mut Host::new(&mut space, (&frames, &mut ready), &mut mem, &mut hw);
+        shadow.fence(&all_addresses(), root, &mut views, &mut log, host);
+    }
+    assert_eq!(shadow.counters().quieted, 0, "a table is quiet in lazy");
+    shadow.destroy().for_each(|run| frames.free(run));
+}
