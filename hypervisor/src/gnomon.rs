@@ -1,5 +1,6 @@
 //! What all harts share.
 
+use crate::channel::Channel;
 use crate::chores::Chores;
 use crate::console::Console;
 use crate::counters::HeapUse;
@@ -42,6 +43,8 @@ pub struct Gnomon {
     pub tunables: Tunables,
     /// The console.
     pub console: Console,
+    /// The control channel.
+    pub channel: Channel,
     /// How Gnomon's heap is doing.
     pub heap: fn() -> HeapUse,
     /// Bytes of it that were in use before there was any VM.

@@ -20,6 +20,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
+use hypervisor::control;
 use hypervisor::disks::Port;
 use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome, watch};
@@ -73,6 +74,8 @@ pub enum Interrupts {
     Disk(Arc<Mutex<Port>>),
     /// The one by which guests reach the world.
     Network,
+    /// The one by which the control channel comes.
+    Control,
     /// The one that Gnomon pages to.
     Swap,
 }
@@ -506,6 +509,7 @@ impl Hart {
             (self.serial_due, self.serial_is_soon) = (u64::MAX, false);
             let guests = core::mem::take(&mut self.serial_guests);
             serial::go_on(self.g, guests, self);
+            control::go_on(self.g, self);
             if self.chores_due <= now {
                 self.chores_due = u64::MAX;
                 lifecycle::go_on(self.g, self);
