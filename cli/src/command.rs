@@ -4,6 +4,7 @@ mod bench;
 mod control;
 mod run;
 mod test;
+mod watch;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -24,12 +25,14 @@ struct Command {
 enum Action {
     Run(Box<run::RunArgs>),
     Ps(control::PsArgs),
+    Top(watch::TopArgs),
     Stats(control::StatsArgs),
     Get(control::GetArgs),
     Set(control::SetArgs),
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
+    Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
     /// Says what a command line needs to be installed, for the script that installs it.
@@ -80,6 +83,8 @@ impl Action {
             Self::Test(args) => args.needs(),
             // They speak to what runs.
             Self::Ps(_)
+            | Self::Top(_)
+            | Self::Trace(_)
             | Self::Stats(_)
             | Self::Get(_)
             | Self::Set(_)
@@ -103,12 +108,14 @@ pub fn main() -> ExitCode {
     let result = match Command::parse().action {
         Action::Run(args) => args.run(),
         Action::Ps(args) => args.run(),
+        Action::Top(args) => args.run(),
         Action::Stats(args) => args.run(),
         Action::Get(args) => args.run(),
         Action::Set(args) => args.run(),
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
+        Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
         Action::Needs { words } => {

@@ -3,6 +3,7 @@
 use abi::control::frame::{Reader, decode, encode};
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request};
 use assert_cmd::Command;
+use rexpect::session::{PtySession, spawn_command};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ fn caller() -> Vec<u8> {
     let end = [
         0x0100_0893, // li a7, 0x10: "base"
         0x0000_0813, // li a6, 0: the version
-        0x0000_1437, // loop: lui s0, 1
+        0x0001_0437, // loop: lui s0, 16
         0xfff4_0413, // wait: addi s0, s0, -1
         0xfe04_1ee3, // bnez s0, wait
         ECALL,
@@ -185,6 +186,91 @@ fn commands_reach_runs_and_their_vms() {
     let left: Vec<_> =
         std::fs::read_dir(scratch.path("gnomon")).expect("it").flatten().map(|e| e.file_name()).collect();
     assert_eq!(left, ["lock"]);
+}
+
+/// A terminal of 24 lines of 80 characters, on which a command runs; then it is looked at.
+fn on_a_terminal(scratch: &Scratch, line: &str) -> PtySession {
+    let mut shell = std::process::Command::new("/bin/sh");
+    shell.env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).env("XDG_RUNTIME_DIR", scratch.0.path());
+    let look = "[ \"$before\" = \"$(stty -g)\" ] && echo restor''ed";
+    shell.args(["-c", &format!("stty rows 24 cols 80; before=$(stty -g); $GNOMON {line}; echo status $?; {look}")]);
+    spawn_command(shell, Some(PATIENCE.as_millis() as u64)).expect("a terminal")
+}
+
+#[test]
+fn a_run_is_watched_on_a_terminal_and_traced() {
+    let scratch = Scratch::new();
+    let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\n"));
+    let run = scratch.run(&[&a, &b], &["--harts", "2"], 2);
+    scratch.refused("top", &["needs a terminal", "--once"]);
+    // Its first screens, and a key that is none of its.
+    let mut top = on_a_terminal(&scratch, "top");
+    for _ in 0..2 {
+        for part in
+            ["\u{1b}[H", "gnomon top: run a, up ", "memory ", "harts: guest ", "EXITS/s", "SBI calls", "\u{1b}[J"]
+        {
+            let before = top.exp_string(part).unwrap_or_else(|why| panic!("`{part}`: {why}"));
+            let is_fit = |line: &str| line.replace("\u{1b}[K", "").trim_end().chars().count() <= 80;
+            assert!(before.lines().all(is_fit) && before.lines().count() <= 24, "{before}");
+        }
+        top.send("x").expect("typing");
+        top.flush().expect("typing");
+    }
+    // Others are answered meanwhile.
+    let before = scratch.exits("b");
+    scratch.command("pause b").success();
+    top.exp_string("paused").expect("what it does now");
+    scratch.command("resume b").success();
+    top.send("q").expect("typing");
+    top.flush().expect("typing");
+    top.exp_string("\u{1b}[?1049l").expect("the screen that was there before");
+    top.exp_string("status 0").expect("its end");
+    top.exp_string("restored").expect("the terminal as it was");
+    // For scripts: rates, and where the harts are.
+    let once = scratch.output("top --once");
+    let calls = once.lines().find(|line| line.starts_with("SBI calls")).expect("exits by cause");
+    let rates: Vec<f64> = calls
+        .split_whitespace()
+        .skip(2)
+        .map(|rate| rate.trim_end_matches(['k', 'M']).parse().expect("a rate"))
+        .collect();
+    assert!(rates.len() == 2 && rates.iter().all(|rate| *rate > 0.0), "{once}");
+    assert!(once.lines().any(|line| line.starts_with("harts: guest ") && line.contains(" %, Gnomon ")), "{once}");
+    // A trace of all, and one of a VM that is paused, goes on, and is stopped meanwhile.
+    let (file, one) = (scratch.path("all.json"), scratch.path("one.json"));
+    scratch.command(&format!("trace --seconds 9 --most 2000 -o {}", file.display())).success();
+    let trace = |path: &Path| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON")
+    };
+    let all = trace(&file);
+    let slices = all["traceEvents"].as_array().expect("a list");
+    let of = |name: &str| slices.iter().filter(|slice| slice["name"] == name).count();
+    assert!(of("SBI base") > 100 && of("a/0") > 100 && of("b/0") > 100, "{} slices", slices.len());
+    assert!(slices.iter().all(|slice| slice["ph"] == "M" || slice["dur"].as_f64() >= Some(0.0)));
+    let mut tracer = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"))
+        .env("XDG_RUNTIME_DIR", scratch.0.path())
+        .args(["trace", "b", "--seconds", "2", "-o"])
+        .arg(&one)
+        .spawn()
+        .expect("gnomon");
+    std::thread::sleep(Duration::from_millis(300));
+    for command in ["pause b", "resume b", "pause b", "stop b"] {
+        scratch.command(command).success();
+    }
+    assert!(tracer.wait().expect("its status").success());
+    let vms = |slice: &serde_json::Value| slice["args"]["vcpu"].as_str().map(String::from);
+    let all: Vec<String> = trace(&one)["traceEvents"].as_array().expect("a list").iter().filter_map(vms).collect();
+    assert!(!all.is_empty() && all.iter().all(|vcpu| vcpu == "b/0"), "one VM's only");
+    scratch.refused("trace nobody", &["`nobody`", "there is: a"]);
+    scratch.refused("trace -o /nowhere/t.json", &["/nowhere/t.json"]);
+    assert!(before > 0);
+    // The run ends under a screen.
+    let mut top = on_a_terminal(&scratch, "top");
+    top.exp_string("SBI calls").expect("a screen");
+    scratch.command("stop a").success();
+    top.exp_string("run `a` has ended").expect("its end is said");
+    top.exp_string("restored").expect("the terminal as it was");
+    assert_eq!(run.end().0, Some(0));
 }
 
 /// Asks by a line that is the machine's own, with nobody between.

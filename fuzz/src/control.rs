@@ -3,7 +3,7 @@
 use crate::fake::{Event, machine, printed, start_due, vm_config};
 use abi::bundle::VmConfig;
 use abi::control::frame::{Bad, Reader, decode, encode};
-use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Whose};
+use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Trace, Whose};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::channel::{Channel, Line};
 use hypervisor::offer::GuestTimer;
@@ -36,7 +36,7 @@ impl Line for Wire {
 
 fn request(u: &mut Unstructured<'_>) -> Result<Request> {
     let vm = u.int_in_range(0..=3)?;
-    Ok(match u.int_in_range(0..=8)? {
+    Ok(match u.int_in_range(0..=10)? {
         0 => Request::Hello,
         1 => Request::Vms,
         2 => Request::Counters(Whose::Host),
@@ -45,6 +45,12 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
         5 => Request::Set(if u.arbitrary()? { "reclaim=off".into() } else { String::arbitrary(u)? }),
         6 => Request::Pause(vm),
         7 => Request::Resume(vm),
+        8 => Request::Harts(u.arbitrary()?),
+        9 => Request::Trace(Trace {
+            ms: u.arbitrary()?,
+            vm: Some(vm).filter(|vm| *vm != 0),
+            hart: u.int_in_range(0..=3)?,
+        }),
         _ => Request::Stop(vm),
     })
 }

@@ -9,7 +9,9 @@ use crate::lifecycle;
 use crate::vm::{Departure, Phase, Vm};
 use crate::vms::Wish;
 use abi::control::frame::{Bad, decode, encode};
-use abi::control::{Answer, Hello, MOST_ANSWER_BYTES, Request, VmInfo, VmState, Vms, Whose};
+use abi::control::{
+    Answer, Events, Hello, MOST_ANSWER_BYTES, MOST_EVENTS, MOST_MS, Request, Trace, VmInfo, VmState, Vms, Whose,
+};
 use abi::record::EndReason;
 use alloc::format;
 use alloc::string::ToString;
@@ -98,6 +100,23 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             true => Answer::Done,
             false => refuse("it is not paused"),
         }),
+        Request::Harts(ms) => {
+            let now = env.now();
+            let times = g.harts.iter().map(|hart| hart.probe.times(now)).collect();
+            g.asked.ask(until(g, ms, now));
+            kick_plain(g, env);
+            Answer::Harts(times)
+        }
+        Request::Trace(Trace { ms, vm, hart }) => {
+            let Some(taken) = g.harts.get(hart as usize) else { return refuse("there is no such hart") };
+            if !g.harts.iter().all(|hart| hart.probe.make_room(g.harts.len())) {
+                return refuse("there is no memory for a trace");
+            }
+            g.asked.ask_for_exits(vm, until(g, ms, env.now()));
+            kick_plain(g, env);
+            let (events, lost) = taken.probe.take(MOST_EVENTS);
+            Answer::Events(Events { timebase: g.offer.timebase, events, lost })
+        }
         Request::Stop(number) => {
             // One that waits for another's end never starts.
             g.vms.cancel(|wish| wish.number == number, &EndReason::Poweroff);
@@ -110,6 +129,16 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             })
         }
     }
+}
+
+/// Host time so many milliseconds from now.
+fn until(g: &Gnomon, ms: u32, now: u64) -> u64 {
+    now.saturating_add(g.offer.timebase.saturating_mul(ms.min(MOST_MS).into()) / 1000)
+}
+
+/// Lets those harts know that they are asked to note something who do not yet.
+fn kick_plain<E: Env>(g: &Gnomon, env: &mut E) {
+    (0..g.harts.len()).filter(|hart| !g.harts[*hart].probe.is_on()).for_each(|hart| g.kick(hart, env));
 }
 
 /// Does something with the VM of that number.

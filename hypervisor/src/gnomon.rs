@@ -8,6 +8,7 @@ use crate::env::Env;
 use crate::harts::HartShared;
 use crate::offer::Offer;
 use crate::pager::Pager;
+use crate::probe::Asked;
 use crate::promoter::Promoter;
 use crate::sched::Sched;
 use crate::tunables::Tunables;
@@ -45,6 +46,8 @@ pub struct Gnomon {
     pub console: Console,
     /// The control channel.
     pub channel: Channel,
+    /// What harts are asked to note.
+    pub asked: Asked,
     /// How Gnomon's heap is doing.
     pub heap: fn() -> HeapUse,
     /// Bytes of it that were in use before there was any VM.

@@ -35,6 +35,7 @@ pub mod memory;
 pub mod network;
 pub mod offer;
 pub mod pager;
+pub mod probe;
 pub mod promoter;
 #[cfg(test)]
 mod random;

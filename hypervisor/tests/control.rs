@@ -3,12 +3,15 @@
 use crate::fake::{self, Hart, World, machine, park, start_due, vm_config, world};
 use abi::bundle::VmConfig;
 use abi::control::frame::{Reader, decode, encode, encode_as};
-use abi::control::{Answer, MOST_ANSWER_BYTES, Request, VmState, Whose};
+use abi::control::{
+    Answer, Event, Events, HartTimes, MOST_ANSWER_BYTES, MOST_EVENTS, MOST_MS, Request, Trace, VmState, Whose,
+};
 use hypervisor::channel::{Channel, Line};
 use hypervisor::control;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::lifecycle::{self, put_aside};
 use hypervisor::offer::GuestTimer;
+use hypervisor::probe::Doing;
 use hypervisor::vcpu::request;
 use hypervisor::vm::{Departure, Phase};
 use std::collections::VecDeque;
@@ -177,6 +180,47 @@ fn tunables_are_told_and_set() {
     assert!(is_refused(&set(&mut w, "\u{1e}\n"), "no setting"));
     let Answer::Tunables(all) = ask(&w.g, &mut w.hart, &wire, &Request::Tunables) else { panic!("tunables") };
     assert!(all.contains(&("read-ahead".into(), "3".into())) && all.contains(&("reclaim".into(), "on".into())));
+}
+
+#[test]
+fn harts_are_asked_and_kicked_once() {
+    let mut w = world(1, GuestTimer::Sstc);
+    let wire = with_line(&mut w.g);
+    let harts = |w: &mut World| ask(&w.g, &mut w.hart, &wire, &Request::Harts(20));
+    assert_eq!(harts(&mut w), Answer::Harts(vec![HartTimes::default(); 2]));
+    assert!([0, 1].iter().all(|hart| w.hart.events.contains(&fake::Event::Ipi(*hart))), "both are to look");
+    assert!(w.g.asked.is_on(w.hart.time + 199_999) && !w.g.asked.is_on(w.hart.time + 200_000), "20 ms");
+    // As the harts do then.
+    w.g.harts[0].probe.begin(Doing::Guest, w.hart.time);
+    w.hart.time += 50;
+    let expected = [HartTimes { guest: 50, ..HartTimes::default() }, HartTimes::default()];
+    assert_eq!(harts(&mut w), Answer::Harts(expected.into()));
+    assert!(!w.hart.events.contains(&fake::Event::Ipi(0)) && w.hart.events.contains(&fake::Event::Ipi(1)));
+    // Nobody keeps them at it for ever.
+    let _ = ask(&w.g, &mut w.hart, &wire, &Request::Harts(u32::MAX));
+    assert!(!w.g.asked.is_on(w.hart.time + u64::from(MOST_MS) * 10_000));
+}
+
+#[test]
+fn exits_are_given_out_once_and_in_portions() {
+    let mut w = world(1, GuestTimer::Sstc);
+    let wire = with_line(&mut w.g);
+    let trace =
+        |w: &mut World, hart| ask(&w.g, &mut w.hart, &wire, &Request::Trace(Trace { ms: 10, vm: Some(4), hart }));
+    assert!(is_refused(&trace(&mut w, 2), "no such hart"));
+    let none = Events { timebase: 10_000_000, events: Vec::new(), lost: 0 };
+    assert_eq!(trace(&mut w, 1), Answer::Events(none.clone()));
+    let now = w.hart.time;
+    assert!(
+        w.g.asked.wants_exits(4, now) && !w.g.asked.wants_exits(0, now) && !w.g.asked.wants_exits(4, now + 100_000)
+    );
+    let event = |at| Event { at, vm: 4, ..Event::default() };
+    (0..MOST_EVENTS as u64 + 2).for_each(|at| w.g.harts[1].probe.note(event(at)));
+    let Answer::Events(first) = trace(&mut w, 1) else { panic!("exits") };
+    assert_eq!((first.events.len(), first.events[0], first.lost), (MOST_EVENTS, event(0), 0));
+    let rest = vec![event(MOST_EVENTS as u64), event(MOST_EVENTS as u64 + 1)];
+    assert_eq!(trace(&mut w, 1), Answer::Events(Events { events: rest, ..none.clone() }));
+    assert_eq!(trace(&mut w, 1), Answer::Events(none));
 }
 
 #[test]

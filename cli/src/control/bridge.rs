@@ -116,7 +116,11 @@ impl Shared {
             let mut bytes = &buffer[..count];
             while let Some(frame) = reader.next(&mut bytes) {
                 let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
-                    Ok((number, request)) => (number, self.pass_on(&request)),
+                    Ok((number, request)) => match self.pass_on(&request) {
+                        Some(answer) => (number, answer),
+                        // The run is about to end: whoever is hung up on takes it for that.
+                        None => return Ok(()),
+                    },
                     // Its own version is in the answer's frame.
                     Err(Bad::Version { number, .. }) => (number, refuse("this run is of another version")),
                     Err(Bad::Malformed { number }) => (number, refuse("this run knows no such request")),
@@ -128,18 +132,18 @@ impl Shared {
         }
     }
 
-    /// Asks the machine.
-    fn pass_on(&self, request: &Request) -> Answer {
+    /// Asks the machine; `None` if it is gone.
+    fn pass_on(&self, request: &Request) -> Option<Answer> {
         let until = Instant::now() + self.patience.unwrap_or(PATIENCE);
-        let silent = || refuse("its machine does not answer");
+        let silent = || Some(refuse("its machine does not answer"));
         let left = || until.saturating_duration_since(Instant::now());
         let link = self.is_there.wait_timeout_while(self.lock(), left(), |link| link.is_none());
         let (mut link, _) = link.unwrap_or_else(PoisonError::into_inner);
         let Some(link) = link.as_mut() else { return silent() };
         match link.ask(request, left) {
-            Ok(Some(answer)) => answer,
+            Ok(Some(answer)) => Some(answer),
             Ok(None) => silent(),
-            Err(_) => refuse("its machine is gone"),
+            Err(_) => None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::ControlError;
 use super::runs::Runs;
 use abi::control::frame::{Bad, Reader, decode, encode};
-use abi::control::{Answer, MOST_ANSWER_BYTES, Request, VmInfo, VmState, Vms, Whose};
+use abi::control::{Answer, Events, HartTimes, MOST_ANSWER_BYTES, Request, Trace, VmInfo, VmState, Vms, Whose};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -153,6 +153,28 @@ impl Client {
     pub fn tunables(&mut self) -> Result<Vec<(String, String)>, ControlError> {
         match self.ask("tunables", &Request::Tunables)? {
             Answer::Tunables(tunables) => Ok(tunables),
+            _ => self.nonsense(),
+        }
+    }
+
+    /// How long harts do what. They note it for so many milliseconds from now on.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn harts(&mut self, ms: u32) -> Result<Vec<HartTimes>, ControlError> {
+        match self.ask("harts", &Request::Harts(ms))? {
+            Answer::Harts(harts) => Ok(harts),
+            _ => self.nonsense(),
+        }
+    }
+
+    /// Exits, see [`Trace`].
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn events(&mut self, trace: Trace) -> Result<Events, ControlError> {
+        match self.ask("a trace", &Request::Trace(trace))? {
+            Answer::Events(events) => Ok(events),
             _ => self.nonsense(),
         }
     }

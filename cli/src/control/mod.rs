@@ -10,9 +10,12 @@ pub mod bridge;
 pub mod client;
 pub mod prometheus;
 pub mod runs;
+pub mod sample;
+pub mod screen;
 pub mod table;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 
 use miette::Diagnostic;
 use std::io;

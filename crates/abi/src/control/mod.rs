@@ -36,6 +36,27 @@ pub enum Request {
     Resume(u64),
     /// End it: [`Answer::Done`] when its end has begun.
     Stop(u64),
+    /// Note for so many milliseconds how long each hart does what: [`Answer::Harts`], with what was noted before. No longer than
+    /// [`MOST_MS`].
+    Harts(u32),
+    /// Note exits: [`Answer::Events`], with some that were noted before.
+    Trace(Trace),
+}
+
+/// The longest that harts note something without being asked again, in milliseconds.
+pub const MOST_MS: u32 = 10_000;
+/// Most exits in an answer.
+pub const MOST_EVENTS: usize = 128;
+
+/// Which exits are to be noted, and which of those that were are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Trace {
+    /// For how long they are noted, in milliseconds; no longer than [`MOST_MS`].
+    pub ms: u32,
+    /// Those of the VM of that number, or of all.
+    pub vm: Option<u64>,
+    /// The hart whose oldest ones are taken: none is given out twice.
+    pub hart: u32,
 }
 
 /// Whose counters.
@@ -62,6 +83,55 @@ pub enum Answer {
     Counters(Vec<(String, u64)>),
     /// Tunables and their values, as people write them.
     Tunables(Vec<(String, String)>),
+    /// How long harts do what, by their numbers.
+    Harts(Vec<HartTimes>),
+    /// Exits.
+    Events(Events),
+}
+
+/// How long a hart has done what, in ticks: of the times only for which it was asked to note it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct HartTimes {
+    /// It ran guests.
+    pub guest: u64,
+    /// It was in Gnomon.
+    pub host: u64,
+    /// It waited for something to do.
+    pub idle: u64,
+}
+
+/// Exits that a hart has noted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Events {
+    /// Ticks in a second.
+    pub timebase: u64,
+    /// The exits, oldest first: up to [`MOST_EVENTS`].
+    pub events: Vec<Event>,
+    /// How many were lost before them, since nobody took them in time.
+    pub lost: u64,
+}
+
+/// An exit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Event {
+    /// When it came, in ticks.
+    pub at: u64,
+    /// How long it took until the hart entered a guest again, in ticks.
+    pub took: u64,
+    /// How much of that the hart had nothing to do.
+    pub idle: u64,
+    /// The VM's number.
+    pub vm: u64,
+    /// The vCPU.
+    pub vcpu: u32,
+    /// The cause, as the hart's register has it.
+    pub cause: u64,
+    /// The instruction's address.
+    pub pc: u64,
+    /// The trap value: mostly the virtual address.
+    pub tval: u64,
+    /// Of a guest-page fault, the guest physical address, of an SBI call the extension; else 0.
+    pub detail: u64,
 }
 
 /// Who is there.
@@ -161,6 +231,8 @@ mod tests {
             Answer::Vms(Vms { now: u64::MAX, timebase: 10_000_000, vms: vec![vm; 64] }),
             Answer::Counters(vec![("exits.total".into(), 0), ("zeroes".into(), u64::MAX)]),
             Answer::Tunables(vec![("reclaim".into(), "on".into())]),
+            Answer::Harts(vec![HartTimes { guest: 1, host: 2, idle: u64::MAX }; 64]),
+            Answer::Events(Events { timebase: 1, events: vec![Event { at: 5, ..Event::default() }; 2], lost: 3 }),
         ]
     }
 
@@ -226,6 +298,24 @@ mod tests {
         let mut unknown = encode(6, &200_u8);
         unknown.retain(|byte| *byte != 0);
         assert_eq!(decode::<Request>(&mut unknown), Err(Bad::Malformed { number: 6 }));
+    }
+
+    #[test]
+    fn so_many_exits_fit_into_an_answer() {
+        let most = u64::MAX;
+        let event = Event {
+            at: most,
+            took: most,
+            idle: most,
+            vm: 9,
+            vcpu: 31,
+            cause: most,
+            pc: most,
+            tval: most,
+            detail: most,
+        };
+        let all = Answer::Events(Events { timebase: most, events: vec![event; MOST_EVENTS], lost: most });
+        assert!(encode(1, &all).len() <= MOST_ANSWER_BYTES);
     }
 
     #[test]

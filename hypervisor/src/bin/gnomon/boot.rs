@@ -30,6 +30,7 @@ use hypervisor::machine::{Machine, Span};
 use hypervisor::network::{HostNetwork, Network};
 use hypervisor::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Disk, Pager, homes_of_all};
+use hypervisor::probe::Asked;
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
 use hypervisor::tunables::Tunables;
@@ -153,6 +154,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         pager: Pager::new(swap.map(|swap| Box::new(swap) as Box<dyn Disk>)),
         console,
         channel: Channel::new(control.map(|line| Box::new(line) as Box<dyn Line>)),
+        asked: Asked::default(),
         heap: heap::in_use,
         heap_at_start: heap::in_use().used,
         bundle,

@@ -7,6 +7,7 @@ mod brief;
 mod env;
 mod external;
 mod load;
+mod probed;
 mod serve;
 
 use crate::drivers::PlicContext;
@@ -28,6 +29,7 @@ use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
 use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
+use hypervisor::probe::Doing;
 use hypervisor::serial;
 use hypervisor::shootdown;
 use hypervisor::sync::Mutex;
@@ -125,6 +127,8 @@ pub struct Hart {
     ticks: Ticks,
     /// Whether an exit has shown that guests do run where they should.
     is_proven: bool,
+    /// Nothing is to be done about exits but to handle them: one has proved that, and nobody wants to know of them.
+    is_plain: bool,
 }
 
 /// What a vCPU leaves its hart for, and is no longer started.
@@ -229,6 +233,7 @@ impl Hart {
                 chores: CHORES_MS * per_ms,
             },
             is_proven: false,
+            is_plain: false,
             g: start.g,
         }
     }
@@ -249,6 +254,7 @@ impl Hart {
         loop {
             let run = self.next();
             if let Some(context) = self.enter(run) {
+                self.turns(Doing::Guest);
                 return context;
             }
         }
@@ -281,9 +287,12 @@ impl Hart {
             self.g.rest(self, |hart| {
                 shared.counters.idles.bump();
                 hart.arm(hart.waiters.min(hart.serial_due));
+                hart.turns(Doing::Idle);
                 metal::wait_for_interrupt();
+                hart.turns(Doing::Host);
             });
             self.seat.clear_ipi();
+            self.look_who_asks();
             if self.seat.external_pending() {
                 self.external();
             }
@@ -374,11 +383,11 @@ impl Hart {
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     #[inline(always)]
     fn exit(&mut self) -> *mut Context {
-        if !self.is_proven {
-            // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
-            assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
-            self.is_proven = true;
-        }
+        if self.is_plain { self.handle_exit() } else { self.exit_with_care() }
+    }
+
+    #[inline(always)]
+    fn handle_exit(&mut self) -> *mut Context {
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
         match exit::handle(self.g, &mut run, self) {
@@ -408,6 +417,7 @@ impl Hart {
             Outcome::Kicked => {
                 self.seat.clear_ipi();
                 self.set_spins(false);
+                self.look_who_asks();
             }
             Outcome::External => self.external(),
             Outcome::Wait => {
