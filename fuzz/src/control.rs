@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex};
 
 /// Pieces that come, and what is sent.
 #[derive(Clone, Default)]
-struct Wire(Arc<Mutex<(VecDeque<Vec<u8>>, Vec<u8>)>>);
+struct Wire(Arc<Mutex<Both>>);
+
+type Both = (VecDeque<Vec<u8>>, Vec<u8>);
 
 impl Line for Wire {
     fn acknowledge(&mut self) {}

@@ -20,7 +20,9 @@ use std::sync::{Arc, Mutex};
 
 /// A line that has been given pieces, and what was sent by it.
 #[derive(Clone, Default)]
-struct Wire(Arc<Mutex<(VecDeque<Vec<u8>>, Vec<u8>)>>);
+struct Wire(Arc<Mutex<Both>>);
+
+type Both = (VecDeque<Vec<u8>>, Vec<u8>);
 
 impl Line for Wire {
     fn acknowledge(&mut self) {}
