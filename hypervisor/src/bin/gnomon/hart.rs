@@ -39,6 +39,7 @@ use metal::ram::Ram;
 use metal::{fence, world};
 use mmu::globals::Globals;
 use mmu::ids::{Group, Ids};
+use probed::Probed;
 use rv::{Context, Mode};
 
 /// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
@@ -129,6 +130,8 @@ pub struct Hart {
     is_proven: bool,
     /// Nothing is to be done about exits but to handle them: one has proved that, and nobody wants to know of them.
     is_plain: bool,
+    /// The exit that is being handled, if it is noted.
+    exit: Option<Probed>,
 }
 
 /// What a vCPU leaves its hart for, and is no longer started.
@@ -234,6 +237,7 @@ impl Hart {
             },
             is_proven: false,
             is_plain: false,
+            exit: None,
             g: start.g,
         }
     }
@@ -383,11 +387,9 @@ impl Hart {
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     #[inline(always)]
     fn exit(&mut self) -> *mut Context {
-        if self.is_plain { self.handle_exit() } else { self.exit_with_care() }
-    }
-
-    #[inline(always)]
-    fn handle_exit(&mut self) -> *mut Context {
+        if !self.is_plain {
+            self.begin_exit();
+        }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
         match exit::handle(self.g, &mut run, self) {
@@ -400,10 +402,17 @@ impl Hart {
     /// The end of an exit that leaves something to do before a guest goes on, this one or another.
     #[inline(never)]
     fn go_on(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
-        match self.conclude(run, outcome).and_then(|run| self.enter(run)) {
+        if !self.is_plain {
+            run.shared.posted.fetch_and(!request::PROBE, Ordering::SeqCst);
+        }
+        let context = match self.conclude(run, outcome).and_then(|run| self.enter(run)) {
             Some(context) => context,
             None => self.schedule(),
+        };
+        if !self.is_plain {
+            self.end_exit();
         }
+        context
     }
 
     /// Does what an exit asks for; returns the vCPU if it stays on this hart.

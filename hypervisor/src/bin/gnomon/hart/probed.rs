@@ -1,36 +1,56 @@
 //! Exits that are more than handled: the first, which proves that guests run where they should, and those that somebody wants to be
-//! noted. A flag of the hart's, which each exit has looked at anyway, leads here.
+//! noted. A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the long way, whose end comes by
+//! here. So all others have no instruction of it, and there is one way that handles them.
 
 use super::Hart;
 use abi::control::Event;
+use core::sync::atomic::Ordering;
 use hypervisor::env::Env;
 use hypervisor::probe::Doing;
-use rv::{Cause, Context, Exception};
+use hypervisor::vcpu::request;
+use rv::{Cause, Exception};
+
+/// What is known of an exit before it is handled.
+pub struct Probed {
+    /// The hart's idle time so far, in ticks.
+    idle: u64,
+    /// The exit, if it is wanted.
+    event: Option<Event>,
+}
 
 impl Hart {
-    /// Handles such an exit; returns what to enter next.
+    /// Such an exit has come.
     #[cold]
     #[inline(never)]
-    pub(super) fn exit_with_care(&mut self) -> *mut Context {
+    pub(super) fn begin_exit(&mut self) {
         if !self.is_proven {
             // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
             self.is_proven = true;
         }
-        let (came, noted) = (self.now(), &self.shared.probe);
-        if !self.is_probed(came) {
-            return self.handle_exit();
-        }
-        noted.turn(Doing::Host, came);
-        let idle = noted.idle();
-        let event = self.event(came);
-        let context = self.handle_exit();
         let now = self.now();
+        if !self.is_probed(now) {
+            return;
+        }
+        let noted = &self.shared.probe;
+        noted.turn(Doing::Host, now);
+        self.exit = Some(Probed { idle: noted.idle(), event: self.event(now) });
+        if let Some(run) = &self.current {
+            // It finds that when it is about to enter its guest again.
+            run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
+        }
+    }
+
+    /// A guest is about to be entered, this one or another.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_exit(&mut self) {
+        let Some(Probed { idle, event }) = self.exit.take() else { return };
+        let (now, noted) = (self.now(), &self.shared.probe);
         noted.turn(Doing::Guest, now);
         if let Some(event) = event {
-            noted.note(Event { took: now - came, idle: noted.idle() - idle, ..event });
+            noted.note(Event { took: now - event.at, idle: noted.idle() - idle, ..event });
         }
-        context
     }
 
     /// The exit, if it is wanted.
