@@ -66,20 +66,14 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             Answer::Hello(Hello { version: env!("CARGO_PKG_VERSION").into(), harts: g.harts.len() as u32 })
         }
         Request::Vms => Answer::Vms(vms(g, env)),
-        Request::Counters(Whose::Host) => {
-            let counters = g.host_counters().into_iter();
-            Answer::Counters(counters.map(|(name, count)| (name.to_string(), count)).collect())
-        }
-        Request::Counters(Whose::Vm(number)) => {
-            let gone = g.vms.reports().iter().find(|report| report.number == number).cloned();
-            match gone.or_else(|| Some(g.report(&*g.vms.numbered(number)?))) {
-                None => refuse("there is no such VM, or not yet"),
-                Some(report) => {
-                    let counters = report.counters.into_iter();
-                    Answer::Counters(counters.map(|(name, count)| (name.to_string(), count)).collect())
-                }
-            }
-        }
+        Request::Counters(whose) => match counters(g, whose) {
+            Some(all) => Answer::Counters(all.into_iter().map(|(name, count)| (name.to_string(), count)).collect()),
+            None => refuse(NO_VM),
+        },
+        Request::Values(whose) => match counters(g, whose) {
+            Some(all) => Answer::Values(all.into_iter().map(|(_, count)| count).collect()),
+            None => refuse(NO_VM),
+        },
         Request::Tunables => {
             Answer::Tunables(g.tunables.each().map(|(name, value)| (name.into(), value.to_string())).collect())
         }
@@ -129,6 +123,15 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             })
         }
     }
+}
+
+const NO_VM: &str = "there is no such VM, or not yet";
+
+/// Somebody's counters, in the order of their names.
+fn counters(g: &Gnomon, whose: Whose) -> Option<Vec<(&'static str, u64)>> {
+    let Whose::Vm(number) = whose else { return Some(g.host_counters().into_iter().collect()) };
+    let gone = g.vms.reports().iter().find(|report| report.number == number).cloned();
+    Some(gone.or_else(|| Some(g.report(&*g.vms.numbered(number)?)))?.counters)
 }
 
 /// Host time so many milliseconds from now.

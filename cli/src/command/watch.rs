@@ -3,7 +3,7 @@
 use super::control::{Which, say};
 use crate::control::ControlError;
 use crate::control::client::Client;
-use crate::control::sample::Sample;
+use crate::control::sample::{Sample, Sampler};
 use crate::control::screen::screen;
 use crate::control::trace::Trace;
 use crate::place::{IoError, check_writable, write_whole};
@@ -50,20 +50,20 @@ impl TopArgs {
         if !self.once && !tty::is_interactive() {
             Err(miette!(help = "print it once: gnomon top --once", "top needs a terminal to be shown on"))?;
         }
-        let mut client = self.which.client()?;
+        let mut sampler = Sampler::new(self.which.client()?);
         let interval = Duration::from_secs(self.interval.into());
-        let before = Sample::take(&mut client, NOTED_MS)?;
+        let before = sampler.take(NOTED_MS)?;
         if self.once {
             thread::sleep(interval);
-            let sample = Sample::take(&mut client, 0)?;
-            say(&screen(client.run(), &sample, &before, None));
+            let sample = sampler.take(0)?;
+            say(&screen(sampler.run(), &sample, &before, None));
             return Ok(0);
         }
         let events =
             events().map_err(|why| miette!(help = "try another terminal", "cannot watch the terminal: {why}"))?;
         let full = FullScreen::begin()
             .map_err(|why| miette!(help = "try another terminal", "cannot use the terminal: {why}"))?;
-        let end = show(&mut client, before, interval, &events);
+        let end = show(&mut sampler, before, interval, &events);
         drop(full);
         match end {
             Err(ControlError::Gone(run)) => {
@@ -127,7 +127,7 @@ fn events() -> std::io::Result<Receiver<Event>> {
 
 /// Shows a screen after the other. The first comes soon: it is of a fifth of a second.
 fn show(
-    client: &mut Client,
+    sampler: &mut Sampler,
     mut before: Sample,
     interval: Duration,
     events: &Receiver<Event>,
@@ -142,13 +142,13 @@ fn show(
             Ok(Event::Size) => {}
             Err(RecvTimeoutError::Timeout) => {
                 due = Instant::now() + interval;
-                let sample = Sample::take(client, NOTED_MS)?;
+                let sample = sampler.take(NOTED_MS)?;
                 shown = Some((sample.clone(), std::mem::replace(&mut before, sample)));
             }
         }
         if let Some((sample, before)) = &shown {
             let size = TerminalSize::of_output().unwrap_or(TerminalSize { lines: 24, columns: 80 });
-            let lines = screen(client.run(), sample, before, Some(size));
+            let lines = screen(sampler.run(), sample, before, Some(size));
             // Each line to its end, and all below; none is followed by a line feed that would scroll.
             put(&format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")));
         }

@@ -146,6 +146,17 @@ impl Client {
         }
     }
 
+    /// The same without names, in their order.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn values(&mut self, whose: Whose) -> Result<Vec<u64>, ControlError> {
+        match self.ask("counters", &Request::Values(whose))? {
+            Answer::Values(values) => Ok(values),
+            _ => self.nonsense(),
+        }
+    }
+
     /// All tunables.
     ///
     /// # Errors

@@ -21,27 +21,63 @@ pub struct Sample {
     pub harts: Vec<HartTimes>,
 }
 
-impl Sample {
+/// Takes samples of a run. What counters are called it learns once: what is said again and again are numbers.
+#[derive(Debug)]
+pub struct Sampler {
+    client: Client,
+    /// Gnomon's own (`None`), and those of VMs by their numbers.
+    names: BTreeMap<Option<u64>, Vec<String>>,
+}
+
+impl Sampler {
+    /// One for that run.
+    #[must_use]
+    pub const fn new(client: Client) -> Self {
+        Self { client, names: BTreeMap::new() }
+    }
+
+    /// The run's name.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        self.client.run()
+    }
+
     /// Takes one. Harts are to note what they do for so many milliseconds from now on.
     ///
     /// # Errors
     /// If the run does not answer.
-    pub fn take(client: &mut Client, ms: u32) -> Result<Self, ControlError> {
-        let vms = client.vms()?;
-        let harts = client.harts(ms)?;
-        let host = client.counters(Whose::Host)?.into_iter().collect();
+    pub fn take(&mut self, ms: u32) -> Result<Sample, ControlError> {
+        let vms = self.client.vms()?;
+        let harts = self.client.harts(ms)?;
+        let host = self.counts(None)?;
+        self.names.retain(|vm, _| vm.is_none_or(|number| vms.vms.iter().any(|vm| vm.number == number)));
         let mut counters = BTreeMap::new();
         for vm in vms.vms.iter().filter(|vm| vm.state != VmState::Waiting) {
-            match client.counters(Whose::Vm(vm.number)) {
-                Ok(all) => drop(counters.insert(vm.number, all.into_iter().collect())),
+            match self.counts(Some(vm.number)) {
+                Ok(all) => drop(counters.insert(vm.number, all)),
                 // It has gone meanwhile.
                 Err(ControlError::Refused { .. }) => {}
                 Err(why) => return Err(why),
             }
         }
-        Ok(Self { vms, host, counters, harts })
+        Ok(Sample { vms, host, counters, harts })
     }
 
+    fn counts(&mut self, vm: Option<u64>) -> Result<Counts, ControlError> {
+        let whose = vm.map_or(Whose::Host, Whose::Vm);
+        if let Some(names) = self.names.get(&vm) {
+            let values = self.client.values(whose)?;
+            if values.len() == names.len() {
+                return Ok(names.iter().cloned().zip(values).collect());
+            }
+        }
+        let all = self.client.counters(whose)?;
+        self.names.insert(vm, all.iter().map(|(name, _)| name.clone()).collect());
+        Ok(all.into_iter().collect())
+    }
+}
+
+impl Sample {
     /// Seconds of the machine's since another one.
     #[must_use]
     pub fn seconds_since(&self, before: &Self) -> f64 {

@@ -26,6 +26,8 @@ pub enum Request {
     Vms,
     /// Counters: [`Answer::Counters`].
     Counters(Whose),
+    /// The same without their names, for who knows them from before: [`Answer::Values`].
+    Values(Whose),
     /// All tunables: [`Answer::Tunables`].
     Tunables,
     /// Set a tunable, `name=value` ([`crate::tunable`]): [`Answer::Done`].
@@ -81,6 +83,8 @@ pub enum Answer {
     Vms(Vms),
     /// Counters, in the order of their names.
     Counters(Vec<(String, u64)>),
+    /// The counters alone, in the same order. Of one VM, and of Gnomon itself, the names stay the same.
+    Values(Vec<u64>),
     /// Tunables and their values, as people write them.
     Tunables(Vec<(String, String)>),
     /// How long harts do what, by their numbers.
@@ -230,6 +234,7 @@ mod tests {
             Answer::Hello(Hello { version: "0.1".into(), harts: 64 }),
             Answer::Vms(Vms { now: u64::MAX, timebase: 10_000_000, vms: vec![vm; 64] }),
             Answer::Counters(vec![("exits.total".into(), 0), ("zeroes".into(), u64::MAX)]),
+            Answer::Values(vec![0, 300, u64::MAX]),
             Answer::Tunables(vec![("reclaim".into(), "on".into())]),
             Answer::Harts(vec![HartTimes { guest: 1, host: 2, idle: u64::MAX }; 64]),
             Answer::Events(Events { timebase: 1, events: vec![Event { at: 5, ..Event::default() }; 2], lost: 3 }),
