@@ -162,7 +162,10 @@ fn commands_reach_runs_and_their_vms() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(scratch.exits("a") > paused);
     // Another run, which dies.
-    scratch.refused("run --as a --memory 16M --kernel /dev/null", &["/dev/null"]);
+    let kernel = scratch.path("caller");
+    for (name, part) in [("a", "a run called `a` goes on already"), ("a/b", "cannot be called `a/b`")] {
+        scratch.refused(&format!("run --as {name} --memory 16M --kernel {}", kernel.display()), &[part, "name"]);
+    }
     let mut other = scratch.run(&[&b], &["--as", "other", "--harts", "1"], 1);
     scratch.refused("stop a", &["several runs", "a, other"]);
     assert_eq!(scratch.output("ps").lines().count(), 4);
@@ -201,7 +204,8 @@ fn on_a_terminal(scratch: &Scratch, line: &str) -> PtySession {
 fn a_run_is_watched_on_a_terminal_and_traced() {
     let scratch = Scratch::new();
     let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\n"));
-    let run = scratch.run(&[&a, &b], &["--harts", "2"], 2);
+    // Without H: guests in S mode, whose exits are others.
+    let run = scratch.run(&[&a, &b], &["--harts", "2", "--no-h"], 2);
     scratch.refused("top", &["needs a terminal", "--once"]);
     // Its first screens, and a key that is none of its.
     let mut top = on_a_terminal(&scratch, "top");
@@ -300,7 +304,15 @@ fn the_machine_bears_whoever_speaks_to_it() {
     let scratch = Scratch::new();
     let (a, socket) = (scratch.vm("a", "vcpus = 2\n"), scratch.path("line"));
     let chardev = format!("--qemu-arg=socket,id=line,path={},server=on,wait=off", socket.display());
-    let args = ["--control", "off", "--qemu-arg=-device", "--qemu-arg=virtio-serial-device", "--qemu-arg=-chardev"];
+    let args = [
+        "--seat",
+        "payload",
+        "--control",
+        "off",
+        "--qemu-arg=-device",
+        "--qemu-arg=virtio-serial-device",
+        "--qemu-arg=-chardev",
+    ];
     let rest = [chardev.as_str(), "--qemu-arg=-device", "--qemu-arg=virtconsole,chardev=line"];
     let run = scratch.run(&[&a], &[args.as_slice(), &rest].concat(), 1);
     let connect = || {

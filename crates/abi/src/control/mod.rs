@@ -48,7 +48,7 @@ pub enum Request {
 /// The longest that harts note something without being asked again, in milliseconds.
 pub const MOST_MS: u32 = 10_000;
 /// Most exits in an answer.
-pub const MOST_EVENTS: usize = 128;
+pub const MOST_EVENTS: usize = 96;
 
 /// Which exits are to be noted, and which of those that were are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
