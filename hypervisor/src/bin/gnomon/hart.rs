@@ -39,7 +39,6 @@ use metal::ram::Ram;
 use metal::{fence, world};
 use mmu::globals::Globals;
 use mmu::ids::{Group, Ids};
-use probed::Probed;
 use rv::{Context, Mode};
 
 /// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
@@ -81,6 +80,14 @@ pub enum Interrupts {
     Control,
     /// The one that Gnomon pages to.
     Swap,
+}
+
+/// What is known of an exit that is noted before it is handled.
+struct Probed {
+    /// The hart's idle time so far, in ticks.
+    idle: u64,
+    /// The exit, if it is wanted.
+    event: Option<abi::control::Event>,
 }
 
 /// A hart's own block; `tp` points to it.

@@ -2,21 +2,13 @@
 //! noted. A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the long way, whose end comes by
 //! here. So all others have no instruction of it, and there is one way that handles them.
 
-use super::Hart;
+use super::{Hart, Probed};
 use abi::control::Event;
 use core::sync::atomic::Ordering;
 use hypervisor::env::Env;
 use hypervisor::probe::Doing;
 use hypervisor::vcpu::request;
 use rv::{Cause, Exception};
-
-/// What is known of an exit before it is handled.
-pub struct Probed {
-    /// The hart's idle time so far, in ticks.
-    idle: u64,
-    /// The exit, if it is wanted.
-    event: Option<Event>,
-}
 
 impl Hart {
     /// Such an exit has come.
