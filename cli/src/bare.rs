@@ -43,7 +43,19 @@ impl BareSpec {
         let h = HExtension::Absent;
         let boot = Boot::Bare { kernel, initrd, append };
         let (meter, swap, net) = (None, None, None);
-        MachineSpec { boot, harts, h, memory, clock, meter, swap, disks: Vec::new(), net, extra: Vec::new() }
+        MachineSpec {
+            boot,
+            harts,
+            h,
+            memory,
+            clock,
+            meter,
+            swap,
+            disks: Vec::new(),
+            net,
+            control: None,
+            extra: Vec::new(),
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! The command line.
 
 mod bench;
+mod control;
 mod run;
 mod test;
+mod watch;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -22,6 +24,15 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Action {
     Run(Box<run::RunArgs>),
+    Ps(control::PsArgs),
+    Top(watch::TopArgs),
+    Stats(control::StatsArgs),
+    Get(control::GetArgs),
+    Set(control::SetArgs),
+    Pause(control::PauseArgs),
+    Resume(control::ResumeArgs),
+    Stop(control::StopArgs),
+    Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
     /// Says what a command line needs to be installed, for the script that installs it.
@@ -70,7 +81,17 @@ impl Action {
             Self::Run(_) => Need::GUESTS.to_vec(),
             Self::Bench(args) => args.needs(),
             Self::Test(args) => args.needs(),
-            Self::Needs { .. } => Vec::new(),
+            // They speak to what runs.
+            Self::Ps(_)
+            | Self::Top(_)
+            | Self::Trace(_)
+            | Self::Stats(_)
+            | Self::Get(_)
+            | Self::Set(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
+            | Self::Stop(_)
+            | Self::Needs { .. } => Vec::new(),
         }
     }
 }
@@ -86,6 +107,15 @@ fn needs(words: Vec<OsString>) -> Vec<Need> {
 pub fn main() -> ExitCode {
     let result = match Command::parse().action {
         Action::Run(args) => args.run(),
+        Action::Ps(args) => args.run(),
+        Action::Top(args) => args.run(),
+        Action::Stats(args) => args.run(),
+        Action::Get(args) => args.run(),
+        Action::Set(args) => args.run(),
+        Action::Pause(args) => args.run(),
+        Action::Resume(args) => args.run(),
+        Action::Stop(args) => args.run(),
+        Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
         Action::Needs { words } => {
@@ -137,6 +167,9 @@ mod tests {
             "test no-such-test",
             "test host/format",
             "needs test",
+            "ps",
+            "stop --run a b",
+            "set a=1",
         ] {
             assert_eq!(needs(line), [], "{line}");
         }

@@ -16,7 +16,7 @@ const SECTOR: u64 = 512;
 /// How an image of that format begins.
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Places that QEMU's board has for virtio devices.
-const PLACES: usize = 8;
+pub(crate) const PLACES: usize = 8;
 
 /// A disk, as the user describes it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]

@@ -6,6 +6,7 @@
 //! [`root`] and [`system`] a Debian to work in, [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
 //! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`disk`] the VMs' disks, [`net`] their network, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
+//! Meanwhile other commands reach it by [`control`].
 #![forbid(unsafe_code)]
 
 pub mod added;
@@ -14,6 +15,7 @@ pub mod bench;
 pub mod build;
 pub mod command;
 pub mod console;
+pub mod control;
 pub mod deb;
 pub mod debian;
 pub mod disk;

@@ -107,6 +107,8 @@ pub struct MachineSpec {
     pub disks: Vec<Disk>,
     /// The network that VMs are on, if any is.
     pub net: Option<Network>,
+    /// The socket that the control channel is at, if there is one: somebody listens there when the machine starts.
+    pub control: Option<PathBuf>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
 }
@@ -269,8 +271,16 @@ impl MachineSpec {
         let disks = self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk));
         args.extend(disks.map(OsString::from));
         args.extend(self.net.iter().flat_map(net::args).map(OsString::from));
+        args.extend(self.control.iter().flat_map(|path| control_args(path)).map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
         args
+    }
+
+    /// Whether the board has a place for one more virtio device.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        let ours = usize::from(self.swap.is_some()) + self.disks.len() + usize::from(self.net.is_some());
+        ours + usize::from(self.control.is_some()) < disk::PLACES
     }
 
     /// The whole command line, for a shell.
@@ -279,6 +289,15 @@ impl MachineSpec {
         let words = self.args().into_iter().map(|word| quoted(&word.to_string_lossy()));
         std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// What QEMU is told of the control channel. A console loses what is not read in time, and waits for nobody.
+fn control_args(path: &Path) -> [String; 6] {
+    // A comma in a value of QEMU's is written twice.
+    let path = path.display().to_string().replace(',', ",,");
+    let chardev = format!("socket,id=control,path={path},server=off");
+    let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(String::from);
+    ["-device".into(), device, "-chardev".into(), chardev, "-device".into(), port]
 }
 
 /// A word that a shell reads back as it is.
@@ -306,6 +325,7 @@ mod tests {
             swap: None,
             disks: vec![],
             net: None,
+            control: None,
             extra: vec![],
         }
     }

@@ -5,11 +5,13 @@ mod report;
 mod show;
 
 use crate::console::{ExecDemux, PanicWatch};
+use crate::control::bridge::Bridge;
+use crate::control::runs::Runs;
 use crate::disk::Snapshot;
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
 use crate::net::ForwardTo;
-use crate::qemu::{Boot, Clock, HExtension, Seat};
+use crate::qemu::{Boot, Clock, HExtension, MachineSpec, Seat};
 use crate::root::Roots;
 use crate::size::Size;
 use crate::stream::Piece;
@@ -78,6 +80,18 @@ pub struct ShowSpec {
     pub timeout: Option<Duration>,
     /// The port on which QEMU waits for a debugger.
     pub gdb: Option<NonZeroU16>,
+    /// Whether other commands can reach it.
+    pub reach: Reach,
+}
+
+/// Whether other commands can reach a run.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Reach {
+    /// None can.
+    #[default]
+    None,
+    /// They can, by this name, or by one that is free.
+    As(Option<String>),
 }
 
 impl RunSpec {
@@ -94,12 +108,36 @@ impl RunSpec {
     }
 }
 
+/// Lets other commands reach a run, if that can be. Only a name that was asked for must be had.
+fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette::Result<Option<Bridge>> {
+    let Reach::As(name) = how else { return Ok(None) };
+    let usual = prepared.vms.first().map_or("run", String::as_str);
+    let claim = if machine.has_place() {
+        Runs::open().and_then(|runs| runs.claim(name.as_deref(), usual)).map_err(miette::Report::from)
+    } else {
+        Err(miette::miette!(help = "give the VMs fewer disks", "the board has no place left for the control channel"))
+    };
+    match claim {
+        Ok(claim) => {
+            machine.control = Some(claim.machine_path().to_owned());
+            Ok(Some(Bridge::start(claim)))
+        }
+        Err(why) if name.is_some() => Err(why),
+        Err(why) => {
+            eprintln!("gnomon: warning: no other command can reach this run: {why}");
+            Ok(None)
+        }
+    }
+}
+
 /// Runs what was prepared, on the user's terminal, to its end.
 ///
 /// # Errors
 /// If QEMU cannot be run at all, or the counters not be written; everything else is told in [`RunEnd`].
 pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
-    let (machine, stopper) = Machine::start(&prepared.machine)?;
+    let mut spec = prepared.machine.clone();
+    let _bridge = reach(prepared, &mut spec, &show.reach)?;
+    let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(
             "gnomon: waiting for gdb: gdb-multiarch {} -ex 'target remote :{port}'",

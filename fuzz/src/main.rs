@@ -1,6 +1,7 @@
 //! One program for all targets: `GNOMON_FUZZ` names the one that the fuzzer's inputs go to.
 #![no_main]
 
+mod control;
 mod exits;
 #[path = "../../hypervisor/tests/fake/mod.rs"]
 #[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "it is linted where it belongs")]
@@ -15,11 +16,13 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 8] = [
+const TARGETS: [(&str, Target); 10] = [
+    ("answers", control::answers),
     ("bundle", files::bundle),
     ("exits", exits::exits),
     ("instructions", walks::instructions),
     ("payload", files::payload),
+    ("requests", control::requests),
     ("rings", rings::rings_of),
     ("tree", files::tree),
     ("vm-file", files::vm_file),

@@ -62,10 +62,12 @@ macro_rules! targets {
 }
 
 targets! {
+    answers: "answers",
     bundle: "bundle",
     exits: "exits",
     instructions: "instructions",
     payload: "payload",
+    requests: "requests",
     rings: "rings",
     tree: "tree",
     vm_file: "vm-file",

@@ -1,5 +1,6 @@
 //! What all harts share.
 
+use crate::channel::Channel;
 use crate::chores::Chores;
 use crate::console::Console;
 use crate::counters::HeapUse;
@@ -7,6 +8,7 @@ use crate::env::Env;
 use crate::harts::HartShared;
 use crate::offer::Offer;
 use crate::pager::Pager;
+use crate::probe::Asked;
 use crate::promoter::Promoter;
 use crate::sched::Sched;
 use crate::tunables::Tunables;
@@ -42,6 +44,10 @@ pub struct Gnomon {
     pub tunables: Tunables,
     /// The console.
     pub console: Console,
+    /// The control channel.
+    pub channel: Channel,
+    /// What harts are asked to note.
+    pub asked: Asked,
     /// How Gnomon's heap is doing.
     pub heap: fn() -> HeapUse,
     /// Bytes of it that were in use before there was any VM.

@@ -10,6 +10,7 @@
 
 use crate::counters::HartCounters;
 use crate::env::Env;
+use crate::probe::Noted;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use mmu::frames::Frames;
 
@@ -29,6 +30,8 @@ pub struct HartShared {
     pub spins: AtomicBool,
     /// What it did.
     pub counters: HartCounters,
+    /// What it notes for whoever asks.
+    pub probe: Noted,
 }
 
 impl HartShared {

@@ -10,8 +10,10 @@ extern crate alloc;
 pub mod ballooning;
 pub mod board;
 mod build;
+pub mod channel;
 pub mod chores;
 pub mod console;
+pub mod control;
 pub mod counters;
 pub mod device;
 pub mod disks;
@@ -33,6 +35,7 @@ pub mod memory;
 pub mod network;
 pub mod offer;
 pub mod pager;
+pub mod probe;
 pub mod promoter;
 #[cfg(test)]
 mod random;

@@ -157,6 +157,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
         GuestMode::Supervisor => 0,
     };
     vm.time_zero.store(zero, Ordering::Relaxed);
+    vm.since.store(env.now().max(1), Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
     *phase = Phase::Running;
     g.start(run, env);

@@ -1,5 +1,6 @@
 //! All counters, gathered for programs and for people.
 
+use crate::counters::VcpuCounters;
 use crate::device::virtio::{Balloon, Block, Mmio, Net};
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
@@ -47,7 +48,6 @@ impl Gnomon {
     /// All counters as they stand.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let heap = (self.heap)();
         // None goes meanwhile: each is told of once.
         let gone = self.vms.reports();
         let mut all: Vec<Report> = gone.iter().cloned().chain(self.vms.all().map(|vm| self.report(&vm))).collect();
@@ -58,35 +58,46 @@ impl Gnomon {
         let told =
             |report: Report| VmStats { vm: report.name, counters: report.counters.into_iter().map(named).collect() };
         let vms = all.into_iter().map(told).collect();
-        let mut host = BTreeMap::new();
-        for (name, count) in self.harts.iter().flat_map(|hart| hart.counters.each()) {
-            *host.entry(name.to_string()).or_default() += count;
-        }
-        let frames = self.frames();
-        host.insert("frames.total".into(), frames.total_count());
-        host.insert("frames.free".into(), frames.free_count());
-        host.extend(frames.each_zeroed().map(|(name, count)| (name.into(), count)));
-        host.insert("frames.images".into(), frames.usage(Owner::Host).image);
-        host.extend(self.pager.each().map(|(name, count)| (name.into(), count)));
-        let network = self.offer.network.counts();
-        host.insert("net.world_received".into(), network.received);
-        host.insert("net.world_sent".into(), network.sent);
-        host.insert("net.world_forged".into(), network.forged);
-        host.insert("heap.waits".into(), heap.waits);
-        host.insert("heap.used".into(), heap.used);
-        host.insert("heap.at_start".into(), self.heap_at_start);
-        host.insert("vms.most".into(), self.vms.most() as u64);
+        let mut host: BTreeMap<_, _> = self.host_counters().into_iter().map(named).collect();
         host.insert("vms.gone".into(), gone_count);
         Stats { vms, host }
+    }
+
+    /// Those of Gnomon itself.
+    #[must_use]
+    pub fn host_counters(&self) -> BTreeMap<&'static str, u64> {
+        let heap = (self.heap)();
+        let mut host = BTreeMap::new();
+        for (name, count) in self.harts.iter().flat_map(|hart| hart.counters.each()) {
+            *host.entry(name).or_default() += count;
+        }
+        let frames = self.frames();
+        host.insert("frames.total", frames.total_count());
+        host.insert("frames.free", frames.free_count());
+        host.extend(frames.each_zeroed());
+        host.insert("frames.images", frames.usage(Owner::Host).image);
+        host.extend(self.pager.each());
+        let network = self.offer.network.counts();
+        host.insert("net.world_received", network.received);
+        host.insert("net.world_sent", network.sent);
+        host.insert("net.world_forged", network.forged);
+        host.insert("heap.waits", heap.waits);
+        host.insert("heap.used", heap.used);
+        host.insert("heap.at_start", self.heap_at_start);
+        host.insert("vms.most", self.vms.most() as u64);
+        host.insert("vms.gone", self.vms.reports().len() as u64);
+        host
     }
 
     /// What a VM has done.
     #[must_use]
     pub fn report(&self, vm: &Vm) -> Report {
-        let mut counters: BTreeMap<&str, u64> = BTreeMap::new();
-        for (name, count) in vm.vcpus.iter().flat_map(|vcpu| vcpu.counters.each()) {
-            *counters.entry(name).or_default() += count;
+        // By their places first: there may be many vCPUs.
+        let mut sums: Vec<(&str, u64)> = VcpuCounters::default().each().collect();
+        for vcpu in &vm.vcpus {
+            sums.iter_mut().zip(vcpu.counters.each()).for_each(|((_, sum), (_, count))| *sum += count);
         }
+        let mut counters: BTreeMap<&str, u64> = sums.into_iter().collect();
         let mut space = vm.past.lock().space;
         if let Some(memory) = vm.memory.lock().as_ref() {
             space += *memory.space.counters();

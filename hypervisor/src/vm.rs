@@ -273,6 +273,8 @@ pub struct Vm {
     pub has_called_unknown: AtomicBool,
     /// Host time at which guest time is 0.
     pub time_zero: AtomicU64,
+    /// Host time at which its present life has begun; 0 before the first.
+    pub since: AtomicU64,
 }
 
 /// Why guest memory cannot be reached.
@@ -373,6 +375,7 @@ impl Vm {
             live_on: AtomicU64::new(0),
             has_called_unknown: AtomicBool::new(false),
             time_zero: AtomicU64::new(0),
+            since: AtomicU64::new(0),
             tree,
             config: Box::new(config),
         }

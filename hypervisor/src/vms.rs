@@ -113,6 +113,17 @@ impl Vms {
         self.wishes.lock().iter_mut().filter(|wish| which(wish)).for_each(|wish| wish.end = Some(reason.clone()));
     }
 
+    /// Tells of each VM that is wished for.
+    pub fn wishes<R>(&self, tell: impl FnMut(&Wish) -> R) -> impl Iterator<Item = R> {
+        self.wishes.lock().iter().map(tell).collect::<Vec<R>>().into_iter()
+    }
+
+    /// The VM of that number, if it is there.
+    #[must_use]
+    pub fn numbered(&self, number: u64) -> Option<Arc<Vm>> {
+        self.all().find(|vm| vm.handle.number == number)
+    }
+
     /// Gives a VM a slot; `None` if all are taken.
     pub fn move_in(&self, number: u64, make: impl FnOnce(Handle) -> Tenant) -> Option<Arc<Vm>> {
         self.get(self.slots.put(number, make)?)

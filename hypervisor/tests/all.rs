@@ -1,6 +1,7 @@
 //! All tests of the library's that need no model checker: one program, since each would compile the library's generic code anew.
 
 mod balloon;
+mod control;
 mod disk;
 mod exits;
 mod fake;

@@ -6,7 +6,7 @@ use crate::net::ForwardTo;
 use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::root::{Root, Roots};
-use crate::run::{self, RunSpec, ShowSpec};
+use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::size::Size;
 use crate::swap::SwapSpec;
 use crate::system;
@@ -131,6 +131,12 @@ pub struct RunArgs {
     /// A further argument for QEMU; can be given more than once
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
+    /// What other commands call this run (gnomon ps; see docs/control.md) [default: like its first VM]
+    #[arg(long = "as", value_name = "NAME", conflicts_with = "dry_run")]
+    called: Option<String>,
+    /// Whether other commands can reach this run
+    #[arg(long, value_name = "on|off", conflicts_with = "called")]
+    control: Option<Switch>,
     /// Prepare everything and print QEMU's command line instead of running it
     #[arg(long)]
     dry_run: bool,
@@ -190,7 +196,11 @@ impl RunArgs {
     pub fn run(self) -> miette::Result<u8> {
         let is_dry_run = self.dry_run;
         let timeout = self.timeout.map(Duration::from_secs);
-        let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout, gdb: self.gdb };
+        let reach = match self.control {
+            Some(Switch::Off) => Reach::None,
+            _ => Reach::As(self.called.clone()),
+        };
+        let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout, gdb: self.gdb, reach };
         let mut spec = self.into_spec()?;
         show.stats.as_deref().map_or(Ok(()), check_writable)?;
         let provided = system::provide(&spec)?;

@@ -179,6 +179,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         swap,
         disks,
         net,
+        control: None,
         extra: spec.qemu_args.clone(),
     };
     Ok(Prepared {

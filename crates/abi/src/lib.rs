@@ -1,11 +1,12 @@
 //! What crosses a boundary: the bundle of VM images that the command line hands to the hypervisor,
-//! the records that the hypervisor prints for programs to read, and the reports of test guests.
+//! the records that the hypervisor prints for programs to read, what both say on the control channel, and the reports of test guests.
 #![no_std]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
 pub mod bundle;
+pub mod control;
 pub mod mac;
 pub mod record;
 pub mod report;

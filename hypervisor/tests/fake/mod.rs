@@ -331,6 +331,8 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         pager,
         tunables: hypervisor::tunables::Tunables::default(),
         console: Console::new(&Printer, config.console, has_names),
+        channel: hypervisor::channel::Channel::default(),
+        asked: hypervisor::probe::Asked::default(),
         heap: HeapUse::default,
         heap_at_start: 0,
         bundle: Pfn::new(RAM),

@@ -84,8 +84,10 @@ impl<S: Shadowed> Shadow<S> {
             lists.release(frames);
             return Err(AllocError::OutOfMemory);
         };
+        // The others see writes, or compare all.
+        let quiet_after = if steers { config.quiet_after } else { 0 };
         Ok(Self {
-            config,
+            config: Config { quiet_after, ..config },
             kept: if config.globals && S::HAS_GLOBALS { PteFlags::U | PteFlags::G } else { PteFlags::U },
             owner,
             index: Index::new(arena, lists.into_heads()),

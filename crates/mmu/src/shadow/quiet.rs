@@ -22,7 +22,7 @@ use super::candidates::MOST;
 use super::config::Host;
 use super::engine::Shadow;
 use super::index::List;
-use super::page::{At, Id, Page, Role};
+use super::page::{At, Id, Page};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use rv::{Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn, PhysMem};
@@ -246,7 +246,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         let mut quiet = alloc::collections::BTreeMap::<Pfn<Gpa>, alloc::collections::BTreeSet<Pfn<Gpa>>>::new();
         for id in 0..self.index.end() {
-            let Some(page) = self.index.get(id).filter(|page| page.key.role == Role::Table && self.steers()) else {
+            let Some(page) = self.index.get(id).filter(|page| page.key.role == super::page::Role::Table && self.steers()) else {
                 continue;
             };
             let gfn = page.key.gfn;

@@ -16,6 +16,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use hypervisor::channel::{Channel, Line};
 use hypervisor::chores::Chores;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
@@ -29,6 +30,7 @@ use hypervisor::machine::{Machine, Span};
 use hypervisor::network::{HostNetwork, Network};
 use hypervisor::offer::{Denial, GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Disk, Pager, homes_of_all};
+use hypervisor::probe::Asked;
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
 use hypervisor::tunables::Tunables;
@@ -107,9 +109,10 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
-    let HostDevices { swap, guests: disks, net } = HostDevices::find(machine);
+    let HostDevices { swap, guests: disks, net, control } = HostDevices::find(machine);
     let (swap, swap_source) = swap.unzip();
     let (net, net_source) = net.unzip();
+    let (control, control_source) = control.unzip();
     // Images may go to the device, and their frames are memory like any other then.
     let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
@@ -139,6 +142,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let disks = sources.into_iter().filter_map(disk);
     let devices = disks
         .chain(net_source.map(|source| (source, Interrupts::Network)))
+        .chain(control_source.map(|source| (source, Interrupts::Control)))
         .chain(swap_source.map(|source| (source, Interrupts::Swap)));
     let devices: &'static [_] = devices.collect::<Vec<_>>().leak();
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
@@ -150,6 +154,8 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         promoter: Promoter::default(),
         pager: Pager::new(swap.map(|swap| Box::new(swap) as Box<dyn Disk>)),
         console,
+        channel: Channel::new(control.map(|line| Box::new(line) as Box<dyn Line>)),
+        asked: Asked::default(),
         heap: heap::in_use,
         heap_at_start: heap::in_use().used,
         bundle,

@@ -1,6 +1,7 @@
 //! The host's virtio devices that have a use. Block devices are found by their serials.
 
 use crate::block::{BlockDevice, Piece};
+use crate::control::ControlDevice;
 use crate::net::NetDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
@@ -21,6 +22,8 @@ pub struct HostDevices {
     pub guests: Vec<(u32, BlockDevice, u32)>,
     /// The one by which guests reach the world, and its PLIC source.
     pub net: Option<(NetDevice, u32)>,
+    /// The one by which the control channel comes, and its PLIC source.
+    pub control: Option<(ControlDevice, u32)>,
 }
 
 impl HostDevices {
@@ -36,10 +39,14 @@ impl HostDevices {
                     let number = abi::disk_of_serial(&serial);
                     found.guests.extend(number.map(|number| (number, device, slot.source)));
                 }
-                None if found.net.is_none() => {
-                    found.net = NetDevice::open(slot).map(|device| (device, slot.source));
+                None => {
+                    if found.net.is_none() {
+                        found.net = NetDevice::open(slot).map(|device| (device, slot.source));
+                    }
+                    if found.control.is_none() {
+                        found.control = ControlDevice::open(slot).map(|device| (device, slot.source));
+                    }
                 }
-                None => {}
             }
         }
         found

@@ -7,6 +7,7 @@ mod brief;
 mod env;
 mod external;
 mod load;
+mod probed;
 mod serve;
 
 use crate::drivers::PlicContext;
@@ -20,6 +21,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
+use hypervisor::control;
 use hypervisor::disks::Port;
 use hypervisor::env::Env;
 use hypervisor::exit::{self, Outcome, watch};
@@ -27,6 +29,7 @@ use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
 use hypervisor::lifecycle;
 use hypervisor::offer::{Denial, GuestTimer};
+use hypervisor::probe::Doing;
 use hypervisor::serial;
 use hypervisor::shootdown;
 use hypervisor::sync::Mutex;
@@ -73,8 +76,18 @@ pub enum Interrupts {
     Disk(Arc<Mutex<Port>>),
     /// The one by which guests reach the world.
     Network,
+    /// The one by which the control channel comes.
+    Control,
     /// The one that Gnomon pages to.
     Swap,
+}
+
+/// What is known of an exit that is noted before it is handled.
+struct Probed {
+    /// The hart's idle time so far, in ticks.
+    idle: u64,
+    /// The exit, if it is wanted.
+    event: Option<abi::control::Event>,
 }
 
 /// A hart's own block; `tp` points to it.
@@ -122,6 +135,10 @@ pub struct Hart {
     ticks: Ticks,
     /// Whether an exit has shown that guests do run where they should.
     is_proven: bool,
+    /// Nothing is to be done about exits but to handle them: one has proved that, and nobody wants to know of them.
+    is_plain: bool,
+    /// The exit that is being handled, if it is noted.
+    exit: Option<Probed>,
 }
 
 /// What a vCPU leaves its hart for, and is no longer started.
@@ -229,6 +246,8 @@ impl Hart {
                 chores: CHORES_MS * per_ms,
             },
             is_proven: false,
+            is_plain: false,
+            exit: None,
             g: start.g,
         }
     }
@@ -249,6 +268,7 @@ impl Hart {
         loop {
             let run = self.next();
             if let Some(context) = self.enter(run) {
+                self.turns(Doing::Guest);
                 return context;
             }
         }
@@ -281,9 +301,12 @@ impl Hart {
             self.g.rest(self, |hart| {
                 shared.counters.idles.bump();
                 hart.arm(hart.waiters.min(hart.serial_due));
+                hart.turns(Doing::Idle);
                 metal::wait_for_interrupt();
+                hart.turns(Doing::Host);
             });
             self.seat.clear_ipi();
+            self.look_who_asks();
             if self.seat.external_pending() {
                 self.external();
             }
@@ -374,10 +397,8 @@ impl Hart {
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     #[inline(always)]
     fn exit(&mut self) -> *mut Context {
-        if !self.is_proven {
-            // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
-            assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
-            self.is_proven = true;
+        if !self.is_plain {
+            self.begin_exit();
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
@@ -391,10 +412,17 @@ impl Hart {
     /// The end of an exit that leaves something to do before a guest goes on, this one or another.
     #[inline(never)]
     fn go_on(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
-        match self.conclude(run, outcome).and_then(|run| self.enter(run)) {
+        if !self.is_plain {
+            run.shared.posted.fetch_and(!request::PROBE, Ordering::SeqCst);
+        }
+        let context = match self.conclude(run, outcome).and_then(|run| self.enter(run)) {
             Some(context) => context,
             None => self.schedule(),
+        };
+        if !self.is_plain {
+            self.end_exit();
         }
+        context
     }
 
     /// Does what an exit asks for; returns the vCPU if it stays on this hart.
@@ -408,6 +436,7 @@ impl Hart {
             Outcome::Kicked => {
                 self.seat.clear_ipi();
                 self.set_spins(false);
+                self.look_who_asks();
             }
             Outcome::External => self.external(),
             Outcome::Wait => {
@@ -509,6 +538,7 @@ impl Hart {
             (self.serial_due, self.serial_is_soon) = (u64::MAX, false);
             let guests = core::mem::take(&mut self.serial_guests);
             serial::go_on(self.g, guests, self);
+            control::go_on(self.g, self);
             if self.chores_due <= now {
                 self.chores_due = u64::MAX;
                 lifecycle::go_on(self.g, self);

@@ -10,6 +10,7 @@ extern crate alloc;
 
 mod block;
 mod boot;
+mod control;
 mod disks;
 mod drivers;
 mod entry;

@@ -9,7 +9,7 @@ impl Hart {
     /// Handles the exit, if it is a brief one.
     #[inline(always)]
     fn brief_exit(&mut self) -> Brief {
-        let Self { current, guest, ram, is_proven: true, .. } = self else { return Brief::NO };
+        let Self { current, guest, ram, is_plain: true, .. } = self else { return Brief::NO };
         current.as_deref_mut().map_or(Brief::NO, |run| exit::handle_brief(run, || guest.privilege(), ram))
     }
 

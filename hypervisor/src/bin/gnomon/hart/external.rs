@@ -5,6 +5,7 @@ use crate::drivers::Claimed;
 use abi::record::EndReason;
 use hypervisor::ballooning;
 use hypervisor::console::Command;
+use hypervisor::control;
 use hypervisor::env::Env;
 use hypervisor::lifecycle;
 use hypervisor::serial;
@@ -21,6 +22,7 @@ impl Hart {
                 match self.devices.iter().find(|(other, _)| *other == source).map(|(_, device)| device) {
                     Some(Interrupts::Disk(port)) => serial::attend_disk(self.g, port, self),
                     Some(Interrupts::Network) => serial::attend_network(self.g, self),
+                    Some(Interrupts::Control) => control::attend(self.g, self),
                     Some(Interrupts::Swap) => _ = self.g.pager.go_on(self.g, self),
                     None => {}
                 }

@@ -1,0 +1,286 @@
+//! The commands for runs that go on: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`, `stop`.
+
+use crate::control::client::Client;
+use crate::control::runs::Runs;
+use crate::control::{ControlError, prometheus, table};
+use crate::size::Size;
+use abi::control::{Request, VmInfo, Vms, Whose};
+use abi::record::{Stats, VmStats};
+use clap::Args;
+use serde::Serialize;
+use std::io::{Write, stdout};
+use std::slice;
+
+/// Prints lines. Whoever reads them may have read enough.
+pub(super) fn say(lines: &[String]) {
+    let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
+    let _ = stdout().lock().write_all(text.as_bytes());
+}
+
+/// Which run.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// The run, where several go on (gnomon ps lists them)
+    #[arg(long, value_name = "NAME")]
+    run: Option<String>,
+}
+
+impl Which {
+    pub(super) fn client(&self) -> Result<Client, ControlError> {
+        Client::of(self.run.as_deref())
+    }
+}
+
+/// List the runs that go on, and their VMs.
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `ps --json` says of a VM.
+#[derive(Serialize)]
+struct Listed<'a> {
+    run: &'a str,
+    vm: &'a str,
+    state: &'static str,
+    mode: Option<&'static str>,
+    vcpus: u32,
+    memory_bytes: u64,
+    resident_bytes: u64,
+    /// Since the VM has begun its present life.
+    seconds: Option<u64>,
+}
+
+impl<'a> Listed<'a> {
+    fn of(run: &'a str, vms: &Vms, vm: &'a VmInfo) -> Self {
+        let seconds = vm.since.map(|since| vms.now.saturating_sub(since) / vms.timebase.max(1));
+        Self {
+            run,
+            vm: &vm.name,
+            state: vm.state.name(),
+            mode: vm.mode.map(|mode| mode.name()),
+            vcpus: vm.vcpus,
+            memory_bytes: vm.memory_bytes,
+            resident_bytes: vm.resident_bytes,
+            seconds,
+        }
+    }
+
+    fn row(&self) -> [String; 8] {
+        [
+            self.run.into(),
+            self.vm.into(),
+            self.state.into(),
+            self.mode.unwrap_or("-").into(),
+            self.vcpus.to_string(),
+            Size(self.memory_bytes).to_string(),
+            Size(self.resident_bytes).to_string(),
+            self.seconds.map_or("-".into(), table::age),
+        ]
+    }
+}
+
+impl PsArgs {
+    /// Lists them; the status is 1 if one of them does not answer.
+    pub fn run(self) -> miette::Result<u8> {
+        let runs = Runs::open()?;
+        let mut status = 0;
+        let mut all = Vec::new();
+        for name in runs.names()? {
+            match Client::of(Some(&name)).and_then(|mut client| client.vms()) {
+                Ok(vms) => all.push((name, vms)),
+                // It has ended meanwhile.
+                Err(ControlError::UnknownRun { .. } | ControlError::Gone(_)) => {}
+                Err(why) => {
+                    super::complain(&why.into());
+                    status = super::STATUS_INPUT;
+                }
+            }
+        }
+        let listed: Vec<_> =
+            all.iter().flat_map(|(run, vms)| vms.vms.iter().map(move |vm| Listed::of(run, vms, vm))).collect();
+        if self.json {
+            say(&[serde_json::to_string_pretty(&listed).unwrap_or_default()]);
+            return Ok(status);
+        }
+        let head = ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE"].map(String::from);
+        let rows: Vec<_> = std::iter::once(head).chain(listed.iter().map(Listed::row)).collect();
+        say(&table::lines(&rows, &[4, 5, 6, 7]));
+        Ok(status)
+    }
+}
+
+/// Print the counters of a run (see docs/counters.md).
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Those of this VM only
+    vm: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    /// As Prometheus reads them
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
+}
+
+/// All counters of a run, or those of one VM.
+pub(super) fn stats(client: &mut Client, vm: Option<&str>) -> Result<Stats, ControlError> {
+    let vms = match vm {
+        Some(_) => vec![client.choose(vm)?],
+        // Those that wait have none.
+        None => client.vms()?.vms.into_iter().filter(|vm| vm.state != abi::control::VmState::Waiting).collect(),
+    };
+    let host = if vm.is_none() { client.counters(Whose::Host)? } else { Vec::new() };
+    let counters = vms.into_iter().map(|vm| match client.counters(Whose::Vm(vm.number)) {
+        Ok(counters) => Ok(VmStats { vm: vm.name, counters: counters.into_iter().collect() }),
+        Err(why) => Err(why),
+    });
+    Ok(Stats { vms: counters.collect::<Result<_, _>>()?, host: host.into_iter().collect() })
+}
+
+impl StatsArgs {
+    /// Prints them.
+    pub fn run(self) -> miette::Result<u8> {
+        let mut client = self.which.client()?;
+        let stats = stats(&mut client, self.vm.as_deref())?;
+        let lines = if self.json {
+            vec![serde_json::to_string_pretty(&stats).unwrap_or_default()]
+        } else if self.prometheus {
+            prometheus::text(client.run(), &stats).lines().map(String::from).collect()
+        } else {
+            self.lines(&stats)
+        };
+        say(&lines);
+        Ok(0)
+    }
+
+    fn lines(&self, stats: &Stats) -> Vec<String> {
+        let line = |(name, count): (&String, &u64)| format!("  {name:24} {count}");
+        let mut lines = Vec::new();
+        for vm in &stats.vms {
+            lines.push(format!("{}:", vm.vm));
+            lines.extend(vm.counters.iter().filter(|(_, count)| **count != 0).map(line));
+        }
+        if self.vm.is_none() {
+            lines.push("the host:".into());
+            lines.extend(stats.host.iter().map(line));
+        }
+        lines
+    }
+}
+
+/// Print tunables of a run (see docs/tunables.md).
+#[derive(Debug, Args)]
+pub struct GetArgs {
+    #[command(flatten)]
+    which: Which,
+    /// The value of this one only
+    name: Option<String>,
+}
+
+impl GetArgs {
+    /// Prints them.
+    pub fn run(self) -> miette::Result<u8> {
+        let mut client = self.which.client()?;
+        let all = client.tunables()?;
+        match self.name {
+            None => say(&all.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()),
+            Some(name) => match all.iter().find(|(known, _)| *known == name) {
+                Some((_, value)) => say(slice::from_ref(value)),
+                None => {
+                    let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+                    let why = format!("there is no tunable `{name}`: choose one of {}", known.join(" "));
+                    Err(ControlError::Refused { run: client.run().into(), what: "get".into(), why })?;
+                }
+            },
+        }
+        Ok(0)
+    }
+}
+
+/// Set tunables of a run that goes on (see docs/tunables.md).
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    #[command(flatten)]
+    which: Which,
+    /// What is set to which value
+    #[arg(value_name = "NAME=VALUE", required = true)]
+    settings: Vec<String>,
+}
+
+impl SetArgs {
+    /// Sets them, one after the other.
+    pub fn run(self) -> miette::Result<u8> {
+        let mut client = self.which.client()?;
+        for setting in self.settings {
+            // What is longer is nobody's, and would be no request.
+            let setting: String = setting.chars().take(60).collect();
+            client.tell("set", &Request::Set(setting))?;
+        }
+        Ok(0)
+    }
+}
+
+/// Which VM of which run.
+#[derive(Debug, Args)]
+pub struct Whom {
+    #[command(flatten)]
+    which: Which,
+    /// The VM; it need not be named where there is one only
+    vm: Option<String>,
+}
+
+/// Pause a VM: it runs no instruction until it is resumed. Its clock goes on.
+#[derive(Debug, Args)]
+pub struct PauseArgs {
+    #[command(flatten)]
+    whom: Whom,
+}
+
+/// Let a VM go on that was paused.
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    #[command(flatten)]
+    whom: Whom,
+}
+
+/// End a VM as if it powered off. Its guest is not asked.
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    #[command(flatten)]
+    whom: Whom,
+}
+
+impl Whom {
+    fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {
+        let mut client = self.which.client()?;
+        let vm = client.choose(self.vm.as_deref())?;
+        client.tell(&format!("cannot {what} VM `{}`", vm.name), &request(vm.number))?;
+        Ok(0)
+    }
+}
+
+impl PauseArgs {
+    /// Pauses it.
+    pub fn run(self) -> miette::Result<u8> {
+        self.whom.tell("pause", Request::Pause)
+    }
+}
+
+impl ResumeArgs {
+    /// Lets it go on.
+    pub fn run(self) -> miette::Result<u8> {
+        self.whom.tell("resume", Request::Resume)
+    }
+}
+
+impl StopArgs {
+    /// Ends it.
+    pub fn run(self) -> miette::Result<u8> {
+        self.whom.tell("stop", Request::Stop)
+    }
+}

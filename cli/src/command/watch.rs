@@ -1,0 +1,241 @@
+//! The commands that look at a run for a while: `gnomon top`, `gnomon trace`.
+
+use super::control::{Which, say};
+use crate::control::ControlError;
+use crate::control::client::Client;
+use crate::control::sample::{Sample, Sampler};
+use crate::control::screen::screen;
+use crate::control::trace::Trace;
+use crate::place::{IoError, check_writable, write_whole};
+use crate::tty::{self, RawMode, TerminalSize};
+use abi::control::{self, MOST_EVENTS};
+use clap::Args;
+use miette::miette;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+use signal_hook::iterator::Signals;
+use std::io::{Read, Write, stdin, stdout};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long harts note what they do for each screen, in milliseconds: of more, exits would be dearer all the time.
+const NOTED_MS: u32 = 20;
+
+/// Show what a run does, anew each second: its memory, its harts, its VMs, and their exits by cause. q ends it.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Print what a second comes to, and end
+    #[arg(long)]
+    once: bool,
+    /// How long a screen stays, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    interval: u16,
+}
+
+/// What happens to `top`, beside the time that passes.
+enum Event {
+    Key(u8),
+    /// The terminal has another size.
+    Size,
+    /// A signal, or the terminal is gone.
+    End,
+}
+
+impl TopArgs {
+    /// Shows it until it is ended, or the run has.
+    pub fn run(self) -> miette::Result<u8> {
+        if !self.once && !tty::is_interactive() {
+            Err(miette!(help = "print it once: gnomon top --once", "top needs a terminal to be shown on"))?;
+        }
+        let mut sampler = Sampler::new(self.which.client()?);
+        let interval = Duration::from_secs(self.interval.into());
+        let before = sampler.take(NOTED_MS)?;
+        if self.once {
+            thread::sleep(interval);
+            let sample = sampler.take(0)?;
+            say(&screen(sampler.run(), &sample, &before, None));
+            return Ok(0);
+        }
+        let events =
+            events().map_err(|why| miette!(help = "try another terminal", "cannot watch the terminal: {why}"))?;
+        let full = FullScreen::begin()
+            .map_err(|why| miette!(help = "try another terminal", "cannot use the terminal: {why}"))?;
+        let end = show(&mut sampler, before, interval, &events);
+        drop(full);
+        match end {
+            Err(ControlError::Gone(run)) => {
+                eprintln!("gnomon: run `{run}` has ended");
+                Ok(0)
+            }
+            end => Ok(end.map(|()| 0)?),
+        }
+    }
+}
+
+/// The terminal is for this program alone as long as this lives; then it is as it was before.
+struct FullScreen(RawMode);
+
+impl FullScreen {
+    fn begin() -> std::io::Result<Self> {
+        let raw = RawMode::enter()?;
+        // The other screen, no cursor.
+        put("\x1b[?1049h\x1b[?25l");
+        Ok(Self(raw))
+    }
+}
+
+impl Drop for FullScreen {
+    fn drop(&mut self) {
+        put("\x1b[?25h\x1b[?1049l");
+        let Self(_raw) = self;
+    }
+}
+
+fn put(text: &str) {
+    // A terminal that is gone shows nothing; its end comes by a signal.
+    let mut out = stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Keys and signals.
+fn events() -> std::io::Result<Receiver<Event>> {
+    let (sender, events): (Sender<Event>, _) = channel();
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGWINCH])?;
+    let keys = sender.clone();
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            let event = if signal == SIGWINCH { Event::Size } else { Event::End };
+            if sender.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    thread::spawn(move || {
+        let mut key = [0];
+        while matches!(stdin().read(&mut key), Ok(1)) {
+            if keys.send(Event::Key(key[0])).is_err() {
+                return;
+            }
+        }
+        let _ = keys.send(Event::End);
+    });
+    Ok(events)
+}
+
+/// Shows a screen after the other. The first comes soon: it is of a fifth of a second.
+fn show(
+    sampler: &mut Sampler,
+    mut before: Sample,
+    interval: Duration,
+    events: &Receiver<Event>,
+) -> Result<(), ControlError> {
+    const CTRL_C: u8 = 3;
+    let mut due = Instant::now() + interval.min(Duration::from_millis(200));
+    let mut shown: Option<(Sample, Sample)> = None;
+    loop {
+        match events.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            Ok(Event::Key(b'q' | b'Q' | CTRL_C) | Event::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(Event::Key(_)) => continue,
+            Ok(Event::Size) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                due = Instant::now() + interval;
+                let sample = sampler.take(NOTED_MS)?;
+                shown = Some((sample.clone(), std::mem::replace(&mut before, sample)));
+            }
+        }
+        if let Some((sample, before)) = &shown {
+            let size = TerminalSize::of_output().unwrap_or(TerminalSize { lines: 24, columns: 80 });
+            let lines = screen(sampler.run(), sample, before, Some(size));
+            // Each line to its end, and all below; none is followed by a line feed that would scroll.
+            put(&format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")));
+        }
+    }
+}
+
+/// Write a VM's exits, or all, to a file that Perfetto opens (https://ui.perfetto.dev).
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    #[command(flatten)]
+    which: Which,
+    /// This VM's only
+    vm: Option<String>,
+    /// For how long, in seconds; Ctrl-C ends it sooner
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// The file
+    #[arg(long, short, value_name = "FILE", default_value = "trace.json")]
+    out: PathBuf,
+    /// The most exits that are written; when there are so many, it ends
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
+    most: usize,
+}
+
+impl TraceArgs {
+    /// Traces, and writes the file.
+    pub fn run(self) -> miette::Result<u8> {
+        check_writable(&self.out)?;
+        let mut client = self.which.client()?;
+        let vm = self.vm.as_deref().map(|name| client.choose(Some(name))).transpose()?;
+        let there = client.vms()?;
+        let names = there.vms.into_iter().map(|vm| (vm.number, vm.name)).collect();
+        let harts = client.harts(0)?.len() as u32;
+        let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]);
+        let mut signals =
+            signals.map_err(|source| IoError { action: "watch signals for", path: self.out.clone(), source })?;
+        let end = Instant::now() + Duration::from_secs(self.seconds.into());
+        let wanted = Wanted { vm: vm.as_ref().map(|vm| vm.number), began: there.now, harts, most: self.most };
+        let mut trace = Trace::default();
+        let mut is_over = false;
+        while !is_over {
+            // What is there when the time is up is taken as well.
+            is_over = Instant::now() >= end || signals.pending().next().is_some() || trace.count() >= self.most;
+            match take(&mut client, &wanted, &mut trace) {
+                Ok(()) => {}
+                // What there was until then is written.
+                Err(ControlError::Gone(_)) if trace.count() > 0 => break,
+                Err(why) => return Err(why.into()),
+            }
+            thread::sleep(Duration::from_millis(if is_over { 0 } else { 5 }));
+        }
+        write_whole(&self.out, &trace.to_json(&names, vm.is_none()))?;
+        let lost = if trace.lost == 0 { String::new() } else { format!("; {} more were lost", trace.lost) };
+        eprintln!("gnomon: {} exits in {}{lost}", trace.count(), self.out.display());
+        Ok(0)
+    }
+}
+
+/// How long exits are noted without being asked for again, in milliseconds.
+const TRACED_MS: u32 = 500;
+
+/// What belongs to a trace.
+struct Wanted {
+    vm: Option<u64>,
+    /// When it has begun, in ticks.
+    began: u64,
+    harts: u32,
+    most: usize,
+}
+
+/// Takes what harts have noted, until each has been asked for all that it had.
+fn take(client: &mut Client, wanted: &Wanted, trace: &mut Trace) -> Result<(), ControlError> {
+    for hart in 0..wanted.harts {
+        // A hart that is faster than this does not keep it from the others.
+        for _ in 0..64 {
+            let mut found = client.events(control::Trace { ms: TRACED_MS, vm: wanted.vm, hart })?;
+            let is_last = found.events.len() < MOST_EVENTS;
+            // What an earlier trace has left is there, too.
+            if found.events.first().is_none_or(|event| event.at < wanted.began) {
+                found.lost = 0;
+            }
+            found.events.retain(|event| event.at >= wanted.began && wanted.vm.is_none_or(|vm| vm == event.vm));
+            trace.add(hart, found);
+            if is_last || trace.count() >= wanted.most {
+                break;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! Stands between the commands and a run's machine, as a part of `gnomon run`: passes requests on, one after the other, and each
+//! answer to whoever has asked. So any number of commands may ask at once, and none can keep the machine from another.
+
+use super::runs::Claim;
+use abi::control::frame::{Bad, Reader, decode, encode};
+use abi::control::{Answer, MOST_ANSWER_BYTES, MOST_REQUEST_BYTES, Request};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the machine may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How many commands may be connected.
+const MOST_CLIENTS: usize = 32;
+
+/// The way to the machine.
+#[derive(Debug)]
+struct Link {
+    stream: UnixStream,
+    reader: Reader,
+    number: u32,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    link: Mutex<Option<Link>>,
+    /// There is a way to the machine.
+    is_there: Condvar,
+    clients: AtomicUsize,
+    /// In place of [`PATIENCE`], for tests.
+    patience: Option<Duration>,
+}
+
+/// The bridge of a run: as long as it lives the run can be asked.
+#[derive(Debug)]
+pub struct Bridge {
+    claim: Arc<Claim>,
+}
+
+impl Bridge {
+    /// Begins to serve the sockets of a run. Its machine is to connect soon.
+    #[must_use]
+    pub fn start(claim: Claim) -> Self {
+        Self::start_with(claim, None)
+    }
+
+    /// The same with a machine that may take another time to answer.
+    pub(super) fn start_with(claim: Claim, patience: Option<Duration>) -> Self {
+        let claim = Arc::new(claim);
+        let shared = Arc::new(Shared { patience, ..Shared::default() });
+        let (machine, own) = (Arc::clone(&shared), Arc::downgrade(&claim));
+        // Clones, so that the files go when the run does, whatever threads are left.
+        if let Ok(listener) = claim.machine.try_clone() {
+            thread::spawn(move || {
+                let Ok((stream, _)) = listener.accept() else { return };
+                // Nobody else is to connect there.
+                own.upgrade().into_iter().for_each(|claim| drop(fs::remove_file(claim.machine_path())));
+                let link = Link { stream, reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
+                *machine.lock() = Some(link);
+                machine.is_there.notify_all();
+            });
+        }
+        if let Ok(listener) = claim.commands.try_clone() {
+            thread::spawn(move || {
+                for client in listener.incoming().flatten() {
+                    let shared = Arc::clone(&shared);
+                    if shared.clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
+                        let _ = (&client).write_all(&encode(1, &refuse("too many commands are connected to it")));
+                        shared.clients.fetch_sub(1, Ordering::SeqCst);
+                        continue;
+                    }
+                    thread::spawn(move || {
+                        // Whoever goes needs no word.
+                        let _ = shared.serve(client);
+                        shared.clients.fetch_sub(1, Ordering::SeqCst);
+                    });
+                }
+            });
+        }
+        Self { claim }
+    }
+
+    /// The run's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.claim.name
+    }
+}
+
+fn refuse(why: &str) -> Answer {
+    Answer::Refused(why.into())
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<Link>> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves a command until it hangs up, or says what is no request.
+    fn serve(&self, mut client: UnixStream) -> std::io::Result<()> {
+        // Whoever does not read has had its turn.
+        client.set_write_timeout(Some(PATIENCE))?;
+        let mut reader = Reader::new(MOST_REQUEST_BYTES);
+        let mut buffer = [0; 1024];
+        loop {
+            let count = match client.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => count,
+                Err(why) if why.kind() == ErrorKind::Interrupted => continue,
+                Err(why) => return Err(why),
+            };
+            let mut bytes = &buffer[..count];
+            while let Some(frame) = reader.next(&mut bytes) {
+                let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
+                    Ok((number, request)) => match self.pass_on(&request) {
+                        Some(answer) => (number, answer),
+                        // The run is about to end: whoever is hung up on takes it for that.
+                        None => return Ok(()),
+                    },
+                    // Its own version is in the answer's frame.
+                    Err(Bad::Version { number, .. }) => (number, refuse("this run is of another version")),
+                    Err(Bad::Malformed { number }) => (number, refuse("this run knows no such request")),
+                    // A socket loses nothing: that is no command.
+                    Err(Bad::TooLong | Bad::Garbled) => return Ok(()),
+                };
+                client.write_all(&encode(number, &answer))?;
+            }
+        }
+    }
+
+    /// Asks the machine; `None` if it is gone.
+    fn pass_on(&self, request: &Request) -> Option<Answer> {
+        let until = Instant::now() + self.patience.unwrap_or(PATIENCE);
+        let silent = || Some(refuse("its machine does not answer"));
+        let left = || until.saturating_duration_since(Instant::now());
+        let link = self.is_there.wait_timeout_while(self.lock(), left(), |link| link.is_none());
+        let (mut link, _) = link.unwrap_or_else(PoisonError::into_inner);
+        let Some(link) = link.as_mut() else { return silent() };
+        match link.ask(request, left) {
+            Ok(Some(answer)) => Some(answer),
+            Ok(None) => silent(),
+            Err(_) => None,
+        }
+    }
+}
+
+impl Link {
+    /// Asks, and waits for so long as is left. What comes of an answer that was given up is passed over later.
+    fn ask(&mut self, request: &Request, left: impl Fn() -> Duration) -> std::io::Result<Option<Answer>> {
+        self.number = self.number.wrapping_add(1);
+        // None is no time at all to wait, and not for ever.
+        let timeout = || Some(left().max(Duration::from_millis(1)));
+        self.stream.set_write_timeout(timeout())?;
+        match self.stream.write_all(&encode(self.number, request)) {
+            Err(why) if is_timeout(&why) => return Ok(None),
+            written => written?,
+        }
+        let mut buffer = [0; 4096];
+        while !left().is_zero() {
+            self.stream.set_read_timeout(timeout())?;
+            let count = match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => count,
+                Err(why) if is_timeout(&why) || why.kind() == ErrorKind::Interrupted => continue,
+                Err(why) => return Err(why),
+            };
+            let (mut bytes, mut found) = (&buffer[..count], None);
+            while let Some(frame) = self.reader.next(&mut bytes) {
+                // What is damaged is as good as lost.
+                match frame.and_then(|mut frame| decode::<Answer>(&mut frame)) {
+                    Ok((number, answer)) if number == self.number => found = Some(answer),
+                    _ => {}
+                }
+            }
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn is_timeout(why: &std::io::Error) -> bool {
+    matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}

@@ -1,0 +1,137 @@
+//! The control channel on this side: runs that go on are found by sockets, and asked by them ([`abi::control`]).
+//!
+//! ```text
+//!  gnomon ps ────┐                     one after the other
+//!  gnomon top ───┼─► NAME.sock ─► gnomon run (bridge) ─► QEMU's virtio console ─► Gnomon
+//!  gnomon stop ──┘   each its own    only what is a request
+//! ```
+
+pub mod bridge;
+pub mod client;
+pub mod prometheus;
+pub mod runs;
+pub mod sample;
+pub mod screen;
+pub mod table;
+#[cfg(test)]
+mod tests;
+pub mod trace;
+
+use miette::Diagnostic;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a run cannot be asked, or does not do what it is asked.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum ControlError {
+    /// The place for sockets cannot be used.
+    #[error("cannot use {path} for runs' sockets: {why}")]
+    #[diagnostic(help("remove it, or name a directory of your own: XDG_RUNTIME_DIR=DIRECTORY"))]
+    Place {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A name that a run cannot have.
+    #[error("a run cannot be called `{0}`")]
+    #[diagnostic(help(
+        "choose a name of up to {most} letters, digits, `-`, `_` and `.`, which does not begin with `.`",
+        most = runs::MOST_NAME
+    ))]
+    Name(String),
+    /// Another run has that name.
+    #[error("a run called `{0}` goes on already")]
+    #[diagnostic(help("choose another name, or none: --as NAME"))]
+    Taken(String),
+    /// No run goes on.
+    #[error("no run goes on")]
+    #[diagnostic(help("start one: ./gnomon run"))]
+    NoRun,
+    /// No run has that name.
+    #[error("no run called `{name}` goes on{}", others(.known))]
+    #[diagnostic(help("gnomon ps lists those that go on"))]
+    UnknownRun {
+        /// The name.
+        name: String,
+        /// Those that go on.
+        known: Vec<String>,
+    },
+    /// Several go on.
+    #[error("several runs go on: {}", .0.join(", "))]
+    #[diagnostic(help("name one: --run NAME"))]
+    WhichRun(Vec<String>),
+    /// No VM has that name.
+    #[error("run `{run}` has no VM `{name}`{}", others(.known))]
+    #[diagnostic(help("gnomon ps lists them; those that have ended are not there any more"))]
+    UnknownVm {
+        /// The run.
+        run: String,
+        /// The name.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// There are several VMs.
+    #[error("run `{run}` has several VMs: {}", .known.join(", "))]
+    #[diagnostic(help("name one of them"))]
+    WhichVm {
+        /// The run.
+        run: String,
+        /// The VMs.
+        known: Vec<String>,
+    },
+    /// The run has none.
+    #[error("run `{0}` has no VM any more")]
+    #[diagnostic(help("gnomon ps shows what there is"))]
+    NoVm(String),
+    /// It was started by another version of this program.
+    #[error(
+        "run `{run}` speaks version {theirs} of the control protocol, this command version {}",
+        abi::control::VERSION
+    )]
+    #[diagnostic(help("use the `gnomon` that has started it"))]
+    Version {
+        /// The run.
+        run: String,
+        /// Its version.
+        theirs: u16,
+    },
+    /// It does not do it.
+    #[error("run `{run}`: {what}: {why}")]
+    #[diagnostic(help("gnomon ps shows what there is, gnomon get which tunables"))]
+    Refused {
+        /// The run.
+        run: String,
+        /// What was asked for.
+        what: String,
+        /// Why not.
+        why: String,
+    },
+    /// It is gone.
+    #[error("run `{0}` has ended")]
+    #[diagnostic(help("gnomon ps lists those that go on"))]
+    Gone(String),
+    /// It is there, and says nothing.
+    #[error("run `{0}` does not answer")]
+    #[diagnostic(help("its machine may be stopped, by a debugger or a signal; try again"))]
+    Silent(String),
+    /// What answers is no run.
+    #[error("what answers as run `{0}` does not speak the control protocol")]
+    #[diagnostic(help("use the `gnomon` that has started it"))]
+    Nonsense(String),
+    /// The socket does not work.
+    #[error("cannot reach run `{run}`: {source}")]
+    #[diagnostic(help("check that you may use its socket: gnomon run was to be started by you"))]
+    Socket {
+        /// The run.
+        run: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Whoever else there is, behind a message.
+fn others(known: &[String]) -> String {
+    if known.is_empty() { String::new() } else { format!(" (there is: {})", known.join(", ")) }
+}

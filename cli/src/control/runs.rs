@@ -1,0 +1,272 @@
+//! Where the sockets of runs are: a directory that is the user's alone, with a socket for each run that goes on.
+
+use super::ControlError;
+use rustix::fs::{FlockOperation, flock};
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// The longest name of a run, in bytes.
+pub const MOST_NAME: usize = 40;
+/// The longest path of a socket, in bytes.
+const MOST_PATH: usize = 107;
+/// What commands connect to.
+const SOCKET: &str = "sock";
+/// What QEMU connects to, when it starts.
+const MACHINE: &str = "machine";
+
+/// The directory.
+#[derive(Clone, Debug)]
+pub struct Runs(PathBuf);
+
+/// A run's name, and its sockets.
+#[derive(Debug)]
+pub struct Claim {
+    /// The name.
+    pub name: String,
+    /// Commands connect here.
+    pub commands: UnixListener,
+    /// QEMU connects here.
+    pub machine: UnixListener,
+    paths: [PathBuf; 2],
+}
+
+impl Claim {
+    /// Where QEMU is to connect.
+    #[must_use]
+    pub fn machine_path(&self) -> &Path {
+        &self.paths[1]
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            // Gone already, or the next command removes it.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn place(path: &Path, why: impl ToString) -> ControlError {
+    ControlError::Place { path: path.into(), why: why.to_string() }
+}
+
+fn is_name(name: &str) -> bool {
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !name.is_empty() && name.len() <= MOST_NAME && !name.starts_with('.') && name.bytes().all(is_fit)
+}
+
+impl Runs {
+    /// The user's directory, made if it is not there: `gnomon` in `XDG_RUNTIME_DIR`, or `gnomon-UID` in the place for scratch files.
+    ///
+    /// # Errors
+    /// [`ControlError::Place`]: if it cannot be made, or is not the user's alone.
+    pub fn open() -> Result<Self, ControlError> {
+        let own = rustix::process::getuid().as_raw();
+        let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let path = match given {
+            Some(dir) => dir.join("gnomon"),
+            None => std::env::temp_dir().join(format!("gnomon-{own}")),
+        };
+        Self::at(path)
+    }
+
+    /// The same at that path.
+    ///
+    /// # Errors
+    /// As [`Runs::open`].
+    pub fn at(path: PathBuf) -> Result<Self, ControlError> {
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(why) if why.kind() != ErrorKind::AlreadyExists => return Err(place(&path, why)),
+            _ => {}
+        }
+        // Others may make what they like in the place for scratch files.
+        let there = fs::symlink_metadata(&path).map_err(|why| place(&path, why))?;
+        let own = rustix::process::getuid().as_raw();
+        if !there.is_dir() {
+            return Err(place(&path, "it is no directory"));
+        }
+        if there.uid() != own {
+            return Err(place(&path, "it is another user's"));
+        }
+        if there.permissions().mode() & 0o077 != 0 {
+            return Err(place(&path, "other users may use it"));
+        }
+        Ok(Self(path))
+    }
+
+    fn file(&self, name: &str, kind: &str) -> PathBuf {
+        self.0.join(format!("{name}.{kind}"))
+    }
+
+    /// Keeps others from making and removing sockets for as long as the file lives.
+    fn lock(&self) -> Result<File, ControlError> {
+        let path = self.0.join("lock");
+        let file = File::create(&path).map_err(|why| place(&path, why))?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|why| place(&path, why))?;
+        Ok(file)
+    }
+
+    /// Takes a name for a run: the one that is wanted, or one that is free and looks like the `usual` one.
+    ///
+    /// # Errors
+    /// [`ControlError`], if it is taken or cannot be one.
+    pub fn claim(&self, wanted: Option<&str>, usual: &str) -> Result<Claim, ControlError> {
+        let _lock = self.lock()?;
+        let running = self.sweep()?;
+        let name = match wanted {
+            Some(name) if !is_name(name) => return Err(ControlError::Name(name.into())),
+            Some(name) if running.iter().any(|other| other == name) => return Err(ControlError::Taken(name.into())),
+            Some(name) => name.to_owned(),
+            None => {
+                let usual = if is_name(usual) { usual } else { "run" };
+                let short = &usual[..usual.len().min(MOST_NAME - 4)];
+                let mut names = std::iter::once(usual.to_owned()).chain((2..).map(|n| format!("{short}-{n}")));
+                names.find(|name| !running.contains(name)).unwrap_or_else(|| usual.into())
+            }
+        };
+        let paths = [SOCKET, MACHINE].map(|kind| self.file(&name, kind));
+        let bind = |path: &PathBuf| {
+            if path.as_os_str().len() > MOST_PATH {
+                return Err(place(&self.0, format!("the path of a socket in it would be over {MOST_PATH} bytes long")));
+            }
+            let listener = UnixListener::bind(path).map_err(|why| place(path, why))?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(|why| place(path, why))?;
+            Ok(listener)
+        };
+        let (commands, machine) = (bind(&paths[0])?, bind(&paths[1])?);
+        Ok(Claim { name, commands, machine, paths })
+    }
+
+    /// The names of the runs that go on. What dead ones have left is removed.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn names(&self) -> Result<Vec<String>, ControlError> {
+        let _lock = self.lock()?;
+        self.sweep()
+    }
+
+    fn sweep(&self) -> Result<Vec<String>, ControlError> {
+        let mut running = Vec::new();
+        let mut machines = Vec::new();
+        for entry in fs::read_dir(&self.0).map_err(|why| place(&self.0, why))? {
+            let path = entry.map_err(|why| place(&self.0, why))?.path();
+            let Some(name) = path.file_stem().and_then(OsStr::to_str).filter(|name| is_name(name)) else { continue };
+            let name = name.to_owned();
+            match path.extension().and_then(OsStr::to_str) {
+                Some(SOCKET) => match UnixStream::connect(&path) {
+                    // Nobody listens there any more.
+                    Err(why) if why.kind() == ErrorKind::ConnectionRefused => drop(fs::remove_file(&path)),
+                    Err(why) if why.kind() == ErrorKind::NotFound => {}
+                    _ => running.push(name),
+                },
+                Some(MACHINE) => machines.push((name, path)),
+                _ => {}
+            }
+        }
+        for (_, path) in machines.into_iter().filter(|(name, _)| !running.contains(name)) {
+            let _ = fs::remove_file(path);
+        }
+        running.sort_unstable();
+        Ok(running)
+    }
+
+    /// Connects to a run.
+    ///
+    /// # Errors
+    /// If none of that name goes on.
+    pub fn connect(&self, name: &str) -> Result<UnixStream, ControlError> {
+        if !is_name(name) {
+            return Err(ControlError::Name(name.into()));
+        }
+        UnixStream::connect(self.file(name, SOCKET)).map_err(|source| match source.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                let known = self.names().unwrap_or_default();
+                ControlError::UnknownRun { name: name.into(), known }
+            }
+            _ => ControlError::Socket { run: name.into(), source },
+        })
+    }
+
+    /// The run that is meant: that of the name, or the only one.
+    ///
+    /// # Errors
+    /// If there is none, or several.
+    pub fn choose(&self, name: Option<&str>) -> Result<String, ControlError> {
+        let mut names = self.names()?;
+        match name {
+            Some(name) if names.iter().any(|other| other == name) => Ok(name.into()),
+            Some(name) => Err(ControlError::UnknownRun { name: name.into(), known: names }),
+            None if names.len() > 1 => Err(ControlError::WhichRun(names)),
+            None => names.pop().ok_or(ControlError::NoRun),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs() -> (tempfile::TempDir, Runs) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let runs = Runs::at(dir.path().join("gnomon")).expect("a directory in it");
+        (dir, runs)
+    }
+
+    #[test]
+    fn two_runs_have_two_names_and_leave_nothing() {
+        let (dir, runs) = runs();
+        let first = runs.claim(None, "linux").expect("a name");
+        let second = runs.claim(None, "linux").expect("another name");
+        assert_eq!((first.name.as_str(), second.name.as_str()), ("linux", "linux-2"));
+        assert!(matches!(runs.claim(Some("linux"), "x"), Err(ControlError::Taken(_))));
+        for name in ["", "../x", ".x", "a b", &"x".repeat(41)] {
+            assert!(matches!(runs.claim(Some(name), "x"), Err(ControlError::Name(_))), "{name}");
+        }
+        assert_eq!(runs.names().expect("names"), ["linux", "linux-2"]);
+        assert!(matches!(runs.choose(None), Err(ControlError::WhichRun(_))));
+        drop(first);
+        assert_eq!(runs.choose(None).expect("the only one"), "linux-2");
+        assert!(matches!(runs.choose(Some("linux")), Err(ControlError::UnknownRun { .. })));
+        drop(second);
+        assert!(matches!(runs.choose(None), Err(ControlError::NoRun)));
+        let left: Vec<_> = fs::read_dir(dir.path().join("gnomon")).expect("it is there").collect();
+        assert_eq!(left.len(), 1, "the lock only: {left:?}");
+    }
+
+    #[test]
+    fn what_dead_runs_have_left_is_removed() {
+        let (dir, runs) = runs();
+        let Claim { commands, machine, paths, .. } = &runs.claim(Some("dead"), "x").expect("a name");
+        let copies = [SOCKET, MACHINE].map(|kind| dir.path().join(kind));
+        // As after SIGKILL: the files are there, and nobody listens.
+        let _ = (commands, machine);
+        for (path, copy) in paths.iter().zip(&copies) {
+            fs::rename(path, copy).expect("a file");
+            drop(UnixListener::bind(path).expect("a socket"));
+        }
+        assert_eq!(runs.names().expect("names"), [""; 0]);
+        assert!(paths.iter().all(|path| !path.exists()));
+    }
+
+    #[test]
+    fn a_directory_for_everybody_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("open");
+        fs::create_dir(&path).expect("a directory");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its rights");
+        assert!(matches!(Runs::at(path), Err(ControlError::Place { .. })));
+        let file = dir.path().join("file");
+        fs::write(&file, "").expect("a file");
+        assert!(matches!(Runs::at(file), Err(ControlError::Place { .. })));
+        assert!(matches!(Runs::at(dir.path().join("no/where")), Err(ControlError::Place { .. })));
+        let made = dir.path().join("made");
+        Runs::at(made.clone()).expect("a directory");
+        assert_eq!(fs::metadata(made).expect("it").permissions().mode() & 0o777, 0o700);
+    }
+}

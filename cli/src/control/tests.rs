@@ -1,0 +1,209 @@
+//! Commands, the bridge, and a machine that is none: each end of the channel with what it should not meet.
+
+use super::ControlError;
+use super::bridge::Bridge;
+use super::client::Client;
+use super::runs::Runs;
+use abi::control::frame::{Reader, decode, encode, encode_as};
+use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Whose};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const SHORT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(20);
+
+struct Run {
+    dir: tempfile::TempDir,
+    runs: Runs,
+    bridge: Bridge,
+    /// The machine's end.
+    machine: UnixStream,
+}
+
+impl Run {
+    /// A run whose machine has `PATIENCE` to answer.
+    fn start(patience: Duration) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let runs = Runs::at(dir.path().join("gnomon")).expect("a directory");
+        let claim = runs.claim(None, "fake").expect("a name");
+        let machine = claim.machine_path().to_owned();
+        let bridge = Bridge::start_with(claim, Some(patience));
+        let machine = UnixStream::connect(machine).expect("it listens");
+        Self { dir, runs, bridge, machine }
+    }
+
+    /// Answers each request by `answer`, as Gnomon would.
+    fn answering(self, answer: impl Fn(u32, Request) -> Vec<u8> + Send + 'static) -> Self {
+        let mut machine = self.machine.try_clone().expect("a socket");
+        thread::spawn(move || {
+            let (mut reader, mut buffer) = (Reader::new(MOST_REQUEST_BYTES), [0; 100]);
+            while let Ok(count) = machine.read(&mut buffer)
+                && count > 0
+            {
+                let mut bytes = &buffer[..count];
+                while let Some(frame) = reader.next(&mut bytes) {
+                    let (number, request) = decode(&mut frame.expect("short")).expect("only requests come");
+                    machine.write_all(&answer(number, request)).expect("it listens");
+                }
+            }
+        });
+        self
+    }
+
+    fn stream(&self) -> UnixStream {
+        self.runs.connect(self.bridge.name()).expect("it goes on")
+    }
+
+    fn client(&self) -> Client {
+        Client::new("fake".into(), self.stream(), LONG)
+    }
+}
+
+/// Counters that tell who was asked for.
+fn echo(number: u32, request: Request) -> Vec<u8> {
+    let answer = match request {
+        Request::Counters(Whose::Vm(vm)) => Answer::Counters(vec![("vm".into(), vm)]),
+        _ => Answer::Done,
+    };
+    encode(number, &answer)
+}
+
+#[test]
+fn many_commands_at_once_get_their_own_answers() {
+    let run = Run::start(LONG).answering(echo);
+    thread::scope(|scope| {
+        for client in 0..8 {
+            let mut asks = run.client();
+            scope.spawn(move || {
+                for round in 0..100 {
+                    let vm = client * 1000 + round;
+                    assert_eq!(asks.counters(Whose::Vm(vm)).expect("an answer"), [("vm".to_owned(), vm)]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn commands_that_are_killed_or_mad_harm_no_other() {
+    let run = Run::start(LONG).answering(echo);
+    let mut client = run.client();
+    let request = encode(1, &Request::Pause(7));
+    // In the middle of a request, and before the answer.
+    for end in 0..=request.len() {
+        drop(run.stream().write_all(&request[..end]));
+    }
+    let mut state = 1_u32;
+    for _ in 0..50 {
+        let mut mad = run.stream();
+        let bytes = std::array::from_fn::<u8, 3000, _>(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        });
+        let _ = mad.write_all(&bytes);
+        // It is hung up on.
+        mad.set_read_timeout(Some(LONG)).expect("a socket");
+        assert!(matches!(mad.read(&mut [0; 16]), Ok(0) | Err(_)));
+        client.tell("a word", &Request::Hello).expect("an answer");
+    }
+    // One that asks and never reads.
+    let mut deaf = run.stream();
+    deaf.set_write_timeout(Some(SHORT)).expect("a socket");
+    while deaf.write_all(&encode(1, &Request::Hello)).is_ok() {}
+    client.tell("a word", &Request::Hello).expect("an answer");
+    drop(deaf);
+    // More than there may be: some are told so, and when they have gone there is room again.
+    let crowd: Vec<_> = (0..80).map(|_| run.client()).collect();
+    let told = crowd.into_iter().map(|mut one| one.tell("a word", &Request::Hello)).filter(Result::is_ok).count();
+    assert!((1..80).contains(&told), "{told}");
+    let started = Instant::now();
+    while run.client().tell("a word", &Request::Hello).is_err() {
+        assert!(started.elapsed() < LONG, "nobody can ask any more");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_machine_that_says_nothing_holds_nobody_for_long() {
+    let run = Run::start(SHORT);
+    let started = Instant::now();
+    let why = run.client().vms().expect_err("nobody is there");
+    assert!(matches!(&why, ControlError::Refused { why, .. } if why.contains("does not answer")), "{why}");
+    assert!(started.elapsed() < LONG);
+    // A late answer is not taken for that of the next request.
+    let run = run.answering(|number, request| match request {
+        Request::Vms => Vec::new(),
+        request => [encode(number - 1, &Answer::Tunables(Vec::new())), echo(number, request)].concat(),
+    });
+    assert_eq!(run.client().counters(Whose::Vm(5)).expect("an answer"), [("vm".to_owned(), 5)]);
+}
+
+#[test]
+fn a_machine_that_is_mad_or_gone_is_told_of() {
+    let run = Run::start(SHORT).answering(|number, request| {
+        let mut answer = vec![0xaa; 40_000];
+        answer.extend(echo(number, request));
+        answer.extend([7; 100]);
+        answer
+    });
+    for vm in 0..20 {
+        assert_eq!(run.client().counters(Whose::Vm(vm)).expect("the answer is in there"), [("vm".to_owned(), vm)]);
+    }
+    let silent = Run::start(LONG);
+    silent.machine.shutdown(std::net::Shutdown::Both).expect("a socket");
+    let why = silent.client().vms().expect_err("it is gone");
+    assert!(matches!(why, ControlError::Gone(_)), "{why}");
+}
+
+/// A run that answers a connection with these bytes, and hangs up.
+fn says(bytes: Vec<u8>) -> ControlError {
+    let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+    let said = thread::spawn(move || {
+        let _ = theirs.read(&mut [0; 100]);
+        let _ = theirs.write_all(&bytes);
+    });
+    let why = Client::new("odd".into(), ours, LONG).vms().expect_err("no answer");
+    said.join().expect("it has said all");
+    why
+}
+
+#[test]
+fn a_run_of_another_version_or_none_is_told_of() {
+    let other = says(encode_as(77, 1, &Answer::Refused("another version".into())));
+    assert!(matches!(other, ControlError::Version { theirs: 77, .. }), "{other}");
+    assert!(matches!(says(b"HTTP/1.1 400 Bad Request\r\n\r\n\0".to_vec()), ControlError::Nonsense(_)));
+    assert!(matches!(says(vec![5; 100_000]), ControlError::Gone(_)));
+    assert!(matches!(says(encode(1, &Answer::Done)), ControlError::Nonsense(_)));
+    assert!(matches!(says(Vec::new()), ControlError::Gone(_)));
+    // And ours tells a command of another version its own.
+    let run = Run::start(LONG).answering(echo);
+    let mut stream = run.stream();
+    stream.write_all(&encode_as(77, 3, &Request::Hello)).expect("it listens");
+    let (mut reader, mut bytes) = (Reader::new(1000), [0; 1000]);
+    let count = stream.read(&mut bytes).expect("an answer");
+    let frame = reader.next(&mut &bytes[..count]).expect("whole").expect("short");
+    assert!(matches!(decode(&mut frame.clone()), Ok((3, Answer::Refused(_)))));
+}
+
+#[test]
+fn a_client_waits_for_so_long() {
+    let (ours, _theirs) = UnixStream::pair().expect("sockets");
+    let why = Client::new("stopped".into(), ours, SHORT).vms().expect_err("no answer");
+    assert!(matches!(why, ControlError::Silent(_)), "{why}");
+}
+
+#[test]
+fn the_sockets_are_gone_when_the_run_is() {
+    let run = Run::start(LONG).answering(echo);
+    run.client().tell("a word", &Request::Hello).expect("an answer");
+    let (runs, dir) = (run.runs.clone(), Arc::new(run.dir));
+    assert_eq!(runs.names().expect("names"), ["fake"]);
+    drop(run.bridge);
+    assert_eq!(runs.names().expect("names"), [""; 0]);
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path().join("gnomon")).expect("it").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["lock"]);
+}

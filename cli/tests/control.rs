@@ -1,0 +1,368 @@
+//! Commands for runs that go on, and a machine behind them. The guests are a few instructions each, so that nothing is fetched.
+
+use abi::control::frame::{Reader, decode, encode};
+use abi::control::{Answer, MOST_ANSWER_BYTES, Request};
+use assert_cmd::Command;
+use rexpect::session::{PtySession, spawn_command};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Prints a line, and makes SBI calls for ever.
+fn caller() -> Vec<u8> {
+    const ECALL: u32 = 0x73;
+    let byte = |byte: u8| [u32::from(byte) << 20 | 0x513, ECALL]; // li a0, byte; ecall
+    let start = [
+        0x4442_48b7, // lui a7, 0x44424
+        0x34e8_8893, // addi a7, a7, 0x34e: "DBCN"
+        0x0020_0813, // li a6, 2: write a byte
+    ];
+    let end = [
+        0x0100_0893, // li a7, 0x10: "base"
+        0x0000_0813, // li a6, 0: the version
+        0x0001_0437, // loop: lui s0, 16
+        0xfff4_0413, // wait: addi s0, s0, -1
+        0xfe04_1ee3, // bnez s0, wait
+        ECALL,
+        0xff1f_f06f, // j loop
+    ];
+    let code = start.into_iter().chain(b"hello\n".iter().flat_map(|text| byte(*text))).chain(end);
+    code.flat_map(u32::to_le_bytes).collect()
+}
+
+/// A place for sockets of its own, and VM files.
+struct Scratch(TempDir);
+
+struct Run {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("caller"), caller()).expect("a file");
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn vm(&self, name: &str, more: &str) -> PathBuf {
+        let path = self.path(name).with_extension("toml");
+        let text = format!("kernel = {:?}\nmemory = '16M'\n{more}", self.path("caller"));
+        std::fs::write(&path, text).expect("a VM file");
+        path
+    }
+
+    /// Starts a run, and waits until so many VMs have said hello.
+    fn run(&self, vms: &[&Path], args: &[&str], count: usize) -> Run {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+        command.env("XDG_RUNTIME_DIR", self.0.path()).arg("run").args(vms).args(args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("gnomon");
+        let mut output = BufReader::new(child.stdout.take().expect("its output"));
+        let mut seen = 0;
+        while seen < count {
+            let mut line = String::new();
+            if output.read_line(&mut line).expect("text") == 0 {
+                let mut said = String::new();
+                child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
+                panic!("it ended: {said}");
+            }
+            seen += usize::from(line.contains("hello"));
+        }
+        Run { child, output }
+    }
+
+    fn command(&self, line: &str) -> assert_cmd::assert::Assert {
+        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
+        command.env("XDG_RUNTIME_DIR", self.0.path()).timeout(PATIENCE).args(line.split_whitespace()).assert()
+    }
+
+    fn output(&self, line: &str) -> String {
+        String::from_utf8(self.command(line).success().get_output().stdout.clone()).expect("text")
+    }
+
+    /// What is said of a command that is refused.
+    fn refused(&self, line: &str, parts: &[&str]) {
+        let said = self.command(line).code(1);
+        let said = String::from_utf8(said.get_output().stderr.clone()).expect("text");
+        assert!(said.contains("gnomon: remedy: "), "{said}");
+        parts.iter().for_each(|part| assert!(said.contains(part), "`{line}`: no `{part}` in {said}"));
+    }
+
+    fn exits(&self, vm: &str) -> u64 {
+        let stats: serde_json::Value = serde_json::from_str(&self.output(&format!("stats --json {vm}"))).expect("JSON");
+        stats["vms"][0]["counters"]["exits.ecall"].as_u64().expect("a count")
+    }
+}
+
+impl Run {
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).expect("text");
+        (self.child.wait().expect("its status").code(), text)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // QEMU goes with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn commands_reach_runs_and_their_vms() {
+    let scratch = Scratch::new();
+    assert_eq!(scratch.output("ps").lines().count(), 1, "the heads only");
+    scratch.refused("stop", &["no run goes on", "gnomon run"]);
+    let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\n"));
+    let run = scratch.run(&[&a, &b], &["--harts", "2"], 2);
+    let told = scratch.output("ps");
+    let rows: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows.len(), 2, "{told}");
+    assert_eq!(rows[0][..5], ["a", "a", "running", "nested", "1"]);
+    assert_eq!(rows[1][..5], ["a", "b", "running", "lazy", "1"]);
+    // Tunables.
+    scratch.command("set read-ahead=3 promote=off").success();
+    assert_eq!(scratch.output("get read-ahead"), "3\n");
+    assert!(scratch.output("get").contains("\npromote=off\n"));
+    scratch.refused("set read-ahead=16", &["read-ahead", "0 to 15"]);
+    scratch.refused("set colour=blue", &["colour", "superpages"]);
+    scratch.refused("get colour", &["colour", "superpages"]);
+    // Counters.
+    let before = scratch.exits("a");
+    assert!(before > 0);
+    let text = scratch.output("stats --prometheus");
+    assert!(text.contains("gnomon_vm_exits_ecall{run=\"a\",vm=\"b\"} "), "{text}");
+    assert!(scratch.output("stats").contains("the host:\n") && !scratch.output("stats b").contains("a:\n"));
+    // Whom.
+    scratch.refused("pause", &["several VMs", "a, b"]);
+    scratch.refused("pause c", &["`c`", "a, b"]);
+    scratch.refused("pause --run z a", &["`z`"]);
+    // A pause is one VM's, and whoever is paused does nothing.
+    scratch.command("pause a").success();
+    scratch.refused("pause a", &["paused already"]);
+    let (paused, other) = (scratch.exits("a"), scratch.exits("b"));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(scratch.exits("a"), paused);
+    assert!(scratch.exits("b") > other && paused > before);
+    assert!(scratch.output("ps").contains("paused"));
+    scratch.command("resume a").success();
+    scratch.refused("resume a", &["not paused"]);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(scratch.exits("a") > paused);
+    // Another run, which dies.
+    let kernel = scratch.path("caller");
+    for (name, part) in [("a", "a run called `a` goes on already"), ("a/b", "cannot be called `a/b`")] {
+        scratch.refused(&format!("run --as {name} --memory 16M --kernel {}", kernel.display()), &[part, "name"]);
+    }
+    let mut other = scratch.run(&[&b], &["--as", "other", "--harts", "1"], 1);
+    scratch.refused("stop a", &["several runs", "a, other"]);
+    assert_eq!(scratch.output("ps").lines().count(), 4);
+    other.child.kill().expect("it lives");
+    other.child.wait().expect("it has died");
+    scratch.refused("stop --run other", &["no run called `other`", "there is: a"]);
+    assert!(!scratch.path("gnomon/other.sock").exists(), "what it has left is removed");
+    // Ends: of one that is paused, and of the last.
+    scratch.command("pause b").success();
+    scratch.command("stop b").success();
+    let started = Instant::now();
+    while scratch.output("ps").contains(" b ") {
+        assert!(started.elapsed() < PATIENCE);
+    }
+    scratch.refused("stop b", &["no VM `b`"]);
+    scratch.command("stop").success();
+    let (status, text) = run.end();
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("gnomon: b powered off") && text.contains("gnomon: a powered off"), "{text}");
+    assert_eq!(scratch.output("ps --json"), "[]\n");
+    let left: Vec<_> =
+        std::fs::read_dir(scratch.path("gnomon")).expect("it").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["lock"]);
+}
+
+/// A terminal of 24 lines of 80 characters, on which a command runs; then it is looked at.
+fn on_a_terminal(scratch: &Scratch, line: &str) -> PtySession {
+    let mut shell = std::process::Command::new("/bin/sh");
+    shell.env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).env("XDG_RUNTIME_DIR", scratch.0.path());
+    let look = "[ \"$before\" = \"$(stty -g)\" ] && echo restor''ed";
+    shell.args(["-c", &format!("stty rows 24 cols 80; before=$(stty -g); $GNOMON {line}; echo status $?; {look}")]);
+    spawn_command(shell, Some(PATIENCE.as_millis() as u64)).expect("a terminal")
+}
+
+#[test]
+fn a_run_is_watched_on_a_terminal_and_traced() {
+    let scratch = Scratch::new();
+    let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\n"));
+    // Without H: guests in S mode, whose exits are others.
+    let run = scratch.run(&[&a, &b], &["--harts", "2", "--no-h"], 2);
+    scratch.refused("top", &["needs a terminal", "--once"]);
+    // Its first screens, and a key that is none of its.
+    let mut top = on_a_terminal(&scratch, "top");
+    for _ in 0..2 {
+        for part in
+            ["\u{1b}[H", "gnomon top: run a, up ", "memory ", "harts: guest ", "EXITS/s", "SBI calls", "\u{1b}[J"]
+        {
+            let before = top.exp_string(part).unwrap_or_else(|why| panic!("`{part}`: {why}"));
+            let is_fit = |line: &str| line.replace("\u{1b}[K", "").trim_end().chars().count() <= 80;
+            assert!(before.lines().all(is_fit) && before.lines().count() <= 24, "{before}");
+        }
+        top.send("x").expect("typing");
+        top.flush().expect("typing");
+    }
+    // Others are answered meanwhile.
+    let before = scratch.exits("b");
+    scratch.command("pause b").success();
+    top.exp_string("paused").expect("what it does now");
+    scratch.command("resume b").success();
+    top.send("q").expect("typing");
+    top.flush().expect("typing");
+    top.exp_string("\u{1b}[?1049l").expect("the screen that was there before");
+    top.exp_string("status 0").expect("its end");
+    top.exp_string("restored").expect("the terminal as it was");
+    // For scripts: rates, and where the harts are.
+    let once = scratch.output("top --once");
+    let calls = once.lines().find(|line| line.starts_with("SBI calls")).expect("exits by cause");
+    let rates: Vec<f64> = calls
+        .split_whitespace()
+        .skip(2)
+        .map(|rate| rate.trim_end_matches(['k', 'M']).parse().expect("a rate"))
+        .collect();
+    assert!(rates.len() == 2 && rates.iter().all(|rate| *rate > 0.0), "{once}");
+    assert!(once.lines().any(|line| line.starts_with("harts: guest ") && line.contains(" %, Gnomon ")), "{once}");
+    // A trace of all, and one of a VM that is paused, goes on, and is stopped meanwhile.
+    let (file, one) = (scratch.path("all.json"), scratch.path("one.json"));
+    scratch.command(&format!("trace --seconds 9 --most 2000 -o {}", file.display())).success();
+    let trace = |path: &Path| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON")
+    };
+    let all = trace(&file);
+    let slices = all["traceEvents"].as_array().expect("a list");
+    let of = |name: &str| slices.iter().filter(|slice| slice["name"] == name).count();
+    assert!(of("SBI base") > 100 && of("a/0") > 100 && of("b/0") > 100, "{} slices", slices.len());
+    assert!(slices.iter().all(|slice| slice["ph"] == "M" || slice["dur"].as_f64() >= Some(0.0)));
+    let mut tracer = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"))
+        .env("XDG_RUNTIME_DIR", scratch.0.path())
+        .args(["trace", "b", "--seconds", "2", "-o"])
+        .arg(&one)
+        .spawn()
+        .expect("gnomon");
+    std::thread::sleep(Duration::from_millis(300));
+    for command in ["pause b", "resume b", "pause b", "stop b"] {
+        scratch.command(command).success();
+    }
+    assert!(tracer.wait().expect("its status").success());
+    let vms = |slice: &serde_json::Value| slice["args"]["vcpu"].as_str().map(String::from);
+    let all: Vec<String> = trace(&one)["traceEvents"].as_array().expect("a list").iter().filter_map(vms).collect();
+    assert!(!all.is_empty() && all.iter().all(|vcpu| vcpu == "b/0"), "one VM's only");
+    scratch.refused("trace nobody", &["`nobody`", "there is: a"]);
+    scratch.refused("trace -o /nowhere/t.json", &["/nowhere/t.json"]);
+    assert!(before > 0);
+    // The run ends under a screen.
+    let mut top = on_a_terminal(&scratch, "top");
+    top.exp_string("SBI calls").expect("a screen");
+    scratch.command("stop a").success();
+    top.exp_string("run `a` has ended").expect("its end is said");
+    top.exp_string("restored").expect("the terminal as it was");
+    assert_eq!(run.end().0, Some(0));
+}
+
+/// Asks by a line that is the machine's own, with nobody between.
+fn ask(line: &mut UnixStream, number: u32, request: &Request) -> Answer {
+    line.write_all(&encode(number, request)).expect("it listens");
+    answer(line, number)
+}
+
+fn answer(line: &mut UnixStream, number: u32) -> Answer {
+    let (mut reader, mut buffer) = (Reader::new(MOST_ANSWER_BYTES), [0; 4096]);
+    loop {
+        let count = line.read(&mut buffer).expect("an answer");
+        assert_ne!(count, 0, "the machine is gone");
+        let mut bytes = &buffer[..count];
+        while let Some(frame) = reader.next(&mut bytes) {
+            // An answer that was cut off, since nobody had read it.
+            match frame.and_then(|mut frame| decode(&mut frame)) {
+                Ok((found, answer)) if found == number => return answer,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn the_machine_bears_whoever_speaks_to_it() {
+    let scratch = Scratch::new();
+    let (a, socket) = (scratch.vm("a", "vcpus = 2\n"), scratch.path("line"));
+    let chardev = format!("--qemu-arg=socket,id=line,path={},server=on,wait=off", socket.display());
+    let args = [
+        "--seat",
+        "payload",
+        "--control",
+        "off",
+        "--qemu-arg=-device",
+        "--qemu-arg=virtio-serial-device",
+        "--qemu-arg=-chardev",
+    ];
+    let rest = [chardev.as_str(), "--qemu-arg=-device", "--qemu-arg=virtconsole,chardev=line"];
+    let run = scratch.run(&[&a], &[args.as_slice(), &rest].concat(), 1);
+    let connect = || {
+        let line = UnixStream::connect(&socket).expect("QEMU listens");
+        line.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        line.set_write_timeout(Some(PATIENCE)).expect("a socket");
+        line
+    };
+    let mut line = connect();
+    let is_well =
+        |line: &mut UnixStream, number| assert!(matches!(ask(line, number, &Request::Hello), Answer::Hello(_)));
+    is_well(&mut line, 1);
+    // Bytes that are nothing.
+    let mut state = 7_u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    })
+    .take(40_000)
+    .collect();
+    line.write_all(&noise).expect("it listens");
+    is_well(&mut line, 2);
+    // Requests that end in the middle, each followed by whole ones; and whoever sends them goes.
+    let pause = encode(3, &Request::Pause(0));
+    for end in 1..pause.len() - 1 {
+        line.write_all(&pause[..end]).expect("it listens");
+        is_well(&mut line, 100 + end as u32);
+        if end % 4 == 0 {
+            line.write_all(&pause[..end]).expect("it listens");
+            drop(line);
+            line = connect();
+        }
+    }
+    // So many that their answers, which nobody reads, have no room.
+    let flood = encode(5, &Request::Counters(abi::control::Whose::Host)).repeat(1000);
+    line.write_all(&flood).expect("it listens");
+    is_well(&mut line, 6);
+    // Pauses and their ends in any order, and one that is not there.
+    for number in 0..200 {
+        let request = [Request::Pause(0), Request::Resume(0), Request::Vms, Request::Resume(9)]
+            [(noise[number] % 4) as usize]
+            .clone();
+        line.write_all(&encode(1000 + number as u32, &request)).expect("it listens");
+    }
+    let Answer::Vms(vms) = ask(&mut line, 2000, &Request::Vms) else { panic!("VMs") };
+    assert_eq!(vms.vms.len(), 1);
+    let _ = ask(&mut line, 2001, &Request::Resume(0));
+    assert_eq!(ask(&mut line, 2002, &Request::Stop(0)), Answer::Done);
+    let (status, text) = run.end();
+    assert_eq!(status, Some(0), "{text}");
+    assert!(matches!(line.read(&mut [0; 100]), Ok(_) | Err(_)));
+    assert!(matches!(UnixStream::connect(&socket), Err(why) if why.kind() != ErrorKind::PermissionDenied));
+}

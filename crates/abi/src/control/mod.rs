@@ -1,0 +1,331 @@
+//! The control channel: what the commands ask a Gnomon that runs, and what it answers.
+//!
+//! Each message is a [`frame`]. Whoever asks numbers its requests, and each is answered by one message with the same number. Nothing
+//! comes that was not asked for, so whoever does not ask costs nothing. `docs/control.md` says more.
+
+pub mod frame;
+
+use crate::bundle::MmuMode;
+use alloc::string::String;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+/// Version of all that is said. It stands in each frame, where every version has it.
+pub const VERSION: u16 = 1;
+/// The longest request, in bytes of a frame.
+pub const MOST_REQUEST_BYTES: usize = 256;
+/// The longest answer, in bytes of a frame. Whoever asks one thing after the other never has more to read.
+pub const MOST_ANSWER_BYTES: usize = 16 << 10;
+
+/// What is asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Who is there: [`Answer::Hello`].
+    Hello,
+    /// All VMs that there are, and those that are to be: [`Answer::Vms`].
+    Vms,
+    /// Counters: [`Answer::Counters`].
+    Counters(Whose),
+    /// The same without their names, for who knows them from before: [`Answer::Values`].
+    Values(Whose),
+    /// All tunables: [`Answer::Tunables`].
+    Tunables,
+    /// Set a tunable, `name=value` ([`crate::tunable`]): [`Answer::Done`].
+    Set(String),
+    /// Pause the VM of that number: [`Answer::Done`] when its vCPUs are asked to leave their harts.
+    Pause(u64),
+    /// Let it go on: [`Answer::Done`].
+    Resume(u64),
+    /// End it: [`Answer::Done`] when its end has begun.
+    Stop(u64),
+    /// Note for so many milliseconds how long each hart does what: [`Answer::Harts`], with what was noted before. No longer than
+    /// [`MOST_MS`].
+    Harts(u32),
+    /// Note exits: [`Answer::Events`], with some that were noted before.
+    Trace(Trace),
+}
+
+/// The longest that harts note something without being asked again, in milliseconds.
+pub const MOST_MS: u32 = 10_000;
+/// Most exits in an answer.
+pub const MOST_EVENTS: usize = 96;
+
+/// Which exits are to be noted, and which of those that were are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Trace {
+    /// For how long they are noted, in milliseconds; no longer than [`MOST_MS`].
+    pub ms: u32,
+    /// Those of the VM of that number, or of all.
+    pub vm: Option<u64>,
+    /// The hart whose oldest ones are taken: none is given out twice.
+    pub hart: u32,
+}
+
+/// Whose counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Whose {
+    /// Gnomon's own.
+    Host,
+    /// Those of the VM of that number, whether it is there or gone.
+    Vm(u64),
+}
+
+/// What is answered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// It was not done, for this reason.
+    Refused(String),
+    /// It is done.
+    Done,
+    /// Who is there.
+    Hello(Hello),
+    /// The VMs, in the order of their numbers.
+    Vms(Vms),
+    /// Counters, in the order of their names.
+    Counters(Vec<(String, u64)>),
+    /// The counters alone, in the same order. Of one VM, and of Gnomon itself, the names stay the same.
+    Values(Vec<u64>),
+    /// Tunables and their values, as people write them.
+    Tunables(Vec<(String, String)>),
+    /// How long harts do what, by their numbers.
+    Harts(Vec<HartTimes>),
+    /// Exits.
+    Events(Events),
+}
+
+/// How long a hart has done what, in ticks: of the times only for which it was asked to note it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct HartTimes {
+    /// It ran guests.
+    pub guest: u64,
+    /// It was in Gnomon.
+    pub host: u64,
+    /// It waited for something to do.
+    pub idle: u64,
+}
+
+/// Exits that a hart has noted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Events {
+    /// Ticks in a second.
+    pub timebase: u64,
+    /// The exits, oldest first: up to [`MOST_EVENTS`].
+    pub events: Vec<Event>,
+    /// How many were lost before them, since nobody took them in time.
+    pub lost: u64,
+}
+
+/// An exit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Event {
+    /// When it came, in ticks.
+    pub at: u64,
+    /// How long it took until the hart entered a guest again, in ticks.
+    pub took: u64,
+    /// How much of that the hart had nothing to do.
+    pub idle: u64,
+    /// The VM's number.
+    pub vm: u64,
+    /// The vCPU.
+    pub vcpu: u32,
+    /// The cause, as the hart's register has it.
+    pub cause: u64,
+    /// The instruction's address.
+    pub pc: u64,
+    /// The trap value: mostly the virtual address.
+    pub tval: u64,
+    /// Of a guest-page fault, the guest physical address, of an SBI call the extension; else 0.
+    pub detail: u64,
+}
+
+/// Who is there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// Gnomon's version.
+    pub version: String,
+    /// Harts in use.
+    pub harts: u32,
+}
+
+/// The VMs at a time.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Vms {
+    /// The time since the machine was started, in ticks.
+    pub now: u64,
+    /// Ticks in a second.
+    pub timebase: u64,
+    /// The VMs.
+    pub vms: Vec<VmInfo>,
+}
+
+/// What a VM is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VmInfo {
+    /// Its number, which no other VM of the run ever has.
+    pub number: u64,
+    /// Its name.
+    pub name: String,
+    /// Where it is in its life.
+    pub state: VmState,
+    /// How its memory is virtualized; `None`: that is chosen when it is created.
+    pub mode: Option<MmuMode>,
+    /// How many vCPUs it has.
+    pub vcpus: u32,
+    /// Its RAM, in bytes.
+    pub memory_bytes: u64,
+    /// How much of that it has frames for, in bytes.
+    pub resident_bytes: u64,
+    /// When it has begun its present life, in ticks; `None` if it has not.
+    pub since: Option<u64>,
+}
+
+/// Where a VM is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum VmState {
+    /// It starts when another one has ended.
+    Waiting,
+    /// It is being started, for the first time or over.
+    Starting,
+    /// It runs.
+    Running,
+    /// It is paused.
+    Paused,
+    /// It is coming to its end.
+    Ending,
+    /// It is gone.
+    Ended,
+}
+
+impl VmState {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Ending => "ending",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::frame::{Bad, Reader, decode, encode};
+    use super::*;
+    use alloc::vec;
+
+    fn answers() -> Vec<Answer> {
+        let vm = VmInfo {
+            number: 3,
+            name: "linux".into(),
+            state: VmState::Paused,
+            mode: Some(MmuMode::Lazy),
+            vcpus: 4,
+            memory_bytes: 1 << 30,
+            resident_bytes: 0,
+            since: Some(77),
+        };
+        vec![
+            Answer::Done,
+            Answer::Refused("why".into()),
+            Answer::Hello(Hello { version: "0.1".into(), harts: 64 }),
+            Answer::Vms(Vms { now: u64::MAX, timebase: 10_000_000, vms: vec![vm; 64] }),
+            Answer::Counters(vec![("exits.total".into(), 0), ("zeroes".into(), u64::MAX)]),
+            Answer::Values(vec![0, 300, u64::MAX]),
+            Answer::Tunables(vec![("reclaim".into(), "on".into())]),
+            Answer::Harts(vec![HartTimes { guest: 1, host: 2, idle: u64::MAX }; 64]),
+            Answer::Events(Events { timebase: 1, events: vec![Event { at: 5, ..Event::default() }; 2], lost: 3 }),
+        ]
+    }
+
+    fn frames(reader: &mut Reader, mut bytes: &[u8]) -> Vec<Result<Vec<u8>, Bad>> {
+        core::iter::from_fn(|| reader.next(&mut bytes)).collect()
+    }
+
+    #[test]
+    fn messages_come_back_from_pieces_of_any_size() {
+        let all: Vec<u8> = answers().iter().zip(7..).flat_map(|(answer, number)| encode(number, answer)).collect();
+        for size in [1, 2, 3, 100, all.len()] {
+            let mut reader = Reader::new(MOST_ANSWER_BYTES);
+            let found: Vec<_> = all.chunks(size).flat_map(|piece| frames(&mut reader, piece)).collect();
+            let found: Vec<(u32, Answer)> =
+                found.into_iter().map(|frame| decode(&mut frame.expect("whole")).expect("an answer")).collect();
+            assert_eq!(found, (7..).zip(answers()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_damaged_costs_itself_only() {
+        let (first, second) = (encode(1, &Request::Set("reclaim=off".into())), encode(2, &Request::Vms));
+        let mut lost = 0;
+        for at in 0..first.len() {
+            for bit in 0..8 {
+                let mut bytes = [first.as_slice(), &second].concat();
+                bytes[at] ^= 1 << bit;
+                let mut reader = Reader::new(MOST_REQUEST_BYTES);
+                let mut read: Vec<_> = frames(&mut reader, &bytes)
+                    .into_iter()
+                    .map(|frame| frame.and_then(|mut frame| decode::<Request>(&mut frame)))
+                    .collect();
+                assert_eq!(read.pop(), Some(Ok((2, Request::Vms))), "byte {at}, bit {bit}");
+                // The delimiter in front may as well be another byte: then there is one frame that is none.
+                lost += usize::from(read.iter().all(Result::is_err));
+            }
+        }
+        assert_eq!(lost, 8 * first.len(), "no damage goes unnoticed");
+    }
+
+    #[test]
+    fn half_a_frame_and_too_long_a_one_are_passed_over() {
+        let whole = encode(5, &Request::Hello);
+        let mut reader = Reader::new(MOST_REQUEST_BYTES);
+        let half = &whole[..whole.len() / 2];
+        assert_eq!(frames(&mut reader, half), []);
+        let found = frames(&mut reader, &whole);
+        assert_eq!(found.len(), 2);
+        assert!(decode::<Request>(&mut found[0].clone().unwrap()).is_err());
+        assert_eq!(decode(&mut found[1].clone().unwrap()), Ok((5, Request::Hello)));
+        for _ in 0..100 {
+            assert_eq!(frames(&mut reader, &[7; 1000]), [], "and it takes no memory");
+        }
+        assert_eq!(frames(&mut reader, &[0]), [Err(Bad::TooLong)]);
+        assert_eq!(frames(&mut reader, &whole).len(), 1);
+    }
+
+    #[test]
+    fn another_version_is_told_by_its_number() {
+        let mut frame = frame::encode_as(9, 4, &Request::Hello);
+        frame.retain(|byte| *byte != 0);
+        assert_eq!(decode::<Request>(&mut frame), Err(Bad::Version { number: 4, version: 9 }));
+        let mut unknown = encode(6, &200_u8);
+        unknown.retain(|byte| *byte != 0);
+        assert_eq!(decode::<Request>(&mut unknown), Err(Bad::Malformed { number: 6 }));
+    }
+
+    #[test]
+    fn so_many_exits_fit_into_an_answer() {
+        let most = u64::MAX;
+        let event = Event {
+            at: most,
+            took: most,
+            idle: most,
+            vm: 9,
+            vcpu: 31,
+            cause: most,
+            pc: most,
+            tval: most,
+            detail: most,
+        };
+        let all = Answer::Events(Events { timebase: most, events: vec![event; MOST_EVENTS], lost: most });
+        assert!(encode(1, &all).len() <= MOST_ANSWER_BYTES);
+    }
+
+    #[test]
+    fn requests_are_as_short_as_is_said() {
+        let longest = Request::Set("x".repeat(MOST_REQUEST_BYTES - 32));
+        assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
+    }
+}

@@ -1,0 +1,99 @@
+//! Exits that are more than handled: the first, which proves that guests run where they should, and those that somebody wants to be
+//! noted. A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the long way, whose end comes by
+//! here. So all others have no instruction of it, and there is one way that handles them.
+
+use super::{Hart, Probed};
+use abi::control::Event;
+use core::sync::atomic::Ordering;
+use hypervisor::env::Env;
+use hypervisor::probe::Doing;
+use hypervisor::vcpu::request;
+use rv::{Cause, Exception};
+
+impl Hart {
+    /// Such an exit has come.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn begin_exit(&mut self) {
+        if !self.is_proven {
+            // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
+            assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
+            self.is_proven = true;
+        }
+        let now = self.now();
+        if !self.is_probed(now) {
+            return;
+        }
+        let noted = &self.shared.probe;
+        noted.turn(Doing::Host, now);
+        self.exit = Some(Probed { idle: noted.idle(), event: self.event(now) });
+        if let Some(run) = &self.current {
+            // It finds that when it is about to enter its guest again.
+            run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
+        }
+    }
+
+    /// A guest is about to be entered, this one or another.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_exit(&mut self) {
+        let Some(Probed { idle, event }) = self.exit.take() else { return };
+        let (now, noted) = (self.now(), &self.shared.probe);
+        noted.turn(Doing::Guest, now);
+        if let Some(event) = event {
+            noted.note(Event { took: now - event.at, idle: noted.idle() - idle, ..event });
+        }
+    }
+
+    /// The exit, if it is wanted.
+    fn event(&self, at: u64) -> Option<Event> {
+        let run = self.current.as_deref()?;
+        if !self.g.asked.wants_exits(run.vm.handle.number, at) {
+            return None;
+        }
+        let exit = &run.context.exit;
+        let detail = match Cause::from_register(exit.cause) {
+            // Which extension is called, by a7.
+            Cause::Exception(Exception::EcallFromVs | Exception::EcallFromS) => run.context.x[17],
+            Cause::Exception(_) => exit.tval2 << 2,
+            _ => 0,
+        };
+        let (vm, vcpu) = (run.vm.handle.number, run.shared.id);
+        Some(Event { at, took: 0, idle: 0, vm, vcpu, cause: exit.cause, pc: run.context.pc, tval: exit.tval, detail })
+    }
+
+    /// Whether somebody asks now. If not, the hart's exits are plain again.
+    fn is_probed(&mut self, now: u64) -> bool {
+        if self.g.asked.is_on(now) {
+            if !self.shared.probe.is_on() {
+                self.shared.probe.begin(Doing::Guest, now);
+            }
+            return true;
+        }
+        self.shared.probe.end(now);
+        self.is_plain = self.is_proven;
+        false
+    }
+
+    /// Looks whether somebody asks, when the hart was kicked.
+    pub(super) fn look_who_asks(&mut self) {
+        let now = self.now();
+        if self.g.asked.is_on(now) {
+            self.is_plain = false;
+            if !self.shared.probe.is_on() {
+                // It is about to enter a guest. If it does not, it says so.
+                self.shared.probe.begin(Doing::Guest, now);
+            }
+        } else if !self.is_plain {
+            self.is_probed(now);
+        }
+    }
+
+    /// The hart does something else from now on.
+    #[inline]
+    pub(super) fn turns(&self, doing: Doing) {
+        if !self.is_plain {
+            self.shared.probe.turn(doing, self.now());
+        }
+    }
+}
