@@ -246,7 +246,9 @@ impl<S: Shadowed> Shadow<S> {
         }
         let mut quiet = alloc::collections::BTreeMap::<Pfn<Gpa>, alloc::collections::BTreeSet<Pfn<Gpa>>>::new();
         for id in 0..self.index.end() {
-            let Some(page) = self.index.get(id).filter(|page| page.key.role == super::page::Role::Table && self.steers()) else {
+            let Some(page) =
+                self.index.get(id).filter(|page| page.key.role == super::page::Role::Table && self.steers())
+            else {
                 continue;
             };
             let gfn = page.key.gfn;
