@@ -418,7 +418,7 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let (now, interval) = (if fence.range.is_none() { env.now() } else { 0 }, relax_interval(g));
+    let (now, interval) = (if fence.pages().is_none() { env.now() } else { 0 }, relax_interval(g));
     let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         if now != 0 {
             shadow.tell_time(now, interval);

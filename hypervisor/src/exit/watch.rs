@@ -28,9 +28,9 @@ use rv::{Exception, Mode};
 pub fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u64), env: &mut E) -> Option<String> {
     if run.watch.takes_relax(now) {
         run.vm.translation.relax(g, run, env);
-    }
-    if run.watch.due() > now {
-        return None;
+        if run.watch.due() > now {
+            return None;
+        }
     }
     run.vm.translation.look_again(g, run, env);
     let found = stuck(run, env);

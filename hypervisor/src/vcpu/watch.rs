@@ -60,3 +60,22 @@ impl Watch {
         is_proof
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shadow_tables_are_looked_at_between_two_looks() {
+        let mut watch = Watch::default();
+        watch.load(1000, 500, 2);
+        assert!(watch.due() == 1500 && !watch.takes_relax(1499));
+        watch.relax_at(1100);
+        watch.relax_at(1050);
+        assert_eq!(watch.due(), 1100, "who has said so first");
+        assert!(!watch.takes_relax(1099) && watch.takes_relax(1100) && !watch.takes_relax(1101));
+        assert_eq!(watch.due(), 1500);
+        watch.relax_at(1600);
+        assert_eq!(watch.due(), 1500);
+    }
+}

@@ -141,6 +141,10 @@ impl<S: Shadowed> Shadow<S> {
         if self.is_in_one(id) || digest.uppers.len() == MOST_UPPERS || page.key.role != Role::Table {
             return None;
         }
+        // Its bits say nothing before a fence has been there.
+        if page.epoch != self.epoch {
+            return None;
+        }
         digest.uppers.push(id);
         let guest = page.guest?;
         host.budget.spend(Budget::VISIT);

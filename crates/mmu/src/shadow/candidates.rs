@@ -12,6 +12,9 @@ const ENOUGH: usize = 8;
 /// nor does one that has waited for so many wide fences.
 const LONG: u64 = 32;
 
+/// Entries that are looked at between two wide fences when pages become restless: some 60,000 instructions.
+pub(super) const STIRS: u32 = 2048;
+
 /// Those that wait.
 pub(super) struct Candidates {
     frames: Vec<Pfn<Gpa>>,
@@ -57,7 +60,7 @@ impl Candidates {
         if self.frames.is_empty() {
             self.since = fences;
         }
-        if self.frames.len() < MOST {
+        if self.frames.len() < MOST && !self.frames.contains(&gfn) {
             self.frames.push(gfn);
         }
     }

@@ -223,6 +223,8 @@ counters! {
     reprotected = "shadow.tables_protected",
     /// Tables that became quiet.
     quieted = "shadow.tables_quieted",
+    /// Entries that were marked because a table below them may be written.
+    stirred = "shadow.entries_stirred",
     /// Times that a leaf of 2 MiB went to pieces for a quiet table.
     split = "shadow.leaves_split",
     /// Times that such 2 MiB could have a leaf again.

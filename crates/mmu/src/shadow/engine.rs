@@ -1,6 +1,6 @@
 //! The engine: the shadow tables of one VM, and how their pages begin.
 
-use super::candidates::Candidates;
+use super::candidates::{Candidates, STIRS};
 use super::config::{Config, Counters, Host, Upkeep};
 use super::digest::Digests;
 use super::index::Index;
@@ -52,6 +52,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     pub(super) rate: Rate,
     /// It grows where pages that are restless are too many to tell (`quiet`).
     pub(super) epoch: u64,
+    /// Entries that may still be looked at for that before the next wide fence.
+    pub(super) stirs: u32,
     /// The lane's memory, where it brings entries in step.
     pub(super) lane: Option<LaneMemory>,
     /// It is kept out.
@@ -106,6 +108,7 @@ impl<S: Shadowed> Shadow<S> {
             candidates,
             rate: Rate::default(),
             epoch: 0,
+            stirs: STIRS,
             lane: None,
             is_closed: false,
             all_have_headers: false,

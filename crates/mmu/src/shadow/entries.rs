@@ -10,7 +10,6 @@ use super::engine::Shadow;
 use super::index::{Index, List};
 use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, permissions};
 use super::passed::Mappings;
-use super::quiet::STIRS;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
@@ -169,7 +168,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         self.index.insert(at, mirror, List::Parents(child), host.mem);
         if self.steers() && self.is_restless(self.index.page(child)) {
-            self.stir(at, &mut { STIRS }, host.mem);
+            self.stir(at, host.mem);
         }
         let (_, debt) = table::exchange(self.index.page(at.0).entry_at(at.1), pte, host.mem);
         self.owe(debt, host);

@@ -1,5 +1,6 @@
 //! The guest's fences: what a vCPU may use is brought up to date, by what its tables say now.
 
+use super::candidates::STIRS;
 use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::page::{Id, PARTS, Place, Role, below, indices};
@@ -67,6 +68,7 @@ impl<S: Shadowed> Shadow<S> {
                 if !self.is_sabotaged(Sabotage::ForgetsPassed) {
                     self.passed.all(mappings, self.stamp);
                 }
+                self.stirs = STIRS;
                 self.quieten(host);
                 if is_own {
                     self.fence_root(&root, mappings, host);

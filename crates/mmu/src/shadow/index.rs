@@ -100,10 +100,10 @@ impl Index {
         self.tables_of(key.gfn, mem).find(|id| self.page(*id).key.level == key.level)
     }
 
-    /// One of the pages that a guest's superpage from `gfn` on is in pieces by, if one is linked. Of level 0.
-    pub fn linked_direct(&self, gfn: Pfn<Gpa>) -> Option<Id> {
+    /// One of the pages by which 2 MiB from `gfn` on are in pieces, of a guest's superpage or of the identity, if one is linked.
+    pub fn linked_pieces(&self, gfn: Pfn<Gpa>) -> Option<Id> {
         let key = |role| Key { gfn, level: Level::PAGE, role };
-        let all = key(Role::Direct(PteFlags::empty()))..=key(Role::Direct(PteFlags::all()));
+        let all = key(Role::Direct(PteFlags::empty()))..=key(Role::Bare);
         self.direct.range(all).map(|(_, id)| *id).find(|id| self.page(*id).parents.entry().is_some())
     }
 

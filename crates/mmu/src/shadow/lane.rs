@@ -94,6 +94,8 @@ impl<S: Shadowed> Shadow<S> {
     fn learn(&mut self, gate: Addr<Hpa>, end: u64, mem: &mut impl PhysMem) {
         let lines = (end - gate.raw() - LOG_AT) / LINE_BYTES;
         self.counters.lane_synced += lines;
+        // Another hart, or another ASID, may have the leaves still that it took away.
+        self.stores_may_pass = true;
         if self.is_sabotaged(Sabotage::ForgetsLaneLog) {
             return;
         }

@@ -18,17 +18,14 @@
 //! Rule: where a page is restless, all entries that lead to it have their bit. It may be set where that is not needed; a fence
 //! that comes by clears it then.
 
-use super::candidates::MOST;
-use super::config::Host;
+use super::candidates::{MOST, STIRS};
+use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::index::List;
 use super::page::{At, Id, Page};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use rv::{Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn, PhysMem};
-
-/// Entries that are looked at when pages become restless, in one operation: some 60,000 instructions.
-pub(super) const STIRS: u32 = 2048;
 
 impl<S: Shadowed> Shadow<S> {
     /// Whether the frame is that of a quiet table.
@@ -63,6 +60,9 @@ impl<S: Shadowed> Shadow<S> {
     #[cold]
     #[inline(never)]
     fn quieten_all<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
+        // The other half is the fence's.
+        let rest = host.budget.half();
+        host.budget = rest;
         let mut frames = self.candidates.take();
         let (mut taken, mut many) = ([Pfn::new(0); MOST], 0);
         while let Some(gfn) = frames.pop() {
@@ -72,16 +72,16 @@ impl<S: Shadowed> Shadow<S> {
             }
         }
         self.stop_stores(host);
-        let half = host.budget.half();
         for gfn in taken.into_iter().take(many) {
-            // The others come back. The rest of the budget is the fence's.
-            if host.budget < half || host.budget.is_spent() {
+            // The others come back.
+            if host.budget.is_spent() {
                 frames.push(gfn);
             } else {
                 self.make_quiet(gfn, host);
             }
         }
         self.candidates.put_back(frames);
+        host.budget = rest;
     }
 
     fn may_become_quiet(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
@@ -110,8 +110,9 @@ impl<S: Shadowed> Shadow<S> {
     /// and the tables there are quiet no more.
     pub fn relax<M: PhysMem, H: Fence<Gpa>>(&mut self, now: u64, interval: u64, host: &mut Host<'_, M, H>) {
         self.tell_time(now, interval);
+        self.stirs = STIRS;
         while let Some(chunk) = self.candidates.next_split().filter(|_| !self.rate.is_high()) {
-            if !self.make_whole(chunk, host) {
+            if host.budget.is_spent() || !self.make_whole(chunk, host) {
                 self.counters.postponed += 1;
                 break;
             }
@@ -121,24 +122,27 @@ impl<S: Shadowed> Shadow<S> {
         self.conclude(host);
     }
 
-    /// The next access to those 2 MiB may get one leaf for all. Says whether that is so, or the budget is spent before.
+    /// The next access to those 2 MiB may get one leaf for all. Says whether that is so, or the budget is spent before: then a part
+    /// is done.
     fn make_whole<M: PhysMem, H: Fence<Gpa>>(&mut self, chunk: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
-        let pages = Level::MEGA.pages();
-        host.budget.spend(pages as u32);
-        let mut stirs = STIRS;
-        for gfn in (0..pages).map(|n| chunk.add(n)) {
+        for gfn in (0..Level::MEGA.pages()).map(|n| chunk.add(n)) {
             if self.is_quiet(gfn, host.mem) {
-                self.wake_table(gfn, &mut stirs, host.mem);
-            }
-        }
-        while let Some(pieces) = self.index.linked_direct(chunk) {
-            while let Some(above) = self.index.first(List::Parents(pieces), host.mem) {
+                self.wake_table(gfn, host.mem);
+                host.budget.spend(Budget::DERIVE);
                 if host.budget.is_spent() {
                     return false;
                 }
-                self.drop_entry(above, host);
             }
         }
+        while let Some(pieces) = self.index.linked_pieces(chunk) {
+            while let Some(above) = self.index.first(List::Parents(pieces), host.mem) {
+                self.drop_entry(above, host);
+                if host.budget.is_spent() {
+                    return false;
+                }
+            }
+        }
+        host.budget.spend(Level::MEGA.pages() as u32);
         true
     }
 
@@ -157,7 +161,9 @@ impl<S: Shadowed> Shadow<S> {
         // The table may have leaves to itself.
         let is_reached = |list| self.index.first(list, host.mem).is_some();
         let is_reached = is_reached(List::Frame(gfn)) || is_reached(List::Mega(gfn));
-        if !is_in_step || is_reached && !self.is_sabotaged(Sabotage::QuietsWithLeaves) {
+        // One frame may have waited twice.
+        let is_quiet = self.is_quiet(gfn, host.mem);
+        if is_quiet || !is_in_step || is_reached && !self.is_sabotaged(Sabotage::QuietsWithLeaves) {
             return;
         }
         self.counters.quieted += 1;
@@ -174,13 +180,13 @@ impl<S: Shadowed> Shadow<S> {
     #[inline(always)]
     pub(super) fn wake(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
         if self.is_quiet(gfn, mem) {
-            self.wake_table(gfn, &mut { STIRS }, mem);
+            self.wake_table(gfn, mem);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn wake_table(&mut self, gfn: Pfn<Gpa>, stirs: &mut u32, mem: &impl PhysMem) {
+    fn wake_table(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
         self.counters.woken += 1;
         self.set_unsync(gfn, true, mem);
         *self.index.heads.protected_around(gfn) -= 1;
@@ -189,35 +195,38 @@ impl<S: Shadowed> Shadow<S> {
             let page = self.index.page_mut(id);
             page.calm.wakes(self.config.quiet_after);
             next = page.next;
-            self.stir_above(id, stirs, mem);
+            // It was laid out without this one's entries.
+            self.index.end_digest_of(id);
+            self.stir_above(id, mem);
         }
     }
 
     /// An entry leads to a restless page.
-    pub(super) fn stir(&mut self, (id, index): At, stirs: &mut u32, mem: &impl PhysMem) {
+    pub(super) fn stir(&mut self, (id, index): At, mem: &impl PhysMem) {
         let was_restless = self.is_restless(self.index.page(id));
         self.index.page_mut(id).stir(index);
         self.index.end_digest_of(id);
         if !was_restless {
-            self.stir_above(id, stirs, mem);
+            self.stir_above(id, mem);
         }
     }
 
     /// A page has become restless. Each level is above the one before, so this ends. Where more entries lead there than there may be
     /// looked at, all pages that lead to tables are taken for restless, until fences have looked at them.
-    fn stir_above(&mut self, id: Id, stirs: &mut u32, mem: &impl PhysMem) {
+    fn stir_above(&mut self, id: Id, mem: &impl PhysMem) {
         if self.is_sabotaged(Sabotage::ForgetsToStir) {
             return;
         }
         let mut next = self.index.first(List::Parents(id), mem);
-        while let Some(at) = next.filter(|_| *stirs != 0) {
-            *stirs -= 1;
-            if *stirs == 0 {
+        while let Some(at) = next {
+            if self.stirs == 0 {
                 self.epoch += u64::from(!self.is_sabotaged(Sabotage::ForgetsMostParents));
                 self.index.digests = 0;
                 return;
             }
-            self.stir(at, stirs, mem);
+            self.stirs -= 1;
+            self.counters.stirred += 1;
+            self.stir(at, mem);
             next = self.index.next(at, mem);
         }
     }

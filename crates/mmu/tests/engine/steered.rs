@@ -118,7 +118,10 @@ impl Steered {
 
     /// What comes some time after fences.
     pub fn relax(&mut self, now: u64, interval: u64) {
-        self.operate(|shadow, host| Ok(shadow.relax(now, interval, host)));
+        self.operate(|shadow, host| {
+            shadow.relax(now, interval, host);
+            Ok(())
+        });
     }
 
     /// The guest gives pages back.
