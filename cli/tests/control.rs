@@ -255,6 +255,9 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
         .env("XDG_RUNTIME_DIR", scratch.0.path())
         .args(["trace", "b", "--seconds", "2", "-o"])
         .arg(&one)
+        // What it says would be among the lines of the tests.
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .expect("gnomon");
     std::thread::sleep(Duration::from_millis(300));
