@@ -48,6 +48,8 @@ impl Gnomon {
     /// All counters as they stand.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        // What is gathered below is in the heap as well.
+        let host = self.host_counters();
         // None goes meanwhile: each is told of once.
         let gone = self.vms.reports();
         let mut all: Vec<Report> = gone.iter().cloned().chain(self.vms.all().map(|vm| self.report(&vm))).collect();
@@ -58,7 +60,7 @@ impl Gnomon {
         let told =
             |report: Report| VmStats { vm: report.name, counters: report.counters.into_iter().map(named).collect() };
         let vms = all.into_iter().map(told).collect();
-        let mut host: BTreeMap<_, _> = self.host_counters().into_iter().map(named).collect();
+        let mut host: BTreeMap<_, _> = host.into_iter().map(named).collect();
         host.insert("vms.gone".into(), gone_count);
         Stats { vms, host }
     }
