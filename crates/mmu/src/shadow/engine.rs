@@ -8,7 +8,7 @@ use super::lane_memory::LaneMemory;
 use super::lists::Lists;
 use super::page::{Body, Id, Key, Page};
 use super::passed::{Compared, Passed};
-use super::rate::Rate;
+use super::rate::{KeptOut, Rate};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::walks::Walks;
@@ -50,6 +50,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     /// Tables that are to become quiet.
     pub(super) candidates: Candidates,
     pub(super) rate: Rate,
+    /// Fences by address that the lane was kept out of, for quiet tables.
+    pub(super) kept_out: KeptOut,
     /// It grows where pages that are restless are too many to tell (`quiet`).
     pub(super) epoch: u64,
     /// Entries that may still be looked at for that before the next wide fence.
@@ -107,6 +109,7 @@ impl<S: Shadowed> Shadow<S> {
             digests,
             candidates,
             rate: Rate::default(),
+            kept_out: KeptOut::default(),
             epoch: 0,
             stirs: STIRS,
             lane: None,

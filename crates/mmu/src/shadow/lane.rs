@@ -186,10 +186,13 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Tells the lane, which went the full path, where what is around `gfn` is, if it may go there.
     #[inline(always)]
-    pub(super) fn teach(&self, gfn: Pfn<Gpa>, space: &AddressSpace, mem: &mut impl PhysMem) {
+    pub(super) fn teach(&mut self, gfn: Pfn<Gpa>, space: &AddressSpace, mem: &mut impl PhysMem) {
         const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
         let Some(at) = self.lane.as_ref().and_then(|lane| lane.word(gfn)) else { return };
-        if mem.read_u64(at) != 0 || self.index.heads.has_protected_around(gfn) {
+        if mem.read_u64(at) != 0 {
+            return;
+        }
+        if self.index.heads.has_protected_around(gfn) && !self.is_worth_a_lane(gfn, mem) {
             return;
         }
         let word = match space.translate(gfn.base(), mem) {

@@ -201,6 +201,19 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
+    /// A fence by address went the full path, since the lane is kept out of the 2 MiB around a frame for the quiet tables there. Where such
+    /// fences are many beside the wide ones that have less to do for it, the tables are quiet no more, and it says so.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn is_worth_a_lane(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+        if !self.kept_out.is_enough(self.passed.fences()) {
+            return false;
+        }
+        let chunk = gfn.align_down(Level::MEGA.pages());
+        (0..Level::MEGA.pages()).for_each(|n| self.wake(chunk.add(n), mem));
+        true
+    }
+
     /// An entry leads to a restless page.
     pub(super) fn stir(&mut self, (id, index): At, mem: &impl PhysMem) {
         let was_restless = self.is_restless(self.index.page(id));

@@ -32,6 +32,35 @@ impl Rate {
     }
 }
 
+/// How often something happens beside wide fences.
+#[derive(Default)]
+pub(super) struct KeptOut {
+    times: u64,
+    /// Since there had been so many wide fences.
+    since: u64,
+}
+
+impl KeptOut {
+    /// In so many wide fences it begins anew.
+    const LONG: u64 = 64;
+    /// It may happen so often, and so often more for each of them: it costs some 300 instructions, and they have some thousands less.
+    const ALLOWED: u64 = 32;
+    const EACH: u64 = 16;
+
+    /// It happens, after that many wide fences. Says whether it does too often; then it begins anew.
+    pub const fn is_enough(&mut self, fences: u64) -> bool {
+        if fences - self.since >= Self::LONG {
+            (self.times, self.since) = (0, fences);
+        }
+        self.times += 1;
+        let is_enough = self.times > Self::ALLOWED + Self::EACH * (fences - self.since);
+        if is_enough {
+            (self.times, self.since) = (0, fences);
+        }
+        is_enough
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,5 +83,14 @@ mod tests {
             rate.tell((now, 1000), fences);
             assert_eq!(rate.is_high(), is_high, "{now} {fences}");
         }
+    }
+
+    #[test]
+    fn too_often_beside_fences() {
+        let mut kept_out = KeptOut::default();
+        assert!((0..32).all(|_| !kept_out.is_enough(0)) && kept_out.is_enough(0));
+        // Eight for each fence.
+        assert!((0..10_000).all(|n| !kept_out.is_enough(n / 8)));
+        assert!((0..1_000).any(|_| kept_out.is_enough(1_250)));
     }
 }
