@@ -5,9 +5,11 @@ use super::csrs::VsTrapRegs;
 /// When a vCPU is looked at next, and what the last look found.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Watch {
-    due: u64,
+    look: u64,
     /// When the VM's shadow tables are to be looked at; 0: they are not.
     relax: u64,
+    /// The sooner of the two.
+    due: u64,
     last: Option<Stuck>,
 }
 
@@ -24,13 +26,18 @@ impl Watch {
     /// Host time of the next look.
     #[must_use]
     pub const fn due(&self) -> u64 {
-        if self.relax != 0 && self.relax < self.due { self.relax } else { self.due }
+        self.due
+    }
+
+    const fn reckon(&mut self) {
+        self.due = if self.relax != 0 && self.relax < self.look { self.relax } else { self.look };
     }
 
     /// The VM's shadow tables are to be looked at, at host time `due`, if nobody has said so before.
     pub const fn relax_at(&mut self, due: u64) {
         if self.relax == 0 {
             self.relax = due;
+            self.reckon();
         }
     }
 
@@ -39,6 +46,7 @@ impl Watch {
         let is_due = self.relax != 0 && self.relax <= now;
         if is_due {
             self.relax = 0;
+            self.reckon();
         }
         is_due
     }
@@ -46,12 +54,15 @@ impl Watch {
     /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner
     /// than in `least` ticks, so that it runs between two looks.
     pub fn load(&mut self, now: u64, interval: u64, least: u64) {
-        self.due = if self.due == 0 { now.saturating_add(interval) } else { self.due.max(now.saturating_add(least)) };
+        self.look =
+            if self.look == 0 { now.saturating_add(interval) } else { self.look.max(now.saturating_add(least)) };
+        self.reckon();
     }
 
     /// A look has found that, and the next comes at host time `due`. Says whether the look before found the same.
     pub fn looked(&mut self, found: Option<Stuck>, due: u64) -> bool {
-        self.due = due;
+        self.look = due;
+        self.reckon();
         let is_proof = found.is_some() && found == self.last;
         // All but never is there anything to write down.
         if found.is_some() || self.last.is_some() {

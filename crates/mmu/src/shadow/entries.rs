@@ -208,10 +208,9 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Whether a leaf of `level` may map `gfn`, which the G-stage maps with a leaf of level `there`.
     #[inline(always)]
-    pub(super) fn leaf_fits(&self, gfn: Pfn<Gpa>, level: Level, there: Level, mem: &impl PhysMem) -> bool {
+    pub(super) fn leaf_fits(&self, gfn: Pfn<Gpa>, level: Level, there: Level) -> bool {
         let is_ram = self.index.heads.contains(gfn);
-        let may_be = if level == Level::PAGE { !self.is_quiet(gfn, mem) } else { self.may_be_mega(gfn) };
-        is_ram && level <= there && level <= Level::MEGA && may_be
+        is_ram && level <= there && level <= Level::MEGA && (level == Level::PAGE || self.may_be_mega(gfn))
     }
 
     /// The entry of `level` for what is around `gfn`, which the G-stage translates as `there` says, at that level or
@@ -273,7 +272,7 @@ impl<S: Shadowed> Shadow<S> {
             && let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
             && leaf.flags.contains(PteFlags::A)
             && let Some(there) = host.space.translate(leaf.pfn.base(), host.mem)
-            && self.leaf_fits(leaf.pfn, level, there.level, host.mem)
+            && self.leaf_fits(leaf.pfn, level, there.level)
             && let Some(new) = self.leaf(leaf.pfn, level, self.rights(leaf.flags), there, host.mem)
             && let Some(debt) = self.set_leaf(at, (ours, new), pte, host.mem)
         {

@@ -219,15 +219,15 @@ impl<S: Shadowed> Shadow<S> {
         let Some(there) = there else {
             return space.region_of(gpa.pfn()).is_none().then_some(Answer::Device { gpa });
         };
-        if self.steers() && !self.allows_all(leaf.flags, there) {
+        // A quiet table is found out below.
+        if self.steers() && (!self.allows_all(leaf.flags, there) || self.index.heads.has_protected_around(gpa.pfn())) {
             return None;
         }
         if request.access == Access::Store && self.is_protected(gpa.pfn(), mem) {
             return Some(Answer::TableWrite { gpa, hpa: there.hpa });
         }
-        self.wake(gpa.pfn(), mem);
         // Harts may walk by a pointer until they are fenced.
-        if ours.is_pointer() || !self.leaf_fits(gpa.pfn(), level, there.level, mem) {
+        if ours.is_pointer() || !self.leaf_fits(gpa.pfn(), level, there.level) {
             return None;
         }
         let found = Found { gpa, allowed: self.rights(leaf.flags), level, pte };
@@ -414,7 +414,7 @@ impl<S: Shadowed> Shadow<S> {
                 // Not what the walk saw.
                 _ => return self.retry(),
             };
-            if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level, host.mem) {
+            if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level) {
                 let (answer, debt) = self.set((id, index), ours, found, there, host.mem);
                 self.owe(debt, host);
                 return match answer {

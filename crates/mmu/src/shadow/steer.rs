@@ -92,7 +92,9 @@ impl<S: Shadowed> Shadow<S> {
         if !self.allows(allowed, there) {
             return None;
         }
-        self.leaf_fits(gfn, level, there.level, mem).then(|| self.leaf(gfn, level, allowed, there, mem))?
+        // Nobody has come there.
+        let is_quiet = level == Level::PAGE && self.is_quiet(gfn, mem);
+        (!is_quiet && self.leaf_fits(gfn, level, there.level)).then(|| self.leaf(gfn, level, allowed, there, mem))?
     }
 
     /// A fence by address on one root, where the shadow's last table for the address is one that a walk ended at lately: nearly all
