@@ -39,14 +39,14 @@ impl HostDevices {
                     let number = abi::disk_of_serial(&serial);
                     found.guests.extend(number.map(|number| (number, device, slot.source)));
                 }
-                None => {
-                    if found.net.is_none() {
-                        found.net = NetDevice::open(slot).map(|device| (device, slot.source));
-                    }
-                    if found.control.is_none() {
+                // To ask what a device is resets it: nobody asks one that is open.
+                None => match NetDevice::open(slot).filter(|_| found.net.is_none()) {
+                    Some(device) => found.net = Some((device, slot.source)),
+                    None if found.control.is_none() => {
                         found.control = ControlDevice::open(slot).map(|device| (device, slot.source));
                     }
-                }
+                    None => {}
+                },
             }
         }
         found
