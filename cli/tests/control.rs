@@ -1,9 +1,12 @@
 //! Commands for runs that go on, and a machine behind them. The guests are a few instructions each, so that nothing is fetched.
 
+mod says;
+
 use abi::control::frame::{Reader, decode, encode};
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request};
 use assert_cmd::Command;
 use rexpect::session::{PtySession, spawn_command};
+use says::says;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,24 +18,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Prints a line, and makes SBI calls for ever.
 fn caller() -> Vec<u8> {
-    const ECALL: u32 = 0x73;
-    let byte = |byte: u8| [u32::from(byte) << 20 | 0x513, ECALL]; // li a0, byte; ecall
-    let start = [
-        0x4442_48b7, // lui a7, 0x44424
-        0x34e8_8893, // addi a7, a7, 0x34e: "DBCN"
-        0x0020_0813, // li a6, 2: write a byte
-    ];
     let end = [
         0x0100_0893, // li a7, 0x10: "base"
         0x0000_0813, // li a6, 0: the version
         0x0001_0437, // loop: lui s0, 16
         0xfff4_0413, // wait: addi s0, s0, -1
         0xfe04_1ee3, // bnez s0, wait
-        ECALL,
+        0x0000_0073, // ecall
         0xff1f_f06f, // j loop
     ];
-    let code = start.into_iter().chain(b"hello\n".iter().flat_map(|text| byte(*text))).chain(end);
-    code.flat_map(u32::to_le_bytes).collect()
+    says("hello\n", &end)
 }
 
 /// A place for sockets of its own, and VM files.

@@ -1,9 +1,12 @@
 //! How runs end from outside, and by a guest that does not: with what status, with which last line, and with nothing
 //! left behind. The guests are a few instructions each, so that nothing is fetched.
 
+mod says;
+
 use rexpect::session::spawn_command;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use says::says;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -46,16 +49,7 @@ impl Scratch {
 
 /// Each byte by the SBI's debug console, then a loop.
 fn talker(text: &str) -> Vec<u8> {
-    const ECALL: u32 = 0x73;
-    let byte = |byte: u8| [u32::from(byte) << 20 | 0x513, ECALL]; // li a0, byte; ecall
-    let start = [
-        0x4442_48b7, // lui a7, 0x44424
-        0x34e8_8893, // addi a7, a7, 0x34e: "DBCN"
-        0x0020_0813, // li a6, 2: write a byte
-    ];
-    let end = [0x0000_006f]; // j .
-    let code = start.into_iter().chain(text.bytes().flat_map(byte)).chain(end);
-    code.flat_map(u32::to_le_bytes).collect()
+    says(text, &[0x0000_006f]) // j .
 }
 
 /// Starts it, and waits until the guest has said a line.

@@ -125,12 +125,18 @@ fn hypervisor_counters(w: &World) -> u64 {
     synced.expect("it is counted").1
 }
 
-#[test]
-fn bytes_by_the_uart_are_brief() {
+/// A guest that is about to send bytes by the UART.
+fn sender() -> World {
     let mut w = steered();
     write(&mut w, GUEST_ENTRY, [SB as u32; 4].map(u32::to_le_bytes).as_flattened());
     w.run.context.pc = GUEST_ENTRY;
     (w.run.context.x[10], w.run.context.x[11]) = (UART, u64::from(b'A'));
+    w
+}
+
+#[test]
+fn bytes_by_the_uart_are_brief() {
+    let mut w = sender();
     let exit = Exit { cause: STORE, tval: UART, tval2: 0, tinst: 0 };
     assert_eq!(w.brief(exit), Brief::NO, "nobody knows the way");
     assert_eq!(w.exit(STORE, UART, 0, 0), Outcome::Resume);
@@ -140,10 +146,7 @@ fn bytes_by_the_uart_are_brief() {
 
 #[test]
 fn bytes_by_the_uart_are_brief_where_the_trap_names_what_was_denied() {
-    let mut w = steered();
-    write(&mut w, GUEST_ENTRY, [SB as u32; 4].map(u32::to_le_bytes).as_flattened());
-    w.run.context.pc = GUEST_ENTRY;
-    (w.run.context.x[10], w.run.context.x[11]) = (UART, u64::from(b'A'));
+    let mut w = sender();
     let exit = Exit { cause: STORE_DENIED, tval: UART, tval2: POISON >> 2, tinst: 0 };
     assert_eq!(w.brief(exit), Brief::NO, "nobody knows the way");
     // The first by a pointer, which says nothing of the instruction.
