@@ -124,6 +124,10 @@ counters! {
         lane_page_global = "lane.page_global",
         /// Writes of `satp` that the lane carried out.
         lane_satp = "lane.satp",
+        /// Fences of all addresses and all ASIDs that the lane did.
+        lane_all = "lane.all",
+        /// Reads of `satp` that the lane did.
+        lane_satp_read = "lane.satp_read",
         /// Exits by fences by address and ASID, on shadow tables.
         fences_page = "fences.page",
         /// Exits by fences by address alone.

@@ -200,7 +200,7 @@ pub(crate) fn reach<E: Env>(
 /// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.
 pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
     if let Some(shadow) = vm.memory.lock().as_mut().and_then(|memory| memory.shadow.as_mut()) {
-        shadow.host_wrote(gfn, &env.mem());
+        shadow.host_wrote(gfn, &mut env.mem());
     }
 }
 

@@ -16,6 +16,8 @@ pub enum Event {
     Swap { at: u64, value: u64, order: Order },
     /// `sfence.vma`, or `hfence.vvma`, of an address in all address spaces.
     Forget { address: u64, is_virtual: bool },
+    /// The same of all addresses.
+    ForgetAll { is_virtual: bool },
     /// `mret` or `sret`: the instruction.
     Return(u32),
 }
@@ -96,6 +98,7 @@ impl Hart {
                 self.set(rd, old);
             }
             Op::Return(insn) => self.events.push(Event::Return(insn)),
+            Op::ForgetAll { is_virtual } => self.events.push(Event::ForgetAll { is_virtual }),
             Op::Forget { address, is_virtual } => self.events.push(Event::Forget { address: x(address), is_virtual }),
         }
         self.pc = next;

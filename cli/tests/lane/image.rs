@@ -19,6 +19,9 @@ pub const SFENCE_VMA: u64 = 0x1200_0073;
 /// The same for a write of `satp`, but for its source.
 pub const WRITE_MASK: u64 = 0xfff0_7fff;
 pub const WRITES_SATP: u64 = 0x1800_1073;
+/// And for a read, but for where it goes.
+pub const READ_MASK: u64 = 0xffff_f07f;
+pub const READS_SATP: u64 = 0x1800_2073;
 /// A value that is no instruction's, and no ASID.
 pub const NEVER: u64 = 1 << 32;
 /// V of an entry, and the mark of a pointer between shadows of tables.

@@ -29,6 +29,8 @@ pub enum Op {
     Return(u32),
     /// `sfence.vma`, or `hfence.vvma`, of the address in a register, in all address spaces.
     Forget { address: u32, is_virtual: bool },
+    /// The same of all addresses.
+    ForgetAll { is_virtual: bool },
 }
 
 /// What an atomic instruction orders: what follows it after it, and itself after what stands before it.
@@ -203,8 +205,9 @@ pub fn decode(pc: u64, code: impl Fn(u64) -> Option<u16>) -> Result<(Op, u64), S
         (0x73, 1) => Op::Exchange { rd, csr: insn >> 20, source: rs1 },
         (0x73, 2) => Op::SetBits { rd, csr: insn >> 20, source: rs1 },
         (0x73, 0) if [MRET, SRET].contains(&insn) => Op::Return(insn),
-        (0x73, 0) if rd == 0 && rs1 != 0 && rs2 == 0 && [0x09, 0x11].contains(&(insn >> 25)) => {
-            Op::Forget { address: rs1, is_virtual: insn >> 25 == 0x11 }
+        (0x73, 0) if rd == 0 && rs2 == 0 && [0x09, 0x11].contains(&(insn >> 25)) => {
+            let is_virtual = insn >> 25 == 0x11;
+            if rs1 == 0 { Op::ForgetAll { is_virtual } } else { Op::Forget { address: rs1, is_virtual } }
         }
         _ => return Err(format!("instruction {insn:#x} at {pc:#x}")),
     };

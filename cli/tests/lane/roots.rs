@@ -2,10 +2,11 @@
 //! says that comes of a write of `satp`.
 
 use super::hart::Event;
-use super::image::{BRIEF, LANE, NEVER, WRITE_MASK, WRITES_SATP, X};
+use super::image::{BRIEF, CONTEXT, LANE, NEVER, READ_MASK, READS_SATP, WRITE_MASK, WRITES_SATP, X};
 use super::insn::Order;
 use super::memory::Memory;
 use super::scene::{After, Random, Scene};
+use super::steered::{self, rest_at};
 use rv::context::token;
 use rv::{Lane, LaneRoot, LaneRoots};
 
@@ -13,6 +14,9 @@ use rv::{Lane, LaneRoot, LaneRoots};
 const PLACES: usize = LaneRoot::MOST;
 const TABLE: u64 = 0xf000_0000;
 const POSTING: u64 = 0xf100_0000;
+/// Where the headers of roots end, and bytes of one.
+const HEADERS: u64 = 0xf200_0000;
+const HEADER: u64 = 64;
 /// ASIDs whose places there are, and frames of tables for ASID 0.
 const ASIDS: [u64; 4] = [0, 1, 7, 0xffff];
 const FRAMES: [u64; 3] = [1, 0x8_0307, 0xf_ffff_ffff];
@@ -29,11 +33,12 @@ fn at(satp: u64) -> u64 {
     TABLE + (LaneRoot::place(asid, satp, PLACES) * LaneRoot::BYTES) as u64
 }
 
-/// Adds what the lane finds there. Returns what registers are to hold, if the instruction is to be a write.
-pub fn furnish(memory: &mut Memory, random: &mut Random) -> Option<[u64; 32]> {
+/// Adds what the lane finds there. `epoch`: what roots say that are at rest, in `steered`. Returns what registers are to hold, if the instruction is to be a write.
+pub fn furnish(memory: &mut Memory, epoch: Option<u64>, random: &mut Random) -> Option<[u64; 32]> {
     let head = memory.word(LANE + Lane::LOG_HEAD_AT as u64);
     let those: [u64; 6] = std::array::from_fn(|_| written(random));
     let registers = std::array::from_fn(|_| if random.once_in(8) { written(random) } else { random.any(&those) });
+    let mut roots = 0;
     for asid in ASIDS {
         for frame in FRAMES {
             let pair = at(asid << 44 | frame);
@@ -46,10 +51,14 @@ pub fn furnish(memory: &mut Memory, random: &mut Random) -> Option<[u64; 32]> {
                     1 => head - token::STEP,
                     _ => head,
                 };
+                let root = HEADERS + HEADER * roots;
+                roots += 1;
+                let says = epoch.filter(|_| random.once_in(2)).unwrap_or_else(|| random.next());
+                memory.set(rest_at(root), says);
                 for (word, value) in [
                     (LaneRoot::KEY_AT, key),
                     (LaneRoot::HEAD_AT, left),
-                    (LaneRoot::ROOT_AT, random.next()),
+                    (LaneRoot::ROOT_AT, root + Lane::POINTER_FLAGS),
                     (LaneRoot::ASID_AT, random.next()),
                     (LaneRoot::SATP_AT, random.next()),
                 ] {
@@ -58,11 +67,16 @@ pub fn furnish(memory: &mut Memory, random: &mut Random) -> Option<[u64; 32]> {
             }
         }
     }
+    if epoch.is_none() {
+        memory.set(LANE + Lane::GATE_AT as u64, 0);
+    }
     memory.set(POSTING, random.next());
     memory.set(POSTING + LaneRoots::POSTED_AT as u64, if random.once_in(6) { 1 << random.below(64) } else { 0 });
     for (at, value) in [
         (Lane::WRITE_MASK_AT, WRITE_MASK),
         (Lane::WRITE_MATCHES_AT, if random.once_in(8) { NEVER } else { WRITES_SATP }),
+        (Lane::READ_MASK_AT, READ_MASK),
+        (Lane::READ_MATCHES_AT, if random.once_in(8) { NEVER } else { READS_SATP }),
         (Lane::ROOTS_AT, TABLE),
         (Lane::LAST_PAIR_AT, (PLACES / LaneRoot::PAIR) as u64 - 1),
         (Lane::PRESENT_AT, at(registers[0])),
@@ -105,7 +119,11 @@ impl Scene {
         let word = |at: usize| self.hart.memory.word(slot + at as u64);
         let mut after = self.left("a root that is out of date");
         after.hart.memory.set(X + 8 * 28, self.hart.x[28]);
-        if word(LaneRoot::HEAD_AT) != head {
+        let is_up_to_date = word(LaneRoot::HEAD_AT) == head;
+        if !is_up_to_date && self.block.syncs {
+            after.hart.events.push(Event::Fence(0b10, 0b11));
+        }
+        if !is_up_to_date && !self.is_at_rest(word(LaneRoot::ROOT_AT)) {
             return after;
         }
         let order = Order { acquires: true, releases: false };
@@ -134,6 +152,45 @@ impl Scene {
         *epc = epc.wrapping_add(4);
         hart.events = events;
         hart.events.extend([Event::Store { at: left, value: head }, Event::Return(way.xret)]);
-        After { what: "another root", hart, is_left: false }
+        let what = if is_up_to_date { "another root" } else { "another root, at rest" };
+        After { what, hart, is_left: false }
+    }
+
+    /// Whether a root, as the lane has it, is at rest.
+    fn is_at_rest(&self, root: u64) -> bool {
+        let says = self.hart.memory.word(rest_at(root - Lane::POINTER_FLAGS));
+        self.block.syncs && says == self.hart.memory.word(steered::EPOCH)
+    }
+
+    /// Whether the lane is to take the trap for a read of `satp`: then the register that it goes to.
+    pub fn read(&self) -> Option<u64> {
+        let way = self.block.way;
+        let csr = |number| self.hart.csrs[&number];
+        let insn = csr(way.tval);
+        let is_read = csr(way.cause) == way.fence
+            && csr(way.status) & way.supervisor != 0
+            && insn & READ_MASK == self.lane(Lane::READ_MATCHES_AT);
+        is_read.then_some(insn >> 7 & 31)
+    }
+
+    /// What a read of `satp` comes to.
+    pub fn after_read(&self, register: u64) -> After {
+        let way = self.block.way;
+        let mut hart = self.hart.clone();
+        (29..32).for_each(|n| hart.memory.set(X + 8 * n, self.hart.x[n as usize]));
+        let value = self.hart.memory.word(POSTING);
+        if register != 0 {
+            hart.x[register as usize] = value;
+        }
+        if register >= 29 {
+            hart.memory.set(X + 8 * register, value);
+        }
+        hart.csrs.insert(way.scratch, CONTEXT);
+        let reads = self.lane(Lane::READS_AT).wrapping_add(1);
+        hart.memory.set(LANE + Lane::READS_AT as u64, reads);
+        let epc = hart.csrs.get_mut(&way.epc).expect("it is there");
+        *epc = epc.wrapping_add(4);
+        hart.events.push(Event::Return(way.xret));
+        After { what: "a read", hart, is_left: false }
     }
 }

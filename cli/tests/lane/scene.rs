@@ -1,7 +1,9 @@
 //! Traps as the lane finds them, made at random, and what docs/lane.md says that comes of them.
 
 use super::hart::{Event, Hart, Stuck};
-use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, SFENCE_VMA, VALID, WRITES_SATP, X};
+use super::image::{
+    BRIEF, Block, CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, READS_SATP, SFENCE_VMA, VALID, WRITES_SATP, X,
+};
 use super::memory::Memory;
 use super::roots;
 use super::steered::{self, Chunk, LINE};
@@ -114,7 +116,10 @@ impl Scene {
                 indices | upper | random.below(4096)
             }
         });
-        let writes = roots::furnish(&mut memory, random);
+        let epoch = syncs.then(|| {
+            steered::furnish_rest(&mut memory, (0..TABLES_EACH).map(|number| table(levels - 1, number)), random)
+        });
+        let writes = roots::furnish(&mut memory, epoch, random);
         x = writes.unwrap_or(x);
         x[0] = 0;
         let registers = random.below(32) << 15 | if random.once_in(3) { 0 } else { random.below(32) << 20 };
@@ -125,6 +130,8 @@ impl Scene {
             2 => {
                 random.any(&[0x1800_2073, 0x1800_10f3, 0x1800_5073, 0x1810_1073, 0x1400_1073]) | registers & !(31 << 20)
             }
+            3 if random.once_in(2) => READS_SATP | random.below(32) << 7,
+            4 if syncs => SFENCE_VMA | if random.once_in(4) { registers & !(31 << 15) } else { 0 },
             _ if writes.is_some() => WRITES_SATP | registers & !(31 << 20),
             _ => SFENCE_VMA | registers,
         };
@@ -181,6 +188,16 @@ impl Scene {
         (is_fence && is_known).then_some((self.hart.x[rs1], rs2 != 0))
     }
 
+    /// Whether the lane is to take the trap for a fence of all addresses and all ASIDs.
+    pub fn is_wide(&self) -> bool {
+        let way = self.block.way;
+        let csr = |number| self.hart.csrs[&number];
+        self.block.syncs
+            && csr(way.cause) == way.fence
+            && csr(way.status) & way.supervisor != 0
+            && csr(way.tval) & (FENCE_MASK | 31 << 15 | 31 << 20) == self.lane(Lane::MATCHES_AT)
+    }
+
     /// Where the marked pointers lead that an address selects.
     pub fn place(&self, address: u64) -> Place {
         let mut table = self.lane(Lane::ROOT_AT) - Lane::POINTER_FLAGS;
@@ -210,6 +227,12 @@ impl Scene {
     fn after(&self) -> After {
         if let Some(written) = self.written() {
             return self.after_write(written);
+        }
+        if let Some(register) = self.read() {
+            return self.after_read(register);
+        }
+        if self.is_wide() {
+            return self.after_wide();
         }
         let Some((address, by_asid)) = self.fence() else { return self.left("no fence") };
         if self.block.syncs {

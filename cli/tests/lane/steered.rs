@@ -2,13 +2,13 @@
 //! says where guest memory is. And what docs/lane.md says that comes of it.
 
 use super::hart::{Event, Hart};
-use super::image::{LANE, X};
+use super::image::{BRIEF, LANE, X};
 use super::insn::Order;
 use super::memory::Memory;
 use super::scene::{After, INDICES, Place, Random, Scene};
 use mmu::shadow::{LEAVES, whole_chunk};
 use mmu::table::{State, Writer, is_poison};
-use rv::{Caps, Entry, Gpa, Lane, LaneSync, Level, Pfn, Pte, PteFlags};
+use rv::{Caps, Entry, FenceLog, Gpa, Lane, LaneSync, Level, Pfn, Pte, PteFlags};
 
 /// The guest's tables of level 0.
 pub const GUESTS: u64 = 0xa000_0000;
@@ -18,6 +18,8 @@ pub const CONSTANTS: (u64, &[u64]) = (LEAVES_AT, &LEAVES);
 const CHUNKS: u64 = 0xc000_0000;
 const PAGES: u64 = 0xd000_0000;
 const GATE: u64 = 0xe000_0000;
+/// What roots say that are at rest.
+pub const EPOCH: u64 = GATE + LaneSync::EPOCH_AT;
 /// Bytes of a line of the log.
 pub const LINE: u64 = LaneSync::LINE_BYTES;
 
@@ -50,6 +52,19 @@ enum Made {
     Entry(&'static str, Pte),
     /// Only the full path knows.
     Unknown(&'static str),
+}
+
+/// Where a root says whether it is at rest.
+pub fn rest_at(root: u64) -> u64 {
+    root.wrapping_add_signed(LaneSync::REST_AT)
+}
+
+/// Adds whether the roots with these tables are at rest. Returns what those say that are.
+pub fn furnish_rest(memory: &mut Memory, roots: impl Iterator<Item = u64>, random: &mut Random) -> u64 {
+    let epoch = random.next();
+    memory.set(EPOCH, epoch);
+    roots.for_each(|root| memory.set(rest_at(root), if random.once_in(4) { random.next() } else { epoch }));
+    epoch
 }
 
 /// Adds what the lane finds there. `tables`: those of level 0.
@@ -174,6 +189,52 @@ impl Scene {
         }
         self.opens_gate(&mut hart, line + LINE);
         self.taken(what, hart, (address, by_asid))
+    }
+
+    /// What a fence of all addresses and all ASIDs comes to.
+    pub fn after_wide(&self) -> After {
+        let way = self.block.way;
+        let looks = Event::Fence(0b11, 0b10);
+        let left = |what, events: &[Event]| {
+            let mut after = self.left(what);
+            after.hart.events = [&[looks], events].concat();
+            after
+        };
+        let root = self.lane(Lane::ROOT_AT) - Lane::POINTER_FLAGS;
+        let epoch = self.hart.memory.word(EPOCH);
+        if self.hart.memory.word(rest_at(root)) != epoch {
+            return left("not at rest", &[]);
+        }
+        let takes = Event::Swap { at: GATE, value: 0, order: Order { acquires: true, releases: true } };
+        let opens = |value| Event::Swap { at: GATE, value, order: Order { acquires: false, releases: true } };
+        let position = self.hart.memory.word(GATE);
+        let Some(line) = self.line() else {
+            let what = if position == 0 { "the gate is closed" } else { "the log is full" };
+            return if position == 0 { left(what, &[takes]) } else { left(what, &[takes, opens(position)]) };
+        };
+        let mut hart = self.hart.clone();
+        let count = |at: usize, more: u64| (LANE + at as u64, self.lane(at).wrapping_add(more));
+        for (at, value) in [
+            (line, LaneSync::WIDE),
+            (GATE, line + LINE),
+            count(Lane::LOG_HEAD_AT, <FenceLog>::EVERYTHING),
+            count(Lane::WIDE_AT, 1),
+            (BRIEF, 0),
+        ] {
+            hart.memory.set(at, value);
+        }
+        hart.events = vec![
+            looks,
+            takes,
+            Event::Store { at: line, value: LaneSync::WIDE },
+            opens(line + LINE),
+            Event::ForgetAll { is_virtual: way.is_virtual },
+            Event::Return(way.xret),
+        ];
+        (29..32).for_each(|n| hart.memory.set(X + 8 * n, self.hart.x[n as usize]));
+        let epc = hart.csrs.get_mut(&way.epc).expect("it is there");
+        *epc = epc.wrapping_add(4);
+        After { what: "all, at rest", hart, is_left: false }
     }
 
     fn takes_gate(&self, hart: &mut Hart) {

@@ -1,6 +1,6 @@
 //! What has to be true where a path ends.
 
-use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, SFENCE_VMA, VALID, X};
+use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, LANE, READS_SATP, SFENCE_VMA, VALID, X};
 use super::insn::{How, Test};
 use super::memory::{Gate, Place, RING, RING_BYTES};
 use super::prover::{Did, HEAD, Proved, Prover, State, TOKEN};
@@ -8,7 +8,7 @@ use super::roots::Published;
 use super::solver::Value;
 use mmu::table::is_poison;
 use rv::context::token;
-use rv::{Lane, LaneSync, Pte};
+use rv::{FenceLog, Lane, LaneSync, Pte};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An end that is not the full path.
@@ -17,7 +17,12 @@ pub enum End {
     /// A front's, at a walk.
     Walk { rs1: u64, rs2: u64 },
     /// In the guest, by another root. How it is chosen: by an ASID, or without; and which it is of its pair.
-    Root { has_asid: bool, nth: usize },
+    /// And whether fences have passed over it, which had nothing to do.
+    Root { has_asid: bool, nth: usize, is_at_rest: bool },
+    /// In the guest, with its `satp` in that register.
+    Read { register: u64 },
+    /// In the guest, after a fence of everything, which had nothing to do.
+    Wide,
     /// A walk's, in the guest.
     Guest { of_all: bool, what: What },
 }
@@ -38,7 +43,9 @@ impl End {
     pub fn of_walks(block: &Block) -> BTreeSet<Self> {
         let steps = [None, Some(Place::Chunk), Some(Place::Page)].map(What::Step);
         let deeds = if block.syncs { [steps.as_slice(), &[What::Noted]].concat() } else { vec![What::Token] };
-        deeds.into_iter().flat_map(|what| [false, true].map(|of_all| End::Guest { of_all, what })).collect()
+        let wide = block.syncs.then_some(End::Wide);
+        let walks = deeds.into_iter().flat_map(|what| [false, true].map(|of_all| End::Guest { of_all, what }));
+        walks.chain(wide).collect()
     }
 }
 
@@ -89,8 +96,8 @@ impl Prover<'_> {
         if state.published != Published::Unchanged {
             return Err("a root is published that is not loaded".into());
         }
-        // Beyond the log's end nobody looks.
-        if state.did.iter().any(|did| !matches!(did, Did::Line { .. })) {
+        // Beyond the log's end nobody looks, and a fence changes nothing.
+        if state.did.iter().any(|did| !matches!(did, Did::Line { .. } | Did::Fence(..))) {
             return Err("it has done something, and goes on to the full path".into());
         }
         self.is_saved(state)
@@ -99,6 +106,34 @@ impl Prover<'_> {
     /// The front's end where a walk begins: it is a fence, from supervisor mode, of this address space or of all, and its
     /// address is in t5.
     pub fn arrives(&mut self, state: &State, of_all: bool) -> Proved {
+        let (rs1, rs2) = self.is_fence(state)?;
+        if rs1 == 0 {
+            return Err("a fence of all addresses".into());
+        }
+        self.ends.insert(End::Walk { rs1, rs2 });
+        self.same(state.x[30], self.before.x[rs1 as usize], "another address")?;
+        match (of_all, rs2) {
+            (true, 0) => Ok(()),
+            (true, _) => Err("a fence of one address space is taken for one of all".into()),
+            (false, 0) => Err("a fence of all address spaces is taken for one of one".into()),
+            (false, _) => {
+                self.same(self.before.x[rs2 as usize], self.lane(Lane::ASID_AT), "a fence of another address space")
+            }
+        }
+    }
+
+    /// The front's end where it is a fence of all addresses, from supervisor mode: the instruction is in t4.
+    pub fn arrives_wide(&mut self, state: &State) -> Proved {
+        let (rs1, rs2) = self.is_fence(state)?;
+        if rs1 != 0 {
+            return Err("a fence of one address".into());
+        }
+        self.ends.insert(End::Walk { rs1, rs2 });
+        self.same(state.x[29], self.before.csrs[&self.block.way.tval], "another instruction in t4")
+    }
+
+    /// The front has done nothing, and it is a fence, from supervisor mode, by a lane that is on. Its registers.
+    fn is_fence(&mut self, state: &State) -> Result<(u64, u64), String> {
         self.leaves_all_as_it_was(state)?;
         let way = self.block.way;
         let [insn, cause, status] = [way.tval, way.cause, way.status].map(|csr| self.before.csrs[&csr]);
@@ -115,20 +150,7 @@ impl Prover<'_> {
                 Value::Term(_) => Err("the registers are not looked at"),
             }
         };
-        let (rs1, rs2) = (register(15)?, register(20)?);
-        if rs1 == 0 {
-            return Err("a fence of all addresses".into());
-        }
-        self.ends.insert(End::Walk { rs1, rs2 });
-        self.same(state.x[30], self.before.x[rs1 as usize], "another address")?;
-        match (of_all, rs2) {
-            (true, 0) => Ok(()),
-            (true, _) => Err("a fence of one address space is taken for one of all".into()),
-            (false, 0) => Err("a fence of all address spaces is taken for one of one".into()),
-            (false, _) => {
-                self.same(self.before.x[rs2 as usize], self.lane(Lane::ASID_AT), "a fence of another address space")
-            }
-        }
+        Ok((register(15)?, register(20)?))
     }
 
     /// The end of a walk, back in the guest: after its fence, with all as it was, and the fence done.
@@ -139,6 +161,12 @@ impl Prover<'_> {
         }
         if let Some(written) = self.before.written {
             return self.changes(state, written);
+        }
+        if let Some(register) = self.before.reads {
+            return self.has_read(state, register);
+        }
+        if self.before.is_wide {
+            return self.fences_all(state);
         }
         let Some((address, of_all)) = self.before.fence else { return Err("it returns from the front".into()) };
         let before = self.before.x;
@@ -157,6 +185,71 @@ impl Prover<'_> {
             }
             _ => Err(format!("what it does, or in what order: {:?}", state.did)),
         }
+    }
+
+    /// The end of a fence of everything: the root is at rest, which was looked at after all that the guest has seen; the log knows of
+    /// it, and all translations are forgotten.
+    fn fences_all(&mut self, state: &State) -> Proved {
+        let way = self.block.way;
+        let rs2 = self.solver.with(How::And, self.before.csrs[&way.tval], 31 << 20);
+        self.same(rs2, Value::Known(0), "it names an address space")?;
+        self.is_at_rest(state)?;
+        let (Gate::Opened(position, now), [before, Did::Line { offset: 0, value }, after]) =
+            (state.gate, &state.did[..])
+        else {
+            return Err(format!("what it does, or in what order: {:?}", state.did));
+        };
+        if (*before, *after) != (Did::Fence(0b11, 0b10), Did::ForgetAll { is_virtual: way.is_virtual }) {
+            return Err(format!("what it does, or in what order: {:?}", state.did));
+        }
+        self.same(*value, Value::Known(LaneSync::WIDE), "another line of the log")?;
+        let next = self.solver.with(How::Add, position, LaneSync::LINE_BYTES);
+        self.same(now, next, "the log has no line more")?;
+        self.registers_are(&state.x, &self.before.x.clone())?;
+        let mut csrs = self.before.csrs.clone();
+        let epc = self.solver.with(How::Add, csrs[&way.epc], 4);
+        csrs.insert(way.epc, epc);
+        self.csrs_are(state, &csrs)?;
+        let wide = LANE + Lane::WIDE_AT as u64;
+        let count = |prover: &mut Self, at, more| prover.solver.with(How::Add, prover.before.context.word(at), more);
+        let words =
+            [(HEAD, count(self, HEAD, <FenceLog>::EVERYTHING)), (wide, count(self, wide, 1)), (BRIEF, Value::Known(0))];
+        self.ends.insert(End::Wide);
+        self.context_is(state, &words)
+    }
+
+    /// What the root says is what those say that are at rest.
+    pub fn is_at_rest(&mut self, state: &State) -> Proved {
+        let [Some(says), Some(those)] = state.rest else {
+            return Err("it is not looked at whether it is at rest".into());
+        };
+        self.same(says, those, "it is not at rest")
+    }
+
+    /// The end of a read of `satp`: the register has what the vCPU publishes, and nothing else has changed.
+    fn has_read(&mut self, state: &State, register: u64) -> Proved {
+        let way = self.block.way;
+        let [cause, status] = [way.cause, way.status].map(|csr| self.before.csrs[&csr]);
+        self.same(cause, Value::Known(way.fence), "another cause")?;
+        let supervisor = self.solver.with(How::And, status, way.supervisor);
+        self.same(supervisor, Value::Known(way.supervisor), "not from supervisor mode")?;
+        self.same(self.lane(Lane::READ_MATCHES_AT), Value::Known(READS_SATP), "a lane that is off")?;
+        let Some(read) = state.read.filter(|_| state.did.is_empty()) else { return Err("nothing is read".into()) };
+        let mut x = self.before.x;
+        if register != 0 {
+            x[register as usize] = read;
+        }
+        self.registers_are(&state.x, &x)?;
+        let mut csrs = self.before.csrs.clone();
+        let epc = self.solver.with(How::Add, csrs[&way.epc], 4);
+        csrs.insert(way.epc, epc);
+        self.csrs_are(state, &csrs)?;
+        let reads = LANE + Lane::READS_AT as u64;
+        let count = self.solver.with(How::Add, self.before.context.word(reads), 1);
+        self.ends.insert(End::Read { register });
+        // Of these registers the lane has the guest's in the context.
+        let saved = (register >= 29).then_some((X + 8 * register, read));
+        self.context_is(state, &[(reads, count)].into_iter().chain(saved).collect::<Vec<_>>())
     }
 
     /// What becomes of a counter of fences.

@@ -50,6 +50,10 @@ impl Prover<'_> {
         let root = self.lane(Lane::ROOT_AT);
         self.assume_bits(root, 0xfff, Lane::POINTER_FLAGS);
         self.assume_below(root, ADDRESSES);
+        if !self.block.syncs {
+            // So whoever looks knows that there is none.
+            self.promise_no_gate();
+        }
         if self.block.syncs {
             for (at, alignment) in [(Lane::GATE_AT, LOG_BYTES), (Lane::LEAVES_AT, 8), (Lane::CHUNKS_AT, 8)] {
                 let address = self.lane(at);
@@ -57,6 +61,11 @@ impl Prover<'_> {
                 self.assume_below(address, ADDRESSES);
             }
         }
+    }
+
+    fn promise_no_gate(&mut self) {
+        let is_none = self.solver.is(self.lane(Lane::GATE_AT), Value::Known(0));
+        self.solver.assume(is_none);
     }
 
     pub fn assume_below(&mut self, value: Value, bound: u64) {
@@ -100,6 +109,9 @@ impl Prover<'_> {
         if let Value::Known(at) = from {
             return state.context.at(at).copied().ok_or_else(|| format!("a load from {at:#x}"));
         }
+        if self.before.is_wide {
+            return self.load_for_rest(state, self.lane(Lane::ROOT_AT), from);
+        }
         if self.before.fence.is_none() {
             return self.load_for_roots(state, from);
         }
@@ -128,6 +140,25 @@ impl Prover<'_> {
             state.level -= 1;
         }
         Ok(entry)
+    }
+
+    /// A load of what a root says, or of what those say that are at rest. `root`: as the lane has it.
+    pub fn load_for_rest(&mut self, state: &mut State, root: Value, from: Value) -> Result<Value, String> {
+        let says =
+            self.solver.with(How::Add, root, LaneSync::REST_AT.wrapping_sub_unsigned(Lane::POINTER_FLAGS) as u64);
+        let those = self.solver.with(How::Add, self.lane(Lane::GATE_AT), LaneSync::EPOCH_AT);
+        if self.before.is_wide && state.did != [Did::Fence(0b11, 0b10)] {
+            return Err("it looks before what the guest has seen".into());
+        }
+        for (n, at) in [says, those].into_iter().enumerate() {
+            let is_at = self.solver.is(from, at);
+            if self.solver.must_be(is_at) && state.rest[n].is_none() {
+                let value = self.anything(state);
+                state.rest[n] = Some(value);
+                return Ok(value);
+            }
+        }
+        Err("a load from something else".into())
     }
 
     /// The table that the walk has come to.
@@ -242,7 +273,7 @@ impl Prover<'_> {
             *word = value;
             return Ok(());
         }
-        if self.before.fence.is_none() {
+        if self.before.fence.is_none() && !self.before.is_wide {
             return self.store_for_roots(state, at, value);
         }
         let slot = self.solver.with(How::Add, at, RING.wrapping_neg());
@@ -260,7 +291,7 @@ impl Prover<'_> {
             state.did.push(Did::Line { offset, value });
             return Ok(());
         }
-        if state.level != 0 {
+        if state.level != 0 || self.before.is_wide {
             return Err("a store to a table that is not of level 0".into());
         }
         self.must_be_entry(state, at)?;
@@ -286,7 +317,7 @@ impl Prover<'_> {
 
     /// An exchange: takes the gate, or opens it.
     pub fn swap(&mut self, state: &mut State, at: Value, value: Value, order: Order) -> Result<Value, String> {
-        if self.before.fence.is_none() {
+        if self.before.fence.is_none() && !self.before.is_wide {
             return self.swap_for_roots(state, at, value, order);
         }
         if !self.block.syncs {

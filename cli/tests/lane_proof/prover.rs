@@ -6,7 +6,9 @@
 //! the front has been shown to arrive with is what the walk begins with.
 
 use super::ends::End;
-use super::image::{Block, CONTEXT, FENCE_MASK, Image, LANE, NEVER, SFENCE_VMA, WRITE_MASK, WRITES_SATP, X};
+use super::image::{
+    Block, CONTEXT, FENCE_MASK, Image, LANE, NEVER, READ_MASK, READS_SATP, SFENCE_VMA, WRITE_MASK, WRITES_SATP, X,
+};
 use super::insn::{How, Op, Test, decode};
 use super::memory::{Gate, Place};
 use super::roots::Published;
@@ -44,6 +46,10 @@ pub enum Did {
         address: Value,
         is_virtual: bool,
     },
+    /// All addresses.
+    ForgetAll {
+        is_virtual: bool,
+    },
     /// A store to the head of the present root.
     Left {
         head: Value,
@@ -69,6 +75,10 @@ pub struct State {
     pub published: Published,
     /// What is posted, if that has been looked at.
     pub posted: Option<Value>,
+    /// What a root says, and those say that are at rest, as far as it has been looked at.
+    pub rest: [Option<Value>; 2],
+    /// What the guest has in `satp`, if that has been read.
+    pub read: Option<Value>,
     pub loads: u32,
     steps: u32,
 }
@@ -106,8 +116,12 @@ pub struct Before {
     pub context: Words,
     /// In the walk: the address of the fence, and whether it names no ASID.
     pub fence: Option<(Value, bool)>,
+    /// It is a fence of all addresses.
+    pub is_wide: bool,
     /// Where it is a write of `satp`: what is written.
     pub written: Option<Value>,
+    /// Where it is a read: the register.
+    pub reads: Option<u64>,
 }
 
 /// A block of the lane's code, and the vector that leads to it.
@@ -117,6 +131,8 @@ pub struct Prover<'a> {
     pub solver: &'a mut Solver,
     own: u64,
     all: u64,
+    /// Where it brings entries in step: for fences of all addresses.
+    wide: Option<u64>,
     full: u64,
     pub before: Before,
     /// How paths end that are not left to the full path: a front's at a walk, and a walk's in the guest.
@@ -135,7 +151,9 @@ impl<'a> Prover<'a> {
             csrs: BTreeMap::new(),
             context: Words(Vec::new()),
             fence: None,
+            is_wide: false,
             written: None,
+            reads: None,
         };
         Self {
             image,
@@ -143,6 +161,7 @@ impl<'a> Prover<'a> {
             solver,
             own: label("own"),
             all: label("all"),
+            wide: block.syncs.then(|| label("wide")),
             full: image.at(block.way.full),
             before,
             ends: BTreeSet::new(),
@@ -174,12 +193,16 @@ impl<'a> Prover<'a> {
         let is_write = self.solver.is(kind, Value::Known(WRITES_SATP));
         let is_not = self.solver.not(is_write);
         self.solver.assume(is_not);
+        let kind = self.solver.with(How::And, insn, READ_MASK);
+        let is_read = self.solver.is(kind, Value::Known(READS_SATP));
+        let is_not = self.solver.not(is_read);
+        self.solver.assume(is_not);
         self.go_on_by(trap, insn)?;
         self.solver.forget(from);
         let mut expected = BTreeSet::new();
         for registers in pairs {
-            // Any but x0 may hold the address.
-            if registers & 31 != 0 {
+            // Any but x0 may hold the address; x0 is all addresses.
+            if registers & 31 != 0 || self.block.syncs {
                 expected.insert(End::Walk { rs1: registers & 31, rs2: registers >> 5 });
             }
             let fence = SFENCE_VMA | (registers & 31) << 15 | registers >> 5 << 20;
@@ -209,8 +232,32 @@ impl<'a> Prover<'a> {
         });
         self.solver.forget(from);
         proved?;
-        let ends = [0, 1].map(|nth| [true, false].map(|has_asid| End::Root { has_asid, nth }));
-        self.has_ended(&ends.into_iter().flatten().collect())
+        let rests = if self.block.syncs { [false, true].as_slice() } else { &[false] };
+        let of = |is_at_rest: bool| {
+            let of_pair = move |nth| [true, false].map(|has_asid| End::Root { has_asid, nth, is_at_rest });
+            [0, 1].into_iter().flat_map(of_pair)
+        };
+        self.has_ended(&rests.iter().flat_map(|is_at_rest| of(*is_at_rest)).collect())
+    }
+
+    /// Proves reads of `satp` to these registers.
+    ///
+    /// # Errors
+    /// What is wrong, and where.
+    pub fn reads(&mut self, registers: impl Iterator<Item = u64> + Clone) -> Proved {
+        let from = self.solver.remember();
+        let trap = self.trap();
+        let proved = registers.clone().try_for_each(|register| {
+            let from = self.solver.remember();
+            let insn = self.solver.any_with(&format!("read_{register}"), 0xffff_ffff, READS_SATP | register << 7);
+            self.before.reads = Some(register);
+            let proved = self.go_on_by(&trap, insn);
+            self.solver.forget(from);
+            proved
+        });
+        self.solver.forget(from);
+        proved?;
+        self.has_ended(&registers.map(|register| End::Read { register }).collect())
     }
 
     /// Proves both walks.
@@ -220,7 +267,8 @@ impl<'a> Prover<'a> {
     pub fn walks(&mut self) -> Proved {
         let from = self.solver.remember();
         let trap = self.trap();
-        let proved = [self.own, self.all].into_iter().try_for_each(|label| {
+        let labels = [self.own, self.all].into_iter().chain(self.wide);
+        let proved = labels.into_iter().try_for_each(|label| {
             let from = self.solver.remember();
             let state = self.arrived(trap.clone(), label);
             let proved = self.go_on(state);
@@ -274,7 +322,16 @@ impl<'a> Prover<'a> {
         context.set(LANE + Lane::MASK_AT as u64, Value::Known(FENCE_MASK));
         context.set(LANE + Lane::WRITE_MASK_AT as u64, Value::Known(WRITE_MASK));
         context.set(LANE + Lane::TABLE_AT as u64, Value::Known(self.image.at(&self.block.table())));
-        self.before = Before { x, csrs: csrs.clone(), context: context.clone(), fence: None, written: None };
+        context.set(LANE + Lane::READ_MASK_AT as u64, Value::Known(READ_MASK));
+        self.before = Before {
+            x,
+            csrs: csrs.clone(),
+            context: context.clone(),
+            fence: None,
+            is_wide: false,
+            written: None,
+            reads: None,
+        };
 
         let matches = self.lane(Lane::MATCHES_AT);
         let (on, off) = (Value::Known(SFENCE_VMA), Value::Known(NEVER));
@@ -299,6 +356,8 @@ impl<'a> Prover<'a> {
             of_root: BTreeMap::new(),
             published: Published::Unchanged,
             posted: None,
+            rest: [None; 2],
+            read: None,
             loads: 0,
             steps: 0,
         }
@@ -308,18 +367,25 @@ impl<'a> Prover<'a> {
     fn arrived(&mut self, trap: State, from: u64) -> State {
         let way = self.block.way;
         let address = self.solver.any("address");
-        let of_all = from == self.all;
-        self.before.fence = Some((address, of_all));
+        let (of_all, is_wide) = (from == self.all, Some(from) == self.wide);
+        self.before.is_wide = is_wide;
+        self.before.fence = (!is_wide).then_some((address, of_all));
         let rs2 = self.solver.with(How::And, trap.csrs[&way.tval], 31 << 20);
         let names_none = self.solver.is(rs2, Value::Known(0));
         let names = if of_all { names_none } else { self.solver.not(names_none) };
-        self.solver.assume(names);
+        if is_wide {
+            // A fence of all addresses.
+            self.assume_bits(trap.csrs[&way.tval], FENCE_MASK | 31 << 15, SFENCE_VMA);
+        } else {
+            self.solver.assume(names);
+        }
         let (mut x, mut csrs, mut context) = (self.before.x, self.before.csrs.clone(), self.before.context.clone());
         (29..32).for_each(|n| context.set(X + 8 * n, x[n as usize]));
         csrs.insert(way.scratch, x[10]);
         x[10] = Value::Known(CONTEXT);
-        x[29] = self.solver.any("t4");
-        x[30] = address;
+        // Where it is of all addresses, that is the instruction.
+        x[29] = if is_wide { csrs[&way.tval] } else { self.solver.any("t4") };
+        x[30] = if is_wide { self.solver.any("t5") } else { address };
         x[31] = self.solver.any("t6");
         State { pc: from, x, csrs, context, ..trap }
     }
@@ -332,7 +398,11 @@ impl<'a> Prover<'a> {
             if at == self.full {
                 return self.leaves_all_as_it_was(&state).map_err(|what| wrong(&what));
             }
-            if self.before.fence.is_none() && [self.own, self.all].contains(&at) {
+            let is_front = self.before.fence.is_none() && !self.before.is_wide;
+            if is_front && Some(at) == self.wide {
+                return self.arrives_wide(&state).map_err(|what| wrong(&what));
+            }
+            if is_front && [self.own, self.all].contains(&at) {
                 return self.arrives(&state, at == self.all).map_err(|what| wrong(&what));
             }
             state.steps += 1;
@@ -398,6 +468,7 @@ impl<'a> Prover<'a> {
                     }
                     state.set(rd, old);
                 }
+                Op::ForgetAll { is_virtual } => state.did.push(Did::ForgetAll { is_virtual }),
                 Op::Forget { address, is_virtual } => {
                     state.did.push(Did::Forget { address: x(address), is_virtual });
                 }

@@ -1,7 +1,7 @@
 //! A write of `satp`: what it may load and store, and what has to be true where it ends.
 
 use super::ends::End;
-use super::image::{BRIEF, LANE, NEVER, WRITE_MASK, WRITES_SATP};
+use super::image::{BRIEF, LANE, NEVER, READS_SATP, WRITE_MASK, WRITES_SATP};
 use super::insn::{How, Order};
 use super::memory::ADDRESSES;
 use super::prover::{Did, HEAD, Proved, Prover, State};
@@ -24,10 +24,11 @@ pub enum Published {
 impl Prover<'_> {
     /// Of the inputs of the lane.
     pub fn assume_roots(&mut self) {
-        let matches = self.lane(Lane::WRITE_MATCHES_AT);
-        let (on, off) = (Value::Known(WRITES_SATP), Value::Known(NEVER));
-        let is_either = self.solver.some([self.solver.is(matches, on), self.solver.is(matches, off)]);
-        self.solver.assume(is_either);
+        for (at, on) in [(Lane::WRITE_MATCHES_AT, WRITES_SATP), (Lane::READ_MATCHES_AT, READS_SATP)] {
+            let (matches, on, off) = (self.lane(at), Value::Known(on), Value::Known(NEVER));
+            let is_either = self.solver.some([self.solver.is(matches, on), self.solver.is(matches, off)]);
+            self.solver.assume(is_either);
+        }
         self.assume_below(self.lane(Lane::LAST_PAIR_AT), (LaneRoot::MOST / LaneRoot::PAIR) as u64);
         let alignment = LaneRoot::BYTES as u64;
         for (at, alignment) in [(Lane::ROOTS_AT, alignment), (Lane::PRESENT_AT, alignment), (Lane::POSTING_AT, 8)] {
@@ -62,23 +63,37 @@ impl Prover<'_> {
 
     /// A load from elsewhere than the context.
     pub fn load_for_roots(&mut self, state: &mut State, from: Value) -> Result<Value, String> {
+        let posting = self.lane(Lane::POSTING_AT);
+        if self.before.reads.is_some() && self.is_word(from, posting, 0) && state.read.is_none() {
+            let value = self.anything(state);
+            state.read = Some(value);
+            return Ok(value);
+        }
         let pair = self.pair()?;
         for nth in 0..LaneRoot::PAIR {
             for word in WORDS.map(|word| nth * LaneRoot::BYTES + word) {
-                if !state.of_root.contains_key(&word) && self.is_word(from, pair, word) {
+                if self.is_word(from, pair, word) {
+                    // It is the hart's own.
+                    if let Some(known) = state.of_root.get(&word) {
+                        return Ok(*known);
+                    }
                     let value = self.anything(state);
                     state.of_root.insert(word, value);
                     return Ok(value);
                 }
             }
         }
-        let posting = self.lane(Lane::POSTING_AT);
         if self.is_word(from, posting, LaneRoots::POSTED_AT) && state.published != Published::Unchanged {
             let value = self.anything(state);
             state.posted = Some(value);
             return Ok(value);
         }
-        Err("a load from something else".into())
+        // Of the root whose head is another one.
+        let nth = usize::from(!state.of_root.contains_key(&LaneRoot::HEAD_AT));
+        match state.of_root.get(&(nth * LaneRoot::BYTES + LaneRoot::ROOT_AT)) {
+            Some(root) if self.block.syncs => self.load_for_rest(state, *root, from),
+            _ => Err("a load from something else".into()),
+        }
     }
 
     /// A store to elsewhere than the context.
@@ -141,13 +156,23 @@ impl Prover<'_> {
             word.copied().ok_or("not all of the root is loaded")
         };
         self.same(of_root(LaneRoot::KEY_AT)?, written, "another root")?;
-        self.same(of_root(LaneRoot::HEAD_AT)?, head, "a root that is out of date")?;
+        let is_at_rest = state.rest != [None; 2];
+        if is_at_rest {
+            self.is_at_rest(state)?;
+        } else {
+            self.same(of_root(LaneRoot::HEAD_AT)?, head, "a root that is out of date")?;
+        }
         let posted = state.posted.ok_or("it is not looked at what is posted")?;
         self.same(posted, Value::Known(0), "something is posted")?;
         if state.published == Published::Unchanged {
             return Err("the root is not published".into());
         }
-        let [Did::Left { head: left }] = state.did[..] else {
+        let did = match (is_at_rest, &state.did[..]) {
+            // What the root's tables are is seen after what it says.
+            (true, [Did::Fence(0b10, 0b11), did @ ..]) | (false, did) => did,
+            (true, _) => return Err("it is not looked at the root first".into()),
+        };
+        let [Did::Left { head: left }] = *did else {
             return Err(format!("what it does, or in what order: {:?}", state.did));
         };
         self.same(left, head, "another head of the root that is left")?;
@@ -161,7 +186,7 @@ impl Prover<'_> {
         self.csrs_are(state, &csrs)?;
         let asid = self.solver.with(How::And, written, 0xffff << 44);
         let is_none = self.solver.is(asid, Value::Known(0));
-        self.ends.insert(End::Root { has_asid: !self.solver.must_be(is_none), nth });
+        self.ends.insert(End::Root { has_asid: !self.solver.must_be(is_none), nth, is_at_rest });
         let pair = self.pair()?;
         let root = self.solver.with(How::Add, pair, (nth * LaneRoot::BYTES) as u64);
         let changes = self.solver.with(How::Add, self.lane(Lane::CHANGES_AT), 1);

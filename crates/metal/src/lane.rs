@@ -15,7 +15,7 @@
 //! a0, t4, t5 or t6); one that names none takes 59. Without Zba each level takes one more.
 //!
 //! Where the instruction is a write of `satp` instead, a block for each way out of a guest changes to a root that the vCPU knows: 68
-//! instructions.
+//! instructions. Where it is a read, another one tells what the guest has written.
 //!
 //! There are blocks for fences of two kinds. One leaves a token in the entry. The other brings the entry in step with the guest's
 //! ([`Deed::Sync`]), and takes 90 instructions for a leaf by one word for its 2 MiB. It has t1 to t3, too: t1 is where the log goes
@@ -24,12 +24,12 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 use rv::context::token;
-use rv::{BriefExits, Context, Format, Lane, LaneRoot, LaneRoots, LaneSync};
+use rv::{BriefExits, Context, FenceLog, Format, Gva, Lane, LaneRoot, LaneRoots, LaneSync};
 
 /// What stands at the front of a guest vector, after the exchange of a0 and the scratch register, up to the
 /// jump. Without a match it goes on with t4 to t6 saved, at label 2.
 macro_rules! front {
-    ($full:literal, $roots:literal, $cause:literal, $tval:literal, $fence_cause:literal, $status:literal,
+    ($full:literal, $roots:literal, $reads:literal, $cause:literal, $tval:literal, $fence_cause:literal, $status:literal,
      $mode_to_top:literal) => {
         concat!(
             "sd t4, {t4}(a0)\n",
@@ -44,8 +44,13 @@ macro_rules! front {
             "srli t5, t4, 10\n andi t5, t5, 0x3e0\n ld t6, {table}(a0)\n add t5, t5, t6\n jr t5\n",
             // It may be a write of `satp`.
             "3: ld t5, {write_mask}(a0)\n ld t6, {write_matches}(a0)\n and t5, t5, t4\n",
-            concat!("bne t5, t6, ", $full, "\n"),
+            "bne t5, t6, 4f\n",
             concat!("srli t5, t4, 12\n andi t5, t5, 0xf8\n la t6, ", $roots, "\n add t5, t5, t6\n jr t5\n"),
+            // Or a read.
+            "4: ld t5, {read_mask}(a0)\n ld t6, {read_matches}(a0)\n and t5, t5, t4\n",
+            concat!("bne t5, t6, ", $full, "\n"),
+            concat!("srli t5, t4, 4\n andi t5, t5, 0xf8\n la t6, ", $reads, "\n add t5, t5, t6\n"),
+            "ld t6, {posting}(a0)\n ld t6, 0(t6)\n jr t5\n",
             "1: sd t5, {t5}(a0)\n sd t6, {t6}(a0)\n",
             concat!($full, ":"),
         )
@@ -102,6 +107,9 @@ global_asm!(
     ".else",
     "sfence.vma t5, x0",
     ".endif",
+    "lane_resume \\scratch, \\epc, \\xret, \\saved",
+    ".endm",
+    ".macro lane_resume scratch, epc, xret, saved=0",
     "csrr t4, \\epc",
     "addi t4, t4, 4",
     "csrw \\epc, t4",
@@ -210,7 +218,11 @@ global_asm!(
     ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
     ".balign 32",
     ".if \\n == 0",
-    "j \\full", // a fence of all addresses
+    ".if \\syncs",
+    "j lane_wide_\\tag", // a fence of all addresses
+    ".else",
+    "j \\full",
+    ".endif",
     ".else",
     "lane_fetch t5, \\n, \\scratch",
     "srli t4, t4, 16",
@@ -286,6 +298,40 @@ global_asm!(
     "j \\full",
     "lane_sync_page own, \\tag",
     "lane_sync_page all, \\tag",
+    // A fence of all addresses, and of all ASIDs: nothing is to be done in the tables if the root is at rest, but the log knows.
+    "lane_wide_\\tag:",
+    "srli t4, t4, 20",
+    "andi t4, t4, 31",
+    "bnez t4, \\full", // it names an ASID
+    "ld t5, {root}(a0)",
+    "ld t6, {gate}(a0)",
+    "fence rw, r", // what the guest stored, or had seen, before its fence comes first
+    "ld t5, {rest}-{flags}(t5)",
+    "ld t4, {epoch}(t6)",
+    "bne t4, t5, \\full", // some table may have been written
+    "amoswap.d.aqrl t5, x0, (t6)",
+    "beqz t5, \\full",
+    "slli t4, t5, 52",
+    "beqz t4, lane_full_\\tag",
+    "sd x0, 0(t5)",
+    "addi t5, t5, {line}",
+    "amoswap.d.rl x0, t5, (t6)",
+    "ld t6, {head}(a0)",
+    "addi t6, t6, {everything}",
+    "sd t6, {head}(a0)",
+    "ld t6, {wide}(a0)",
+    "addi t6, t6, 1",
+    "sd t6, {wide}(a0)",
+    "sd x0, {brief}(a0)",
+    ".if \\is_virtual",
+    ".insn r 0x73, 0, 0x11, x0, x0, x0", // hfence.vvma x0, x0
+    ".else",
+    "sfence.vma x0, x0",
+    ".endif",
+    "lane_resume \\scratch, \\epc, \\xret",
+    "lane_full_\\tag:",
+    "amoswap.d.rl x0, t5, (t6)",
+    "j \\full",
     ".else",
     "lane_walk \\levels, \\tag, \\zba",
     "ld t6, {head}(a0)",
@@ -333,8 +379,8 @@ global_asm!(
     "4: sd t3, {t3}(a0)",
     "ld t3, {head}(a0)",
     "ld t6, {head_of}(t4)",
-    "bne t6, t3, 2f", // fences have passed over it
-    "ld t6, {posting}(a0)",
+    "bne t6, t3, 5f", // fences have passed over it
+    "6: ld t6, {posting}(a0)",
     "amoswap.d.aq t5, t5, (t6)", // whoever posts a fence from now on goes by that
     "ld t3, {posted}(t6)",
     "bnez t3, 3f",
@@ -365,11 +411,47 @@ global_asm!(
     "ld t6, {t6}(a0)",
     "csrrw a0, \\scratch, a0",
     "\\xret",
+    // They had nothing to do if it is at rest.
+    "5: ld t3, {gate}(a0)",
+    "beqz t3, 2f", // in `lazy` nothing says so
+    "ld t6, {root_of}(t4)",
+    "ld t6, {rest}-{flags}(t6)",
+    "ld t3, {epoch}(t3)",
+    "fence r, rw", // what the tables are comes after
+    "beq t6, t3, 6b",
+    "j 2f",
     // What is posted comes first; the present root is what it was.
     "3: sd t5, (t6)",
     "2: ld t3, {t3}(a0)",
     "j \\full",
     ".endm",
+    // A read of `satp`. It begins with a jump table: 32 entries of 8 bytes, one for each rd. t6: what is read.
+    ".macro lane_reads tag, scratch, epc, xret",
+    ".balign 8",
+    "lane_reads_\\tag:",
+    ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
+    ".balign 8",
+    ".if \\n == 10",
+    "csrw \\scratch, t6",
+    ".elseif \\n == 29",
+    "sd t6, {t4}(a0)",
+    ".elseif \\n == 30",
+    "sd t6, {t5}(a0)",
+    ".elseif \\n == 31",
+    "sd t6, {t6}(a0)",
+    ".elseif \\n != 0",
+    "mv x\\n, t6",
+    ".endif",
+    "j 1f",
+    ".endr",
+    "1: ld t6, {reads}(a0)",
+    "addi t6, t6, 1",
+    "sd t6, {reads}(a0)",
+    "lane_resume \\scratch, \\epc, \\xret",
+    ".endm",
+    "lane_reads vs_m, mscratch, mepc, mret",
+    "lane_reads vs_hs, sscratch, sepc, sret",
+    "lane_reads s_m, mscratch, mepc, mret",
     "lane_roots vs_m, gnomon_full_vs_to_m, 1, mscratch, mepc, mret",
     "lane_roots vs_hs, gnomon_full_vs_to_hs, 1, sscratch, sepc, sret",
     "lane_roots s_m, gnomon_full_s_to_m, 0, mscratch, mepc, mret",
@@ -419,6 +501,11 @@ global_asm!(
     present = const offset_of!(Context, lane) + Lane::PRESENT_AT,
     posting = const offset_of!(Context, lane) + Lane::POSTING_AT,
     changes = const offset_of!(Context, lane) + Lane::CHANGES_AT,
+    reads = const offset_of!(Context, lane) + Lane::READS_AT,
+    wide = const offset_of!(Context, lane) + Lane::WIDE_AT,
+    everything = const FenceLog::<Gva>::EVERYTHING,
+    rest = const LaneSync::REST_AT,
+    epoch = const LaneSync::EPOCH_AT,
     posted = const LaneRoots::POSTED_AT,
     last_pair = const offset_of!(Context, lane) + Lane::LAST_PAIR_AT,
     pair_shift = const (LaneRoot::PAIR * LaneRoot::BYTES).trailing_zeros(),

@@ -50,13 +50,13 @@ macro_rules! load_others {
 macro_rules! guest_vector {
     ($entry:literal, $resume:literal, host: $host:literal, $tvec:literal, $scratch:literal, $epc:literal,
      $cause:literal, $tval:literal, $tval2:literal, $tinst:literal, in: $of_tval2:literal, $of_tinst:literal, $xret:literal,
-     full: $full:literal, roots: $roots:literal, fence: $fence_cause:literal, mode: $status:literal, $mode_to_top:literal) => {
+     full: $full:literal, roots: $roots:literal, reads: $reads:literal, fence: $fence_cause:literal, mode: $status:literal, $mode_to_top:literal) => {
         global_asm!(
             ".section .text.world, \"ax\"",
             ".balign 4",
             concat!($entry, ":"),
             concat!("csrrw a0, ", $scratch, ", a0"),
-            front!($full, $roots, $cause, $tval, $fence_cause, $status, $mode_to_top),
+            front!($full, $roots, $reads, $cause, $tval, $fence_cause, $status, $mode_to_top),
             "sd x1, {x1}(a0)", "sd x2, {x1} + 8(a0)", "sd x3, {x1} + 16(a0)", "sd x4, {x1} + 24(a0)",
             "sd x5, {x1} + 32(a0)", "sd x6, {x1} + 40(a0)", "sd x7, {x1} + 48(a0)", "sd x8, {x1} + 56(a0)",
             "sd x9, {x1} + 64(a0)", "sd x11, {x1} + 80(a0)", "sd x12, {x1} + 88(a0)", "sd x13, {x1} + 96(a0)",
@@ -117,6 +117,9 @@ macro_rules! guest_vector {
             matches = const offset_of!(Context, lane) + Lane::MATCHES_AT,
             table = const offset_of!(Context, lane) + Lane::TABLE_AT,
             write_mask = const offset_of!(Context, lane) + Lane::WRITE_MASK_AT,
+            read_mask = const offset_of!(Context, lane) + Lane::READ_MASK_AT,
+            read_matches = const offset_of!(Context, lane) + Lane::READ_MATCHES_AT,
+            posting = const offset_of!(Context, lane) + Lane::POSTING_AT,
             write_matches = const offset_of!(Context, lane) + Lane::WRITE_MATCHES_AT,
         );
     };
@@ -138,6 +141,7 @@ guest_vector!(
     "mret",
     full: "gnomon_full_vs_to_m",
     roots: "lane_roots_vs_m",
+    reads: "lane_reads_vs_m",
     fence: "22",
     mode: "mstatus",
     "52"
@@ -158,6 +162,7 @@ guest_vector!(
     "sret",
     full: "gnomon_full_vs_to_hs",
     roots: "lane_roots_vs_hs",
+    reads: "lane_reads_vs_hs",
     fence: "22",
     mode: "sstatus",
     "55"
@@ -178,6 +183,7 @@ guest_vector!(
     "mret",
     full: "gnomon_full_s_to_m",
     roots: "lane_roots_s_m",
+    reads: "lane_reads_s_m",
     fence: "2",
     mode: "mstatus",
     "52"

@@ -144,7 +144,7 @@ impl World {
     fn poke(&mut self, page: u64, entry: u64, value: u64) {
         let hpa = self.operate(|shadow, _, host| shadow.resolve(RAM.add(page).base(), Access::Store, host));
         self.mem.write_u64(hpa.expect("RAM").pfn().at(8 * entry), value);
-        self.shadow.host_wrote(RAM.add(page), &self.mem);
+        self.shadow.host_wrote(RAM.add(page), &mut self.mem);
     }
 
     /// A fence of everything.

@@ -114,7 +114,7 @@ impl World {
     /// The guest's leaf becomes `leaf`, by a store as the guest makes it and a fence.
     fn set_leaf(&mut self, leaf: u64) {
         poke(&mut self.space, &self.frames, &mut self.mem, TABLES[2], leaf);
-        self.shadow.host_wrote(RAM.add(TABLES[2]), &self.mem);
+        self.shadow.host_wrote(RAM.add(TABLES[2]), &mut self.mem);
         let mut hw = Hardware;
         let mut ready = Ready::Nothing;
         let mut host = Host::new(&mut self.space, (&self.frames, &mut ready), &mut self.mem, &mut hw);

@@ -14,20 +14,25 @@ fn steps() -> u64 {
     std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(300_000)
 }
 
-fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 12]) {
+fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 14]) {
     let mut rig = Rig::<S>::new(Setup { upkeep, seed, mutant });
     (0..STEPS).for_each(|_| rig.step());
     let ([through, traps, devices, writes], postponed, promoted) = (rig.tally, rig.postponed, rig.promoted);
-    let changed = rig.changed_in_lane;
+    let (changed, at_rest, fenced) = (rig.changed_in_lane, rig.changed_at_rest, rig.fenced_at_rest);
     let (counters, c) = rig.finish();
     let paged = [c.rested, c.revived, c.swapped_out, c.swapped_in, c.zero_pages];
     let [rested, revived, out, back, zero] = paged;
-    (counters, [rested, revived, out, back, zero, postponed, promoted, through, traps, devices, writes, changed])
+    let memory = [rested, revived, out, back, zero, postponed, promoted];
+    let lane = [through, traps, devices, writes, changed, at_rest, fenced];
+    let mut all = [0; 14];
+    all[..7].copy_from_slice(&memory);
+    all[7..].copy_from_slice(&lane);
+    (counters, all)
 }
 
 fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
     let mut sum = mmu::shadow::Counters::default();
-    let mut tallies = [0; 12];
+    let mut tallies = [0; 14];
     for seed in 0..steps / STEPS {
         let result = catch_unwind(|| run::<S>(upkeep, seed, Mutant::None));
         let (counters, tally) = result.unwrap_or_else(|_| panic!("{} {upkeep:?}, seed {seed}", S::NAME));
@@ -75,7 +80,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 59] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 62] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -139,6 +144,9 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 59] = [
     (Mutant::KeepsGlobals, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::ChangesBlindly, Upkeep::Lazy, &["TLB-LIKE"]),
     (Mutant::ChangesBlindly, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::FencesBlindly, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::RestsForEver), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsWideLines), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::HoldsForEver), Upkeep::Lazy, &["HELD"]),
     (Mutant::Engine(Sabotage::ForgetsToCatchUp), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),

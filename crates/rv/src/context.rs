@@ -86,9 +86,12 @@ impl<S: Space> FenceLog<S> {
         token / token::STEP
     }
 
+    /// What [`FenceLog::push_everything`] adds to the head's token.
+    pub const EVERYTHING: u64 = (Self::LENGTH + 1) * token::STEP;
+
     /// Adds as many fences as it holds and one more: whatever was up to date before knows now that it may not be.
     pub const fn push_everything(&mut self) {
-        self.head += (Self::LENGTH + 1) * token::STEP;
+        self.head += Self::EVERYTHING;
     }
 
     /// Adds a fence of the page at `gva`.
@@ -136,6 +139,8 @@ pub struct Lane {
     sync: LaneSync,
     /// Where it changes roots.
     roots: LaneRoots,
+    /// Fences of all addresses and all ASIDs that it has done.
+    wide: u64,
     /// Fences that name no ASID.
     pub log: FenceLog,
 }
@@ -222,6 +227,12 @@ impl LaneRoot {
         self.key
     }
 
+    /// The root's address plus [`Lane::POINTER_FLAGS`].
+    #[must_use]
+    pub const fn root(&self) -> u64 {
+        self.root
+    }
+
     /// The log's last token when the root was left, or [`LaneRoot::NEVER`].
     #[must_use]
     pub const fn head(&self) -> u64 {
@@ -242,6 +253,9 @@ pub struct LaneRoots {
     mask: u64,
     /// And what they are then; more than 32 bits while the lane leaves these to the full path.
     matches: u64,
+    /// The same for reads of `satp` that do nothing else.
+    read_mask: u64,
+    read_matches: u64,
     /// The address of the table of [`LaneRoot`]s.
     table: u64,
     /// How many pairs they are less one: the mask of a pair's number.
@@ -252,6 +266,8 @@ pub struct LaneRoots {
     posting: u64,
     /// How many times it has changed roots.
     changes: u64,
+    /// And has told the guest which one it has.
+    reads: u64,
 }
 
 impl LaneRoots {
@@ -274,11 +290,20 @@ pub struct LaneSync {
 }
 
 impl LaneSync {
+    /// Where a root says whether a wide fence has anything to do, in bytes from its table: if it is what [`LaneSync::EPOCH_AT`] has, it
+    /// has not.
+    pub const REST_AT: i64 = -24;
+    /// What a root says that is not at rest.
+    pub const RESTLESS: u64 = 0;
+    /// What those say that are, in bytes from the gate.
+    pub const EPOCH_AT: u64 = 8;
     /// Where the address of the guest's table is that a shadow page of level 0 stands for, in bytes from its table.
     pub const GUEST_AT: i64 = -16;
     /// Bytes of a line of the log: an entry's address plus [`Lane::POINTER_FLAGS`], and the guest's that it was made from. Or, where
-    /// there is no table of level 0, the fenced address with bit 0 set.
+    /// there is no table of level 0, the fenced address with bit 0 set; or [`LaneSync::WIDE`].
     pub const LINE_BYTES: u64 = 16;
+    /// What a line begins with for a fence of all addresses and all ASIDs.
+    pub const WIDE: u64 = 0;
 }
 
 impl Lane {
@@ -304,6 +329,14 @@ impl Lane {
     pub const POSTING_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, posting);
     /// Offset of the count of changes.
     pub const CHANGES_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, changes);
+    /// Offset of the mask for reads of `satp`.
+    pub const READ_MASK_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, read_mask);
+    /// Offset of what the instruction is compared with then.
+    pub const READ_MATCHES_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, read_matches);
+    /// Offset of the count of reads.
+    pub const READS_AT: usize = offset_of!(Self, roots) + offset_of!(LaneRoots, reads);
+    /// Offset of the count of wide fences.
+    pub const WIDE_AT: usize = offset_of!(Self, wide);
     /// Offset of the mask, in bytes.
     pub const MASK_AT: usize = offset_of!(Self, mask);
     /// Offset of what the masked instruction is compared with.
@@ -334,6 +367,10 @@ impl Lane {
     const WRITE_MASK: u64 = 0xfff0_7fff;
     /// ... are these.
     const WRITES_SATP: u64 = 0x1800_1073;
+    /// `csrrs rd, satp, x0`: all bits but those of rd ...
+    const READ_MASK: u64 = 0xffff_f07f;
+    /// ... are these.
+    const READS_SATP: u64 = 0x1800_2073;
 
     /// A lane that is off, for vCPU number `vcpu`.
     #[must_use]
@@ -346,31 +383,36 @@ impl Lane {
             token: token::start(vcpu),
             table: 0,
             sync: LaneSync { gate: 0, leaves: 0, chunks: 0, count: 0 },
+            wide: 0,
             roots: LaneRoots {
                 mask: Self::WRITE_MASK,
                 matches: Self::NEVER,
+                read_mask: Self::READ_MASK,
+                read_matches: Self::NEVER,
                 table: 0,
                 last: 0,
                 present: 0,
                 posting: 0,
                 changes: 0,
+                reads: 0,
             },
             log: FenceLog::new(vcpu),
         }
     }
 
-    /// Leaves all fences and writes of `satp` to the full path.
+    /// Leaves all fences and accesses to `satp` to the full path.
     pub const fn turn_off(&mut self) {
         self.matches = Self::NEVER;
         self.roots.matches = Self::NEVER;
+        self.roots.read_matches = Self::NEVER;
     }
 
     /// Lets it change roots, by the table of [`LaneRoot`]s at that address, with so many places, in which the present one is at that place.
     /// `posting`: the address of what the vCPU publishes, and behind that of what is posted to it.
     pub const fn change_roots(&mut self, (table, places): (u64, usize), present: usize, posting: u64) {
-        let LaneRoots { mask, changes, .. } = self.roots;
         let (present, last) = (table + (present * LaneRoot::BYTES) as u64, (places / LaneRoot::PAIR) as u64 - 1);
-        self.roots = LaneRoots { mask, matches: Self::WRITES_SATP, table, last, present, posting, changes };
+        let (matches, read_matches) = (Self::WRITES_SATP, Self::READS_SATP);
+        self.roots = LaneRoots { matches, read_matches, table, last, present, posting, ..self.roots };
     }
 
     /// How many times it has changed roots.
@@ -378,6 +420,18 @@ impl Lane {
     #[inline(always)]
     pub const fn changes(&self) -> u64 {
         self.roots.changes
+    }
+
+    /// How many times it has told the guest its `satp`.
+    #[must_use]
+    pub const fn reads(&self) -> u64 {
+        self.roots.reads
+    }
+
+    /// Fences of all addresses and all ASIDs that it has done. Each has added [`FenceLog::EVERYTHING`] to the log.
+    #[must_use]
+    pub const fn wide_fences(&self) -> u64 {
+        self.wide
     }
 
     /// The place of the present root, where it changes roots.

@@ -15,7 +15,8 @@ use mmu::frames::Frames;
 use mmu::gstage::Ready;
 use mmu::ids::IdSlot;
 use mmu::shadow::{Root, Views};
-use rv::{BriefExits, Context, Exit, FloatState, Mode, VectorCsrs};
+use rv::context::token;
+use rv::{BriefExits, Context, Exit, FenceLog, FloatState, Gva, Mode, VectorCsrs};
 
 /// A vCPU's vector state.
 #[derive(Clone, Debug)]
@@ -134,10 +135,15 @@ impl VcpuRun {
     pub fn count_lane(&mut self) {
         let counters = &self.shared.counters;
         counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());
-        let logged = self.context.lane.log.count();
-        counters.lane_page_global.add(logged.wrapping_sub(self.logged));
+        let (lane, logged) = (&self.context.lane, self.context.lane.log.count());
+        let wide = lane.wide_fences() - counters.lane_all.get();
+        counters.lane_all.add(wide);
+        counters
+            .lane_page_global
+            .add(logged.wrapping_sub(self.logged) - wide * (FenceLog::<Gva>::EVERYTHING / token::STEP));
         self.logged = logged;
-        counters.lane_satp.add(self.context.lane.changes() - counters.lane_satp.get());
+        counters.lane_satp.add(lane.changes() - counters.lane_satp.get());
+        counters.lane_satp_read.add(lane.reads() - counters.lane_satp_read.get());
     }
 
     /// On shadow tables: what its guest has written to `satp`.

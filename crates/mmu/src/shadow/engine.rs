@@ -165,6 +165,8 @@ impl<S: Shadowed> Shadow<S> {
         } else {
             self.index.enlist(id, host.mem);
         }
+        // In place of what its frame said of another.
+        self.tell_lane(id, host.mem);
         id
     }
 

@@ -72,6 +72,7 @@ impl<S: Shadowed> Shadow<S> {
                 self.quieten(host);
                 if is_own {
                     self.fence_root(&root, mappings, host);
+                    self.tell_lane(root.id, host.mem);
                 }
                 views.outdate_others(fence.asid, log);
             }

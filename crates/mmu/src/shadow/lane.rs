@@ -4,8 +4,8 @@
 //! ```text
 //!  a shadow page: four frames in a row           the lane's memory, of a VM
 //!  ┌─────────────────────────────────┐           ┌──────────────────────────────────────┐
-//!  │            guest's table, id    │ header    │ gate: where the next line of the log │
-//!  ├─────────────────────────────────┤           │       goes, or 0: closed             │
+//!  │    at rest?  guest's table, id  │ header    │ gate: where the next line of the log │
+//!  ├─────────────────────────────────┤           │       goes, or 0: closed; the epoch  │
 //!  │ entries                         │ table     │ log: (entry, guest's entry) each     │
 //!  ├─────────────────────────────────┤           ├──────────────────────────────────────┤
 //!  │ what they were made from        │ mirror    │ a word for each 2 MiB of GPA: what   │
@@ -18,10 +18,12 @@
 //! does wait ([`Shadow::alone`]), for the lane holds it some fifty instructions. While the engine works it is closed. So nobody changes an
 //! entry of level 0 between two steps of the engine's, and the log has all that the lane has done when the engine begins.
 
+use super::candidates::STIRS;
 use super::engine::Shadow;
 use super::index::List;
 use super::lane_memory::{ID_AT, LEAVES, LINE_BYTES, LOG_AT, LaneMemory, whole_chunk};
 use super::page::{At, Id, MARK, Place, Role};
+use super::passed::Mappings;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{Frames, Use};
@@ -40,6 +42,7 @@ impl<S: Shadowed> Shadow<S> {
         mem.zero_frames(run.first(), run.pages());
         self.lane = Some(LaneMemory::new(run, end, self.kept.contains(PteFlags::G)));
         self.all_have_headers = self.bodies == 0;
+        self.tell_lane_epoch(mem);
         self.open(mem);
     }
 
@@ -103,6 +106,10 @@ impl<S: Shadowed> Shadow<S> {
         for line in 0..lines {
             let at = gate.wrapping_add(LOG_AT + LINE_BYTES * line);
             let what = mem.read_u64(at);
+            if what == LaneSync::WIDE {
+                self.learn_wide(stamp);
+                continue;
+            }
             if what & 1 == 1 {
                 // There is no table of level 0 for that address.
                 self.pass_one(Addr::new(what), stamp);
@@ -111,6 +118,14 @@ impl<S: Shadowed> Shadow<S> {
             let entry = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS));
             self.learn_entry(entry, Pte(mem.read_u64(at.wrapping_add(8))), stamp, mem);
         }
+    }
+
+    /// The lane has done a fence of all addresses and all ASIDs, where there was nothing to do.
+    fn learn_wide(&mut self, stamp: u64) {
+        if !self.is_sabotaged(Sabotage::ForgetsWideLines) {
+            self.passed.all(Mappings::All, stamp);
+        }
+        self.stirs = STIRS;
     }
 
     /// The lane has made an entry from `pte`, in its turn of `stamp`.
@@ -157,6 +172,41 @@ impl<S: Shadowed> Shadow<S> {
         if page.body.header.is_some() {
             mem.write_u64(Addr::new(page.table().base().raw() - ID_AT), id.into());
         }
+    }
+
+    /// Tells the lane whether a wide fence has nothing to do while that page is the present root.
+    pub(super) fn tell_lane(&self, id: Id, mem: &mut impl PhysMem) {
+        let page = self.index.page(id);
+        if self.lane.is_none() || page.body.header.is_none() || page.key.role != Role::Table {
+            return;
+        }
+        let rests = self.rests(page);
+        let at = Addr::new(page.table().base().raw().wrapping_add_signed(LaneSync::REST_AT));
+        if rests {
+            mem.write_u64(at, self.lane_epoch());
+        } else if !self.is_sabotaged(Sabotage::RestsForEver) {
+            mem.write_u64(at, LaneSync::RESTLESS);
+        }
+    }
+
+    /// Whether it would take that page for one at rest.
+    #[cfg(feature = "sabotage")]
+    pub(super) fn is_said_to_rest(&self, id: Id, mem: &impl PhysMem) -> bool {
+        let page = self.index.page(id);
+        let at = Addr::new(page.table().base().raw().wrapping_add_signed(LaneSync::REST_AT));
+        self.lane.is_some() && page.body.header.is_some() && mem.read_u64(at) == self.lane_epoch()
+    }
+
+    /// All pages that lead to tables are taken for restless from now on.
+    pub(super) fn tell_lane_epoch(&self, mem: &mut impl PhysMem) {
+        if let Some(lane) = &self.lane {
+            mem.write_u64(lane.gate().wrapping_add(LaneSync::EPOCH_AT), self.lane_epoch());
+        }
+    }
+
+    /// What a page that rests says in this epoch.
+    const fn lane_epoch(&self) -> u64 {
+        self.epoch + LaneSync::RESTLESS + 1
     }
 
     /// The shadow page of that table, which has a header.

@@ -251,7 +251,7 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// Tells the engine that Gnomon itself has written to guest memory: a table there is out of step.
-    pub fn host_wrote(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+    pub fn host_wrote(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
         self.wake(gfn, mem);
         self.unsync(gfn, mem);
     }

@@ -178,7 +178,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Somebody comes to a frame, or Gnomon has written there: if it was a quiet table's, it is not any more.
     #[inline(always)]
-    pub(super) fn wake(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+    pub(super) fn wake(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
         if self.is_quiet(gfn, mem) {
             self.wake_table(gfn, mem);
         }
@@ -186,7 +186,7 @@ impl<S: Shadowed> Shadow<S> {
 
     #[cold]
     #[inline(never)]
-    fn wake_table(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) {
+    fn wake_table(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
         self.counters.woken += 1;
         self.set_unsync(gfn, true, mem);
         *self.index.heads.protected_around(gfn) -= 1;
@@ -197,7 +197,7 @@ impl<S: Shadowed> Shadow<S> {
             next = page.next;
             // It was laid out without this one's entries.
             self.index.end_digest_of(id);
-            self.stir_above(id, mem);
+            self.stir_from(id, mem);
         }
     }
 
@@ -205,28 +205,34 @@ impl<S: Shadowed> Shadow<S> {
     /// fences are many beside the wide ones that have less to do for it, the tables are quiet no more, and it says so.
     #[cold]
     #[inline(never)]
-    pub(super) fn is_worth_a_lane(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+    pub(super) fn is_worth_a_lane(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) -> bool {
         if !self.kept_out.is_enough(self.passed.fences()) {
             return false;
         }
         let chunk = gfn.align_down(Level::MEGA.pages());
-        (0..Level::MEGA.pages()).for_each(|n| self.wake(chunk.add(n), mem));
+        (0..Level::MEGA.pages()).for_each(|n| self.wake(chunk.add(n), &mut *mem));
         true
     }
 
     /// An entry leads to a restless page.
-    pub(super) fn stir(&mut self, (id, index): At, mem: &impl PhysMem) {
+    pub(super) fn stir(&mut self, (id, index): At, mem: &mut impl PhysMem) {
         let was_restless = self.is_restless(self.index.page(id));
         self.index.page_mut(id).stir(index);
         self.index.end_digest_of(id);
         if !was_restless {
-            self.stir_above(id, mem);
+            self.stir_from(id, mem);
         }
     }
 
-    /// A page has become restless. Each level is above the one before, so this ends. Where more entries lead there than there may be
+    /// A page has become restless.
+    fn stir_from(&mut self, id: Id, mem: &mut impl PhysMem) {
+        self.tell_lane(id, mem);
+        self.stir_above(id, mem);
+    }
+
+    /// So are those above. Each level is above the one before, so this ends. Where more entries lead there than there may be
     /// looked at, all pages that lead to tables are taken for restless, until fences have looked at them.
-    fn stir_above(&mut self, id: Id, mem: &impl PhysMem) {
+    fn stir_above(&mut self, id: Id, mem: &mut impl PhysMem) {
         if self.is_sabotaged(Sabotage::ForgetsToStir) {
             return;
         }
@@ -235,6 +241,9 @@ impl<S: Shadowed> Shadow<S> {
             if self.stirs == 0 {
                 self.epoch += u64::from(!self.is_sabotaged(Sabotage::ForgetsMostParents));
                 self.index.digests = 0;
+                if !self.is_sabotaged(Sabotage::KeepsEpoch) {
+                    self.tell_lane_epoch(mem);
+                }
                 return;
             }
             self.stirs -= 1;
@@ -262,7 +271,13 @@ impl<S: Shadowed> Shadow<S> {
     /// If one does not hold.
     #[cfg(feature = "sabotage")]
     pub(super) fn audit_quiet(&self, mem: &impl PhysMem) {
-        let broken = [Sabotage::QuietsWithLeaves, Sabotage::ForgetsToStir, Sabotage::ForgetsMostParents];
+        let broken = [
+            Sabotage::QuietsWithLeaves,
+            Sabotage::ForgetsToStir,
+            Sabotage::ForgetsMostParents,
+            Sabotage::RestsForEver,
+            Sabotage::KeepsEpoch,
+        ];
         if broken.into_iter().any(|how| self.is_sabotaged(how)) {
             return;
         }
@@ -273,6 +288,11 @@ impl<S: Shadowed> Shadow<S> {
             else {
                 continue;
             };
+            assert!(
+                !self.is_said_to_rest(id, mem) || !self.is_restless(page),
+                "the lane is told that {:?} is at rest",
+                page.key
+            );
             let gfn = page.key.gfn;
             if self.index.is_by_frame(page.key) {
                 let around = quiet.entry(gfn.align_down(Level::MEGA.pages())).or_default();

@@ -192,7 +192,10 @@ impl<S: Shadowed> Shadow<S> {
             Seen::At(head) if log.head().wrapping_sub(head) <= FenceLog::<S>::LENGTH => {
                 log.since(head).for_each(|gva| self.fence_page(*root, gva, host));
             }
-            _ => self.fence_root(root, Mappings::All, host),
+            _ => {
+                self.fence_root(root, Mappings::All, host);
+                self.tell_lane(root.id, host.mem);
+            }
         }
         true
     }
@@ -235,7 +238,9 @@ impl<S: Shadowed> Shadow<S> {
         };
         let page = self.index.page(id);
         let is_table = page.key.role == Role::Table;
-        let has_lane = is_table && S::HAS_LANE && self.has_lane();
+        // The lane looks into the header of a steered root.
+        let has_header = !self.steers() || page.body.header.is_some();
+        let has_lane = is_table && S::HAS_LANE && self.has_lane() && has_header;
         let (steers, globals) = (is_table && self.steers(), is_table && self.kept.contains(PteFlags::G));
         let (serial, table) = (page.serial, page.table());
         Ok(Root { id, serial, table, format, paging, asid, has_lane, steers, globals, space: PhantomData })

@@ -84,6 +84,12 @@ pub enum Sabotage {
     ForgetsPlaces,
     /// A leaf is said to have been there all along when only the pointer to it is new.
     MistakesLinks,
+    /// A root that is restless again is said to be at rest.
+    RestsForEver,
+    /// Where all are restless at once, the lane is not told.
+    KeepsEpoch,
+    /// The lane's wide fences are not learnt.
+    ForgetsWideLines,
     /// What the lane has made is not learnt.
     ForgetsLaneLog,
     /// A root that is let go for another stays where it is all the same.

@@ -316,6 +316,18 @@ impl<S: Subject> Hardware<S> {
         true
     }
 
+    /// The same for a fence of all addresses and all ASIDs.
+    pub fn lane_wide(&mut self, hart: usize, blindly: bool) -> bool {
+        let state = &self.harts[hart];
+        let (Some((_, table, _)), Some(inputs), (true, _)) = (state.root, state.sync, state.lane) else { return false };
+        if !lane::wide(&mut self.machine, &inputs, table.base(), blindly) {
+            return false;
+        }
+        state.log.borrow_mut().push_everything();
+        self.harts[hart].forget_all();
+        true
+    }
+
     fn meddle(&mut self, what: Meddling<S>) {
         let (through, gpa, value) = what.store;
         let request = S::request(Request { sum: true, ..Request::supervisor(Access::Store) });

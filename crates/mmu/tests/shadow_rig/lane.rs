@@ -75,3 +75,27 @@ fn line<S: Subject>(
     let flags = pte.0.wrapping_add(leaf) & 0x3ff;
     (page & 0xf == 0xf).then_some((entry, pte, Some(Pte(page >> 10 << 10 | flags))))
 }
+
+/// Whether a wide fence has nothing to do while that is the root.
+pub fn rests(machine: &Machine, inputs: &LaneSync, root: Addr<Hpa>) -> bool {
+    let word = |at: u64| machine.peek(at).expect("memory that the lane was told of");
+    word(root.raw().wrapping_add_signed(LaneSync::REST_AT)) == word(inputs.gate + LaneSync::EPOCH_AT)
+}
+
+/// A fence of all addresses and all ASIDs. Says whether it is done; `blindly`: also if there is something to do.
+pub fn wide(machine: &mut Machine, inputs: &LaneSync, root: Addr<Hpa>, blindly: bool) -> bool {
+    if !blindly && !rests(machine, inputs, root) {
+        return false;
+    }
+    let gate = Addr::new(inputs.gate);
+    let next = machine.exchange_u64(gate, 0);
+    if next == 0 {
+        return false;
+    }
+    let is_full = next.is_multiple_of(PAGE_BYTES);
+    if !is_full {
+        machine.write_u64(Addr::new(next), LaneSync::WIDE);
+    }
+    machine.write_u64(gate, if is_full { next } else { next + LaneSync::LINE_BYTES });
+    !is_full
+}

@@ -101,6 +101,8 @@ pub enum Mutant {
     KeepsGlobals,
     /// The lane changes to roots that fences have passed over.
     ChangesBlindly,
+    /// The lane does wide fences though tables may have been written.
+    FencesBlindly,
     /// The engine is broken in this place.
     Engine(mmu::shadow::Sabotage),
 }
@@ -174,8 +176,10 @@ pub struct Rig<S: Subject> {
     pub promoted: u64,
     /// Steps so far.
     clock: u64,
-    /// Roots that the lane has loaded.
+    /// Roots that the lane has loaded, those of them that fences had passed over, and wide fences that it has done.
     pub changed_in_lane: u64,
+    pub changed_at_rest: u64,
+    pub fenced_at_rest: u64,
 }
 
 impl<S: Subject> Rig<S> {
@@ -266,6 +270,8 @@ impl<S: Subject> Rig<S> {
             promoted: 0,
             clock: 0,
             changed_in_lane: 0,
+            changed_at_rest: 0,
+            fenced_at_rest: 0,
         };
         rig.build_tables();
         for n in 0..vcpus {
@@ -399,6 +405,14 @@ impl<S: Subject> Rig<S> {
             && (self.setup.upkeep == Upkeep::Steered || self.pick(2) == 0)
             && self.bus.0.borrow_mut().lane(n, pages[0], asid.is_some());
         if by_lane {
+            return;
+        }
+        let blindly = self.setup.mutant == Mutant::FencesBlindly;
+        let is_wide = self.setup.upkeep == Upkeep::Steered && range.is_none() && asid.is_none();
+        if is_wide && self.pick(4) != 0 && self.bus.0.borrow_mut().lane_wide(n, blindly) {
+            let time = self.bus.0.borrow_mut().history.fence();
+            self.vcpus[n].fences.add(None, None, time);
+            self.fenced_at_rest += 1;
             return;
         }
         let time = self.bus.0.borrow_mut().history.fence();

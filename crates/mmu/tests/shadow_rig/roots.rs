@@ -1,12 +1,13 @@
 //! Roots, and the harts that have them: what the guest writes to `satp`, and what the hypervisor does about it.
 
-use super::hardware::{AllHarts, Hart, Mem};
+use super::hardware::{AllHarts, Hardware, Hart, Mem};
+use super::lane;
 use super::subject::Subject;
 use super::{Mutant, RAM, Rig};
 use mmu::shadow::{Host, Paging, Root, Views};
 use mmu::{ResolveError, with_ready};
 use rv::csr::atp;
-use rv::{Asid, LaneRoot, Pfn};
+use rv::{Addr, Asid, Lane, LaneRoot, Pfn};
 use std::rc::Rc;
 
 impl<S: Subject> Rig<S> {
@@ -84,21 +85,27 @@ impl<S: Subject> Rig<S> {
     fn change_in_lane(&mut self, n: usize) -> bool {
         let mut hardware = self.bus.0.borrow_mut();
         let (nth, now) = (hardware.pick(64) as usize, hardware.history.now());
-        let hart = &mut hardware.harts[n];
+        let Hardware { harts, machine, .. } = &mut *hardware;
+        let hart = &mut harts[n];
         let (vcpu, token) = (&mut self.vcpus[n], hart.log.borrow().token());
         let Some(present) = vcpu.place else { return false };
         let roots = vcpu.views.lane_roots();
         let places = roots.len();
+        let sync = hart.sync;
+        let rests = |root: &LaneRoot| {
+            sync.is_some_and(|inputs| lane::rests(machine, &inputs, Addr::new(root.root() - Lane::POINTER_FLAGS)))
+        };
         let may_load = |(place, root): &(usize, &LaneRoot)| {
             let written = atp::Satp::decode(root.key());
             LaneRoot::place(written.asid, written.ppn, places) == place - place % LaneRoot::PAIR
-                && (root.head() == token || self.setup.mutant == Mutant::ChangesBlindly)
+                && (root.head() == token || rests(root) || self.setup.mutant == Mutant::ChangesBlindly)
         };
         let those: Vec<_> = roots.iter().enumerate().filter(may_load).map(|(at, root)| (at, root.key())).collect();
         if those.is_empty() {
             return false;
         }
         let (place, key) = those[nth % those.len()];
+        self.changed_at_rest += u64::from(roots[place].head() != token);
         roots[present].set_head(token);
         let (root, written) = vcpu.views.follow(place);
         assert_eq!((written, Self::key(root.paging, root.asid)), (key, key));

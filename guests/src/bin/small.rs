@@ -1,0 +1,146 @@
+//! System calls of a small kernel, as xv6 is: without ASIDs, with an address space of its own for the kernel, and a fence of everything
+//! before and after each change of address spaces. The kernel maps RAM by 4 KiB pages, and has [`TABLES`] tables more.
+//!
+//! Boot argument: how many calls, else [`CALLS`]; before them come [`WARM_UP`]. Under `-icount` the figure `overhead` is what the changes
+//! of address spaces and the fences of all calls cost, in ticks.
+#![no_std]
+#![no_main]
+#![expect(unsafe_code, reason = "satp")]
+
+use core::sync::atomic::Ordering::Relaxed;
+use guests::expect::ECALL_U;
+use guests::paging::{self, RW, RWX, Space, TEST_VA, page, pointer};
+use guests::user::User;
+use guests::{Check, access, board, console, ensure_eq, ram, run};
+use metal::{csr, fence};
+use rv::{Level, PAGE_BYTES, PteFlags};
+
+guests::entry_point!(main);
+
+/// Calls that are made where the boot arguments name no number.
+const CALLS: u64 = 20_000;
+/// Calls before them.
+const WARM_UP: u64 = 800;
+/// Tables that the kernel has for one page, which it maps again and again.
+const TABLES: u64 = 1000;
+/// So many of them it uses at each call to warm up, a few calls long: nothing that is used is left to be found.
+const AT_ONCE: u64 = 25;
+
+/// The user's program, its data, and where those tables are for.
+const CODE: u64 = TEST_VA;
+const DATA: u64 = TEST_VA + PAGE_BYTES;
+const AGAIN: u64 = TEST_VA + (1 << 30);
+/// 1: ld a0, (a1); addi a0, a0, 1; sd a0, (a1); ecall; j 1b
+const PROGRAM: [u32; 5] = [0x0005_b503, 0x0015_0513, 0x00a5_b023, 0x0000_0073, 0xff1f_f06f];
+
+fn main() {
+    run("small/calls", || {
+        let number = board().bootargs.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(CALLS);
+        let kernel = Kernel::new();
+        kernel.space.enter();
+        let outcome = kernel.calls(number);
+        paging::leave();
+        console::line(format_args!("guest: {number} calls after {WARM_UP} to warm up"));
+        outcome
+    });
+}
+
+struct Kernel {
+    space: Space,
+    user: Space,
+    shared: &'static paging::Page,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        let [space, user] = [0, 0].map(|asid| Space::new(&rv::format::SV39, asid));
+        let shared = page();
+        let (from, to) = (board().ram_start, board().ram_end());
+        let all = || (from >> 30 << 30..to).step_by(1 << 30);
+        all().for_each(|at| space.slot(at, Level::GIGA).store(0, Relaxed));
+        (from..to).step_by(PAGE_BYTES as usize).for_each(|at| space.map(at, at, RWX));
+        all().for_each(|at| {
+            let slot = space.slot(at, Level::GIGA).load(Relaxed);
+            user.slot(at, Level::GIGA).store(slot, Relaxed);
+        });
+        for number in 0..TABLES {
+            let table = &ram::pages(1)[0];
+            space.slot(Self::again(number), Level::MEGA).store(pointer(table.address()), Relaxed);
+            space.map(Self::again(number), shared.address(), RW);
+        }
+        let code = page();
+        code.fill(PROGRAM.map(u32::to_le_bytes).as_flattened());
+        user.map(CODE, code.address(), RWX | PteFlags::U);
+        user.map(DATA, page().address(), RW | PteFlags::U);
+        Self { space, user, shared }
+    }
+
+    /// Where it has the page once more, by a table for that alone.
+    fn again(number: u64) -> u64 {
+        AGAIN + (number << Level::MEGA.shift())
+    }
+
+    /// Fences, changes to a space, and fences again.
+    fn change(satp: u64) {
+        fence::sfence_all();
+        // SAFETY: both spaces map Rust's memory and the devices to themselves.
+        unsafe { csr::satp::write(satp) };
+        fence::sfence_all();
+    }
+
+    /// A call from user mode.
+    fn call(&self, user: &mut User, number: u64) -> Check {
+        // xv6 leaves in the trap frame which space is the kernel's.
+        let kernel = csr::satp::read();
+        Self::change(self.user.satp());
+        let trap = user.run();
+        Self::change(kernel);
+        ensure_eq!((trap.cause, user.x[10]), (ECALL_U, number), "cause and a0 of call {number}");
+        user.pc += 4;
+        Ok(())
+    }
+
+    /// The same without any change.
+    fn plain_call(user: &mut User, number: u64) -> Check {
+        let trap = user.run();
+        ensure_eq!((trap.cause, user.x[10]), (ECALL_U, number), "cause and a0 of plain call {number}");
+        user.pc += 4;
+        Ok(())
+    }
+
+    fn calls(&self, number: u64) -> Check {
+        let mut user = User::at(CODE);
+        user.x[11] = DATA;
+        for call in 1..=WARM_UP {
+            let turn = (call - 1) / (WARM_UP * AT_ONCE / TABLES);
+            (turn * AT_ONCE..(turn + 1) * AT_ONCE)
+                .for_each(|table| access::poke(Self::again(table), access::peek(Self::again(table)) + 1));
+            self.call(&mut user, call)?;
+        }
+        ensure_eq!(
+            self.shared.0[0].load(Relaxed),
+            WARM_UP * AT_ONCE,
+            "stores to the page that is mapped again and again"
+        );
+        let start = metal::time();
+        for call in 1..=number {
+            self.call(&mut user, WARM_UP + call)?;
+        }
+        let took = metal::time() - start;
+        Self::change(self.user.satp());
+        let start = metal::time();
+        for call in 1..=number {
+            Self::plain_call(&mut user, WARM_UP + number + call)?;
+        }
+        let plain = metal::time() - start;
+        Self::change(self.space.satp());
+        // A table that is written is seen by the next fence, also where none was for long.
+        let other = page();
+        self.user.map(DATA, other.address(), RW | PteFlags::U);
+        self.call(&mut user, 1)?;
+        ensure_eq!(other.0[0].load(Relaxed), 1, "what the program stores after its data is elsewhere");
+        console::figure("calls", number);
+        console::figure("overhead", took.saturating_sub(plain));
+        Ok(())
+    }
+}
