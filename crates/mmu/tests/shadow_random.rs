@@ -162,18 +162,18 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 62] = [
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
-        (Mutant::KeepsPoison, Upkeep::Steered) => &[24],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[27],
         (Mutant::KeepsGlobals, Upkeep::Steered) => &[102],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
-        (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[195],
+        (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[156],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Shadow) => &[77],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
-        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[181],
-        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[879],
-        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[40],
-        (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[836],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[49],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[804],
+        (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[56],
+        (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[1641],
         _ => &[],
     }
 }

@@ -7,11 +7,12 @@
 #![no_main]
 #![expect(unsafe_code, reason = "satp")]
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use guests::expect::ECALL_U;
 use guests::paging::{self, RW, RWX, Space, TEST_VA, page, pointer};
 use guests::user::User;
-use guests::{Check, access, board, console, ensure_eq, ram, run};
+use guests::{Check, access, board, console, ensure, ensure_eq, hart, ram, run};
 use metal::{csr, fence};
 use rv::{Level, PAGE_BYTES, PteFlags};
 
@@ -43,6 +44,75 @@ fn main() {
         console::line(format_args!("guest: {number} calls after {WARM_UP} to warm up"));
         outcome
     });
+    if board().hart_count > 1 {
+        run("small/told-by-another", told_by_another);
+    }
+}
+
+/// How many tables have been changed; how many of those the other hart has seen, and what it found by the last one; its fences; and the
+/// kernel's `satp`.
+static CHANGED: AtomicU64 = AtomicU64::new(0);
+static SEEN: AtomicU64 = AtomicU64::new(0);
+static FOUND: AtomicU64 = AtomicU64::new(0);
+static FENCES: AtomicU64 = AtomicU64::new(0);
+static SATP: AtomicU64 = AtomicU64::new(0);
+/// What the page has that the changed tables map.
+const MARK: u64 = 0x600d_600d;
+/// Fences after which all is quiet again.
+const CALM: u64 = 120;
+/// Tables that are changed.
+const CHANGES: u64 = 200;
+
+/// One hart writes tables which nobody has written for long, and says so. The other, which does nothing but fences, has to see each
+/// after the first fence that follows: also where that fence would have had nothing to do a moment before.
+fn told_by_another() -> Check {
+    let kernel = Kernel::new();
+    SATP.store(kernel.space.satp(), SeqCst);
+    let marked = page();
+    marked.0[0].store(MARK, Relaxed);
+    kernel.space.enter();
+    board().other_harts().try_for_each(|other| hart::start(other, look, 0))?;
+    let outcome = (0..CHANGES).try_for_each(|number| {
+        let from = FENCES.load(Acquire);
+        let is_calm = hart::wait_for(hart::PATIENCE_MS, || FENCES.load(Acquire) >= from + CALM);
+        ensure!(is_calm, "the other hart does not fence");
+        // At another moment of its loop each time.
+        (0..number % 61).for_each(|n| _ = core::hint::black_box(n));
+        kernel.space.map(Kernel::again(number), marked.address(), RW);
+        CHANGED.store(number + 1, Release);
+        ensure!(hart::wait_for(hart::PATIENCE_MS, || SEEN.load(Acquire) > number), "nobody looks by table {number}");
+        ensure_eq!(FOUND.load(Acquire), MARK, "what the other hart finds by table {number}");
+        Ok(())
+    });
+    CHANGED.store(u64::MAX, Release);
+    board().other_harts().try_for_each(hart::join)?;
+    paging::leave();
+    outcome
+}
+
+/// Fences, and looks by each table that has been changed.
+fn look(_: u64) {
+    // SAFETY: the space maps Rust's memory and the devices to themselves.
+    unsafe { csr::satp::write(SATP.load(SeqCst)) };
+    fence::sfence_all();
+    for number in 0.. {
+        // So it knows what was mapped there.
+        core::hint::black_box(access::peek(Kernel::again(number % TABLES)));
+        let changed = loop {
+            let changed = CHANGED.load(Acquire);
+            fence::sfence_all();
+            FENCES.fetch_add(1, Release);
+            if changed != number {
+                break changed;
+            }
+        };
+        if changed == u64::MAX {
+            break;
+        }
+        FOUND.store(access::peek(Kernel::again(number)), Release);
+        SEEN.store(number + 1, Release);
+    }
+    paging::leave();
 }
 
 struct Kernel {
