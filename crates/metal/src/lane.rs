@@ -21,10 +21,12 @@
 //! ([`Deed::Sync`]), and takes 90 instructions for a leaf by one word for its 2 MiB. It has t1 to t3, too: t1 is where the log goes
 //! on, t3 the guest's entry, t2 scratch. What it finds saved is for the full path to save again.
 
+pub use crate::lane_table::{Deed, Way, table};
+
 use core::arch::global_asm;
 use core::mem::offset_of;
 use rv::context::token;
-use rv::{BriefExits, Context, FenceLog, Format, Gva, Lane, LaneRoot, LaneRoots, LaneSync};
+use rv::{BriefExits, Context, FenceLog, Gva, Lane, LaneRoot, LaneRoots, LaneSync};
 
 /// What stands at the front of a guest vector, after the exchange of a0 and the scratch register, up to the
 /// jump. Without a match it goes on with t4 to t6 saved, at label 2.
@@ -516,105 +518,3 @@ global_asm!(
     asid_of = const LaneRoot::ASID_AT,
     satp_of = const LaneRoot::SATP_AT,
 );
-
-unsafe extern "C" {
-    fn lane_table_vs_m_39_0();
-    fn lane_table_vs_m_39_0_sync();
-    fn lane_table_vs_m_39_1();
-    fn lane_table_vs_m_39_1_sync();
-    fn lane_table_vs_m_48_0();
-    fn lane_table_vs_m_48_0_sync();
-    fn lane_table_vs_m_48_1();
-    fn lane_table_vs_m_48_1_sync();
-    fn lane_table_vs_m_57_0();
-    fn lane_table_vs_m_57_0_sync();
-    fn lane_table_vs_m_57_1();
-    fn lane_table_vs_m_57_1_sync();
-    fn lane_table_vs_hs_39_0();
-    fn lane_table_vs_hs_39_0_sync();
-    fn lane_table_vs_hs_39_1();
-    fn lane_table_vs_hs_39_1_sync();
-    fn lane_table_vs_hs_48_0();
-    fn lane_table_vs_hs_48_0_sync();
-    fn lane_table_vs_hs_48_1();
-    fn lane_table_vs_hs_48_1_sync();
-    fn lane_table_vs_hs_57_0();
-    fn lane_table_vs_hs_57_0_sync();
-    fn lane_table_vs_hs_57_1();
-    fn lane_table_vs_hs_57_1_sync();
-    fn lane_table_s_m_39_0();
-    fn lane_table_s_m_39_0_sync();
-    fn lane_table_s_m_39_1();
-    fn lane_table_s_m_39_1_sync();
-    fn lane_table_s_m_48_0();
-    fn lane_table_s_m_48_0_sync();
-    fn lane_table_s_m_48_1();
-    fn lane_table_s_m_48_1_sync();
-    fn lane_table_s_m_57_0();
-    fn lane_table_s_m_57_0_sync();
-    fn lane_table_s_m_57_1();
-    fn lane_table_s_m_57_1_sync();
-}
-
-/// The way out of a guest, and back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
-    /// From VS mode to M mode.
-    VirtualToMachine,
-    /// From VS mode to HS mode.
-    VirtualToSupervisor,
-    /// From S mode to M mode.
-    SupervisorToMachine,
-}
-
-/// What becomes of the entry that a fence is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Deed {
-    /// It is invalid until the next access.
-    Invalidate,
-    /// It is brought in step with the guest's.
-    Sync,
-}
-
-/// The address of the jump table for shadow roots of `format`. `has_zba`: the harts have Zba, which saves an instruction
-/// for each level.
-///
-/// # Panics
-/// If it is not a format of `satp`.
-#[must_use]
-pub fn table(way: Way, deed: Deed, format: &Format, has_zba: bool) -> u64 {
-    type Tables = [[unsafe extern "C" fn(); 2]; 3];
-    let tables: Tables = match (way, deed) {
-        (Way::VirtualToMachine, Deed::Invalidate) => [
-            [lane_table_vs_m_39_0, lane_table_vs_m_39_1],
-            [lane_table_vs_m_48_0, lane_table_vs_m_48_1],
-            [lane_table_vs_m_57_0, lane_table_vs_m_57_1],
-        ],
-        (Way::VirtualToMachine, Deed::Sync) => [
-            [lane_table_vs_m_39_0_sync, lane_table_vs_m_39_1_sync],
-            [lane_table_vs_m_48_0_sync, lane_table_vs_m_48_1_sync],
-            [lane_table_vs_m_57_0_sync, lane_table_vs_m_57_1_sync],
-        ],
-        (Way::VirtualToSupervisor, Deed::Invalidate) => [
-            [lane_table_vs_hs_39_0, lane_table_vs_hs_39_1],
-            [lane_table_vs_hs_48_0, lane_table_vs_hs_48_1],
-            [lane_table_vs_hs_57_0, lane_table_vs_hs_57_1],
-        ],
-        (Way::VirtualToSupervisor, Deed::Sync) => [
-            [lane_table_vs_hs_39_0_sync, lane_table_vs_hs_39_1_sync],
-            [lane_table_vs_hs_48_0_sync, lane_table_vs_hs_48_1_sync],
-            [lane_table_vs_hs_57_0_sync, lane_table_vs_hs_57_1_sync],
-        ],
-        (Way::SupervisorToMachine, Deed::Invalidate) => [
-            [lane_table_s_m_39_0, lane_table_s_m_39_1],
-            [lane_table_s_m_48_0, lane_table_s_m_48_1],
-            [lane_table_s_m_57_0, lane_table_s_m_57_1],
-        ],
-        (Way::SupervisorToMachine, Deed::Sync) => [
-            [lane_table_s_m_39_0_sync, lane_table_s_m_39_1_sync],
-            [lane_table_s_m_48_0_sync, lane_table_s_m_48_1_sync],
-            [lane_table_s_m_57_0_sync, lane_table_s_m_57_1_sync],
-        ],
-    };
-    tables[usize::from(format.levels) - 3][usize::from(has_zba)] as *const () as u64
-}

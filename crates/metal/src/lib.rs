@@ -10,6 +10,7 @@ pub mod csr;
 pub mod fence;
 pub mod float;
 pub mod lane;
+mod lane_table;
 pub mod mmio;
 pub mod ram;
 pub mod sbi;
