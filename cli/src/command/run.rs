@@ -166,6 +166,7 @@ impl ValueEnum for Mmu {
             Self(MmuMode::Unsync),
             Self(MmuMode::Lazy),
             Self(MmuMode::Steered),
+            Self(MmuMode::Adaptive),
         ]
     }
 
