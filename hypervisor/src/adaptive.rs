@@ -200,7 +200,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         _ => {}
     }
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
-    let times = if at_random { 1 } else { adapts.calm(was != chosen) };
+    let times = if at_random { 1 } else { adapts.calm(was != chosen, chosen) };
     adapts.begin(spent, now);
     run.watch.choose_again(now + interval * times);
 }
@@ -218,11 +218,12 @@ impl Adapts {
     }
 
     /// How many intervals it is until the next look.
-    fn calm(&mut self, has_changed: bool) -> u64 {
+    fn calm(&mut self, has_changed: bool, chosen: Choice) -> u64 {
         const MOST: u32 = 4;
         self.calm = if has_changed { 0 } else { (self.calm + 1).min(MOST) };
-        // A root that is steered may run already, and is to be found.
-        1 << if self.chooser.steers_any() { self.calm.min(1) } else { self.calm }
+        // While it is nested, a root that is to be steered may run unseen.
+        let is_sought = chosen == Choice::Nested && self.chooser.steers_any();
+        1 << if is_sought { self.calm.min(2) } else { self.calm }
     }
 
     /// Either (xorshift64).

@@ -51,6 +51,7 @@ pub mod lane;
 mod paging;
 mod promoting;
 mod roots;
+mod spells;
 pub mod subject;
 
 use audit::{Away, extended};
@@ -101,6 +102,8 @@ pub enum Mutant {
     KeepsGlobals,
     /// The lane changes to roots that fences have passed over.
     ChangesBlindly,
+    /// A vCPU goes nested by the VMID that it had before: its TLB has what it fenced elsewhere meanwhile.
+    KeepsVmid,
     /// The engine is broken in this place.
     Engine(mmu::shadow::Sabotage),
 }
@@ -176,6 +179,8 @@ pub struct Rig<S: Subject> {
     clock: u64,
     /// Roots that the lane has loaded.
     pub changed_in_lane: u64,
+    /// Spells that vCPUs were nested for.
+    pub spells: u64,
 }
 
 impl<S: Subject> Rig<S> {
@@ -228,6 +233,7 @@ impl<S: Subject> Rig<S> {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
             token: rv::context::token::start(n as u32),
             tlb: Vec::new(),
+            nested: Vec::new(),
             pointers: Vec::new(),
             globals: Globals::new(),
             stay: n as u64,
@@ -266,6 +272,7 @@ impl<S: Subject> Rig<S> {
             promoted: 0,
             clock: 0,
             changed_in_lane: 0,
+            spells: 0,
         };
         rig.build_tables();
         for n in 0..vcpus {
@@ -481,6 +488,7 @@ impl<S: Subject> Rig<S> {
             _ => match self.pick(8) {
                 0 | 1 => self.unmap(),
                 2 | 3 => self.change_harts(n),
+                4..=7 if self.has_spells() => self.spell(n),
                 _ => {}
             },
         }
