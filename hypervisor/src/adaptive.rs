@@ -189,17 +189,18 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         Choice::Nested => run.shared.counters.adapt_looks_nested.bump(),
         Choice::Steered => run.shared.counters.adapt_looks_steered.bump(),
     }
-    match (was, chosen) {
-        (Choice::Nested, Choice::Steered) => {
-            if !go_steered(g, run, env) && !at_random {
-                let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
-                adapts.chooser.postpone(satp, now + 2 * interval);
-            }
+    let has_gone = match (was, chosen) {
+        (Choice::Nested, Choice::Steered) => go_steered(g, run, env),
+        (Choice::Steered, Choice::Nested) => {
+            go_nested(run, env);
+            true
         }
-        (Choice::Steered, Choice::Nested) => go_nested(run, env),
-        _ => {}
-    }
+        _ => true,
+    };
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
+    if !has_gone && !at_random {
+        adapts.chooser.postpone(satp, now + 2 * interval);
+    }
     let times = if at_random { 1 } else { adapts.calm(was != chosen, chosen) };
     adapts.begin(spent, now);
     run.watch.choose_again(now + interval * times);
