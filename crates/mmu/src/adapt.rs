@@ -141,6 +141,7 @@ impl Chooser {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     const LIMIT: u64 = 20;
 
