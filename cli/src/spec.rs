@@ -160,11 +160,11 @@ pub enum SpecError {
     #[diagnostic(help("leave out --seat payload: without H, Gnomon is the machine's firmware"))]
     PayloadWithoutH,
     /// Two-stage tables are what is missing.
-    #[error("VM `{0}` asks for mmu `nested`, which needs the H extension; these harts have none")]
+    #[error("VM `{0}` asks for mmu `{1}`, which needs the H extension; these harts have none")]
     #[diagnostic(help(
         "choose `shadow`, `unsync`, `lazy` or `steered`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
     ))]
-    NestedWithoutH(String),
+    NestedWithoutH(String, MmuMode),
     /// There is nothing to add files to.
     #[error("VM `{0}` has no initramfs of Gnomon's, to which files could be added")]
     #[diagnostic(help("leave out `initrd`, and boot a Linux kernel; or put the files into your own initrd"))]
@@ -386,8 +386,9 @@ pub fn check_machine(vms: &[VmSpec], seat: Seat, h: HExtension) -> Result<(), Sp
     if seat == Seat::Payload {
         return Err(SpecError::PayloadWithoutH);
     }
-    match vms.iter().find(|vm| vm.mmu.is_some_and(|mode| !mode.works_without_h())) {
-        Some(vm) => Err(SpecError::NestedWithoutH(vm.name.clone())),
+    let needs_h = |vm: &VmSpec| Some((vm.name.clone(), vm.mmu.filter(|mode| !mode.works_without_h())?));
+    match vms.iter().find_map(needs_h) {
+        Some((name, mode)) => Err(SpecError::NestedWithoutH(name, mode)),
         None => Ok(()),
     }
 }
@@ -477,8 +478,11 @@ mod tests {
             assert_eq!(check(mmu, Seat::Firmware, HExtension::Absent), Ok(()));
             assert_eq!(check(mmu, Seat::Payload, HExtension::Absent), Err(SpecError::PayloadWithoutH));
         }
-        let nested = check(Some(MmuMode::Nested), Seat::Firmware, HExtension::Absent);
-        assert_eq!(nested, Err(SpecError::NestedWithoutH("linux".into())));
+        for mode in [MmuMode::Nested, MmuMode::Adaptive] {
+            assert_eq!(check(Some(mode), Seat::Payload, HExtension::Present), Ok(()));
+            let without = check(Some(mode), Seat::Firmware, HExtension::Absent);
+            assert_eq!(without, Err(SpecError::NestedWithoutH("linux".into(), mode)));
+        }
     }
 
     #[test]

@@ -138,9 +138,21 @@ mod tests {
             "steered-nolane",
             "steered-noh",
             "steered-noh-nolane",
+            "adaptive",
+            "adaptive-nolane",
         ];
         assert_eq!(labels(Seat::Firmware, &all()), firmware);
-        let payload = ["nested", "shadow", "unsync", "lazy", "lazy-nolane", "steered", "steered-nolane"];
+        let payload = [
+            "nested",
+            "shadow",
+            "unsync",
+            "lazy",
+            "lazy-nolane",
+            "steered",
+            "steered-nolane",
+            "adaptive",
+            "adaptive-nolane",
+        ];
         assert_eq!(labels(Seat::Payload, &all()), payload);
         assert_eq!(labels(Seat::Firmware, &[None]), ["", "noh"]);
     }
@@ -158,8 +170,11 @@ mod tests {
             ["shadow-noh", "unsync-noh", "lazy-noh", "lazy-noh-nolane", "steered-noh", "steered-noh-nolane"]
         );
         assert_eq!(chosen("lazy-noh"), ["lazy-noh", "lazy-noh-nolane"]);
-        assert_eq!(chosen("lane-h"), ["lazy", "steered"]);
-        assert_eq!(chosen("nolane"), ["lazy-nolane", "lazy-noh-nolane", "steered-nolane", "steered-noh-nolane"]);
+        assert_eq!(chosen("lane-h"), ["lazy", "steered", "adaptive"]);
+        assert_eq!(
+            chosen("nolane"),
+            ["lazy-nolane", "lazy-noh-nolane", "steered-nolane", "steered-noh-nolane", "adaptive-nolane"]
+        );
         assert_eq!(chosen("nested-noh"), [""; 0]);
         for bad in ["", "fast", "lazy-", "lazy noh"] {
             assert!(Selector::try_from(bad.to_owned()).is_err(), "{bad}");

@@ -138,6 +138,14 @@ counters! {
         fences_all = "fences.all",
         /// Exits by accesses to `satp`.
         satp_accesses = "satp.accesses",
+        /// Changes from shadow tables to the G-stage, in mode `adaptive`.
+        adapt_nested = "adapt.to_nested",
+        /// Changes from the G-stage to shadow tables.
+        adapt_steered = "adapt.to_steered",
+        /// Looks that found it nested.
+        adapt_looks_nested = "adapt.looks_nested",
+        /// Looks that found it steered.
+        adapt_looks_steered = "adapt.looks_steered",
         /// Fences done on behalf of other vCPUs' SBI calls.
         fences_remote = "fences.remote",
         /// Times the vCPU was put on a hart.

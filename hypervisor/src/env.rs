@@ -49,6 +49,10 @@ pub trait Env {
     /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded. `steered`: the VM is,
     /// so it is denied the frame that poison leads to.
     fn load_shadow(&mut self, run: &VcpuRun, steered: bool);
+    /// The loaded vCPU changes from one of the two to the other: until that is prepared, no table translates, and its `vsatp` is gone.
+    fn leave_tables(&mut self);
+    /// Bits of ASIDs that this hart's own registers have.
+    fn asid_bits(&self) -> u32;
     /// Gives the loaded vCPU this shadow root. `id` is the ASID that this vCPU has for it here, if it has one still. `forget`: what
     /// this hart remembers of the root is out of date. Returns what its `satp` (`vsatp`) holds from now on.
     fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64;

@@ -7,6 +7,7 @@
 
 extern crate alloc;
 
+mod adaptive;
 pub mod ballooning;
 pub mod board;
 mod build;

@@ -19,7 +19,7 @@ use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::shootdown::shoot_down;
-use crate::vcpu::{NO_SPACE, Vcpu, VcpuRun};
+use crate::vcpu::{ANY_SPACE, NO_SPACE, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use abi::tunable::Id;
@@ -125,7 +125,7 @@ pub(crate) fn lists(config: &VmConfig) -> Lists {
 /// Whether leaves are global where a guest's are. A hart that goes from one vCPU to another forgets everything then, so only where
 /// each vCPU on shadow tables can have a hart of its own.
 fn keeps_globals(g: &Gnomon) -> bool {
-    let shadowed = g.vms.all().filter(|vm| matches!(vm.translation, Translation::Shadow(_)));
+    let shadowed = g.vms.all().filter(|vm| matches!(vm.translation, Translation::Shadow(_) | Translation::Adaptive));
     let vcpus: u64 = shadowed.map(|vm| u64::from(vm.config.vcpus)).sum();
     g.tunables.is_on(Id::Globals) && vcpus <= g.harts.len() as u64
 }
@@ -151,7 +151,9 @@ pub(crate) fn build(
             return Err(message);
         }
     };
-    let quiet_after = if g.tunables.is_on(Id::Track) { QUIET_AFTER } else { 0 };
+    // What a vCPU stores while it is nested is not seen.
+    let may_be_quiet = vm.translation != Translation::Adaptive;
+    let quiet_after = if may_be_quiet && g.tunables.is_on(Id::Track) { QUIET_AFTER } else { 0 };
     let config = Config { upkeep, ad, globals: keeps_globals(g), pages, first_serial, quiet_after };
     let shadow = Shadow::new(config, owner, lists, frames);
     let mut shadow = shadow.map_err(|e| format!("no memory for its shadow tables: {e}"))?;
@@ -197,6 +199,33 @@ pub(crate) fn reach<E: Env>(
     with_memory(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
 }
 
+/// The same where a hart may walk the G-stage as well.
+pub(crate) fn reach_in_both<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (gpa, access): (Addr<Gpa>, Access),
+    ready: &mut Ready,
+    env: &mut E,
+) -> Result<Addr<Hpa>, Unreachable> {
+    let reached = with_memory(g, vm, ready, env, |shadow, host| {
+        let known = host.space.translate(gpa, &*host.mem);
+        let hpa = shadow.resolve(gpa, access, host)?;
+        Ok((hpa, known.is_some_and(|known| Some(known.hpa) == hpa)))
+    });
+    let (hpa, was_there) = reached?;
+    if was_there {
+        // Another hart was faster, or this TLB remembers the older entry. Forget it, here only.
+        let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
+        g.harts[env.hart()].counters.fences.bump();
+        env.fence_g_stage(vm.slot(), page);
+    }
+    if access == Access::Fetch {
+        // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
+        env.fence_instructions();
+    }
+    hpa.ok_or(Unreachable::Hole)
+}
+
 /// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.
 pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
     if let Some(shadow) = vm.memory.lock().as_mut().and_then(|memory| memory.shadow.as_mut()) {
@@ -210,6 +239,7 @@ pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
     let present = vcpu.satp.load(Ordering::SeqCst);
     match fence.asid {
         _ if present == NO_SPACE => false,
+        _ if present == ANY_SPACE => true,
         Some(asid) => Satp::decode(present).asid == asid,
         None => true,
     }
@@ -245,6 +275,9 @@ impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
         shoot_down(self.g, self.vm, self.env);
         // The loaded guest may be another VM's.
         self.env.fence_shadows();
+        if self.vm.translation == Translation::Adaptive {
+            self.env.fence_g_stage(self.vm.slot(), FenceScope::Everything);
+        }
         // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
         self.env.fence_instructions();
     }

@@ -4,8 +4,8 @@
 //! | event | methods |
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
-//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
@@ -20,12 +20,13 @@ use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::pager::Portion;
 use crate::tunables::Tunables;
-use crate::vcpu::{Vcpu, VcpuRun};
-use crate::vm::Translation::{Shadow, TwoStage};
+use crate::vcpu::{Adapts, Vcpu, VcpuRun};
+use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
-use crate::{shadow, two_stage};
+use crate::{adaptive, shadow, two_stage};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use abi::tunable::Id;
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use core::ops::Range;
@@ -51,6 +52,11 @@ impl Translation {
                 shadow::check(upkeep, config, offer)?;
                 ("an identity map in Sv39", 38)
             }
+            Adaptive => {
+                adaptive::check(config, offer)?;
+                let bits = offer.g_format.input_bits().min(38);
+                ("both an identity map in Sv39 and the G-stage", bits)
+            }
         };
         let memory = config.memory_bytes;
         if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
@@ -67,6 +73,7 @@ impl Translation {
         match self {
             TwoStage => Ok(0),
             Shadow(upkeep) => shadow::frames(upkeep, config),
+            Adaptive => shadow::frames(adaptive::UPKEEP, config),
         }
     }
 
@@ -75,7 +82,7 @@ impl Translation {
     pub fn images(self, config: &VmConfig) -> Images {
         match self {
             TwoStage => two_stage::images(config),
-            Shadow(_) => Images::Shared,
+            Shadow(_) | Adaptive => Images::Shared,
         }
     }
 
@@ -96,6 +103,7 @@ impl Translation {
         match self {
             TwoStage => two_stage::isa(config, offer),
             Shadow(upkeep) => shadow::isa(upkeep, config, offer),
+            Adaptive => shadow::isa(adaptive::UPKEEP, config, offer),
         }
     }
 
@@ -104,7 +112,7 @@ impl Translation {
     pub fn lists(self, config: &VmConfig) -> Option<Lists> {
         match self {
             TwoStage => None,
-            Shadow(_) => Some(shadow::lists(config)),
+            Shadow(_) | Adaptive => Some(shadow::lists(config)),
         }
     }
 
@@ -122,6 +130,7 @@ impl Translation {
     ) -> Result<Option<mmu::shadow::Shadow>, String> {
         match (self, lists) {
             (Shadow(upkeep), Some(lists)) => shadow::build(g, vm, (upkeep, lists), from, mem).map(Some),
+            (Adaptive, Some(lists)) => shadow::build(g, vm, (adaptive::UPKEEP, lists), from, mem).map(Some),
             _ => Ok(None),
         }
     }
@@ -131,7 +140,7 @@ impl Translation {
     pub fn counters(self, vm: &Vm) -> Option<Counters> {
         match self {
             TwoStage => None,
-            Shadow(_) => Some(shadow::counters(vm)),
+            Shadow(_) | Adaptive => Some(shadow::counters(vm)),
         }
     }
 
@@ -139,7 +148,7 @@ impl Translation {
     pub fn tear_down<E: Env>(self, g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
         match self {
             TwoStage => two_stage::tear_down(g, vm, memory, env),
-            Shadow(_) => shadow::tear_down(g, vm, memory, env),
+            Shadow(_) | Adaptive => shadow::tear_down(g, vm, memory, env),
         }
     }
 
@@ -154,6 +163,7 @@ impl Translation {
                 Ok(())
             }
             Shadow(upkeep) => shadow::roots::load(g, run, upkeep, env),
+            Adaptive => adaptive::load(g, run, env),
         }
     }
 
@@ -166,6 +176,7 @@ impl Translation {
             || match self {
                 TwoStage => true,
                 Shadow(_) => false,
+                Adaptive => run.is_nested,
             }
     }
 
@@ -175,6 +186,7 @@ impl Translation {
             TwoStage => run.csrs.vsatp = env.vsatp(),
             // It is the guest's all the time.
             Shadow(_) => run.follow_lane(),
+            Adaptive => adaptive::unload(run, env),
         }
     }
 
@@ -186,14 +198,16 @@ impl Translation {
                 run.follow_lane();
                 shadow::roots::forget(run);
             }
+            Adaptive => adaptive::forget(run),
         }
     }
 
     /// A page fault came to Gnomon.
     pub fn page_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match self {
+            Adaptive if !run.is_nested => shadow::page_fault(g, run, exception, env),
             // The guest's own, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
-            TwoStage => {
+            TwoStage | Adaptive => {
                 run.shared.counters.exits_other.bump();
                 Faulted::Inject(Trap::new(exception, run.context.exit.tval))
             }
@@ -205,9 +219,10 @@ impl Translation {
     pub fn access_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match self {
             Shadow(Upkeep::Steered) => shadow::steered::access_fault(g, run, exception, env),
+            Adaptive if !run.is_nested => shadow::steered::access_fault(g, run, exception, env),
             // It comes from memory that is mapped but cannot be accessed so (an AMO or LR/SC where the platform allows none): the
             // guest's own, as on bare metal.
-            TwoStage | Shadow(_) => {
+            TwoStage | Shadow(_) | Adaptive => {
                 run.shared.counters.exits_other.bump();
                 Faulted::Inject(Trap::new(exception, run.context.exit.tval))
             }
@@ -219,17 +234,21 @@ impl Translation {
     pub fn denied_frame<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Option<Faulted> {
         match self {
             TwoStage => None,
-            Shadow(_) => Some(shadow::steered::denied_frame(g, run, access, env)),
+            Adaptive if run.is_nested => None,
+            Shadow(_) | Adaptive => Some(shadow::steered::denied_frame(g, run, access, env)),
         }
     }
 
     /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
     pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-        if let Shadow(upkeep) = self {
+        if self == Adaptive && run.is_nested {
+            return;
+        }
+        if self != TwoStage {
             run.follow_lane();
             // What has changed for roots that the vCPU gets, it sees when it gets one.
             run.views.disarm();
-            if upkeep == Upkeep::Steered {
+            if matches!(self, Shadow(Upkeep::Steered) | Adaptive) {
                 shadow::steered::look_again(g, run, env);
             }
         }
@@ -237,8 +256,21 @@ impl Translation {
 
     /// An interval after fences made work for it ([`shadow::fence`]): ends what is not worth while any more.
     pub fn relax<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-        if let Shadow(_) = self {
+        if self != TwoStage {
             shadow::relax(g, run, env);
+        }
+    }
+
+    /// What an adaptive vCPU knows of its roots when it has none yet.
+    #[must_use]
+    pub fn adapts(self, id: u32) -> Option<Box<Adapts>> {
+        (self == Adaptive).then(|| Box::new(Adapts::new(id)))
+    }
+
+    /// A look at what the root costs by which the vCPU on this hart runs, at host time `now`: it may go on the other way.
+    pub fn choose<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
+        if self == Adaptive {
+            adaptive::look(g, run, now, env);
         }
     }
 
@@ -248,6 +280,7 @@ impl Translation {
         match self {
             TwoStage => Views::default(),
             Shadow(upkeep) => shadow::roots::views(upkeep, config),
+            Adaptive => shadow::roots::views(adaptive::UPKEEP, config),
         }
     }
 
@@ -255,7 +288,7 @@ impl Translation {
     #[must_use]
     pub fn brief(self) -> BriefExits {
         match self {
-            TwoStage => BriefExits::of_guest_page(uart::START),
+            TwoStage | Adaptive => BriefExits::of_guest_page(uart::START),
             // Until it has been seen how the vCPU gets there.
             Shadow(_) => BriefExits::NONE,
         }
@@ -266,7 +299,8 @@ impl Translation {
         match self {
             // Its exits say all that is needed.
             TwoStage => {}
-            Shadow(_) => {
+            Adaptive if run.is_nested => {}
+            Shadow(_) | Adaptive => {
                 run.follow_lane();
                 shadow::way::remember_way(run, env);
             }
@@ -278,6 +312,8 @@ impl Translation {
     pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
         match self {
             TwoStage => None,
+            Adaptive if run.is_nested => None,
+            Adaptive => adaptive::instruction(g, run, what, env),
             Shadow(_) => {
                 run.follow_lane();
                 shadow::roots::instruction(g, run, what, env)
@@ -289,8 +325,9 @@ impl Translation {
     pub fn satp<E: Env>(self, run: &VcpuRun, env: &E) -> u64 {
         match self {
             TwoStage => env.vsatp(),
+            Adaptive if run.is_nested => env.vsatp(),
             // The hart's register is Gnomon's.
-            Shadow(_) => run.satp(),
+            Shadow(_) | Adaptive => run.satp(),
         }
     }
 
@@ -298,7 +335,8 @@ impl Translation {
     pub fn fence<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
         match self {
             TwoStage => two_stage::fence(fence, env),
-            Shadow(_) => {
+            Adaptive if run.is_nested => two_stage::fence(fence, env),
+            Shadow(_) | Adaptive => {
                 run.follow_lane();
                 shadow::fence(g, run, fence, env)
             }
@@ -310,7 +348,7 @@ impl Translation {
     pub fn is_urgent(self, vcpu: &Vcpu, fence: &GuestFence) -> bool {
         match self {
             TwoStage => true,
-            Shadow(_) => shadow::is_urgent(vcpu, fence),
+            Shadow(_) | Adaptive => shadow::is_urgent(vcpu, fence),
         }
     }
 
@@ -319,6 +357,10 @@ impl Translation {
         match self {
             TwoStage => env.fence_g_stage(vm.slot(), FenceScope::Everything),
             Shadow(_) => env.fence_guest(None, None),
+            Adaptive => {
+                env.fence_g_stage(vm.slot(), FenceScope::Everything);
+                env.fence_shadows();
+            }
         }
     }
 
@@ -338,6 +380,7 @@ impl Translation {
             let reached = match self {
                 TwoStage => two_stage::reach(g, vm, what, ready, env),
                 Shadow(_) => shadow::reach(g, vm, what, ready, env),
+                Adaptive => shadow::reach_in_both(g, vm, what, ready, env),
             };
             match reached {
                 Err(error) => g.pager.help(g, vm, error, env)?,
@@ -357,7 +400,7 @@ impl Translation {
     ) -> bool {
         match self {
             TwoStage => two_stage::sweep(g, vm, from, portion, env),
-            Shadow(_) => shadow::paging::sweep(g, vm, from, portion, env),
+            Shadow(_) | Adaptive => shadow::paging::sweep(g, vm, from, portion, env),
         }
     }
 
@@ -373,7 +416,7 @@ impl Translation {
     ) -> u64 {
         match self {
             TwoStage => two_stage::rest_originals(g, vm, homes, portion, env),
-            Shadow(_) => shadow::paging::rest_originals(g, vm, homes, portion, env),
+            Shadow(_) | Adaptive => shadow::paging::rest_originals(g, vm, homes, portion, env),
         }
     }
 
@@ -381,7 +424,7 @@ impl Translation {
     pub fn promote<E: Env>(self, g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
         match self {
             TwoStage => two_stage::promote(g, vm, promotion, env),
-            Shadow(_) => shadow::paging::promote(g, vm, promotion, env),
+            Shadow(_) | Adaptive => shadow::paging::promote(g, vm, promotion, env),
         }
     }
 
@@ -389,7 +432,7 @@ impl Translation {
     pub fn join<E: Env>(self, g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
         match self {
             TwoStage => two_stage::join(g, vm, page, env),
-            Shadow(_) => shadow::paging::join(g, vm, page, env),
+            Shadow(_) | Adaptive => shadow::paging::join(g, vm, page, env),
         }
     }
 
@@ -407,7 +450,7 @@ impl Translation {
     ) -> Result<(), Run> {
         match self {
             TwoStage => two_stage::bring_in(g, vm, what, frame, env),
-            Shadow(_) => shadow::paging::bring_in(g, vm, what, frame, env),
+            Shadow(_) | Adaptive => shadow::paging::bring_in(g, vm, what, frame, env),
         }
     }
 
@@ -415,7 +458,7 @@ impl Translation {
     pub fn host_wrote<E: Env>(self, vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
         match self {
             TwoStage => {}
-            Shadow(_) => shadow::host_wrote(vm, gfn, env),
+            Shadow(_) | Adaptive => shadow::host_wrote(vm, gfn, env),
         }
     }
 
@@ -424,7 +467,7 @@ impl Translation {
     pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
         let returned = match self {
             TwoStage => two_stage::give_back(g, vm, spans, env),
-            Shadow(_) => shadow::paging::give_back(g, vm, spans, env),
+            Shadow(_) | Adaptive => shadow::paging::give_back(g, vm, spans, env),
         };
         if returned.freed != 0 && g.pager.is_on() {
             g.pager.wake_waiting(g, env);

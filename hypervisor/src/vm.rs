@@ -190,6 +190,8 @@ pub enum Translation {
     TwoStage,
     /// In one: shadow tables, kept in step with the guest's in this way.
     Shadow(Upkeep),
+    /// In either way, by turns: behind the G-stage, or on shadow tables that steer.
+    Adaptive,
 }
 
 impl From<MmuMode> for Translation {
@@ -200,6 +202,7 @@ impl From<MmuMode> for Translation {
             MmuMode::Unsync => Translation::Shadow(Upkeep::Unsync),
             MmuMode::Lazy => Translation::Shadow(Upkeep::Lazy),
             MmuMode::Steered => Translation::Shadow(Upkeep::Steered),
+            MmuMode::Adaptive => Translation::Adaptive,
         }
     }
 }

@@ -164,7 +164,7 @@ pub enum ChoiceError {
     /// All were ruled out.
     #[error("there is nothing to measure: no subject is left")]
     #[diagnostic(help(
-        "mode `nested` and KVM need the H extension: leave out --no-h; `steered` cannot promise Svadu: leave out --svadu; or \
+        "mode `nested` and KVM need the H extension: leave out --no-h; `steered` and `adaptive` cannot promise Svadu: leave out --svadu; or \
          choose other modes or subjects"
     ))]
     Nothing,
@@ -242,7 +242,7 @@ impl Choice {
             Subject::Native | Subject::Kvm { .. } => true,
         };
         let can_promise = match subject {
-            Subject::Gnomon(gnomon) => gnomon.variant.mmu != Some(MmuMode::Steered),
+            Subject::Gnomon(gnomon) => !matches!(gnomon.variant.mmu, Some(MmuMode::Steered | MmuMode::Adaptive)),
             Subject::Native | Subject::Kvm { .. } => true,
         };
         is_meant && has_mode && (!self.no_h || subject.h() == HExtension::Absent) && (!self.svadu || can_promise)

@@ -71,7 +71,7 @@ pub struct RunArgs {
     /// How guest memory is virtualized [default: the best that the harts can do]
     #[arg(long)]
     mmu: Option<Mmu>,
-    /// With --mmu lazy or steered: whether the fast lane serves fences by address and changes of the address space
+    /// With --mmu lazy, steered or adaptive: whether the fast lane serves fences by address and changes of the address space
     #[arg(long, value_name = "on|off")]
     lane: Option<Switch>,
     /// Whether guests may be mapped in pieces of 2 MiB
@@ -166,6 +166,7 @@ impl ValueEnum for Mmu {
             Self(MmuMode::Unsync),
             Self(MmuMode::Lazy),
             Self(MmuMode::Steered),
+            Self(MmuMode::Adaptive),
         ]
     }
 

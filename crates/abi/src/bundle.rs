@@ -141,11 +141,13 @@ pub enum MmuMode {
     Lazy,
     /// Shadow tables that say whose each fault is: the guest takes its page faults itself, and fences bring in step.
     Steered,
+    /// Of the two, `Nested` and `Steered`, whichever costs less: chosen for each root from what is counted. Needs the H extension.
+    Adaptive,
 }
 
 impl MmuMode {
     /// All modes.
-    pub const ALL: [Self; 5] = [Self::Nested, Self::Shadow, Self::Unsync, Self::Lazy, Self::Steered];
+    pub const ALL: [Self; 6] = [Self::Nested, Self::Shadow, Self::Unsync, Self::Lazy, Self::Steered, Self::Adaptive];
 
     /// Its name in options, files and messages.
     #[must_use]
@@ -156,19 +158,20 @@ impl MmuMode {
             Self::Unsync => "unsync",
             Self::Lazy => "lazy",
             Self::Steered => "steered",
+            Self::Adaptive => "adaptive",
         }
     }
 
     /// Whether it works on harts without the H extension.
     #[must_use]
     pub const fn works_without_h(self) -> bool {
-        !matches!(self, Self::Nested)
+        !matches!(self, Self::Nested | Self::Adaptive)
     }
 
     /// Whether the fast lane may serve its guests: their fences by address, and changes of the address space.
     #[must_use]
     pub const fn has_lane(self) -> bool {
-        matches!(self, Self::Lazy | Self::Steered)
+        matches!(self, Self::Lazy | Self::Steered | Self::Adaptive)
     }
 }
 
@@ -192,7 +195,7 @@ pub struct UnknownMode;
 
 impl core::fmt::Display for UnknownMode {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("no such mode: choose nested, shadow, unsync, lazy or steered")
+        f.write_str("no such mode: choose nested, shadow, unsync, lazy, steered or adaptive")
     }
 }
 

@@ -64,6 +64,12 @@ tunables! {
     Track = "track", Kind::Switch, 1, "tables of steered guests that stay as they are become quiet, and fences leave them out; of VMs that start from now on";
     /// Steering.
     Steer = "steer", Kind::Switch, 1, "guests in mode steered take their page faults themselves; if off, Gnomon delivers them";
+    /// What a steered root may cost.
+    AdaptShare = "adapt-share", Kind::Number(1000), 20, "thousandths of its time that a vCPU in mode adaptive may take for the traps of a steered root; beyond, the root goes nested";
+    /// How often it is looked what roots cost.
+    AdaptLook = "adapt-look", Kind::Number(1_000_000), 5000, "microseconds until a vCPU in mode adaptive is looked at; while nothing changes, up to 16 times as long; 0: at least 100";
+    /// A choice without reason, for tests.
+    AdaptAtRandom = "adapt-at-random", Kind::Switch, 0, "in mode adaptive roots are nested or steered at random: a test of the changes between them";
     /// Pages that are read with one that is needed.
     ReadAhead = "read-ahead", Kind::Number(15), 7, "pages that are brought in with one that is needed";
     /// A disturbance, for tests.

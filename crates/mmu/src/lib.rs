@@ -15,6 +15,7 @@ extern crate alloc;
 #[cfg(feature = "sabotage")]
 extern crate std;
 
+pub mod adapt;
 pub mod frames;
 pub mod globals;
 pub mod gstage;

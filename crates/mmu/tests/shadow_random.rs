@@ -80,7 +80,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 62] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 65] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -140,6 +140,9 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 62] = [
     (Mutant::Engine(Sabotage::QuietsWithLeaves), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ForgetsToStir), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::KeepsVmid, Upkeep::Steered, &["TLB-LIKE"]),
+    (Mutant::Engine(Sabotage::ForgetsSpells), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ForgetsPassedSpells), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::KeepsGlobals, Upkeep::Lazy, &["TLB-LIKE"]),
     (Mutant::KeepsGlobals, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::ChangesBlindly, Upkeep::Lazy, &["TLB-LIKE"]),

@@ -32,6 +32,12 @@ pub fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u64), 
             return None;
         }
     }
+    if run.watch.is_to_choose(now) {
+        run.vm.translation.choose(g, run, now, env);
+        if run.watch.due() > now {
+            return None;
+        }
+    }
     run.vm.translation.look_again(g, run, env);
     let found = stuck(run, env);
     let is_proof = run.watch.looked(found, now.saturating_add(interval));

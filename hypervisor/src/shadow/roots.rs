@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::gstage::Ready;
 use mmu::shadow::{GuestFence, Loaded, Paging, Root, Upkeep, Views};
-use rv::csr::atp::Satp;
+use rv::csr::atp::{self, Satp};
 use rv::{Addr, Asid, Lane, LaneRoot, Mode};
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
@@ -143,6 +143,29 @@ fn detach(run: &mut VcpuRun) {
     }
 }
 
+/// The vCPU goes on behind its G-stage for a while: it has no root, and those that it knows stay.
+pub(crate) fn leave(run: &mut VcpuRun) {
+    run.context.lane.turn_off();
+    let Some(root) = run.root.take() else { return };
+    let mut memory = run.vm.memory.lock();
+    if let Some(shadow) = memory.as_mut().and_then(|memory| memory.shadow.as_mut()) {
+        shadow.leave_root(&root, &mut run.views, &run.context.lane.log);
+    }
+}
+
+/// The vCPU on this hart comes back from there. Says whether it has the root that its `satp` asks for: it has none if there is no memory
+/// for it, or if that would take too long at once.
+pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
+    let vm = Arc::clone(&run.vm);
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let log = &mut run.context.lane.log;
+    let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, _| {
+        shadow.came_back(log);
+    });
+    run.logged = run.context.lane.log.count();
+    done.is_some() && matches!(attach(g, run, env), Ok(true))
+}
+
 /// The vCPU is about to be parked: nothing of its life remains.
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
@@ -159,8 +182,6 @@ pub(crate) fn instruction<E: Env>(
     (insn, from): (u64, Mode),
     env: &mut E,
 ) -> Option<Outcome> {
-    const SYSTEM: u64 = 0x73;
-    const SATP: u64 = 0x180;
     const FENCE_MASK: u64 = 0xfe00_7fff;
     const SFENCE_VMA: u64 = 0x1200_0073;
     const SINVAL_VMA: u64 = 0x1600_0073;
@@ -175,7 +196,7 @@ pub(crate) fn instruction<E: Env>(
         (_, SINVAL_VMA) if has_svinval() => own_fence(g, run, insn, env),
         // Each SINVAL.VMA is a whole fence here.
         (SFENCE_W_INVAL | SFENCE_INVAL_IR, _) if has_svinval() => Outcome::Resume,
-        _ if insn & 0x7f == SYSTEM && insn >> 20 == SATP => return access_satp(g, run, insn, env),
+        _ if is_of_satp(insn) => return access_satp(g, run, insn, env),
         _ => return None,
     };
     run.context.skip(4);
@@ -185,7 +206,7 @@ pub(crate) fn instruction<E: Env>(
 fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Outcome {
     let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
     let range = (rs1 != 0).then(|| (Addr::new(run.context.x[rs1]), 1));
-    let asid = (rs2 != 0).then(|| Asid(run.context.x[rs2] as u16));
+    let asid = (rs2 != 0).then(|| Asid((run.context.x[rs2] & !run.asids_beyond) as u16));
     let counters = &run.shared.counters;
     match (range, asid) {
         (Some(_), Some(_)) => counters.fences_page.bump(),
@@ -202,8 +223,14 @@ fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> O
     Outcome::Resume
 }
 
-/// CSRRW and its like on `satp`. `None` if it is no such instruction.
-fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Option<Outcome> {
+/// Whether it is an instruction of SYSTEM that names `satp`.
+const fn is_of_satp(insn: u64) -> bool {
+    insn & 0x7f == 0x73 && insn >> 20 == 0x180
+}
+
+/// CSRRW and its like on `satp`: the register that gets what the guest's is now, and what it is to be. `None` if it is no such
+/// instruction.
+fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
     let (rd, source, funct3) = ((insn >> 7 & 31) as u8, (insn >> 15 & 31) as usize, insn >> 12 & 7);
     let operand = if funct3 & 4 != 0 { source as u64 } else { run.context.x[source] };
     let old = run.csrs.vsatp;
@@ -215,6 +242,35 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
         (2, _) => old | operand,
         _ => old & !operand,
     };
+    Some((rd, new & !(run.asids_beyond << atp::ID_SHIFT)))
+}
+
+/// Does for an instruction that trapped in the mode `from` what hardware would, if it changes `satp` to a value that `is_wanted`: but for
+/// the translation, which is the caller's to change. Says whether it has.
+pub(crate) fn writes_satp(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (insn, from): (u64, Mode),
+    is_wanted: impl FnOnce(&mut VcpuRun, u64) -> bool,
+) -> bool {
+    let old = run.csrs.vsatp;
+    let Some((rd, new)) = (from == Mode::Supervisor && is_of_satp(insn)).then(|| written(run, insn)).flatten() else {
+        return false;
+    };
+    if new == old || paging(&Satp::decode(new), &g.offer).is_none() || !is_wanted(run, new) {
+        return false;
+    }
+    run.csrs.vsatp = new;
+    run.context.set(rd, old);
+    run.context.skip(4);
+    run.shared.counters.satp_accesses.bump();
+    true
+}
+
+/// CSRRW and its like on `satp`. `None` if it is no such instruction.
+fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Option<Outcome> {
+    let (rd, new) = written(run, insn)?;
+    let old = run.csrs.vsatp;
     // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
     // MODE, the entire write has no effect" (norm:satp-mode_op_unsupported).
     if new != old && paging(&Satp::decode(new), &g.offer).is_some() {

@@ -1,5 +1,6 @@
 //! vCPUs: what others see of one, and what the hart that runs it owns.
 
+mod adapts;
 mod csrs;
 mod features;
 mod run;
@@ -8,10 +9,11 @@ mod unexplained;
 mod watch;
 mod way;
 
+pub use adapts::Adapts;
 pub use csrs::{VsCsrs, VsTrapRegs};
 pub use features::Features;
 pub use run::{VcpuRun, VectorState};
-pub use shared::{FenceQueue, NO_SPACE, NOWHERE, Vcpu, hsm, request};
+pub use shared::{ANY_SPACE, FenceQueue, NO_SPACE, NOWHERE, Vcpu, hsm, request};
 pub use unexplained::Unexplained;
 pub use watch::{Stuck, Watch};
 pub use way::Way;

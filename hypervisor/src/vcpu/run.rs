@@ -1,5 +1,6 @@
 //! What the one that has a vCPU at a time owns of it: a hart, or a queue.
 
+use super::adapts::Adapts;
 use super::csrs::VsCsrs;
 use super::features::Features;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
@@ -49,6 +50,10 @@ pub struct VcpuRun {
     pub last_hart: usize,
     /// Its VMID there, behind a G-stage.
     pub vmid: IdSlot,
+    /// In mode `adaptive`: it is behind its G-stage, not on shadow tables.
+    pub is_nested: bool,
+    /// In that mode: what its roots cost.
+    pub adapts: Option<Box<Adapts>>,
     /// What its kernel has asked for.
     pub features: Features,
     /// When it is looked at even if it makes no exit, and what the last look found.
@@ -57,6 +62,8 @@ pub struct VcpuRun {
     pub root: Option<Root>,
     /// Access faults that nothing on shadow tables explains.
     pub unexplained: Unexplained,
+    /// ASIDs beyond those that its guest has, a bit for each of theirs: none on shadow tables, where all are virtual.
+    pub asids_beyond: u64,
     /// What it remembers of other roots.
     pub views: Views,
     /// The fences in its log that are accounted for.
@@ -78,6 +85,7 @@ impl VcpuRun {
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize) -> Box<Self> {
         let views = vm.translation.views(&vm.config);
         let context = Context { brief: vm.translation.brief(), ..Context::new(shared.id) };
+        let adapts = vm.translation.adapts(shared.id);
         Box::new(Self {
             shared,
             vm,
@@ -89,10 +97,13 @@ impl VcpuRun {
             deadline: u64::MAX,
             last_hart: NOWHERE,
             vmid: IdSlot::new(),
+            is_nested: adapts.is_some(),
+            adapts,
             features: Features::default(),
             watch: Watch::default(),
             root: None,
             unexplained: Unexplained::NONE,
+            asids_beyond: 0,
             views,
             logged: 0,
             changes: 0,

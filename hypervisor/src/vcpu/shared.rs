@@ -52,6 +52,9 @@ pub const NOWHERE: usize = usize::MAX;
 /// [`Vcpu::satp`] of a vCPU that no fence concerns at once: its paging is off.
 pub const NO_SPACE: u64 = 0;
 
+/// [`Vcpu::satp`] of a vCPU that every fence concerns at once: which root it runs is not known. No guest can write it.
+pub const ANY_SPACE: u64 = u64::MAX;
+
 /// Fences of other vCPUs that wait for the vCPU's next entry. Bounded: too many become one for everything.
 #[derive(Debug, Default)]
 pub struct FenceQueue {
@@ -83,7 +86,7 @@ impl FenceQueue {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Vcpu {
-    /// On shadow tables: its `satp`, or [`NO_SPACE`]. The lane writes it, and finds behind it what is posted.
+    /// On shadow tables: its `satp`, or [`NO_SPACE`]. In mode `adaptive`, while it is nested, [`ANY_SPACE`]. The lane writes it, and finds behind it what is posted.
     pub satp: AtomicU64,
     /// [`request`] bits. Set by anyone, taken by the hart that enters the vCPU.
     pub posted: AtomicU64,

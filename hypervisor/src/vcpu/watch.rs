@@ -8,7 +8,9 @@ pub struct Watch {
     look: u64,
     /// When the VM's shadow tables are to be looked at; 0: they are not.
     relax: u64,
-    /// The sooner of the two.
+    /// When what its root costs is to be looked at; 0: it is not.
+    choose: u64,
+    /// The soonest of the three.
     due: u64,
     last: Option<Stuck>,
 }
@@ -31,6 +33,9 @@ impl Watch {
 
     const fn reckon(&mut self) {
         self.due = if self.relax != 0 && self.relax < self.look { self.relax } else { self.look };
+        if self.choose != 0 && self.choose < self.due {
+            self.due = self.choose;
+        }
     }
 
     /// The VM's shadow tables are to be looked at, at host time `due`, if nobody has said so before.
@@ -49,6 +54,25 @@ impl Watch {
             self.reckon();
         }
         is_due
+    }
+
+    /// What its root costs is to be looked at, at host time `due`, if nobody has said so before.
+    pub const fn choose_at(&mut self, due: u64) {
+        if self.choose == 0 {
+            self.choose_again(due);
+        }
+    }
+
+    /// The same, whatever was said before.
+    pub const fn choose_again(&mut self, due: u64) {
+        self.choose = due;
+        self.reckon();
+    }
+
+    /// Whether that is to be looked at now. Whoever does says when it is next.
+    #[must_use]
+    pub const fn is_to_choose(&self, now: u64) -> bool {
+        self.choose != 0 && self.choose <= now
     }
 
     /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner
@@ -75,6 +99,20 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_root_costs_is_looked_at_again_and_again() {
+        let mut watch = Watch::default();
+        watch.load(1000, 500, 2);
+        watch.choose_at(1200);
+        watch.choose_at(1100);
+        assert!(watch.due() == 1200 && !watch.is_to_choose(1199) && watch.is_to_choose(1200));
+        watch.relax_at(1150);
+        assert_eq!(watch.due(), 1150);
+        assert!(watch.takes_relax(1150) && watch.due() == 1200);
+        watch.choose_again(1600);
+        assert!(watch.due() == 1500 && !watch.is_to_choose(1500));
+    }
 
     #[test]
     fn shadow_tables_are_looked_at_between_two_looks() {

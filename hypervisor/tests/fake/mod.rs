@@ -169,6 +169,12 @@ impl Env for Hart {
     fn load_shadow(&mut self, _: &VcpuRun, _: bool) {
         self.events.push(Event::Shadow);
     }
+    fn leave_tables(&mut self) {
+        self.vsatp = 0;
+    }
+    fn asid_bits(&self) -> u32 {
+        9
+    }
     fn fence_g_stage(&mut self, _: usize, scope: FenceScope<Gpa>) {
         self.events.push(Event::Fence(scope));
     }

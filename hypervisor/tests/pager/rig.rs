@@ -295,7 +295,7 @@ impl Rig {
         }
         let is_store = touch.store.is_some();
         run.context.exit = match translation {
-            Translation::TwoStage => {
+            Translation::TwoStage | Translation::Adaptive => {
                 Exit { cause: if is_store { 23 } else { 21 }, tval: 0, tval2: gpa.raw() >> 2, tinst: 0 }
             }
             Translation::Shadow(_) => {
@@ -545,7 +545,7 @@ fn original(config: &VmConfig, page: u64) -> Option<u64> {
 /// Where hardware takes the guest, if it lets it.
 fn hardware(run: &VcpuRun, gpa: Addr<Gpa>, is_store: bool, mem: &Mem) -> Option<Addr<Hpa>> {
     let allows = |flags: PteFlags| flags.contains(if is_store { PteFlags::W } else { PteFlags::R });
-    if run.vm.translation == Translation::TwoStage {
+    if matches!(run.vm.translation, Translation::TwoStage | Translation::Adaptive) {
         let memory = run.vm.memory.lock();
         let there = memory.as_ref()?.space.translate(gpa, mem)?;
         return allows(there.flags).then_some(there.hpa);

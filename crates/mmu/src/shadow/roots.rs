@@ -113,6 +113,27 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
+    /// Takes its root from a vCPU that goes on by its guest's own tables for a while, behind a G-stage. Roots that are held for it stay.
+    pub fn leave_root(&mut self, root: &Root<S>, views: &mut Views<S>, log: &FenceLog<S>) {
+        self.detach(root, views, log);
+    }
+
+    /// A vCPU comes back from there, and has no root yet. What its guest has fenced meanwhile nobody knows: that counts as a fence of
+    /// everything, so all its roots are out of date. TLBs of its hart are the caller's.
+    ///
+    /// # Panics
+    /// If tables may be quiet: such a guest has written them unseen.
+    pub fn came_back(&mut self, log: &mut FenceLog<S>) {
+        assert!(self.config.quiet_after == 0, "tables that are written unseen cannot be quiet");
+        self.stamp += 1;
+        if !self.is_sabotaged(Sabotage::ForgetsPassedSpells) {
+            self.passed.all(Mappings::All, self.stamp);
+        }
+        if !self.is_sabotaged(Sabotage::ForgetsSpells) {
+            log.push_everything();
+        }
+    }
+
     /// Takes its root from a vCPU that ends, and those that are held for it.
     pub fn detach_all(&mut self, root: Option<&Root<S>>, views: &mut Views<S>, log: &FenceLog<S>) {
         if let Some(root) = root {

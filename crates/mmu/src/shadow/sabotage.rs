@@ -94,6 +94,10 @@ pub enum Sabotage {
     ForgetsLaneLog,
     /// A root that is let go for another stays where it is all the same.
     HoldsForEver,
+    /// What a vCPU knew before it went on behind a G-stage is believed to be up to date when it comes back.
+    ForgetsSpells,
+    /// The same of what was compared.
+    ForgetsPassedSpells,
     /// The lane goes by a G-stage that was.
     KeepsChunks,
 }

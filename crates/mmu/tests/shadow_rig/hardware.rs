@@ -60,6 +60,9 @@ impl Cached {
 /// A hart's TLB, and what it translates by.
 pub struct Hart<S: Subject> {
     pub tlb: Vec<Cached>,
+    /// What it remembers under the VMID of the vCPU here of the guest's own tables, which a fence of the G-stage need not end: which
+    /// root and ASID, which page, and where that leads.
+    pub nested: Vec<(u64, u64, Addr<Gpa>, PteFlags)>,
     /// Pointers that it remembers: whose, above which page and at which level, and where they lead.
     pub pointers: Vec<(u64, u64, Level, Pfn<Hpa>)>,
     /// Whose global translations there may be.

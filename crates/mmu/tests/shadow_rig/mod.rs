@@ -51,6 +51,7 @@ pub mod lane;
 mod paging;
 mod promoting;
 mod roots;
+mod spells;
 pub mod subject;
 
 use audit::{Away, extended};
@@ -103,6 +104,8 @@ pub enum Mutant {
     ChangesBlindly,
     /// The lane does wide fences though tables may have been written.
     FencesBlindly,
+    /// A vCPU goes nested by the VMID that it had before: its TLB has what it fenced elsewhere meanwhile.
+    KeepsVmid,
     /// The engine is broken in this place.
     Engine(mmu::shadow::Sabotage),
 }
@@ -180,6 +183,8 @@ pub struct Rig<S: Subject> {
     pub changed_in_lane: u64,
     pub changed_at_rest: u64,
     pub fenced_at_rest: u64,
+    /// Spells that vCPUs were nested for.
+    pub spells: u64,
 }
 
 impl<S: Subject> Rig<S> {
@@ -232,6 +237,7 @@ impl<S: Subject> Rig<S> {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
             token: rv::context::token::start(n as u32),
             tlb: Vec::new(),
+            nested: Vec::new(),
             pointers: Vec::new(),
             globals: Globals::new(),
             stay: n as u64,
@@ -272,6 +278,7 @@ impl<S: Subject> Rig<S> {
             changed_in_lane: 0,
             changed_at_rest: 0,
             fenced_at_rest: 0,
+            spells: 0,
         };
         rig.build_tables();
         for n in 0..vcpus {
@@ -495,6 +502,7 @@ impl<S: Subject> Rig<S> {
             _ => match self.pick(8) {
                 0 | 1 => self.unmap(),
                 2 | 3 => self.change_harts(n),
+                4..=7 if self.has_spells() => self.spell(n),
                 _ => {}
             },
         }

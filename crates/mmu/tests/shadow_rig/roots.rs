@@ -61,6 +61,7 @@ impl<S: Subject> Rig<S> {
             vcpu.views.forget_ids();
             let hart = &mut hardware.harts[n];
             hart.stay += count;
+            hart.nested.clear();
             if hart.globals.come((2, n as u32), false) && self.setup.mutant != Mutant::KeepsGlobals {
                 hart.forget_all();
             }

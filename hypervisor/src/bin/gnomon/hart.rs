@@ -110,6 +110,8 @@ pub struct Hart {
     views: Vec<View>,
     /// Of shadow roots: each vCPU has its own.
     asids: Ids,
+    /// Bits of ASIDs that its registers have.
+    asid_bits: u32,
     /// Global translations by shadow tables.
     globals: Globals,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
@@ -225,6 +227,7 @@ impl Hart {
             // The others are those of guests on shadow tables.
             vmids: Ids::new(HOLE_VMID.0 + 1, vmid_bits),
             asids: Ids::new(1, start.asid_bits.min(id_bits)),
+            asid_bits: start.asid_bits,
             globals: Globals::new(),
             views: alloc::vec![View::of(u64::MAX, 0); MAX_VMS],
             registers_of: None,

@@ -69,6 +69,14 @@ impl GuestHart {
             if offer.timer == GuestTimer::Sstc {
                 self.set_comparator(u64::MAX);
             }
+        }
+        self.leave_tables();
+    }
+
+    /// Leaves no guest's tables in the hart. First those of the guest: behind another G-stage, or none, they would lead elsewhere.
+    pub fn leave_tables(&self) {
+        // SAFETY: roots that no one is behind.
+        unsafe {
             self.load_guest_root(0);
             if self.mode == GuestMode::Virtual {
                 csr::hgatp::write(0);

@@ -108,6 +108,14 @@ impl Env for Hart {
         }
     }
 
+    fn leave_tables(&mut self) {
+        self.guest.leave_tables();
+    }
+
+    fn asid_bits(&self) -> u32 {
+        self.asid_bits
+    }
+
     fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>) {
         let vmid = Vmid(self.views[vm].vmids.give_up_others(&self.vmids));
         match scope {

@@ -1,0 +1,232 @@
+//! Which translation a root gets where a guest may have either: by its own tables behind a G-stage (nested), or by shadow tables
+//! (steered).
+//!
+//! What a steered root costs can be counted: the traps by which its tables are kept in step. What a nested one costs, longer walks,
+//! cannot, since no hart need tell. So a root is steered where that costs next to nothing, and nested else: whoever is wrong about a
+//! root then loses no more than the limit. It begins nested, for most roots do not live long, and to make tables costs most. It is
+//! tried after a while; where the trial fails, the next comes after twice as long.
+
+/// How a root is translated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Choice {
+    /// By the guest's tables, behind the G-stage.
+    Nested,
+    /// By shadow tables.
+    Steered,
+}
+
+/// What a look found of the time since the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Thousandths of the time that traps took, if the root was steered.
+    pub share: u64,
+    /// The limit for that.
+    pub limit: u64,
+    /// The time now, in ticks of any clock.
+    pub now: u64,
+    /// How long a trial is put off at first, in the same.
+    pub interval: u64,
+}
+
+/// Roots that are remembered; most guests have few that run for long.
+const ROOTS: usize = 32;
+/// A trial is put off for at most 2^6 times as long.
+const MOST_TIMES: u8 = 6;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Known {
+    key: u64,
+    choice: Choice,
+    /// Not to be tried before.
+    until: u64,
+    /// Trials that have failed, one after another.
+    failed: u8,
+    /// Whether the look before found too many traps.
+    is_suspect: bool,
+}
+
+/// What a vCPU's roots have been found to cost. Knows them by what the guest writes to `satp`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chooser {
+    known: [Option<Known>; ROOTS],
+    /// Whom the next new one replaces, if all are taken.
+    hand: usize,
+    /// No root is tried before, and how many trials have failed: for a guest of many roots.
+    until: u64,
+    failed: u8,
+}
+
+impl Default for Chooser {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Chooser {
+    /// Knows no root.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { known: [None; ROOTS], hand: 0, until: 0, failed: 0 }
+    }
+
+    /// What has been chosen for a root.
+    #[must_use]
+    pub fn choice(&self, key: u64) -> Choice {
+        self.known.iter().flatten().find(|known| known.key == key).map_or(Choice::Nested, |known| known.choice)
+    }
+
+    /// Whether any root is steered.
+    #[must_use]
+    pub fn steers_any(&self) -> bool {
+        self.known.iter().flatten().any(|known| known.choice == Choice::Steered)
+    }
+
+    fn find(&mut self, key: u64, until: u64) -> &mut Known {
+        let at = self.known.iter().position(|known| known.is_some_and(|known| known.key == key));
+        let at = at.or_else(|| self.known.iter().position(Option::is_none)).unwrap_or_else(|| {
+            self.hand = (self.hand + 1) % ROOTS;
+            self.hand
+        });
+        let fresh = Known { key, choice: Choice::Nested, until, failed: 0, is_suspect: false };
+        let known = self.known[at].get_or_insert(fresh);
+        if known.key != key {
+            *known = fresh;
+        }
+        known
+    }
+
+    /// A look found the vCPU at this root, nested or steered. Says what is chosen for it from now on.
+    pub fn looked(&mut self, key: u64, was: Choice, found: Found) -> Choice {
+        let Found { share, limit, now, interval } = found;
+        let (all_until, all_failed) = (self.until, self.failed);
+        let known = self.find(key, now.saturating_add(interval));
+        match was {
+            Choice::Nested if known.choice == Choice::Steered => {}
+            Choice::Nested => {
+                if now >= known.until && now >= all_until {
+                    (known.choice, known.is_suspect) = (Choice::Steered, true);
+                }
+            }
+            // Between the two limits whatever is goes on: a trial must do better to succeed.
+            Choice::Steered if share > limit && known.is_suspect || share > limit.saturating_mul(4) => {
+                known.choice = Choice::Nested;
+                known.failed = (known.failed + 1).min(MOST_TIMES);
+                known.until = now.saturating_add(interval << known.failed);
+                self.failed = (all_failed + 1).min(MOST_TIMES);
+                self.until = now.saturating_add(interval << self.failed >> 2);
+            }
+            Choice::Steered if share > limit => (known.choice, known.is_suspect) = (Choice::Steered, true),
+            Choice::Steered => {
+                known.choice = Choice::Steered;
+                if share <= limit / 2 {
+                    (known.is_suspect, known.failed, self.failed) = (false, 0, 0);
+                }
+            }
+        }
+        self.choice(key)
+    }
+
+    /// It could not be steered now: there was no memory for it, or not at once. It is tried again at a later look.
+    pub fn postpone(&mut self, key: u64, until: u64) {
+        let known = self.find(key, until);
+        (known.choice, known.until) = (Choice::Nested, until);
+    }
+
+    /// For tests: that is chosen for the root.
+    pub fn force(&mut self, key: u64, choice: Choice) {
+        self.find(key, 0).choice = choice;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    const LIMIT: u64 = 20;
+
+    fn found(now: u64, share: u64) -> Found {
+        Found { share, limit: LIMIT, now, interval: 100 }
+    }
+
+    #[test]
+    fn a_root_that_costs_little_is_steered_after_a_while_and_stays_so() {
+        let mut chooser = Chooser::new();
+        assert_eq!(chooser.looked(1, Choice::Nested, found(0, 0)), Choice::Nested);
+        assert_eq!(chooser.looked(1, Choice::Nested, found(99, 0)), Choice::Nested);
+        assert_eq!(chooser.looked(1, Choice::Nested, found(100, 0)), Choice::Steered);
+        assert!((2..50).all(|n| chooser.looked(1, Choice::Steered, found(100 * n, 5)) == Choice::Steered));
+        assert!(chooser.steers_any());
+        assert_eq!(chooser.choice(2), Choice::Nested);
+    }
+
+    #[test]
+    fn one_bad_look_is_no_reason_and_two_or_a_very_bad_one_are() {
+        let steered = || {
+            let mut chooser = Chooser::new();
+            let _ = chooser.looked(1, Choice::Nested, found(0, 0));
+            assert_eq!(chooser.looked(1, Choice::Nested, found(100, 0)), Choice::Steered);
+            assert_eq!(chooser.looked(1, Choice::Steered, found(200, LIMIT / 2)), Choice::Steered);
+            chooser
+        };
+        let mut chooser = steered();
+        assert_eq!(chooser.looked(1, Choice::Steered, found(300, LIMIT + 1)), Choice::Steered);
+        // Hysteresis: below the limit, but not by enough to be trusted again.
+        assert_eq!(chooser.looked(1, Choice::Steered, found(400, LIMIT)), Choice::Steered);
+        assert_eq!(chooser.looked(1, Choice::Steered, found(500, LIMIT + 1)), Choice::Nested);
+        let mut chooser = steered();
+        assert_eq!(chooser.looked(1, Choice::Steered, found(300, LIMIT + 1)), Choice::Steered);
+        assert_eq!(chooser.looked(1, Choice::Steered, found(400, LIMIT / 2)), Choice::Steered);
+        assert_eq!(chooser.looked(1, Choice::Steered, found(500, LIMIT + 1)), Choice::Steered);
+        let mut chooser = steered();
+        assert_eq!(chooser.looked(1, Choice::Steered, found(300, 4 * LIMIT + 1)), Choice::Nested);
+    }
+
+    #[test]
+    fn trials_that_fail_come_ever_more_rarely() {
+        let (mut chooser, mut now, mut trials) = (Chooser::new(), 0, Vec::new());
+        let mut choice = Choice::Nested;
+        while trials.len() < 9 {
+            let before = choice;
+            choice = chooser.looked(1, choice, found(now, if choice == Choice::Steered { 100 } else { 0 }));
+            if before == Choice::Nested && choice == Choice::Steered {
+                trials.push(now);
+            }
+            now += 10;
+        }
+        let gaps: Vec<u64> = trials.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(gaps, [210, 410, 810, 1610, 3210, 6410, 6410, 6410]);
+    }
+
+    #[test]
+    fn failures_of_some_put_off_the_trials_of_others() {
+        let mut chooser = Chooser::new();
+        for key in 0..8 {
+            let _ = chooser.looked(key, Choice::Nested, found(0, 0));
+        }
+        let mut tried = 0;
+        for now in (1000..1200).step_by(10) {
+            for key in 0..8 {
+                if chooser.looked(key, Choice::Nested, found(now, 0)) == Choice::Steered {
+                    tried += 1;
+                    assert_eq!(chooser.looked(key, Choice::Steered, found(now, 1000)), Choice::Nested);
+                }
+            }
+        }
+        assert!((2..5).contains(&tried), "{tried}");
+    }
+
+    #[test]
+    fn more_roots_than_are_remembered_replace_each_other() {
+        let mut chooser = Chooser::new();
+        for key in 0..3 * ROOTS as u64 {
+            assert_eq!(chooser.looked(key, Choice::Nested, found(0, 0)), Choice::Nested);
+            chooser.force(key, Choice::Steered);
+            assert_eq!(chooser.choice(key), Choice::Steered);
+        }
+        assert_eq!((chooser.choice(0), chooser.choice(3 * ROOTS as u64 - 1)), (Choice::Nested, Choice::Steered));
+        chooser.postpone(3 * ROOTS as u64 - 1, 500);
+        assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::Nested, found(499, 0)), Choice::Nested);
+        assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::Nested, found(500, 0)), Choice::Steered);
+    }
+}
