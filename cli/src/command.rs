@@ -2,6 +2,7 @@
 
 mod bench;
 mod control;
+mod gdb;
 mod run;
 mod test;
 mod watch;
@@ -32,6 +33,7 @@ enum Action {
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
+    Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
@@ -91,6 +93,7 @@ impl Action {
             | Self::Pause(_)
             | Self::Resume(_)
             | Self::Stop(_)
+            | Self::Gdb(_)
             | Self::Needs { .. } => Vec::new(),
         }
     }
@@ -115,6 +118,7 @@ pub fn main() -> ExitCode {
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
+        Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),

@@ -9,12 +9,14 @@ extern crate alloc;
 
 pub mod ballooning;
 pub mod board;
+pub mod breaks;
 mod build;
 pub mod channel;
 pub mod chores;
 pub mod console;
 pub mod control;
 pub mod counters;
+pub mod debug;
 pub mod device;
 pub mod disks;
 mod dma;
