@@ -59,6 +59,8 @@ enum Need {
     Cxx,
     /// An SMT solver, for the proof of the lane.
     Solver,
+    /// A gdb that knows RISC-V, for its tests.
+    Debugger,
 }
 
 impl Need {
@@ -69,6 +71,7 @@ impl Need {
             Self::Browser => "browser",
             Self::Cxx => "cxx",
             Self::Solver => "solver",
+            Self::Debugger => "debugger",
         }
     }
 
@@ -180,8 +183,11 @@ mod tests {
         for line in ["run", "run --exec --help", "bench fig7", "test --full linux/"] {
             assert_eq!(needs(line), Need::GUESTS, "{line}");
         }
-        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Cxx]);
-        assert_eq!(needs("test --jobs 1 host/tests"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver]);
+        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger, Need::Cxx]);
+        assert_eq!(
+            needs("test --jobs 1 host/tests"),
+            [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger]
+        );
         assert_eq!(needs("test host/fuzz"), [Need::Cxx]);
     }
 }

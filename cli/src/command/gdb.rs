@@ -84,10 +84,7 @@ impl GdbArgs {
 }
 
 /// Lets gdb do its work, and takes it out of the VM afterwards.
-fn finish(
-    debugged: &mut Debugged,
-    work: impl FnOnce(&mut Debugged) -> Result<(), String>,
-) -> Result<(), ControlError> {
+fn finish(debugged: &mut Debugged, work: impl FnOnce(&mut Debugged) -> Result<(), String>) -> Result<(), ControlError> {
     let done = work(debugged);
     if let Err(why) = done {
         eprintln!("gnomon: gdb is gone: {why}");

@@ -11,7 +11,8 @@ use gdbstub::stub::run_blocking::{BlockingEventLoop, Event, WaitForStopReasonErr
 use gdbstub::stub::{GdbStub, MultiThreadStopReason};
 use gdbstub::target::ext::base::BaseOps;
 use gdbstub::target::ext::base::multithread::{
-    MultiThreadBase, MultiThreadResume, MultiThreadResumeOps, MultiThreadSingleStep, MultiThreadSingleStepOps,
+    MultiThreadBase, MultiThreadResume, MultiThreadResumeOps, MultiThreadSchedulerLocking,
+    MultiThreadSchedulerLockingOps, MultiThreadSingleStep, MultiThreadSingleStepOps,
 };
 use gdbstub::target::ext::base::single_register_access::{SingleRegisterAccess, SingleRegisterAccessOps};
 use gdbstub::target::ext::breakpoints::{Breakpoints, BreakpointsOps, SwBreakpoint, SwBreakpointOps};
@@ -274,6 +275,17 @@ impl MultiThreadResume for Debugged {
     fn support_single_step(&mut self) -> Option<MultiThreadSingleStepOps<'_, Self>> {
         Some(self)
     }
+
+    fn support_scheduler_locking(&mut self) -> Option<MultiThreadSchedulerLockingOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl MultiThreadSchedulerLocking for Debugged {
+    fn set_resume_action_scheduler_lock(&mut self) -> Result<(), ControlError> {
+        // Who steps does so alone; else all go on.
+        Ok(())
+    }
 }
 
 impl MultiThreadSingleStep for Debugged {
@@ -329,7 +341,9 @@ impl<C: ConnectionExt<Error = io::Error>> BlockingEventLoop for Loop<C> {
                     sleep(POLL);
                     continue;
                 }
-                Ok(Stopped::Halted) => MultiThreadStopReason::SignalWithThread { tid: thread(0), signal: Signal::SIGINT },
+                Ok(Stopped::Halted) => {
+                    MultiThreadStopReason::SignalWithThread { tid: thread(0), signal: Signal::SIGINT }
+                }
                 Ok(Stopped::AtBreak(vcpu)) => MultiThreadStopReason::SwBreak(thread(vcpu)),
                 Ok(Stopped::Stepped(vcpu)) => {
                     MultiThreadStopReason::SignalWithThread { tid: thread(vcpu), signal: Signal::SIGTRAP }
