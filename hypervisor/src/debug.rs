@@ -13,6 +13,7 @@ use crate::vcpu::{VcpuRun, request};
 use crate::vm::{Unreachable, Vm};
 use abi::control::Answer;
 use abi::control::debug::{Debug, MOST_BREAKS, MOST_READ, MOST_WRITE, Registers, Stopped};
+use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use mmu::gstage::Ready;
@@ -86,7 +87,7 @@ fn act<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Done<Answer> {
         _ => {}
     }
     match wish {
-        Debug::Registers(vcpu) => return with(g, vm, vcpu, |run| registers(run)).map(Answer::Registers),
+        Debug::Registers(vcpu) => return with(g, vm, vcpu, |run| Answer::Registers(Box::new(registers(run)))),
         Debug::SetRegister { vcpu, register, value } => with(g, vm, vcpu, |run| match register {
             32 => run.context.pc = value & !1,
             _ => run.context.set(register & 31, value),

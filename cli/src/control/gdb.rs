@@ -123,7 +123,7 @@ impl Debugged {
 
     fn registers(&mut self, tid: Tid) -> Result<Registers, ControlError> {
         match self.ask(&Debug::Registers(vcpu(tid)))? {
-            Answer::Registers(registers) => Ok(registers),
+            Answer::Registers(registers) => Ok(*registers),
             _ => self.nonsense(),
         }
     }

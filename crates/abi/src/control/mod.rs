@@ -7,6 +7,7 @@ pub mod debug;
 pub mod frame;
 
 use crate::bundle::MmuMode;
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -99,7 +100,7 @@ pub enum Answer {
     /// Whether a VM has stopped.
     Stopped(debug::Stopped),
     /// A vCPU's registers.
-    Registers(debug::Registers),
+    Registers(Box<debug::Registers>),
     /// Bytes of a VM's memory.
     Memory(Vec<u8>),
 }
@@ -251,7 +252,7 @@ mod tests {
             Answer::Events(Events { timebase: 1, events: vec![Event { at: 5, ..Event::default() }; 2], lost: 3 }),
             Answer::Later,
             Answer::Stopped(debug::Stopped::AtBreak(31)),
-            Answer::Registers(debug::Registers { pc: u64::MAX, is_supervisor: true, ..Default::default() }),
+            Answer::Registers(Box::new(debug::Registers { pc: u64::MAX, is_supervisor: true, ..Default::default() })),
             Answer::Memory(vec![0; debug::MOST_READ as usize]),
         ]
     }
