@@ -2,6 +2,7 @@
 
 mod bench;
 mod control;
+mod gdb;
 mod run;
 mod test;
 mod watch;
@@ -32,6 +33,7 @@ enum Action {
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
+    Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
@@ -57,6 +59,8 @@ enum Need {
     Cxx,
     /// An SMT solver, for the proof of the lane.
     Solver,
+    /// A gdb that knows RISC-V, for its tests.
+    Debugger,
 }
 
 impl Need {
@@ -67,6 +71,7 @@ impl Need {
             Self::Browser => "browser",
             Self::Cxx => "cxx",
             Self::Solver => "solver",
+            Self::Debugger => "debugger",
         }
     }
 
@@ -91,6 +96,7 @@ impl Action {
             | Self::Pause(_)
             | Self::Resume(_)
             | Self::Stop(_)
+            | Self::Gdb(_)
             | Self::Needs { .. } => Vec::new(),
         }
     }
@@ -115,6 +121,7 @@ pub fn main() -> ExitCode {
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
+        Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
@@ -176,8 +183,11 @@ mod tests {
         for line in ["run", "run --exec --help", "bench fig7", "test --full linux/"] {
             assert_eq!(needs(line), Need::GUESTS, "{line}");
         }
-        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Cxx]);
-        assert_eq!(needs("test --jobs 1 host/tests"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver]);
+        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger, Need::Cxx]);
+        assert_eq!(
+            needs("test --jobs 1 host/tests"),
+            [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger]
+        );
         assert_eq!(needs("test host/fuzz"), [Need::Cxx]);
     }
 }

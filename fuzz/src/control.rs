@@ -2,6 +2,7 @@
 
 use crate::fake::{Event, Hart, machine, printed, start_due, vm_config};
 use abi::bundle::VmConfig;
+use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Trace, Whose};
 use arbitrary::{Arbitrary, Result, Unstructured};
@@ -43,7 +44,7 @@ impl Line for Wire {
 
 fn request(u: &mut Unstructured<'_>) -> Result<Request> {
     let vm = u.int_in_range(0..=3)?;
-    Ok(match u.int_in_range(0..=11)? {
+    Ok(match u.int_in_range(0..=12)? {
         0 => Request::Hello,
         1 => Request::Vms,
         2 => Request::Counters(Whose::Host),
@@ -59,7 +60,33 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
             vm: Some(vm).filter(|vm| *vm != 0),
             hart: u.int_in_range(0..=3)?,
         }),
+        12 => Request::Debug(vm, debug(u)?),
         _ => Request::Stop(vm),
+    })
+}
+
+/// What a debugger asks for, mostly of where the guest's memory is.
+fn debug(u: &mut Unstructured<'_>) -> Result<Debug> {
+    let vcpu = u.int_in_range(0..=2)?;
+    let at = if u.ratio(1, 4)? { u.arbitrary()? } else { u.int_in_range(0x801f_fff0..=0x8020_2000)? };
+    Ok(match u.int_in_range(0..=11)? {
+        0 | 1 => Debug::Attach,
+        2 => Debug::Detach,
+        3 => Debug::Halt,
+        4 => Debug::State,
+        5 => Debug::Registers(vcpu),
+        6 => Debug::SetRegister { vcpu, register: u.arbitrary()?, value: at },
+        7 => Debug::Read { vcpu, at, bytes: u.arbitrary()? },
+        8 => Debug::Write { vcpu, at, bytes: Vec::arbitrary(u)? },
+        9 => Debug::Break { vcpu, at },
+        10 => Debug::Unbreak(at),
+        _ => {
+            if u.arbitrary()? {
+                Debug::Step(vcpu)
+            } else {
+                Debug::Continue
+            }
+        }
     })
 }
 

@@ -3,6 +3,7 @@
 //! Nothing is done before somebody asks, and no more than one request at a time: the next has its turn 0.1 ms later, so a flood of
 //! them does not keep a hart from its guest. No answer waits for anybody.
 
+use crate::debug;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
@@ -111,6 +112,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             let (events, lost) = taken.probe.take(MOST_EVENTS);
             Answer::Events(Events { timebase: g.offer.timebase, events, lost })
         }
+        Request::Debug(number, wish) => with_vm(g, number, |vm| debug::ask(g, vm, wish, env)),
         Request::Stop(number) => {
             // One that waits for another's end never starts.
             g.vms.cancel(|wish| wish.number == number, &EndReason::Poweroff);

@@ -1,6 +1,7 @@
 //! A VM: its memory, its devices, its vCPUs.
 
 use crate::board;
+use crate::breaks::Breaks;
 use crate::device::virtio::{Balloon, Block, Mmio, Net};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
@@ -274,6 +275,8 @@ pub struct Vm {
     pub live_on: AtomicU64,
     /// Whether it has been said that it calls an SBI function that is not there.
     pub has_called_unknown: AtomicBool,
+    /// Its breakpoints, while a debugger looks at it.
+    pub breaks: Breaks,
     /// Host time at which guest time is 0.
     pub time_zero: AtomicU64,
     /// Host time at which its present life has begun; 0 before the first.
@@ -377,6 +380,7 @@ impl Vm {
             edits: AtomicU64::new(0),
             live_on: AtomicU64::new(0),
             has_called_unknown: AtomicBool::new(false),
+            breaks: Breaks::default(),
             time_zero: AtomicU64::new(0),
             since: AtomicU64::new(0),
             tree,

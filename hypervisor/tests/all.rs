@@ -2,6 +2,7 @@
 
 mod balloon;
 mod control;
+mod debug;
 mod disk;
 mod exits;
 mod fake;

@@ -45,7 +45,7 @@ impl TestArgs {
             needs.extend(Need::GUESTS);
         }
         if has(&["host/tests"]) {
-            needs.extend([Need::Browser, Need::Solver]);
+            needs.extend([Need::Browser, Need::Solver, Need::Debugger]);
         }
         if has(&["host/lint", "host/fuzz"]) {
             needs.push(Need::Cxx);

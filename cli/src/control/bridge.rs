@@ -2,6 +2,7 @@
 //! answer to whoever has asked. So any number of commands may ask at once, and none can keep the machine from another.
 
 use super::runs::Claim;
+use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
 use abi::control::{Answer, MOST_ANSWER_BYTES, MOST_REQUEST_BYTES, Request};
 use std::fs;
@@ -74,8 +75,10 @@ impl Bridge {
                         continue;
                     }
                     thread::spawn(move || {
+                        let mut debugs = None;
                         // Whoever goes needs no word.
-                        let _ = shared.serve(client);
+                        let _ = shared.serve(client, &mut debugs);
+                        debugs.into_iter().for_each(|vm| shared.detach(vm));
                         shared.clients.fetch_sub(1, Ordering::SeqCst);
                     });
                 }
@@ -101,7 +104,9 @@ impl Shared {
     }
 
     /// Serves a command until it hangs up, or says what is no request.
-    fn serve(&self, mut client: UnixStream) -> std::io::Result<()> {
+    ///
+    /// `debugs` is the VM that it is attached to as a debugger, then.
+    fn serve(&self, mut client: UnixStream, debugs: &mut Option<u64>) -> std::io::Result<()> {
         // Whoever does not read has had its turn.
         client.set_write_timeout(Some(PATIENCE))?;
         let mut reader = Reader::new(MOST_REQUEST_BYTES);
@@ -117,7 +122,19 @@ impl Shared {
             while let Some(frame) = reader.next(&mut bytes) {
                 let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
                     Ok((number, request)) => match self.pass_on(&request) {
-                        Some(answer) => (number, answer),
+                        Some(answer) => {
+                            match (&request, &answer) {
+                                // One command has one VM.
+                                (Request::Debug(vm, Debug::Attach), Answer::Done) => {
+                                    debugs.replace(*vm).into_iter().for_each(|vm| self.detach(vm));
+                                }
+                                (Request::Debug(vm, Debug::Detach), Answer::Done) => {
+                                    debugs.take_if(|own| own == vm);
+                                }
+                                _ => {}
+                            }
+                            (number, answer)
+                        }
                         // The run is about to end: whoever is hung up on takes it for that.
                         None => return Ok(()),
                     },
@@ -129,6 +146,14 @@ impl Shared {
                 };
                 client.write_all(&encode(number, &answer))?;
             }
+        }
+    }
+
+    /// A debugger is gone: nothing of it is to stay in the VM.
+    fn detach(&self, vm: u64) {
+        let until = Instant::now() + PATIENCE;
+        while self.pass_on(&Request::Debug(vm, Debug::Detach)) == Some(Answer::Later) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(10));
         }
     }
 

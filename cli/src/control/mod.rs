@@ -8,6 +8,7 @@
 
 pub mod bridge;
 pub mod client;
+pub mod gdb;
 pub mod prometheus;
 pub mod runs;
 pub mod sample;
@@ -120,6 +121,27 @@ pub enum ControlError {
     #[error("what answers as run `{0}` does not speak the control protocol")]
     #[diagnostic(help("use the `gnomon` that has started it"))]
     Nonsense(String),
+    /// gdb is not there.
+    #[error("cannot start {program}: {source}")]
+    #[diagnostic(help(
+        "install it (on Debian: apt-get install gdb-multiarch), name another one that knows RISC-V (--gdb PROGRAM), or start \
+         one yourself (--listen ADDRESS)"
+    ))]
+    Debugger {
+        /// The program.
+        program: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No gdb can connect.
+    #[error("cannot wait for gdb at {at}: {source}")]
+    #[diagnostic(help("name an address that is free: --listen 127.0.0.1:PORT"))]
+    Listen {
+        /// Where.
+        at: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The socket does not work.
     #[error("cannot reach run `{run}`: {source}")]
     #[diagnostic(help("check that you may use its socket: gnomon run was to be started by you"))]

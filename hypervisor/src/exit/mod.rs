@@ -16,6 +16,7 @@ pub(crate) use memory::wait_for_memory;
 pub use mmio::send_whatever_comes as send;
 pub use outcome::{Brief, Faulted, Outcome};
 
+use crate::debug;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
@@ -78,6 +79,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         Cause::Exception(e @ (Exception::FetchAccess | Exception::LoadAccess | Exception::StoreAccess)) => {
             access_fault(g, run, e, env)
         }
+        // The guest's own too, while a debugger is attached.
+        Cause::Exception(Exception::Breakpoint) if debug::stops(g, run, env) => Outcome::Resume,
         // The guest's own as well, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
         Cause::Exception(
             e @ (Exception::FetchMisaligned

@@ -3,15 +3,17 @@
 //! Each message is a [`frame`]. Whoever asks numbers its requests, and each is answered by one message with the same number. Nothing
 //! comes that was not asked for, so whoever does not ask costs nothing. `docs/control.md` says more.
 
+pub mod debug;
 pub mod frame;
 
 use crate::bundle::MmuMode;
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of all that is said. It stands in each frame, where every version has it.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// The longest request, in bytes of a frame.
 pub const MOST_REQUEST_BYTES: usize = 256;
 /// The longest answer, in bytes of a frame. Whoever asks one thing after the other never has more to read.
@@ -43,6 +45,8 @@ pub enum Request {
     Harts(u32),
     /// Note exits: [`Answer::Events`], with some that were noted before.
     Trace(Trace),
+    /// What a debugger wants of the VM of that number.
+    Debug(u64, debug::Debug),
 }
 
 /// The longest that harts note something without being asked again, in milliseconds.
@@ -91,6 +95,14 @@ pub enum Answer {
     Harts(Vec<HartTimes>),
     /// Exits.
     Events(Events),
+    /// It was not done: something has to be waited for that takes milliseconds. The same, asked again, goes on with it.
+    Later,
+    /// Whether a VM has stopped.
+    Stopped(debug::Stopped),
+    /// A vCPU's registers.
+    Registers(Box<debug::Registers>),
+    /// Bytes of a VM's memory.
+    Memory(Vec<u8>),
 }
 
 /// How long a hart has done what, in ticks: of the times only for which it was asked to note it.
@@ -238,6 +250,10 @@ mod tests {
             Answer::Tunables(vec![("reclaim".into(), "on".into())]),
             Answer::Harts(vec![HartTimes { guest: 1, host: 2, idle: u64::MAX }; 64]),
             Answer::Events(Events { timebase: 1, events: vec![Event { at: 5, ..Event::default() }; 2], lost: 3 }),
+            Answer::Later,
+            Answer::Stopped(debug::Stopped::AtBreak(31)),
+            Answer::Registers(Box::new(debug::Registers { pc: u64::MAX, is_supervisor: true, ..Default::default() })),
+            Answer::Memory(vec![0; debug::MOST_READ as usize]),
         ]
     }
 
@@ -326,6 +342,9 @@ mod tests {
     #[test]
     fn requests_are_as_short_as_is_said() {
         let longest = Request::Set("x".repeat(MOST_REQUEST_BYTES - 32));
+        assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
+        let bytes = vec![0xff; debug::MOST_WRITE];
+        let longest = Request::Debug(u64::MAX, debug::Debug::Write { vcpu: u32::MAX, at: u64::MAX, bytes });
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
     }
 }

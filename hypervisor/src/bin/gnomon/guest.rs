@@ -86,6 +86,8 @@ pub struct GuestHart {
     traps_translation: bool,
     /// Whether page faults are the guest's own all the same.
     steers: bool,
+    /// Whether breakpoints come to Gnomon: a debugger is attached to the VM.
+    breaks: bool,
     /// Whether translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that have the VMID of
     /// Bare, and that of the hole.
     owes_fence: [bool; 2],
@@ -128,6 +130,7 @@ impl GuestHart {
             owes_fence: [false, true],
             traps_translation: mode == GuestMode::Supervisor,
             steers: false,
+            breaks: false,
             henvcfg: wanted,
             has_zba: common.has("zba"),
         };
@@ -213,6 +216,7 @@ impl GuestHart {
     fn delegate(&self) {
         let comes_here = self.traps_translation && !self.steers;
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
+        let guests_own = if self.breaks { guests_own & !Exception::Breakpoint.bit() } else { guests_own };
         let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
         // SAFETY: what is not delegated comes to the guest vector.
         unsafe {
@@ -300,6 +304,14 @@ impl GuestHart {
     pub fn set_steering(&mut self, on: bool) {
         if on != self.steers {
             self.steers = on;
+            self.delegate();
+        }
+    }
+
+    /// Says whether the guest's breakpoints come to Gnomon, if that differs from the last guest's.
+    pub fn set_breaks(&mut self, on: bool) {
+        if on != self.breaks {
+            self.breaks = on;
             self.delegate();
         }
     }

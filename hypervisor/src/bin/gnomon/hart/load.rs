@@ -22,6 +22,7 @@ impl Hart {
             self.views[vm.slot()] = View::of(vm.handle.number, generation);
         }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
+        self.guest.set_breaks(vm.breaks.is_on());
         let loaded = vm.translation.load(self.g, run, self);
         let counters = &run.shared.counters;
         counters.switches.bump();

@@ -1,0 +1,112 @@
+//! `gnomon gdb`.
+
+use super::control::Which;
+use crate::control::ControlError;
+use crate::control::gdb::Debugged;
+use clap::Args;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Debug what runs in a VM with gdb, its kernel and its programs (see docs/debugging.md). Its vCPUs are threads.
+#[derive(Debug, Args)]
+pub struct GdbArgs {
+    #[command(flatten)]
+    which: Which,
+    /// The VM; it need not be named where there is one only
+    vm: Option<String>,
+    /// The gdb to start: one that knows RISC-V
+    #[arg(long, value_name = "PROGRAM", default_value = "gdb-multiarch")]
+    gdb: String,
+    /// Start none, but wait for one at this address, such as 127.0.0.1:1234: whoever reaches it has the VM
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "gdb")]
+    listen: Option<String>,
+    /// What else gdb is started with, such as the file of the kernel's symbols
+    #[arg(last = true, value_name = "ARGUMENT", conflicts_with = "listen")]
+    arguments: Vec<OsString>,
+}
+
+impl GdbArgs {
+    /// Attaches to the VM, and serves one gdb.
+    pub fn run(self) -> miette::Result<u8> {
+        let mut client = self.which.client()?;
+        let vm = client.choose(self.vm.as_deref())?;
+        Ok(match &self.listen {
+            Some(at) => {
+                let why = |source| ControlError::Listen { at: at.clone(), source };
+                let listener = TcpListener::bind(at).map_err(why)?;
+                let own = listener.local_addr().map_err(why)?;
+                let mut debugged = Debugged::attach(client, vm)?;
+                eprintln!("gnomon: waiting for gdb: target remote {own}");
+                let (stream, _) = listener.accept().map_err(why)?;
+                finish(&mut debugged, |debugged| debugged.serve(stream))?;
+                0
+            }
+            None => self.start(&mut Debugged::attach(client, vm)?)?,
+        })
+    }
+
+    /// Starts gdb at a socket that nobody else reaches; returns its status.
+    fn start(&self, debugged: &mut Debugged) -> Result<u8, ControlError> {
+        let at = |source| ControlError::Listen { at: "a socket of its own".into(), source };
+        // 0700.
+        let place = tempfile::tempdir().map_err(at)?;
+        let path = place.path().join("gdb.sock");
+        let listener = UnixListener::bind(&path).map_err(at)?;
+        listener.set_nonblocking(true).map_err(at)?;
+        // Ctrl-C is gdb's.
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted);
+        let mut gdb = Command::new(&self.gdb);
+        gdb.args(["-ex", "set architecture riscv:rv64", "-ex", "set can-use-hw-watchpoints 0", "-ex"]);
+        gdb.arg(format!("target remote {}", path.display())).args(&self.arguments);
+        let started = gdb.spawn();
+        let mut gdb = match started {
+            Ok(gdb) => gdb,
+            Err(source) => {
+                let _ = debugged.detach();
+                return Err(ControlError::Debugger { program: self.gdb.clone(), source });
+            }
+        };
+        finish(debugged, |debugged| match connected(&listener, &mut gdb) {
+            Some(stream) => debugged.serve(stream),
+            None => Ok(()),
+        })?;
+        let status = gdb.wait().map_err(at)?;
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(super::STATUS_INPUT))
+    }
+}
+
+/// Lets gdb do its work, and takes it out of the VM afterwards.
+fn finish(debugged: &mut Debugged, work: impl FnOnce(&mut Debugged) -> Result<(), String>) -> Result<(), ControlError> {
+    let done = work(debugged);
+    if let Err(why) = done {
+        eprintln!("gnomon: gdb is gone: {why}");
+    }
+    match debugged.detach() {
+        // The VM is gone, and so is all that was in it.
+        Err(ControlError::Refused { .. } | ControlError::Gone(_)) => Ok(()),
+        detached => detached,
+    }
+}
+
+/// gdb's connection; `None` if it ends without one.
+fn connected(listener: &UnixListener, gdb: &mut Child) -> Option<std::os::unix::net::UnixStream> {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => return Some(stream),
+            Err(why) if why.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => return None,
+        }
+        if !matches!(gdb.try_wait(), Ok(None)) {
+            return None;
+        }
+        sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,185 @@
+//! `gnomon gdb`, with a real gdb. The guest is a few instructions, so that nothing is fetched.
+
+mod says;
+
+use assert_cmd::Command;
+use says::says;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Where guests begin.
+const START: u64 = 0x8020_0000;
+
+/// Prints a line, and makes SBI calls for ever; and the address of its call, of the loop before that, of its own `ebreak`, and of its trap handler.
+///
+/// The trap handler adds 1 to s2 and goes on behind the `ebreak`, which is two bytes long.
+fn guest() -> (Vec<u8>, Addresses) {
+    let end = [
+        0x0000_0297, // auipc t0, 0
+        0x02c2_8293, // addi t0, t0, 44: the handler
+        0x1052_9073, // csrw stvec, t0
+        0x0100_0893, // li a7, 0x10: "base"
+        0x0000_0813, // li a6, 0: the version
+        0x0100_0413, // loop: li s0, 16
+        0xfff4_0413, // wait: addi s0, s0, -1
+        0xfe04_1ee3, // bnez s0, wait
+        0x0000_0073, // ecall
+        0x9002_9002, // two c.ebreak
+        0xfedf_f06f, // j loop
+        0x0019_0913, // handler: addi s2, s2, 1
+        0x1410_22f3, // csrr t0, sepc
+        0x0022_8293, // addi t0, t0, 2
+        0x1412_9073, // csrw sepc, t0
+        0x1020_0073, // sret
+    ];
+    let code = says("hello\n", &end);
+    let word = |index: u64| START + code.len() as u64 - 4 * (end.len() as u64 - index);
+    let addresses = Addresses { wait: word(6), ecall: word(8), own: word(9), handler: word(11) };
+    (code, addresses)
+}
+
+#[derive(Clone, Copy)]
+struct Addresses {
+    wait: u64,
+    ecall: u64,
+    own: u64,
+    handler: u64,
+}
+
+struct Run {
+    place: TempDir,
+    child: Child,
+}
+
+impl Run {
+    /// Starts the guest, and waits for what it says.
+    fn start(args: &[&str], vcpus: u32) -> (Self, Addresses) {
+        let place = tempfile::tempdir().expect("a directory");
+        let (code, addresses) = guest();
+        std::fs::write(place.path().join("guest"), code).expect("a file");
+        let file = place.path().join("vm.toml");
+        let text = format!("kernel = {:?}\nmemory = '16M'\nvcpus = {vcpus}\n", place.path().join("guest"));
+        std::fs::write(&file, text).expect("a VM file");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+        command.env("XDG_RUNTIME_DIR", place.path()).arg("run").arg(file).args(args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("gnomon");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        assert!(output.lines().map_while(Result::ok).any(|line| line.contains("hello")), "the guest says nothing");
+        (Self { place, child }, addresses)
+    }
+
+    fn command(&self, args: &[&str]) -> assert_cmd::assert::Assert {
+        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
+        command.env("XDG_RUNTIME_DIR", self.place.path()).timeout(PATIENCE).args(args).assert()
+    }
+
+    /// What gdb prints when it is told that.
+    fn gdb(&self, script: &str) -> String {
+        let path = self.place.path().join("script");
+        std::fs::write(&path, script).expect("a file");
+        let done = self.command(&["gdb", "--", "-nx", "-batch", "-x", path.to_str().expect("text")]).success();
+        String::from_utf8_lossy(&done.get_output().stdout).into_owned()
+    }
+
+    fn calls(&self) -> u64 {
+        let done = self.command(&["stats", "--json", "vm"]).success();
+        let stats: serde_json::Value = serde_json::from_slice(&done.get_output().stdout).expect("JSON");
+        stats["vms"][0]["counters"]["exits.ecall"].as_u64().expect("a count")
+    }
+
+    /// Whether the guest gets on, and so finds nothing of a debugger's in its way.
+    fn gets_on(&self) {
+        let (before, until) = (self.calls(), Instant::now() + PATIENCE);
+        while self.calls() < before + 100 {
+            assert!(Instant::now() < until, "the guest does not go on");
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // SIGTERM: QEMU is to end, too.
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// Each line is found behind the one before.
+fn in_order(text: &str, lines: &[String]) {
+    let mut rest = text;
+    for line in lines {
+        let at = rest.find(line.as_str()).unwrap_or_else(|| panic!("no `{line}` in its place in:\n{text}"));
+        rest = &rest[at + line.len()..];
+    }
+}
+
+fn breaks_and_steps(args: &[&str]) {
+    let (run, Addresses { wait, ecall, own, handler }) = Run::start(args, 1);
+    let script = format!(
+        "break *{ecall:#x}\ncontinue\np/x $pc\nx/wx {ecall:#x}\np/x $s0\np/x $a7\nstepi\np/x $pc\n\
+         break *{handler:#x}\ncontinue\np/x $pc\np/x $sepc\np/x $scause\nset $before = $s2\nstepi\np/x $s2 - $before\n\
+         delete\nbreak *{wait:#x}\ncontinue\np/x $pc\nset $s0 = 3\nstepi\np/x $s0\np/x $priv\n\
+         set var *(int *)0x80300000 = 77\nx/wd 0x80300000\ndetach\n"
+    );
+    let said = run.gdb(&script);
+    // Its own breakpoint is the guest's, by its handler.
+    let values = [ecall, 0, 0x10, own, handler, own, 3, 1, wait, 2, 1];
+    let mut expected: Vec<String> =
+        values.iter().enumerate().map(|(at, value)| format!("${} = {value:#x}\n", at + 1)).collect();
+    // No breakpoint is seen in memory.
+    expected.insert(1, "0x00000073".into());
+    expected.push("0x80300000:\t77".into());
+    in_order(&said, &expected);
+    run.gets_on();
+    // An address where nothing is.
+    run.command(&["gdb", "--", "-nx", "-batch", "-ex", "x/wx 0x123456789"]);
+    run.gets_on();
+}
+
+#[test]
+fn a_guest_is_stopped_and_stepped_behind_a_g_stage() {
+    breaks_and_steps(&["--mmu", "nested"]);
+}
+
+#[test]
+fn a_guest_is_stopped_and_stepped_on_shadow_tables_without_h() {
+    breaks_and_steps(&["--mmu", "steered", "--no-h"]);
+}
+
+#[test]
+fn a_guest_is_stopped_and_stepped_under_firmware() {
+    breaks_and_steps(&["--seat", "payload", "--mmu", "lazy"]);
+}
+
+#[test]
+fn one_debugger_at_a_time_and_nothing_stays_of_one_that_is_killed() {
+    let (run, Addresses { ecall, .. }) = Run::start(&[], 1);
+    let mut first = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    first.env("XDG_RUNTIME_DIR", run.place.path()).args(["gdb", "--listen", "127.0.0.1:0"]);
+    let mut first = first.stderr(Stdio::piped()).spawn().expect("gnomon gdb");
+    let mut said = String::new();
+    let mut errors = BufReader::new(first.stderr.take().expect("its messages"));
+    errors.read_line(&mut said).expect("text");
+    let at = said.trim().rsplit(' ').next().expect("an address").to_owned();
+    let refused = run.command(&["gdb"]).code(1);
+    assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("another debugger"));
+    // It sets a breakpoint, which gdb leaves in the guest while that runs, and both are killed.
+    let mut gdb = std::process::Command::new("gdb-multiarch");
+    let commands = [format!("target remote {at}"), format!("break *{ecall:#x}"), "ignore 1 1000000".into()];
+    gdb.args(["-nx", "-batch", "-ex", "set architecture riscv:rv64"]);
+    for command in &commands {
+        gdb.args(["-ex", command]);
+    }
+    let mut gdb = gdb.args(["-ex", "continue"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("gdb");
+    std::thread::sleep(Duration::from_secs(1));
+    first.kill().expect("killed");
+    let _ = (first.wait(), gdb.kill(), gdb.wait());
+    run.gets_on();
+    assert!(run.gdb("p/x $pc\n").contains("= 0x802"), "another one can come");
+}

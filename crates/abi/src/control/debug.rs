@@ -1,0 +1,110 @@
+//! What a debugger asks about a VM.
+//!
+//! It is attached first, and detached at the end. Registers, memory and breakpoints are looked at and changed while the VM is stopped
+//! ([`Stopped`]): all vCPUs have left their harts then.
+
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+/// Most bytes of memory in an answer.
+pub const MOST_READ: u32 = 4096;
+/// Most bytes of memory in a request.
+pub const MOST_WRITE: usize = 128;
+/// Most breakpoints of a VM.
+pub const MOST_BREAKS: usize = 64;
+
+/// What a debugger asks for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Debug {
+    /// Begin, and stop the VM: [`super::Answer::Done`]. It is refused while another debugger is attached.
+    Attach,
+    /// Take out all breakpoints, and let the VM go on: [`super::Answer::Done`], or [`super::Answer::Later`].
+    Detach,
+    /// Stop it soon: [`super::Answer::Done`].
+    Halt,
+    /// Whether it has stopped: [`super::Answer::Stopped`].
+    State,
+    /// The registers of that vCPU: [`super::Answer::Registers`].
+    Registers(u32),
+    /// Set register `x` of a vCPU, 1 to 31, or with 32 its `pc`: [`super::Answer::Done`].
+    SetRegister {
+        /// The vCPU.
+        vcpu: u32,
+        /// Which one.
+        register: u8,
+        /// What it is to hold.
+        value: u64,
+    },
+    /// Up to so many bytes (at most [`MOST_READ`]) from that virtual address of the vCPU on, within a page of 4 KiB:
+    /// [`super::Answer::Memory`], or [`super::Answer::Later`].
+    Read {
+        /// The vCPU whose tables are walked as they are now.
+        vcpu: u32,
+        /// Where, a virtual address.
+        at: u64,
+        /// How many.
+        bytes: u32,
+    },
+    /// Store bytes, at most [`MOST_WRITE`], within a page of 4 KiB: [`super::Answer::Done`], or [`super::Answer::Later`].
+    Write {
+        /// The vCPU.
+        vcpu: u32,
+        /// Where, a virtual address.
+        at: u64,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// Stop where an instruction at that address is about to be executed: as [`Debug::Write`].
+    Break {
+        /// The vCPU.
+        vcpu: u32,
+        /// Where, a virtual address.
+        at: u64,
+    },
+    /// Do so no more: as [`Debug::Write`].
+    Unbreak(u64),
+    /// Let the VM go on: [`super::Answer::Done`].
+    Continue,
+    /// Let that vCPU alone execute one instruction; of an LR/SC sequence, all. As [`Debug::Write`].
+    Step(u32),
+}
+
+/// Whether a VM has stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Stopped {
+    /// It has not, or not all of it.
+    Not,
+    /// Since somebody wanted it to.
+    Halted,
+    /// That vCPU has come to a breakpoint.
+    AtBreak(u32),
+    /// That vCPU has made its step.
+    Stepped(u32),
+}
+
+/// A vCPU's registers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Registers {
+    /// x0 to x31.
+    pub x: [u64; 32],
+    /// Where it goes on.
+    pub pc: u64,
+    /// Whether it is in supervisor mode.
+    pub is_supervisor: bool,
+    /// `sstatus`.
+    pub sstatus: u64,
+    /// `sie`.
+    pub sie: u64,
+    /// `stvec`.
+    pub stvec: u64,
+    /// `sscratch`.
+    pub sscratch: u64,
+    /// `sepc`.
+    pub sepc: u64,
+    /// `scause`.
+    pub scause: u64,
+    /// `stval`.
+    pub stval: u64,
+    /// `satp`.
+    pub satp: u64,
+}
