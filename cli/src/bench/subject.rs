@@ -278,10 +278,10 @@ mod tests {
         once.sort();
         once.dedup();
         assert_eq!(once.len(), all.len());
-        assert_eq!(all.len(), 1 + (7 + 6) + 7 + (5 + 4) + 2);
-        assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 7 + 1 + 6 + 7 + 2);
-        assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (7 + 1 + 4) + (6 + 4) + 7 + 2);
-        assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 7 + 6 + 7 + 1);
+        assert_eq!(all.len(), 1 + (9 + 6) + 9 + (6 + 4) + 2);
+        assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 9 + 1 + 6 + 9 + 2);
+        assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (9 + 1 + 4) + (6 + 4) + 9 + 2);
+        assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 9 + 6 + 9 + 1);
     }
 
     #[test]
