@@ -329,7 +329,8 @@ pub fn provide<'a>(
 /// What QEMU is told of disk number `number`. It never guesses the format, for what a guest has written might lead it astray.
 pub(crate) fn args(number: usize, disk: &Disk) -> Vec<String> {
     let use_ = match disk.use_ {
-        Use::Write => "",
+        // What the guest discards, the file need not keep.
+        Use::Write => ",discard=unmap",
         Use::Snapshot => ",snapshot=on",
         Use::Read => ",readonly=on",
     };
@@ -439,8 +440,7 @@ mod tests {
     #[test]
     fn qemu_is_told_the_format() {
         let disk = |use_| args(3, &Disk { file: "a,b".into(), format: Format::Raw, use_ }).join(" ");
-        let whole =
-            "-drive file=a,,b,if=none,id=disk3,format=raw -device virtio-blk-device,drive=disk3,serial=gnomon-disk-3";
+        let whole = "-drive file=a,,b,if=none,id=disk3,format=raw,discard=unmap -device virtio-blk-device,drive=disk3,serial=gnomon-disk-3";
         assert_eq!(disk(Use::Write), whole);
         assert!(disk(Use::Read).contains("format=raw,readonly=on ") && disk(Use::Snapshot).contains(",snapshot=on "));
     }

@@ -61,6 +61,48 @@ pub enum Operation {
     Write,
     /// To make what it has written last.
     Flush,
+    /// To drop what sectors hold: whatever they read as afterwards.
+    Discard,
+    /// To make sectors read as zero, and keep their place on the medium.
+    Zero,
+    /// To make them read as zero, and give their place back if that can be.
+    ZeroUnmap,
+}
+
+impl Operation {
+    /// Whether there is data that goes through units.
+    #[must_use]
+    pub const fn has_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+
+    /// Whether the disk is another one afterwards.
+    #[must_use]
+    pub const fn changes(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::Zero | Self::ZeroUnmap)
+    }
+}
+
+/// How a device clears sectors without data that is written there.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Clears {
+    /// Most sectors of an [`Operation::Discard`]; 0 if it knows none.
+    pub most_discarded: u32,
+    /// At multiples of how many sectors a discard does most.
+    pub alignment: u32,
+    /// Most sectors of an [`Operation::Zero`] or [`Operation::ZeroUnmap`]; 0 if it knows none.
+    pub most_zeroed: u32,
+    /// Whether [`Operation::ZeroUnmap`] may give something back.
+    pub may_unmap: bool,
+}
+
+impl Clears {
+    /// Most sectors that may be meant at a time; `None` if the device does not know the operation.
+    #[must_use]
+    pub fn most(&self, operation: Operation) -> Option<u32> {
+        let most = if operation == Operation::Discard { self.most_discarded } else { self.most_zeroed };
+        Some(most).filter(|most| *most != 0)
+    }
 }
 
 /// Units that follow each other.
@@ -97,7 +139,8 @@ pub struct Asked {
     pub sector: u64,
     /// Where the data is, or is to be.
     pub units: Units,
-    /// How many bytes of them are meant: whole sectors, none for [`Operation::Flush`].
+    /// How many bytes are meant: whole sectors, none for [`Operation::Flush`]. They lie in the units if there is
+    /// [data](Operation::has_data).
     pub bytes: usize,
 }
 
@@ -109,6 +152,8 @@ pub trait HostDisk: Send {
     fn is_read_only(&self) -> bool;
     /// Whether it may hold back what was written until it is flushed.
     fn has_cache(&self) -> bool;
+    /// What it can clear. A disk that is read-only is not asked to.
+    fn clears(&self) -> Clears;
     /// Units of its buffer, none of which is in flight.
     fn buffer(&mut self, units: Units) -> &mut [u8];
     /// Begins what is asked. The units are the device's until it is finished.

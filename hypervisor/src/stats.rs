@@ -166,12 +166,14 @@ fn balloon(balloon: &Mmio<Balloon>) -> [(&'static str, u64); 10] {
 }
 
 /// A disk's counters by name.
-fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 10] {
+fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 12] {
     let (counts, (notifications, malformed)) = (disk.backend().counts(), disk.counts());
     [
         ("disk.reads", counts.reads),
         ("disk.writes", counts.writes),
         ("disk.flushes", counts.flushes),
+        ("disk.discards", counts.discards),
+        ("disk.zeroes", counts.zeroes),
         ("disk.bytes_read", counts.bytes_read),
         ("disk.bytes_written", counts.bytes_written),
         ("disk.parts", counts.parts),

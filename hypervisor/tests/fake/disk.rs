@@ -1,6 +1,8 @@
 //! A disk of the host's, which finishes requests when it is told to.
 
-use hypervisor::disks::{Asked, HostDisk, IoError, NotBegun, Operation, SECTOR, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::disks::{
+    Asked, Clears, HostDisk, IoError, NotBegun, Operation, SECTOR, Token, UNIT_BYTES, UNITS, Units,
+};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -64,6 +66,9 @@ impl HostDisk for FakeDisk {
     fn has_cache(&self) -> bool {
         true
     }
+    fn clears(&self) -> Clears {
+        Clears { most_discarded: 64, alignment: 8, most_zeroed: 64, may_unmap: true }
+    }
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
     }
@@ -78,12 +83,14 @@ impl HostDisk for FakeDisk {
         let mut platters = self.platters.lock().unwrap();
         let (token, asked) = platters.done.pop()?;
         let at = (asked.sector * SECTOR) as usize;
-        let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..asked.bytes];
+        let in_units = if asked.operation.has_data() { asked.bytes } else { 0 };
+        let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..in_units];
         let sectors = &mut platters.sectors[at..at + asked.bytes];
         match asked.operation {
             Operation::Read => buffer.copy_from_slice(sectors),
             Operation::Write => sectors.copy_from_slice(buffer),
-            Operation::Flush => {}
+            Operation::Flush | Operation::Discard => {}
+            Operation::Zero | Operation::ZeroUnmap => sectors.fill(0),
         }
         Some((token, Ok(())))
     }

@@ -9,9 +9,12 @@ use core::array;
 use core::hint::spin_loop;
 use core::ptr;
 use core::sync::atomic::{Ordering, fence};
-use hypervisor::device::virtio::wire::block::{FLUSH, HEADER, NAME, READ_ONLY, S_OK, T_FLUSH, T_GET_ID, T_IN, T_OUT};
+use hypervisor::device::virtio::wire::block::{
+    DISCARD, FLUSH, HEADER, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, NAME, READ_ONLY, S_OK, SEGMENT,
+    SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES, WRITE_ZEROES, WRITE_ZEROES_MAY_UNMAP,
+};
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
-use hypervisor::disks::{IoError, MOST_FLYING, NotBegun, Operation, Token};
+use hypervisor::disks::{Clears, IoError, MOST_FLYING, NotBegun, Operation, SECTOR, Token};
 use hypervisor::machine::VirtioSlot;
 use rv::{Addr, Hpa};
 use virtio_drivers::queue::VirtQueue;
@@ -41,23 +44,44 @@ impl Piece {
     }
 }
 
-/// What the device reads and writes of a request, beside the data.
+/// What a request has between its header and its status.
+enum Data {
+    Nothing,
+    /// What the device writes.
+    In(Piece),
+    /// What it reads.
+    Out(Piece),
+    /// What says which sectors are meant.
+    Segment([u8; SEGMENT]),
+}
+
+impl Data {
+    fn segment(sector: u64, bytes: usize, flags: u32) -> Self {
+        let sectors = u32::try_from(bytes as u64 / SECTOR);
+        let sectors = sectors.unwrap_or_else(|_| panic!("{bytes} bytes are more than a segment can say"));
+        let mut segment = [0; SEGMENT];
+        segment[..8].copy_from_slice(&sector.to_le_bytes());
+        segment[8..12].copy_from_slice(&sectors.to_le_bytes());
+        segment[12..].copy_from_slice(&flags.to_le_bytes());
+        Self::Segment(segment)
+    }
+}
+
+/// What the device reads and writes of a request.
 struct Pending {
     /// Type, a reserved word, sector.
     header: [u8; HEADER],
     status: [u8; 1],
-    /// Whether the device writes the data.
-    is_read: bool,
-    data: Option<Piece>,
+    data: Data,
 }
 
 impl Pending {
-    fn new(kind: u32, sector: u64, data: Option<Piece>) -> Box<Self> {
+    fn new(kind: u32, sector: u64, data: Data) -> Box<Self> {
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&kind.to_le_bytes());
         header[8..].copy_from_slice(&sector.to_le_bytes());
         // What the device does not write is no success.
-        Box::new(Self { header, status: [u8::MAX], is_read: matches!(kind, T_IN | T_GET_ID), data })
+        Box::new(Self { header, status: [u8::MAX], data })
     }
 
     /// Does something with its buffers: what the device reads, and what it writes.
@@ -65,12 +89,14 @@ impl Pending {
     /// # Safety
     /// As for [`Piece::bytes`].
     unsafe fn with_buffers<R>(&mut self, act: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R) -> R {
-        let Self { header, status, is_read, data } = self;
-        // SAFETY: by the caller's promise.
-        match data.map(|data| unsafe { data.bytes() }) {
-            None => act(&[header], &mut [status]),
-            Some(data) if *is_read => act(&[header], &mut [data, status]),
-            Some(data) => act(&[header, data], &mut [status]),
+        let Self { header, status, data } = self;
+        match data {
+            Data::Nothing => act(&[header], &mut [status]),
+            Data::Segment(segment) => act(&[header, segment], &mut [status]),
+            // SAFETY: by the caller's promise.
+            Data::In(piece) => act(&[header], &mut [unsafe { piece.bytes() }, status]),
+            // SAFETY: the same.
+            Data::Out(piece) => act(&[header, unsafe { piece.bytes() }], &mut [status]),
         }
     }
 }
@@ -81,6 +107,7 @@ pub struct BlockDevice {
     queue: Box<VirtQueue<HeapHal, MOST_FLYING>>,
     sectors: u64,
     features: u64,
+    clears: Clears,
     /// By token.
     pending: [Option<Box<Pending>>; MOST_FLYING],
 }
@@ -88,13 +115,22 @@ pub struct BlockDevice {
 impl BlockDevice {
     /// Opens the block device at a place for one, if there is one. Returns its serial as well.
     pub fn open(slot: &VirtioSlot) -> Option<(Self, String)> {
-        let wanted = READ_ONLY | FLUSH | INDIRECT_DESC | EVENT_IDX | VERSION_1;
+        let wanted = READ_ONLY | FLUSH | DISCARD | WRITE_ZEROES | INDIRECT_DESC | EVENT_IDX | VERSION_1;
         let mut opened = Opened::open(slot, DeviceType::Block, wanted)?;
         let queue = opened.queue(QUEUE)?;
         let (transport, features) = opened.start();
         let word = |offset| transport.read_config_space::<u32>(offset);
         let sectors = u64::from(word(0).ok()?) | u64::from(word(4).ok()?) << 32;
-        let mut device = Self { transport, queue, sectors, features, pending: array::from_fn(|_| None) };
+        let mut clears = Clears::default();
+        if features & DISCARD != 0 {
+            clears.most_discarded = word(MAX_DISCARD_SECTORS).ok()?;
+            clears.alignment = word(MAX_DISCARD_SECTORS + 8).ok()?;
+        }
+        if features & WRITE_ZEROES != 0 {
+            clears.most_zeroed = word(MAX_WRITE_ZEROES_SECTORS).ok()?;
+            clears.may_unmap = transport.read_config_space::<u8>(WRITE_ZEROES_MAY_UNMAP).ok()? != 0;
+        }
+        let mut device = Self { transport, queue, sectors, features, clears, pending: array::from_fn(|_| None) };
         let serial = device.serial()?;
         Some((device, serial))
     }
@@ -103,7 +139,7 @@ impl BlockDevice {
     fn serial(&mut self) -> Option<String> {
         let mut serial = Box::new([0; NAME]);
         let start = Addr::new(serial.as_mut_ptr().expose_provenance() as u64);
-        self.add(Pending::new(T_GET_ID, 0, Some(Piece { start, bytes: NAME }))).ok()?;
+        self.add(Pending::new(T_GET_ID, 0, Data::In(Piece { start, bytes: NAME }))).ok()?;
         let result = loop {
             match self.finished() {
                 Some((_, result)) => break result,
@@ -130,18 +166,25 @@ impl BlockDevice {
         self.features & FLUSH != 0
     }
 
-    /// Begins to do something. The data is the device's until that is finished: RAM without Rust objects, that nobody else reaches so
+    /// What it can clear.
+    pub const fn clears(&self) -> Clears {
+        self.clears
+    }
+
+    /// Begins to do something. The piece is as long as what is meant; where there is [data](Operation::has_data), it is the device's until that is finished: RAM without Rust objects, that nobody else reaches so
     /// long, or nobody minds what it holds.
     ///
     /// # Errors
     /// Why not. Nothing has happened then.
     pub fn begin(&mut self, operation: Operation, sector: u64, data: Piece) -> Result<Token, NotBegun> {
-        let kind = match operation {
-            Operation::Read => T_IN,
-            Operation::Write => T_OUT,
-            Operation::Flush => T_FLUSH,
-        };
-        self.add(Pending::new(kind, sector, Some(data).filter(|_| operation != Operation::Flush)))
+        self.add(match operation {
+            Operation::Read => Pending::new(T_IN, sector, Data::In(data)),
+            Operation::Write => Pending::new(T_OUT, sector, Data::Out(data)),
+            Operation::Flush => Pending::new(T_FLUSH, 0, Data::Nothing),
+            Operation::Discard => Pending::new(T_DISCARD, 0, Data::segment(sector, data.bytes, 0)),
+            Operation::Zero => Pending::new(T_WRITE_ZEROES, 0, Data::segment(sector, data.bytes, 0)),
+            Operation::ZeroUnmap => Pending::new(T_WRITE_ZEROES, 0, Data::segment(sector, data.bytes, SEGMENT_UNMAP)),
+        })
     }
 
     fn add(&mut self, mut pending: Box<Pending>) -> Result<Token, NotBegun> {

@@ -5,7 +5,7 @@ use crate::control::ControlDevice;
 use crate::net::NetDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
-use hypervisor::disks::{Asked, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
 use hypervisor::machine::Machine;
 use mmu::frames::{Frames, Owner, Use};
 use rv::{Addr, Hpa, PAGE_BYTES};
@@ -67,7 +67,7 @@ impl GuestDisk {
     }
 
     fn piece(&self, units: Units, bytes: usize) -> Piece {
-        assert!(units.first + units.count <= UNITS && bytes <= units.bytes(), "units that there are not");
+        assert!(units.first + units.count <= UNITS, "units that there are not");
         let start = Addr::new(self.buffer.raw() + (units.first * UNIT_BYTES) as u64);
         Piece { start, bytes }
     }
@@ -86,12 +86,17 @@ impl HostDisk for GuestDisk {
         self.device.has_cache()
     }
 
+    fn clears(&self) -> Clears {
+        self.device.clears()
+    }
+
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         // SAFETY: frames that are this disk's for ever, and units that are not in flight, as the caller promises.
         unsafe { self.piece(units, units.bytes()).bytes() }
     }
 
     fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
+        assert!(!asked.operation.has_data() || asked.bytes <= asked.units.bytes(), "more than the units have");
         self.device.begin(asked.operation, asked.sector, self.piece(asked.units, asked.bytes))
     }
 

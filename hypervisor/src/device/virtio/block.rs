@@ -7,11 +7,15 @@
 //!
 //! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with the
 //! header, what it writes ends with the status.
+//!
+//! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the work. A request says
+//! so in one *segment*.
 
 use super::backend::{Backend, Progress};
 use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
 use super::wire::block::{
-    BLK_SIZE, FLUSH, HEADER, NAME, READ_ONLY, S_IOERR, S_OK, S_UNSUPP, SEG_MAX, T_FLUSH, T_GET_ID, T_IN, T_OUT,
+    HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
+    T_WRITE_ZEROES,
 };
 use crate::device::interface::{Outside, Unreached};
 use crate::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
@@ -20,10 +24,13 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use request::{CONFIG, Request};
 use rv::PAGE_BYTES;
 
-/// Bytes of the configuration, as far as it is read: to the block's size.
-const CONFIG: usize = 24;
+mod request;
+
+pub use request::Counts;
+
 /// Requests that are worked on at a time.
 const MOST_WORKS: usize = MOST;
 
@@ -31,36 +38,6 @@ const MOST_WORKS: usize = MOST;
 const PORTION: usize = 256 << 10;
 /// What each step costs beside: to take a request, to begin a part, to land one, to give a request back.
 const STEP: usize = 4 << 10;
-
-/// What was done so far. All only grow.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counts {
-    /// Requests to read.
-    pub reads: u64,
-    /// Requests to write.
-    pub writes: u64,
-    /// Requests to flush.
-    pub flushes: u64,
-    /// Bytes that were asked for.
-    pub bytes_read: u64,
-    /// Bytes that were to be written.
-    pub bytes_written: u64,
-    /// Requests that the host's device was given.
-    pub parts: u64,
-    /// Of those, the ones that failed there.
-    pub errors: u64,
-    /// Requests that are none, or that are not for this disk.
-    pub refused: u64,
-}
-
-/// What is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Request {
-    operation: Operation,
-    sector: u64,
-    /// Bytes of data.
-    bytes: u64,
-}
 
 /// A request that is worked on.
 #[derive(Debug)]
@@ -180,18 +157,36 @@ impl Work {
         Ok(true)
     }
 
-    /// Reads the header; `None` if there is none.
-    fn header(&self, outside: &mut dyn Outside) -> Result<Option<[u8; HEADER]>, Trouble> {
-        let (mut header, mut done) = ([0; HEADER], 0);
-        while done < HEADER {
-            let Some((gpa, left)) = self.place(false, done as u64) else { return Ok(None) };
-            let end = HEADER.min(done + left);
-            if !reached(outside.read(gpa, &mut header[done..end]))? {
+    /// Reads a few bytes from what is `offset` behind the start of the buffers that the device reads; `None` if there are not so many.
+    fn hear<const N: usize>(&self, offset: u64, outside: &mut dyn Outside) -> Result<Option<[u8; N]>, Trouble> {
+        let (mut bytes, mut done) = ([0; N], 0);
+        while done < N {
+            let Some((gpa, left)) = self.place(false, offset + done as u64) else { return Ok(None) };
+            let end = N.min(done + left);
+            if !reached(outside.read(gpa, &mut bytes[done..end]))? {
                 return Ok(None);
             }
             done = end;
         }
-        Ok(Some(header))
+        Ok(Some(bytes))
+    }
+
+    /// Reads the one segment of a request to discard sectors or to zero them, as what is to be done, where, and with how many bytes.
+    /// Says the status if there is none, or not such a one.
+    fn segment(&self, kind: u32, outside: &mut dyn Outside) -> Result<Result<Request, u8>, Trouble> {
+        if self.room(false) != (HEADER + SEGMENT) as u64 {
+            return Ok(Err(S_IOERR));
+        }
+        let segment = self.hear::<SEGMENT>(HEADER as u64, outside)?;
+        let Some([sector @ .., n0, n1, n2, n3, f0, f1, f2, f3]) = segment else { return Ok(Err(S_IOERR)) };
+        let operation = match (kind, u32::from_le_bytes([f0, f1, f2, f3])) {
+            (T_DISCARD, 0) => Operation::Discard,
+            (T_WRITE_ZEROES, 0) => Operation::Zero,
+            (T_WRITE_ZEROES, SEGMENT_UNMAP) => Operation::ZeroUnmap,
+            _ => return Ok(Err(S_UNSUPP)),
+        };
+        let bytes = u64::from(u32::from_le_bytes([n0, n1, n2, n3])) * SECTOR;
+        Ok(Ok(Request { operation, sector: u64::from_le_bytes(sector), bytes }))
     }
 
     /// Copies the data of a part, or what is left of it, from or to the guest. Where there is no memory for it the request fails.
@@ -348,11 +343,11 @@ impl Block {
         let Some(request) = self.work(at).request else { return Ok(self.open(at, port, outside)?) };
         let Request { operation, sector, bytes } = request;
         if self.work(at).status == S_OK {
-            let part = self.filling.take().or_else(|| self.cut(at, bytes, port));
+            let part = self.filling.take().or_else(|| self.cut(at, &request, port));
             let mut part = part.ok_or(Stop::Idle)?;
             let filled = match operation {
                 Operation::Write => self.work(at).copy(&mut part, operation, port, outside, budget),
-                Operation::Read | Operation::Flush => Ok(()),
+                _ => Ok(()),
             };
             self.filling = Some(part);
             filled?;
@@ -385,10 +380,13 @@ impl Block {
     }
 
     /// The next part of a request, with units for it, if there are any.
-    fn cut(&self, at: usize, bytes: u64, port: &mut Port) -> Option<Part> {
+    fn cut(&self, at: usize, request: &Request, port: &mut Port) -> Option<Part> {
         let offset = self.works[at].as_ref().map_or(0, |work| work.begun);
-        let left = usize::try_from(bytes - offset).unwrap_or(usize::MAX);
-        let units = if left == 0 { Units::NONE } else { port.take(left.div_ceil(UNIT_BYTES))? };
+        let left = usize::try_from(request.bytes - offset).unwrap_or(usize::MAX);
+        if !request.operation.has_data() {
+            return Some(Part { work: at, offset, bytes: left, units: Units::NONE, copied: 0 });
+        }
+        let units = port.take(left.div_ceil(UNIT_BYTES))?;
         Some(Part { work: at, offset, bytes: left.min(units.bytes()), units, copied: 0 })
     }
 
@@ -454,7 +452,7 @@ impl Block {
     fn open(&mut self, at: usize, port: &Port, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let name = self.name;
         let work = self.work(at);
-        let header = work.header(outside)?;
+        let header = work.hear::<HEADER>(0, outside)?;
         let (Some(header), Some(data_in)) = (header, work.room(true).checked_sub(1)) else {
             self.refuse(at, S_IOERR);
             return Ok(());
@@ -462,10 +460,17 @@ impl Block {
         let data_out = work.room(false) - HEADER as u64;
         let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
         let sector = u64::from_le_bytes(sector);
-        let (operation, bytes) = match u32::from_le_bytes([t0, t1, t2, t3]) {
-            T_IN => (Operation::Read, data_in),
-            T_OUT => (Operation::Write, data_out),
-            T_FLUSH => (Operation::Flush, 0),
+        let request = match u32::from_le_bytes([t0, t1, t2, t3]) {
+            T_IN => Request { operation: Operation::Read, sector, bytes: data_in },
+            T_OUT => Request { operation: Operation::Write, sector, bytes: data_out },
+            T_FLUSH => Request { operation: Operation::Flush, sector, bytes: 0 },
+            kind @ (T_DISCARD | T_WRITE_ZEROES) => match work.segment(kind, outside)? {
+                Ok(request) => request,
+                Err(status) => {
+                    self.refuse(at, status);
+                    return Ok(());
+                }
+            },
             T_GET_ID => {
                 let told = NAME.min(usize::try_from(data_in).unwrap_or(NAME));
                 match work.tell(0, &name[..told], outside)? {
@@ -479,13 +484,12 @@ impl Block {
                 return Ok(());
             }
         };
-        let end = sector.checked_add(bytes / SECTOR);
-        let is_there = bytes.is_multiple_of(SECTOR) && end.is_some_and(|end| end <= port.device().sectors());
-        if !is_there || operation == Operation::Write && port.device().is_read_only() {
-            self.refuse(at, S_IOERR);
+        if let Err(status) = request.check(port) {
+            self.refuse(at, status);
             return Ok(());
         }
-        work.request = Some(Request { operation, sector, bytes });
+        let Request { operation, bytes, .. } = request;
+        work.request = Some(request);
         self.counts.count(operation, bytes);
         if bytes == 0 && operation != Operation::Flush {
             self.is_asked(at);
@@ -500,40 +504,17 @@ impl Block {
     }
 }
 
-impl Counts {
-    fn count(&mut self, operation: Operation, bytes: u64) {
-        match operation {
-            Operation::Read => {
-                self.reads += 1;
-                self.bytes_read += bytes;
-            }
-            Operation::Write => {
-                self.writes += 1;
-                self.bytes_written += bytes;
-            }
-            Operation::Flush => self.flushes += 1,
-        }
-    }
-}
-
 impl Backend for Block {
     const ID: u32 = 2;
     const QUEUES: usize = 1;
     const GOES_ON: bool = true;
 
     fn features(&self) -> u64 {
-        let port = self.port.lock();
-        let device = port.device();
-        let read_only = if device.is_read_only() { READ_ONLY } else { 0 };
-        SEG_MAX | BLK_SIZE | read_only | if device.has_cache() { FLUSH } else { 0 }
+        request::features(&self.port.lock())
     }
 
     fn read_config(&self, offset: u64, width: u8) -> u32 {
-        let mut config = [0; CONFIG];
-        config[..8].copy_from_slice(&self.port.lock().device().sectors().to_le_bytes());
-        // Beside the data there are header and status.
-        config[12..16].copy_from_slice(&(MOST as u32 - 2).to_le_bytes());
-        config[20..24].copy_from_slice(&(SECTOR as u32).to_le_bytes());
+        let config = request::config(&self.port.lock());
         let at = usize::try_from(offset).unwrap_or(CONFIG).min(CONFIG);
         let bytes = config[at..].iter().take(width.into());
         bytes.rev().fold(0, |value, byte| value << 8 | u32::from(*byte))

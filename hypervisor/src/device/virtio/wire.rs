@@ -18,6 +18,10 @@ pub mod block {
     pub const BLK_SIZE: u64 = 1 << 6;
     /// It knows [`T_FLUSH`].
     pub const FLUSH: u64 = 1 << 9;
+    /// It knows [`T_DISCARD`].
+    pub const DISCARD: u64 = 1 << 13;
+    /// It knows [`T_WRITE_ZEROES`].
+    pub const WRITE_ZEROES: u64 = 1 << 14;
 
     /// Types of requests (`VIRTIO_BLK_T_*`): to read.
     pub const T_IN: u32 = 0;
@@ -27,6 +31,10 @@ pub mod block {
     pub const T_FLUSH: u32 = 4;
     /// To tell the disk's name.
     pub const T_GET_ID: u32 = 8;
+    /// To drop what sectors hold, whatever they read as afterwards.
+    pub const T_DISCARD: u32 = 11;
+    /// To make sectors read as zero.
+    pub const T_WRITE_ZEROES: u32 = 13;
 
     /// What the status says (`VIRTIO_BLK_S_*`): it is done.
     pub const S_OK: u8 = 0;
@@ -37,8 +45,20 @@ pub mod block {
 
     /// Bytes of a request's header: type, a reserved word, sector.
     pub const HEADER: usize = 16;
+    /// Bytes of a segment, which says what is to be discarded or zeroed: a sector, how many (4 bytes), flags (4 bytes).
+    pub const SEGMENT: usize = 16;
+    /// The flag of a segment to be zeroed that the device may drop what is there.
+    pub const SEGMENT_UNMAP: u32 = 1;
     /// Bytes of the name that a disk has.
     pub const NAME: usize = 20;
+
+    /// Where the configuration says how many sectors may be discarded at a time; in how many segments, and at multiples of how many
+    /// sectors it is best done, is in the words behind that.
+    pub const MAX_DISCARD_SECTORS: usize = 36;
+    /// Where it says how many may be zeroed at a time; in how many segments is behind that.
+    pub const MAX_WRITE_ZEROES_SECTORS: usize = 48;
+    /// The byte that says whether [`SEGMENT_UNMAP`] may mean something.
+    pub const WRITE_ZEROES_MAY_UNMAP: usize = 56;
 }
 
 /// Networks (chapter 5.1).

@@ -5,7 +5,8 @@ mod rig;
 use super::*;
 use crate::device::interface::tests::RAM;
 use crate::device::interface::{Answer, Device};
-use crate::disks::{IoError, UNITS};
+use crate::device::virtio::wire::block::{BLK_SIZE, DISCARD, FLUSH, READ_ONLY, SEG_MAX, WRITE_ZEROES};
+use crate::disks::{Clears, IoError, UNITS};
 use alloc::vec;
 use rig::*;
 
@@ -40,10 +41,20 @@ fn the_configuration_says_what_there_is() {
     };
     assert_eq!((word(0, 4), word(4, 4), word(12, 4), word(20, 4)), (SECTORS, 0, 62, 512));
     assert_eq!((word(0, 2), word(1, 1), word(24, 4), word(0xfc, 4)), (SECTORS, SECTORS >> 8, 0, 0));
+    // The most that may be discarded, in how many segments, at multiples of what; then the same of zeroes, and whether they may unmap.
+    assert_eq!([36, 40, 44, 48, 52].map(|at| word(at, 4)), [2048, 1, 8, 1024, 1]);
+    assert_eq!((word(56, 1), word(57, 1), word(60, 4)), (1, 0, 0));
     let features = |rig: &Rig| rig.device.backend().features();
-    assert_eq!(features(&rig), SEG_MAX | BLK_SIZE | FLUSH);
+    let always = SEG_MAX | BLK_SIZE | FLUSH;
+    assert_eq!(features(&rig), always | DISCARD | WRITE_ZEROES);
+    rig.model.lock().clears.most_discarded = 0;
+    assert_eq!(features(&rig), always | WRITE_ZEROES);
+    rig.model.lock().clears = Clears { most_discarded: 2048, ..Clears::default() };
+    assert_eq!(features(&rig), always | DISCARD);
     rig.model.lock().is_read_only = true;
-    assert_eq!(features(&rig), SEG_MAX | BLK_SIZE | FLUSH | READ_ONLY);
+    assert_eq!(features(&rig), always | READ_ONLY);
+    let word = rig.device.load(0x100 + 36, 4, &mut rig.world);
+    assert_eq!(word, Answer::Done(0), "nothing may be discarded");
 }
 
 #[test]
@@ -65,7 +76,7 @@ fn what_is_no_request_for_this_disk_fails_by_itself() {
         (T_OUT, u64::MAX - 7, 4096, S_IOERR),
         (T_IN, 0, 511, S_IOERR),
         (T_OUT, 0, 513, S_IOERR),
-        (11, 0, 512, S_UNSUPP),
+        (12, 0, 512, S_UNSUPP),
         (u32::MAX, 0, 0, S_UNSUPP),
         // What is nothing is done.
         (T_IN, SECTORS, 0, S_OK),
@@ -80,6 +91,115 @@ fn what_is_no_request_for_this_disk_fails_by_itself() {
     rig.model.lock().is_broken = true;
     assert_eq!(rig.do_one(T_IN, 0, 512, Vec::new()).0, S_IOERR);
     assert_eq!((rig.free_units(), rig.device.counts().1), (UNITS, 0));
+}
+
+#[test]
+fn what_is_zeroed_reads_as_zero_and_what_is_around_stays() {
+    let mut rig = Rig::new();
+    for (flags, most) in [(0, 1024), (SEGMENT_UNMAP, 1), (0, 7), (SEGMENT_UNMAP, 1024)] {
+        rig.model.lock().sectors.fill(NEW);
+        // The sector of the header means nothing.
+        assert_eq!(rig.do_one(T_WRITE_ZEROES, 99, 0, segment(100, most, flags)), (S_OK, 1));
+        let (start, end) = (100 * SECTOR as usize, (100 + u64::from(most)) as usize * SECTOR as usize);
+        let model = rig.model.lock();
+        assert!(model.sectors[start..end].iter().all(|byte| *byte == 0), "{most} sectors");
+        assert!(model.sectors[..start].iter().chain(&model.sectors[end..]).all(|byte| *byte == NEW), "around {most}");
+    }
+    rig.model.lock().sectors.fill(NEW);
+    assert_eq!(rig.do_one(T_DISCARD, 0, 0, segment(SECTORS - 2048, 2048, 0)), (S_OK, 1));
+    let start = ((SECTORS - 2048) * SECTOR) as usize;
+    assert!(rig.model.lock().sectors[start..].iter().all(|byte| *byte == DISCARDED));
+    assert!(rig.model.lock().sectors[..start].iter().all(|byte| *byte == NEW));
+    let counts = *rig.device.backend().counts();
+    assert_eq!((counts.discards, counts.zeroes, counts.parts, counts.refused), (1, 4, 5, 0));
+    assert_eq!((counts.bytes_written, rig.free_units()), (0, UNITS));
+}
+
+#[test]
+fn the_host_is_told_whether_it_may_drop_what_is_zeroed() {
+    for (kind, flags, operation) in [
+        (T_WRITE_ZEROES, 0, Operation::Zero),
+        (T_WRITE_ZEROES, SEGMENT_UNMAP, Operation::ZeroUnmap),
+        (T_DISCARD, 0, Operation::Discard),
+    ] {
+        let mut rig = Rig::new();
+        // The segment in pieces.
+        let content = segment(8, 16, flags);
+        rig.request(0, Made { kind, sector: 0, bytes: 0, content }, &[3, 9, 1]);
+        rig.notify();
+        let asked = Asked { operation, sector: 8, units: Units::NONE, bytes: 16 * SECTOR as usize };
+        assert_eq!(rig.model.lock().begun.iter().map(|(_, asked)| *asked).collect::<Vec<_>>(), [asked]);
+        rig.finish(0, Err(IoError));
+        assert_eq!(rig.come_back()[0].2, S_IOERR);
+    }
+}
+
+#[test]
+fn what_cannot_be_cleared_is_refused_and_nothing_begun() {
+    let mut rig = Rig::new();
+    let last = SECTORS - 1;
+    let two = [segment(0, 1, 0), segment(8, 1, 0)].concat();
+    for (kind, content, status) in [
+        // Behind the end, and round it.
+        (T_DISCARD, segment(SECTORS, 1, 0), S_IOERR),
+        (T_WRITE_ZEROES, segment(last, 2, 0), S_IOERR),
+        (T_WRITE_ZEROES, segment(u64::MAX, 1, 0), S_IOERR),
+        (T_DISCARD, segment(u64::MAX - 8, 16, 0), S_IOERR),
+        (T_DISCARD, segment(u64::MAX / SECTOR, 8, 0), S_IOERR),
+        // More than is offered.
+        (T_DISCARD, segment(0, 2049, 0), S_IOERR),
+        (T_WRITE_ZEROES, segment(0, 1025, SEGMENT_UNMAP), S_IOERR),
+        (T_WRITE_ZEROES, segment(0, u32::MAX, 0), S_IOERR),
+        // Flags that there are not, or not here.
+        (T_DISCARD, segment(0, 1, SEGMENT_UNMAP), S_UNSUPP),
+        (T_DISCARD, segment(0, 1, 2), S_UNSUPP),
+        (T_WRITE_ZEROES, segment(0, 1, 3), S_UNSUPP),
+        (T_WRITE_ZEROES, segment(0, 1, 1 << 31), S_UNSUPP),
+        // No segment, part of one, two.
+        (T_DISCARD, Vec::new(), S_IOERR),
+        (T_WRITE_ZEROES, segment(0, 1, 0)[..15].to_vec(), S_IOERR),
+        (T_DISCARD, two.clone(), S_IOERR),
+        (T_WRITE_ZEROES, two[..17].to_vec(), S_IOERR),
+    ] {
+        let what = content.clone();
+        rig.request(0, Made { kind, sector: 0, bytes: 0, content }, &[]);
+        rig.notify();
+        assert!(rig.model.lock().begun.is_empty(), "{kind} {what:?}");
+        assert_eq!(rig.come_back().first().map(|back| back.2), Some(status), "{kind} {what:?}");
+    }
+    // None at all are cleared at once, and the last ones as others.
+    assert_eq!(rig.do_one(T_WRITE_ZEROES, 0, 0, segment(SECTORS, 0, 0)).0, S_OK);
+    assert_eq!(rig.do_one(T_DISCARD, 0, 0, segment(last, 1, 0)).0, S_OK);
+    // A segment that is nowhere.
+    rig.poke(HEADERS, &[u64::from(T_DISCARD), 0].map(u64::to_le_bytes).concat());
+    rig.made[0] = Some(Made { kind: T_DISCARD, sector: 0, bytes: 0, content: Vec::new() });
+    rig.chain(0, &[(HEADERS, 16, false), (u64::MAX - 7, 16, false), (STATUSES, 1, true)]);
+    rig.notify();
+    assert_eq!(rig.come_back()[0].2, S_IOERR);
+    for (change, status) in [
+        ((|model| model.is_read_only = true) as fn(&mut Model), S_IOERR),
+        (|model| (model.is_read_only, model.clears) = (false, Clears::default()), S_UNSUPP),
+    ] {
+        change(&mut rig.model.lock());
+        for kind in [T_DISCARD, T_WRITE_ZEROES] {
+            assert_eq!(rig.do_one(kind, 0, 0, segment(0, 1, 0)).0, status);
+        }
+    }
+    assert_eq!((rig.free_units(), rig.device.counts().1), (UNITS, 0));
+}
+
+#[test]
+fn zeroes_of_an_earlier_life_come_before_what_is_written_then() {
+    let mut rig = Rig::new();
+    rig.request(0, Made { kind: T_WRITE_ZEROES, sector: 0, bytes: 0, content: segment(0, 8, 0) }, &[]);
+    rig.notify();
+    rig.start();
+    rig.request(0, Made { kind: T_OUT, sector: 0, bytes: 4096, content: vec![2; 4096] }, &[]);
+    rig.notify();
+    assert_eq!(rig.model.lock().begun.len(), 1, "nothing new is begun");
+    rig.finish_all();
+    assert_eq!((rig.come_back().len(), rig.free_units()), (1, UNITS));
+    assert!(rig.model.lock().sectors[..4096].iter().all(|byte| *byte == 2));
 }
 
 #[test]
@@ -203,11 +323,17 @@ fn live(seed: u64, steps: usize) {
         match random.below(12) {
             0..5 => {
                 let Some(place) = rig.made.iter().position(Option::is_none) else { continue };
-                let kind = *[T_IN, T_OUT, T_OUT, T_FLUSH].get(random.below(4) as usize).expect("four");
+                let kinds = [T_IN, T_OUT, T_OUT, T_FLUSH, T_WRITE_ZEROES, T_DISCARD];
+                let kind = *kinds.get(random.below(6) as usize).expect("six");
                 let most = 1 << random.below(9);
                 let bytes = if kind == T_FLUSH { 0 } else { SECTOR * (1 + random.below(most)) };
                 let sector = random.below(SECTORS - bytes / SECTOR);
-                let content = if kind == T_OUT { pattern(random.below(1 << 40), bytes) } else { Vec::new() };
+                let content = match kind {
+                    T_OUT => pattern(random.below(1 << 40), bytes),
+                    T_WRITE_ZEROES => segment(sector, (bytes / SECTOR) as u32, random.below(2) as u32),
+                    T_DISCARD => segment(sector, (bytes / SECTOR) as u32, 0),
+                    _ => Vec::new(),
+                };
                 let made = Made { kind, sector, bytes, content };
                 let (this, others) = (range(&made), rig.made.iter().flatten().map(range));
                 if others.into_iter().any(|other| this.start < other.end && other.start < this.end) {
@@ -251,6 +377,8 @@ fn live(seed: u64, steps: usize) {
                     assert!(read == &oracle[there], "{made:?}");
                 }
                 S_OK if made.kind == T_OUT => oracle[there].copy_from_slice(&made.content),
+                S_OK if made.kind == T_WRITE_ZEROES => oracle[there].fill(0),
+                S_OK if made.kind == T_DISCARD => oracle[there].fill(DISCARDED),
                 S_OK => {}
                 // Parts of it may have been done.
                 S_IOERR => oracle[there.clone()].copy_from_slice(&rig.model.lock().sectors[there]),

@@ -4,7 +4,7 @@ use super::super::*;
 use crate::device::interface::tests::{RAM, World};
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
-use crate::disks::{HostDisk, IoError, Token, UNITS};
+use crate::disks::{Clears, HostDisk, IoError, Token, UNITS};
 pub(super) use crate::random::Random;
 use alloc::vec;
 
@@ -25,11 +25,14 @@ pub(super) const DATA_BYTES: u64 = 256 << 10;
 pub(super) const MOST_MADE: usize = 8;
 
 pub(super) const NEW: u8 = 0xee;
+/// What is read where sectors were discarded.
+pub(super) const DISCARDED: u8 = 0xd5;
 
 /// What the host's device has, beside its buffer.
 pub(super) struct Model {
     pub(super) sectors: Vec<u8>,
     pub(super) is_read_only: bool,
+    pub(super) clears: Clears,
     /// What it has begun.
     pub(super) begun: Vec<(Token, Asked)>,
     /// What it is to have finished when it is looked at.
@@ -46,6 +49,7 @@ impl Model {
         Self {
             sectors: vec![0; (SECTORS * SECTOR) as usize],
             is_read_only: false,
+            clears: Clears { most_discarded: 2048, alignment: 8, most_zeroed: 1024, may_unmap: true },
             begun: Vec::new(),
             done: VecDeque::new(),
             tokens: 0,
@@ -82,6 +86,9 @@ impl HostDisk for ModelDisk {
     fn has_cache(&self) -> bool {
         true
     }
+    fn clears(&self) -> Clears {
+        self.model.lock().clears
+    }
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         assert!(!self.model.lock().is_flying(units), "{units:?} are the device's");
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
@@ -89,8 +96,17 @@ impl HostDisk for ModelDisk {
     fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
         let mut model = self.model.lock();
         assert!(asked.sector + (asked.bytes as u64).div_ceil(SECTOR) <= SECTORS, "{asked:?} is behind the end");
-        assert!(asked.bytes <= asked.units.bytes() && !model.is_flying(asked.units), "{asked:?}");
-        assert!(!(model.is_read_only && asked.operation == Operation::Write), "{asked:?}");
+        match asked.operation {
+            Operation::Read | Operation::Write => {
+                assert!(asked.bytes <= asked.units.bytes() && !model.is_flying(asked.units), "{asked:?}");
+            }
+            Operation::Flush => assert_eq!((asked.bytes, asked.units), (0, Units::NONE)),
+            other => {
+                let most = model.clears.most(other).expect("what it does not know, it is not asked");
+                assert!(asked.bytes as u64 <= u64::from(most) * SECTOR && asked.units == Units::NONE, "{asked:?}");
+            }
+        }
+        assert!(!(model.is_read_only && asked.operation.changes()), "{asked:?}");
         if model.is_broken {
             return Err(NotBegun::Failed);
         }
@@ -106,8 +122,12 @@ impl HostDisk for ModelDisk {
         let mut model = self.model.lock();
         let (token, asked, result) = model.done.pop_front()?;
         let sector = (asked.sector * SECTOR) as usize;
-        let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..asked.bytes];
+        let in_units = if asked.operation.has_data() { asked.bytes } else { 0 };
+        let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..in_units];
         match (asked.operation, result) {
+            (Operation::Zero | Operation::ZeroUnmap, Ok(())) => model.sectors[sector..sector + asked.bytes].fill(0),
+            // Whatever is left there: not what was.
+            (Operation::Discard, Ok(())) => model.sectors[sector..sector + asked.bytes].fill(DISCARDED),
             (Operation::Read, Ok(())) => buffer.copy_from_slice(&model.sectors[sector..sector + asked.bytes]),
             (Operation::Write, Ok(())) => model.sectors[sector..sector + asked.bytes].copy_from_slice(buffer),
             _ => {}
@@ -115,6 +135,11 @@ impl HostDisk for ModelDisk {
         Some((token, result))
     }
     fn acknowledge(&mut self) {}
+}
+
+/// The segment of a request to clear sectors.
+pub(super) fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
 
 /// A request that was made, and has not come back.
@@ -225,14 +250,17 @@ impl Rig {
         let words = [made.kind.into(), made.sector];
         self.poke(header, words.map(u64::to_le_bytes).as_flattened());
         self.poke(status, &[NEW]);
-        if made.kind == T_OUT {
+        let is_out = matches!(made.kind, T_OUT | T_DISCARD | T_WRITE_ZEROES);
+        if is_out {
             self.poke(data, &made.content);
         }
+        // What is cleared has no data but its segment, which is the content.
+        let there = if is_out { made.content.len() as u64 } else { made.bytes };
         let mut buffers = vec![(header, 16, false)];
         let (mut done, mut cuts) = (0, cuts.iter());
-        while done < made.bytes {
-            let bytes = cuts.next().map_or(made.bytes - done, |cut| u64::from(*cut).min(made.bytes - done));
-            buffers.push((data + done, bytes as u32, made.kind != T_OUT));
+        while done < there {
+            let bytes = cuts.next().map_or(there - done, |cut| u64::from(*cut).min(there - done));
+            buffers.push((data + done, bytes as u32, !is_out));
             done += bytes;
         }
         buffers.push((status, 1, true));

@@ -1,0 +1,118 @@
+//! What a disk is asked for, and what it says that it can do.
+
+use crate::device::virtio::queue::MOST;
+use crate::device::virtio::wire::block::{
+    BLK_SIZE, DISCARD, FLUSH, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, READ_ONLY, S_IOERR, S_UNSUPP, SEG_MAX,
+    WRITE_ZEROES, WRITE_ZEROES_MAY_UNMAP,
+};
+use crate::disks::{Clears, Operation, Port, SECTOR};
+
+/// Bytes of the configuration, as far as it is read.
+pub(super) const CONFIG: usize = 60;
+/// What was done so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Requests to read.
+    pub reads: u64,
+    /// Requests to write.
+    pub writes: u64,
+    /// Requests to flush.
+    pub flushes: u64,
+    /// Requests to discard sectors.
+    pub discards: u64,
+    /// Requests to zero them.
+    pub zeroes: u64,
+    /// Bytes that were asked for.
+    pub bytes_read: u64,
+    /// Bytes that were to be written.
+    pub bytes_written: u64,
+    /// Requests that the host's device was given.
+    pub parts: u64,
+    /// Of those, the ones that failed there.
+    pub errors: u64,
+    /// Requests that are none, or that are not for this disk.
+    pub refused: u64,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    pub(super) sector: u64,
+    /// Bytes of data, or of what is to be cleared.
+    pub(super) bytes: u64,
+}
+
+/// What the guest may have cleared: nothing where it may not write.
+fn clears(port: &Port) -> Clears {
+    if port.device().is_read_only() { Clears::default() } else { port.device().clears() }
+}
+
+/// The features of a disk.
+pub(super) fn features(port: &Port) -> u64 {
+    let device = port.device();
+    let clears = clears(port);
+    let given = |feature, is_given| if is_given { feature } else { 0 };
+    SEG_MAX
+        | BLK_SIZE
+        | given(READ_ONLY, device.is_read_only())
+        | given(FLUSH, device.has_cache())
+        | given(DISCARD, clears.most_discarded != 0)
+        | given(WRITE_ZEROES, clears.most_zeroed != 0)
+}
+
+/// Its configuration.
+pub(super) fn config(port: &Port) -> [u8; CONFIG] {
+    let mut config = [0; CONFIG];
+    let (sectors, clears) = (port.device().sectors(), clears(port));
+    let mut put = |at: usize, value: u32| config[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    put(0, sectors as u32);
+    put(4, (sectors >> 32) as u32);
+    // Beside the data there are header and status.
+    put(12, MOST as u32 - 2);
+    put(20, SECTOR as u32);
+    if clears.most_discarded != 0 {
+        let words = [clears.most_discarded, 1, clears.alignment.max(1)];
+        (0..).zip(words).for_each(|(n, word)| put(MAX_DISCARD_SECTORS + 4 * n, word));
+    }
+    if clears.most_zeroed != 0 {
+        (0..).zip([clears.most_zeroed, 1]).for_each(|(n, word)| put(MAX_WRITE_ZEROES_SECTORS + 4 * n, word));
+        put(WRITE_ZEROES_MAY_UNMAP, clears.may_unmap.into());
+    }
+    config
+}
+
+impl Request {
+    /// Says the status if the disk cannot do it.
+    pub(super) fn check(&self, port: &Port) -> Result<(), u8> {
+        let (device, sectors) = (port.device(), self.bytes / SECTOR);
+        let end = self.sector.checked_add(sectors);
+        let is_there = self.bytes.is_multiple_of(SECTOR) && end.is_some_and(|end| end <= device.sectors());
+        if !is_there || self.operation.changes() && device.is_read_only() {
+            return Err(S_IOERR);
+        }
+        if !self.operation.changes() || self.operation.has_data() {
+            return Ok(());
+        }
+        let most = device.clears().most(self.operation).ok_or(S_UNSUPP)?;
+        if sectors > most.into() { Err(S_IOERR) } else { Ok(()) }
+    }
+}
+
+impl Counts {
+    pub(super) fn count(&mut self, operation: Operation, bytes: u64) {
+        match operation {
+            Operation::Read => {
+                self.reads += 1;
+                self.bytes_read += bytes;
+            }
+            Operation::Write => {
+                self.writes += 1;
+                self.bytes_written += bytes;
+            }
+            Operation::Flush => self.flushes += 1,
+            Operation::Discard => self.discards += 1,
+            Operation::Zero | Operation::ZeroUnmap => self.zeroes += 1,
+        }
+    }
+}
