@@ -331,7 +331,7 @@ pub(crate) fn args(number: usize, disk: &Disk) -> Vec<String> {
     let use_ = match disk.use_ {
         // What the guest discards, the file need not keep.
         Use::Write => ",discard=unmap",
-        Use::Snapshot => ",snapshot=on",
+        Use::Snapshot => ",snapshot=on,discard=unmap",
         Use::Read => ",readonly=on",
     };
     let options = format!("format={}{use_}", disk.format.name());
@@ -442,6 +442,6 @@ mod tests {
         let disk = |use_| args(3, &Disk { file: "a,b".into(), format: Format::Raw, use_ }).join(" ");
         let whole = "-drive file=a,,b,if=none,id=disk3,format=raw,discard=unmap -device virtio-blk-device,drive=disk3,serial=gnomon-disk-3";
         assert_eq!(disk(Use::Write), whole);
-        assert!(disk(Use::Read).contains("format=raw,readonly=on ") && disk(Use::Snapshot).contains(",snapshot=on "));
+        assert!(disk(Use::Read).contains("format=raw,readonly=on ") && disk(Use::Snapshot).contains(",snapshot=on,discard=unmap "));
     }
 }
