@@ -57,7 +57,7 @@ fn spent(counters: &VcpuCounters) -> u64 {
     const WIDE: u64 = 6000;
     let sum = |of: &[&Counter]| of.iter().map(|counter| counter.get()).sum::<u64>();
     let c = counters;
-    LANE * sum(&[&c.lane_page, &c.lane_page_global, &c.lane_satp])
+    LANE * sum(&[&c.lane_page, &c.lane_page_global, &c.lane_satp, &c.lane_all, &c.lane_satp_read])
         + EXIT * sum(&[&c.exits_page_fault, &c.exits_steered, &c.fences_page, &c.fences_page_global, &c.satp_accesses])
         + WIDE * sum(&[&c.fences_asid, &c.fences_all])
 }
