@@ -442,6 +442,9 @@ mod tests {
         let disk = |use_| args(3, &Disk { file: "a,b".into(), format: Format::Raw, use_ }).join(" ");
         let whole = "-drive file=a,,b,if=none,id=disk3,format=raw,discard=unmap -device virtio-blk-device,drive=disk3,serial=gnomon-disk-3";
         assert_eq!(disk(Use::Write), whole);
-        assert!(disk(Use::Read).contains("format=raw,readonly=on ") && disk(Use::Snapshot).contains(",snapshot=on,discard=unmap "));
+        assert!(
+            disk(Use::Read).contains("format=raw,readonly=on ")
+                && disk(Use::Snapshot).contains(",snapshot=on,discard=unmap ")
+        );
     }
 }

@@ -453,6 +453,10 @@ impl Env for Hart {
         (self.vmid, self.root) = (run.vmid.id(), table);
     }
     fn load_shadow(&mut self, _: &VcpuRun, _: bool) {}
+    fn leave_tables(&mut self) {}
+    fn asid_bits(&self) -> u32 {
+        16
+    }
     fn fence_g_stage(&mut self, _: usize, _: FenceScope<Gpa>) {
         let mut vmids = self.vmids;
         self.tlb.remove(&vmids.give_up_others(&self.ids));
