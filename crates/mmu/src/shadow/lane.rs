@@ -14,6 +14,8 @@
 //!  └─────────────────────────────────┘
 //! ```
 //!
+//! Which of the four the header is, and with it the table behind it, changes from page to page: so that tables do not share sets of caches.
+//!
 //! The gate is a lock: whoever takes it leaves 0 there. The lane never waits for it, but goes the full path; the engine
 //! does wait ([`Shadow::alone`]), for the lane holds it some fifty instructions. While the engine works it is closed. So nobody changes an
 //! entry of level 0 between two steps of the engine's, and the log has all that the lane has done when the engine begins.

@@ -54,8 +54,15 @@ impl<S: Shadowed> Shadow<S> {
         if self.lane.is_some()
             && let Ok(run) = frames.alloc(self.owner, Use::Table, 2)
             && let Ok((front, back)) = run.split()
-            && let (Ok((header, table)), Ok((mirror, links))) = (front.split(), back.split())
+            && let (Ok((a, b)), Ok((c, d))) = (front.split(), back.split())
         {
+            // The header is before the table. Were that always the second of four frames, all tables would share a quarter of the
+            // sets of a cache.
+            let (header, table, mirror, links) = match self.bodies % 3 {
+                0 => (a, b, c, d),
+                1 => (b, c, a, d),
+                _ => (c, d, a, b),
+            };
             self.bodies += 1;
             return Ok(Some(Body { table, mirror, links, header: Some(header) }));
         }
