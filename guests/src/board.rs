@@ -100,6 +100,12 @@ pub(crate) fn read(boot_hart: u64, tree_at: u64) {
 }
 
 impl Board {
+    /// The first of the boot arguments, if it is a number.
+    #[must_use]
+    pub fn number(&self) -> Option<u64> {
+        self.bootargs.split_whitespace().next()?.parse().ok()
+    }
+
     /// Every hart's id.
     #[must_use]
     pub fn harts(&self) -> &[u64] {

@@ -89,6 +89,10 @@ pub fn vector() -> u64 {
     guest_user_vector as *const () as u64
 }
 
+/// A program that counts in the doubleword at a1, has the count in a0, and calls its kernel, again and again:
+/// `1: ld a0, (a1); addi a0, a0, 1; sd a0, (a1); ecall; j 1b`.
+pub const COUNTS: [u32; 5] = [0x0005_b503, 0x0015_0513, 0x00a5_b023, 0x0000_0073, 0xff1f_f06f];
+
 /// The code for [`hammer_vector`]: `jr a1`.
 pub const JUMP_TO_A1: u32 = 0x0005_8067;
 

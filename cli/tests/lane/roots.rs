@@ -2,7 +2,7 @@
 //! says that comes of a write of `satp`.
 
 use super::hart::Event;
-use super::image::{BRIEF, CONTEXT, LANE, NEVER, READ_MASK, READS_SATP, WRITE_MASK, WRITES_SATP, X};
+use super::image::{BRIEF, LANE, NEVER, READ_MASK, READS_SATP, WRITE_MASK, WRITES_SATP, X};
 use super::insn::Order;
 use super::memory::Memory;
 use super::scene::{After, Random, Scene};
@@ -90,13 +90,8 @@ pub fn furnish(memory: &mut Memory, epoch: Option<u64>, random: &mut Random) -> 
 impl Scene {
     /// Whether the lane is to take the trap for a write of `satp`: then what is written.
     pub fn written(&self) -> Option<u64> {
-        let way = self.block.way;
-        let csr = |number| self.hart.csrs[&number];
-        let insn = csr(way.tval);
-        let is_write = csr(way.cause) == way.fence
-            && csr(way.status) & way.supervisor != 0
-            && insn & WRITE_MASK == self.lane(Lane::WRITE_MATCHES_AT)
-            && insn >> 15 & 31 != 0;
+        let insn = self.insn()?;
+        let is_write = insn & WRITE_MASK == self.lane(Lane::WRITE_MATCHES_AT) && insn >> 15 & 31 != 0;
         is_write.then(|| self.hart.x[(insn >> 15 & 31) as usize])
     }
 
@@ -146,14 +141,11 @@ impl Scene {
         ] {
             hart.memory.set(at, value);
         }
-        (28..32).for_each(|n| hart.memory.set(X + 8 * n, self.hart.x[n as usize]));
+        hart.memory.set(X + 8 * 28, self.hart.x[28]);
         hart.csrs.insert(way.satp, word(LaneRoot::SATP_AT));
-        let epc = hart.csrs.get_mut(&way.epc).expect("it is there");
-        *epc = epc.wrapping_add(4);
         hart.events = events;
-        hart.events.extend([Event::Store { at: left, value: head }, Event::Return(way.xret)]);
-        let what = if is_up_to_date { "another root" } else { "another root, at rest" };
-        After { what, hart, is_left: false }
+        hart.events.push(Event::Store { at: left, value: head });
+        self.goes_on(if is_up_to_date { "another root" } else { "another root, at rest" }, hart)
     }
 
     /// Whether a root, as the lane has it, is at rest.
@@ -164,33 +156,24 @@ impl Scene {
 
     /// Whether the lane is to take the trap for a read of `satp`: then the register that it goes to.
     pub fn read(&self) -> Option<u64> {
-        let way = self.block.way;
-        let csr = |number| self.hart.csrs[&number];
-        let insn = csr(way.tval);
-        let is_read = csr(way.cause) == way.fence
-            && csr(way.status) & way.supervisor != 0
-            && insn & READ_MASK == self.lane(Lane::READ_MATCHES_AT);
-        is_read.then_some(insn >> 7 & 31)
+        let insn = self.insn()?;
+        (insn & READ_MASK == self.lane(Lane::READ_MATCHES_AT)).then_some(insn >> 7 & 31)
     }
 
     /// What a read of `satp` comes to.
     pub fn after_read(&self, register: u64) -> After {
-        let way = self.block.way;
-        let mut hart = self.hart.clone();
-        (29..32).for_each(|n| hart.memory.set(X + 8 * n, self.hart.x[n as usize]));
+        let mut after = self.goes_on("a read", self.hart.clone());
+        let hart = &mut after.hart;
         let value = self.hart.memory.word(POSTING);
         if register != 0 {
             hart.x[register as usize] = value;
         }
+        // Of these the lane has the guest's in the context.
         if register >= 29 {
             hart.memory.set(X + 8 * register, value);
         }
-        hart.csrs.insert(way.scratch, CONTEXT);
         let reads = self.lane(Lane::READS_AT).wrapping_add(1);
         hart.memory.set(LANE + Lane::READS_AT as u64, reads);
-        let epc = hart.csrs.get_mut(&way.epc).expect("it is there");
-        *epc = epc.wrapping_add(4);
-        hart.events.push(Event::Return(way.xret));
-        After { what: "a read", hart, is_left: false }
+        after
     }
 }

@@ -174,28 +174,27 @@ impl Scene {
         self.hart.memory.word(LANE + at as u64)
     }
 
-    /// Whether the lane is to take the trap: then the fence's address, and whether it is of the running ASID alone.
-    pub fn fence(&self) -> Option<(u64, bool)> {
+    /// The instruction that has trapped, if it is of the cause that fences have, and from supervisor mode.
+    pub fn insn(&self) -> Option<u64> {
         let way = self.block.way;
         let csr = |number| self.hart.csrs[&number];
-        let insn = csr(way.tval);
+        let may_be = csr(way.cause) == way.fence && csr(way.status) & way.supervisor != 0;
+        may_be.then(|| csr(way.tval))
+    }
+
+    /// Whether the lane is to take the trap: then the fence's address, and whether it is of the running ASID alone.
+    pub fn fence(&self) -> Option<(u64, bool)> {
+        let insn = self.insn()?;
         let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
-        let is_fence = csr(way.cause) == way.fence
-            && csr(way.status) & way.supervisor != 0
-            && insn & FENCE_MASK == self.lane(Lane::MATCHES_AT)
-            && rs1 != 0;
+        let is_fence = insn & FENCE_MASK == self.lane(Lane::MATCHES_AT) && rs1 != 0;
         let is_known = rs2 == 0 || self.hart.x[rs2] == self.lane(Lane::ASID_AT);
         (is_fence && is_known).then_some((self.hart.x[rs1], rs2 != 0))
     }
 
     /// Whether the lane is to take the trap for a fence of all addresses and all ASIDs.
     pub fn is_wide(&self) -> bool {
-        let way = self.block.way;
-        let csr = |number| self.hart.csrs[&number];
-        self.block.syncs
-            && csr(way.cause) == way.fence
-            && csr(way.status) & way.supervisor != 0
-            && csr(way.tval) & (FENCE_MASK | 31 << 15 | 31 << 20) == self.lane(Lane::MATCHES_AT)
+        let is_of_all = |insn| insn & (FENCE_MASK | 31 << 15 | 31 << 20) == self.lane(Lane::MATCHES_AT);
+        self.block.syncs && self.insn().is_some_and(is_of_all)
     }
 
     /// Where the marked pointers lead that an address selects.
@@ -260,8 +259,6 @@ impl Scene {
 
     /// The guest goes on after its fence. What `hart` has done already is the entry's part.
     pub fn taken(&self, what: &'static str, mut hart: Hart, (address, by_asid): (u64, bool)) -> After {
-        let way = self.block.way;
-        (29..32).for_each(|n| hart.memory.set(X + 8 * n, self.hart.x[n as usize]));
         if !by_asid {
             let head = self.lane(Lane::LOG_HEAD_AT) + token::STEP;
             hart.memory.set(LANE + Lane::LOG_HEAD_AT as u64, head);
@@ -270,9 +267,16 @@ impl Scene {
         } else if self.block.syncs {
             hart.memory.set(BRIEF, 0);
         }
+        hart.events.push(Event::Forget { address, is_virtual: self.block.way.is_virtual });
+        self.goes_on(what, hart)
+    }
+
+    /// The guest goes on behind its instruction; t4 to t6 have been in the context.
+    pub fn goes_on(&self, what: &'static str, mut hart: Hart) -> After {
+        let way = self.block.way;
+        (29..32).for_each(|n| hart.memory.set(X + 8 * n, self.hart.x[n as usize]));
         let epc = hart.csrs.get_mut(&way.epc).expect("it is there");
         *epc = epc.wrapping_add(4);
-        hart.events.push(Event::Forget { address, is_virtual: way.is_virtual });
         hart.events.push(Event::Return(way.xret));
         After { what, hart, is_left: false }
     }

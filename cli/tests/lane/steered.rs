@@ -193,7 +193,6 @@ impl Scene {
 
     /// What a fence of all addresses and all ASIDs comes to.
     pub fn after_wide(&self) -> After {
-        let way = self.block.way;
         let looks = Event::Fence(0b11, 0b10);
         let left = |what, events: &[Event]| {
             let mut after = self.left(what);
@@ -228,13 +227,9 @@ impl Scene {
             takes,
             Event::Store { at: line, value: LaneSync::WIDE },
             opens(line + LINE),
-            Event::ForgetAll { is_virtual: way.is_virtual },
-            Event::Return(way.xret),
+            Event::ForgetAll { is_virtual: self.block.way.is_virtual },
         ];
-        (29..32).for_each(|n| hart.memory.set(X + 8 * n, self.hart.x[n as usize]));
-        let epc = hart.csrs.get_mut(&way.epc).expect("it is there");
-        *epc = epc.wrapping_add(4);
-        After { what: "all, at rest", hart, is_left: false }
+        self.goes_on("all, at rest", hart)
     }
 
     fn takes_gate(&self, hart: &mut Hart) {

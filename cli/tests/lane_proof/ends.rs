@@ -71,6 +71,26 @@ impl Prover<'_> {
         csrs.iter().try_for_each(|(csr, value)| self.same(state.csrs[csr], *value, &format!("CSR {csr:#x} is another")))
     }
 
+    /// The trap is of the cause that fences have, and from supervisor mode.
+    pub fn is_the_kernels(&mut self) -> Proved {
+        let way = self.block.way;
+        let [cause, status] = [way.cause, way.status].map(|csr| self.before.csrs[&csr]);
+        self.same(cause, Value::Known(way.fence), "another cause")?;
+        let supervisor = self.solver.with(How::And, status, way.supervisor);
+        self.same(supervisor, Value::Known(way.supervisor), "not from supervisor mode")
+    }
+
+    /// The guest goes on behind its instruction, with these registers, and with the CSRs that it had, but for those.
+    pub fn goes_on(&mut self, state: &State, x: &[Value], but: &[(u32, Value)]) -> Proved {
+        let way = self.block.way;
+        self.registers_are(&state.x, x)?;
+        let mut csrs = self.before.csrs.clone();
+        let after = self.solver.with(How::Add, csrs[&way.epc], 4);
+        csrs.insert(way.epc, after);
+        csrs.extend(but.iter().copied());
+        self.csrs_are(state, &csrs)
+    }
+
     /// The context is as before, but for t4 to t6, which hold what these had, for t1 to t3, which may, and for these words.
     pub fn context_is(&mut self, state: &State, but: &[(u64, Value)]) -> Proved {
         for (at, now) in state.context.iter() {
@@ -136,10 +156,8 @@ impl Prover<'_> {
     fn is_fence(&mut self, state: &State) -> Result<(u64, u64), String> {
         self.leaves_all_as_it_was(state)?;
         let way = self.block.way;
-        let [insn, cause, status] = [way.tval, way.cause, way.status].map(|csr| self.before.csrs[&csr]);
-        self.same(cause, Value::Known(way.fence), "another cause")?;
-        let supervisor = self.solver.with(How::And, status, way.supervisor);
-        self.same(supervisor, Value::Known(way.supervisor), "not from supervisor mode")?;
+        let insn = self.before.csrs[&way.tval];
+        self.is_the_kernels()?;
         let kind = self.solver.with(How::And, insn, FENCE_MASK);
         self.same(kind, Value::Known(SFENCE_VMA), "another instruction")?;
         self.same(self.lane(Lane::MATCHES_AT), Value::Known(SFENCE_VMA), "a lane that is off")?;
@@ -169,12 +187,7 @@ impl Prover<'_> {
             return self.fences_all(state);
         }
         let Some((address, of_all)) = self.before.fence else { return Err("it returns from the front".into()) };
-        let before = self.before.x;
-        self.registers_are(&state.x, &before)?;
-        let mut csrs = self.before.csrs.clone();
-        let after = self.solver.with(How::Add, csrs[&way.epc], 4);
-        csrs.insert(way.epc, after);
-        self.csrs_are(state, &csrs)?;
+        self.goes_on(state, &self.before.x.clone(), &[])?;
         let (what, rest) =
             if self.block.syncs { self.is_in_step(state, address)? } else { self.is_token(state, of_all)? };
         self.ends.insert(End::Guest { of_all, what });
@@ -205,11 +218,7 @@ impl Prover<'_> {
         self.same(*value, Value::Known(LaneSync::WIDE), "another line of the log")?;
         let next = self.solver.with(How::Add, position, LaneSync::LINE_BYTES);
         self.same(now, next, "the log has no line more")?;
-        self.registers_are(&state.x, &self.before.x.clone())?;
-        let mut csrs = self.before.csrs.clone();
-        let epc = self.solver.with(How::Add, csrs[&way.epc], 4);
-        csrs.insert(way.epc, epc);
-        self.csrs_are(state, &csrs)?;
+        self.goes_on(state, &self.before.x.clone(), &[])?;
         let wide = LANE + Lane::WIDE_AT as u64;
         let count = |prover: &mut Self, at, more| prover.solver.with(How::Add, prover.before.context.word(at), more);
         let words =
@@ -228,22 +237,14 @@ impl Prover<'_> {
 
     /// The end of a read of `satp`: the register has what the vCPU publishes, and nothing else has changed.
     fn has_read(&mut self, state: &State, register: u64) -> Proved {
-        let way = self.block.way;
-        let [cause, status] = [way.cause, way.status].map(|csr| self.before.csrs[&csr]);
-        self.same(cause, Value::Known(way.fence), "another cause")?;
-        let supervisor = self.solver.with(How::And, status, way.supervisor);
-        self.same(supervisor, Value::Known(way.supervisor), "not from supervisor mode")?;
+        self.is_the_kernels()?;
         self.same(self.lane(Lane::READ_MATCHES_AT), Value::Known(READS_SATP), "a lane that is off")?;
         let Some(read) = state.read.filter(|_| state.did.is_empty()) else { return Err("nothing is read".into()) };
         let mut x = self.before.x;
         if register != 0 {
             x[register as usize] = read;
         }
-        self.registers_are(&state.x, &x)?;
-        let mut csrs = self.before.csrs.clone();
-        let epc = self.solver.with(How::Add, csrs[&way.epc], 4);
-        csrs.insert(way.epc, epc);
-        self.csrs_are(state, &csrs)?;
+        self.goes_on(state, &x, &[])?;
         let reads = LANE + Lane::READS_AT as u64;
         let count = self.solver.with(How::Add, self.before.context.word(reads), 1);
         self.ends.insert(End::Read { register });

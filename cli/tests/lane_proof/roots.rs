@@ -140,10 +140,8 @@ impl Prover<'_> {
     /// and none is posted; and all is as it was, but for what changes with the root.
     pub fn changes(&mut self, state: &State, written: Value) -> Proved {
         let way = self.block.way;
-        let [insn, cause, status] = [way.tval, way.cause, way.status].map(|csr| self.before.csrs[&csr]);
-        self.same(cause, Value::Known(way.fence), "another cause")?;
-        let supervisor = self.solver.with(How::And, status, way.supervisor);
-        self.same(supervisor, Value::Known(way.supervisor), "not from supervisor mode")?;
+        let insn = self.before.csrs[&way.tval];
+        self.is_the_kernels()?;
         let kind = self.solver.with(How::And, insn, WRITE_MASK);
         self.same(kind, Value::Known(WRITES_SATP), "another instruction")?;
         self.same(self.lane(Lane::WRITE_MATCHES_AT), Value::Known(WRITES_SATP), "a lane that is off")?;
@@ -177,13 +175,7 @@ impl Prover<'_> {
         };
         self.same(left, head, "another head of the root that is left")?;
 
-        let before = self.before.x;
-        self.registers_are(&state.x, &before)?;
-        let mut csrs = self.before.csrs.clone();
-        let after = self.solver.with(How::Add, csrs[&way.epc], 4);
-        csrs.insert(way.epc, after);
-        csrs.insert(way.satp, of_root(LaneRoot::SATP_AT)?);
-        self.csrs_are(state, &csrs)?;
+        self.goes_on(state, &self.before.x.clone(), &[(way.satp, of_root(LaneRoot::SATP_AT)?)])?;
         let asid = self.solver.with(How::And, written, 0xffff << 44);
         let is_none = self.solver.is(asid, Value::Known(0));
         self.ends.insert(End::Root { has_asid: !self.solver.must_be(is_none), nth, is_at_rest });

@@ -5,7 +5,7 @@
 
 use guests::expect::ECALL_U;
 use guests::paging::{self, RW, RWX, Space, TEST_VA, page};
-use guests::user::User;
+use guests::user::{COUNTS, User};
 use guests::{Check, board, console, ensure_eq, run};
 use rv::PteFlags;
 
@@ -19,12 +19,10 @@ const WARM_UP: u64 = 10;
 /// The user's program, and its data.
 const CODE: u64 = TEST_VA;
 const DATA: u64 = TEST_VA + rv::PAGE_BYTES;
-/// 1: ld a0, (a1); addi a0, a0, 1; sd a0, (a1); ecall; j 1b
-const PROGRAM: [u32; 5] = [0x0005_b503, 0x0015_0513, 0x00a5_b023, 0x0000_0073, 0xff1f_f06f];
 
 fn main() {
     run("nullcall/calls", || {
-        let number = board().bootargs.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(CALLS);
+        let number = board().number().unwrap_or(CALLS);
         let outcome = calls(number);
         paging::leave();
         console::line(format_args!("guest: {number} null calls after {WARM_UP} to warm up"));
@@ -35,7 +33,7 @@ fn main() {
 fn calls(number: u64) -> Check {
     let space = Space::new(&rv::format::SV39, 1);
     let (code, data) = (page(), page());
-    code.fill(PROGRAM.map(u32::to_le_bytes).as_flattened());
+    code.fill(COUNTS.map(u32::to_le_bytes).as_flattened());
     space.map(CODE, code.address(), RWX | PteFlags::U);
     space.map(DATA, data.address(), RW | PteFlags::U);
     space.enter();

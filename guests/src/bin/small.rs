@@ -11,7 +11,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use guests::expect::ECALL_U;
 use guests::paging::{self, RW, RWX, Space, TEST_VA, page, pointer};
-use guests::user::User;
+use guests::user::{COUNTS, User};
 use guests::{Check, access, board, console, ensure, ensure_eq, hart, ram, run};
 use metal::{csr, fence};
 use rv::{Level, PAGE_BYTES, PteFlags};
@@ -31,12 +31,10 @@ const AT_ONCE: u64 = 25;
 const CODE: u64 = TEST_VA;
 const DATA: u64 = TEST_VA + PAGE_BYTES;
 const AGAIN: u64 = TEST_VA + (1 << 30);
-/// 1: ld a0, (a1); addi a0, a0, 1; sd a0, (a1); ecall; j 1b
-const PROGRAM: [u32; 5] = [0x0005_b503, 0x0015_0513, 0x00a5_b023, 0x0000_0073, 0xff1f_f06f];
 
 fn main() {
     run("small/calls", || {
-        let number = board().bootargs.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(CALLS);
+        let number = board().number().unwrap_or(CALLS);
         let kernel = Kernel::new();
         kernel.space.enter();
         let outcome = kernel.calls(number);
@@ -139,7 +137,7 @@ impl Kernel {
             space.map(Self::again(number), shared.address(), RW);
         }
         let code = page();
-        code.fill(PROGRAM.map(u32::to_le_bytes).as_flattened());
+        code.fill(COUNTS.map(u32::to_le_bytes).as_flattened());
         user.map(CODE, code.address(), RWX | PteFlags::U);
         user.map(DATA, page().address(), RW | PteFlags::U);
         Self { space, user, shared }

@@ -7,7 +7,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use guests::expect::ECALL_U;
 use guests::paging::{self, Page, RW, RWX, Space, TEST_VA, page};
-use guests::user::User;
+use guests::user::{COUNTS, User};
 use guests::{Check, access, board, console, ensure_eq, run};
 use metal::fence;
 use rv::{Level, PteFlags};
@@ -23,12 +23,10 @@ const WARM_UP: u64 = 10;
 const CODE: u64 = TEST_VA;
 const DATA: u64 = TEST_VA + rv::PAGE_BYTES;
 const KERNEL: u64 = TEST_VA + (1 << 30);
-/// 1: ld a0, (a1); addi a0, a0, 1; sd a0, (a1); ecall; j 1b
-const PROGRAM: [u32; 5] = [0x0005_b503, 0x0015_0513, 0x00a5_b023, 0x0000_0073, 0xff1f_f06f];
 
 fn main() {
     run("switch/processes", || {
-        let number = board().bootargs.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(SWITCHES);
+        let number = board().number().unwrap_or(SWITCHES);
         let outcome = switches(number);
         paging::leave();
         console::line(format_args!("guest: {number} switches after {WARM_UP} to warm up"));
@@ -60,7 +58,7 @@ impl Process {
 
 fn switches(number: u64) -> Check {
     let (code, kernel) = (page(), page());
-    code.fill(PROGRAM.map(u32::to_le_bytes).as_flattened());
+    code.fill(COUNTS.map(u32::to_le_bytes).as_flattened());
     let mut processes = [1, 2].map(|asid| Process::new(asid, code, kernel));
     fence::sfence_all();
     for switch in 0..WARM_UP + number {

@@ -38,7 +38,7 @@ struct World {
 }
 
 fn main() {
-    let milliseconds = board().bootargs.split_whitespace().next().and_then(|word| word.parse().ok());
+    let milliseconds = board().number();
     let ticks = board().ticks(milliseconds.unwrap_or(MILLISECONDS));
     let world = World::enter();
     run("usermode/jump-to-the-handler", || world.jump_to_the_handler());

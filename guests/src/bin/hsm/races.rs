@@ -53,7 +53,7 @@ static SPACE: Once<Space> = Once::new();
 pub fn races() -> Check {
     SPACE.call_once(|| Space::new(&SV39, 0));
     hart::on_start(Some(racer));
-    let duration = board().bootargs.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(DURATION_MS);
+    let duration = board().number().unwrap_or(DURATION_MS);
     let end = metal::time() + board().ticks(duration);
     let mut random = Random::of(1);
     let mut outcome = Ok(());
