@@ -119,11 +119,16 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// Forgets an entry: it is not live, and invalid or poison. TLBs may remember it.
+    /// Forgets an entry that is in a list: it is in none, and invalid or poison. TLBs may remember it.
     pub(super) fn drop_entry<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         let (id, index) = at;
-        let Some(mirror) = self.index.page(id).mirror(index, host.mem) else { return };
+        if !self.index.page(id).is_listed(index) {
+            return;
+        }
         host.budget.spend(Budget::DROP);
+        let Some(mirror) = self.index.page(id).mirror(index, host.mem) else {
+            return self.index.unpark(at, host.mem);
+        };
         self.emptied += 1;
         let page = self.index.page(id);
         let (old, debt) = table::exchange(page.entry_at(index), self.unfilled(page, mirror), host.mem);
@@ -194,6 +199,9 @@ impl<S: Shadowed> Shadow<S> {
                 if let Some(known) = known {
                     let was = self.index.list_of(at, known, is_pointer, mem);
                     self.index.remove(at, was, mem);
+                }
+                if self.is_sabotaged(Sabotage::ListsBlindly) {
+                    self.index.page_mut(at.0).set_parked(at.1, false);
                 }
                 self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
             }

@@ -211,6 +211,18 @@ impl Index {
     /// Puts the entry at the front of `list`: it is live from now on.
     #[inline(always)]
     pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
+        if self.page(at.0).is_parked(at.1) {
+            if matches!(list, List::Frame(_)) && self.page_mut(at.0).comes_back(at.1, mirror, mem) {
+                return;
+            }
+            self.unpark(at, mem);
+        }
+        self.insert_unlisted(at, mirror, list, mem);
+    }
+
+    /// The same for an entry that is not parked.
+    #[inline(always)]
+    pub fn insert_unlisted(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
         let next = self.swap_head(list, Ref::new(at), mem);
         if let Some((id, index)) = next.entry() {
             let links = self.page(id).links_at(index);
@@ -233,6 +245,12 @@ impl Index {
         if !matches!(list, List::Frame(_)) {
             page.calm_at(index);
         }
+        self.unlink((id, index), list, mem);
+    }
+
+    #[inline(always)]
+    fn unlink(&mut self, (id, index): At, list: List, mem: &mut impl PhysMem) {
+        let page = self.page(id);
         let links = mem.read_u64(page.links_at(index));
         let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
         match before.entry() {
@@ -248,8 +266,29 @@ impl Index {
         }
     }
 
-    /// Checks the rules of the structure (`page`): every page is found, every live entry is in the list that it belongs
-    /// to.
+    /// A leaf of the shadow of a table is not live any more, but may be soon, and lead to the same frame: if it can be, it is parked
+    /// ([`Page::park`]).
+    pub fn park(&mut self, (id, index): At, known: Pte, mem: &mut impl PhysMem) {
+        let page = self.page_mut(id);
+        if page.may_park(known) {
+            page.park(index, known, mem);
+            page.set_live(index, false);
+            page.set_parked(index, true);
+        } else {
+            self.remove((id, index), List::Frame(known.pfn()), mem);
+        }
+    }
+
+    /// A parked entry is to be in no list.
+    pub fn unpark(&mut self, (id, index): At, mem: &mut impl PhysMem) {
+        let page = self.page_mut(id);
+        page.set_parked(index, false);
+        let list = List::Frame(page.parked_at(index, mem));
+        self.unlink((id, index), list, mem);
+    }
+
+    /// Checks the rules of the structure (`page`): every page is found, every entry that is live or parked is in the list that it
+    /// belongs to, and no other is.
     ///
     /// # Panics
     /// If one is not.
@@ -269,6 +308,26 @@ impl Index {
                     at = at.and_then(|at| self.next(at, mem));
                 }
                 assert!(at.is_some(), "entry {index} of {:?} is in no list", page.key);
+            }
+            for index in (0..rv::format::ENTRIES).filter(|index| page.is_parked(*index)) {
+                assert!(!page.is_live(index) && page.key.level == Level::PAGE && page.key.role == Role::Table);
+                let mut at = self.first(List::Frame(page.parked_at(index, mem)), mem);
+                while at.is_some_and(|at| at != (id, index)) {
+                    at = at.and_then(|at| self.next(at, mem));
+                }
+                assert!(at.is_some(), "parked entry {index} of {:?} is in no list", page.key);
+            }
+        }
+        for gfn in self.heads.all() {
+            let mut next = self.first(List::Frame(gfn), mem);
+            while let Some((id, index)) = next {
+                let page = self.page(id);
+                let leads_to = match page.mirror(index, mem) {
+                    Some(mirror) => page.key.frame_of(index, mirror),
+                    None => page.parked_at(index, mem),
+                };
+                assert!(page.is_listed(index) && leads_to == gfn, "entry {index} of {:?} is in a wrong list", page.key);
+                next = self.next((id, index), mem);
             }
         }
     }

@@ -18,7 +18,8 @@ use super::engine::Shadow;
 use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
-use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role};
+use super::lane_memory::faults_always;
+use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, indices};
 use super::passed::Compared;
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
@@ -26,7 +27,7 @@ use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
 use crate::table::{self, Debt};
 use rv::format::ENTRIES;
-use rv::{Access, Addr, Entry, Fence, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// What a guest's leaf may allow that the G-stage has a say in.
 const RIGHTS: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
@@ -45,6 +46,12 @@ impl<S: Shadowed> Shadow<S> {
             Role::Table => mirror.flags(),
         };
         self.poison(page.key.level, flags)
+    }
+
+    /// The same for a leaf of level 0 of a steered table.
+    #[inline(always)]
+    pub(super) fn unfilled_leaf(&self, mirror: Pte) -> Pte {
+        if self.is_sabotaged(Sabotage::SteersTaken) { Pte::INVALID } else { self.poison(Level::PAGE, mirror.flags()) }
     }
 
     fn poison(&self, level: Level, flags: PteFlags) -> Pte {
@@ -134,6 +141,32 @@ impl<S: Shadowed> Shadow<S> {
         self.remake(at, ours, pte, host);
     }
 
+    /// Of 64 entries of the shadow of a table, brings those in step for which the guest's faults whatever the access: nothing has to be
+    /// found out for them, and a guest that takes memory back has hundreds. Returns which of `behind` are left.
+    pub(super) fn empty_faulting<M: PhysMem, H>(
+        &mut self,
+        id: Id,
+        part: usize,
+        behind: u64,
+        host: &mut Host<'_, M, H>,
+    ) -> u64 {
+        let page = self.index.page_mut(id);
+        let Some(guest) = page.guest else { return behind };
+        let (mut done, others, debt) = page.park_faulting(guest, part, behind, host);
+        self.emptied += u64::from(done.count_ones());
+        self.owe(debt, host);
+        for index in indices(part, others) {
+            let pte = Pte(host.mem.read_u64(guest.at(8 * index as u64)));
+            if faults_always(pte) && !host.budget.is_spent() {
+                host.budget.spend(Budget::DROP);
+                self.replace((id, index), Pte::INVALID, pte, host);
+                done |= 1 << (index % 64);
+            }
+        }
+        self.counters.synced_entries += u64::from(done.count_ones());
+        behind & !done
+    }
+
     fn remake<M: PhysMem, H>(&mut self, at: At, ours: Pte, pte: Pte, host: &mut Host<'_, M, H>) {
         let debt = self.remade(at, ours, pte, host.space, host.mem);
         self.owe(debt, host);
@@ -201,19 +234,12 @@ impl<S: Shadowed> Shadow<S> {
             }
             (Role::Table, Some(frame)) => {
                 host.budget.spend(8 * Budget::COMPARE);
-                for first in (0..ENTRIES).step_by(8) {
-                    // It is all zeroes itself, and most of them are as well.
-                    if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
-                        continue;
-                    }
-                    for index in first..first + 8 {
-                        let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
-                        if pte.0 != 0 {
-                            self.remake_within_budget((id, index), pte, host);
-                        }
+                // The page is all zeroes itself, and most of the guest's entries are as well.
+                for part in 0..PARTS {
+                    if host.mem.any_of_64(frame.at(512 * part as u64)) {
+                        self.fill_part(id, frame, part, host);
                     }
                 }
-                (0..PARTS).for_each(|part| self.index.page_mut(id).settle(part, host.mem));
             }
             (Role::Direct(flags), _) => {
                 for index in 0..ENTRIES {
@@ -234,6 +260,32 @@ impl<S: Shadowed> Shadow<S> {
             // A table of level 0 is shadowed only where it is.
             (Role::Table, None) | (Role::Bare, _) => {}
         }
+    }
+
+    /// Fills 64 entries of a new page from the guest's table in `frame`.
+    fn fill_part<M: PhysMem, H>(&mut self, id: Id, frame: Pfn<Hpa>, part: usize, host: &mut Host<'_, M, H>) {
+        for first in (64 * part..64 * part + 64).step_by(8) {
+            if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
+                continue;
+            }
+            for index in first..first + 8 {
+                let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
+                if pte.0 != 0 && !self.fill_at_once((id, index), pte, host) {
+                    self.remake_within_budget((id, index), pte, host);
+                }
+            }
+        }
+        self.index.page_mut(id).settle(part, host.mem);
+    }
+
+    /// Fills an entry of a new page as the lane would, if the lane is told of what it leads to. Says whether it did.
+    #[inline(always)]
+    fn fill_at_once<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) -> bool {
+        let Some(new) = self.lane.as_ref().and_then(|lane| lane.leaf(pte, host.mem)) else { return false };
+        host.budget.spend(Budget::INSERT);
+        table::fill(self.index.page(at.0).entry_at(at.1), new, host.mem);
+        self.index.insert_unlisted(at, pte, List::Frame(pte.pfn()), host.mem);
+        true
     }
 
     fn remake_within_budget<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) {
