@@ -52,6 +52,7 @@ impl BareSpec {
             meter,
             swap,
             disks: Vec::new(),
+            shares: Vec::new(),
             net,
             control: None,
             extra: Vec::new(),

@@ -144,6 +144,7 @@ impl KvmHost {
             meter: None,
             swap: None,
             disks: Vec::new(),
+            shares: Vec::new(),
             net: None,
             control: None,
             extra: CPU.map(Into::into).to_vec(),

@@ -24,6 +24,10 @@ const DISKS: [(&str, &str); 6] = [
 const NET: [(&str, &str); 3] =
     [("failover", "net/core"), ("net_failover", "drivers/net"), ("virtio_net", "drivers/net")];
 
+/// Those of shares: of the protocol, of its way, and of the file system on it.
+const SHARES: [(&str, &str); 4] =
+    [("netfs", "fs/netfs"), ("9pnet", "net/9p"), ("9pnet_virtio", "net/9p"), ("9p", "fs/9p")];
+
 /// Where the initramfs has them: [`crate::initramfs`] loads what is there.
 pub const FOLDER: &str = "lib/modules/";
 
@@ -62,16 +66,18 @@ pub struct Needs {
     pub disks: bool,
     /// A network card.
     pub net: bool,
+    /// Folders of the host.
+    pub shares: bool,
 }
 
 impl Needs {
-    /// What a VM needs that has a whole system as its root: it is on a disk.
-    pub const ROOT: Self = Self { balloon: false, disks: true, net: true };
+    /// What a VM needs, or may be given, that has a whole system as its root: it is on a disk.
+    pub const ROOT: Self = Self { balloon: false, disks: true, net: true, shares: true };
 
     /// The drivers: names, and paths in the kernel's sources.
     pub(crate) fn drivers(self) -> Vec<(&'static str, &'static str)> {
         let mut wanted = Vec::new();
-        if self.balloon || self.disks || self.net {
+        if self.balloon || self.disks || self.net || self.shares {
             wanted.extend(VIRTIO);
         }
         if self.balloon {
@@ -82,6 +88,9 @@ impl Needs {
         }
         if self.net {
             wanted.extend(NET);
+        }
+        if self.shares {
+            wanted.extend(SHARES);
         }
         wanted
     }

@@ -125,6 +125,7 @@ mod tests {
             gigapages: false,
             balloon_bytes: None,
             disks: vec![],
+            shares: vec![],
             mac: None,
             segments: vec![],
             entry_gpa: GUEST_ENTRY,

@@ -4,6 +4,7 @@ use crate::disk::DiskSpec;
 use crate::net::{Card, NetError};
 use crate::qemu::{HExtension, Seat};
 use crate::root::Root;
+use crate::share::ShareSpec;
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
@@ -68,6 +69,8 @@ pub struct VmSpec {
     pub balloon: Option<Size>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
+    /// Folders of the host that it reaches.
+    pub shares: Vec<ShareSpec>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
 }
@@ -262,6 +265,7 @@ impl VmSpec {
             gigapages: vm.gigapages.unwrap_or(false),
             balloon: vm.balloon.and_then(Balloon::target),
             disks: vm.disks.unwrap_or_default(),
+            shares: vm.shares.unwrap_or_default(),
             // By its place among the others.
             net: None,
         };

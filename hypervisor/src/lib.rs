@@ -46,6 +46,7 @@ pub mod sbi;
 pub mod sched;
 pub mod serial;
 mod shadow;
+pub mod shares;
 pub mod shootdown;
 pub mod slots;
 pub mod stats;

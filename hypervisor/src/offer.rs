@@ -4,6 +4,7 @@ use crate::device::rtc::Clock;
 use crate::disks::Disks;
 use crate::isa::Isa;
 use crate::network::Network;
+use crate::shares::Shares;
 use abi::bundle::{MmuMode, VmConfig};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -70,6 +71,8 @@ pub struct Offer {
     pub clock: Option<Clock>,
     /// The host's disks that are for guests.
     pub disks: Disks,
+    /// Folders of the host that are for guests.
+    pub shares: Shares,
     /// The network of guests.
     pub network: Network,
 }

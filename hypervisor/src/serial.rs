@@ -7,6 +7,7 @@ use crate::disks::Port;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
+use crate::shares;
 use crate::sync::{Mutex, MutexGuard};
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
@@ -35,6 +36,19 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
         }
         Some(vm) => Reach { g, vm: &vm, env, output: Output::Leave }.soon(),
         None => {}
+    }
+}
+
+/// A share's device has interrupted: whose it is goes on with what was answered.
+pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E) {
+    let user = {
+        let mut port = port.lock();
+        port.attend();
+        port.user()
+    };
+    if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
+        give_moment(g, &vm, env);
+        deliver(g, env);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::board;
 use crate::breaks::Breaks;
-use crate::device::virtio::{Balloon, Block, Mmio, Net};
+use crate::device::virtio::{Balloon, Block, Mmio, Net, Share};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
@@ -58,6 +58,8 @@ pub struct Devices {
     pub disks: Vec<Mmio<Block>>,
     /// Its network card, if it has one.
     pub net: Option<Box<Mmio<Net>>>,
+    /// The folders of the host that it reaches.
+    pub shares: Vec<Mmio<Share>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -76,7 +78,8 @@ impl Devices {
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
         let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
-        Self { uart: Uart::default(), plic, balloon, disks, net, others: board::devices(offer) }
+        let (shares, others) = (board::shares(config, offer).collect(), board::devices(offer));
+        Self { uart: Uart::default(), plic, balloon, disks, net, shares, others }
     }
 
     /// All but the interrupt controller, the UART first.
@@ -85,7 +88,8 @@ impl Devices {
         let balloon = self.balloon.iter().map(|balloon| &**balloon as &dyn Device);
         let disks = self.disks.iter().map(|disk| disk as &dyn Device);
         let net = self.net.iter().map(|net| &**net as &dyn Device);
-        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon).chain(disks).chain(net)
+        let shares = self.shares.iter().map(|share| share as &dyn Device);
+        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon).chain(disks).chain(net).chain(shares)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
@@ -93,7 +97,8 @@ impl Devices {
         let balloon = self.balloon.iter_mut().map(|balloon| &mut **balloon as &mut dyn Device);
         let disks = self.disks.iter_mut().map(|disk| disk as &mut dyn Device);
         let net = self.net.iter_mut().map(|net| &mut **net as &mut dyn Device);
-        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon).chain(disks).chain(net)
+        let shares = self.shares.iter_mut().map(|share| share as &mut dyn Device);
+        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon).chain(disks).chain(net).chain(shares)
     }
 
     fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
@@ -362,6 +367,8 @@ impl Vm {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
         let devices = Devices::new(&config, offer);
         let ports = config.disks.iter().filter_map(|number| offer.disks.get(*number));
+        ports.for_each(|port| port.lock().set_user(handle));
+        let ports = config.shares.iter().filter_map(|share| offer.shares.get(share.number));
         ports.for_each(|port| port.lock().set_user(handle));
         devices.net.iter().for_each(|net| net.backend().plug().set_user(handle));
         Self {

@@ -13,5 +13,6 @@ mod pager;
 mod sched;
 mod serial;
 mod shadow;
+mod share;
 mod slots;
 mod steering;

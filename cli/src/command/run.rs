@@ -7,6 +7,7 @@ use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
 use crate::root::{Root, Roots};
 use crate::run::{self, Reach, RunSpec, ShowSpec};
+use crate::share::ShareSpec;
 use crate::size::Size;
 use crate::swap::SwapSpec;
 use crate::system;
@@ -83,6 +84,9 @@ pub struct RunArgs {
     /// A disk of each VM's: `:ro` for one that is only read, `:SIZE` to make it; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "FILE[:ro][:SIZE]")]
     disk: Vec<DiskSpec>,
+    /// A directory of this host that each VM reaches, in the guest as /mnt/NAME: `:ro` for one that is only read; can be given more than once (see docs/vm-file.md)
+    #[arg(long, value_name = "DIR[:ro]")]
+    share: Vec<ShareSpec>,
     /// Throw away what guests write to their disks
     #[arg(long)]
     snapshot: bool,
@@ -246,6 +250,7 @@ impl RunArgs {
             superpages: self.superpages.map(|switch| switch == Switch::On),
             balloon: self.balloon,
             disks: Some(self.disk).filter(|disks| !disks.is_empty()),
+            shares: Some(self.share).filter(|shares| !shares.is_empty()),
             net: self.net.map(|switch| switch == Switch::On),
             // One VM's, and so by VM files, or by what names it.
             mac: None,

@@ -22,5 +22,6 @@ mod panic;
 mod pen;
 mod protect;
 mod seat;
+mod share;
 mod swap;
 mod virtio;

@@ -8,6 +8,8 @@
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
 //! | `net` | a network card |
+//! | `share` | a folder of the host's |
+//! | `chain`, `portion` | what devices have in common: a chain's buffers, work in portions |
 //! | `wire` | what drivers and devices say to each other |
 //!
 //! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
@@ -21,8 +23,11 @@
 mod backend;
 pub mod balloon;
 pub mod block;
+mod chain;
 pub mod net;
+mod portion;
 pub mod queue;
+pub mod share;
 mod transport;
 pub mod wire;
 
@@ -31,4 +36,5 @@ pub use balloon::Balloon;
 pub use block::Block;
 pub use net::Net;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
+pub use share::Share;
 pub use transport::Mmio;
