@@ -53,6 +53,7 @@ impl BareSpec {
             swap,
             disks: Vec::new(),
             shares: Vec::new(),
+            rng: false,
             net,
             control: None,
             extra: Vec::new(),

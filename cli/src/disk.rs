@@ -211,7 +211,7 @@ pub enum DiskError {
     },
     /// The machine has too many.
     #[error(
-        "the machine would have {0} virtio devices (disks, shares, that of --swap, and one for a network), and has places for {PLACES}"
+        "the machine would have {0} virtio devices (disks, shares, that of --swap, one for a network, one for random bytes), and has places for {PLACES}"
     )]
     #[diagnostic(help("give the VMs fewer disks and shares; what is on several of them may be on one"))]
     NoPlaces(usize),

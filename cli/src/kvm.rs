@@ -145,6 +145,7 @@ impl KvmHost {
             swap: None,
             disks: Vec::new(),
             shares: Vec::new(),
+            rng: false,
             net: None,
             control: None,
             extra: CPU.map(Into::into).to_vec(),

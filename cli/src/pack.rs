@@ -126,6 +126,7 @@ mod tests {
             balloon_bytes: None,
             disks: vec![],
             shares: vec![],
+            rng: false,
             mac: None,
             segments: vec![],
             entry_gpa: GUEST_ENTRY,

@@ -108,6 +108,8 @@ pub struct MachineSpec {
     pub disks: Vec<Disk>,
     /// The VMs' shares, by number.
     pub shares: Vec<Share>,
+    /// Whether there is a source of random bytes for VMs.
+    pub rng: bool,
     /// The network that VMs are on, if any is.
     pub net: Option<Network>,
     /// The socket that the control channel is at, if there is one: somebody listens there when the machine starts.
@@ -275,6 +277,9 @@ impl MachineSpec {
         args.extend(disks.map(OsString::from));
         let shares = self.shares.iter().enumerate().flat_map(|(number, share)| share::args(number, share));
         args.extend(shares.map(OsString::from));
+        if self.rng {
+            args.extend(ENTROPY_ARGS.map(OsString::from));
+        }
         args.extend(self.net.iter().flat_map(net::args).map(OsString::from));
         args.extend(self.control.iter().flat_map(|path| control_args(path)).map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
@@ -285,7 +290,8 @@ impl MachineSpec {
     #[must_use]
     pub fn has_place(&self) -> bool {
         let ours = usize::from(self.swap.is_some()) + self.disks.len() + self.shares.len();
-        ours + usize::from(self.net.is_some()) + usize::from(self.control.is_some()) < disk::PLACES
+        let single = [self.net.is_some(), self.rng, self.control.is_some()].map(usize::from);
+        ours + single.iter().sum::<usize>() < disk::PLACES
     }
 
     /// The whole command line, for a shell.
@@ -295,6 +301,10 @@ impl MachineSpec {
         std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
     }
 }
+
+/// What QEMU is told of the source of random bytes: what the host's kernel has, and not what QEMU would make of it.
+const ENTROPY_ARGS: [&str; 4] =
+    ["-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-device,rng=entropy"];
 
 /// What QEMU is told of the control channel. A console loses what is not read in time, and waits for nobody.
 fn control_args(path: &Path) -> [String; 6] {
@@ -330,6 +340,7 @@ mod tests {
             swap: None,
             disks: vec![],
             shares: vec![],
+            rng: false,
             net: None,
             control: None,
             extra: vec![],

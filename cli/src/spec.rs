@@ -71,6 +71,8 @@ pub struct VmSpec {
     pub disks: Vec<DiskSpec>,
     /// Folders of the host that it reaches.
     pub shares: Vec<ShareSpec>,
+    /// Whether it has a source of random bytes, if the user said so.
+    pub rng: Option<bool>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
 }
@@ -176,6 +178,10 @@ pub enum SpecError {
     #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
     #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
+    /// There is nothing random where time counts instructions.
+    #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
+    #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
+    NoEntropy(String),
     /// Its network cannot be.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -266,6 +272,7 @@ impl VmSpec {
             balloon: vm.balloon.and_then(Balloon::target),
             disks: vm.disks.unwrap_or_default(),
             shares: vm.shares.unwrap_or_default(),
+            rng: vm.rng,
             // By its place among the others.
             net: None,
         };

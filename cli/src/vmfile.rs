@@ -67,6 +67,8 @@ pub struct VmFile {
     /// That card's address.
     #[serde(deserialize_with = "net::mac")]
     pub mac: Option<Mac>,
+    /// Whether it has a source of random bytes.
+    pub rng: Option<bool>,
     /// Ports of the host's that lead to it.
     pub forward: Option<Vec<Forward>>,
 }
@@ -253,6 +255,7 @@ impl VmFile {
             shares: over.shares.or(self.shares),
             net: over.net.or(self.net),
             mac: over.mac.or(self.mac),
+            rng: over.rng.or(self.rng),
             forward: over.forward.or(self.forward),
         }
     }

@@ -1,8 +1,9 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::device::virtio::{Balloon, Block, Mmio, Net, Share};
+use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
 use crate::device::{Device, Place, Rtc, plic, uart};
+use crate::entropy;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use abi::bundle::{GUEST_RAM_BASE, MAX_DISKS, MAX_SHARES, VmConfig};
@@ -24,6 +25,8 @@ const DISK: (u64, u32) = (0x1000_2000, 2);
 const NET: (u64, u32) = (0x1000_9000, 9);
 /// Those of the first share. All others follow, in steps of a page.
 const SHARE: (u64, u32) = (0x1000_a000, 12);
+/// Those of the source of random bytes, behind all shares.
+const RNG: (u64, u32) = (0x1000_e000, 16);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
@@ -61,6 +64,13 @@ pub fn shares(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Sha
         let (start, source) = (SHARE.0 + PAGE_BYTES * at as u64, SHARE.1 + at as u32);
         Mmio::new(start, source, Share::new(Arc::clone(port), tag))
     })
+}
+
+/// A VM's source of random bytes, if it has one.
+#[must_use]
+pub fn rng(config: &VmConfig, offer: &Offer) -> Option<Mmio<Rng>> {
+    let source = offer.entropy.as_ref().filter(|_| config.rng)?;
+    Some(Mmio::new(RNG.0, RNG.1, Rng::new(entropy::Place::at(source))))
 }
 
 /// The devices beside UART, PLIC and those of virtio.
@@ -257,6 +267,7 @@ mod tests {
             disks: Vec::new(),
             shares: Vec::new(),
             mac: None,
+            rng: false,
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),
@@ -280,6 +291,7 @@ mod tests {
             clock: Some(crate::device::rtc::Clock::new(10_000_000, 0, 0)),
             disks: crate::disks::Disks::default(),
             shares: crate::shares::Shares::default(),
+            entropy: None,
             network: crate::network::Network::new([], None, 1),
         }
     }

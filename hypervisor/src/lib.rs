@@ -21,6 +21,7 @@ pub mod debug;
 pub mod device;
 pub mod disks;
 mod dma;
+pub mod entropy;
 pub mod env;
 pub mod events;
 pub mod exit;

@@ -90,7 +90,9 @@ fn lacking(g: &Gnomon, config: &VmConfig) -> Option<String> {
     let share = config.shares.iter().find(|share| g.offer.shares.get(share.number).is_none());
     let share = share.map(|share| abi::share_tag(share.number));
     let disk = disk.map(|serial| format!("the machine has no block device with the serial {serial}"));
-    disk.or_else(|| share.map(|tag| format!("the machine has no 9P device with the tag {tag}")))
+    let share = share.map(|tag| format!("the machine has no 9P device with the tag {tag}"));
+    let entropy = (config.rng && g.offer.entropy.is_none()).then(|| "the machine has no entropy device".into());
+    disk.or(share).or(entropy)
 }
 
 fn refuse(g: &Gnomon, (report, reason): Refused) {

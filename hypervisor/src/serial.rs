@@ -52,6 +52,15 @@ pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E)
     }
 }
 
+/// The host's entropy device has interrupted: whose bytes have come goes on.
+pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
+    let user = g.offer.entropy.as_ref().and_then(|source| source.lock().attend());
+    if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
+        give_moment(g, &vm, env);
+        deliver(g, env);
+    }
+}
+
 /// The host's network device has interrupted.
 pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
     g.offer.network.acknowledge();

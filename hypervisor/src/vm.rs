@@ -2,7 +2,7 @@
 
 use crate::board;
 use crate::breaks::Breaks;
-use crate::device::virtio::{Balloon, Block, Mmio, Net, Share};
+use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
@@ -60,6 +60,8 @@ pub struct Devices {
     pub net: Option<Box<Mmio<Net>>>,
     /// The folders of the host that it reaches.
     pub shares: Vec<Mmio<Share>>,
+    /// Its source of random bytes, if it has one.
+    pub rng: Option<Box<Mmio<Rng>>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -78,8 +80,8 @@ impl Devices {
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
         let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
-        let (shares, others) = (board::shares(config, offer).collect(), board::devices(offer));
-        Self { uart: Uart::default(), plic, balloon, disks, net, shares, others }
+        let (shares, rng) = (board::shares(config, offer).collect(), board::rng(config, offer).map(Box::new));
+        Self { uart: Uart::default(), plic, balloon, disks, net, shares, rng, others: board::devices(offer) }
     }
 
     /// All but the interrupt controller, the UART first.
@@ -89,7 +91,9 @@ impl Devices {
         let disks = self.disks.iter().map(|disk| disk as &dyn Device);
         let net = self.net.iter().map(|net| &**net as &dyn Device);
         let shares = self.shares.iter().map(|share| share as &dyn Device);
-        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon).chain(disks).chain(net).chain(shares)
+        let rng = self.rng.iter().map(|rng| &**rng as &dyn Device);
+        let first = iter::once(&self.uart as &dyn Device).chain(others).chain(balloon);
+        first.chain(disks).chain(net).chain(shares).chain(rng)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
@@ -98,7 +102,9 @@ impl Devices {
         let disks = self.disks.iter_mut().map(|disk| disk as &mut dyn Device);
         let net = self.net.iter_mut().map(|net| &mut **net as &mut dyn Device);
         let shares = self.shares.iter_mut().map(|share| share as &mut dyn Device);
-        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon).chain(disks).chain(net).chain(shares)
+        let rng = self.rng.iter_mut().map(|rng| &mut **rng as &mut dyn Device);
+        let first = iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon);
+        first.chain(disks).chain(net).chain(shares).chain(rng)
     }
 
     fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
@@ -371,6 +377,7 @@ impl Vm {
         let ports = config.shares.iter().filter_map(|share| offer.shares.get(share.number));
         ports.for_each(|port| port.lock().set_user(handle));
         devices.net.iter().for_each(|net| net.backend().plug().set_user(handle));
+        devices.rng.iter().for_each(|rng| rng.backend().place().set_user(handle));
         Self {
             handle,
             translation: offer.mode(&config).into(),

@@ -93,6 +93,9 @@ pub struct RunArgs {
     /// Whether VMs have a network card: they are on one network, with each other and the world (see docs/vm-file.md)
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     net: Option<Switch>,
+    /// Whether each VM has a source of random bytes, those of this host [default: on with --debian, if there is a place for it]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    rng: Option<Switch>,
     /// Let a TCP port of this host (127.0.0.1) lead to a VM's, which is named where there are several; can be given more than once
     #[arg(long, value_name = "[VM=]PORT:PORT")]
     forward: Vec<ForwardTo>,
@@ -251,6 +254,7 @@ impl RunArgs {
             balloon: self.balloon,
             disks: Some(self.disk).filter(|disks| !disks.is_empty()),
             shares: Some(self.share).filter(|shares| !shares.is_empty()),
+            rng: self.rng.map(|switch| switch == Switch::On),
             net: self.net.map(|switch| switch == Switch::On),
             // One VM's, and so by VM files, or by what names it.
             mac: None,

@@ -131,7 +131,17 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let disks = vms.iter().map(|vm| (vm.name.as_str(), vm.disks.as_slice()));
     let net = net::provide(&vms)?;
     let shares = share::provide(vms.iter().map(|vm| (vm.name.as_str(), vm.shares.as_slice())))?;
-    let disks = disk::provide(disks, spec.snapshot, swap_path, shares.len() + usize::from(net.is_some()))?;
+    let wants_rng = vms.iter().find(|vm| vm.rng == Some(true));
+    if let Some(vm) = wants_rng.filter(|_| spec.clock == Clock::Instructions) {
+        Err(SpecError::NoEntropy(vm.name.clone()))?;
+    }
+    let others = shares.len() + usize::from(net.is_some()) + usize::from(wants_rng.is_some());
+    let disks = disk::provide(disks, spec.snapshot, swap_path, others)?;
+    // Where nobody has asked for it, nothing else is to go without a place for that: neither is the control channel.
+    let places = disks.len() + others + usize::from(swap_path.is_some());
+    let has_rng = wants_rng.is_some() || spec.clock == Clock::Real && places + 2 <= disk::PLACES;
+    vms.iter_mut().for_each(|vm| _ = vm.rng.get_or_insert(vm.root.is_some() && has_rng));
+    let has_rng = vms.iter().any(|vm| vm.rng == Some(true));
     // They are numbered through.
     let (mut numbers, mut numbered_shares) = (0.., (0..).zip(&shares));
     let configs = vms
@@ -183,6 +193,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         swap,
         disks,
         shares,
+        rng: has_rng,
         net,
         control: None,
         extra: spec.qemu_args.clone(),
@@ -217,6 +228,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
         disks: !vm.disks.is_empty(),
         net: vm.net.is_some(),
         shares: !vm.shares.is_empty(),
+        rng: vm.rng == Some(true),
     };
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
@@ -300,6 +312,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         disks: Vec::new(),
         shares: Vec::new(),
         mac: vm.net.as_ref().map(|card| card.mac),
+        rng: vm.rng == Some(true),
         segments: Vec::new(),
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),

@@ -161,6 +161,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         gigapages: Some(test.gigapages),
         balloon: test.balloon,
         net: Some(test.net),
+        rng: Some(test.rng),
         ..VmFile::default()
     })
 }

@@ -99,6 +99,8 @@ pub struct VmConfig {
     pub shares: Vec<ShareConfig>,
     /// The address of its network card, if it has one. No other VM has the same.
     pub mac: Option<Mac>,
+    /// Whether it has a source of random bytes, which are the host's.
+    pub rng: bool,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
     pub segments: Vec<Segment>,
     /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
@@ -342,6 +344,7 @@ mod tests {
                 disks: vec![3, 5],
                 shares: vec![ShareConfig { number: 1, tag: "src".into() }],
                 mac: Some(Mac([0x52, 0x54, 0, 0x67, 0x6e, 1])),
+                rng: true,
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),

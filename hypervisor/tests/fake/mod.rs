@@ -253,6 +253,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         disks: Vec::new(),
         shares: Vec::new(),
         mac: None,
+        rng: false,
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,
         initrd: None,
@@ -333,6 +334,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         clock: None,
         disks: Disks::new(disks),
         shares: Shares::new(shares),
+        entropy: None,
         network,
     };
     let g = Gnomon {

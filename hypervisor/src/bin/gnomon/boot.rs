@@ -22,6 +22,7 @@ use hypervisor::chores::Chores;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::disks::{Disks, HostDisk};
+use hypervisor::entropy::Source;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::{HartShared, MAX_HARTS};
 use hypervisor::host_map::{Kind, map_onto_itself};
@@ -35,6 +36,7 @@ use hypervisor::probe::Asked;
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
 use hypervisor::shares::{HostShare, Shares};
+use hypervisor::sync;
 use hypervisor::tunables::Tunables;
 use hypervisor::vms::Vms;
 use metal::csr;
@@ -111,9 +113,10 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
-    let HostDevices { swap, guests: disks, shares, net, control } = HostDevices::find(machine);
+    let HostDevices { swap, guests: disks, shares, net, entropy, control } = HostDevices::find(machine);
     let (swap, swap_source) = swap.unzip();
     let (net, net_source) = net.unzip();
+    let (entropy, entropy_source) = entropy.unzip();
     let (control, control_source) = control.unzip();
     // Images may go to the device, and their frames are memory like any other then.
     let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
@@ -140,6 +143,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     offer.disks = guest_disks(disks, &frames)?;
     let share_sources: Vec<(u32, u32)> = shares.iter().map(|(number, _, source)| (*source, *number)).collect();
     offer.shares = guest_shares(shares, &frames)?;
+    offer.entropy = entropy.map(|device| Arc::new(sync::Mutex::new(Source::new(Box::new(device)))));
     let net = net.map(|net| Box::new(net) as Box<dyn HostNetwork>);
     offer.network = Network::new(config.vms.iter().filter_map(|vm| vm.mac), net, offer.timebase);
     let disk = |(source, number)| Some((source, Interrupts::Disk(Arc::clone(offer.disks.get(number)?))));
@@ -148,6 +152,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let devices = disks
         .chain(share_sources.into_iter().filter_map(share))
         .chain(net_source.map(|source| (source, Interrupts::Network)))
+        .chain(entropy_source.map(|source| (source, Interrupts::Entropy)))
         .chain(control_source.map(|source| (source, Interrupts::Control)))
         .chain(swap_source.map(|source| (source, Interrupts::Swap)));
     let devices: &'static [_] = devices.collect::<Vec<_>>().leak();
@@ -464,6 +469,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         timebase: machine.timebase,
         disks: Disks::default(),
         shares: Shares::default(),
+        entropy: None,
         network: Network::new([], None, machine.timebase),
         clock: machine.rtc.map(|rtc| Clock::new(machine.timebase, metal::time(), drivers::time_of_day(rtc))),
         isa,

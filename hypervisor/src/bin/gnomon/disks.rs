@@ -3,6 +3,7 @@
 use crate::block::{BlockDevice, Piece};
 use crate::control::ControlDevice;
 use crate::net::NetDevice;
+use crate::rng::EntropyDevice;
 use crate::share::ShareDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
@@ -25,6 +26,8 @@ pub struct HostDevices {
     pub shares: Vec<(u32, ShareDevice, u32)>,
     /// The one by which guests reach the world, and its PLIC source.
     pub net: Option<(NetDevice, u32)>,
+    /// The one that has random bytes for guests, and its PLIC source.
+    pub entropy: Option<(EntropyDevice, u32)>,
     /// The one by which the control channel comes, and its PLIC source.
     pub control: Option<(ControlDevice, u32)>,
 }
@@ -55,6 +58,8 @@ impl HostDevices {
             self.shares.extend(abi::share_of_tag(&tag).map(|number| (number, device, slot.source)));
         } else if let Some(device) = NetDevice::open(slot).filter(|_| self.net.is_none()) {
             self.net = Some((device, slot.source));
+        } else if let Some(device) = EntropyDevice::open(slot).filter(|_| self.entropy.is_none()) {
+            self.entropy = Some((device, slot.source));
         } else if self.control.is_none() {
             self.control = ControlDevice::open(slot).map(|device| (device, slot.source));
         }

@@ -79,6 +79,8 @@ pub enum Interrupts {
     Share(Arc<Mutex<shares::Port>>),
     /// The one by which guests reach the world.
     Network,
+    /// The one that has random bytes for guests.
+    Entropy,
     /// The one by which the control channel comes.
     Control,
     /// The one that Gnomon pages to.
