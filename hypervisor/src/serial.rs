@@ -257,6 +257,18 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
     None
 }
 
+/// Types bytes on a guest's console, as many as it has room for; returns how many. What else is typed there comes in between.
+pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
+    let mut devices = vm.devices.lock();
+    let mut taken = 0;
+    while taken < bytes.len() && devices.uart.has_room() {
+        devices.uart.receive(bytes[taken]);
+        taken += 1;
+    }
+    lines::settle(g, vm, (devices, UART), env);
+    taken
+}
+
 /// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever
 /// sends.
 fn has_taker(g: &Gnomon) -> bool {
