@@ -4,6 +4,7 @@ mod balloon;
 mod control;
 mod debug;
 mod disk;
+mod entropy;
 mod exits;
 mod fake;
 mod host_map;

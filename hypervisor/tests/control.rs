@@ -291,11 +291,10 @@ fn a_console_is_read_and_typed_on() {
     let wire = with_line(&mut g);
     let vm = run.vm.clone();
     let number = vm.handle.number;
-    let mut output =
-        |g: &Gnomon, hart: &mut Hart, from| match ask(g, hart, &wire, &Request::Output { vm: number, from }) {
-            Answer::Output(output) => (output.at, String::from_utf8(output.bytes).expect("text"), output.is_over),
-            other => panic!("{other:?}"),
-        };
+    let output = |g: &Gnomon, hart: &mut Hart, from| match ask(g, hart, &wire, &Request::Output { vm: number, from }) {
+        Answer::Output(output) => (output.at, String::from_utf8(output.bytes).expect("text"), output.is_over),
+        other => panic!("{other:?}"),
+    };
     assert_eq!(output(&g, &mut hart, None), (0, String::new(), false));
     assert_eq!(g.console.write(vm.slot(), b"one\ntwo").0, 7);
     assert_eq!(output(&g, &mut hart, None), (0, "one\ntwo".into(), false));

@@ -2,15 +2,18 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod disk;
+pub mod entropy;
 pub mod share;
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use abi::record::EndReason;
 use disk::FakeDisk;
+use entropy::FakeEntropy;
 use hypervisor::chores::Chores;
 use hypervisor::console::{Console, Listen, Port};
 use hypervisor::counters::HeapUse;
 use hypervisor::disks::Disks;
+use hypervisor::entropy::Source;
 use hypervisor::env::Env;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
@@ -317,6 +320,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     let shares = vms.iter().flat_map(|vm| &vm.shares).map(|share| share.number);
     let shares = shares.map(|number| (number, Box::new(FakeShare::new(number)) as _));
     let shares: Vec<_> = shares.collect();
+    let entropy = vms.iter().any(|vm| vm.rng).then(|| Source::new(Box::new(FakeEntropy::new())));
     let network = Network::new(vms.iter().filter_map(|vm| vm.mac), None, 10_000_000);
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
@@ -334,7 +338,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         clock: None,
         disks: Disks::new(disks),
         shares: Shares::new(shares),
-        entropy: None,
+        entropy: entropy.map(|source| Arc::new(hypervisor::sync::Mutex::new(source))),
         network,
     };
     let g = Gnomon {
