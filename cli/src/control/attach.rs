@@ -5,7 +5,7 @@
 
 use super::ControlError;
 use super::client::Client;
-use abi::control::{MOST_OUTPUT, MOST_TYPED, VmInfo};
+use abi::control::{MOST_OUTPUT, MOST_TYPED, Output, VmInfo, VmState};
 use std::collections::VecDeque;
 use std::io::{self, Read, Write, stderr, stdin};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -91,6 +91,13 @@ pub fn typed() -> Receiver<Vec<u8>> {
     receiver
 }
 
+/// What comes of a look.
+enum Look {
+    Found(Output),
+    Over(End),
+    Silent,
+}
+
 /// A console that is attached.
 #[derive(Debug)]
 pub struct Console<'a, W> {
@@ -103,12 +110,23 @@ pub struct Console<'a, W> {
     keys: Keys,
     /// What the VM had no room for yet.
     waiting: VecDeque<u8>,
+    /// Nobody has answered the last time.
+    is_silent: bool,
 }
 
 impl<'a, W: Write> Console<'a, W> {
     /// That of a VM. What it prints goes to `output`.
     pub fn new(client: &'a mut Client, vm: &'a VmInfo, form: Form, output: W) -> Self {
-        Self { client, vm, form, output, last: b'\n', keys: Keys::default(), waiting: VecDeque::new() }
+        Self {
+            client,
+            vm,
+            form,
+            output,
+            last: b'\n',
+            keys: Keys::default(),
+            waiting: VecDeque::new(),
+            is_silent: false,
+        }
     }
 
     /// Shows what the VM prints, and types what comes, until one of both ends.
@@ -118,12 +136,10 @@ impl<'a, W: Write> Console<'a, W> {
     pub fn follow(&mut self, typed: &Receiver<Vec<u8>>) -> Result<End, ControlError> {
         let (mut from, mut pause, mut has_input) = (None, SHORTEST, true);
         loop {
-            let output = match (self.client.output(self.vm.number, from), from) {
-                (Ok(output), _) => output,
-                (Err(ControlError::Gone(_)), _) => return Ok(End::Run),
-                // It was there before.
-                (Err(ControlError::Refused { .. }), Some(_)) => return Ok(End::Vm),
-                (Err(why), _) => return Err(why),
+            let output = match self.look(from)? {
+                Look::Found(output) => output,
+                Look::Over(end) => return Ok(end),
+                Look::Silent => Output { at: from.unwrap_or(0), bytes: Vec::new(), is_over: false },
             };
             if let Some(lost) = from.and_then(|from| output.at.checked_sub(from)).filter(|lost| *lost != 0) {
                 self.say(&format!("{lost} bytes that it printed are lost: they were not read here in time"));
@@ -163,6 +179,33 @@ impl<'a, W: Write> Console<'a, W> {
         }
     }
 
+    /// What has been printed since. Where somebody has stopped the machine it does not answer, and goes on later.
+    fn look(&mut self, from: Option<u64>) -> Result<Look, ControlError> {
+        let refused = match (self.client.output(self.vm.number, from), from) {
+            (Ok(output), _) => {
+                self.is_silent = false;
+                return Ok(Look::Found(output));
+            }
+            (Err(ControlError::Gone(_)), _) => return Ok(Look::Over(End::Run)),
+            // It was there before: either it is gone, or nobody answers.
+            (Err(why @ (ControlError::Refused { .. } | ControlError::Silent(_))), Some(_)) => why,
+            (Err(why), _) => return Err(why),
+        };
+        let number = self.vm.number;
+        match self.client.vms() {
+            Ok(vms) if vms.vms.iter().all(|vm| vm.number != number || vm.state == VmState::Ended) => {
+                return Ok(Look::Over(End::Vm));
+            }
+            Err(ControlError::Gone(_)) => return Ok(Look::Over(End::Run)),
+            Ok(_) | Err(ControlError::Refused { .. } | ControlError::Silent(_)) => {}
+            Err(why) => return Err(why),
+        }
+        if !std::mem::replace(&mut self.is_silent, true) {
+            self.say(&refused.to_string());
+        }
+        Ok(Look::Silent)
+    }
+
     /// Takes what was typed; says whether that is to leave.
     fn take(&mut self, bytes: &[u8]) -> bool {
         if self.form == Form::Plain {
@@ -190,11 +233,8 @@ impl<'a, W: Write> Console<'a, W> {
             let taken = match self.client.type_in(self.vm.number, piece) {
                 Ok(taken) => taken,
                 Err(ControlError::Gone(_)) => return Ok(Some(End::Run)),
-                // It has ended: its last words are still to be read.
-                Err(ControlError::Refused { .. }) => {
-                    self.waiting.clear();
-                    return Ok(None);
-                }
+                // Why, is found out by whoever looks next.
+                Err(ControlError::Refused { .. } | ControlError::Silent(_)) => return Ok(None),
                 Err(why) => return Err(why),
             };
             self.waiting.drain(..taken.min(self.waiting.len()));
@@ -237,6 +277,101 @@ impl<'a, W: Write> Console<'a, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use abi::control::frame::{Reader, decode, encode};
+    use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Vms};
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    fn vm(state: VmState) -> VmInfo {
+        let (mode, since) = (None, None);
+        VmInfo { number: 3, name: "vm".into(), state, mode, vcpus: 1, memory_bytes: 0, resident_bytes: 0, since }
+    }
+
+    fn vms(state: VmState) -> Answer {
+        Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![vm(state)] })
+    }
+
+    fn output(at: u64, text: &str, is_over: bool) -> Answer {
+        Answer::Output(Output { at, bytes: text.into(), is_over })
+    }
+
+    /// A run that gives these answers, whatever it is asked, and hangs up. Returns what was shown, what came of it, and the requests.
+    fn attach(answers: Vec<Answer>, form: Form, keys: &[u8]) -> (String, Result<End, ControlError>, Vec<Request>) {
+        let (near, mut far) = UnixStream::pair().expect("sockets");
+        let run = std::thread::spawn(move || {
+            let (mut reader, mut asked, mut buffer) = (Reader::new(MOST_REQUEST_BYTES), Vec::new(), [0; 1024]);
+            let mut answers = answers.into_iter();
+            loop {
+                let count = far.read(&mut buffer).expect("a request");
+                let mut bytes = &buffer[..count];
+                while let Some(frame) = reader.next(&mut bytes) {
+                    let Some(answer) = answers.next() else { return asked };
+                    let (number, request) = decode(&mut frame.expect("whole")).expect("a request");
+                    asked.push(request);
+                    far.write_all(&encode(number, &answer)).expect("it reads");
+                }
+                if count == 0 {
+                    return asked;
+                }
+            }
+        });
+        let mut client = Client::new("run".into(), near, Duration::from_secs(10));
+        let (sender, typed) = channel();
+        sender.send(keys.to_vec()).expect("it is there");
+        let (vm, mut shown) = (vm(VmState::Running), Vec::new());
+        let end = Console::new(&mut client, &vm, form, &mut shown).follow(&typed);
+        drop(client);
+        (String::from_utf8(shown).expect("text"), end, run.join().expect("no panic"))
+    }
+
+    #[test]
+    fn what_is_printed_is_shown_and_what_is_lost_is_said() {
+        let answers = || vec![output(5, "a\nb\r\n", false), output(10, "c", false), output(20, "d", true)];
+        let (shown, end, asked) = attach(answers(), Form::Terminal, b"");
+        assert_eq!(
+            shown,
+            "a\r\nb\r\nc\r\ngnomon: 9 bytes that it printed are lost: they were not read here in time\r\nd"
+        );
+        assert!(matches!(end, Ok(End::Vm)));
+        let from = [None, Some(10), Some(11)].map(|from| Request::Output { vm: 3, from });
+        assert_eq!(asked, from);
+        assert_eq!(attach(answers(), Form::Plain, b"").0, "a\nb\r\ncd");
+    }
+
+    #[test]
+    fn what_the_vm_has_no_room_for_is_typed_again() {
+        let answers =
+            vec![output(0, "", false), output(0, "", false), Answer::Taken(2), output(0, "", false), Answer::Taken(1)];
+        let (_, end, asked) = attach(answers, Form::Terminal, b"abc");
+        assert!(matches!(end, Ok(End::Run)), "{end:?}");
+        let typed = asked.into_iter().filter(|request| matches!(request, Request::Type(..))).collect::<Vec<_>>();
+        assert_eq!(typed, [Request::Type(3, b"abc".to_vec()), Request::Type(3, b"c".to_vec())]);
+    }
+
+    #[test]
+    fn a_machine_that_does_not_answer_is_no_end_and_a_vm_that_is_gone_is_one() {
+        let silent = || Answer::Refused("its machine does not answer".into());
+        let answers = vec![
+            output(0, "a", false),
+            silent(),
+            silent(),
+            silent(),
+            silent(),
+            output(1, "b", false),
+            output(2, "", false),
+        ];
+        let (shown, end, _) = attach(answers, Form::Terminal, b"");
+        assert_eq!((shown.matches("does not answer").count(), shown.ends_with('b')), (1, true), "{shown}");
+        assert!(matches!(end, Ok(End::Run)));
+        for gone in [vms(VmState::Ended), Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![] })] {
+            let answers = vec![output(0, "a", false), Answer::Refused("it has ended".into()), gone];
+            assert!(matches!(attach(answers, Form::Plain, b"").1, Ok(End::Vm)));
+        }
+        // One that was never there is an error.
+        let (_, end, _) = attach(vec![Answer::Refused("it is not there yet".into())], Form::Terminal, b"");
+        assert!(matches!(end, Err(ControlError::Refused { .. })));
+        assert!(matches!(attach(vec![output(0, "", false)], Form::Terminal, b"x\x01d").1, Ok(End::Left)));
+    }
 
     #[test]
     fn keys_that_are_this_commands() {
