@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod console;
 mod control;
 mod gdb;
 mod run;
@@ -33,6 +34,7 @@ enum Action {
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
+    Console(console::ConsoleArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
@@ -96,6 +98,7 @@ impl Action {
             | Self::Pause(_)
             | Self::Resume(_)
             | Self::Stop(_)
+            | Self::Console(_)
             | Self::Gdb(_)
             | Self::Needs { .. } => Vec::new(),
         }
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
+        Action::Console(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),

@@ -35,6 +35,7 @@ pub mod progress;
 pub mod qemu;
 pub mod root;
 pub mod run;
+pub mod share;
 pub mod size;
 pub mod spec;
 pub mod stream;

@@ -3,6 +3,7 @@
 use crate::disk::{self, Disk};
 use crate::meter::Metered;
 use crate::net::{self, Network};
+use crate::share::{self, Share};
 use crate::size::{MIB, Size};
 use crate::swap;
 use clap::ValueEnum;
@@ -105,6 +106,10 @@ pub struct MachineSpec {
     pub swap: Option<PathBuf>,
     /// The VMs' disks, by number.
     pub disks: Vec<Disk>,
+    /// The VMs' shares, by number.
+    pub shares: Vec<Share>,
+    /// Whether there is a source of random bytes for VMs.
+    pub rng: bool,
     /// The network that VMs are on, if any is.
     pub net: Option<Network>,
     /// The socket that the control channel is at, if there is one: somebody listens there when the machine starts.
@@ -270,6 +275,11 @@ impl MachineSpec {
         args.extend(self.swap.iter().flat_map(|path| swap::args(path)).map(OsString::from));
         let disks = self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk));
         args.extend(disks.map(OsString::from));
+        let shares = self.shares.iter().enumerate().flat_map(|(number, share)| share::args(number, share));
+        args.extend(shares.map(OsString::from));
+        if self.rng {
+            args.extend(ENTROPY_ARGS.map(OsString::from));
+        }
         args.extend(self.net.iter().flat_map(net::args).map(OsString::from));
         args.extend(self.control.iter().flat_map(|path| control_args(path)).map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
@@ -279,8 +289,9 @@ impl MachineSpec {
     /// Whether the board has a place for one more virtio device.
     #[must_use]
     pub fn has_place(&self) -> bool {
-        let ours = usize::from(self.swap.is_some()) + self.disks.len() + usize::from(self.net.is_some());
-        ours + usize::from(self.control.is_some()) < disk::PLACES
+        let ours = usize::from(self.swap.is_some()) + self.disks.len() + self.shares.len();
+        let single = [self.net.is_some(), self.rng, self.control.is_some()].map(usize::from);
+        ours + single.iter().sum::<usize>() < disk::PLACES
     }
 
     /// The whole command line, for a shell.
@@ -290,6 +301,10 @@ impl MachineSpec {
         std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
     }
 }
+
+/// What QEMU is told of the source of random bytes: what the host's kernel has, and not what QEMU would make of it.
+const ENTROPY_ARGS: [&str; 4] =
+    ["-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-device,rng=entropy"];
 
 /// What QEMU is told of the control channel. A console loses what is not read in time, and waits for nobody.
 fn control_args(path: &Path) -> [String; 6] {
@@ -324,6 +339,8 @@ mod tests {
             meter: None,
             swap: None,
             disks: vec![],
+            shares: vec![],
+            rng: false,
             net: None,
             control: None,
             extra: vec![],

@@ -4,6 +4,7 @@ use crate::disk::DiskSpec;
 use crate::net::{Card, NetError};
 use crate::qemu::{HExtension, Seat};
 use crate::root::Root;
+use crate::share::ShareSpec;
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
@@ -68,6 +69,10 @@ pub struct VmSpec {
     pub balloon: Option<Size>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
+    /// Folders of the host that it reaches.
+    pub shares: Vec<ShareSpec>,
+    /// Whether it has a source of random bytes, if the user said so.
+    pub rng: Option<bool>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
 }
@@ -173,6 +178,10 @@ pub enum SpecError {
     #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
     #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
+    /// There is nothing random where time counts instructions.
+    #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
+    #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
+    NoEntropy(String),
     /// Its network cannot be.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -262,6 +271,8 @@ impl VmSpec {
             gigapages: vm.gigapages.unwrap_or(false),
             balloon: vm.balloon.and_then(Balloon::target),
             disks: vm.disks.unwrap_or_default(),
+            shares: vm.shares.unwrap_or_default(),
+            rng: vm.rng,
             // By its place among the others.
             net: None,
         };

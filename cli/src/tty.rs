@@ -106,6 +106,16 @@ pub fn handle_signals(stopper: Stopper) -> std::io::Result<()> {
     Ok(())
 }
 
+/// From now on, a signal that ends this program gives the terminal its settings back first.
+///
+/// # Errors
+/// If handlers cannot be set.
+pub fn restore_at_signals() -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+    std::thread::spawn(move || signals.forever().next().map(|signal| give_up(signal)));
+    Ok(())
+}
+
 fn give_up(signal: i32) -> ! {
     restore();
     std::process::exit(signal_status(signal).into())

@@ -18,6 +18,12 @@ mount -t ext4 -o noatime /dev/vda /mnt || fail "the first disk has no root that 
 [ -x /mnt/usr/lib/systemd/systemd ] || fail "the first disk has no Debian on it"
 [ -d "/mnt/usr/lib/modules/$(uname -r)" ] ||
     echo "gnomon: the root has no modules of this kernel, $(uname -r): a new one would have (remove its file to begin afresh)"
+# As in init.sh.
+for tag in /sys/bus/virtio/drivers/9pnet_virtio/virtio*/mount_tag; do
+    [ -e "$tag" ] || break
+    name=$(tr -d '\0' < "$tag")
+    mkdir -p "/mnt/mnt/$name" && mount -t 9p -o trans=virtio,version=9p2000.L "$name" "/mnt/mnt/$name"
+done
 mount -t tmpfs -o mode=755,nosuid,nodev run /mnt/run
 mkdir -p /mnt/run/gnomon/bin
 if [ -n "$ip" ]; then

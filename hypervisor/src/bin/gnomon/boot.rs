@@ -7,6 +7,7 @@ use crate::guest::{Abilities, GuestHart};
 use crate::hart::{Hart, Interrupts, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
+use crate::share::{GuestShare, ShareDevice};
 use crate::{heap, panic, pen};
 use abi::bundle::{Config, MAX_VCPUS, MAX_VMS};
 use abi::mac::Mac;
@@ -21,6 +22,7 @@ use hypervisor::chores::Chores;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::disks::{Disks, HostDisk};
+use hypervisor::entropy::Source;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::{HartShared, MAX_HARTS};
 use hypervisor::host_map::{Kind, map_onto_itself};
@@ -33,6 +35,8 @@ use hypervisor::pager::{Disk, Pager, homes_of_all};
 use hypervisor::probe::Asked;
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
+use hypervisor::shares::{HostShare, Shares};
+use hypervisor::sync;
 use hypervisor::tunables::Tunables;
 use hypervisor::vms::Vms;
 use metal::csr;
@@ -109,9 +113,10 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
-    let HostDevices { swap, guests: disks, net, control } = HostDevices::find(machine);
+    let HostDevices { swap, guests: disks, shares, net, entropy, control } = HostDevices::find(machine);
     let (swap, swap_source) = swap.unzip();
     let (net, net_source) = net.unzip();
+    let (entropy, entropy_source) = entropy.unzip();
     let (control, control_source) = control.unzip();
     // Images may go to the device, and their frames are memory like any other then.
     let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
@@ -136,12 +141,18 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     }
     let sources: Vec<(u32, u32)> = disks.iter().map(|(number, _, source)| (*source, *number)).collect();
     offer.disks = guest_disks(disks, &frames)?;
+    let share_sources: Vec<(u32, u32)> = shares.iter().map(|(number, _, source)| (*source, *number)).collect();
+    offer.shares = guest_shares(shares, &frames)?;
+    offer.entropy = entropy.map(|device| Arc::new(sync::Mutex::new(Source::new(Box::new(device)))));
     let net = net.map(|net| Box::new(net) as Box<dyn HostNetwork>);
     offer.network = Network::new(config.vms.iter().filter_map(|vm| vm.mac), net, offer.timebase);
     let disk = |(source, number)| Some((source, Interrupts::Disk(Arc::clone(offer.disks.get(number)?))));
     let disks = sources.into_iter().filter_map(disk);
+    let share = |(source, number)| Some((source, Interrupts::Share(Arc::clone(offer.shares.get(number)?))));
     let devices = disks
+        .chain(share_sources.into_iter().filter_map(share))
         .chain(net_source.map(|source| (source, Interrupts::Network)))
+        .chain(entropy_source.map(|source| (source, Interrupts::Entropy)))
         .chain(control_source.map(|source| (source, Interrupts::Control)))
         .chain(swap_source.map(|source| (source, Interrupts::Swap)));
     let devices: &'static [_] = devices.collect::<Vec<_>>().leak();
@@ -457,6 +468,8 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
         disks: Disks::default(),
+        shares: Shares::default(),
+        entropy: None,
         network: Network::new([], None, machine.timebase),
         clock: machine.rtc.map(|rtc| Clock::new(machine.timebase, metal::time(), drivers::time_of_day(rtc))),
         isa,
@@ -472,6 +485,15 @@ fn guest_disks(disks: Vec<(u32, BlockDevice, u32)>, frames: &Frames) -> Result<D
     Ok(Disks::new(disks.into_iter().map(with_buffer).collect::<Result<Vec<_>, &str>>()?))
 }
 
+/// The guests' shares, each with a buffer.
+fn guest_shares(shares: Vec<(u32, ShareDevice, u32)>, frames: &Frames) -> Result<Shares, String> {
+    let with_buffer = |(number, device, _)| {
+        let share = GuestShare::new(device, frames).ok_or("there is no memory for the shares' buffers")?;
+        Ok((number, Box::new(share) as Box<dyn HostShare>))
+    };
+    Ok(Shares::new(shares.into_iter().map(with_buffer).collect::<Result<Vec<_>, &str>>()?))
+}
+
 /// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it
 /// is started.
 fn check(config: &Config) -> Result<(), String> {
@@ -482,6 +504,11 @@ fn check(config: &Config) -> Result<(), String> {
     disks.sort_unstable();
     if let Some(pair) = disks.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(format!("disk {} is two VMs', or one's twice", pair[0]));
+    }
+    let mut shares: Vec<u32> = config.vms.iter().flat_map(|vm| vm.shares.iter().map(|share| share.number)).collect();
+    shares.sort_unstable();
+    if let Some(pair) = shares.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("share {} is two VMs', or one's twice", pair[0]));
     }
     let mut macs: Vec<Mac> = config.vms.iter().filter_map(|vm| vm.mac).collect();
     macs.sort_unstable();

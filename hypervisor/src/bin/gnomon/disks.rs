@@ -3,10 +3,12 @@
 use crate::block::{BlockDevice, Piece};
 use crate::control::ControlDevice;
 use crate::net::NetDevice;
+use crate::rng::EntropyDevice;
+use crate::share::ShareDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
 use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
-use hypervisor::machine::Machine;
+use hypervisor::machine::{Machine, VirtioSlot};
 use mmu::frames::{Frames, Owner, Use};
 use rv::{Addr, Hpa, PAGE_BYTES};
 
@@ -20,8 +22,12 @@ pub struct HostDevices {
     pub swap: Option<(SwapDisk, u32)>,
     /// Those that guests have, by number, and their PLIC sources.
     pub guests: Vec<(u32, BlockDevice, u32)>,
+    /// Those by which guests reach folders of the host, by number, and their PLIC sources.
+    pub shares: Vec<(u32, ShareDevice, u32)>,
     /// The one by which guests reach the world, and its PLIC source.
     pub net: Option<(NetDevice, u32)>,
+    /// The one that has random bytes for guests, and its PLIC source.
+    pub entropy: Option<(EntropyDevice, u32)>,
     /// The one by which the control channel comes, and its PLIC source.
     pub control: Option<(ControlDevice, u32)>,
 }
@@ -40,16 +46,23 @@ impl HostDevices {
                     found.guests.extend(number.map(|number| (number, device, slot.source)));
                 }
                 // To ask what a device is resets it: nobody asks one that is open.
-                None => match NetDevice::open(slot).filter(|_| found.net.is_none()) {
-                    Some(device) => found.net = Some((device, slot.source)),
-                    None if found.control.is_none() => {
-                        found.control = ControlDevice::open(slot).map(|device| (device, slot.source));
-                    }
-                    None => {}
-                },
+                None => found.take_other(slot),
             }
         }
         found
+    }
+
+    /// Opens what is no block device.
+    fn take_other(&mut self, slot: &VirtioSlot) {
+        if let Some((device, tag)) = ShareDevice::open(slot) {
+            self.shares.extend(abi::share_of_tag(&tag).map(|number| (number, device, slot.source)));
+        } else if let Some(device) = NetDevice::open(slot).filter(|_| self.net.is_none()) {
+            self.net = Some((device, slot.source));
+        } else if let Some(device) = EntropyDevice::open(slot).filter(|_| self.entropy.is_none()) {
+            self.entropy = Some((device, slot.source));
+        } else if self.control.is_none() {
+            self.control = ControlDevice::open(slot).map(|device| (device, slot.source));
+        }
     }
 }
 

@@ -21,6 +21,8 @@ mod net;
 mod panic;
 mod pen;
 mod protect;
+mod rng;
 mod seat;
+mod share;
 mod swap;
 mod virtio;

@@ -1,0 +1,234 @@
+//! `gnomon console`: a VM's console on another terminal. The guests are a few instructions each, so that nothing is fetched.
+
+use assert_cmd::Command;
+use rexpect::session::{PtySession, spawn_command};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PATIENCE_MS: u64 = 60_000;
+
+fn code(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Prints each byte that is typed.
+fn echo() -> Vec<u8> {
+    code(&[
+        0x1000_02b7, // lui t0, 0x10000: the UART
+        0x0052_c303, // loop: lbu t1, 5(t0)
+        0x0013_7313, // andi t1, t1, 1
+        0xfe03_0ce3, // beqz t1, loop
+        0x0002_c303, // lbu t1, 0(t0)
+        0x0062_8023, // sb t1, 0(t0)
+        0xfedf_f06f, // j loop
+    ])
+}
+
+/// Prints letters, and from time to time the end of a line, for ever.
+fn flood() -> Vec<u8> {
+    code(&[
+        0x1000_02b7, // lui t0, 0x10000
+        0x0410_0313, // line: li t1, 'A'
+        0x05b0_0393, // li t2, 'Z' + 1
+        0x0062_8023, // loop: sb t1, 0(t0)
+        0x0013_0313, // addi t1, t1, 1
+        0xfe73_1ce3, // bne t1, t2, loop
+        0x00a0_0313, // li t1, '\n'
+        0x0062_8023, // sb t1, 0(t0)
+        0xfe5f_f06f, // j line
+    ])
+}
+
+/// A run with both, as `echo` and `flood`.
+struct Run {
+    dir: TempDir,
+    child: Child,
+}
+
+impl Run {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let vm = |name: &str, code: &[u8]| {
+            std::fs::write(dir.path().join(name), code).expect("a file");
+            let path = dir.path().join(name).with_extension("toml");
+            std::fs::write(&path, format!("kernel = {name:?}\nmemory = '16M'\n")).expect("a VM file");
+            path
+        };
+        let files = [vm("echo", &echo()), vm("flood", &flood())];
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+        command.env("XDG_RUNTIME_DIR", dir.path()).arg("run").args(files).args(["--harts", "2"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().expect("gnomon");
+        let mut output = BufReader::new(child.stdout.take().expect("its output"));
+        let mut line = String::new();
+        while !line.contains("flood| ABC") {
+            line.clear();
+            assert_ne!(output.read_line(&mut line).expect("text"), 0, "it ended");
+        }
+        // Somebody has to read it, or the guests wait.
+        std::thread::spawn(move || drain(output));
+        Self { dir, child }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
+        command.env("XDG_RUNTIME_DIR", self.path()).args(line.split_whitespace());
+        command
+    }
+
+    /// A shell at a terminal, in which `gnomon console` goes on.
+    fn attach(&self, vm: &str) -> PtySession {
+        let mut command = std::process::Command::new("/bin/sh");
+        command.env("PS1", "").env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).env("XDG_RUNTIME_DIR", self.path());
+        let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a shell");
+        let line = format!("before=$(stty -g); sh -c 'echo pid $$.; exec $GNOMON console {vm}'");
+        shell.send_line(&line).expect("typing");
+        shell
+    }
+}
+
+fn drain(mut output: BufReader<ChildStdout>) {
+    let mut buffer = [0; 4096];
+    while output.read(&mut buffer).is_ok_and(|count| count != 0) {}
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // QEMU goes with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn type_in(shell: &mut PtySession, keys: &str) {
+    shell.send(keys).expect("typing");
+    shell.flush().expect("typing");
+}
+
+fn expect_restored(shell: &mut PtySession, status: &str) {
+    shell.send_line("echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed").expect("typing");
+    shell.exp_string(&format!("status {status}")).expect("the status");
+    shell.exp_string("restored").expect("a terminal as before");
+    shell.send_line("exit").expect("typing");
+    shell.exp_eof().expect("the shell's end");
+}
+
+#[test]
+fn a_console_is_on_several_terminals_and_they_come_back() {
+    let run = Run::start();
+    let (mut one, mut two) = (run.attach("echo"), run.attach("echo"));
+    for shell in [&mut one, &mut two] {
+        shell.exp_string("console of echo in run echo; Ctrl-A d leaves").expect("how to leave");
+    }
+    // What either types both see; a key that would be a signal is the guest's; and a line feed begins at the left.
+    type_in(&mut one, "first\x03\n");
+    for shell in [&mut one, &mut two] {
+        shell.exp_string("first\x03\r\n").expect("what was typed");
+    }
+    type_in(&mut two, "second\x01\x01.");
+    for shell in [&mut one, &mut two] {
+        shell.exp_string("second\x01.").expect("what was typed");
+    }
+    type_in(&mut one, "\x01h\x01q");
+    one.exp_string("Ctrl-A d leaves, and the VM runs on").expect("help");
+    one.exp_string("no such command").expect("a word");
+    type_in(&mut one, "\x01d");
+    one.exp_string("left the console of echo").expect("a word");
+    expect_restored(&mut one, "0");
+    // Who comes later sees what was there.
+    let mut three = run.attach("echo");
+    three.exp_string("second\x01.").expect("the end of what was printed");
+    run.command("stop echo").assert().success();
+    for shell in [&mut two, &mut three] {
+        shell.exp_string("gnomon: echo has ended").expect("a word");
+        expect_restored(shell, "0");
+    }
+    // The run's.
+    let mut last = run.attach("flood");
+    last.exp_string("console of flood in run echo").expect("it is there");
+    last.exp_string("XYZ\r\nABC").expect("lines");
+    drop(run);
+    last.exp_string("has ended").expect("a word");
+    expect_restored(&mut last, "0");
+}
+
+#[test]
+fn a_signal_gives_the_terminal_back() {
+    let run = Run::start();
+    let mut shell = run.attach("flood");
+    let (_, pid) = shell.exp_regex(r"pid [0-9]+\.").expect("the process");
+    let pid = pid.trim_start_matches("pid ").trim_end_matches('.').to_owned();
+    shell.exp_string("XYZ\r\nABC").expect("lines");
+    let killed = std::process::Command::new("sh").args(["-c", &format!("kill {pid}")]).status().expect("a shell");
+    assert!(killed.success(), "process {pid}");
+    while Path::new("/proc").join(&pid).exists() {
+        sleep(Duration::from_millis(20));
+    }
+    expect_restored(&mut shell, "143");
+}
+
+#[test]
+fn who_does_not_read_keeps_nobody_and_hears_what_was_lost() {
+    let run = Run::start();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    command.env("XDG_RUNTIME_DIR", run.path()).args(["console", "flood"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut sleeper = command.spawn().expect("gnomon");
+    sleep(Duration::from_secs(2));
+    // Meanwhile the VM and everybody else go on: what is typed here is all seen, and the flood is another one.
+    let exits = |run: &Run| {
+        let output = run.command("stats --json flood").output().expect("gnomon").stdout;
+        let stats: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        stats["vms"][0]["counters"]["exits.total"].as_u64().expect("a count")
+    };
+    let before = exits(&run);
+    let typed: String = (0..2000).map(|n| format!("{n} ")).collect();
+    let mut echo = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"))
+        .env("XDG_RUNTIME_DIR", run.path())
+        .args(["console", "echo"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("gnomon");
+    let mut input = echo.stdin.take().expect("its input");
+    let text = typed.clone();
+    let writer = std::thread::spawn(move || std::io::Write::write_all(&mut input, text.as_bytes()));
+    let mut seen = vec![0; typed.len()];
+    echo.stdout.take().expect("its output").read_exact(&mut seen).expect("all of it");
+    assert_eq!(String::from_utf8_lossy(&seen), typed);
+    writer.join().expect("no panic").expect("written");
+    echo.kill().expect("it is there");
+    echo.wait().expect("its status");
+    assert!(exits(&run) > before, "the VM goes on");
+    // Now it reads.
+    let mut output = BufReader::new(sleeper.stdout.take().expect("its output"));
+    let mut lines = vec![0; 1 << 17];
+    output.read_exact(&mut lines).expect("more than there was in the pipe");
+    run.command("stop flood").assert().success();
+    std::thread::spawn(move || drain(output));
+    let mut said = String::new();
+    sleeper.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
+    assert_eq!(sleeper.wait().expect("its status").code(), Some(0), "{said}");
+    assert!(said.contains("bytes that it printed are lost") && said.contains("flood has ended"), "{said}");
+}
+
+#[test]
+fn what_is_no_console_is_said() {
+    let run = Run::start();
+    let refused = |line: &str, what: &str| {
+        let said = run.command(line).assert().code(1).get_output().stderr.clone();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.contains(what) && said.contains("gnomon: remedy: "), "`{line}`: {said}");
+    };
+    refused("console", "several VMs: echo, flood");
+    refused("console other", "no VM `other`");
+    refused("console --run other echo", "no run called `other`");
+}
