@@ -19,7 +19,6 @@
 //!   what is not a shadow of a guest's table.
 
 use super::candidates::Calm;
-use super::config::{Budget, Host};
 use super::lane_memory::faults_always;
 use super::passed::{Compared, Mappings, Passed};
 use crate::frames::Run;
@@ -520,21 +519,21 @@ impl Page {
     }
 
     /// Of 64 entries of the shadow of a table, empties those for which the entry in the frame `guest` faults whatever the access, and
-    /// parks them. Returns which those are, those that cannot be parked, for which it is left to do, and what it owes.
-    pub fn park_faulting<M: PhysMem, H>(
+    /// parks them, `most` of them. Returns which those are, those that cannot be parked, for which it is left to do, and what it owes.
+    pub fn park_faulting(
         &mut self,
         guest: Pfn<Hpa>,
         part: usize,
         behind: u64,
-        host: &mut Host<'_, M, H>,
+        most: u32,
+        mem: &mut impl PhysMem,
     ) -> (u64, u64, Debt) {
         let (table, mirror) = (self.table(), self.body.mirror.first());
-        let most = host.budget.affords(Budget::PARK);
         // What of the flags of leaves is owed for all of them.
         let (mut done, mut others, mut flags, mut count) = (0u64, 0, 0, 0);
         for index in indices(part, behind) {
             let (bit, at) = (1 << (index % 64), 8 * index as u64);
-            let pte = Pte(host.mem.read_u64(guest.at(at)));
+            let pte = Pte(mem.read_u64(guest.at(at)));
             if !faults_always(pte) {
                 continue;
             }
@@ -542,20 +541,19 @@ impl Page {
                 break;
             }
             if self.live[part] & bit != 0 {
-                let known = Pte(host.mem.read_u64(mirror.at(at)));
+                let known = Pte(mem.read_u64(mirror.at(at)));
                 if !self.may_park(known) {
                     others |= bit;
                     continue;
                 }
-                self.park(index, known, host.mem);
+                self.park(index, known, mem);
             }
             count += 1;
-            let old = Pte(host.mem.exchange_u64(table.at(at), Pte::INVALID.0));
+            let old = Pte(mem.exchange_u64(table.at(at), Pte::INVALID.0));
             flags |= if table::is_poison(old) { 0 } else { old.flags().bits() };
-            host.mem.write_u64(mirror.at(at), pte.0);
+            mem.write_u64(mirror.at(at), pte.0);
             done |= bit;
         }
-        host.budget.spend(count * Budget::PARK);
         self.parked[part] |= self.live[part] & done;
         self.live[part] &= !done;
         let eights = (0..8).filter(|n| done >> (8 * n) & 0xff != 0);

@@ -152,7 +152,9 @@ impl<S: Shadowed> Shadow<S> {
     ) -> u64 {
         let page = self.index.page_mut(id);
         let Some(guest) = page.guest else { return behind };
-        let (mut done, others, debt) = page.park_faulting(guest, part, behind, host);
+        let most = host.budget.affords(Budget::PARK);
+        let (mut done, others, debt) = page.park_faulting(guest, part, behind, most, host.mem);
+        host.budget.spend(done.count_ones() * Budget::PARK);
         self.emptied += u64::from(done.count_ones());
         self.owe(debt, host);
         for index in indices(part, others) {
