@@ -172,7 +172,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
         (Mutant::KeepsPoison, Upkeep::Steered) => &[27],
-        (Mutant::KeepsGlobals, Upkeep::Steered) => &[102],
+        (Mutant::KeepsGlobals, Upkeep::Steered) => &[18],
+        (Mutant::KeepsVmid, Upkeep::Steered) => &[290],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
         (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[156],
@@ -181,6 +182,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
         (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[49],
         (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[804],
+        (Mutant::Engine(Sabotage::ForgetsWideLines), Upkeep::Steered) => &[49],
+        (Mutant::Engine(Sabotage::ForgetsSpells | Sabotage::ForgetsPassedSpells), Upkeep::Steered) => &[30],
         (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[56],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[1641],
         _ => &[],
