@@ -487,7 +487,7 @@ impl Page {
     #[inline(always)]
     pub fn park(&self, index: usize, known: Pte, mem: &mut impl PhysMem) {
         let Some(header) = &self.body.header else { return };
-        let (at, shift) = (header.first().at(4 * index as u64 & !7), 32 * (index % 2));
+        let (at, shift) = (header.first().at(8 * (index as u64 / 2)), 32 * (index % 2));
         let others = mem.read_u64(at) & !(0xffff_ffff << shift);
         mem.write_u64(at, others | known.pfn::<Gpa>().raw() << shift);
     }
@@ -496,7 +496,7 @@ impl Page {
     #[inline(always)]
     pub fn parked_at(&self, index: usize, mem: &impl PhysMem) -> Pfn<Gpa> {
         let header = self.body.header.as_ref().expect("parked entries are noted there");
-        Pfn::new(mem.read_u64(header.first().at(4 * index as u64 & !7)) >> (32 * (index % 2)) & 0xffff_ffff)
+        Pfn::new(mem.read_u64(header.first().at(8 * (index as u64 / 2))) >> (32 * (index % 2)) & 0xffff_ffff)
     }
 
     /// An entry, live or parked, is to be a leaf made from `mirror`. If it is in the list of that frame, that is done; else nothing is.
