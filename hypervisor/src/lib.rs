@@ -39,6 +39,7 @@ pub mod memory;
 pub mod network;
 pub mod offer;
 pub mod pager;
+pub mod port;
 pub mod probe;
 pub mod promoter;
 #[cfg(test)]

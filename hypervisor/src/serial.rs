@@ -8,6 +8,7 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
 use crate::shares;
+use crate::slots::Handle;
 use crate::sync::{Mutex, MutexGuard};
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
@@ -29,13 +30,10 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
         let mut port = port.lock();
         (port.user(), port.attend())
     };
-    match user.and_then(|user| g.vms.get(user)) {
-        Some(vm) if is_now => {
-            give_moment(g, &vm, env);
-            deliver(g, env);
-        }
-        Some(vm) => Reach { g, vm: &vm, env, output: Output::Leave }.soon(),
-        None => {}
+    if is_now {
+        resume(g, user, env);
+    } else if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
+        Reach { g, vm: &vm, env, output: Output::Leave }.soon();
     }
 }
 
@@ -46,15 +44,17 @@ pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E)
         port.attend();
         port.user()
     };
-    if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
-        give_moment(g, &vm, env);
-        deliver(g, env);
-    }
+    resume(g, user, env);
 }
 
 /// The host's entropy device has interrupted: whose bytes have come goes on.
 pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
     let user = g.offer.entropy.as_ref().and_then(|source| source.lock().attend());
+    resume(g, user, env);
+}
+
+/// The VM goes on with what a device of the host's has done for it, if it is still there.
+fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
     if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
         give_moment(g, &vm, env);
         deliver(g, env);

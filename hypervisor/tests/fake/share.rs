@@ -1,7 +1,7 @@
 //! A share of the host's, which answers when it is told to: each message with one of the next type and the same tag.
 
-use hypervisor::disks::NotBegun;
-use hypervisor::shares::{Asked, HostShare, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::port::HostDevice;
+use hypervisor::shares::{Asked, NotBegun, Token, UNIT_BYTES, UNITS, Units};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -45,7 +45,10 @@ impl FakeShare {
     }
 }
 
-impl HostShare for FakeShare {
+impl HostDevice for FakeShare {
+    type Asked = Asked;
+    type Outcome = usize;
+
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
     }

@@ -1,19 +1,17 @@
 //! The host's virtio devices that have a use. Block devices are found by their serials.
 
-use crate::block::{BlockDevice, Piece};
+use crate::block::BlockDevice;
+use crate::buffer::Buffer;
 use crate::control::ControlDevice;
 use crate::net::NetDevice;
 use crate::rng::EntropyDevice;
 use crate::share::ShareDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
-use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, Units};
 use hypervisor::machine::{Machine, VirtioSlot};
-use mmu::frames::{Frames, Owner, Use};
-use rv::{Addr, Hpa, PAGE_BYTES};
-
-/// Pages of a buffer, as a power of two.
-const BUFFER_ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zeros() as u8;
+use hypervisor::port::HostDevice;
+use mmu::frames::Frames;
 
 /// Those of the machine.
 #[derive(Default)]
@@ -69,20 +67,13 @@ impl HostDevices {
 /// A guest's disk, with the buffer that data goes through.
 pub struct GuestDisk {
     device: BlockDevice,
-    buffer: Addr<Hpa>,
+    buffer: Buffer,
 }
 
 impl GuestDisk {
     /// That device, with a buffer that it has for ever; `None` if there is no memory for one.
     pub fn new(device: BlockDevice, frames: &Frames) -> Option<Self> {
-        let buffer = frames.alloc(Owner::Host, Use::Other, BUFFER_ORDER).ok()?;
-        Some(Self { device, buffer: buffer.first().base() })
-    }
-
-    fn piece(&self, units: Units, bytes: usize) -> Piece {
-        assert!(units.first + units.count <= UNITS, "units that there are not");
-        let start = Addr::new(self.buffer.raw() + (units.first * UNIT_BYTES) as u64);
-        Piece { start, bytes }
+        Some(Self { device, buffer: Buffer::new(frames)? })
     }
 }
 
@@ -102,15 +93,20 @@ impl HostDisk for GuestDisk {
     fn clears(&self) -> Clears {
         self.device.clears()
     }
+}
+
+impl HostDevice for GuestDisk {
+    type Asked = Asked;
+    type Outcome = Result<(), IoError>;
 
     fn buffer(&mut self, units: Units) -> &mut [u8] {
-        // SAFETY: frames that are this disk's for ever, and units that are not in flight, as the caller promises.
-        unsafe { self.piece(units, units.bytes()).bytes() }
+        // SAFETY: units that are not in flight, as the caller promises.
+        unsafe { self.buffer.bytes(units) }
     }
 
     fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
         assert!(!asked.operation.has_data() || asked.bytes <= asked.units.bytes(), "more than the units have");
-        self.device.begin(asked.operation, asked.sector, self.piece(asked.units, asked.bytes))
+        self.device.begin(asked.operation, asked.sector, self.buffer.piece(asked.units, 0, asked.bytes))
     }
 
     fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {

@@ -10,6 +10,7 @@ extern crate alloc;
 
 mod block;
 mod boot;
+mod buffer;
 mod control;
 mod disks;
 mod drivers;

@@ -2,7 +2,7 @@
 //!
 //! The queue is that of the crate `virtio-drivers`, which has no driver of such devices.
 
-use crate::block::Piece;
+use crate::buffer::{Buffer, Piece};
 use crate::virtio::{HeapHal, Opened};
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -11,11 +11,10 @@ use core::array;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::device::virtio::wire::share::MOUNT_TAG;
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
-use hypervisor::disks::NotBegun;
 use hypervisor::machine::VirtioSlot;
-use hypervisor::shares::{Asked, HostShare, MOST_FLYING, Token, UNIT_BYTES, UNITS, Units};
-use mmu::frames::{Frames, Owner, Use};
-use rv::{Addr, Hpa, PAGE_BYTES};
+use hypervisor::port::HostDevice;
+use hypervisor::shares::{Asked, MOST_FLYING, NotBegun, Token, Units};
+use mmu::frames::Frames;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
 use virtio_drivers::transport::{DeviceType, Transport};
@@ -23,8 +22,6 @@ use virtio_drivers::transport::{DeviceType, Transport};
 const QUEUE: u16 = 0;
 /// Descriptors: two for each message, where they are not indirect.
 const DESCRIPTORS: usize = 2 * MOST_FLYING;
-/// Pages of a buffer, as a power of two.
-const BUFFER_ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zeros() as u8;
 
 /// The device.
 pub struct ShareDevice {
@@ -52,7 +49,7 @@ impl ShareDevice {
 /// A guest's share, with the buffer that messages go through.
 pub struct GuestShare {
     device: ShareDevice,
-    buffer: Addr<Hpa>,
+    buffer: Buffer,
     /// By token.
     pending: Box<[Option<Asked>; DESCRIPTORS]>,
 }
@@ -60,27 +57,24 @@ pub struct GuestShare {
 impl GuestShare {
     /// That device, with a buffer that it has for ever; `None` if there is no memory for one.
     pub fn new(device: ShareDevice, frames: &Frames) -> Option<Self> {
-        let buffer = frames.alloc(Owner::Host, Use::Other, BUFFER_ORDER).ok()?;
-        Some(Self { device, buffer: buffer.first().base(), pending: Box::new(array::from_fn(|_| None)) })
-    }
-
-    /// So many bytes of the buffer, from that one on.
-    fn piece(&self, units: Units, at: usize, bytes: usize) -> Piece {
-        assert!(units.first + units.count <= UNITS && at + bytes <= units.bytes(), "more than the units have");
-        Piece { start: Addr::new(self.buffer.raw() + (units.first * UNIT_BYTES + at) as u64), bytes }
+        Some(Self { device, buffer: Buffer::new(frames)?, pending: Box::new(array::from_fn(|_| None)) })
     }
 
     /// Where a message is, and where its answer is to be.
     fn pieces(&self, asked: &Asked) -> (Piece, Piece) {
-        let Asked { units, message, room } = *asked;
-        (self.piece(units, 0, message), self.piece(units, asked.answer_at(), room))
+        assert!(asked.bytes() <= asked.units.bytes(), "more than the units have");
+        let piece = |at, bytes| self.buffer.piece(asked.units, at, bytes);
+        (piece(0, asked.message), piece(asked.answer_at(), asked.room))
     }
 }
 
-impl HostShare for GuestShare {
+impl HostDevice for GuestShare {
+    type Asked = Asked;
+    type Outcome = usize;
+
     fn buffer(&mut self, units: Units) -> &mut [u8] {
-        // SAFETY: frames that are this share's for ever, and units that are not in flight, as the caller promises.
-        unsafe { self.piece(units, 0, units.bytes()).bytes() }
+        // SAFETY: units that are not in flight, as the caller promises.
+        unsafe { self.buffer.bytes(units) }
     }
 
     fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {

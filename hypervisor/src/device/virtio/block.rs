@@ -11,8 +11,7 @@
 //! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the work. A request says
 //! so in one *segment*.
 
-use super::backend::{Backend, Progress};
-use super::chain::reached;
+use super::backend::{Backend, Progress, read_bytes};
 use super::portion::{self, Budget, STEP, Stop, free_place};
 use super::queue::{Chain, MOST, Queue, Trouble};
 use super::wire::block::{
@@ -26,7 +25,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use request::{CONFIG, Request};
+use request::Request;
 
 mod request;
 
@@ -107,19 +106,10 @@ impl Work {
         budget: &mut Budget,
     ) -> Result<(), Stop> {
         let is_read = operation == Operation::Read;
-        let ahead = if is_read { 0 } else { HEADER as u64 };
-        while part.copied < part.bytes && self.status == S_OK {
-            let place = self.chain.place(is_read, ahead + part.offset + part.copied as u64);
-            let Some((gpa, left)) = place else { unreachable!("a request has as much data as its buffers") };
-            let end = part.bytes.min(part.copied + left);
-            budget.pay_for_copy(end - part.copied, gpa.is_multiple_of(8) && part.copied.is_multiple_of(8))?;
-            let bytes = &mut port.buffer(part.units)[part.copied..end];
-            let is_there = reached(if is_read { outside.write(gpa, bytes) } else { outside.read(gpa, bytes) })?;
-            if is_there {
-                part.copied = end;
-            } else {
-                self.fail(S_IOERR);
-            }
+        let place = (is_read, if is_read { 0 } else { HEADER as u64 } + part.offset);
+        let bytes = &mut port.buffer(part.units)[..part.bytes];
+        if self.status == S_OK && !self.chain.copy(place, (bytes, &mut part.copied), outside, budget)? {
+            self.fail(S_IOERR);
         }
         Ok(())
     }
@@ -408,10 +398,7 @@ impl Backend for Block {
     }
 
     fn read_config(&self, offset: u64, width: u8) -> u32 {
-        let config = request::config(&self.port.lock());
-        let at = usize::try_from(offset).unwrap_or(CONFIG).min(CONFIG);
-        let bytes = config[at..].iter().take(width.into());
-        bytes.rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+        read_bytes(&request::config(&self.port.lock()), offset, width)
     }
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}

@@ -7,14 +7,12 @@
 //! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it forgets all when the
 //! next session begins, which each driver does first.
 
-use super::backend::{Backend, Progress};
-use super::chain::reached;
+use super::backend::{Backend, Progress, read_bytes};
 use super::portion::{self, Budget, STEP, Stop, free_place};
 use super::queue::{Chain, MOST, Queue, Trouble};
 use super::wire::share::MOUNT_TAG;
 use crate::device::interface::Outside;
-use crate::disks::NotBegun;
-use crate::shares::{Asked, MOST_MESSAGE, Port, Units};
+use crate::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
 use crate::sync::Mutex;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -193,17 +191,8 @@ impl Share {
         budget: &mut Budget,
     ) -> Result<bool, Stop> {
         let work = self.work(at);
-        while work.copied < asked.message {
-            let Some((gpa, left)) = work.chain.place(false, work.copied as u64) else { return Ok(false) };
-            let end = asked.message.min(work.copied + left);
-            let is_aligned = gpa.is_multiple_of(8) && work.copied.is_multiple_of(8);
-            budget.pay_for_copy(end - work.copied, is_aligned)?;
-            if !reached(outside.read(gpa, &mut port.buffer(asked.units)[work.copied..end]))? {
-                return Ok(false);
-            }
-            work.copied = end;
-        }
-        Ok(true)
+        let message = &mut port.buffer(asked.units)[..asked.message];
+        work.chain.copy((false, 0), (message, &mut work.copied), outside, budget)
     }
 
     /// Answers what has units, and nothing comes of.
@@ -234,7 +223,7 @@ impl Share {
         self.over.push_back((at, written));
     }
 
-    /// Copies an answer of the host's device to the guest, or what is left of it.
+    /// Copies an answer of the host's device to the guest, or what is left of it: so many bytes, it says.
     fn land(
         &mut self,
         at: usize,
@@ -245,6 +234,7 @@ impl Share {
     ) -> Result<(), Stop> {
         let work = self.work(at);
         let Some((head, asked)) = work.open else { unreachable!("what has landed was begun") };
+        let bytes = bytes.min(asked.room);
         let mut written = bytes;
         if bytes as u64 > work.chain.room(true) {
             // It was done, and the guest has no room to hear of it.
@@ -252,19 +242,10 @@ impl Share {
             written = if work.chain.tell(0, error.bytes(), outside)? { ERROR } else { 0 };
             self.counts.unfit += 1;
         } else {
-            while work.copied < bytes {
-                let place = work.chain.place(true, work.copied as u64);
-                let Some((gpa, left)) = place else { unreachable!("there is room for the answer") };
-                let end = bytes.min(work.copied + left);
-                let is_aligned = gpa.is_multiple_of(8) && work.copied.is_multiple_of(8);
-                budget.pay_for_copy(end - work.copied, is_aligned)?;
-                let from = asked.answer_at();
-                if !reached(outside.write(gpa, &port.buffer(asked.units)[from + work.copied..from + end]))? {
-                    written = 0;
-                    self.counts.unfit += 1;
-                    break;
-                }
-                work.copied = end;
+            let answer = &mut port.buffer(asked.units)[asked.answer_at()..][..bytes];
+            if !work.chain.copy((true, 0), (answer, &mut work.copied), outside, budget)? {
+                written = 0;
+                self.counts.unfit += 1;
             }
         }
         self.counts.bytes_in += bytes as u64;
@@ -286,10 +267,7 @@ impl Backend for Share {
 
     fn read_config(&self, offset: u64, width: u8) -> u32 {
         let length = (self.tag.len() as u16).to_le_bytes();
-        let config = length.iter().chain(self.tag.as_bytes());
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
-        let bytes: Vec<u8> = config.skip(at).take(width.into()).copied().collect();
-        bytes.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+        read_bytes(&[&length, self.tag.as_bytes()].concat(), offset, width)
     }
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}

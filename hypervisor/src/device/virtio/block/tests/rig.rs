@@ -5,6 +5,7 @@ use crate::device::interface::tests::{RAM, World};
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
 use crate::disks::{Clears, HostDisk, IoError, Token, UNITS};
+use crate::port::HostDevice;
 pub(super) use crate::random::Random;
 use alloc::vec;
 
@@ -89,6 +90,12 @@ impl HostDisk for ModelDisk {
     fn clears(&self) -> Clears {
         self.model.lock().clears
     }
+}
+
+impl HostDevice for ModelDisk {
+    type Asked = Asked;
+    type Outcome = Result<(), IoError>;
+
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         assert!(!self.model.lock().is_flying(units), "{units:?} are the device's");
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]

@@ -4,8 +4,9 @@ use super::super::*;
 use crate::device::interface::tests::{RAM, World};
 use crate::device::interface::{Answer as Access, Device};
 use crate::device::virtio::Mmio;
+use crate::port::HostDevice;
 pub(super) use crate::random::Random;
-use crate::shares::{HostShare, MOST_FLYING, Token, UNIT_BYTES, UNITS};
+use crate::shares::{MOST_FLYING, Token, UNIT_BYTES, UNITS};
 use alloc::vec;
 
 const TABLE: u64 = RAM;
@@ -66,7 +67,10 @@ impl ModelShare {
     }
 }
 
-impl HostShare for ModelShare {
+impl HostDevice for ModelShare {
+    type Asked = Asked;
+    type Outcome = usize;
+
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         assert!(!self.model.lock().is_flying(units), "{units:?} are the device's");
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
