@@ -1,22 +1,18 @@
 //! A VM's share, in each mode: messages while the vCPU goes on, and what becomes of them when the VM ends or starts over.
 
+use crate::fake::driver::{self, USED, counters, read, write};
 use crate::fake::share::server;
 use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
 use abi::record::EndReason;
-use hypervisor::device::Answer;
 use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach, attend_share};
+use hypervisor::serial::attend_share;
 use hypervisor::vm::Departure;
-use rv::Addr;
 
 /// Its number, and where its registers are.
 const SHARE: u32 = 5;
 const DEVICE: u64 = 0x1000_a000;
 const SOURCE: u64 = 12;
-const TABLE: u64 = GUEST_RAM_BASE;
-const DRIVER: u64 = GUEST_RAM_BASE + 0x800;
-const USED: u64 = GUEST_RAM_BASE + 0xa00;
 const MESSAGE: u64 = GUEST_RAM_BASE + 0x1ffc;
 const ANSWER: u64 = GUEST_RAM_BASE + 0x2ffe;
 
@@ -25,49 +21,14 @@ fn config(name: &str, vcpus: u32) -> VmConfig {
 }
 
 fn world_with_share(mmu: MmuMode) -> World {
-    let mut w = fake::world_of(VmConfig { mmu: Some(mmu), ..config("vm", 2) }, GuestTimer::Sstc);
-    let translation = w.run.vm.translation;
-    assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
-    w
-}
-
-fn set(w: &mut World, register: u64, value: u64) -> Answer<()> {
-    let vm = w.run.vm.clone();
-    let (target, offset, _) = vm.device_at(DEVICE + register).expect("it is there");
-    let outside = &mut Reach { g: &w.g, vm: &vm, env: &mut w.hart, output: Output::Print };
-    vm.devices.lock().store(target, (offset, 4), value, outside)
-}
-
-fn write(w: &mut World, gpa: u64, bytes: &[u8]) {
-    fake::write(&w.g, &w.run.vm, Addr::new(gpa), bytes, &mut w.hart).unwrap();
-}
-
-fn read<const N: usize>(w: &mut World, gpa: u64) -> [u8; N] {
-    let mut bytes = [0; N];
-    fake::read(&w.g, &w.run.vm, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
-    bytes
+    driver::world(VmConfig { mmu: Some(mmu), ..config("vm", 2) })
 }
 
 /// The driver starts, and sends a message of 11 bytes with that tag.
 fn ask(w: &mut World, tag: u8) {
-    for (register, value) in [(0x070, 0), (0x070, 3), (0x024, 1), (0x020, 1), (0x070, 11), (0x038, 4)] {
-        set(w, register, value);
-    }
-    for (register, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, USED)] {
-        set(w, register, address & 0xffff_ffff);
-        set(w, register + 4, address >> 32);
-    }
-    set(w, 0x044, 1);
-    set(w, 0x070, 15);
     write(w, MESSAGE, &[11, 0, 0, 0, 120, tag, 0, 1, 0, 0, 0]);
     write(w, ANSWER, &[0xee; 8]);
-    for (n, (gpa, bytes, flags)) in (0..).zip([(MESSAGE, 11, 1_u64), (ANSWER, 64, 2)]) {
-        let words: [u64; 2] = [gpa, bytes | flags << 32 | (n + 1) << 48];
-        write(w, TABLE + 16 * n, words.map(u64::to_le_bytes).as_flattened());
-    }
-    write(w, USED, &[0; 16]);
-    write(w, DRIVER, &[0, 0, 1, 0, 0, 0]);
-    assert_eq!(set(w, 0x050, 0), Answer::Done(()), "nobody waits for the host");
+    driver::ask(w, DEVICE, &[(MESSAGE, 11, 1), (ANSWER, 64, 2)]);
 }
 
 /// The host answers what it has, and interrupts.
@@ -87,9 +48,7 @@ fn an_answer_comes_by_itself() {
         assert_eq!(read::<8>(&mut w, ANSWER), [7, 0, 0, 0, 121, 3, 0, 0xee], "{mmu}");
         assert_eq!(read::<2>(&mut w, USED + 2), [1, 0], "{mmu}");
         assert!(w.run.vm.devices.lock().plic.is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
-        let counters = w.g.report(&w.run.vm).counters;
-        let count = |name: &str| counters.iter().find(|(known, _)| *known == name).map(|(_, count)| *count);
-        let counts = ["share.messages", "share.bytes_out", "share.bytes_in", "share.malformed"].map(count);
+        let counts = counters(&w, ["share.messages", "share.bytes_out", "share.bytes_in", "share.malformed"]);
         assert_eq!(counts, [Some(1), Some(11), Some(7), Some(0)], "{mmu}");
     }
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod disk;
+pub mod driver;
 pub mod entropy;
 pub mod share;
 
