@@ -25,6 +25,8 @@ mod backend;
 pub mod balloon;
 pub mod block;
 mod chain;
+#[cfg(test)]
+mod driver;
 pub mod net;
 mod portion;
 pub mod queue;

@@ -3,8 +3,8 @@
 mod rig;
 
 use super::*;
+use crate::device::interface::Answer;
 use crate::device::interface::tests::RAM;
-use crate::device::interface::{Answer, Device};
 use crate::device::virtio::wire::block::{BLK_SIZE, DISCARD, FLUSH, READ_ONLY, SEG_MAX, WRITE_ZEROES};
 use crate::disks::{Clears, IoError, UNITS};
 use alloc::vec;
@@ -35,7 +35,7 @@ fn what_is_written_is_read_whatever_its_length() {
 #[test]
 fn the_configuration_says_what_there_is() {
     let mut rig = Rig::new();
-    let mut word = |offset: u64, width| match rig.device.load(0x100 + offset, width, &mut rig.world) {
+    let mut word = |offset: u64, width| match rig.get(0x100 + offset, width) {
         Answer::Done(value) => value,
         other => panic!("{other:?}"),
     };
@@ -53,7 +53,7 @@ fn the_configuration_says_what_there_is() {
     assert_eq!(features(&rig), always | DISCARD);
     rig.model.lock().is_read_only = true;
     assert_eq!(features(&rig), always | READ_ONLY);
-    let word = rig.device.load(0x100 + 36, 4, &mut rig.world);
+    let word = rig.get(0x100 + 36, 4);
     assert_eq!(word, Answer::Done(0), "nothing may be discarded");
 }
 
@@ -427,7 +427,7 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
                         let at = random.below(count) as usize;
                         rig.model.lock().finish(at, if random.one_in(4) { Err(IoError) } else { Ok(()) });
                         rig.port.lock().attend();
-                        rig.device.moment(&mut rig.world);
+                        rig.moment();
                     }
                 }
                 _ => {

@@ -1,19 +1,18 @@
 //! The source of random bytes behind its transport, as drivers see it.
 
 use super::*;
-use crate::device::interface::tests::{RAM, World};
-use crate::device::interface::{Answer, Device};
+use crate::device::interface::Answer;
+use crate::device::interface::tests::RAM;
 use crate::device::virtio::Mmio;
+use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, TABLE};
 use crate::entropy::{HostEntropy, PIECE, Source};
 use crate::slots::Handle;
 use crate::sync::Mutex;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
 
-const DRIVER: u64 = RAM + 0x800;
-const USED: u64 = RAM + 0xa00;
 const DATA: u64 = RAM + 0x1000;
 
 /// A host that has the bytes 1, 1, 1, ..., then 2, 2, 2, ...
@@ -49,11 +48,23 @@ impl HostEntropy for ModelEntropy {
 }
 
 struct Rig {
-    device: Mmio<Rng>,
+    driver: Driver<Rng>,
     source: Arc<Mutex<Source>>,
     model: Arc<Mutex<Model>>,
-    world: World,
-    available: u16,
+}
+
+impl Deref for Rig {
+    type Target = Driver<Rng>;
+
+    fn deref(&self) -> &Driver<Rng> {
+        &self.driver
+    }
+}
+
+impl DerefMut for Rig {
+    fn deref_mut(&mut self) -> &mut Driver<Rng> {
+        &mut self.driver
+    }
 }
 
 impl Rig {
@@ -67,48 +78,26 @@ impl Rig {
     fn beside(source: &Arc<Mutex<Source>>, model: &Arc<Mutex<Model>>, slot: usize) -> Self {
         let place = Place::at(source);
         place.set_user(Handle { slot, number: 70 + slot as u64 });
-        let device = Mmio::new(0x1000_e000, 16, Rng::new(place));
-        let world = World { ram: vec![0xee; 0x4000], ..World::default() };
-        let (source, model) = (Arc::clone(source), Arc::clone(model));
-        let mut rig = Self { device, source, model, world, available: 0 };
+        let mut driver = Driver::new(Mmio::new(0x1000_e000, 16, Rng::new(place)), 0x4000);
+        driver.world.ram.fill(0xee);
+        let mut rig = Self { driver, source: Arc::clone(source), model: Arc::clone(model) };
         rig.start();
         rig
     }
 
-    fn set(&mut self, offset: u64, value: u32) -> Answer<()> {
-        self.device.store(offset, 4, value.into(), &mut self.world)
-    }
-
     fn start(&mut self) {
-        self.available = 0;
-        self.world.ram[..0x1000].fill(0);
-        for (offset, value) in [(0x070, 0), (0x070, 3), (0x024, 1), (0x020, 1), (0x070, 11), (0x038, 8)] {
-            self.set(offset, value);
-        }
-        for (offset, address) in [(0x080, RAM), (0x090, DRIVER), (0x0a0, USED)] {
-            self.set(offset, address as u32);
-            self.set(offset + 4, (address >> 32) as u32);
-        }
-        self.set(0x044, 1);
-        self.set(0x070, 15);
-    }
-
-    fn poke(&mut self, gpa: u64, bytes: &[u8]) {
-        self.world.ram[(gpa - RAM) as usize..][..bytes.len()].copy_from_slice(bytes);
-    }
-
-    fn bytes(&self, gpa: u64, bytes: usize) -> &[u8] {
-        &self.world.ram[(gpa - RAM) as usize..][..bytes]
+        self.driver.start(0, 8);
     }
 
     /// Offers a buffer, and notifies.
     fn offer(&mut self, gpa: u64, bytes: u32, flags: u64) {
         let at = u64::from(self.available % 8);
         let words = [gpa, u64::from(bytes) | flags << 32];
-        self.poke(RAM + 16 * at, words.map(u64::to_le_bytes).as_flattened());
+        self.poke(TABLE + 16 * at, words.map(u64::to_le_bytes).as_flattened());
         self.poke(DRIVER + 4 + 2 * at, &(at as u16).to_le_bytes());
         self.available += 1;
-        self.poke(DRIVER + 2, &self.available.to_le_bytes());
+        let available = self.available.to_le_bytes();
+        self.poke(DRIVER + 2, &available);
         assert_eq!(self.set(0x050, 0), Answer::Done(()), "nobody waits");
     }
 
@@ -119,14 +108,10 @@ impl Rig {
         user.map(|user| user.slot)
     }
 
-    fn moment(&mut self) {
-        self.device.moment(&mut self.world);
-    }
-
     /// How many buffers have come back, and how many bytes the last one has.
     fn back(&self) -> (u16, u32) {
-        let count = u16::from_le_bytes([self.bytes(USED + 2, 1)[0], 0]);
-        let last = USED + 8 + 8 * u64::from(count.wrapping_sub(1) % 8);
+        let count = u16::from_le_bytes([self.bytes(DEVICE + 2, 1)[0], 0]);
+        let last = DEVICE + 8 + 8 * u64::from(count.wrapping_sub(1) % 8);
         (count, u32::from(self.bytes(last, 1)[0]))
     }
 }
@@ -172,7 +157,7 @@ fn buffers_without_room_or_memory_come_back_empty() {
     assert_eq!((rig.back(), rig.device.counts().1), ((6, 64), 0));
     // A loop is a ring's trouble, and a reset ends it.
     rig.offer(DATA, 8, 3);
-    assert!(matches!(rig.device.load(0x070, 4, &mut rig.world), Answer::Done(status) if status & 64 != 0));
+    assert!(matches!(rig.get(0x070, 4), Answer::Done(status) if status & 64 != 0));
     rig.start();
     rig.offer(DATA, 8, 2);
     rig.come(64);

@@ -4,8 +4,8 @@ mod rig;
 
 use super::message::{ERROR, HEAD, MOST_FILES, SMALL};
 use super::*;
+use crate::device::interface::Answer as Access;
 use crate::device::interface::tests::RAM;
-use crate::device::interface::{Answer as Access, Device};
 use crate::shares::{MOST_FLYING, UNITS};
 use alloc::vec;
 use rig::*;
@@ -154,7 +154,7 @@ fn messages_pass_and_answers_come_back_however_they_are_cut() {
 #[test]
 fn the_configuration_has_the_tag() {
     let mut rig = Rig::new();
-    let mut word = |offset: u64, width| rig.device.load(0x100 + offset, width, &mut rig.world);
+    let mut word = |offset: u64, width| rig.get(0x100 + offset, width);
     assert_eq!((word(0, 2), word(2, 1), word(4, 1), word(5, 1)), [3, 115, 99, 0].map(Access::Done).into());
     assert_eq!((word(0, 4), word(0x80, 4)), (Access::Done(0x7273_0003), Access::Done(0)));
     assert_eq!(rig.device.backend().features(), 1);

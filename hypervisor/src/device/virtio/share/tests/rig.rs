@@ -1,19 +1,17 @@
 //! A driver, and a model of the host's device that answers when it is told to.
 
 use super::super::*;
-use crate::device::interface::tests::{RAM, World};
-use crate::device::interface::{Answer as Access, Device};
+use crate::device::interface::Answer as Access;
+use crate::device::interface::tests::RAM;
 use crate::device::virtio::Mmio;
+use crate::device::virtio::driver::Driver;
+pub(super) use crate::device::virtio::driver::{DRIVER, ENTRIES, TABLES};
 use crate::port::HostDevice;
 pub(super) use crate::random::Random;
 use crate::shares::{MOST_FLYING, Token, UNIT_BYTES, UNITS};
 use alloc::vec;
+use core::ops::{Deref, DerefMut};
 
-const TABLE: u64 = RAM;
-pub(super) const DRIVER: u64 = RAM + 0x800;
-const DEVICE: u64 = RAM + 0xa00;
-/// Tables of descriptors, one for each entry of the queue.
-pub(super) const TABLES: u64 = RAM + 0x1000;
 /// Messages and room for answers: 256 KiB for each.
 pub(super) const MESSAGES: u64 = RAM + 0x2_0000;
 pub(super) const PLACE: u64 = 512 << 10;
@@ -103,12 +101,23 @@ impl HostDevice for ModelShare {
 
 /// A driver that has set up its device.
 pub(super) struct Rig {
-    pub(super) device: Mmio<Share>,
+    driver: Driver<Share>,
     pub(super) port: Arc<Mutex<Port>>,
     pub(super) model: Arc<Mutex<Model>>,
-    pub(super) world: World,
-    available: u16,
-    seen: u16,
+}
+
+impl Deref for Rig {
+    type Target = Driver<Share>;
+
+    fn deref(&self) -> &Driver<Share> {
+        &self.driver
+    }
+}
+
+impl DerefMut for Rig {
+    fn deref_mut(&mut self) -> &mut Driver<Share> {
+        &mut self.driver
+    }
 }
 
 impl Rig {
@@ -116,60 +125,16 @@ impl Rig {
         let model = Arc::new(Mutex::new(Model::default()));
         let device = ModelShare { model: Arc::clone(&model), buffer: vec![0; UNITS * UNIT_BYTES] };
         let port = Arc::new(Mutex::new(Port::new(Box::new(device))));
-        let ram = vec![0; (MESSAGES - RAM + PLACE * MOST_PLACES as u64) as usize];
-        let device = Mmio::new(0x1000_a000, 12, Share::new(Arc::clone(&port), "src"));
-        let world = World { ram, ..World::default() };
-        let mut rig = Self { device, port, model, world, available: 0, seen: 0 };
+        let ram = (MESSAGES - RAM + PLACE * MOST_PLACES as u64) as usize;
+        let driver = Driver::new(Mmio::new(0x1000_a000, 12, Share::new(Arc::clone(&port), "src")), ram);
+        let mut rig = Self { driver, port, model };
         rig.start();
         rig
     }
 
-    pub(super) fn set(&mut self, offset: u64, value: u32) -> Access<()> {
-        self.device.store(offset, 4, value.into(), &mut self.world)
-    }
-
     /// Resets the device and sets it up.
     pub(super) fn start(&mut self) {
-        (self.available, self.seen) = (0, 0);
-        let later = self.world.later.take();
-        self.world.ram[..0x1000].fill(0);
-        for (offset, value) in
-            [(0x070, 0), (0x070, 3), (0x024, 0), (0x020, 1 | 1 << 28), (0x024, 1), (0x020, 1), (0x070, 11), (0x038, 64)]
-        {
-            self.set(offset, value);
-        }
-        for (offset, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, DEVICE)] {
-            self.set(offset, address as u32);
-            self.set(offset + 4, (address >> 32) as u32);
-        }
-        self.set(0x044, 1);
-        self.set(0x070, 15);
-        self.world.later = later;
-    }
-
-    /// Does something that the guest does itself, whose memory is there then.
-    pub(super) fn poke(&mut self, gpa: u64, bytes: &[u8]) {
-        let start = (gpa - RAM) as usize;
-        self.world.ram[start..start + bytes.len()].copy_from_slice(bytes);
-    }
-
-    pub(super) fn bytes(&self, gpa: u64, bytes: usize) -> &[u8] {
-        &self.world.ram[(gpa - RAM) as usize..][..bytes]
-    }
-
-    /// Puts a chain into a place's table and makes it available.
-    pub(super) fn chain(&mut self, place: usize, buffers: &[(u64, u32, bool)]) {
-        let table = TABLES + 16 * 64 * place as u64;
-        for (n, (gpa, bytes, is_written)) in buffers.iter().enumerate() {
-            let flags = u64::from(n + 1 < buffers.len()) | u64::from(*is_written) << 1;
-            let words = [*gpa, u64::from(*bytes) | flags << 32 | (n as u64 + 1) << 48];
-            self.poke(table + 16 * n as u64, words.map(u64::to_le_bytes).as_flattened());
-        }
-        let words = [table, (16 * buffers.len() as u64) | (4 << 32)];
-        self.poke(TABLE + 16 * place as u64, words.map(u64::to_le_bytes).as_flattened());
-        self.poke(DRIVER + 4 + 2 * u64::from(self.available % 64), &(place as u16).to_le_bytes());
-        self.available = self.available.wrapping_add(1);
-        self.poke(DRIVER + 2, &self.available.to_le_bytes());
+        self.driver.start(1 | 1 << 28, ENTRIES);
     }
 
     /// Where the message of a place is, and where its answer is to be.
@@ -212,7 +177,7 @@ impl Rig {
         self.port.lock().attend();
         for _ in 0..10_000 {
             self.world.is_soon = false;
-            self.device.moment(&mut self.world);
+            self.driver.moment();
             if !self.world.is_soon {
                 return;
             }
@@ -222,14 +187,7 @@ impl Rig {
 
     /// What has come back since: by place, with how many bytes.
     pub(super) fn come_back(&mut self) -> Vec<(usize, usize)> {
-        let word = |rig: &Self, gpa: u64, bytes: usize| number(rig.bytes(gpa, bytes)) as usize;
-        let mut all = Vec::new();
-        while usize::from(self.seen) != word(self, DEVICE + 2, 2) {
-            let element = DEVICE + 4 + 8 * u64::from(self.seen % 64);
-            all.push((word(self, element, 4), word(self, element + 4, 4)));
-            self.seen = self.seen.wrapping_add(1);
-        }
-        all
+        self.used().into_iter().map(|(place, bytes)| (place, bytes as usize)).collect()
     }
 
     /// Sends a message, lets the host's device answer it if it comes there, and says what the guest hears.
@@ -256,7 +214,7 @@ impl Rig {
 
     /// Whether the device wants to be reset.
     pub(super) fn is_lost(&mut self) -> bool {
-        matches!(self.device.load(0x070, 4, &mut self.world), Access::Done(status) if status & 64 != 0)
+        matches!(self.get(0x070, 4), Access::Done(status) if status & 64 != 0)
     }
 }
 
