@@ -1,6 +1,7 @@
 //! Files that are VMs' disks.
 
 use crate::size::Size;
+use crate::words::option_value;
 use abi::bundle::MAX_DISKS;
 use miette::Diagnostic;
 use serde::Deserialize;
@@ -340,8 +341,7 @@ pub(crate) fn args(number: usize, disk: &Disk) -> Vec<String> {
 
 /// What QEMU is told of a block device with that name and serial, behind which is the file.
 pub(crate) fn block_device(id: &str, file: &Path, options: &str, serial: &str) -> Vec<String> {
-    // A comma in a value of QEMU's is written twice.
-    let file = file.display().to_string().replace(',', ",,");
+    let file = option_value(&file.display().to_string());
     vec![
         "-drive".into(),
         format!("file={file},if=none,id={id},{options}"),

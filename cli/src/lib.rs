@@ -46,3 +46,4 @@ pub mod tty;
 pub mod turns;
 pub mod variant;
 pub mod vmfile;
+pub mod words;

@@ -6,6 +6,7 @@ use crate::net::{self, Network};
 use crate::share::{self, Share};
 use crate::size::{MIB, Size};
 use crate::swap;
+use crate::words::option_value;
 use clap::ValueEnum;
 use miette::Diagnostic;
 use serde::{Deserialize, Serialize};
@@ -308,8 +309,7 @@ const ENTROPY_ARGS: [&str; 4] =
 
 /// What QEMU is told of the control channel. A console loses what is not read in time, and waits for nobody.
 fn control_args(path: &Path) -> [String; 6] {
-    // A comma in a value of QEMU's is written twice.
-    let path = path.display().to_string().replace(',', ",,");
+    let path = option_value(&path.display().to_string());
     let chardev = format!("socket,id=control,path={path},server=off");
     let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(String::from);
     ["-device".into(), device, "-chardev".into(), chardev, "-device".into(), port]

@@ -1,5 +1,6 @@
 //! Folders of the host that VMs reach.
 
+use crate::words::{is_name_char, option_value};
 use abi::bundle::{MAX_SHARE_TAG, MAX_SHARES};
 use miette::Diagnostic;
 use serde::Deserialize;
@@ -133,15 +134,14 @@ pub enum ShareError {
 /// A name like that of a directory, with `_` for what a name may not have.
 fn name_of(dir: &Path) -> String {
     let name = dir.file_name().map_or("root".into(), |name| name.to_string_lossy());
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let plain = |c: char| if is_name_char(c) { c } else { '_' };
     let name: String = name.chars().map(plain).take(MAX_SHARE_TAG).collect();
     if name.starts_with(['-', '.']) { format!("_{}", &name[1..]) } else { name }
 }
 
 /// Whether a share can have that name: it is that of a directory as well, and a word in scripts.
 fn is_name(name: &str) -> bool {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    (1..=MAX_SHARE_TAG).contains(&name.len()) && name.chars().all(is_plain) && !name.starts_with(['-', '.'])
+    (1..=MAX_SHARE_TAG).contains(&name.len()) && name.chars().all(is_name_char) && !name.starts_with(['-', '.'])
 }
 
 impl ShareSpec {
@@ -190,8 +190,7 @@ pub fn provide<'a>(vms: impl Iterator<Item = (&'a str, &'a [ShareSpec])>) -> Res
 /// whom nothing is granted that the user may not do. With owners in extended attributes (`mapped-xattr`) links and modes would mean
 /// nothing on the host. Files of several file systems under the directory keep apart (`remap`).
 pub(crate) fn args(number: usize, share: &Share) -> [String; 4] {
-    // A comma in a value of QEMU's is written twice.
-    let dir = share.dir.replace(',', ",,");
+    let dir = option_value(&share.dir);
     let readonly = if share.readonly { ",readonly=on" } else { "" };
     let tag = abi::share_tag(number as u32);
     [

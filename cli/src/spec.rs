@@ -7,6 +7,7 @@ use crate::root::Root;
 use crate::share::ShareSpec;
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::words::is_name_char;
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
 use miette::Diagnostic;
 use std::path::PathBuf;
@@ -364,10 +365,6 @@ fn default_name(kernel: Option<&Kernel>, root: Option<&Root>) -> String {
     };
     let name: String = file.chars().filter(|c| is_name_char(*c)).take(MOST_NAME_CHARS).collect();
     if name.is_empty() { "vm".into() } else { name }
-}
-
-fn is_name_char(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
 }
 
 /// The most memory that these VMs need at once, with that of their shadow tables: those that start after another need

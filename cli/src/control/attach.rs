@@ -5,14 +5,13 @@
 
 use super::ControlError;
 use super::client::Client;
+use crate::tty::{PREFIX, read_input};
 use abi::control::{MOST_OUTPUT, MOST_TYPED, Output, VmInfo, VmState};
 use std::collections::VecDeque;
-use std::io::{self, Read, Write, stderr, stdin};
+use std::io::{self, Write, stderr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// The key that this command keeps for itself, as `gnomon run` does.
-const PREFIX: u8 = 0x01;
 /// How long nobody asks, at least and at most.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(50);
@@ -77,17 +76,7 @@ impl Keys {
 #[must_use]
 pub fn typed() -> Receiver<Vec<u8>> {
     let (sender, receiver) = sync_channel(MOST_CHUNKS);
-    std::thread::spawn(move || {
-        let mut buffer = [0; 1024];
-        loop {
-            match stdin().read(&mut buffer) {
-                Ok(0) => return,
-                Ok(count) if sender.send(buffer[..count].to_vec()).is_ok() => {}
-                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-                Ok(_) | Err(_) => return,
-            }
-        }
-    });
+    std::thread::spawn(move || read_input(1024, |bytes| sender.send(bytes.to_vec()).is_ok()));
     receiver
 }
 
@@ -279,6 +268,7 @@ mod tests {
     use super::*;
     use abi::control::frame::{Reader, decode, encode};
     use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Vms};
+    use std::io::Read;
     use std::os::unix::net::UnixStream;
     use std::sync::mpsc::channel;
 

@@ -2,8 +2,8 @@
 
 use super::boot::run_dir;
 use crate::share::ShareSpec;
+use crate::words::sha256;
 use miette::{ensure, miette};
-use sha2::{Digest, Sha256};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -16,10 +16,6 @@ const BYTES: usize = (2 << 20) + 77;
 /// VM is to leave the same of `in` in the one that it may write to, with a link `link` to it, of mode 640.
 pub(super) struct Folders(Vec<[TempDir; 2]>);
 
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl Folders {
     /// Makes them.
     pub(super) fn make(vms: usize) -> miette::Result<Self> {
@@ -28,7 +24,7 @@ impl Folders {
             for dir in &dirs {
                 let seed = vm as u64 + 3;
                 let bytes: Vec<u8> = (0..BYTES as u64).map(|n| (n.wrapping_mul(n | seed) >> 7) as u8).collect();
-                let sum = format!("{}  out\n", digest(&bytes));
+                let sum = format!("{}  out\n", sha256(&bytes));
                 let write =
                     |name, bytes: &[u8]| fs::write(dir.path().join(name), bytes).map_err(|why| miette!("{why}"));
                 write("out", &bytes)?;
@@ -60,7 +56,7 @@ impl Folders {
             let (bytes, sum) = (read(share, "in")?, read(share, "in.sum")?);
             ensure!(bytes.len() == BYTES, "{whose}: `in` has {} bytes, not {BYTES}", bytes.len());
             let said = String::from_utf8_lossy(&sum);
-            ensure!(said.starts_with(&digest(&bytes)), "{whose}: `in` is not what the guest has written");
+            ensure!(said.starts_with(&sha256(&bytes)), "{whose}: `in` is not what the guest has written");
             let path = share.path().join("in");
             let mode = fs::metadata(&path).map_err(|why| miette!("{whose}: {why}"))?.permissions().mode();
             ensure!(mode & 0o777 == 0o640, "{whose}: `in` has the mode {mode:o}");
