@@ -486,8 +486,7 @@ impl Page {
     /// Notes in which list an entry stays that is not live any more: that of the frame that it led to, by `known`, what it was made from.
     #[inline(always)]
     pub fn park(&self, index: usize, known: Pte, mem: &mut impl PhysMem) {
-        let Some(header) = &self.body.header else { return };
-        let (at, shift) = (header.first().at(8 * (index as u64 / 2)), 32 * (index % 2));
+        let (at, shift) = self.note_at(index);
         let others = mem.read_u64(at) & !(0xffff_ffff << shift);
         mem.write_u64(at, others | known.pfn::<Gpa>().raw() << shift);
     }
@@ -495,8 +494,15 @@ impl Page {
     /// The frame in whose list a parked entry is.
     #[inline(always)]
     pub fn parked_at(&self, index: usize, mem: &impl PhysMem) -> Pfn<Gpa> {
+        let (at, shift) = self.note_at(index);
+        Pfn::new(mem.read_u64(at) >> shift & 0xffff_ffff)
+    }
+
+    /// Where that is noted: a word of the header's, and at which bit of it the four bytes begin.
+    #[inline(always)]
+    fn note_at(&self, index: usize) -> (Addr<Hpa>, usize) {
         let header = self.body.header.as_ref().expect("parked entries are noted there");
-        Pfn::new(mem.read_u64(header.first().at(8 * (index as u64 / 2))) >> (32 * (index % 2)) & 0xffff_ffff)
+        (header.first().at(8 * (index as u64 / 2)), 32 * (index % 2))
     }
 
     /// An entry, live or parked, is to be a leaf made from `mirror`. If it is in the list of that frame, that is done; else nothing is.
@@ -519,7 +525,7 @@ impl Page {
     }
 
     /// Of 64 entries of the shadow of a table, empties those for which the entry in the frame `guest` faults whatever the access, and
-    /// parks them, `most` of them. Returns which those are, those that cannot be parked, for which it is left to do, and what it owes.
+    /// parks them: as many as `most`, and none that cannot be parked. Returns which those are, and what it owes.
     pub fn park_faulting(
         &mut self,
         guest: Pfn<Hpa>,
@@ -527,10 +533,10 @@ impl Page {
         behind: u64,
         most: u32,
         mem: &mut impl PhysMem,
-    ) -> (u64, u64, Debt) {
+    ) -> (u64, Debt) {
         let (table, mirror) = (self.table(), self.body.mirror.first());
         // What of the flags of leaves is owed for all of them.
-        let (mut done, mut others, mut flags, mut count) = (0u64, 0, 0, 0);
+        let (mut done, mut flags, mut count) = (0u64, 0, 0);
         for index in indices(part, behind) {
             let (bit, at) = (1 << (index % 64), 8 * index as u64);
             let pte = Pte(mem.read_u64(guest.at(at)));
@@ -543,7 +549,6 @@ impl Page {
             if self.live[part] & bit != 0 {
                 let known = Pte(mem.read_u64(mirror.at(at)));
                 if !self.may_park(known) {
-                    others |= bit;
                     continue;
                 }
                 self.park(index, known, mem);
@@ -558,7 +563,7 @@ impl Page {
         self.live[part] &= !done;
         let eights = (0..8).filter(|n| done >> (8 * n) & 0xff != 0);
         self.written |= eights.fold(0, |eights, n| eights | 1 << (8 * part + n));
-        (done, others, Debt::of(Pte(flags), Pte::INVALID))
+        (done, Debt::of(Pte(flags), Pte::INVALID))
     }
 
     /// The first parked entry.

@@ -243,7 +243,8 @@ impl<S: Shadowed> Shadow<S> {
             self.emptied += 1;
             let at = 8 * index as u64;
             let mirror = Pte(host.mem.read_u64(mirrors.at(at)));
-            debt.add(table::exchange(table.at(at), self.unfilled_leaf(mirror), host.mem).1);
+            let unfilled = self.unfilled(self.index.page(id), mirror);
+            debt.add(table::exchange(table.at(at), unfilled, host.mem).1);
             self.index.remove((id, index), List::Frame(mirror.pfn()), host.mem);
         }
         self.owe(debt, host);

@@ -18,8 +18,7 @@ use super::engine::Shadow;
 use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
-use super::lane_memory::faults_always;
-use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, indices};
+use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role};
 use super::passed::Compared;
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
@@ -46,12 +45,6 @@ impl<S: Shadowed> Shadow<S> {
             Role::Table => mirror.flags(),
         };
         self.poison(page.key.level, flags)
-    }
-
-    /// The same for a leaf of level 0 of a steered table.
-    #[inline(always)]
-    pub(super) fn unfilled_leaf(&self, mirror: Pte) -> Pte {
-        if self.is_sabotaged(Sabotage::SteersTaken) { Pte::INVALID } else { self.poison(Level::PAGE, mirror.flags()) }
     }
 
     fn poison(&self, level: Level, flags: PteFlags) -> Pte {
@@ -153,19 +146,11 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page_mut(id);
         let Some(guest) = page.guest else { return behind };
         let most = host.budget.affords(Budget::PARK);
-        let (mut done, others, debt) = page.park_faulting(guest, part, behind, most, host.mem);
+        let (done, debt) = page.park_faulting(guest, part, behind, most, host.mem);
         host.budget.spend(done.count_ones() * Budget::PARK);
         self.emptied += u64::from(done.count_ones());
-        self.owe(debt, host);
-        for index in indices(part, others) {
-            let pte = Pte(host.mem.read_u64(guest.at(8 * index as u64)));
-            if faults_always(pte) && !host.budget.is_spent() {
-                host.budget.spend(Budget::DROP);
-                self.replace((id, index), Pte::INVALID, pte, host);
-                done |= 1 << (index % 64);
-            }
-        }
         self.counters.synced_entries += u64::from(done.count_ones());
+        self.owe(debt, host);
         behind & !done
     }
 
