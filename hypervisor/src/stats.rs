@@ -109,12 +109,10 @@ impl Gnomon {
         {
             let devices = vm.devices.lock();
             counters.extend(devices.balloon.iter().flat_map(|device| balloon(device)));
-            for (name, count) in devices.disks.iter().flat_map(disk) {
-                *counters.entry(name).or_default() += count;
-            }
             counters.extend(devices.net.iter().flat_map(|device| net(device)));
             counters.extend(devices.rng.iter().flat_map(|device| rng(device)));
-            for (name, count) in devices.shares.iter().flat_map(share) {
+            // Of these there may be several.
+            for (name, count) in devices.disks.iter().flat_map(disk).chain(devices.shares.iter().flat_map(share)) {
                 *counters.entry(name).or_default() += count;
             }
         }
