@@ -15,15 +15,15 @@ const SCREEN: u64 = 4 << 10;
 pub(super) struct Ring {
     /// What was printed lately, then what is still to be printed.
     bytes: VecDeque<u8>,
-    /// How many are still to be printed.
-    left: usize,
-    /// How many of those end a line.
+    /// How many of them were printed.
+    printed: usize,
+    /// How many of the others end a line.
     pub(super) line_ends: usize,
     /// The number of the VM that has the slot, or had it last.
     guest: Option<u64>,
-    /// How many bytes there ever were.
-    total: u64,
-    /// How many there were before that VM had the slot.
+    /// How many bytes there were before these.
+    dropped: u64,
+    /// How many there ever were before that VM had the slot.
     before: u64,
     /// Somebody has looked at what that VM prints.
     is_watched: bool,
@@ -35,29 +35,39 @@ impl Ring {
     pub(super) fn extend(&mut self, bytes: &[u8]) {
         self.line_ends += line_ends(bytes);
         self.bytes.extend(bytes);
-        self.left += bytes.len();
-        self.total += bytes.len() as u64;
-        let printed = self.bytes.len() - self.left;
-        if printed >= KEPT + SLACK {
-            self.bytes.drain(..printed - KEPT);
+    }
+
+    /// So many of the oldest are printed.
+    fn is_printed(&mut self, count: usize) {
+        self.printed += count;
+        if self.printed >= KEPT + SLACK {
+            let old = self.printed - KEPT;
+            self.bytes.drain(..old);
+            self.dropped += old as u64;
+            self.printed = KEPT;
         }
     }
 
     /// The next byte that is still to be printed.
     pub(super) fn first(&self) -> Option<u8> {
-        self.bytes.get(self.bytes.len() - self.left).copied()
+        self.bytes.get(self.printed).copied()
     }
 
     pub(super) fn pop(&mut self) -> Option<u8> {
         let byte = self.first()?;
-        self.left -= 1;
         self.line_ends -= usize::from(byte == b'\n');
+        self.is_printed(1);
         Some(byte)
     }
 
     /// How many are still to be printed.
-    pub(super) const fn len(&self) -> usize {
-        self.left
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() - self.printed
+    }
+
+    /// How many bytes there ever were.
+    fn total(&self) -> u64 {
+        self.dropped + self.bytes.len() as u64
     }
 
     /// So many, from that one on.
@@ -71,14 +81,18 @@ impl Ring {
 
     /// Takes up to `most` of the oldest that are still to be printed; returns how many.
     pub(super) fn take(&mut self, most: usize, mut to: impl FnMut(&[u8])) -> usize {
-        let count = most.min(self.left);
+        let count = most.min(self.len());
+        // Whoever prints asks until there is no more.
+        if count == 0 {
+            return 0;
+        }
         let mut ends = 0;
-        for part in self.slices(self.bytes.len() - self.left, count) {
+        for part in self.slices(self.printed, count) {
             ends += line_ends(part);
             to(part);
         }
         self.line_ends -= ends;
-        self.left -= count;
+        self.is_printed(count);
         count
     }
 
@@ -92,7 +106,7 @@ impl Ring {
         self.clear_if_empty();
         *self = Self {
             guest: Some(number),
-            before: self.total,
+            before: self.total(),
             is_watched: false,
             is_over: false,
             ..core::mem::take(self)
@@ -108,7 +122,7 @@ impl Ring {
     }
 
     fn clear_if_empty(&mut self) {
-        if self.left == 0 {
+        if self.len() == 0 {
             *self = Self::default();
         }
     }
@@ -120,9 +134,10 @@ impl Ring {
             return None;
         }
         self.is_watched = true;
-        let oldest = (self.total - self.bytes.len() as u64).max(self.before);
-        let at = from.unwrap_or(self.total.saturating_sub(SCREEN)).clamp(oldest, self.total);
-        let newer = (self.total - at) as usize;
+        let total = self.total();
+        let oldest = self.dropped.max(self.before);
+        let at = from.unwrap_or(total.saturating_sub(SCREEN)).clamp(oldest, total);
+        let newer = (total - at) as usize;
         let count = newer.min(most);
         let bytes: Vec<u8> = self.slices(self.bytes.len() - newer, count).concat();
         Some(Output { at, bytes, is_over: self.is_over && count == newer })
