@@ -25,7 +25,13 @@ fn shell() -> (PtySession, String) {
     (shell, pid)
 }
 
-fn expect_restored(shell: &mut PtySession, status: &str) {
+fn expect_restored(shell: &mut PtySession, pid: &str, status: &str) {
+    // While the process lives, it takes what is typed.
+    let since = Instant::now();
+    while std::path::Path::new("/proc").join(pid).exists() {
+        assert!(since.elapsed() < Duration::from_millis(PATIENCE_MS), "process {pid} does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     shell.send_line("echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed").expect("typing");
     let before = shell.exp_string(&format!("status {status}")).expect("the status");
     assert!(!before.contains("powered off"), "the end is said once: {before}");
@@ -36,7 +42,7 @@ fn expect_restored(shell: &mut PtySession, status: &str) {
 
 #[test]
 fn keys_go_through_and_the_terminal_comes_back() {
-    let (mut shell, _) = shell();
+    let (mut shell, pid) = shell();
     // A key that would be a signal goes to the guest.
     shell.send("\x03").expect("typing");
     shell.flush().expect("typing");
@@ -44,21 +50,21 @@ fn keys_go_through_and_the_terminal_comes_back() {
     shell.send("poweroff\r").expect("typing");
     shell.flush().expect("typing");
     shell.exp_string("gnomon: u-boot powered off").expect("the end");
-    expect_restored(&mut shell, "0");
+    expect_restored(&mut shell, &pid, "0");
 }
 
 #[test]
 fn the_end_key_ends_everything() {
-    let (mut shell, _) = shell();
+    let (mut shell, pid) = shell();
     shell.send("\x01x").expect("typing");
     shell.flush().expect("typing");
     shell.exp_string("gnomon: u-boot powered off").expect("the end");
-    expect_restored(&mut shell, "0");
+    expect_restored(&mut shell, &pid, "0");
 }
 
 #[test]
 fn keys_pause_a_vm_let_it_go_on_and_end_it() {
-    let (mut shell, _) = shell();
+    let (mut shell, pid) = shell();
     shell.send("\x01p").expect("typing");
     shell.flush().expect("typing");
     shell.exp_string("gnomon: u-boot is paused").expect("a word of it");
@@ -74,7 +80,7 @@ fn keys_pause_a_vm_let_it_go_on_and_end_it() {
     shell.send("\x01k").expect("typing");
     shell.flush().expect("typing");
     shell.exp_string("gnomon: u-boot was stopped: by Ctrl-A k").expect("the end");
-    expect_restored(&mut shell, "3");
+    expect_restored(&mut shell, &pid, "3");
 }
 
 #[test]
@@ -82,11 +88,7 @@ fn a_signal_leaves_the_terminal_as_it_was() {
     let (mut shell, pid) = shell();
     let killed = Command::new("sh").args(["-c", &format!("kill {pid}")]).status().expect("a shell");
     assert!(killed.success(), "process {pid}");
-    // While it lives, it takes what is typed.
-    while std::path::Path::new("/proc").join(&pid).exists() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    expect_restored(&mut shell, "143");
+    expect_restored(&mut shell, &pid, "143");
 }
 
 #[test]

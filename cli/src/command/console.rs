@@ -5,7 +5,7 @@ use crate::control::ControlError;
 use crate::control::attach::{Console, End, Form, typed};
 use crate::tty::{self, RawMode};
 use clap::Args;
-use std::io::stdout;
+use std::io::{stderr, stdout};
 
 /// Attach this terminal to a VM's console (see docs/console.md).
 ///
@@ -23,7 +23,7 @@ impl ConsoleArgs {
         let (mut client, vm) = self.whom.find()?;
         let run = client.run().to_owned();
         let form = if tty::is_interactive() { Form::Terminal } else { Form::Plain };
-        let mut console = Console::new(&mut client, &vm, form, stdout());
+        let mut console = Console::new(&mut client, &vm, (form, stdout()), stderr());
         let end = {
             let _raw = match form {
                 Form::Terminal => {

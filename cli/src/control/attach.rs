@@ -8,7 +8,7 @@ use super::client::Client;
 use crate::tty::{PREFIX, read_input};
 use abi::control::{MOST_OUTPUT, MOST_TYPED, Output, VmInfo, VmState};
 use std::collections::VecDeque;
-use std::io::{self, Write, stderr};
+use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -89,11 +89,13 @@ enum Look {
 
 /// A console that is attached.
 #[derive(Debug)]
-pub struct Console<'a, W> {
+pub struct Console<'a, W, E> {
     client: &'a mut Client,
     vm: &'a VmInfo,
     form: Form,
     output: W,
+    /// Where words of this command's own go, if that is no terminal.
+    words: E,
     /// The last byte that was shown.
     last: u8,
     keys: Keys,
@@ -103,14 +105,15 @@ pub struct Console<'a, W> {
     is_silent: bool,
 }
 
-impl<'a, W: Write> Console<'a, W> {
-    /// That of a VM. What it prints goes to `output`.
-    pub fn new(client: &'a mut Client, vm: &'a VmInfo, form: Form, output: W) -> Self {
+impl<'a, W: Write, E: Write> Console<'a, W, E> {
+    /// That of a VM. What it prints goes to `output`, and what is to be said of it as well, or to `words` if that is no terminal.
+    pub fn new(client: &'a mut Client, vm: &'a VmInfo, (form, output): (Form, W), words: E) -> Self {
         Self {
             client,
             vm,
             form,
             output,
+            words,
             last: b'\n',
             keys: Keys::default(),
             waiting: VecDeque::new(),
@@ -258,7 +261,7 @@ impl<'a, W: Write> Console<'a, W> {
                 let _ = write!(self.output, "{start}gnomon: {what}\r\n").and_then(|()| self.output.flush());
                 self.last = b'\n';
             }
-            Form::Plain => _ = writeln!(stderr(), "gnomon: {what}"),
+            Form::Plain => _ = writeln!(self.words, "gnomon: {what}"),
         }
     }
 }
@@ -309,7 +312,7 @@ mod tests {
         let (sender, typed) = channel();
         sender.send(keys.to_vec()).expect("it is there");
         let (vm, mut shown) = (vm(VmState::Running), Vec::new());
-        let end = Console::new(&mut client, &vm, form, &mut shown).follow(&typed);
+        let end = Console::new(&mut client, &vm, (form, &mut shown), io::sink()).follow(&typed);
         drop(client);
         (String::from_utf8(shown).expect("text"), end, run.join().expect("no panic"))
     }
