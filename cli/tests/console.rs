@@ -1,15 +1,18 @@
 //! `gnomon console`: a VM's console on another terminal. The guests are a few instructions each, so that nothing is fetched.
 
+mod pty;
+
 use assert_cmd::Command;
-use rexpect::session::{PtySession, spawn_command};
+use pty::Shell;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PATIENCE_MS: u64 = 60_000;
+/// More bytes than a pipe has room for, and than are kept of what was printed.
+const ENOUGH: u64 = 120_000;
 
 fn code(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
@@ -85,13 +88,10 @@ impl Run {
     }
 
     /// A shell at a terminal, in which `gnomon console` goes on.
-    fn attach(&self, vm: &str) -> PtySession {
+    fn attach(&self, vm: &str) -> Shell {
         let mut command = std::process::Command::new("/bin/sh");
-        command.env("PS1", "").env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).env("XDG_RUNTIME_DIR", self.path());
-        let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a shell");
-        let line = format!("before=$(stty -g); sh -c 'echo pid $$.; exec $GNOMON console {vm}'");
-        shell.send_line(&line).expect("typing");
-        shell
+        command.env("XDG_RUNTIME_DIR", self.path());
+        Shell::start(command, &format!("console {vm}"))
     }
 }
 
@@ -108,19 +108,6 @@ impl Drop for Run {
     }
 }
 
-fn type_in(shell: &mut PtySession, keys: &str) {
-    shell.send(keys).expect("typing");
-    shell.flush().expect("typing");
-}
-
-fn expect_restored(shell: &mut PtySession, status: &str) {
-    shell.send_line("echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed").expect("typing");
-    shell.exp_string(&format!("status {status}")).expect("the status");
-    shell.exp_string("restored").expect("a terminal as before");
-    shell.send_line("exit").expect("typing");
-    shell.exp_eof().expect("the shell's end");
-}
-
 #[test]
 fn a_console_is_on_several_terminals_and_they_come_back() {
     let run = Run::start();
@@ -129,27 +116,27 @@ fn a_console_is_on_several_terminals_and_they_come_back() {
         shell.exp_string("console of echo in run echo; Ctrl-A d leaves").expect("how to leave");
     }
     // What either types both see; a key that would be a signal is the guest's; and a line feed begins at the left.
-    type_in(&mut one, "first\x03\n");
+    one.type_in("first\x03\n");
     for shell in [&mut one, &mut two] {
         shell.exp_string("first\x03\r\n").expect("what was typed");
     }
-    type_in(&mut two, "second\x01\x01.");
+    two.type_in("second\x01\x01.");
     for shell in [&mut one, &mut two] {
         shell.exp_string("second\x01.").expect("what was typed");
     }
-    type_in(&mut one, "\x01h\x01q");
+    one.type_in("\x01h\x01q");
     one.exp_string("Ctrl-A d leaves, and the VM runs on").expect("help");
     one.exp_string("no such command").expect("a word");
-    type_in(&mut one, "\x01d");
+    one.type_in("\x01d");
     one.exp_string("left the console of echo").expect("a word");
-    expect_restored(&mut one, "0");
+    one.expect_restored("0");
     // Who comes later sees what was there.
     let mut three = run.attach("echo");
     three.exp_string("second\x01.").expect("the end of what was printed");
     run.command("stop echo").assert().success();
     for shell in [&mut two, &mut three] {
         shell.exp_string("gnomon: echo has ended").expect("a word");
-        expect_restored(shell, "0");
+        shell.expect_restored("0");
     }
     // The run's.
     let mut last = run.attach("flood");
@@ -157,22 +144,16 @@ fn a_console_is_on_several_terminals_and_they_come_back() {
     last.exp_string("XYZ\r\nABC").expect("lines");
     drop(run);
     last.exp_string("has ended").expect("a word");
-    expect_restored(&mut last, "0");
+    last.expect_restored("0");
 }
 
 #[test]
 fn a_signal_gives_the_terminal_back() {
     let run = Run::start();
     let mut shell = run.attach("flood");
-    let (_, pid) = shell.exp_regex(r"pid [0-9]+\.").expect("the process");
-    let pid = pid.trim_start_matches("pid ").trim_end_matches('.').to_owned();
     shell.exp_string("XYZ\r\nABC").expect("lines");
-    let killed = std::process::Command::new("sh").args(["-c", &format!("kill {pid}")]).status().expect("a shell");
-    assert!(killed.success(), "process {pid}");
-    while Path::new("/proc").join(&pid).exists() {
-        sleep(Duration::from_millis(20));
-    }
-    expect_restored(&mut shell, "143");
+    shell.kill();
+    shell.expect_restored("143");
 }
 
 #[test]
@@ -182,13 +163,20 @@ fn who_does_not_read_keeps_nobody_and_hears_what_was_lost() {
     command.env("XDG_RUNTIME_DIR", run.path()).args(["console", "flood"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut sleeper = command.spawn().expect("gnomon");
-    sleep(Duration::from_secs(2));
-    // Meanwhile the VM and everybody else go on: what is typed here is all seen, and the flood is another one.
+    let mut output = BufReader::with_capacity(1, sleeper.stdout.take().expect("its output"));
+    output.read_exact(&mut [0]).expect("it has begun");
+    // Each byte is an exit.
     let exits = |run: &Run| {
         let output = run.command("stats --json flood").output().expect("gnomon").stdout;
         let stats: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
         stats["vms"][0]["counters"]["exits.total"].as_u64().expect("a count")
     };
+    let (start, since) = (exits(&run), Instant::now());
+    while exits(&run) < start + ENOUGH {
+        assert!(since.elapsed() < Duration::from_secs(60), "the VM waits for who does not read");
+        sleep(Duration::from_millis(50));
+    }
+    // Meanwhile the VM and everybody else go on: what is typed here is all seen, and the flood is another one.
     let before = exits(&run);
     let typed: String = (0..2000).map(|n| format!("{n} ")).collect();
     let mut echo = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"))
@@ -209,7 +197,6 @@ fn who_does_not_read_keeps_nobody_and_hears_what_was_lost() {
     echo.wait().expect("its status");
     assert!(exits(&run) > before, "the VM goes on");
     // Now it reads.
-    let mut output = BufReader::new(sleeper.stdout.take().expect("its output"));
     let mut lines = vec![0; 1 << 17];
     output.read_exact(&mut lines).expect("more than there was in the pipe");
     run.command("stop flood").assert().success();
