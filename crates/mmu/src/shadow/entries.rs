@@ -132,9 +132,7 @@ impl<S: Shadowed> Shadow<S> {
         self.emptied += 1;
         let page = self.index.page(id);
         let (old, debt) = table::exchange(page.entry_at(index), self.unfilled(page, mirror), host.mem);
-        let is_pointer = page.is_pointer(old);
-        let list = self.index.list_of(at, mirror, is_pointer, host.mem);
-        self.index.remove(at, list, host.mem);
+        self.index.unlist(at, page.is_pointer(old), host.mem);
         self.owe(debt, host);
     }
 
@@ -193,18 +191,16 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(at.0);
         let key = page.key;
         let is_pointer = page.is_pointer(old);
-        match page.mirror(at.1, mem) {
-            Some(known) if known == mirror && !is_pointer => {}
-            known => {
-                if let Some(known) = known {
-                    let was = self.index.list_of(at, known, is_pointer, mem);
-                    self.index.remove(at, was, mem);
-                }
-                if self.is_sabotaged(Sabotage::ListsBlindly) {
+        let known = page.mirror(at.1, mem);
+        if is_pointer || known != Some(mirror) {
+            if known.is_some() || page.is_parked(at.1) {
+                if self.is_sabotaged(Sabotage::ListsBlindly) && known.is_none() {
                     self.index.page_mut(at.0).set_parked(at.1, false);
+                } else {
+                    self.index.unlist(at, is_pointer, mem);
                 }
-                self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
             }
+            self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
         }
         self.write(at, old, new, mem)
     }

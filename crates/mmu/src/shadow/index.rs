@@ -208,21 +208,9 @@ impl Index {
         self.digests &= !(1 << self.page(id).digest);
     }
 
-    /// Puts the entry at the front of `list`: it is live from now on.
+    /// Puts an entry that is in none at the front of `list`: it is live from now on.
     #[inline(always)]
     pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
-        if self.page(at.0).is_parked(at.1) {
-            if matches!(list, List::Frame(_)) && self.page_mut(at.0).comes_back(at.1, mirror, mem) {
-                return;
-            }
-            self.unpark(at, mem);
-        }
-        self.insert_unlisted(at, mirror, list, mem);
-    }
-
-    /// The same for an entry that is not parked.
-    #[inline(always)]
-    pub fn insert_unlisted(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
         let next = self.swap_head(list, Ref::new(at), mem);
         if let Some((id, index)) = next.entry() {
             let links = self.page(id).links_at(index);
@@ -231,7 +219,7 @@ impl Index {
         self.changes(at, list);
         let (id, index) = at;
         let page = self.page_mut(id);
-        debug_assert!(!page.is_live(index) && mirror.0 != 0);
+        debug_assert!(!page.is_listed(index) && mirror.0 != 0);
         page.set_live(index, true);
         mem.write_u64(page.links_at(index), u64::from(next.0));
         page.set_mirror(index, mirror, mem);
@@ -246,6 +234,19 @@ impl Index {
             page.calm_at(index);
         }
         self.unlink((id, index), list, mem);
+    }
+
+    /// Takes an entry out of the list that it is in, live or parked. `is_pointer` says what it is.
+    // Each call in the way of a fault costs it some thirty instructions: this is one for all that may be to do.
+    #[inline(never)]
+    pub fn unlist(&mut self, at: At, is_pointer: bool, mem: &mut impl PhysMem) {
+        match self.page(at.0).mirror(at.1, mem) {
+            Some(mirror) => {
+                let list = self.list_of(at, mirror, is_pointer, mem);
+                self.remove(at, list, mem);
+            }
+            None => self.unpark(at, mem),
+        }
     }
 
     #[inline(always)]

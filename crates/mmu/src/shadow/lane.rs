@@ -171,7 +171,7 @@ impl<S: Shadowed> Shadow<S> {
             }
         }
         if is_leaf {
-            self.index.insert_unlisted(at, pte, List::Frame(pte.pfn()), mem);
+            self.index.insert(at, pte, List::Frame(pte.pfn()), mem);
         } else {
             self.index.page_mut(id).set_mirror(index, pte, mem);
         }

@@ -196,12 +196,9 @@ impl<S: Shadowed> Shadow<S> {
     fn replaced(&mut self, at: At, new: Pte, mirror: Pte, mem: &mut impl PhysMem) -> Debt {
         self.emptied += 1;
         let page = self.index.page(at.0);
-        let known = page.mirror(at.1, mem);
         let (old, debt) = table::exchange(page.entry_at(at.1), new, mem);
-        if let Some(known) = known {
-            let is_pointer = page.is_pointer(old);
-            let list = self.index.list_of(at, known, is_pointer, mem);
-            self.index.remove(at, list, mem);
+        if page.is_live(at.1) {
+            self.index.unlist(at, page.is_pointer(old), mem);
         }
         self.index.page_mut(at.0).set_mirror(at.1, mirror, mem);
         debt
@@ -271,7 +268,7 @@ impl<S: Shadowed> Shadow<S> {
         let Some(new) = self.lane.as_ref().and_then(|lane| lane.leaf(pte, host.mem)) else { return false };
         host.budget.spend(Budget::INSERT);
         table::fill(self.index.page(at.0).entry_at(at.1), new, host.mem);
-        self.index.insert_unlisted(at, pte, List::Frame(pte.pfn()), host.mem);
+        self.index.insert(at, pte, List::Frame(pte.pfn()), host.mem);
         true
     }
 
