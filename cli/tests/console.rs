@@ -1,12 +1,15 @@
 //! `gnomon console`: a VM's console on another terminal. The guests are a few instructions each, so that nothing is fetched.
 
+mod background;
 mod pty;
 
 use assert_cmd::Command;
+use background::{Run, counter};
 use pty::Shell;
-use std::io::{BufRead, BufReader, Read};
+use std::ffi::OsStr;
+use std::io::{BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{ChildStdout, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -47,12 +50,12 @@ fn flood() -> Vec<u8> {
 }
 
 /// A run with both, as `echo` and `flood`.
-struct Run {
+struct Both {
     dir: TempDir,
-    child: Child,
+    _run: Run,
 }
 
-impl Run {
+impl Both {
     fn start() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let vm = |name: &str, code: &[u8]| {
@@ -62,19 +65,12 @@ impl Run {
             path
         };
         let files = [vm("echo", &echo()), vm("flood", &flood())];
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.env("XDG_RUNTIME_DIR", dir.path()).arg("run").args(files).args(["--harts", "2"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut child = command.spawn().expect("gnomon");
-        let mut output = BufReader::new(child.stdout.take().expect("its output"));
-        let mut line = String::new();
-        while !line.contains("flood| ABC") {
-            line.clear();
-            assert_ne!(output.read_line(&mut line).expect("text"), 0, "it ended");
-        }
+        let args = files.iter().map(|file| file.as_os_str()).chain(["--harts", "2"].map(OsStr::new));
+        let mut run = Run::start(dir.path(), args, ("flood| ABC", 1));
         // Somebody has to read it, or the guests wait.
+        let output = run.output.take().expect("nobody else reads it");
         std::thread::spawn(move || drain(output));
-        Self { dir, child }
+        Self { dir, _run: run }
     }
 
     fn path(&self) -> &Path {
@@ -82,8 +78,8 @@ impl Run {
     }
 
     fn command(&self, line: &str) -> Command {
-        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
-        command.env("XDG_RUNTIME_DIR", self.path()).args(line.split_whitespace());
+        let mut command = background::command(self.path());
+        command.args(line.split_whitespace());
         command
     }
 
@@ -100,17 +96,9 @@ fn drain(mut output: BufReader<ChildStdout>) {
     while output.read(&mut buffer).is_ok_and(|count| count != 0) {}
 }
 
-impl Drop for Run {
-    fn drop(&mut self) {
-        // QEMU goes with it.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn a_console_is_on_several_terminals_and_they_come_back() {
-    let run = Run::start();
+    let run = Both::start();
     let (mut one, mut two) = (run.attach("echo"), run.attach("echo"));
     for shell in [&mut one, &mut two] {
         shell.exp_string("console of echo in run echo; Ctrl-A d leaves").expect("how to leave");
@@ -149,7 +137,7 @@ fn a_console_is_on_several_terminals_and_they_come_back() {
 
 #[test]
 fn a_signal_gives_the_terminal_back() {
-    let run = Run::start();
+    let run = Both::start();
     let mut shell = run.attach("flood");
     shell.exp_string("XYZ\r\nABC").expect("lines");
     shell.kill();
@@ -158,7 +146,7 @@ fn a_signal_gives_the_terminal_back() {
 
 #[test]
 fn who_does_not_read_keeps_nobody_and_hears_what_was_lost() {
-    let run = Run::start();
+    let run = Both::start();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
     command.env("XDG_RUNTIME_DIR", run.path()).args(["console", "flood"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -166,11 +154,7 @@ fn who_does_not_read_keeps_nobody_and_hears_what_was_lost() {
     let mut output = BufReader::with_capacity(1, sleeper.stdout.take().expect("its output"));
     output.read_exact(&mut [0]).expect("it has begun");
     // Each byte is an exit.
-    let exits = |run: &Run| {
-        let output = run.command("stats --json flood").output().expect("gnomon").stdout;
-        let stats: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
-        stats["vms"][0]["counters"]["exits.total"].as_u64().expect("a count")
-    };
+    let exits = |run: &Both| counter(run.path(), "flood", "exits.total");
     let (start, since) = (exits(&run), Instant::now());
     while exits(&run) < start + ENOUGH {
         assert!(since.elapsed() < Duration::from_secs(60), "the VM waits for who does not read");
@@ -209,7 +193,7 @@ fn who_does_not_read_keeps_nobody_and_hears_what_was_lost() {
 
 #[test]
 fn what_is_no_console_is_said() {
-    let run = Run::start();
+    let run = Both::start();
     let refused = |line: &str, what: &str| {
         let said = run.command(line).assert().code(1).get_output().stderr.clone();
         let said = String::from_utf8_lossy(&said).into_owned();
