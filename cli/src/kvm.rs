@@ -7,6 +7,7 @@
 use crate::debian::{DebianError, Files, HostKernel, LEAN, Package, Software, Suite, Wanted};
 use crate::disk::Disk;
 use crate::initramfs::{Archive, InitramfsError};
+use crate::net::Network;
 use crate::place::{IoError, Unnamed};
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
 use crate::size::{MIB, Size};
@@ -18,11 +19,14 @@ use std::path::{Path, PathBuf};
 /// The host's first process.
 const INIT: &str = include_str!("kvm/init.sh");
 
+/// What the VMM runs when it has made the guest's end of the network.
+const BRIDGE: &str = include_str!("kvm/bridge.sh");
+
 /// The VMM: the package, and the program in it.
 const VMM: (&str, &str) = ("qemu-system-riscv", "qemu-system-riscv64");
 
-/// Where the initramfs has the drivers of its disk, if it has one.
-const DRIVERS: &str = "lib/disk/";
+/// Where the initramfs has the drivers of its disk and its network card, if it has such devices.
+const DRIVERS: &str = "lib/drivers/";
 
 /// RAM of the host beside that of the guest and twice the initramfs, which is there packed and unpacked while the
 /// host boots: its kernel, the VMM, and room in which huge pages are found.
@@ -96,6 +100,15 @@ pub struct KvmGuest {
     pub vcpus: u32,
     /// A disk: the host's, which its VMM passes on.
     pub disk: Option<Disk>,
+    /// A network: the host's, whose card its VMM bridges to the guest's.
+    pub net: Option<Network>,
+}
+
+impl KvmGuest {
+    /// With time that the host has no part in where it has no device that may keep it waiting.
+    const fn clock(&self) -> Clock {
+        if self.disk.is_some() || self.net.is_some() { Clock::InstructionsAndWaits } else { Clock::Instructions }
+    }
 }
 
 impl KvmHost {
@@ -146,13 +159,13 @@ impl KvmHost {
             harts: 1,
             h: HExtension::Present,
             memory: memory(guest.memory, archive.len() as u64),
-            clock: if guest.disk.is_some() { Clock::InstructionsAndWaits } else { Clock::Instructions },
+            clock: guest.clock(),
             meter: None,
             swap: None,
             disks: guest.disk.iter().cloned().collect(),
             shares: Vec::new(),
             rng: false,
-            net: None,
+            net: guest.net.clone(),
             control: None,
             extra: CPU.map(Into::into).to_vec(),
         };
@@ -170,11 +183,13 @@ impl KvmHost {
             ("kvm/vcpus".to_owned(), guest.vcpus.to_string().into_bytes()),
             ("kvm/append".to_owned(), guest.append.clone().into_bytes()),
             ("kvm/kernel".to_owned(), read(&guest.kernel)?),
+            ("kvm/bridge".to_owned(), BRIDGE.as_bytes().to_vec()),
         ];
         if let Some(initrd) = &guest.initrd {
             files.push(("kvm/initrd".to_owned(), read(initrd)?));
         }
-        for file in guest.disk.iter().flat_map(|_| &self.kernel.drivers) {
+        let has_devices = guest.disk.is_some() || guest.net.is_some();
+        for file in self.kernel.drivers.iter().filter(|_| has_devices) {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             files.push((format!("{DRIVERS}{name}"), read(file)?));
         }
@@ -184,7 +199,7 @@ impl KvmHost {
         let mut archive = Archive::default();
         let mut add =
             |path: &str, kind, mode, data: &[u8]| archive.add(path, kind, mode, data).map_err(InitramfsError::from);
-        for dir in ["bin", "dev", "kvm", "lib", "lib/disk", "proc", "sys", "tmp"] {
+        for dir in ["bin", "dev", "kvm", "lib", "lib/drivers", "proc", "sys", "tmp"] {
             add(dir, ModeFileType::Directory, 0o755, &[])?;
         }
         for (path, content) in &files {
@@ -221,8 +236,15 @@ mod tests {
         let vmm = Files { name: text(VMM.0), version: text("11"), files };
         let busybox = Package { name: text("busybox-static"), version: text("1"), file: file("busybox") };
         let (memory, append) = (Size(256 * MIB), text("a  'b' \"$c\""));
-        let guest =
-            KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory, vcpus: 2, disk: None };
+        let guest = KvmGuest {
+            kernel: file("guest"),
+            initrd: Some(file("initrd")),
+            append,
+            memory,
+            vcpus: 2,
+            disk: None,
+            net: None,
+        };
         (KvmHost { kernel, vmm, busybox }, guest)
     }
 
@@ -236,7 +258,8 @@ mod tests {
         let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.2.as_slice());
         let words = INIT.split(|c: char| !c.is_ascii_alphanumeric() && !"/._".contains(c));
         for path in words.filter(|word| word.starts_with("/kvm/") || word.starts_with("/lib/")) {
-            assert!(find(&path[1..]).is_some(), "{path}");
+            // Drivers are named one by one.
+            assert!(find(&path[1..]).is_some() || path.starts_with("/lib/drivers"), "{path}");
         }
         assert!(INIT.contains(VMM.1));
         assert_eq!(find("kvm/append"), Some(guest.append.as_bytes()));

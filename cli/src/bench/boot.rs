@@ -149,6 +149,7 @@ impl Loads {
             has_few_devices,
             processors: Processors::ONE,
             disk: None,
+            services: Vec::new(),
         };
         let figure = |load: &Load, name: &str| {
             let run = lab.run(subject, load)?;

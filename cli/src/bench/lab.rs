@@ -11,6 +11,7 @@ use crate::disk::{Disk, DiskSpec, Format, Snapshot, Use};
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
+use crate::net::Network;
 use crate::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
 use crate::root::Roots;
@@ -105,12 +106,14 @@ pub struct Load {
     pub processors: Processors,
     /// How large its disk is, if it has one. That is all zeroes when the guest starts.
     pub disk: Option<Size>,
+    /// The services on its network, if it has one ([`Network`]).
+    pub services: Vec<(u16, String)>,
 }
 
 impl Load {
-    /// A guest that waits for a disk waits for the host's.
+    /// A guest that waits for a device waits for the host's.
     const fn clock(&self) -> Clock {
-        if self.disk.is_some() { Clock::InstructionsAndWaits } else { Clock::Instructions }
+        if self.disk.is_some() || !self.services.is_empty() { Clock::InstructionsAndWaits } else { Clock::Instructions }
     }
 }
 
@@ -297,7 +300,7 @@ impl Lab {
 
     /// What a run depends on.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk } = load;
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk, services } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
             Subject::Kvm { .. } => self.with_kvm(|host| {
@@ -312,7 +315,7 @@ impl Lab {
             "processors": processors, "svadu": *svadu && is_gnomon, "keeping": if is_gnomon { *keeping } else { Keeping::Demand }, "few": *has_few_devices && is_native,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
-            "command": self.command, "disk": disk.map(|size| size.0),
+            "command": self.command, "disk": disk.map(|size| size.0), "services": services,
         });
         Ok(sha256(all.to_string().as_bytes()))
     }
@@ -367,13 +370,16 @@ impl Lab {
     /// The machine, with what must live as long as it.
     fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Kept)> {
         let clock = load.clock();
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk } = load.clone();
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk, services } =
+            load.clone();
+        let net = (!services.is_empty()).then(|| Network::with_services(services));
         let mut kept = Kept::new();
         let disk = disk.map(|size| blank_disk(size, &mut kept)).transpose()?;
         match subject {
             Subject::Native => {
                 let mut machine = BareSpec { kernel, initrd, append, harts: processors.harts, memory, clock }.machine();
                 machine.disks.extend(disk);
+                machine.net = net;
                 if has_few_devices {
                     let (few, tree) = bare::few_devices(machine)?;
                     kept.push(tree);
@@ -391,16 +397,20 @@ impl Lab {
                     svadu: Some(svadu),
                     wired: Some(keeping == Keeping::Wired),
                     console: Some(Console::None),
+                    net: Some(net.is_some()),
                     disks: Some(disk.into_iter().map(DiskSpec::from).collect()),
                     ..VmFile::default()
                 };
                 let spec = RunSpec { clock, ..run_spec(gnomon, (vm, keeping), processors.harts) };
-                let (machine, bundle) = run::prepare(&spec, Some(&self.hypervisor))?.machine_and_bundle();
+                let (mut machine, bundle) = run::prepare(&spec, Some(&self.hypervisor))?.machine_and_bundle();
                 kept.push(bundle);
+                if let (Some(of), Some(net)) = (&mut machine.net, net) {
+                    of.add_services(net);
+                }
                 Ok((machine, kept))
             }
             Subject::Kvm { superpages } => {
-                let guest = KvmGuest { kernel, initrd, append, memory, vcpus: processors.vcpus, disk };
+                let guest = KvmGuest { kernel, initrd, append, memory, vcpus: processors.vcpus, disk, net };
                 let thp = if superpages { Thp::Always } else { Thp::Never };
                 let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, thp)?))?;
                 kept.push(initramfs);

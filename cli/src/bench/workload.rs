@@ -91,6 +91,8 @@ pub enum Kind {
     Build,
     /// Requests for a disk.
     Disk,
+    /// Bytes over a network.
+    Net,
 }
 
 impl Kind {
@@ -107,6 +109,7 @@ impl Kind {
             Self::Timed => kernel::timed(scale, pages),
             Self::Build => compiler::build(scale, pages),
             Self::Disk => kernel::disk(scale, pages),
+            Self::Net => kernel::net(scale, pages),
         }
     }
 }
@@ -126,6 +129,8 @@ pub struct Workload {
     pub versions: Vec<String>,
     /// How large the disk is that it needs, if it needs one.
     pub disk: Option<Size>,
+    /// The services that it needs on a network, if it needs that ([`crate::net::Network`]).
+    pub services: Vec<(u16, String)>,
 }
 
 /// A workload in the making.
@@ -136,6 +141,7 @@ struct Image {
     files: Vec<(String, Vec<u8>)>,
     versions: Vec<String>,
     disk: Option<Size>,
+    services: Vec<(u16, String)>,
 }
 
 impl Image {
@@ -148,7 +154,15 @@ impl Image {
         // The kernel's threads have work left over from the boot, some 200 million instructions: they get the
         // hart for it, so that it is not in the first region. Where nobody has work, time passes at once.
         let script = format!("set -e\necho {setting} >/sys/kernel/mm/transparent_hugepage/enabled\nsleep 2\n");
-        let mut image = Self { name, script, regions: Vec::new(), files: Vec::new(), versions: Vec::new(), disk: None };
+        let mut image = Self {
+            name,
+            script,
+            regions: Vec::new(),
+            files: Vec::new(),
+            versions: Vec::new(),
+            disk: None,
+            services: Vec::new(),
+        };
         image.own(&["mark"])?;
         Ok(image)
     }
@@ -180,6 +194,14 @@ impl Image {
     fn disk(&mut self, size: Size) -> miette::Result<()> {
         self.files.extend(modules::provide(Needs { disks: true, ..Needs::NONE })?);
         self.disk = Some(size);
+        Ok(())
+    }
+
+    /// Adds a network with such services, and its drivers.
+    fn net(&mut self, services: Vec<(u16, String)>) -> miette::Result<()> {
+        self.files.extend(modules::provide(Needs { net: true, ..Needs::NONE })?);
+        self.services = services;
+        self.line("ifconfig lo up\nifconfig eth0 10.0.2.15 netmask 255.255.255.0 up");
         Ok(())
     }
 
@@ -235,14 +257,8 @@ impl Image {
         let files: Vec<_> = self.files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
         let archive = initramfs::build_with(&read(&busybox.file)?, Some(&self.script), &files)?;
         let initrd = kept(self.name, &archive)?;
-        Ok(Workload {
-            name: self.name,
-            regions: self.regions,
-            initrd,
-            memory,
-            versions: self.versions,
-            disk: self.disk,
-        })
+        let Self { name, regions, versions, disk, services, .. } = self;
+        Ok(Workload { name, regions, initrd, memory, versions, disk, services })
     }
 }
 

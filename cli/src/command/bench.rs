@@ -91,6 +91,8 @@ enum Name {
     Boot,
     /// Requests for a disk: instructions and exits
     Disk,
+    /// Bytes over a network: instructions and exits
+    Net,
 }
 
 impl Name {
@@ -107,6 +109,7 @@ impl Name {
             Self::Processes => papers::processes(lab, choice, scale),
             Self::Boot => boot::measure(lab, choice),
             Self::Disk => papers::disk(lab, choice, scale),
+            Self::Net => papers::net(lab, choice, scale),
             Self::All => unreachable!("`all` stands for the others"),
         }
     }

@@ -1,4 +1,4 @@
-//! Debian's newest kernel, with its KVM module and the driver of disks: what guests of Linux run on.
+//! Debian's newest kernel, with its KVM module and drivers of devices: what guests of Linux run on.
 
 use super::packages::Packages;
 use super::{DebianError, Suite, cached, record_of};
@@ -13,9 +13,18 @@ const SUITE: Suite = Suite::Sid;
 /// The ends of the wanted files' paths, and the names they are kept under.
 const IMAGE: (&str, &str) = ("/vmlinuz", "vmlinuz");
 const MODULE: (&str, &str) = ("/kvm/kvm.ko.xz", "kvm.ko.xz");
-const DRIVERS: [(&str, &str); 2] = [
+/// In the order in which they are loaded: what all devices need, the disk's, the network card's, and those of a bridge from there to a
+/// program.
+const DRIVERS: [(&str, &str); 9] = [
     ("/drivers/virtio/virtio_mmio.ko.xz", "virtio_mmio.ko.xz"),
     ("/drivers/block/virtio_blk.ko.xz", "virtio_blk.ko.xz"),
+    ("/net/core/failover.ko.xz", "failover.ko.xz"),
+    ("/drivers/net/net_failover.ko.xz", "net_failover.ko.xz"),
+    ("/drivers/net/virtio_net.ko.xz", "virtio_net.ko.xz"),
+    ("/net/llc/llc.ko.xz", "llc.ko.xz"),
+    ("/net/802/stp.ko.xz", "stp.ko.xz"),
+    ("/net/bridge/bridge.ko.xz", "bridge.ko.xz"),
+    ("/drivers/net/tun.ko.xz", "tun.ko.xz"),
 ];
 
 /// A kernel that is a host to others.
@@ -29,7 +38,7 @@ pub struct HostKernel {
     pub image: PathBuf,
     /// Its KVM module, compressed by xz. It needs no other module.
     pub module: PathBuf,
-    /// The modules by which it has a disk, in the order in which they are loaded.
+    /// The modules by which it has a disk and a network, in the order in which they are loaded.
     #[serde(default)]
     pub drivers: Vec<PathBuf>,
 }
