@@ -1,6 +1,6 @@
 //! Whether requests are looked after one by one, or several at once, a moment later ([`Outside::soon`](crate::device::interface::Outside::soon)).
 //!
-//! What a request costs beside its data are exits: a notification, the host's interrupt, and five for the guest's interrupt (it asks
+//! A request may be a disk's, or a frame that a network card is to send. What it costs beside its data are exits: a notification, the host's interrupt, and five for the guest's interrupt (it asks
 //! the interrupt controller which one that is, and once more whether there is another; it asks the device, and answers both). Several
 //! requests at once share them. But who waits for each request before it makes the next one waits a moment more for each. What a
 //! guest does cannot be seen: a fast device has answered each request before the next one comes, whoever waits or not. So both ways are
