@@ -5,6 +5,7 @@
 //! [`Clock::Instructions`]. The guest's UART is the machine's. See docs/kvm.md.
 
 use crate::debian::{DebianError, Files, HostKernel, LEAN, Package, Software, Suite, Wanted};
+use crate::disk::Disk;
 use crate::initramfs::{Archive, InitramfsError};
 use crate::place::{IoError, Unnamed};
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
@@ -19,6 +20,9 @@ const INIT: &str = include_str!("kvm/init.sh");
 
 /// The VMM: the package, and the program in it.
 const VMM: (&str, &str) = ("qemu-system-riscv", "qemu-system-riscv64");
+
+/// Where the initramfs has the drivers of its disk, if it has one.
+const DRIVERS: &str = "lib/disk/";
 
 /// RAM of the host beside that of the guest and twice the initramfs, which is there packed and unpacked while the
 /// host boots: its kernel, the VMM, and room in which huge pages are found.
@@ -90,6 +94,8 @@ pub struct KvmGuest {
     pub memory: Size,
     /// vCPUs, all on the one hart.
     pub vcpus: u32,
+    /// A disk: the host's, which its VMM passes on.
+    pub disk: Option<Disk>,
 }
 
 impl KvmHost {
@@ -118,8 +124,8 @@ impl KvmHost {
 
     /// All files that the host consists of.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        let single = [&self.kernel.image, &self.kernel.module, &self.busybox.file];
-        single.into_iter().chain(self.vmm.files.iter().map(|(_, file)| file)).map(PathBuf::as_path)
+        let others = std::iter::once(&self.busybox.file).chain(self.vmm.files.iter().map(|(_, file)| file));
+        self.kernel.files().chain(others.map(PathBuf::as_path))
     }
 
     /// The machine with a guest on it: one hart, counted time, no meter. The file is its initramfs, and has to
@@ -140,10 +146,10 @@ impl KvmHost {
             harts: 1,
             h: HExtension::Present,
             memory: memory(guest.memory, archive.len() as u64),
-            clock: Clock::Instructions,
+            clock: if guest.disk.is_some() { Clock::InstructionsAndWaits } else { Clock::Instructions },
             meter: None,
             swap: None,
-            disks: Vec::new(),
+            disks: guest.disk.iter().cloned().collect(),
             shares: Vec::new(),
             rng: false,
             net: None,
@@ -168,13 +174,17 @@ impl KvmHost {
         if let Some(initrd) = &guest.initrd {
             files.push(("kvm/initrd".to_owned(), read(initrd)?));
         }
+        for file in guest.disk.iter().flat_map(|_| &self.kernel.drivers) {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            files.push((format!("{DRIVERS}{name}"), read(file)?));
+        }
         for (path, file) in &self.vmm.files {
             files.push((path.clone(), read(file)?));
         }
         let mut archive = Archive::default();
         let mut add =
             |path: &str, kind, mode, data: &[u8]| archive.add(path, kind, mode, data).map_err(InitramfsError::from);
-        for dir in ["bin", "dev", "kvm", "lib", "proc", "sys", "tmp"] {
+        for dir in ["bin", "dev", "kvm", "lib", "lib/disk", "proc", "sys", "tmp"] {
             add(dir, ModeFileType::Directory, 0o755, &[])?;
         }
         for (path, content) in &files {
@@ -193,6 +203,7 @@ fn memory(guest: Size, archive_bytes: u64) -> Size {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::{Format, Use};
     use crate::initramfs::tests::entries;
 
     /// A host and a guest of files that hold their own names.
@@ -203,13 +214,15 @@ mod tests {
             path
         };
         let text = |text: &str| text.to_owned();
-        let kernel =
-            HostKernel { name: text("linux-7"), version: text("7"), image: file("vmlinuz"), module: file("kvm.ko.xz") };
+        let drivers = vec![file("virtio_mmio.ko.xz"), file("virtio_blk.ko.xz")];
+        let (image, module) = (file("vmlinuz"), file("kvm.ko.xz"));
+        let kernel = HostKernel { name: text("linux-7"), version: text("7"), image, module, drivers };
         let files = vec![(format!("bin/{}", VMM.1), file("vmm")), (text("lib/libc.so.6"), file("libc"))];
         let vmm = Files { name: text(VMM.0), version: text("11"), files };
         let busybox = Package { name: text("busybox-static"), version: text("1"), file: file("busybox") };
         let (memory, append) = (Size(256 * MIB), text("a  'b' \"$c\""));
-        let guest = KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory, vcpus: 2 };
+        let guest =
+            KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory, vcpus: 2, disk: None };
         (KvmHost { kernel, vmm, busybox }, guest)
     }
 
@@ -217,6 +230,8 @@ mod tests {
     fn the_initramfs_holds_what_its_script_names() {
         let dir = tempfile::tempdir().expect("a directory");
         let (host, guest) = fakes(dir.path());
+        let disk = Some(Disk { file: "disk".into(), format: Format::Raw, use_: Use::Write });
+        let guest = KvmGuest { disk, ..guest };
         let files = entries(&host.archive(&guest, Thp::Never).expect("an archive"));
         let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.2.as_slice());
         let words = INIT.split(|c: char| !c.is_ascii_alphanumeric() && !"/._".contains(c));
@@ -229,9 +244,9 @@ mod tests {
         assert_eq!(find("kvm/memory"), Some(&b"262144K"[..]));
         assert_eq!(find("kvm/vcpus"), Some(&b"2"[..]));
         assert_eq!(find("lib/libc.so.6"), Some(&b"libc"[..]));
-        let without = KvmGuest { initrd: None, ..guest };
+        let without = KvmGuest { initrd: None, disk: None, ..guest };
         let files = entries(&host.archive(&without, Thp::Always).expect("an archive"));
-        assert!(files.iter().all(|(path, ..)| path != "kvm/initrd"));
+        assert!(files.iter().all(|(path, ..)| path != "kvm/initrd" && !path.contains("virtio")));
     }
 
     #[test]
@@ -243,6 +258,10 @@ mod tests {
             (machine.h, machine.clock, machine.memory),
             (HExtension::Present, Clock::Instructions, Size(704 * MIB))
         );
+        let disk = Disk { file: "disk".into(), format: Format::Raw, use_: Use::Write };
+        let (machine, _initramfs) =
+            host.machine(&KvmGuest { disk: Some(disk.clone()), ..guest }, Thp::Always).expect("a machine");
+        assert_eq!((machine.clock, machine.disks), (Clock::InstructionsAndWaits, vec![disk]));
         assert_eq!(memory(Size(u64::MAX), 1), Size(u64::MAX));
         assert_eq!(host.versions(), ["linux-7 7", "qemu-system-riscv 11", "busybox-static 1"]);
     }

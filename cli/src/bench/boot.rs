@@ -148,6 +148,7 @@ impl Loads {
             keeping: Keeping::Demand,
             has_few_devices,
             processors: Processors::ONE,
+            disk: None,
         };
         let figure = |load: &Load, name: &str| {
             let run = lab.run(subject, load)?;

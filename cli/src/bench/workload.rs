@@ -12,6 +12,7 @@ mod fig7;
 mod kernel;
 
 use crate::debian::{Files, Software, Suite, Wanted};
+use crate::modules::{self, Needs};
 use crate::place::{IoError, cache, prune, write_whole};
 use crate::size::Size;
 use crate::words::sha256;
@@ -88,6 +89,8 @@ pub enum Kind {
     Timed,
     /// Compiler, assembler and linker as many processes.
     Build,
+    /// Requests for a disk.
+    Disk,
 }
 
 impl Kind {
@@ -103,6 +106,7 @@ impl Kind {
             Self::Switching => kernel::switching(scale, pages),
             Self::Timed => kernel::timed(scale, pages),
             Self::Build => compiler::build(scale, pages),
+            Self::Disk => kernel::disk(scale, pages),
         }
     }
 }
@@ -120,6 +124,8 @@ pub struct Workload {
     pub memory: Size,
     /// Debian's packages in it: name and version.
     pub versions: Vec<String>,
+    /// How large the disk is that it needs, if it needs one.
+    pub disk: Option<Size>,
 }
 
 /// A workload in the making.
@@ -129,6 +135,7 @@ struct Image {
     regions: Vec<Region>,
     files: Vec<(String, Vec<u8>)>,
     versions: Vec<String>,
+    disk: Option<Size>,
 }
 
 impl Image {
@@ -141,7 +148,7 @@ impl Image {
         // The kernel's threads have work left over from the boot, some 200 million instructions: they get the
         // hart for it, so that it is not in the first region. Where nobody has work, time passes at once.
         let script = format!("set -e\necho {setting} >/sys/kernel/mm/transparent_hugepage/enabled\nsleep 2\n");
-        let mut image = Self { name, script, regions: Vec::new(), files: Vec::new(), versions: Vec::new() };
+        let mut image = Self { name, script, regions: Vec::new(), files: Vec::new(), versions: Vec::new(), disk: None };
         image.own(&["mark"])?;
         Ok(image)
     }
@@ -166,6 +173,13 @@ impl Image {
                 self.files.push((path, read(&file)?));
             }
         }
+        Ok(())
+    }
+
+    /// Adds a disk that is so large, and its drivers.
+    fn disk(&mut self, size: Size) -> miette::Result<()> {
+        self.files.extend(modules::provide(Needs { disks: true, ..Needs::NONE })?);
+        self.disk = Some(size);
         Ok(())
     }
 
@@ -221,7 +235,14 @@ impl Image {
         let files: Vec<_> = self.files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
         let archive = initramfs::build_with(&read(&busybox.file)?, Some(&self.script), &files)?;
         let initrd = kept(self.name, &archive)?;
-        Ok(Workload { name: self.name, regions: self.regions, initrd, memory, versions: self.versions })
+        Ok(Workload {
+            name: self.name,
+            regions: self.regions,
+            initrd,
+            memory,
+            versions: self.versions,
+            disk: self.disk,
+        })
     }
 }
 

@@ -89,6 +89,8 @@ enum Name {
     Processes,
     /// Instructions from the kernel's entry to the shell
     Boot,
+    /// Requests for a disk: instructions and exits
+    Disk,
 }
 
 impl Name {
@@ -104,6 +106,7 @@ impl Name {
             Self::Overcommit => overcommit::measure(lab, choice, scale),
             Self::Processes => papers::processes(lab, choice, scale),
             Self::Boot => boot::measure(lab, choice),
+            Self::Disk => papers::disk(lab, choice, scale),
             Self::All => unreachable!("`all` stands for the others"),
         }
     }

@@ -18,13 +18,22 @@ for switch in enabled defrag; do
     echo "$thp" >/sys/kernel/mm/transparent_hugepage/$switch || give_up "the host's kernel has no huge pages to switch"
 done
 
+# A disk is the host's, which is not to keep in memory what is on it.
+disk=
+for driver in /lib/disk/virtio_mmio.ko.xz /lib/disk/virtio_blk.ko.xz; do
+    [ -f $driver ] || continue
+    busybox insmod $driver || give_up "the host's kernel does not take its module $driver"
+    disk="-drive file=/dev/vda,if=none,id=disk,format=raw,cache=none"
+    disk="$disk -global virtio-mmio.force-legacy=false -device virtio-blk-device,drive=disk"
+done
+
 # The guest's console is the machine's, as it is: its line ends are its own, and so is what is typed.
 busybox stty raw -echo
-# RAM is anonymous memory, so that huge pages can be had; no device but those that the board always has.
+# RAM is anonymous memory, so that huge pages can be had; no device but those that the board always has, and the disk.
 initrd=
 [ ! -f /kvm/initrd ] || initrd="-initrd /kvm/initrd"
 qemu-system-riscv64 -accel kvm -cpu host -machine virt -smp "$(busybox cat /kvm/vcpus)" -m "$(busybox cat /kvm/memory)" \
     -no-user-config -nodefaults -display none -no-reboot -chardev stdio,id=con,signal=off -serial chardev:con \
-    -kernel /kvm/kernel $initrd -append "$(busybox cat /kvm/append)" || give_up "the VMM ended with status $?"
+    $disk -kernel /kvm/kernel $initrd -append "$(busybox cat /kvm/append)" || give_up "the VMM ended with status $?"
 busybox stty sane
 busybox poweroff -f

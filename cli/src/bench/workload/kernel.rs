@@ -88,3 +88,24 @@ pub fn timed(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     }
     image.finish(Size(256 * MIB))
 }
+
+/// Requests for a disk, past the guest's cache: large ones in order, four at once, that write and that read; and pages at random, 32
+/// at once and one by one. The quick disk is 16 MiB, the full one 256 MiB.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn disk(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let (size, requests) = match scale {
+        Scale::Quick => (16 * MIB, 2_000),
+        Scale::Full => (256 * MIB, 20_000),
+    };
+    let mut image = Image::new("disk", pages)?;
+    image.own(&["requests"])?;
+    image.disk(Size(size))?;
+    let label = image.region("write 1 MiB", size / MIB, "request");
+    image.region("read 1 MiB", size / MIB, "request");
+    image.region("read 4 KiB, 32 at once", requests, "request");
+    image.region("read 4 KiB", requests, "request");
+    image.line(&format!("requests {} {requests} {label}", size >> 12));
+    image.finish(Size(128 * MIB))
+}
