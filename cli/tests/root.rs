@@ -1,6 +1,7 @@
 //! A VM with a whole system as its root: what the first process does, what is kept, and what is not. The system is a small one, of
 //! busybox alone: `debian-root` and `debian-login` of `tests.toml` have Debian itself.
 
+use gnomon::debian::LEAN;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -32,10 +33,10 @@ impl Scratch {
         self.0.path().join("root.img")
     }
 
-    /// `gnomon run` with these options; its messages and output.
+    /// `gnomon run` with these options, and a kernel that tests nothing of itself; its messages and output.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.args(["run", "--timeout", "100"]).args(args);
+        command.args(["run", "--timeout", "100", "--append", LEAN]).args(args);
         let Output { status, stdout, stderr } = command.output().expect("gnomon");
         let text = |bytes| String::from_utf8(bytes).expect("text");
         (status.code(), text(stdout), text(stderr))

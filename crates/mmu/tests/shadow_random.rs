@@ -171,8 +171,8 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 67] = [
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
-        (Mutant::KeepsPoison, Upkeep::Steered) => &[27],
-        (Mutant::KeepsGlobals, Upkeep::Steered) => &[18],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[124],
+        (Mutant::KeepsGlobals, Upkeep::Steered) => &[59],
         (Mutant::KeepsVmid, Upkeep::Steered) => &[290],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
@@ -181,7 +181,7 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
         (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[49],
-        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[804],
+        (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[829],
         (Mutant::Engine(Sabotage::ForgetsWideLines), Upkeep::Steered) => &[49],
         (Mutant::Engine(Sabotage::ForgetsSpells | Sabotage::ForgetsPassedSpells), Upkeep::Steered) => &[30],
         (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[56],
@@ -194,6 +194,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
 fn caught<S: Subject>(mutant: Mutant, upkeep: Upkeep) -> Option<String> {
     finders(mutant, upkeep).iter().copied().chain(0..1000).find_map(|seed| {
         let failed = catch_unwind(|| run::<S>(upkeep, seed, mutant)).err()?;
+        // With --nocapture it says which lives belong into `finders`.
+        println!("{mutant:?} {upkeep:?}: life {seed}");
         let text = failed.downcast_ref::<String>().cloned();
         Some(text.or_else(|| failed.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
     })

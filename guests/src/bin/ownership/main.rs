@@ -74,7 +74,8 @@ fn main() {
         argument(0, 1)
     ));
     run("ownership/many-accesses-reach-memory", || {
-        ensure!(4 * reached > trapped, "{reached} did, {trapped} trapped");
+        // A quarter to a third do, by chance as few as 18 %; of nothing that is mapped, none.
+        ensure!(16 * reached > trapped, "{reached} did, {trapped} trapped");
         Ok(())
     });
 }
