@@ -131,6 +131,7 @@ mod tests {
             initrd: None,
             bootargs: String::new(),
             rng_seed: vec![],
+            restore: None,
         }
     }
 

@@ -48,6 +48,7 @@ pub mod serial;
 mod shadow;
 pub mod shootdown;
 pub mod slots;
+pub mod snapshot;
 pub mod stats;
 pub mod sync;
 pub mod tenant;

@@ -19,6 +19,7 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::serial;
+use crate::snapshot;
 use crate::tenant::Tenant;
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Departure, Phase, Unreachable, Vm};
@@ -74,6 +75,7 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
         let lacking = config.disks.iter().find(lacks).map(|number| abi::disk_serial(*number));
         lacking.map(|serial| format!("the machine has no block device with the serial {serial}"))
     };
+    let problem = problem.or_else(|| snapshot::check(&config, &g.offer).err());
     let refused = |reason| (Report { number, name: name.clone(), counters: Vec::new() }, reason);
     if let Some(reason) = end.or(problem.map(|message| EndReason::NotStarted { message })) {
         return Err(refused(reason));
@@ -148,8 +150,21 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     if let Phase::Leaving(Departure::End(reason)) = &*phase {
         return Err(reason.clone());
     }
+    let not_started = |message| EndReason::NotStarted { message };
+    let started = match snapshot::check(&vm.config, &g.offer).map_err(not_started)? {
+        Some(state) => snapshot::put(g, vm, &state, env).map_err(not_started)?,
+        None => first_vcpu(g, vm, env).map_err(not_started)?,
+    };
+    vm.since.store(env.now().max(1), Ordering::Relaxed);
+    *phase = Phase::Running;
+    started.into_iter().for_each(|run| g.start(run, env));
+    Ok(())
+}
+
+/// The first vCPU, as its VM's board says.
+fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
-    let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
+    let mut run = first.ok_or("it has no vCPU 0")?;
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
     let zero = match g.offer.guest {
         GuestMode::Virtual => env.now(),
@@ -157,11 +172,8 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
         GuestMode::Supervisor => 0,
     };
     vm.time_zero.store(zero, Ordering::Relaxed);
-    vm.since.store(env.now().max(1), Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
-    *phase = Phase::Running;
-    g.start(run, env);
-    Ok(())
+    Ok([run].into())
 }
 
 /// Ends all VMs, and those that were wished for when their turn comes.
@@ -173,6 +185,13 @@ pub fn end_all<E: Env>(g: &Gnomon, reason: &EndReason, env: &mut E) {
 /// Begins the end of a VM, or its restart. Its vCPUs leave their harts soon; the caller parks its
 /// own. Of several wishes the first counts, but an end overrides a restart that is not yet done.
 pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut E) {
+    let departure = match departure {
+        Departure::Reboot if vm.config.restore.is_some() => {
+            let message = "it is to start over, and has no kernel: it was restored from a snapshot".into();
+            Departure::End(EndReason::Killed { message })
+        }
+        departure => departure,
+    };
     let before = {
         let mut phase = vm.phase.lock();
         match (&*phase, &departure) {
@@ -195,6 +214,7 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
+    snapshot::let_go(vm, env);
     let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten().unwrap_or_default();
     for run in g.sched.remove_vm(vm.handle.number).into_iter().chain(aside) {
         park(g, run, env);
@@ -248,6 +268,10 @@ pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
 pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten();
     let was_paused = aside.is_some();
+    if was_paused {
+        // Before any of them runs, and changes what is being given out.
+        snapshot::let_go(vm, env);
+    }
     aside.into_iter().flatten().for_each(|run| g.start(run, env));
     was_paused
 }

@@ -9,7 +9,7 @@ pub mod rtc;
 pub mod uart;
 pub mod virtio;
 
-pub use interface::{Answer, Device, GuestMemory, Outside, Place, Unreached};
+pub use interface::{Answer, Device, GuestMemory, Outside, Place, Unreached, Unsaved, Wild};
 pub use plic::Plic;
 pub use rtc::Rtc;
 pub use uart::Uart;
