@@ -4,6 +4,7 @@ mod bench;
 mod control;
 mod gdb;
 mod run;
+mod snapshot;
 mod test;
 mod watch;
 
@@ -33,6 +34,7 @@ enum Action {
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
+    Snapshot(snapshot::SnapshotArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
@@ -96,6 +98,7 @@ impl Action {
             | Self::Pause(_)
             | Self::Resume(_)
             | Self::Stop(_)
+            | Self::Snapshot(_)
             | Self::Gdb(_)
             | Self::Needs { .. } => Vec::new(),
         }
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
+        Action::Snapshot(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),
@@ -176,6 +180,7 @@ mod tests {
             "needs test",
             "ps",
             "stop --run a b",
+            "snapshot -o a",
             "set a=1",
         ] {
             assert_eq!(needs(line), [], "{line}");

@@ -13,12 +13,14 @@ use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
 use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
+use crate::restore::{self, Restored};
 use crate::size::Size;
 use crate::spec::{self, SpecError, VmSpec};
 use crate::tty::TerminalSize;
 use crate::vmfile::{Console, Initrd, Kernel};
 use crate::{build, run::Seat};
 use abi::bundle::{ConsoleMode, MmuMode, VmConfig};
+use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -135,8 +137,10 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let configs = vms
         .iter()
         .map(|vm| {
-            let contents = contents(vm, spec, &mut versions)?;
-            let (mut config, placed) = place(vm, contents, spec, &mut pack)?;
+            let (mut config, placed) = match &vm.restore {
+                Some(path) => restored(vm, path, &mut pack)?,
+                None => place(vm, contents(vm, spec, &mut versions)?, spec, &mut pack)?,
+            };
             config.disks = numbers.by_ref().take(vm.disks.len()).collect();
             Ok((config, placed))
         })
@@ -272,6 +276,24 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         placed.push(Placed { image: pack.add(bytes), gpa, label: "initrd" });
     }
     let config = VmConfig {
+        entry_gpa: payload.entry_gpa,
+        initrd: layout.initrd_gpa.zip(initrd_bytes),
+        bootargs: bootargs(vm, kind, spec, has_own_initramfs),
+        rng_seed: rng_seed(vm, spec.clock)?,
+        ..config(vm)
+    };
+    Ok((config, placed))
+}
+
+/// A VM that goes on from a snapshot. It boots nothing.
+fn restored(vm: &VmSpec, path: &Path, pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
+    let Restored { state, placed } = restore::load(path, pack)?;
+    Ok((VmConfig { restore: Some(Bytes(state)), ..config(vm) }, placed))
+}
+
+/// A VM without anything in its memory.
+fn config(vm: &VmSpec) -> VmConfig {
+    VmConfig {
         name: vm.name.clone(),
         after: vm.after,
         memory_bytes: vm.memory.0,
@@ -290,12 +312,12 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         disks: Vec::new(),
         mac: vm.net.as_ref().map(|card| card.mac),
         segments: Vec::new(),
-        entry_gpa: payload.entry_gpa,
-        initrd: layout.initrd_gpa.zip(initrd_bytes),
-        bootargs: bootargs(vm, kind, spec, has_own_initramfs),
-        rng_seed: rng_seed(vm, spec.clock)?,
-    };
-    Ok((config, placed))
+        entry_gpa: 0,
+        initrd: None,
+        bootargs: String::new(),
+        rng_seed: Vec::new(),
+        restore: None,
+    }
 }
 
 /// The command line: for Linux a console, and early output through the firmware (far fewer exits

@@ -76,9 +76,11 @@ fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<save::Saving> {
     if vm.breaks.is_on() {
         return refuse("a debugger is attached to it");
     }
-    match vm.savings.lock().now {
-        Some(Saving { state: Some(_), .. }) => return refuse("another snapshot of it is being taken"),
-        Some(_) => {}
+    // No lock is held while the VM is paused.
+    let is_given_out = vm.savings.lock().now.as_ref().map(|saving| saving.state.is_some());
+    match is_given_out {
+        Some(true) => return refuse("another snapshot of it is being taken"),
+        Some(false) => {}
         None => start(g, vm, env)?,
     }
     if g.vms.tenant(vm, |tenant| tenant.is_still()) != Some(true) {
