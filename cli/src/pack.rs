@@ -102,12 +102,12 @@ impl Pack {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use abi::bundle::GUEST_ENTRY;
     use std::io::Cursor;
 
-    fn vm(name: &str) -> VmConfig {
+    pub(crate) fn vm(name: &str) -> VmConfig {
         VmConfig {
             name: name.into(),
             after: None,

@@ -201,3 +201,126 @@ pub fn load(path: &Path, pack: &mut Pack) -> Result<Restored, RestoreError> {
     placed.extend(run.map(|run| run.pack(ram, pack)));
     Ok(Restored { state: state.encode(), placed })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::DiskSpec;
+    use crate::vmfile::Kernel;
+    use abi::bundle::{Config, ConsoleMode};
+    use abi::snapshot::device::PlicState;
+    use abi::snapshot::file::Writer;
+    use abi::snapshot::{EventsState, Told, VcpuState};
+    use std::io::Cursor;
+
+    const RAM: u64 = 9 << 20;
+
+    fn state() -> State {
+        let told = Told {
+            name: "saved".into(),
+            memory_bytes: RAM,
+            timebase: 10_000_000,
+            time: 5,
+            isa: vec!["i".into()],
+            blocks: [0; 3],
+            formats: vec![8],
+            vlenb: 0,
+            svadu: true,
+            has_balloon: true,
+            disks: vec![],
+            mac: None,
+        };
+        let (events, plic) = (EventsState::default(), PlicState::default());
+        State { told, vcpus: vec![VcpuState::default(); 3], events, plic, devices: vec![] }
+    }
+
+    /// A snapshot with those pages, each full of its number, by sections.
+    fn file(sections: &[&[u64]]) -> Vec<u8> {
+        let (mut writer, mut file) = Writer::begin(&state().encode());
+        for pages in sections {
+            let bytes: Vec<u8> = pages.iter().flat_map(|page| [*page as u8; PAGE as usize]).collect();
+            file.extend(writer.pages(pages[0], &bytes));
+            file.extend(bytes);
+        }
+        file.extend(writer.end());
+        file
+    }
+
+    fn with_file<T>(bytes: &[u8], act: impl FnOnce(&Path) -> T) -> T {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("a.snap");
+        std::fs::write(&path, bytes).expect("a file");
+        act(&path)
+    }
+
+    #[test]
+    fn ram_is_as_it_was() {
+        // Two pieces side by side, one apart, and the end of RAM, which is half a piece.
+        let pages: [&[u64]; 5] = [&[5, 6], &[511], &[513], &[0x601], &[RAM / PAGE - 1]];
+        let mut pack = Pack::default();
+        let restored = with_file(&file(&pages), |path| load(path, &mut pack)).expect("it is whole");
+        let starts: Vec<u64> = restored.placed.iter().map(|placed| placed.gpa - GUEST_RAM_BASE).collect();
+        assert_eq!(starts, [0, 6 << 20], "the last two follow each other");
+        let mut out = Cursor::new(Vec::new());
+        let config = crate::pack::tests::vm("a");
+        pack.write(vec![(config, restored.placed)], (ConsoleMode::Lines, &[]), &mut out).expect("in memory");
+        let bytes = out.into_inner();
+        let config = Config::parse(&bytes).expect("a bundle");
+        let mut ram = vec![0; RAM as usize];
+        for segment in &config.vms[0].segments {
+            let at = (segment.gpa - GUEST_RAM_BASE) as usize;
+            ram[at..at + segment.bytes as usize]
+                .copy_from_slice(&bytes[segment.offset as usize..][..segment.bytes as usize]);
+        }
+        for (page, bytes) in ram.chunks(PAGE as usize).enumerate() {
+            let there = pages.iter().any(|some| some.contains(&(page as u64)));
+            assert!(bytes.iter().all(|byte| *byte == if there { page as u8 } else { 0 }), "{page}");
+        }
+        assert_eq!(State::decode(&restored.state), Some(state()));
+    }
+
+    #[test]
+    fn a_file_that_is_not_whole_is_refused_by_name() {
+        let good = file(&[&[5, 6], &[9]]);
+        let said = |bytes: &[u8]| {
+            let why = with_file(bytes, |path| load(path, &mut Pack::default()).err()).expect("it is refused");
+            assert!(why.help().is_some());
+            why.to_string()
+        };
+        assert!(said(&good[..good.len() - 1]).ends_with("a.snap: it is cut off"));
+        assert!(said(&good[..300]).ends_with("it is cut off"));
+        let mut flipped = good.clone();
+        flipped[9000] ^= 4;
+        assert!(said(&flipped).ends_with("it is damaged: a check sum is wrong"));
+        assert!(said(&[good.as_slice(), b"x"].concat()).ends_with("something follows its end"));
+        assert!(said(&[b'x'; 5000]).ends_with("it is no snapshot"));
+        let nowhere = load(Path::new("/nowhere/a.snap"), &mut Pack::default()).err().expect("there is none");
+        assert!(nowhere.to_string().starts_with("cannot read the snapshot /nowhere/a.snap: "));
+    }
+
+    #[test]
+    fn a_vm_is_what_its_snapshot_says() {
+        let plain = VmFile { name: Some("x".into()), ..VmFile::default() };
+        assert_eq!(describe(plain.clone()).expect("nothing to do"), plain);
+        with_file(&file(&[]), |path| {
+            let vm = |change: fn(&mut VmFile)| {
+                let mut vm = VmFile { restore: Some(path.to_owned()), ..VmFile::default() };
+                change(&mut vm);
+                describe(vm)
+            };
+            let described = vm(|_| {}).expect("it is whole");
+            assert_eq!((described.name.as_deref(), described.memory), (Some("saved"), Some(Size(RAM))));
+            assert_eq!((described.vcpus, described.svadu, described.svvptc), (Some(3), Some(true), Some(false)));
+            assert_eq!((described.balloon, described.net, described.mac), (Some(Balloon::Is(true)), Some(false), None));
+            assert_eq!(vm(|vm| vm.name = Some("other".into())).expect("a name").name.as_deref(), Some("other"));
+            let given = |change| vm(change).expect_err("it is refused").to_string();
+            assert!(
+                given(|vm| vm.memory = Some(Size(RAM))).starts_with("`memory` was given for a VM that goes on from ")
+            );
+            assert!(given(|vm| vm.kernel = Some(Kernel::Debian)).contains("`kernel`"));
+            assert!(given(|vm| vm.net = Some(true)).contains("`net`"));
+            let disk = given(|vm| vm.disks = Some(vec!["d.img".parse::<DiskSpec>().expect("a disk")]));
+            assert!(disk.ends_with("a.snap is of a VM with 0 disks, and 1 were given"), "{disk}");
+        });
+    }
+}

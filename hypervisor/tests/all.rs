@@ -14,4 +14,5 @@ mod sched;
 mod serial;
 mod shadow;
 mod slots;
+mod snapshot;
 mod steering;

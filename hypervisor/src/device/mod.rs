@@ -6,6 +6,8 @@
 mod interface;
 pub mod plic;
 pub mod rtc;
+#[cfg(test)]
+mod twins;
 pub mod uart;
 pub mod virtio;
 

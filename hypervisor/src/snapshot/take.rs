@@ -176,6 +176,10 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
 
 /// A vCPU that is on no hart, at guest time `time`.
 fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
+    if run.shared.hsm.load(Ordering::SeqCst) == hsm::STOPPED {
+        // What is left in its registers is nothing of the guest's.
+        return VcpuState { timer: NEVER, v: Bytes(alloc::vec![0; run.vector.bytes.len()]), ..VcpuState::default() };
+    }
     let (csrs, posted) = (&run.csrs, run.shared.posted.load(Ordering::SeqCst));
     let zero = run.vm.time_zero.load(Ordering::Relaxed);
     let is_due = csrs.hvip & Interrupt::VsTimer.bit() != 0 || posted & request::TIMER != 0;
@@ -183,7 +187,7 @@ fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
     let deadline = if run.deadline == NEVER { NEVER } else { run.deadline.wrapping_sub(zero) };
     let timer = deadline.min(csrs.vstimecmp);
     VcpuState {
-        is_started: run.shared.hsm.load(Ordering::SeqCst) != hsm::STOPPED,
+        is_started: true,
         is_supervisor: run.mode == Mode::Supervisor,
         x: run.context.x,
         pc: run.context.pc,

@@ -84,7 +84,7 @@ pub struct DiskState {
 }
 
 /// A vCPU.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct VcpuState {
     /// Whether it is started (SBI HSM). If not, nothing else of it matters.
     pub is_started: bool,
