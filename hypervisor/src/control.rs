@@ -7,7 +7,7 @@ use crate::debug;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
-use crate::snapshot;
+use crate::saving;
 use crate::vm::{Departure, Phase, Vm};
 use crate::vms::Wish;
 use abi::control::frame::{Bad, decode, encode};
@@ -113,7 +113,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             let (events, lost) = taken.probe.take(MOST_EVENTS);
             Answer::Events(Events { timebase: g.offer.timebase, events, lost })
         }
-        Request::Save(number, wish) => with_vm(g, number, |vm| snapshot::ask(g, vm, wish, env)),
+        Request::Save(number, wish) => with_vm(g, number, |vm| saving::ask(g, vm, wish, env)),
         Request::Debug(number, wish) => with_vm(g, number, |vm| debug::ask(g, vm, wish, env)),
         Request::Stop(number) => {
             // One that waits for another's end never starts.

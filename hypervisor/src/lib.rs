@@ -42,6 +42,8 @@ pub mod probe;
 pub mod promoter;
 #[cfg(test)]
 mod random;
+mod saving;
+pub mod savings;
 pub mod sbi;
 pub mod sched;
 pub mod serial;

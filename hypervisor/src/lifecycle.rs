@@ -214,7 +214,7 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
-    snapshot::let_go(vm, env);
+    let_go(vm, env);
     let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten().unwrap_or_default();
     for run in g.sched.remove_vm(vm.handle.number).into_iter().chain(aside) {
         park(g, run, env);
@@ -270,10 +270,23 @@ pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     let was_paused = aside.is_some();
     if was_paused {
         // Before any of them runs, and changes what is being given out.
-        snapshot::let_go(vm, env);
+        let_go(vm, env);
     }
     aside.into_iter().flatten().for_each(|run| g.start(run, env));
     was_paused
+}
+
+/// The VM goes on, or ends: no more of its snapshot is given out.
+pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
+    let is_frozen = {
+        let mut savings = vm.savings.lock();
+        savings.now = None;
+        vm.is_frozen.swap(false, Ordering::SeqCst)
+    };
+    if is_frozen {
+        // Its devices may have something to do since.
+        env.attend_soon(Some(vm.slot()));
+    }
 }
 
 /// Pauses a VM, or lets it go on, and says so: a wish from the console.

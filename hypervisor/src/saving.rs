@@ -1,10 +1,17 @@
 //! Takes a snapshot of a paused VM, in pieces: what is asked for by the control channel.
+//!
+//! ```text
+//!  Save::Begin ──► paused ──► all vCPUs aside, devices done with what they were asked for ──► frozen: the state is encoded
+//!                   Later ◄────────┘                                                            │
+//!  Save::Pages, Save::State ◄──── RAM and state, which nobody changes ◄─────────────────────────┤
+//!  Save::End, or resume, or stop ──► nobody can ask for more of it ◄────────────────────────────┘
+//! ```
 
-use super::Saving;
 use crate::device::Unsaved;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
-use crate::lifecycle;
+use crate::lifecycle::{self, let_go};
+use crate::savings::Saving;
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Devices, Unreachable, Vm};
 use abi::bundle::GUEST_RAM_BASE;
@@ -45,19 +52,6 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answe
         Ok(answer) => answer,
         Err(Undone::Later) => Answer::Later,
         Err(Undone::Refused(answer)) => answer,
-    }
-}
-
-/// The VM goes on, or ends: no more of its snapshot is given out.
-pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
-    let is_frozen = {
-        let mut savings = vm.savings.lock();
-        savings.now = None;
-        vm.is_frozen.swap(false, Ordering::SeqCst)
-    };
-    if is_frozen {
-        // Its devices may have something to do since.
-        env.attend_soon(Some(vm.slot()));
     }
 }
 
