@@ -162,6 +162,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
 }
 
 /// The first vCPU, as its VM's board says.
+#[expect(clippy::vec_box, reason = "whoever has a vCPU's box may run it")]
 fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
     let mut run = first.ok_or("it has no vCPU 0")?;

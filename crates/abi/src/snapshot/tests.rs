@@ -60,8 +60,11 @@ fn file() -> Vec<u8> {
     file
 }
 
+/// The state, and pages by their first number and length.
+type Content = (State, Vec<(u64, usize)>);
+
 /// What a file has, or what is wrong with it; `None` if it is cut off.
-fn read(mut file: &[u8]) -> Result<Option<(State, Vec<(u64, usize)>)>, Bad> {
+fn read(mut file: &[u8]) -> Result<Option<Content>, Bad> {
     let (mut reader, mut state, mut pages) = (Reader::default(), None, Vec::new());
     loop {
         let Some((piece, rest)) = file.split_at_checked(reader.wants()) else { return Ok(None) };
