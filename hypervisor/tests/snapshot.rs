@@ -297,7 +297,7 @@ fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String 
 fn what_cannot_be_is_refused_by_name() {
     let (.., taken, _) = snapshot_of(busy(None, GuestTimer::Sstc));
     type Change = fn(&mut State, &mut VmConfig);
-    let cases: [(&str, Change); 24] = [
+    let cases: [(&str, Change); 26] = [
         ("malformed", |_, config| config.restore = Some(Bytes(vec![0xff; 40]))),
         ("malformed", |_, config| config.restore = Some(Bytes(Vec::new()))),
         ("3 vCPUs, and it is to have 2", |_, config| config.vcpus = 2),
@@ -305,6 +305,8 @@ fn what_cannot_be_is_refused_by_name() {
         ("impossible time", |state, _| state.told.time = u64::MAX),
         ("its clock counts 1 times", |state, _| state.told.timebase = 1),
         ("have zvbb, which mmu = nested does not offer", |state, _| state.told.isa.push("zvbb".into())),
+        ("no such names", |state, _| state.told.isa.push("\u{1e}{}\n".into())),
+        ("vector registers have 34359738360 bits", |state, _| state.told.vlenb = u32::MAX),
         ("cache blocks", |state, _| state.told.blocks = [64, 0, 0]),
         ("format Sv57", |state, _| state.told.formats.push(10)),
         ("vector registers have 128 bits", |state, _| state.told.vlenb = 16),

@@ -56,6 +56,11 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
 /// What its guest was told of its harts.
 fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String> {
     const REMEDY: &str = "restore it in another mode (--mmu), on harts that have it, or where it was taken";
+    // They are printed, and nothing of a file's is to be taken for Gnomon's words.
+    let is_name = |name: &String| name.len() <= 32 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !told.isa.iter().all(is_name) {
+        return Err("its snapshot names extensions that have no such names".into());
+    }
     let mode = offer.mode(config);
     let isa: Isa = Translation::from(mode).isa(config, offer);
     if let Some(lacking) = told.isa.iter().find(|name| !isa.has(name)) {
@@ -75,7 +80,7 @@ fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String
     }
     let has_vectors = told.vlenb != 0;
     if has_vectors && told.vlenb as usize != offer.vlenb {
-        let (theirs, ours) = (8 * told.vlenb, 8 * offer.vlenb);
+        let (theirs, ours) = (8 * u64::from(told.vlenb), 8 * offer.vlenb);
         return Err(format!("its vector registers have {theirs} bits, and these harts' {ours}"));
     }
     if told.svadu != config.svadu {
