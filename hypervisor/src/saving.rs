@@ -117,13 +117,14 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
                 }
             }
         }
+        let told = told(g, vm, &devices, time);
         let savings = vm.savings.lock();
         if !savings.is_on() {
             return refuse(NONE);
         }
         // No device of its does anything between the two.
         vm.is_frozen.store(true, Ordering::SeqCst);
-        (told(g, vm, &devices, time), devices.plic.save(), placed)
+        (told, devices.plic.save(), placed)
     };
     let vcpus = g.vms.tenant(vm, |tenant| {
         let all = tenant.paused.iter().flatten().chain(tenant.parked.values());
