@@ -160,6 +160,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         .map_err(IoError::at("write a bundle in", &dir))?;
     let memory = match spec.host_memory {
         Some(memory) => qemu::check_host_memory(memory, bundle_bytes)?,
+        None if spec.seat == Seat::Payload => qemu::with_initrd(qemu::memory_for(total, bundle_bytes), bundle_bytes),
         None => qemu::memory_for(total, bundle_bytes),
     };
     qemu::check_memory(memory)?;
