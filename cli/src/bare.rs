@@ -52,6 +52,8 @@ impl BareSpec {
             meter,
             swap,
             disks: Vec::new(),
+            shares: Vec::new(),
+            rng: false,
             net,
             control: None,
             extra: Vec::new(),

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod console;
 mod control;
 mod gdb;
 mod run;
@@ -35,6 +36,7 @@ enum Action {
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Console(console::ConsoleArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
@@ -99,6 +101,7 @@ impl Action {
             | Self::Resume(_)
             | Self::Stop(_)
             | Self::Snapshot(_)
+            | Self::Console(_)
             | Self::Gdb(_)
             | Self::Needs { .. } => Vec::new(),
         }
@@ -125,6 +128,7 @@ pub fn main() -> ExitCode {
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
         Action::Snapshot(args) => args.run(),
+        Action::Console(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),

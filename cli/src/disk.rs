@@ -1,7 +1,7 @@
 //! Files that are VMs' disks.
 
-use crate::net::Network;
 use crate::size::Size;
+use crate::words::option_value;
 use abi::bundle::MAX_DISKS;
 use miette::Diagnostic;
 use serde::Deserialize;
@@ -212,9 +212,9 @@ pub enum DiskError {
     },
     /// The machine has too many.
     #[error(
-        "the machine would have {0} virtio devices (disks, that of --swap, and one for a network), and has places for {PLACES}"
+        "the machine would have {0} virtio devices (disks, shares, that of --swap, one for a network, one for random bytes), and has places for {PLACES}"
     )]
-    #[diagnostic(help("give the VMs fewer disks"))]
+    #[diagnostic(help("give the VMs fewer disks and shares; what is on several of them may be on one"))]
     NoPlaces(usize),
 }
 
@@ -289,7 +289,8 @@ pub enum Snapshot {
     No,
 }
 
-/// Provides the disks of all VMs, each given by its name and its disks. They are numbered through.
+/// Provides the disks of all VMs, each given by its name and its disks. They are numbered through. `others` is how many virtio devices the
+/// machine has beside them and that of `swap`.
 ///
 /// # Errors
 /// [`DiskError`].
@@ -297,7 +298,7 @@ pub fn provide<'a>(
     vms: impl Iterator<Item = (&'a str, &'a [DiskSpec])>,
     snapshot: Snapshot,
     swap: Option<&Path>,
-    net: Option<&Network>,
+    others: usize,
 ) -> Result<Vec<Disk>, DiskError> {
     let mut disks: Vec<Disk> = Vec::new();
     for (vm, specs) in vms {
@@ -308,7 +309,7 @@ pub fn provide<'a>(
             disks.push(spec.provide(snapshot)?);
         }
     }
-    let places = disks.len() + usize::from(swap.is_some()) + usize::from(net.is_some());
+    let places = disks.len() + usize::from(swap.is_some()) + others;
     if places > PLACES {
         return Err(DiskError::NoPlaces(places));
     }
@@ -340,8 +341,7 @@ pub(crate) fn args(number: usize, disk: &Disk) -> Vec<String> {
 
 /// What QEMU is told of a block device with that name and serial, behind which is the file.
 pub(crate) fn block_device(id: &str, file: &Path, options: &str, serial: &str) -> Vec<String> {
-    // A comma in a value of QEMU's is written twice.
-    let file = file.display().to_string().replace(',', ",,");
+    let file = option_value(&file.display().to_string());
     vec![
         "-drive".into(),
         format!("file={file},if=none,id={id},{options}"),
@@ -422,7 +422,7 @@ mod tests {
         let spec = |file: &Path, readonly| DiskSpec { file: file.into(), readonly, format: None, size: None };
         let both = |one, other, snapshot, swap| {
             let (one, other) = ([spec(&path, one)], [spec(&link, other)]);
-            provide([("v", &one[..]), ("w", &other[..])].into_iter(), snapshot, swap, None).map(|disks| disks.len())
+            provide([("v", &one[..]), ("w", &other[..])].into_iter(), snapshot, swap, 0).map(|disks| disks.len())
         };
         assert!(matches!(both(false, false, Snapshot::No, None), Err(DiskError::Twice(_))));
         assert!(matches!(both(true, false, Snapshot::No, None), Err(DiskError::Twice(_))));
@@ -430,11 +430,11 @@ mod tests {
         assert_eq!(both(true, true, Snapshot::No, None).ok(), Some(2));
         assert_eq!(both(false, false, Snapshot::Yes, None).ok(), Some(2));
         let many = vec![spec(&path, true); MAX_DISKS + 1];
-        let too_many = provide([("v", &many[..])].into_iter(), Snapshot::No, None, None);
+        let too_many = provide([("v", &many[..])].into_iter(), Snapshot::No, None, 0);
         assert!(matches!(too_many, Err(DiskError::TooMany { .. })));
         let full = vec![spec(&path, true); MAX_DISKS];
         let vms = [("v", &full[..]), ("w", &full[..])];
-        assert!(matches!(provide(vms.into_iter(), Snapshot::No, None, None), Err(DiskError::NoPlaces(14))));
+        assert!(matches!(provide(vms.into_iter(), Snapshot::No, None, 0), Err(DiskError::NoPlaces(14))));
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::io::Write;
 const INIT: &str = include_str!("initramfs/init.sh");
 /// The first process where a whole system is on the first disk, to which it hands over.
 const INIT_ROOT: &str = include_str!("initramfs/init-root.sh");
+/// What both begin with.
+const COMMON: &str = include_str!("initramfs/common.sh");
 const PASSWD: &str = "root::0:0:root:/root:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ntty:x:5:\n";
 const PROFILE: &str = "export PATH=/bin HOME=/root PS1='\\h:\\w# '\n";
@@ -94,6 +96,7 @@ pub fn build_for(
         }
         archive.add(path, ModeFileType::Regular, 0o755, content)?;
     }
+    archive.add("etc/gnomon.sh", ModeFileType::Regular, 0o644, COMMON.as_bytes())?;
     archive.add("etc/passwd", ModeFileType::Regular, 0o644, PASSWD.as_bytes())?;
     archive.add("etc/group", ModeFileType::Regular, 0o644, GROUP.as_bytes())?;
     archive.add("etc/profile", ModeFileType::Regular, 0o644, PROFILE.as_bytes())?;
@@ -105,7 +108,7 @@ pub fn build_for(
 
 /// The first process, which loads those of the files that are modules once it has mounted what drivers use.
 fn init(first: First, files: &[(&str, &[u8])]) -> String {
-    const AFTER: &str = "mount -t devpts devpts /dev/pts\n";
+    const AFTER: &str = ". /etc/gnomon.sh\n";
     let modules = files.iter().filter(|(path, _)| path.starts_with(FOLDER));
     let load: String = modules.map(|(path, _)| format!("insmod /{path}\n")).collect();
     let script = match first {

@@ -144,6 +144,8 @@ impl KvmHost {
             meter: None,
             swap: None,
             disks: Vec::new(),
+            shares: Vec::new(),
+            rng: false,
             net: None,
             control: None,
             extra: CPU.map(Into::into).to_vec(),

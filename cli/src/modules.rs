@@ -24,6 +24,13 @@ const DISKS: [(&str, &str); 6] = [
 const NET: [(&str, &str); 3] =
     [("failover", "net/core"), ("net_failover", "drivers/net"), ("virtio_net", "drivers/net")];
 
+/// Those of shares: of the protocol, of its way, and of the file system on it.
+const SHARES: [(&str, &str); 4] =
+    [("netfs", "fs/netfs"), ("9pnet", "net/9p"), ("9pnet_virtio", "net/9p"), ("9p", "fs/9p")];
+
+/// That of a source of random bytes. What it is for is in the kernel itself.
+const RNG: [(&str, &str); 1] = [("virtio-rng", "drivers/char/hw_random")];
+
 /// Where the initramfs has them: [`crate::initramfs`] loads what is there.
 pub const FOLDER: &str = "lib/modules/";
 
@@ -62,16 +69,23 @@ pub struct Needs {
     pub disks: bool,
     /// A network card.
     pub net: bool,
+    /// Folders of the host.
+    pub shares: bool,
+    /// A source of random bytes.
+    pub rng: bool,
 }
 
 impl Needs {
-    /// What a VM needs that has a whole system as its root: it is on a disk.
-    pub const ROOT: Self = Self { balloon: false, disks: true, net: true };
+    /// What a VM needs, or may be given, that has a whole system as its root: it is on a disk.
+    pub const ROOT: Self = Self { balloon: false, disks: true, net: true, shares: true, rng: true };
+
+    /// What one needs that has nothing of all that.
+    pub const NONE: Self = Self { balloon: false, disks: false, net: false, shares: false, rng: false };
 
     /// The drivers: names, and paths in the kernel's sources.
     pub(crate) fn drivers(self) -> Vec<(&'static str, &'static str)> {
         let mut wanted = Vec::new();
-        if self.balloon || self.disks || self.net {
+        if self != Self::NONE {
             wanted.extend(VIRTIO);
         }
         if self.balloon {
@@ -82,6 +96,12 @@ impl Needs {
         }
         if self.net {
             wanted.extend(NET);
+        }
+        if self.shares {
+            wanted.extend(SHARES);
+        }
+        if self.rng {
+            wanted.extend(RNG);
         }
         wanted
     }

@@ -125,6 +125,8 @@ pub(crate) mod tests {
             gigapages: false,
             balloon_bytes: None,
             disks: vec![],
+            shares: vec![],
+            rng: false,
             mac: None,
             segments: vec![],
             entry_gpa: GUEST_ENTRY,

@@ -3,8 +3,10 @@
 use crate::disk::{self, Disk};
 use crate::meter::Metered;
 use crate::net::{self, Network};
+use crate::share::{self, Share};
 use crate::size::{MIB, Size};
 use crate::swap;
+use crate::words::option_value;
 use clap::ValueEnum;
 use miette::Diagnostic;
 use serde::{Deserialize, Serialize};
@@ -105,6 +107,10 @@ pub struct MachineSpec {
     pub swap: Option<PathBuf>,
     /// The VMs' disks, by number.
     pub disks: Vec<Disk>,
+    /// The VMs' shares, by number.
+    pub shares: Vec<Share>,
+    /// Whether there is a source of random bytes for VMs.
+    pub rng: bool,
     /// The network that VMs are on, if any is.
     pub net: Option<Network>,
     /// The socket that the control channel is at, if there is one: somebody listens there when the machine starts.
@@ -281,6 +287,11 @@ impl MachineSpec {
         args.extend(self.swap.iter().flat_map(|path| swap::args(path)).map(OsString::from));
         let disks = self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk));
         args.extend(disks.map(OsString::from));
+        let shares = self.shares.iter().enumerate().flat_map(|(number, share)| share::args(number, share));
+        args.extend(shares.map(OsString::from));
+        if self.rng {
+            args.extend(ENTROPY_ARGS.map(OsString::from));
+        }
         args.extend(self.net.iter().flat_map(net::args).map(OsString::from));
         args.extend(self.control.iter().flat_map(|path| control_args(path)).map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
@@ -290,8 +301,9 @@ impl MachineSpec {
     /// Whether the board has a place for one more virtio device.
     #[must_use]
     pub fn has_place(&self) -> bool {
-        let ours = usize::from(self.swap.is_some()) + self.disks.len() + usize::from(self.net.is_some());
-        ours + usize::from(self.control.is_some()) < disk::PLACES
+        let ours = usize::from(self.swap.is_some()) + self.disks.len() + self.shares.len();
+        let single = [self.net.is_some(), self.rng, self.control.is_some()].map(usize::from);
+        ours + single.iter().sum::<usize>() < disk::PLACES
     }
 
     /// The whole command line, for a shell.
@@ -302,10 +314,13 @@ impl MachineSpec {
     }
 }
 
+/// What QEMU is told of the source of random bytes: what the host's kernel has, and not what QEMU would make of it.
+const ENTROPY_ARGS: [&str; 4] =
+    ["-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-device,rng=entropy"];
+
 /// What QEMU is told of the control channel. A console loses what is not read in time, and waits for nobody.
 fn control_args(path: &Path) -> [String; 6] {
-    // A comma in a value of QEMU's is written twice.
-    let path = path.display().to_string().replace(',', ",,");
+    let path = option_value(&path.display().to_string());
     let chardev = format!("socket,id=control,path={path},server=off");
     let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(String::from);
     ["-device".into(), device, "-chardev".into(), chardev, "-device".into(), port]
@@ -335,6 +350,8 @@ mod tests {
             meter: None,
             swap: None,
             disks: vec![],
+            shares: vec![],
+            rng: false,
             net: None,
             control: None,
             extra: vec![],

@@ -1,6 +1,7 @@
 //! VMs that go on from a snapshot: what its file says of the VM, and its RAM as images of a bundle.
 
 use crate::pack::{Pack, Placed};
+use crate::share::ShareSpec;
 use crate::size::{PAGE, SUPERPAGE, Size};
 use crate::vmfile::{Balloon, VmFile};
 use abi::bundle::GUEST_RAM_BASE;
@@ -54,6 +55,20 @@ pub enum RestoreError {
         had: usize,
         /// How many it is to have.
         given: usize,
+    },
+    /// It has other shared folders.
+    #[error("{path} is of a VM with the shared folders [{had}], and [{given}] were given")]
+    #[diagnostic(help(
+        "give it as many folders, in their order (--share, or `shares` in the VM file): each goes by the name that the guest knows, \
+         whatever it is called here"
+    ))]
+    Shares {
+        /// The file.
+        path: PathBuf,
+        /// Their names, as its guest knows them.
+        had: String,
+        /// What it is to have.
+        given: String,
     },
 }
 
@@ -122,6 +137,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         ("balloon", vm.balloon.is_some()),
         ("net", vm.net.is_some()),
         ("mac", vm.mac.is_some()),
+        ("rng", vm.rng.is_some()),
     ];
     if let Some((what, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
         return Err(RestoreError::Given { path, what });
@@ -132,6 +148,14 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     if disks != told.disks.len() {
         return Err(RestoreError::Disks { path, had: told.disks.len(), given: disks });
     }
+    let shares = vm.shares.get_or_insert_default();
+    let is_other = |(share, told): (&ShareSpec, &String)| share.name.as_ref().is_some_and(|name| name != told);
+    if shares.len() != told.shares.len() || shares.iter().zip(&told.shares).any(is_other) {
+        let named = |share: &ShareSpec| share.name.clone().unwrap_or_else(|| share.dir.display().to_string());
+        let given = shares.iter().map(named).collect::<Vec<_>>().join(", ");
+        return Err(RestoreError::Shares { path, had: told.shares.join(", ").escape_debug().to_string(), given });
+    }
+    shares.iter_mut().zip(told.shares).for_each(|(share, name)| share.name = Some(name));
     vm.name.get_or_insert(told.name);
     vm.memory = Some(Size(told.memory_bytes));
     vm.vcpus = Some(u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX));
@@ -140,6 +164,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     vm.balloon = Some(Balloon::Is(told.has_balloon));
     vm.net = Some(told.mac.is_some());
     vm.mac = told.mac;
+    vm.rng = Some(told.has_rng);
     Ok(vm)
 }
 
@@ -229,6 +254,8 @@ mod tests {
             has_balloon: true,
             disks: vec![],
             mac: None,
+            shares: vec![],
+            has_rng: true,
         };
         let (events, plic) = (EventsState::default(), PlicState::default());
         State { told, vcpus: vec![VcpuState::default(); 3], events, plic, devices: vec![] }

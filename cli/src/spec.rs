@@ -4,8 +4,10 @@ use crate::disk::DiskSpec;
 use crate::net::{Card, NetError};
 use crate::qemu::{HExtension, Seat};
 use crate::root::Root;
+use crate::share::ShareSpec;
 use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::words::is_name_char;
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
 use miette::Diagnostic;
 use std::path::PathBuf;
@@ -68,6 +70,10 @@ pub struct VmSpec {
     pub balloon: Option<Size>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
+    /// Folders of the host that it reaches.
+    pub shares: Vec<ShareSpec>,
+    /// Whether it has a source of random bytes, if the user said so.
+    pub rng: Option<bool>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
     /// The snapshot that it goes on from.
@@ -175,6 +181,10 @@ pub enum SpecError {
     #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
     #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
+    /// There is nothing random where time counts instructions.
+    #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
+    #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
+    NoEntropy(String),
     /// Its network cannot be.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -264,6 +274,8 @@ impl VmSpec {
             gigapages: vm.gigapages.unwrap_or(false),
             balloon: vm.balloon.and_then(Balloon::target),
             disks: vm.disks.unwrap_or_default(),
+            shares: vm.shares.unwrap_or_default(),
+            rng: vm.rng,
             // By its place among the others.
             net: None,
             restore: vm.restore,
@@ -357,10 +369,6 @@ fn default_name(kernel: Option<&Kernel>, root: Option<&Root>) -> String {
     };
     let name: String = file.chars().filter(|c| is_name_char(*c)).take(MOST_NAME_CHARS).collect();
     if name.is_empty() { "vm".into() } else { name }
-}
-
-fn is_name_char(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
 }
 
 /// The most memory that these VMs need at once, with that of their shadow tables: those that start after another need

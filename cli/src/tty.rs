@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The key that Gnomon listens to; see `docs/console.md`.
-const PREFIX: u8 = 0x01;
+pub(crate) const PREFIX: u8 = 0x01;
 /// After the prefix: end everything.
 const END_KEY: u8 = b'x';
 /// How many pieces of input wait for the machine at most: from a pipe, and from a terminal.
@@ -106,6 +106,16 @@ pub fn handle_signals(stopper: Stopper) -> std::io::Result<()> {
     Ok(())
 }
 
+/// From now on, a signal that ends this program gives the terminal its settings back first.
+///
+/// # Errors
+/// If handlers cannot be set.
+pub fn restore_at_signals() -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+    std::thread::spawn(move || signals.forever().next().map(|signal| give_up(signal)));
+    Ok(())
+}
+
 fn give_up(signal: i32) -> ! {
     restore();
     std::process::exit(signal_status(signal).into())
@@ -145,28 +155,31 @@ pub fn forward_input(input: Input, stopper: Stopper) -> Sender<()> {
     });
     std::thread::spawn(move || {
         let mut keys = Keys::default();
-        let mut buffer = [0; 4096];
-        loop {
-            match stdin().read(&mut buffer) {
-                Ok(0) => break,
-                Ok(count) => {
-                    if keys.is_end(&buffer[..count]) {
-                        let stopper = stopper.clone();
-                        std::thread::spawn(move || {
-                            std::thread::sleep(PATIENCE);
-                            stopper.stop(Stopped::Deaf);
-                        });
-                    }
-                    if chunks.send(buffer[..count].to_vec()).is_err() {
-                        return;
-                    }
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => break,
+        read_input(4096, |bytes| {
+            if keys.is_end(bytes) {
+                let stopper = stopper.clone();
+                std::thread::spawn(move || {
+                    std::thread::sleep(PATIENCE);
+                    stopper.stop(Stopped::Deaf);
+                });
             }
-        }
+            chunks.send(bytes.to_vec()).is_ok()
+        });
     });
     begin
+}
+
+/// Reads what is typed, up to so many bytes at a time, until it ends or nobody takes it any more.
+pub(crate) fn read_input(most: usize, mut take: impl FnMut(&[u8]) -> bool) {
+    let mut buffer = vec![0; most];
+    loop {
+        match stdin().read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) if take(&buffer[..count]) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
 }
 
 /// Follows the keys, to notice the wish to end everything.

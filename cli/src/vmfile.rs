@@ -3,6 +3,7 @@
 use crate::disk::DiskSpec;
 use crate::net::{self, Forward};
 use crate::root::Root;
+use crate::share::ShareSpec;
 use crate::size::Size;
 use abi::bundle::MmuMode;
 use abi::mac::Mac;
@@ -59,11 +60,15 @@ pub struct VmFile {
     pub balloon: Option<Balloon>,
     /// Its disks.
     pub disks: Option<Vec<DiskSpec>>,
+    /// Folders of the host that it reaches.
+    pub shares: Option<Vec<ShareSpec>>,
     /// Whether it has a network card.
     pub net: Option<bool>,
     /// That card's address.
     #[serde(deserialize_with = "net::mac")]
     pub mac: Option<Mac>,
+    /// Whether it has a source of random bytes.
+    pub rng: Option<bool>,
     /// Ports of the host's that lead to it.
     pub forward: Option<Vec<Forward>>,
     /// The snapshot that it goes on from.
@@ -208,6 +213,7 @@ impl VmFile {
         vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
         vm.disks.iter_mut().flatten().for_each(|disk| disk.file = dir.join(&disk.file));
         vm.restore.iter_mut().for_each(|file| *file = dir.join(&*file));
+        vm.shares.iter_mut().flatten().for_each(|share| share.dir = dir.join(&share.dir));
         if vm.name.is_none() {
             vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         }
@@ -249,8 +255,10 @@ impl VmFile {
             gigapages: over.gigapages.or(self.gigapages),
             balloon: over.balloon.or(self.balloon),
             disks: over.disks.or(self.disks),
+            shares: over.shares.or(self.shares),
             net: over.net.or(self.net),
             mac: over.mac.or(self.mac),
+            rng: over.rng.or(self.rng),
             forward: over.forward.or(self.forward),
             restore: over.restore.or(self.restore),
         }

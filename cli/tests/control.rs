@@ -1,20 +1,20 @@
 //! Commands for runs that go on, and a machine behind them. The guests are a few instructions each, so that nothing is fetched.
 
+mod background;
 mod says;
 
 use abi::control::frame::{Reader, decode, encode};
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request};
-use assert_cmd::Command;
+use background::{PATIENCE, Run, counter};
 use rexpect::session::{PtySession, spawn_command};
 use says::says;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::ffi::OsStr;
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Prints a line, and makes SBI calls for ever.
 fn caller() -> Vec<u8> {
@@ -32,11 +32,6 @@ fn caller() -> Vec<u8> {
 
 /// A place for sockets of its own, and VM files.
 struct Scratch(TempDir);
-
-struct Run {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
 
 impl Scratch {
     fn new() -> Self {
@@ -58,27 +53,12 @@ impl Scratch {
 
     /// Starts a run, and waits until so many VMs have said hello.
     fn run(&self, vms: &[&Path], args: &[&str], count: usize) -> Run {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.env("XDG_RUNTIME_DIR", self.0.path()).arg("run").args(vms).args(args);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("gnomon");
-        let mut output = BufReader::new(child.stdout.take().expect("its output"));
-        let mut seen = 0;
-        while seen < count {
-            let mut line = String::new();
-            if output.read_line(&mut line).expect("text") == 0 {
-                let mut said = String::new();
-                child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
-                panic!("it ended: {said}");
-            }
-            seen += usize::from(line.contains("hello"));
-        }
-        Run { child, output }
+        let args = vms.iter().map(|vm| vm.as_os_str()).chain(args.iter().map(OsStr::new));
+        Run::start(self.0.path(), args, ("hello", count))
     }
 
     fn command(&self, line: &str) -> assert_cmd::assert::Assert {
-        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
-        command.env("XDG_RUNTIME_DIR", self.0.path()).timeout(PATIENCE).args(line.split_whitespace()).assert()
+        background::command(self.0.path()).args(line.split_whitespace()).assert()
     }
 
     fn output(&self, line: &str) -> String {
@@ -94,25 +74,15 @@ impl Scratch {
     }
 
     fn exits(&self, vm: &str) -> u64 {
-        let stats: serde_json::Value = serde_json::from_str(&self.output(&format!("stats --json {vm}"))).expect("JSON");
-        stats["vms"][0]["counters"]["exits.ecall"].as_u64().expect("a count")
+        counter(self.0.path(), vm, "exits.ecall")
     }
 }
 
-impl Run {
-    fn end(mut self) -> (Option<i32>, String) {
-        let mut text = String::new();
-        self.output.read_to_string(&mut text).expect("text");
-        (self.child.wait().expect("its status").code(), text)
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // QEMU goes with it.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// How a run ends, and what it prints until then.
+fn end(mut run: Run) -> (Option<i32>, String) {
+    let mut text = String::new();
+    run.output.take().expect("nobody else reads it").read_to_string(&mut text).expect("text");
+    (run.child.wait().expect("its status").code(), text)
 }
 
 #[test]
@@ -177,7 +147,7 @@ fn commands_reach_runs_and_their_vms() {
     }
     scratch.refused("stop b", &["no VM `b`"]);
     scratch.command("stop").success();
-    let (status, text) = run.end();
+    let (status, text) = end(run);
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("gnomon: b powered off") && text.contains("gnomon: a powered off"), "{text}");
     assert_eq!(scratch.output("ps --json"), "[]\n");
@@ -272,7 +242,7 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
     scratch.command("stop a").success();
     top.exp_string("run `a` has ended").expect("its end is said");
     top.exp_string("restored").expect("the terminal as it was");
-    assert_eq!(run.end().0, Some(0));
+    assert_eq!(end(run).0, Some(0));
 }
 
 /// Asks by a line that is the machine's own, with nobody between.
@@ -359,7 +329,7 @@ fn the_machine_bears_whoever_speaks_to_it() {
     assert_eq!(vms.vms.len(), 1);
     let _ = ask(&mut line, 2001, &Request::Resume(0));
     assert_eq!(ask(&mut line, 2002, &Request::Stop(0)), Answer::Done);
-    let (status, text) = run.end();
+    let (status, text) = end(run);
     assert_eq!(status, Some(0), "{text}");
     assert!(matches!(line.read(&mut [0; 100]), Ok(_) | Err(_)));
     assert!(matches!(UnixStream::connect(&socket), Err(why) if why.kind() != ErrorKind::PermissionDenied));

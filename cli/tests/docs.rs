@@ -12,7 +12,8 @@ use std::process::Command;
 /// Most characters of a table's cell: more belong into a paragraph.
 const MOST_IN_CELL: usize = 200;
 /// What absolute paths may begin with: they are those of a system, of a guest's, or of a device tree.
-const KNOWN_TOPS: [&str; 11] = ["bin", "chosen", "dev", "etc", "init", "proc", "root", "sys", "tmp", "usr", "var"];
+const KNOWN_TOPS: [&str; 12] =
+    ["bin", "chosen", "dev", "etc", "init", "mnt", "proc", "root", "sys", "tmp", "usr", "var"];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the repository").into()

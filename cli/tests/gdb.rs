@@ -1,15 +1,16 @@
 //! `gnomon gdb`, with a real gdb. The guest is a few instructions, so that nothing is fetched.
 
+mod background;
 mod says;
 
-use assert_cmd::Command;
+use background::{PATIENCE, Run, counter};
 use says::says;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Where guests begin.
 const START: u64 = 0x8020_0000;
 
@@ -49,12 +50,12 @@ struct Addresses {
     handler: u64,
 }
 
-struct Run {
+struct Guest {
     place: TempDir,
-    child: Child,
+    _run: Run,
 }
 
-impl Run {
+impl Guest {
     /// Starts the guest, and waits for what it says.
     fn start(args: &[&str], vcpus: u32) -> (Self, Addresses) {
         let place = tempfile::tempdir().expect("a directory");
@@ -63,18 +64,14 @@ impl Run {
         let file = place.path().join("vm.toml");
         let text = format!("kernel = {:?}\nmemory = '16M'\nvcpus = {vcpus}\n", place.path().join("guest"));
         std::fs::write(&file, text).expect("a VM file");
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.env("XDG_RUNTIME_DIR", place.path()).arg("run").arg(file).args(args);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().expect("gnomon");
-        let output = BufReader::new(child.stdout.take().expect("its output"));
-        assert!(output.lines().map_while(Result::ok).any(|line| line.contains("hello")), "the guest says nothing");
-        (Self { place, child }, addresses)
+        let args = [file.as_os_str()].into_iter().chain(args.iter().map(OsStr::new));
+        let mut run = Run::start(place.path(), args, ("hello", 1));
+        drop(run.output.take());
+        (Self { place, _run: run }, addresses)
     }
 
     fn command(&self, args: &[&str]) -> assert_cmd::assert::Assert {
-        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
-        command.env("XDG_RUNTIME_DIR", self.place.path()).timeout(PATIENCE).args(args).assert()
+        background::command(self.place.path()).args(args).assert()
     }
 
     /// What gdb prints when it is told that.
@@ -86,9 +83,7 @@ impl Run {
     }
 
     fn calls(&self) -> u64 {
-        let done = self.command(&["stats", "--json", "vm"]).success();
-        let stats: serde_json::Value = serde_json::from_slice(&done.get_output().stdout).expect("JSON");
-        stats["vms"][0]["counters"]["exits.ecall"].as_u64().expect("a count")
+        counter(self.place.path(), "vm", "exits.ecall")
     }
 
     /// Whether the guest gets on, and so finds nothing of a debugger's in its way.
@@ -97,16 +92,6 @@ impl Run {
         while self.calls() < before + 100 {
             assert!(Instant::now() < until, "the guest does not go on");
         }
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // SIGTERM: QEMU is to end, too.
-        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
-        let _ = self.child.wait();
     }
 }
 
@@ -120,7 +105,7 @@ fn in_order(text: &str, lines: &[String]) {
 }
 
 fn breaks_and_steps(args: &[&str]) {
-    let (run, Addresses { wait, ecall, own, handler }) = Run::start(args, 1);
+    let (run, Addresses { wait, ecall, own, handler }) = Guest::start(args, 1);
     let script = format!(
         "break *{ecall:#x}\ncontinue\np/x $pc\nx/wx {ecall:#x}\np/x $s0\np/x $a7\nstepi\np/x $pc\n\
          break *{handler:#x}\ncontinue\np/x $pc\np/x $sepc\np/x $scause\nset $before = $s2\nstepi\np/x $s2 - $before\n\
@@ -159,7 +144,7 @@ fn a_guest_is_stopped_and_stepped_under_firmware() {
 
 #[test]
 fn one_debugger_at_a_time_and_nothing_stays_of_one_that_is_killed() {
-    let (run, Addresses { ecall, .. }) = Run::start(&[], 1);
+    let (run, Addresses { ecall, .. }) = Guest::start(&[], 1);
     let mut first = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
     first.env("XDG_RUNTIME_DIR", run.place.path()).args(["gdb", "--listen", "127.0.0.1:0"]);
     let mut first = first.stderr(Stdio::piped()).spawn().expect("gnomon gdb");

@@ -1,91 +1,67 @@
 //! `gnomon run` at a terminal: keys go through, the terminal is given back as it was.
 
-use rexpect::session::{PtySession, spawn_command};
+mod pty;
+
+use pty::{PATIENCE_MS, Shell};
+use rexpect::session::spawn_command;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const PATIENCE_MS: u64 = 120_000;
-
-/// A shell, so that the terminal can be looked at after the run. U-Boot is the quickest guest with
-/// a prompt. Also returns the process that runs it.
-fn shell() -> (PtySession, String) {
-    let mut command = Command::new("/bin/sh");
-    command.env("PS1", "").env("GNOMON", env!("CARGO_BIN_EXE_gnomon"));
-    let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a shell");
-    shell
-        .send_line("before=$(stty -g); sh -c 'echo pid $$.; exec $GNOMON run --kernel u-boot --memory 128M'")
-        .expect("typing");
-    let (_, pid) = shell.exp_regex(r"pid [0-9]+\.").expect("the process");
-    let pid = pid.trim_start_matches("pid ").trim_end_matches('.').to_owned();
+/// U-Boot is the quickest guest with a prompt.
+fn shell() -> Shell {
+    let mut shell = Shell::start(Command::new("/bin/sh"), "run --kernel u-boot --memory 128M");
     shell.exp_string("Ctrl-A x ends the run").expect("how to leave");
     shell.exp_string("Hit any key to stop autoboot").expect("U-Boot");
-    shell.send(" ").expect("typing");
-    shell.flush().expect("typing");
+    shell.type_in(" ");
     shell.exp_string("=> ").expect("the prompt");
-    (shell, pid)
+    shell
 }
 
-fn expect_restored(shell: &mut PtySession, status: &str) {
-    shell.send_line("echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed").expect("typing");
-    let before = shell.exp_string(&format!("status {status}")).expect("the status");
+fn expect_restored(shell: &mut Shell, status: &str) {
+    let before = shell.expect_restored(status);
     assert!(!before.contains("powered off"), "the end is said once: {before}");
-    shell.exp_string("restored").expect("a terminal as before");
-    shell.send_line("exit").expect("typing");
-    shell.exp_eof().expect("the shell's end");
 }
 
 #[test]
 fn keys_go_through_and_the_terminal_comes_back() {
-    let (mut shell, _) = shell();
+    let mut shell = shell();
     // A key that would be a signal goes to the guest.
-    shell.send("\x03").expect("typing");
-    shell.flush().expect("typing");
+    shell.type_in("\x03");
     shell.exp_string("=> ").expect("another prompt");
-    shell.send("poweroff\r").expect("typing");
-    shell.flush().expect("typing");
+    shell.type_in("poweroff\r");
     shell.exp_string("gnomon: u-boot powered off").expect("the end");
     expect_restored(&mut shell, "0");
 }
 
 #[test]
 fn the_end_key_ends_everything() {
-    let (mut shell, _) = shell();
-    shell.send("\x01x").expect("typing");
-    shell.flush().expect("typing");
+    let mut shell = shell();
+    shell.type_in("\x01x");
     shell.exp_string("gnomon: u-boot powered off").expect("the end");
     expect_restored(&mut shell, "0");
 }
 
 #[test]
 fn keys_pause_a_vm_let_it_go_on_and_end_it() {
-    let (mut shell, _) = shell();
-    shell.send("\x01p").expect("typing");
-    shell.flush().expect("typing");
+    let mut shell = shell();
+    shell.type_in("\x01p");
     shell.exp_string("gnomon: u-boot is paused").expect("a word of it");
     // The keys wait in its UART; had it run, the prompt's echo would come before the next message.
-    shell.send("echo a''b\r").expect("typing");
-    shell.flush().expect("typing");
+    shell.type_in("echo a''b\r");
     std::thread::sleep(Duration::from_millis(500));
-    shell.send("\x01p").expect("typing");
-    shell.flush().expect("typing");
+    shell.type_in("\x01p");
     let meanwhile = shell.exp_string("gnomon: u-boot goes on").expect("a word of it");
     assert!(!meanwhile.contains("ab"), "it ran: {meanwhile}");
     shell.exp_string("ab").expect("the answer");
-    shell.send("\x01k").expect("typing");
-    shell.flush().expect("typing");
+    shell.type_in("\x01k");
     shell.exp_string("gnomon: u-boot was stopped: by Ctrl-A k").expect("the end");
     expect_restored(&mut shell, "3");
 }
 
 #[test]
 fn a_signal_leaves_the_terminal_as_it_was() {
-    let (mut shell, pid) = shell();
-    let killed = Command::new("sh").args(["-c", &format!("kill {pid}")]).status().expect("a shell");
-    assert!(killed.success(), "process {pid}");
-    // While it lives, it takes what is typed.
-    while std::path::Path::new("/proc").join(&pid).exists() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let mut shell = shell();
+    shell.kill();
     expect_restored(&mut shell, "143");
 }
 

@@ -1,15 +1,23 @@
 //! The rings of a virtio device, as no driver should write them: nothing panics, a notification comes to an end, and the VM has no
 //! more frames than before and what the device itself has touched.
 
+use crate::fake::entropy::come;
+use crate::fake::share::server;
 use crate::fake::{MEMORY, World, printed, vm_config, world_of, write};
-use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
+use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::device::Answer;
 use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach};
+use hypervisor::serial::{Output, Reach, attend_entropy, attend_share};
 use rv::Addr;
 
-const DEVICE: u64 = 0x1000_1000;
+/// Devices: where the registers are, what they offer, and how many frames a notification may take: a page of each ring, a copy among them, and
+/// tables for those and for what was split; of a share, the messages.
+const BALLOON: (u64, u64, u64) = (0x1000_1000, 1 << 5, 32);
+const SHARE: (u64, u64, u64) = (0x1000_a000, 1, 32 + 64 * 40);
+const RNG: (u64, u64, u64) = (0x1000_e000, 0, 32);
+/// The share's number.
+const NUMBER: u32 = 1;
 const NOTIFY: u64 = 0x050;
 const STATUS: u64 = 0x070;
 /// A list, or a table of descriptors, of random bytes.
@@ -21,13 +29,14 @@ const PLACES: [u64; 8] = [
     GUEST_RAM_BASE + MEMORY - 0x1000,
     GUEST_RAM_BASE + 0x20_0000,
     GUEST_RAM_BASE + 0x40_0000,
-    DEVICE,
+    BALLOON.0,
     0,
     u64::MAX - 0xff,
 ];
 
 struct Machine {
     w: World,
+    device: (u64, u64, u64),
     size: u16,
 }
 
@@ -43,7 +52,7 @@ fn rings(queue: u64) -> [u64; 3] {
 impl Machine {
     fn set(&mut self, register: u64, width: u8, value: u64) -> Answer<()> {
         let vm = self.w.run.vm.clone();
-        let Some((target, offset, _)) = vm.device_at(DEVICE + register) else { panic!("the device is there") };
+        let Some((target, offset, _)) = vm.device_at(self.device.0 + register) else { panic!("the device is there") };
         let outside = &mut Reach { g: &self.w.g, vm: &vm, env: &mut self.w.hart, output: Output::Print };
         vm.devices.lock().store(target, (offset, width), value, outside)
     }
@@ -55,7 +64,7 @@ impl Machine {
 
     fn start(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         self.size = 1 << u.int_in_range(0..=6)?;
-        let features = 1 << 5 | u64::from(u8::arbitrary(u)? & 3) << 28;
+        let features = self.device.1 | u64::from(u8::arbitrary(u)? & 3) << 28;
         for (register, value) in
             [(STATUS, 0), (STATUS, 3), (0x024, 0), (0x020, features), (0x024, 1), (0x020, 1), (STATUS, 11)]
         {
@@ -92,6 +101,13 @@ impl Machine {
                 let (at, descriptor) = (u64::from(u.int_in_range(0..=self.size - 1)?), self.descriptor(u)?);
                 self.write(table + 16 * at, &descriptor);
             }
+            // A message of a share's, as far as its head and a count go.
+            4 if self.device == SHARE && u.arbitrary()? => {
+                let kind = if u.arbitrary()? { u8::arbitrary(u)? } else { *u.choose(&[100, 104, 110, 116, 118, 120])? };
+                let length = if u.ratio(1, 8)? { u32::arbitrary(u)? } else { u.int_in_range(0..=64)? };
+                let count = if u.arbitrary()? { u32::arbitrary(u)? } else { length.wrapping_sub(23) };
+                self.write(OTHER, &[&length.to_le_bytes()[..], &[kind, 1, 0], &[0; 12], &count.to_le_bytes()].concat());
+            }
             4 => {
                 let (at, descriptor) = (u.int_in_range(0..=63)?, self.descriptor(u)?);
                 self.write(OTHER + 16 * at, &descriptor);
@@ -116,8 +132,22 @@ impl Machine {
                 self.notify(queue);
             }
         }
+        if u.ratio(1, 4)? {
+            self.answer();
+        }
         self.w.hart.events.clear();
         Ok(())
+    }
+
+    /// The host's device has done what it was asked for, and interrupts.
+    fn answer(&mut self) {
+        if self.device == SHARE {
+            server(NUMBER).lock().expect("no panic before").answer();
+            let port = self.w.g.offer.shares.get(NUMBER).expect("it is there").clone();
+            attend_share(&self.w.g, &port, &mut self.w.hart);
+        } else if self.device == RNG && come() {
+            attend_entropy(&self.w.g, &mut self.w.hart);
+        }
     }
 
     /// Notifies for some time: a list may be as long as 4 GiB.
@@ -125,8 +155,7 @@ impl Machine {
         for _ in 0..16 {
             let before = self.w.frames_used();
             let answer = self.set(NOTIFY, 4, queue);
-            // A page of each ring, a copy among them, and tables for those and for what was split.
-            assert!(self.w.frames_used() <= before + 32, "{} frames, {before} before", self.w.frames_used());
+            assert!(self.w.frames_used() <= before + self.device.2, "{} frames, {before} before", self.w.frames_used());
             if answer != Answer::Again {
                 return;
             }
@@ -134,15 +163,18 @@ impl Machine {
     }
 }
 
-/// A life of a device's rings in one of two modes.
+/// A life of a device's rings, of three devices, in one of two modes.
 pub fn rings_of(data: &[u8]) {
     let mut u = Unstructured::new(data);
-    let mmu = if u.arbitrary().unwrap_or(false) { MmuMode::Lazy } else { MmuMode::Nested };
-    let config = VmConfig { mmu: Some(mmu), balloon_bytes: Some(0), ..vm_config("vm", 1) };
+    let choice = u.arbitrary().unwrap_or(0_u8);
+    let mmu = if choice & 1 == 1 { MmuMode::Lazy } else { MmuMode::Nested };
+    let device = [BALLOON, SHARE, RNG, SHARE][usize::from(choice >> 1 & 3)];
+    let shares = vec![ShareConfig { number: NUMBER, tag: "src".into() }];
+    let config = VmConfig { mmu: Some(mmu), balloon_bytes: Some(0), shares, rng: true, ..vm_config("vm", 1) };
     let mut w = world_of(config, GuestTimer::Sstc);
     let translation = w.run.vm.translation;
     assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
-    let mut machine = Machine { w, size: 1 };
+    let mut machine = Machine { w, device, size: 1 };
     if machine.start(&mut u).is_ok() {
         while !u.is_empty() && machine.step(&mut u).is_ok() {}
     }

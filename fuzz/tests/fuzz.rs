@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Seconds for each target if nothing else is said.
-const SECONDS: u64 = 3;
+const SECONDS: u64 = 2;
 /// The longest input, in bytes.
 const LONGEST: usize = 4096;
 /// An input that takes longer has hung; in seconds.

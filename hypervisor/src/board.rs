@@ -1,11 +1,12 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::device::virtio::{Balloon, Block, Mmio, Net};
+use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
 use crate::device::{Device, Place, Rtc, plic, uart};
+use crate::entropy;
 use crate::isa::Isa;
 use crate::offer::Offer;
-use abi::bundle::{GUEST_RAM_BASE, MAX_DISKS, VmConfig};
+use abi::bundle::{GUEST_RAM_BASE, MAX_DISKS, MAX_SHARES, VmConfig};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -22,6 +23,10 @@ const BALLOON: (u64, u32) = (0x1000_1000, 1);
 const DISK: (u64, u32) = (0x1000_2000, 2);
 /// Those of the network card, behind all disks.
 const NET: (u64, u32) = (0x1000_9000, 9);
+/// Those of the first share. All others follow, in steps of a page.
+const SHARE: (u64, u32) = (0x1000_a000, 12);
+/// Those of the source of random bytes, behind all shares.
+const RNG: (u64, u32) = (0x1000_e000, 16);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
@@ -51,7 +56,24 @@ pub fn net(config: &VmConfig, offer: &Offer) -> Option<Mmio<Net>> {
     Some(Mmio::new(NET.0, NET.1, Net::new(plug)))
 }
 
-/// The devices beside UART, PLIC, balloon, disks and network card.
+/// A VM's shares, as far as the host has them.
+pub fn shares(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Share>> {
+    let ports = config.shares.iter().take(MAX_SHARES);
+    let ports = ports.filter_map(|share| Some((offer.shares.get(share.number)?, &share.tag)));
+    ports.enumerate().map(|(at, (port, tag))| {
+        let (start, source) = (SHARE.0 + PAGE_BYTES * at as u64, SHARE.1 + at as u32);
+        Mmio::new(start, source, Share::new(Arc::clone(port), tag))
+    })
+}
+
+/// A VM's source of random bytes, if it has one.
+#[must_use]
+pub fn rng(config: &VmConfig, offer: &Offer) -> Option<Mmio<Rng>> {
+    let source = offer.entropy.as_ref().filter(|_| config.rng)?;
+    Some(Mmio::new(RNG.0, RNG.1, Rng::new(entropy::Place::at(source))))
+}
+
+/// The devices beside UART, PLIC and those of virtio.
 #[must_use]
 pub fn devices(offer: &Offer) -> Vec<Box<dyn Device>> {
     let rtc = offer.clock.map(|clock| Rtc::new(RTC.0, RTC.1, clock));
@@ -243,7 +265,9 @@ mod tests {
             gigapages: false,
             balloon_bytes: None,
             disks: Vec::new(),
+            shares: Vec::new(),
             mac: None,
+            rng: false,
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),
@@ -267,6 +291,8 @@ mod tests {
             timebase: 10_000_000,
             clock: Some(crate::device::rtc::Clock::new(10_000_000, 0, 0)),
             disks: crate::disks::Disks::default(),
+            shares: crate::shares::Shares::default(),
+            entropy: None,
             network: crate::network::Network::new([], None, 1),
         }
     }

@@ -8,11 +8,13 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
 use crate::saving;
+use crate::serial;
 use crate::vm::{Departure, Phase, Vm};
 use crate::vms::Wish;
 use abi::control::frame::{Bad, decode, encode};
 use abi::control::{
-    Answer, Events, Hello, MOST_ANSWER_BYTES, MOST_EVENTS, MOST_MS, Request, Trace, VmInfo, VmState, Vms, Whose,
+    Answer, Events, Hello, MOST_ANSWER_BYTES, MOST_EVENTS, MOST_MS, MOST_OUTPUT, MOST_TYPED, Request, Trace, VmInfo,
+    VmState, Vms, Whose,
 };
 use abi::record::EndReason;
 use alloc::format;
@@ -114,6 +116,15 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             Answer::Events(Events { timebase: g.offer.timebase, events, lost })
         }
         Request::Save(number, wish) => with_vm(g, number, |vm| saving::ask(g, vm, wish, env)),
+        Request::Output { vm, from } => match g.console.read(vm, from, MOST_OUTPUT) {
+            Some(output) => Answer::Output(output),
+            // Says why.
+            None => with_vm(g, vm, |_| refuse("it has no console")),
+        },
+        Request::Type(number, bytes) => with_vm(g, number, |vm| {
+            let bytes = &bytes[..bytes.len().min(MOST_TYPED)];
+            Answer::Taken(serial::type_in(g, vm, bytes, env) as u32)
+        }),
         Request::Debug(number, wish) => with_vm(g, number, |vm| debug::ask(g, vm, wish, env)),
         Request::Stop(number) => {
             // One that waits for another's end never starts.

@@ -24,7 +24,7 @@ use crate::tenant::Tenant;
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Departure, Phase, Unreachable, Vm};
 use crate::vms::{Report, Wish, has_vcpus};
-use abi::bundle::{GUEST_RAM_BASE, MAX_VCPUS, MAX_VMS};
+use abi::bundle::{GUEST_RAM_BASE, MAX_VCPUS, MAX_VMS, VmConfig};
 use abi::record::{EndReason, Record, VmEnd};
 use abi::tunable::Id;
 use alloc::boxed::Box;
@@ -71,9 +71,7 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
     } else if !has_vcpus(&config) {
         Some(format!("{} vCPUs; 1 to {MAX_VCPUS} are possible", config.vcpus))
     } else {
-        let lacks = |number: &&u32| g.offer.disks.get(**number).is_none();
-        let lacking = config.disks.iter().find(lacks).map(|number| abi::disk_serial(*number));
-        lacking.map(|serial| format!("the machine has no block device with the serial {serial}"))
+        lacking(g, &config)
     };
     let problem = problem.or_else(|| snapshot::check(&config, &g.offer).err());
     let refused = |reason| (Report { number, name: name.clone(), counters: Vec::new() }, reason);
@@ -85,6 +83,18 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
         Tenant::new(handle, (config, tree), &g.offer)
     });
     moved_in.ok_or_else(|| refused(EndReason::NotStarted { message: format!("there are {MAX_VMS} VMs already") }))
+}
+
+/// A device that a VM is to have and the machine has not.
+fn lacking(g: &Gnomon, config: &VmConfig) -> Option<String> {
+    let disk = config.disks.iter().find(|number| g.offer.disks.get(**number).is_none());
+    let disk = disk.map(|number| abi::disk_serial(*number));
+    let share = config.shares.iter().find(|share| g.offer.shares.get(share.number).is_none());
+    let share = share.map(|share| abi::share_tag(share.number));
+    let disk = disk.map(|serial| format!("the machine has no block device with the serial {serial}"));
+    let share = share.map(|tag| format!("the machine has no 9P device with the tag {tag}"));
+    let entropy = (config.rng && g.offer.entropy.is_none()).then(|| "the machine has no entropy device".into());
+    disk.or(share).or(entropy)
 }
 
 fn refuse(g: &Gnomon, (report, reason): Refused) {

@@ -2,10 +2,14 @@
 
 use crate::device::rtc::Clock;
 use crate::disks::Disks;
+use crate::entropy::Source;
 use crate::isa::Isa;
 use crate::network::Network;
+use crate::shares::Shares;
+use crate::sync::Mutex;
 use abi::bundle::{MmuMode, VmConfig};
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use rv::{Format, Hpa, Pfn};
 
@@ -70,6 +74,10 @@ pub struct Offer {
     pub clock: Option<Clock>,
     /// The host's disks that are for guests.
     pub disks: Disks,
+    /// Folders of the host that are for guests.
+    pub shares: Shares,
+    /// Where guests' random bytes come from, if the host has a device for that.
+    pub entropy: Option<Arc<Mutex<Source>>>,
     /// The network of guests.
     pub network: Network,
 }

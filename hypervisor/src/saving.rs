@@ -19,7 +19,6 @@ use abi::control::Answer;
 use abi::control::save::{self, MOST_PAGES, MOST_STATE, NOT_YET, Pages, Save};
 use abi::snapshot::bytes::Bytes;
 use abi::snapshot::{Csrs, DiskState, MOST_STATE_BYTES, NEVER, Placed, State, Told, VcpuState};
-use alloc::format;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -110,11 +109,7 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
             match device.save() {
                 Ok(state) => placed.push(Placed { at: device.place().start, device: state }),
                 Err(Unsaved::Busy) => return Err(Undone::Later),
-                Err(Unsaved::Never(what)) => {
-                    return Err(Undone::Refused(Answer::Refused(format!(
-                        "it has {what}, whose state cannot be saved"
-                    ))));
-                }
+                Err(Unsaved::Never(why)) => return refuse(why),
             }
         }
         let told = told(g, vm, &devices, time);
@@ -166,6 +161,8 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
         has_balloon: devices.balloon.is_some(),
         disks: disks.collect(),
         mac: config.mac.filter(|_| devices.net.is_some()),
+        shares: config.shares.iter().map(|share| share.tag.clone()).collect(),
+        has_rng: devices.rng.is_some(),
     }
 }
 

@@ -7,6 +7,8 @@ use crate::disks::Port;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lines;
+use crate::shares;
+use crate::slots::Handle;
 use crate::sync::{Mutex, MutexGuard};
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
@@ -28,13 +30,34 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
         let mut port = port.lock();
         (port.user(), port.attend())
     };
-    match user.and_then(|user| g.vms.get(user)) {
-        Some(vm) if is_now => {
-            give_moment(g, &vm, env);
-            deliver(g, env);
-        }
-        Some(vm) => Reach { g, vm: &vm, env, output: Output::Leave }.soon(),
-        None => {}
+    if is_now {
+        resume(g, user, env);
+    } else if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
+        Reach { g, vm: &vm, env, output: Output::Leave }.soon();
+    }
+}
+
+/// A share's device has interrupted: whose it is goes on with what was answered.
+pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E) {
+    let user = {
+        let mut port = port.lock();
+        port.attend();
+        port.user()
+    };
+    resume(g, user, env);
+}
+
+/// The host's entropy device has interrupted: whose bytes have come goes on.
+pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
+    let user = g.offer.entropy.as_ref().and_then(|source| source.lock().attend());
+    resume(g, user, env);
+}
+
+/// The VM goes on with what a device of the host's has done for it, if it is still there.
+fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
+    if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
+        give_moment(g, &vm, env);
+        deliver(g, env);
     }
 }
 
@@ -239,6 +262,18 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
         }
     }
     None
+}
+
+/// Types bytes on a guest's console, as many as it has room for; returns how many. What else is typed there comes in between.
+pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
+    let mut devices = vm.devices.lock();
+    let mut taken = 0;
+    while taken < bytes.len() && devices.uart.has_room() {
+        devices.uart.receive(bytes[taken]);
+        taken += 1;
+    }
+    lines::settle(g, vm, (devices, UART), env);
+    taken
 }
 
 /// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever

@@ -1,7 +1,7 @@
 //! All counters, gathered for programs and for people.
 
 use crate::counters::VcpuCounters;
-use crate::device::virtio::{Balloon, Block, Mmio, Net};
+use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
 use crate::vms::Report;
@@ -109,10 +109,12 @@ impl Gnomon {
         {
             let devices = vm.devices.lock();
             counters.extend(devices.balloon.iter().flat_map(|device| balloon(device)));
-            for (name, count) in devices.disks.iter().flat_map(disk) {
+            counters.extend(devices.net.iter().flat_map(|device| net(device)));
+            counters.extend(devices.rng.iter().flat_map(|device| rng(device)));
+            // Of these there may be several.
+            for (name, count) in devices.disks.iter().flat_map(disk).chain(devices.shares.iter().flat_map(share)) {
                 *counters.entry(name).or_default() += count;
             }
-            counters.extend(devices.net.iter().flat_map(|device| net(device)));
         }
         let usage = self.frames().usage(vm.owner());
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
@@ -198,5 +200,30 @@ fn net(net: &Mmio<Net>) -> [(&'static str, u64); 10] {
         ("net.lost", net.backend().plug().lost()),
         ("net.notifications", notifications),
         ("net.malformed", malformed),
+    ]
+}
+
+/// The counters of a source of random bytes by name.
+fn rng(rng: &Mmio<Rng>) -> [(&'static str, u64); 4] {
+    let (counts, (notifications, malformed)) = (rng.backend().counts(), rng.counts());
+    [
+        ("rng.bytes", counts.bytes),
+        ("rng.refused", counts.refused),
+        ("rng.notifications", notifications),
+        ("rng.malformed", malformed),
+    ]
+}
+
+/// A share's counters by name.
+fn share(share: &Mmio<Share>) -> [(&'static str, u64); 7] {
+    let (counts, (notifications, malformed)) = (share.backend().counts(), share.counts());
+    [
+        ("share.messages", counts.messages),
+        ("share.bytes_out", counts.bytes_out),
+        ("share.bytes_in", counts.bytes_in),
+        ("share.refused", counts.refused),
+        ("share.unfit", counts.unfit),
+        ("share.notifications", notifications),
+        ("share.malformed", malformed),
     ]
 }

@@ -2,7 +2,7 @@
 
 use crate::board;
 use crate::breaks::Breaks;
-use crate::device::virtio::{Balloon, Block, Mmio, Net};
+use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, Wild, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
@@ -60,6 +60,10 @@ pub struct Devices {
     pub disks: Vec<Mmio<Block>>,
     /// Its network card, if it has one.
     pub net: Option<Box<Mmio<Net>>>,
+    /// The folders of the host that it reaches.
+    pub shares: Vec<Mmio<Share>>,
+    /// Its source of random bytes, if it has one.
+    pub rng: Option<Box<Mmio<Rng>>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -95,7 +99,8 @@ impl Devices {
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
         let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
-        Self { uart: Uart::default(), plic, balloon, disks, net, others: board::devices(offer) }
+        let (shares, rng) = (board::shares(config, offer).collect(), board::rng(config, offer).map(Box::new));
+        Self { uart: Uart::default(), plic, balloon, disks, net, shares, rng, others: board::devices(offer) }
     }
 
     /// All but the interrupt controller, the UART first.
@@ -104,7 +109,10 @@ impl Devices {
         let balloon = self.balloon.iter().map(|balloon| &**balloon as &dyn Device);
         let disks = self.disks.iter().map(|disk| disk as &dyn Device);
         let net = self.net.iter().map(|net| &**net as &dyn Device);
-        iter::once(&self.uart as &dyn Device).chain(others).chain(balloon).chain(disks).chain(net)
+        let shares = self.shares.iter().map(|share| share as &dyn Device);
+        let rng = self.rng.iter().map(|rng| &**rng as &dyn Device);
+        let first = iter::once(&self.uart as &dyn Device).chain(others).chain(balloon);
+        first.chain(disks).chain(net).chain(shares).chain(rng)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
@@ -112,7 +120,10 @@ impl Devices {
         let balloon = self.balloon.iter_mut().map(|balloon| &mut **balloon as &mut dyn Device);
         let disks = self.disks.iter_mut().map(|disk| disk as &mut dyn Device);
         let net = self.net.iter_mut().map(|net| &mut **net as &mut dyn Device);
-        iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon).chain(disks).chain(net)
+        let shares = self.shares.iter_mut().map(|share| share as &mut dyn Device);
+        let rng = self.rng.iter_mut().map(|rng| &mut **rng as &mut dyn Device);
+        let first = iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon);
+        first.chain(disks).chain(net).chain(shares).chain(rng)
     }
 
     fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
@@ -386,7 +397,10 @@ impl Vm {
         let devices = Devices::new(&config, offer);
         let ports = config.disks.iter().filter_map(|number| offer.disks.get(*number));
         ports.for_each(|port| port.lock().set_user(handle));
+        let ports = config.shares.iter().filter_map(|share| offer.shares.get(share.number));
+        ports.for_each(|port| port.lock().set_user(handle));
         devices.net.iter().for_each(|net| net.backend().plug().set_user(handle));
+        devices.rng.iter().for_each(|rng| rng.backend().place().set_user(handle));
         Self {
             handle,
             translation: offer.mode(&config).into(),

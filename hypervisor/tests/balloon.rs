@@ -1,5 +1,6 @@
 //! A VM's balloon: what the guest gives back is free on the host, and what the console wishes comes to the guest.
 
+use crate::fake::driver::{self, counters, write};
 use crate::fake::{self, MEMORY, World, printed, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use hypervisor::ballooning;
@@ -16,11 +17,7 @@ const INFLATE: usize = 0;
 const REPORT: usize = 2;
 
 fn world_with_balloon(mmu: MmuMode) -> World {
-    let config = VmConfig { mmu: Some(mmu), balloon_bytes: Some(0), ..vm_config("vm", 2) };
-    let mut w = fake::world_of(config, GuestTimer::Sstc);
-    let translation = w.run.vm.translation;
-    assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
-    w
+    driver::world(VmConfig { mmu: Some(mmu), balloon_bytes: Some(0), ..vm_config("vm", 2) })
 }
 
 fn target(w: &World) -> Target {
@@ -28,9 +25,7 @@ fn target(w: &World) -> Target {
 }
 
 fn set(w: &mut World, register: u64, value: u64) -> Answer<()> {
-    let (target, vm) = (target(w), w.run.vm.clone());
-    let outside = &mut Reach { g: &w.g, vm: &vm, env: &mut w.hart, output: Output::Print };
-    vm.devices.lock().store(target, (register, 4), value, outside)
+    driver::set(w, DEVICE + register, value)
 }
 
 fn get(w: &mut World, register: u64) -> u64 {
@@ -38,10 +33,6 @@ fn get(w: &mut World, register: u64) -> u64 {
     let outside = &mut Reach { g: &w.g, vm: &vm, env: &mut w.hart, output: Output::Print };
     let Answer::Done(value) = vm.devices.lock().load(target, register, 4, outside) else { panic!("{register:#x}") };
     value
-}
-
-fn write(w: &mut World, gpa: u64, bytes: &[u8]) {
-    fake::write(&w.g, &w.run.vm, Addr::new(gpa), bytes, &mut w.hart).unwrap();
 }
 
 fn rings(queue: usize) -> [u64; 3] {
@@ -102,9 +93,7 @@ fn what_is_given_back_is_free_in_each_mode() {
         give(&mut w, INFLATE, (block + 0x3000, 4), false);
         // It is split: a table comes, a page goes.
         assert_eq!(w.frames_used(), full, "{mmu}");
-        let counters = w.g.report(&w.run.vm).counters;
-        let count = |name: &str| counters.iter().find(|(known, _)| *known == name).map(|(_, count)| *count);
-        let counts = ["balloon.reported", "balloon.inflated", "balloon.freed", "balloon.refused"].map(count);
+        let counts = counters(&w, ["balloon.reported", "balloon.inflated", "balloon.freed", "balloon.refused"]);
         assert_eq!(counts, [Some(512), Some(1), Some(513), Some(0)], "{mmu}");
     }
 }

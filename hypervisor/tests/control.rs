@@ -4,8 +4,10 @@ use crate::fake::{self, Hart, World, machine, park, start_due, vm_config, world}
 use abi::bundle::VmConfig;
 use abi::control::frame::{Reader, decode, encode, encode_as};
 use abi::control::{
-    Answer, Event, Events, HartTimes, MOST_ANSWER_BYTES, MOST_EVENTS, MOST_MS, Request, Trace, VmState, Whose,
+    Answer, Event, Events, HartTimes, MOST_ANSWER_BYTES, MOST_EVENTS, MOST_MS, MOST_OUTPUT, MOST_TYPED, Request, Trace,
+    VmState, Whose,
 };
+use abi::record::EndReason;
 use hypervisor::channel::{Channel, Line};
 use hypervisor::control;
 use hypervisor::gnomon::Gnomon;
@@ -281,4 +283,60 @@ fn one_request_is_answered_at_a_time_and_the_rest_soon() {
     }
     control::go_on(&w.g, &mut w.hart);
     assert_eq!(wire.answers(), []);
+}
+
+#[test]
+fn a_console_is_read_and_typed_on() {
+    let World { mut g, run, mut hart } = world(1, GuestTimer::Sstc);
+    let wire = with_line(&mut g);
+    let vm = run.vm.clone();
+    let number = vm.handle.number;
+    let output = |g: &Gnomon, hart: &mut Hart, from| match ask(g, hart, &wire, &Request::Output { vm: number, from }) {
+        Answer::Output(output) => (output.at, String::from_utf8(output.bytes).expect("text"), output.is_over),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(output(&g, &mut hart, None), (0, String::new(), false));
+    assert_eq!(g.console.write(vm.slot(), b"one\ntwo").0, 7);
+    assert_eq!(output(&g, &mut hart, None), (0, "one\ntwo".into(), false));
+    assert_eq!(output(&g, &mut hart, Some(4)), (4, "two".into(), false));
+    // Two readers see the same, and who asks for what never was gets nothing.
+    assert_eq!(output(&g, &mut hart, Some(4)), (4, "two".into(), false));
+    assert_eq!(output(&g, &mut hart, Some(u64::MAX)), (7, String::new(), false));
+    // A flood: what is kept is the end of it, and an answer has so much of that.
+    for _ in 0..500 {
+        while g.console.write(vm.slot(), &[b'x'; 100]).0 == 0 {
+            let _ = g.console.print();
+        }
+    }
+    let (at, text, _) = output(&g, &mut hart, Some(7));
+    assert!(at > 7 && text.len() == MOST_OUTPUT && text.bytes().all(|byte| byte == b'x'), "{at}, {}", text.len());
+    // As much as there is room for is taken.
+    let mut typed = 0;
+    let type_in =
+        |g: &Gnomon, hart: &mut Hart| match ask(g, hart, &wire, &Request::Type(number, vec![b'k'; MOST_TYPED])) {
+            Answer::Taken(count) => count as usize,
+            other => panic!("{other:?}"),
+        };
+    loop {
+        match type_in(&g, &mut hart) {
+            0 => break,
+            count => typed += count,
+        }
+    }
+    assert_eq!(vm.devices.lock().uart.received().filter(|byte| *byte == b'k').count(), typed);
+    assert!(typed >= MOST_TYPED && !vm.devices.lock().uart.has_room());
+    vm.devices.lock().uart.drop_received(3);
+    assert_eq!((type_in(&g, &mut hart), type_in(&g, &mut hart)), (3, 0));
+    // Its last words, and then no more typing.
+    let before = output(&g, &mut hart, Some(u64::MAX)).0;
+    lifecycle::depart(&g, &vm, Departure::End(EndReason::Poweroff), &mut hart);
+    g.console.leave(vm.slot(), b"bye\n");
+    park(&g, run, &mut hart);
+    let (at, text, is_over) = output(&g, &mut hart, Some(before));
+    assert!(at == before && text.starts_with("bye\n") && is_over, "{text}");
+    let refused = |answer| matches!(answer, Answer::Refused(why) if why == "it has ended");
+    assert!(refused(ask(&g, &mut hart, &wire, &Request::Type(number, vec![1]))));
+    let stranger = ask(&g, &mut hart, &wire, &Request::Output { vm: 99, from: None });
+    assert!(matches!(stranger, Answer::Refused(_)), "{stranger:?}");
+    fake::printed();
 }

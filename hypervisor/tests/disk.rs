@@ -1,73 +1,32 @@
 //! A VM's disk, in each mode: requests while the vCPU goes on, and what becomes of them when the VM ends or starts over.
 
 use crate::fake::disk::platters;
+use crate::fake::driver::{self, USED, counters, read, write};
 use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::record::EndReason;
-use hypervisor::device::Answer;
 use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach, attend_disk};
+use hypervisor::serial::attend_disk;
 use hypervisor::vm::Departure;
-use rv::Addr;
 
 /// Its number, and where its registers are.
 const DISK: u32 = 3;
 const DEVICE: u64 = 0x1000_2000;
 const SOURCE: u64 = 2;
-const TABLE: u64 = GUEST_RAM_BASE;
-const DRIVER: u64 = GUEST_RAM_BASE + 0x800;
-const USED: u64 = GUEST_RAM_BASE + 0xa00;
 const HEADER: u64 = GUEST_RAM_BASE + 0x1000;
 const DATA: u64 = GUEST_RAM_BASE + 0x2800;
 const STATUS: u64 = GUEST_RAM_BASE + 0x1800;
 
 fn world_with_disk(mmu: MmuMode) -> World {
-    let config = VmConfig { mmu: Some(mmu), disks: vec![DISK], ..vm_config("vm", 2) };
-    let mut w = fake::world_of(config, GuestTimer::Sstc);
-    let translation = w.run.vm.translation;
-    assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
-    w
-}
-
-fn set(w: &mut World, register: u64, value: u64) -> Answer<()> {
-    let vm = w.run.vm.clone();
-    let (target, offset, _) = vm.device_at(DEVICE + register).expect("it is there");
-    let outside = &mut Reach { g: &w.g, vm: &vm, env: &mut w.hart, output: Output::Print };
-    vm.devices.lock().store(target, (offset, 4), value, outside)
-}
-
-fn write(w: &mut World, gpa: u64, bytes: &[u8]) {
-    fake::write(&w.g, &w.run.vm, Addr::new(gpa), bytes, &mut w.hart).unwrap();
-}
-
-fn read<const N: usize>(w: &mut World, gpa: u64) -> [u8; N] {
-    let mut bytes = [0; N];
-    fake::read(&w.g, &w.run.vm, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
-    bytes
+    driver::world(VmConfig { mmu: Some(mmu), disks: vec![DISK], ..vm_config("vm", 2) })
 }
 
 /// The driver starts, and asks for 8 KiB from the third sector on: to read them (type 0), or to write them (1).
 fn ask(w: &mut World, kind: u64) {
-    for (register, value) in [(0x070, 0), (0x070, 3), (0x024, 1), (0x020, 1), (0x070, 11), (0x038, 4)] {
-        set(w, register, value);
-    }
-    for (register, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, USED)] {
-        set(w, register, address & 0xffff_ffff);
-        set(w, register + 4, address >> 32);
-    }
-    set(w, 0x044, 1);
-    set(w, 0x070, 15);
     write(w, HEADER, [kind, 3].map(u64::to_le_bytes).as_flattened());
     write(w, STATUS, &[0xee]);
     let write_flag = if kind == 0 { 2 } else { 0 };
-    let chain = [(HEADER, 16, 1), (DATA, 8192, 1 | write_flag), (STATUS, 1, 2)];
-    for (n, (gpa, bytes, flags)) in (0..).zip(chain) {
-        let words: [u64; 2] = [gpa, bytes | flags << 32 | (n + 1) << 48];
-        write(w, TABLE + 16 * n, words.map(u64::to_le_bytes).as_flattened());
-    }
-    write(w, USED, &[0; 16]);
-    write(w, DRIVER, &[0, 0, 1, 0, 0, 0]);
-    assert_eq!(set(w, 0x050, 0), Answer::Done(()), "nobody waits for the disk");
+    driver::ask(w, DEVICE, &[(HEADER, 16, 1), (DATA, 8192, 1 | write_flag), (STATUS, 1, 2)]);
 }
 
 /// The disk finishes what it has, and interrupts.
@@ -94,9 +53,7 @@ fn what_is_written_is_there_and_what_is_read_comes_by_itself() {
         ask(&mut w, 0);
         interrupt(&mut w);
         assert!(read::<8192>(&mut w, DATA) == *content, "{mmu}");
-        let counters = w.g.report(&w.run.vm).counters;
-        let count = |name: &str| counters.iter().find(|(known, _)| *known == name).map(|(_, count)| *count);
-        let counts = ["disk.reads", "disk.writes", "disk.parts", "disk.malformed"].map(count);
+        let counts = counters(&w, ["disk.reads", "disk.writes", "disk.parts", "disk.malformed"]);
         assert_eq!(counts, [Some(1), Some(1), Some(2), Some(0)], "{mmu}");
     }
 }

@@ -1,7 +1,7 @@
 //! The lives of VMs: start, SBI calls that move them, restart, end.
 
 use crate::fake::{self, Event, MEMORY, depart, machine, park, printed, start_due, vm_config, world};
-use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VMS, MmuMode, Segment, VmConfig};
+use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VMS, MmuMode, Segment, ShareConfig, VmConfig};
 use abi::mac::Mac;
 use abi::record::{EndReason, Record};
 use hypervisor::board;
@@ -423,7 +423,8 @@ fn unknown_calls_are_not_supported() {
 #[test]
 fn every_counter_is_documented() {
     let (mmu, mac) = (Some(MmuMode::Lazy), Some(Mac([2, 0, 0, 0, 0, 1])));
-    let lazy = VmConfig { mmu, balloon_bytes: Some(0), disks: vec![1], mac, ..vm_config("lazy", 1) };
+    let shares = vec![ShareConfig { number: 1, tag: "src".into() }];
+    let lazy = VmConfig { mmu, balloon_bytes: Some(0), disks: vec![1], shares, mac, rng: true, ..vm_config("lazy", 1) };
     let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
     start_due(&g, &mut hart);
     let stats = g.stats();

@@ -18,6 +18,7 @@ use crate::run::{self, RunSpec};
 use crate::size::Size;
 use crate::stream::Piece;
 use crate::vmfile::{Console, Initrd, Kernel, VmFile};
+use crate::words::sha256;
 use abi::bundle::ConsoleMode;
 use abi::record::EndReason;
 use abi::report::{self, Line};
@@ -26,7 +27,6 @@ use meter::core::Core;
 use miette::{IntoDiagnostic, miette};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -228,7 +228,7 @@ impl Lab {
             core_names: cores.iter().map(core_name).collect::<Result<_, IoError>>()?,
             qemu: qemu::version()?,
             commit: commit(&root()),
-            command: digest(&std::fs::read(command).map_err(IoError::at("read", command))?),
+            command: sha256(&std::fs::read(command).map_err(IoError::at("read", command))?),
             is_fresh,
             kvm: Mutex::default(),
             digests: Mutex::default(),
@@ -302,7 +302,7 @@ impl Lab {
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
             "command": self.command,
         });
-        Ok(digest(all.to_string().as_bytes()))
+        Ok(sha256(all.to_string().as_bytes()))
     }
 
     fn digest(&self, file: &Path) -> Result<String, IoError> {
@@ -310,7 +310,7 @@ impl Lab {
         if let Some(known) = digests.get(file) {
             return Ok(known.clone());
         }
-        let digest = digest(&std::fs::read(file).map_err(IoError::at("read", file))?);
+        let digest = sha256(&std::fs::read(file).map_err(IoError::at("read", file))?);
         digests.insert(file.to_owned(), digest.clone());
         Ok(digest)
     }
@@ -536,9 +536,4 @@ fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<(
 fn tail(console: &str) -> String {
     let lines: Vec<_> = console.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n")
-}
-
-/// SHA-256, in 64 hexadecimal digits.
-pub fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

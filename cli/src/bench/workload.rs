@@ -11,10 +11,10 @@ mod compiler;
 mod fig7;
 mod kernel;
 
-use super::lab::digest;
 use crate::debian::{Files, Software, Suite, Wanted};
 use crate::place::{IoError, cache, prune, write_whole};
 use crate::size::Size;
+use crate::words::sha256;
 use crate::{build, initramfs};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
@@ -232,7 +232,7 @@ fn read(path: &Path) -> Result<Vec<u8>, IoError> {
 /// Keeps an initramfs in the cache, under a name that says what is in it, and lets go of old ones.
 fn kept(name: &str, archive: &[u8]) -> Result<PathBuf, IoError> {
     let dir = cache("workloads")?;
-    let path = dir.join(format!("{name}-{}.cpio", &digest(archive)[..16]));
+    let path = dir.join(format!("{name}-{}.cpio", &sha256(archive)[..16]));
     let is_there = fs::metadata(&path).is_ok_and(|file| file.len() == archive.len() as u64);
     if is_there {
         let touch = || File::options().append(true).open(&path)?.set_modified(SystemTime::now());

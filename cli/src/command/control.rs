@@ -256,9 +256,15 @@ pub struct StopArgs {
 }
 
 impl Whom {
-    fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {
+    /// Finds it, and who is asked about it.
+    pub(super) fn find(&self) -> Result<(Client, VmInfo), ControlError> {
         let mut client = self.which.client()?;
         let vm = client.choose(self.vm.as_deref())?;
+        Ok((client, vm))
+    }
+
+    fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {
+        let (mut client, vm) = self.find()?;
         client.tell(&format!("cannot {what} VM `{}`", vm.name), &request(vm.number))?;
         Ok(0)
     }

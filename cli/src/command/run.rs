@@ -8,6 +8,7 @@ use crate::qemu::{Clock, HExtension, Seat};
 use crate::restore;
 use crate::root::{Root, Roots};
 use crate::run::{self, Reach, RunSpec, ShowSpec};
+use crate::share::ShareSpec;
 use crate::size::Size;
 use crate::swap::SwapSpec;
 use crate::system;
@@ -90,12 +91,18 @@ pub struct RunArgs {
     /// A disk of each VM's: `:ro` for one that is only read, `:SIZE` to make it; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "FILE[:ro][:SIZE]")]
     disk: Vec<DiskSpec>,
+    /// A directory of this host that each VM reaches, in the guest as /mnt/NAME: `:ro` for one that is only read; can be given more than once (see docs/vm-file.md)
+    #[arg(long, value_name = "DIR[:ro]")]
+    share: Vec<ShareSpec>,
     /// Throw away what guests write to their disks
     #[arg(long)]
     snapshot: bool,
     /// Whether VMs have a network card: they are on one network, with each other and the world (see docs/vm-file.md)
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     net: Option<Switch>,
+    /// Whether each VM has a source of random bytes, those of this host [default: on with --debian, if there is a place for it]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    rng: Option<Switch>,
     /// Let a TCP port of this host (127.0.0.1) lead to a VM's, which is named where there are several; can be given more than once
     #[arg(long, value_name = "[VM=]PORT:PORT")]
     forward: Vec<ForwardTo>,
@@ -253,6 +260,8 @@ impl RunArgs {
             superpages: self.superpages.map(|switch| switch == Switch::On),
             balloon: self.balloon,
             disks: Some(self.disk).filter(|disks| !disks.is_empty()),
+            shares: Some(self.share).filter(|shares| !shares.is_empty()),
+            rng: self.rng.map(|switch| switch == Switch::On),
             net: self.net.map(|switch| switch == Switch::On),
             // One VM's, and so by VM files, or by what names it.
             mac: None,

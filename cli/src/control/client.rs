@@ -3,7 +3,7 @@
 use super::ControlError;
 use super::runs::Runs;
 use abi::control::frame::{Bad, Reader, decode, encode};
-use abi::control::{Answer, Events, HartTimes, MOST_ANSWER_BYTES, Request, Trace, VmInfo, VmState, Vms, Whose};
+use abi::control::{Answer, Events, HartTimes, MOST_ANSWER_BYTES, Output, Request, Trace, VmInfo, VmState, Vms, Whose};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -188,6 +188,28 @@ impl Client {
     pub fn events(&mut self, trace: Trace) -> Result<Events, ControlError> {
         match self.ask("a trace", &Request::Trace(trace))? {
             Answer::Events(events) => Ok(events),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// What a VM has printed, from that byte on; without one, the last of it.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn output(&mut self, vm: u64, from: Option<u64>) -> Result<Output, ControlError> {
+        match self.ask("its console", &Request::Output { vm, from })? {
+            Answer::Output(output) => Ok(output),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Types bytes on a VM's console, up to [`abi::control::MOST_TYPED`]; returns how many it had room for.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn type_in(&mut self, vm: u64, bytes: Vec<u8>) -> Result<usize, ControlError> {
+        match self.ask("its console", &Request::Type(vm, bytes))? {
+            Answer::Taken(count) => Ok(count as usize),
             _ => Err(self.nonsense()),
         }
     }

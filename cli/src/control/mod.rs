@@ -6,6 +6,7 @@
 //!  gnomon stop ──┘   each its own    only what is a request
 //! ```
 
+pub mod attach;
 pub mod bridge;
 pub mod client;
 pub mod gdb;
@@ -143,6 +144,10 @@ pub enum ControlError {
         /// What the system said.
         source: io::Error,
     },
+    /// The terminal cannot be made raw.
+    #[error("cannot use this terminal: {0}")]
+    #[diagnostic(help("start it at another one, or with input or output from elsewhere: then it needs none"))]
+    Terminal(io::Error),
     /// The socket does not work.
     #[error("cannot reach run `{run}`: {source}")]
     #[diagnostic(help("check that you may use its socket: gnomon run was to be started by you"))]

@@ -1,6 +1,7 @@
 //! Where the sockets of runs are: a directory that is the user's alone, with a socket for each run that goes on.
 
 use super::ControlError;
+use crate::words::is_name_char;
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
@@ -56,8 +57,7 @@ fn place(path: &Path, why: impl ToString) -> ControlError {
 }
 
 fn is_name(name: &str) -> bool {
-    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    !name.is_empty() && name.len() <= MOST_NAME && !name.starts_with('.') && name.bytes().all(is_fit)
+    !name.is_empty() && name.len() <= MOST_NAME && !name.starts_with('.') && name.chars().all(is_name_char)
 }
 
 impl Runs {

@@ -1,11 +1,7 @@
 #!/bin/busybox sh
 # The first process of a VM with a Debian root, which is on its first disk.
 export PATH=/bin HOME=/root TERM=linux
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
-mkdir -p /dev/pts
-mount -t devpts devpts /dev/pts
+. /etc/gnomon.sh
 fail() {
     echo "gnomon: $1"
     stty sane
@@ -18,18 +14,10 @@ mount -t ext4 -o noatime /dev/vda /mnt || fail "the first disk has no root that 
 [ -x /mnt/usr/lib/systemd/systemd ] || fail "the first disk has no Debian on it"
 [ -d "/mnt/usr/lib/modules/$(uname -r)" ] ||
     echo "gnomon: the root has no modules of this kernel, $(uname -r): a new one would have (remove its file to begin afresh)"
+shares /mnt/mnt
 mount -t tmpfs -o mode=755,nosuid,nodev run /mnt/run
 mkdir -p /mnt/run/gnomon/bin
-if [ -n "$ip" ]; then
-    # As in init.sh.
-    IFS=:
-    set -- $ip
-    unset IFS ip
-    ifconfig lo up
-    ifconfig "$6" "$1" netmask "$4" up && route add default gw "$3"
-    echo "nameserver $8" > /mnt/run/gnomon/resolv.conf
-    set --
-fi
+network /mnt/run/gnomon/resolv.conf
 # A root that starts for the first time takes the VM's name.
 if [ ! -e /mnt/etc/hostname ]; then
     hostname > /mnt/etc/hostname

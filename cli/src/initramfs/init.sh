@@ -1,21 +1,9 @@
 #!/bin/busybox sh
 # The first process of Gnomon's default guest.
 export PATH=/bin HOME=/root TERM=linux
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
-mkdir -p /dev/pts
-mount -t devpts devpts /dev/pts
-if [ -n "$ip" ]; then
-    # Linux's own `ip=`, which its kernel leaves to us: the address, a gateway, the mask, the device, and a name server are in it.
-    IFS=:
-    set -- $ip
-    unset IFS ip
-    ifconfig lo up
-    ifconfig "$6" "$1" netmask "$4" up && route add default gw "$3"
-    echo "nameserver $8" > /etc/resolv.conf
-    set --
-fi
+. /etc/gnomon.sh
+network /etc/resolv.conf
+shares /mnt
 cd /root
 
 if [ -f /exec.sh ]; then

@@ -14,12 +14,13 @@ use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
 use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
 use crate::restore::{self, Restored};
+use crate::share;
 use crate::size::Size;
 use crate::spec::{self, SpecError, VmSpec};
 use crate::tty::TerminalSize;
 use crate::vmfile::{Console, Initrd, Kernel};
 use crate::{build, run::Seat};
-use abi::bundle::{ConsoleMode, MmuMode, VmConfig};
+use abi::bundle::{ConsoleMode, MmuMode, ShareConfig, VmConfig};
 use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -131,9 +132,20 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let swap_path = spec.swap.as_ref().map(|swap| swap.path.as_path());
     let disks = vms.iter().map(|vm| (vm.name.as_str(), vm.disks.as_slice()));
     let net = net::provide(&vms)?;
-    let disks = disk::provide(disks, spec.snapshot, swap_path, net.as_ref())?;
+    let shares = share::provide(vms.iter().map(|vm| (vm.name.as_str(), vm.shares.as_slice())))?;
+    let wants_rng = vms.iter().find(|vm| vm.rng == Some(true));
+    if let Some(vm) = wants_rng.filter(|_| spec.clock == Clock::Instructions) {
+        Err(SpecError::NoEntropy(vm.name.clone()))?;
+    }
+    let others = shares.len() + usize::from(net.is_some()) + usize::from(wants_rng.is_some());
+    let disks = disk::provide(disks, spec.snapshot, swap_path, others)?;
+    // Where nobody has asked for it, nothing else is to go without a place for that: neither is the control channel.
+    let places = disks.len() + others + usize::from(swap_path.is_some());
+    let has_rng = wants_rng.is_some() || spec.clock == Clock::Real && places + 2 <= disk::PLACES;
+    vms.iter_mut().for_each(|vm| _ = vm.rng.get_or_insert(vm.root.is_some() && has_rng));
+    let has_rng = vms.iter().any(|vm| vm.rng == Some(true));
     // They are numbered through.
-    let mut numbers = 0..;
+    let (mut numbers, mut numbered_shares) = (0.., (0..).zip(&shares));
     let configs = vms
         .iter()
         .map(|vm| {
@@ -142,6 +154,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
                 None => place(vm, contents(vm, spec, &mut versions)?, spec, &mut pack)?,
             };
             config.disks = numbers.by_ref().take(vm.disks.len()).collect();
+            let own = numbered_shares.by_ref().take(vm.shares.len());
+            config.shares = own.map(|(number, share)| ShareConfig { number, tag: share.name.clone() }).collect();
             Ok((config, placed))
         })
         .collect::<miette::Result<Vec<_>>>()?;
@@ -183,6 +197,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         meter,
         swap,
         disks,
+        shares,
+        rng: has_rng,
         net,
         control: None,
         extra: spec.qemu_args.clone(),
@@ -212,7 +228,13 @@ fn provide(software: Software, versions: &mut Versions) -> miette::Result<PathBu
 fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Result<Contents> {
     // First of all: they may come with another version of the kernel. Other kernels have their own drivers, or do without.
     let is_default = vm.kernel == Kernel::Debian && vm.initrd.as_ref().is_none_or(|initrd| *initrd == Initrd::Busybox);
-    let needs = Needs { balloon: vm.balloon.is_some(), disks: !vm.disks.is_empty(), net: vm.net.is_some() };
+    let needs = Needs {
+        balloon: vm.balloon.is_some(),
+        disks: !vm.disks.is_empty(),
+        net: vm.net.is_some(),
+        shares: !vm.shares.is_empty(),
+        rng: vm.rng == Some(true),
+    };
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
@@ -311,7 +333,9 @@ fn config(vm: &VmSpec) -> VmConfig {
         gigapages: vm.gigapages,
         balloon_bytes: vm.balloon.map(|size| size.0),
         disks: Vec::new(),
+        shares: Vec::new(),
         mac: vm.net.as_ref().map(|card| card.mac),
+        rng: vm.rng == Some(true),
         segments: Vec::new(),
         entry_gpa: 0,
         initrd: None,

@@ -4,6 +4,7 @@ use super::make;
 use crate::debian::{Software, System};
 use crate::modules::Needs;
 use crate::place::{IoError, cache, write_whole};
+use crate::words::hex;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -92,7 +93,7 @@ fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&digest.finalize())
 }
 
 fn make_in(dir: &Path) -> miette::Result<PathBuf> {

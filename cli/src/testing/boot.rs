@@ -6,6 +6,7 @@ use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
 use super::plan::{BootTest, End};
 use super::serve::Server;
+use super::shared;
 use super::tally::Spent;
 use super::{Programs, Verdict};
 use crate::bare::BareSpec;
@@ -160,6 +161,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         gigapages: Some(test.gigapages),
         balloon: test.balloon,
         net: Some(test.net),
+        rng: Some(test.rng),
         ..VmFile::default()
     })
 }
@@ -224,6 +226,10 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
             file.disks = Some(vec![DiskSpec { file: path, readonly: false, format: None, size: test.disk }]);
         }
     }
+    let shares = if test.share { Some(shared::Folders::make(test.vms)?) } else { None };
+    if let Some(shares) = &shares {
+        files.iter_mut().take(test.vms).enumerate().for_each(|(vm, file)| file.shares = Some(shares.of(vm)));
+    }
     let server = test.serve.map(Server::start).transpose().map_err(|why| miette!("a server for the guests: {why}"))?;
     if let Some(server) = &server {
         for file in &mut files[..test.vms] {
@@ -250,7 +256,9 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let provided = system::provide(&spec)?;
     spec.roots = provided.roots.clone();
     let prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
-    metered::follow(test, &prepared.machine, |machine| follow(case, machine))
+    let transcript = metered::follow(test, &prepared.machine, |machine| follow(case, machine))?;
+    shares.map_or(Ok(()), shared::Folders::check)?;
+    Ok(transcript)
 }
 
 /// A file to page to, which is there until its directory is dropped.
@@ -260,7 +268,7 @@ fn swap_file(size: Size) -> miette::Result<(SwapSpec, TempDir)> {
 }
 
 /// A directory for files of a run.
-fn run_dir() -> miette::Result<TempDir> {
+pub(super) fn run_dir() -> miette::Result<TempDir> {
     let dir = cache("run")?;
     Ok(tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?)
 }

@@ -16,6 +16,7 @@ mod metered;
 mod pairs;
 mod plan;
 mod serve;
+mod shared;
 mod tally;
 
 use crate::build::{self, BuildError};

@@ -116,6 +116,12 @@ pub struct BootTest {
     pub balloon: Option<Balloon>,
     /// Size of a disk that each of its VMs has, if there is to be one: zeroes at first.
     pub disk: Option<Size>,
+    /// Whether each of its VMs reaches a folder of the host (`share`) with some MiB in it, and one that it may only read (`fixed`).
+    #[serde(default)]
+    pub share: bool,
+    /// Whether its VMs have a source of random bytes.
+    #[serde(default)]
+    pub rng: bool,
     /// Whether its VMs have network cards.
     #[serde(default)]
     pub net: bool,

@@ -3,9 +3,9 @@
 //! It answers `GET /file` with the file, and `GET /back` with `same`, once it has fetched `/file` itself from the port of the host's that
 //! leads to port 80 of the first VM, and found it to be the same; else with what was wrong.
 
-use crate::bench::lab::digest;
 use crate::net::Forward;
 use crate::size::Size;
+use crate::words::sha256;
 use sha2::{Digest, Sha256};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -42,7 +42,7 @@ impl Server {
         let host = NonZeroU16::new(free.local_addr()?.port()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let forward = Forward { at: Ipv4Addr::LOCALHOST, host, guest: HTTP };
         let file: Arc<[u8]> = content(size).into();
-        let sum = digest(&file);
+        let sum = sha256(&file);
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         thread::spawn(move || {

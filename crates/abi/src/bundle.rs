@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -39,6 +39,10 @@ pub const MAX_VCPUS: u32 = 32;
 pub const LEAST_SHADOW_BYTES_PER_VCPU: u64 = 384 << 10;
 /// Most disks of one VM: as many places as its board has for them.
 pub const MAX_DISKS: usize = 7;
+/// Most shares of one VM: as many places as its board has for them.
+pub const MAX_SHARES: usize = 4;
+/// Most bytes of a share's tag.
+pub const MAX_SHARE_TAG: usize = 32;
 /// Most VMs in one bundle, and most that there are at a time.
 pub const MAX_VMS: usize = 64;
 
@@ -92,8 +96,12 @@ pub struct VmConfig {
     pub balloon_bytes: Option<u64>,
     /// Its disks, at most [`MAX_DISKS`]: numbers of block devices of the machine ([`crate::disk_serial`]). No other VM has any of them.
     pub disks: Vec<u32>,
+    /// Folders of the host that it reaches, at most [`MAX_SHARES`].
+    pub shares: Vec<ShareConfig>,
     /// The address of its network card, if it has one. No other VM has the same.
     pub mac: Option<Mac>,
+    /// Whether it has a source of random bytes, which are the host's.
+    pub rng: bool,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
     pub segments: Vec<Segment>,
     /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
@@ -107,6 +115,15 @@ pub struct VmConfig {
     /// It goes on from a snapshot: an encoded [`crate::snapshot::State`]. Its RAM are the segments then, and it has no kernel to start
     /// from.
     pub restore: Option<Bytes>,
+}
+
+/// A folder of the host that a VM reaches.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ShareConfig {
+    /// Which of the machine's devices it is ([`crate::share_tag`]). No other share is the same.
+    pub number: u32,
+    /// The tag by which the guest mounts it: 1 to [`MAX_SHARE_TAG`] bytes.
+    pub tag: String,
 }
 
 /// Bound of shadow memory for a VM that names none, in bytes: a sixteenth of its RAM, at least 8 MiB.
@@ -329,7 +346,9 @@ mod tests {
                 gigapages: false,
                 balloon_bytes: Some(1 << 20),
                 disks: vec![3, 5],
+                shares: vec![ShareConfig { number: 1, tag: "src".into() }],
                 mac: Some(Mac([0x52, 0x54, 0, 0x67, 0x6e, 1])),
+                rng: true,
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),
@@ -365,8 +384,8 @@ mod tests {
         bad[0] = b'X';
         assert_eq!(Config::parse(&bad), Err(BundleError::NotABundle));
         let mut bad = good.clone();
-        bad[8] = 9;
-        assert_eq!(Config::parse(&bad), Err(BundleError::Version(9)));
+        bad[8] = 10;
+        assert_eq!(Config::parse(&bad), Err(BundleError::Version(10)));
         let mut bad = good;
         bad[24] = 0xff; // claims a VM count that cannot be there
         assert_eq!(Config::parse(&bad), Err(BundleError::Malformed));

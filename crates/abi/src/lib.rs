@@ -32,13 +32,41 @@ pub fn disk_serial(number: u32) -> String {
 /// The number of the guests' disk that has this serial, if it is one.
 #[must_use]
 pub fn disk_of_serial(serial: &str) -> Option<u32> {
-    let number = serial.strip_prefix(DISK_SERIAL)?.parse().ok()?;
-    (disk_serial(number) == serial).then_some(number)
+    number_in(serial, DISK_SERIAL, disk_serial)
+}
+
+/// The number in a name that `name_of` gives it, by `prefix`; `None` if it is no such name.
+fn number_in(name: &str, prefix: &str, name_of: fn(u32) -> String) -> Option<u32> {
+    let number = name.strip_prefix(prefix)?.parse().ok()?;
+    (name_of(number) == name).then_some(number)
+}
+
+/// The tags of the machine's devices by which guests reach folders of the host begin with this.
+const SHARE_TAG: &str = "gnomon-share-";
+
+/// The tag of the machine's device that the share of that number is: [`bundle::ShareConfig::number`].
+#[must_use]
+pub fn share_tag(number: u32) -> String {
+    format!("{SHARE_TAG}{number}")
+}
+
+/// The number of the share that has this tag, if it is one.
+#[must_use]
+pub fn share_of_tag(tag: &str) -> Option<u32> {
+    number_in(tag, SHARE_TAG, share_tag)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tags_name_shares() {
+        assert_eq!(share_of_tag(&share_tag(7)), Some(7));
+        for other in ["gnomon-share-", "gnomon-share-07", "gnomon-disk-7", "home"] {
+            assert_eq!(share_of_tag(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn serials_name_disks() {

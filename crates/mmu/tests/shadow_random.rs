@@ -80,7 +80,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 65] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 67] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -150,6 +150,12 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 65] = [
     (Mutant::FencesBlindly, Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::RestsForEver), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::ForgetsWideLines), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
+    (Mutant::Engine(Sabotage::ListsBlindly), Upkeep::Steered, &["OWNERSHIP", "in no list", "in a wrong list"]),
+    (
+        Mutant::Engine(Sabotage::ForgetsParked),
+        Upkeep::Steered,
+        &["the number of a shadow page", "OWNERSHIP", "in no list"],
+    ),
     (Mutant::Engine(Sabotage::HoldsForEver), Upkeep::Lazy, &["HELD"]),
     (Mutant::Engine(Sabotage::ForgetsToCatchUp), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),
@@ -166,7 +172,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
         (Mutant::KeepsPoison, Upkeep::Steered) => &[27],
-        (Mutant::KeepsGlobals, Upkeep::Steered) => &[102],
+        (Mutant::KeepsGlobals, Upkeep::Steered) => &[18],
+        (Mutant::KeepsVmid, Upkeep::Steered) => &[290],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
         (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[156],
@@ -175,6 +182,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[50],
         (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[49],
         (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[804],
+        (Mutant::Engine(Sabotage::ForgetsWideLines), Upkeep::Steered) => &[49],
+        (Mutant::Engine(Sabotage::ForgetsSpells | Sabotage::ForgetsPassedSpells), Upkeep::Steered) => &[30],
         (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[56],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[1641],
         _ => &[],

@@ -25,6 +25,7 @@ use crate::sync::Mutex;
 use crate::sync::TicketMutex;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use abi::bundle::{ConsoleMode, MAX_VMS};
+use abi::control::Output;
 use abi::record::Record;
 use alloc::vec::Vec;
 use ring::Ring;
@@ -84,6 +85,7 @@ impl Console {
     pub fn open(&self, guest: Handle, name: &str) {
         self.add(|screen| {
             screen.open(guest, name);
+            self.rings[guest.slot].lock().open(guest.number);
             self.attached.store(screen.attached(), Ordering::SeqCst);
         });
         self.release_input();
@@ -201,6 +203,13 @@ impl Console {
             self.attached.store(screen.attached(), Ordering::SeqCst);
         });
         self.release_input();
+    }
+
+    /// What the VM of that number has printed, from byte `from` of all that its slot ever did on, up to `most` bytes; without that, the last
+    /// screenful that is kept. `None` if it has no console any more, or not yet.
+    #[must_use]
+    pub fn read(&self, number: u64, from: Option<u64>, most: usize) -> Option<Output> {
+        self.rings.iter().find_map(|ring| ring.lock().read(number, from, most))
     }
 
     /// Prints all that there is, waiting for the port.

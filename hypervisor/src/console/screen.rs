@@ -251,7 +251,7 @@ impl Screen {
         }
         if self.line.is_none() {
             let count = self.guests.len();
-            let is_whole = |ring: &Ring| ring.line_ends > 0 || ring.bytes.len() >= LINE;
+            let is_whole = |ring: &Ring| ring.line_ends > 0 || ring.len() >= LINE;
             let whole = |guest: &usize| rings[*guest].try_lock().is_some_and(|ring| is_whole(&ring));
             let Some(guest) = (self.turn..self.turn + count).map(|turn| turn % count).find(whole) else { return false };
             self.turn = guest + 1;
@@ -281,7 +281,7 @@ impl Screen {
             if core::mem::take(&mut line.needs_name) {
                 self.name(line.guest);
             }
-            match (byte, ring.bytes.front()) {
+            match (byte, ring.first()) {
                 // The end of the line is added below.
                 (b'\r', None | Some(b'\n')) => {}
                 (b'\r', Some(_)) => {
@@ -317,7 +317,7 @@ impl Screen {
     /// more.
     pub(super) fn settle(&mut self, guest: usize, ring: &mut Ring, ends: bool) {
         if self.mixes() {
-            while !ring.bytes.is_empty() {
+            while ring.len() != 0 {
                 if self.line.as_ref().is_none_or(|line| line.guest != guest) {
                     self.begin_line(guest);
                 }
@@ -330,9 +330,7 @@ impl Screen {
             self.guests[guest].running = false;
             // The next guest in that slot begins a line of its own, and a ring.
             self.line.take_if(|line| line.guest == guest);
-            if ring.bytes.is_empty() {
-                *ring = Ring::default();
-            }
+            ring.end();
             if self.mode == ConsoleMode::Attached && guest == self.attached {
                 self.attach_next();
             }

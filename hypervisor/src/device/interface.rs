@@ -80,7 +80,7 @@ pub trait Device: Debug + Send {
 pub enum Unsaved {
     /// Something is under way that has to be waited for; the guest's harts stand still meanwhile.
     Busy,
-    /// It never can, for what it is: `a shared folder`.
+    /// It cannot be as long as the guest uses it as it does: why, and what helps.
     Never(&'static str),
 }
 

@@ -97,6 +97,12 @@ fn check_devices(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), St
     if told.mac != config.mac {
         return Err("it had another network card, or none".into());
     }
+    if told.has_rng != config.rng {
+        return Err("it had a source of random bytes, and is to have none, or the other way round".into());
+    }
+    if !config.shares.iter().map(|share| &share.tag).eq(&told.shares) {
+        return Err("it had other shared folders: give it as many, by the same names, in their order (--share)".into());
+    }
     let disks = config.disks.iter().filter_map(|number| offer.disks.get(*number)).map(Arc::clone);
     let disks: alloc::vec::Vec<DiskState> = disks
         .map(|port| {

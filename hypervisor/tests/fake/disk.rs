@@ -3,6 +3,7 @@
 use hypervisor::disks::{
     Asked, Clears, HostDisk, IoError, NotBegun, Operation, SECTOR, Token, UNIT_BYTES, UNITS, Units,
 };
+use hypervisor::port::HostDevice;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -69,6 +70,12 @@ impl HostDisk for FakeDisk {
     fn clears(&self) -> Clears {
         Clears { most_discarded: 64, alignment: 8, most_zeroed: 64, may_unmap: true }
     }
+}
+
+impl HostDevice for FakeDisk {
+    type Asked = Asked;
+    type Outcome = Result<(), IoError>;
+
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
     }

@@ -2,14 +2,19 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod disk;
+pub mod driver;
+pub mod entropy;
+pub mod share;
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use abi::record::EndReason;
 use disk::FakeDisk;
+use entropy::FakeEntropy;
 use hypervisor::chores::Chores;
 use hypervisor::console::{Console, Listen, Port};
 use hypervisor::counters::HeapUse;
 use hypervisor::disks::Disks;
+use hypervisor::entropy::Source;
 use hypervisor::env::Env;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
@@ -19,6 +24,7 @@ use hypervisor::network::Network;
 use hypervisor::offer::{Denial, GuestMode, GuestTimer, Offer};
 use hypervisor::pager::{Pager, homes_of_all};
 use hypervisor::sched::Sched;
+use hypervisor::shares::Shares;
 use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
 use hypervisor::vm::{Departure, Unreachable, Vm};
 use hypervisor::vms::Vms;
@@ -28,6 +34,7 @@ use mmu::ids::{IdSlot, Ids};
 use mmu::shadow::Root;
 use rv::csr::atp;
 use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
+use share::FakeShare;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -248,7 +255,9 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         gigapages: false,
         balloon_bytes: None,
         disks: Vec::new(),
+        shares: Vec::new(),
         mac: None,
+        rng: false,
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,
         initrd: None,
@@ -310,6 +319,10 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     }
     let disks = vms.iter().flat_map(|vm| &vm.disks).map(|number| (*number, Box::new(FakeDisk::new(*number)) as _));
     let disks: Vec<_> = disks.collect();
+    let shares = vms.iter().flat_map(|vm| &vm.shares).map(|share| share.number);
+    let shares = shares.map(|number| (number, Box::new(FakeShare::new(number)) as _));
+    let shares: Vec<_> = shares.collect();
+    let entropy = vms.iter().any(|vm| vm.rng).then(|| Source::new(Box::new(FakeEntropy::new())));
     let network = Network::new(vms.iter().filter_map(|vm| vm.mac), None, 10_000_000);
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
@@ -326,6 +339,8 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         timebase: 10_000_000,
         clock: None,
         disks: Disks::new(disks),
+        shares: Shares::new(shares),
+        entropy: entropy.map(|source| Arc::new(hypervisor::sync::Mutex::new(source))),
         network,
     };
     let g = Gnomon {

@@ -46,14 +46,15 @@ pub fn processes(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
 }
 
 /// Context switches and messages: two processes by pipes, as `perf bench sched pipe`, and hackbench with 40 and
-/// with 200 processes. (perf itself comes with Perl and Python.)
+/// with 200 processes. (perf itself comes with Perl and Python.) Each of hackbench's senders sends 100 messages to each receiver, as
+/// it does unless it is told otherwise, and did in the paper; in the quick size 2, so that its processes' start and end is most of it.
 ///
 /// # Errors
 /// If a package or a program cannot be had.
 pub fn switching(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     let (trips, loops) = match scale {
         Scale::Quick => (5_000, 2),
-        Scale::Full => (50_000, 10),
+        Scale::Full => (50_000, 100),
     };
     let mut image = Image::new("switching", pages)?;
     image.own(&["micro"])?;

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of all that is said. It stands in each frame, where every version has it.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// The longest request, in bytes of a frame.
 pub const MOST_REQUEST_BYTES: usize = 256;
 /// The longest answer, in bytes of a frame. Whoever asks one thing after the other never has more to read.
@@ -51,12 +51,26 @@ pub enum Request {
     Debug(u64, debug::Debug),
     /// What a snapshot of the VM of that number needs.
     Save(u64, save::Save),
+    /// What the VM of that number has printed: [`Answer::Output`].
+    Output {
+        /// The VM.
+        vm: u64,
+        /// The first byte that is wanted, by its place among all that it has printed; `None`: the last screenful that is kept.
+        from: Option<u64>,
+    },
+    /// Type something on the console of the VM of that number, up to [`MOST_TYPED`] bytes: [`Answer::Taken`].
+    Type(u64, Vec<u8>),
 }
 
 /// The longest that harts note something without being asked again, in milliseconds.
 pub const MOST_MS: u32 = 10_000;
 /// Most exits in an answer.
 pub const MOST_EVENTS: usize = 96;
+
+/// Most bytes that are typed at a time.
+pub const MOST_TYPED: usize = 128;
+/// Most bytes of output in an answer.
+pub const MOST_OUTPUT: usize = 8 << 10;
 
 /// Which exits are to be noted, and which of those that were are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -113,6 +127,21 @@ pub enum Answer {
     State(Bytes),
     /// Some pages of a VM's RAM.
     Pages(save::Pages),
+    /// What a VM has printed.
+    Output(Output),
+    /// So many of the bytes that were typed the VM had room for, from the first on.
+    Taken(u32),
+}
+
+/// What a VM has printed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Output {
+    /// The place of the first byte among all that it has printed. If it is a later one than was asked for, those between are lost.
+    pub at: u64,
+    /// The bytes, up to [`MOST_OUTPUT`].
+    pub bytes: Vec<u8>,
+    /// Whether the VM has ended, and this is the last of it.
+    pub is_over: bool,
 }
 
 /// How long a hart has done what, in ticks: of the times only for which it was asked to note it.
@@ -271,6 +300,8 @@ mod tests {
                 first: vec![u64::MAX; save::MOST_PAGES],
                 bytes: Bytes(vec![0xff; save::MOST_PAGES * 4096]),
             }),
+            Answer::Output(Output { at: u64::MAX, bytes: vec![0; MOST_OUTPUT], is_over: true }),
+            Answer::Taken(128),
         ]
     }
 
@@ -365,6 +396,8 @@ mod tests {
     #[test]
     fn requests_are_as_short_as_is_said() {
         let longest = Request::Set("x".repeat(MOST_REQUEST_BYTES - 32));
+        assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
+        let longest = Request::Type(u64::MAX, vec![0xff; MOST_TYPED]);
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
         let bytes = vec![0xff; debug::MOST_WRITE];
         let longest = Request::Debug(u64::MAX, debug::Debug::Write { vcpu: u32::MAX, at: u64::MAX, bytes });

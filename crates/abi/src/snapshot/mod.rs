@@ -72,6 +72,10 @@ pub struct Told {
     pub disks: Vec<DiskState>,
     /// The address of its network card, if it has one.
     pub mac: Option<Mac>,
+    /// What it mounts its shared folders by. What is in them is not in the snapshot.
+    pub shares: Vec<String>,
+    /// Whether it has a source of random bytes.
+    pub has_rng: bool,
 }
 
 /// What has to agree of a disk.

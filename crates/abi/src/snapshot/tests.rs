@@ -40,6 +40,8 @@ fn state() -> State {
             has_balloon: true,
             disks: vec![DiskState { sectors: 8, is_read_only: true }],
             mac: Some(Mac([2; 6])),
+            shares: vec!["src".into()],
+            has_rng: true,
         },
         vcpus: vec![vcpu; 2],
         events: EventsState { local: vec![EventState::default(); 2], ..EventsState::default() },

@@ -117,9 +117,17 @@ impl Budget {
     pub(super) const DROP: u32 = 21;
     /// To bring an entry in step that is not.
     pub(super) const DERIVE: u32 = 24;
+    /// To empty one for which the guest's faults.
+    pub(super) const PARK: u32 = 8;
+    /// To drop a leaf of a page that is to end.
+    pub(super) const UNLIST: u32 = 10;
+    /// To take a parked entry out of its list.
+    pub(super) const UNPARK: u32 = 6;
     /// To begin with another shadow page.
     pub(super) const VISIT: u32 = 16;
-    /// To fill one of a new page.
+    /// To fill one of a new page that leads to where the lane may go.
+    pub(super) const INSERT: u32 = 10;
+    /// To fill any other.
     pub(super) const FILL: u32 = 53;
     /// To compare 64 entries one after the other.
     pub(super) const COMPARE: u32 = 18;
@@ -127,6 +135,11 @@ impl Budget {
     /// Takes steps from it.
     pub(super) const fn spend(&mut self, steps: u32) {
         self.0 = self.0.saturating_sub(steps);
+    }
+
+    /// How often so many steps can be taken from it; the last time there may be fewer.
+    pub(super) const fn affords(self, steps: u32) -> u32 {
+        self.0.div_ceil(steps)
     }
 
     /// Whether nothing is left.

@@ -119,17 +119,20 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// Forgets an entry: it is not live, and invalid or poison. TLBs may remember it.
+    /// Forgets an entry that is in a list: it is in none, and invalid or poison. TLBs may remember it.
     pub(super) fn drop_entry<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         let (id, index) = at;
-        let Some(mirror) = self.index.page(id).mirror(index, host.mem) else { return };
+        if !self.index.page(id).is_listed(index) {
+            return;
+        }
         host.budget.spend(Budget::DROP);
+        let Some(mirror) = self.index.page(id).mirror(index, host.mem) else {
+            return self.index.unpark(at, host.mem);
+        };
         self.emptied += 1;
         let page = self.index.page(id);
         let (old, debt) = table::exchange(page.entry_at(index), self.unfilled(page, mirror), host.mem);
-        let is_pointer = page.is_pointer(old);
-        let list = self.index.list_of(at, mirror, is_pointer, host.mem);
-        self.index.remove(at, list, host.mem);
+        self.index.unlist(at, page.is_pointer(old), host.mem);
         self.owe(debt, host);
     }
 
@@ -188,15 +191,16 @@ impl<S: Shadowed> Shadow<S> {
         let page = self.index.page(at.0);
         let key = page.key;
         let is_pointer = page.is_pointer(old);
-        match page.mirror(at.1, mem) {
-            Some(known) if known == mirror && !is_pointer => {}
-            known => {
-                if let Some(known) = known {
-                    let was = self.index.list_of(at, known, is_pointer, mem);
-                    self.index.remove(at, was, mem);
+        let known = page.mirror(at.1, mem);
+        if is_pointer || known != Some(mirror) {
+            if known.is_some() || page.is_parked(at.1) {
+                if self.is_sabotaged(Sabotage::ListsBlindly) && known.is_none() {
+                    self.index.page_mut(at.0).set_parked(at.1, false);
+                } else {
+                    self.index.unlist(at, is_pointer, mem);
                 }
-                self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
             }
+            self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
         }
         self.write(at, old, new, mem)
     }

@@ -308,9 +308,12 @@ impl<S: Shadowed> Shadow<S> {
         if host.budget.is_spent() && !is_free {
             return Err(64 * part);
         }
-        let behind = self.behind(id, part, host);
+        let mut behind = self.behind(id, part, host);
         if behind == 0 {
             return Ok(());
+        }
+        if is_free {
+            behind = self.empty_faulting(id, part, behind, host);
         }
         for index in indices(part, behind) {
             if host.budget.is_spent() && !core::mem::take(&mut is_free) {

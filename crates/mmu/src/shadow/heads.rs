@@ -123,6 +123,13 @@ impl Heads {
         self.contains(gfn) && self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected != 0
     }
 
+    /// All frames.
+    #[cfg(feature = "sabotage")]
+    pub fn all(&self) -> impl Iterator<Item = Pfn<Gpa>> + use<> {
+        let first = self.first;
+        (0..self.pages).map(move |n| first.add(n))
+    }
+
     /// Ends it: the frames that it took.
     pub fn into_frames(self) -> impl Iterator<Item = Run> {
         self.chunks.into_iter().map(Chunk::into_frame)

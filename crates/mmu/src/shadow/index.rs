@@ -208,7 +208,7 @@ impl Index {
         self.digests &= !(1 << self.page(id).digest);
     }
 
-    /// Puts the entry at the front of `list`: it is live from now on.
+    /// Puts an entry that is in none at the front of `list`: it is live from now on.
     #[inline(always)]
     pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
         let next = self.swap_head(list, Ref::new(at), mem);
@@ -219,7 +219,7 @@ impl Index {
         self.changes(at, list);
         let (id, index) = at;
         let page = self.page_mut(id);
-        debug_assert!(!page.is_live(index) && mirror.0 != 0);
+        debug_assert!(!page.is_listed(index) && mirror.0 != 0);
         page.set_live(index, true);
         mem.write_u64(page.links_at(index), u64::from(next.0));
         page.set_mirror(index, mirror, mem);
@@ -233,6 +233,25 @@ impl Index {
         if !matches!(list, List::Frame(_)) {
             page.calm_at(index);
         }
+        self.unlink((id, index), list, mem);
+    }
+
+    /// Takes an entry out of the list that it is in, live or parked. `is_pointer` says what it is.
+    // Each call in the way of a fault costs it some thirty instructions: this is one for all that may be to do.
+    #[inline(never)]
+    pub fn unlist(&mut self, at: At, is_pointer: bool, mem: &mut impl PhysMem) {
+        match self.page(at.0).mirror(at.1, mem) {
+            Some(mirror) => {
+                let list = self.list_of(at, mirror, is_pointer, mem);
+                self.remove(at, list, mem);
+            }
+            None => self.unpark(at, mem),
+        }
+    }
+
+    #[inline(always)]
+    fn unlink(&mut self, (id, index): At, list: List, mem: &mut impl PhysMem) {
+        let page = self.page(id);
         let links = mem.read_u64(page.links_at(index));
         let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
         match before.entry() {
@@ -248,8 +267,29 @@ impl Index {
         }
     }
 
-    /// Checks the rules of the structure (`page`): every page is found, every live entry is in the list that it belongs
-    /// to.
+    /// A leaf of the shadow of a table is not live any more, but may be soon, and lead to the same frame: if it can be, it is parked
+    /// ([`Page::park`]).
+    pub fn park(&mut self, (id, index): At, known: Pte, mem: &mut impl PhysMem) {
+        let page = self.page_mut(id);
+        if page.may_park(known) {
+            page.park(index, known, mem);
+            page.set_live(index, false);
+            page.set_parked(index, true);
+        } else {
+            self.remove((id, index), List::Frame(known.pfn()), mem);
+        }
+    }
+
+    /// A parked entry is to be in no list.
+    pub fn unpark(&mut self, (id, index): At, mem: &mut impl PhysMem) {
+        let page = self.page_mut(id);
+        page.set_parked(index, false);
+        let list = List::Frame(page.parked_at(index, mem));
+        self.unlink((id, index), list, mem);
+    }
+
+    /// Checks the rules of the structure (`page`): every page is found, every entry that is live or parked is in the list that it
+    /// belongs to, and no other is.
     ///
     /// # Panics
     /// If one is not.
@@ -269,6 +309,26 @@ impl Index {
                     at = at.and_then(|at| self.next(at, mem));
                 }
                 assert!(at.is_some(), "entry {index} of {:?} is in no list", page.key);
+            }
+            for index in (0..rv::format::ENTRIES).filter(|index| page.is_parked(*index)) {
+                assert!(!page.is_live(index) && page.key.level == Level::PAGE && page.key.role == Role::Table);
+                let mut at = self.first(List::Frame(page.parked_at(index, mem)), mem);
+                while at.is_some_and(|at| at != (id, index)) {
+                    at = at.and_then(|at| self.next(at, mem));
+                }
+                assert!(at.is_some(), "parked entry {index} of {:?} is in no list", page.key);
+            }
+        }
+        for gfn in self.heads.all() {
+            let mut next = self.first(List::Frame(gfn), mem);
+            while let Some((id, index)) = next {
+                let page = self.page(id);
+                let leads_to = match page.mirror(index, mem) {
+                    Some(mirror) => page.key.frame_of(index, mirror),
+                    None => page.parked_at(index, mem),
+                };
+                assert!(page.is_listed(index) && leads_to == gfn, "entry {index} of {:?} is in a wrong list", page.key);
+                next = self.next((id, index), mem);
             }
         }
     }

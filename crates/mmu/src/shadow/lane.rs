@@ -4,7 +4,7 @@
 //! ```text
 //!  a shadow page: four frames in a row           the lane's memory, of a VM
 //!  ┌─────────────────────────────────┐           ┌──────────────────────────────────────┐
-//!  │    at rest?  guest's table, id  │ header    │ gate: where the next line of the log │
+//!  │ parked · at rest? · table · id  │ header    │ gate: where the next line of the log │
 //!  ├─────────────────────────────────┤           │       goes, or 0: closed; the epoch  │
 //!  │ entries                         │ table     │ log: (entry, guest's entry) each     │
 //!  ├─────────────────────────────────┤           ├──────────────────────────────────────┤
@@ -23,7 +23,7 @@
 use super::candidates::STIRS;
 use super::engine::Shadow;
 use super::index::List;
-use super::lane_memory::{ID_AT, LEAVES, LINE_BYTES, LOG_AT, LaneMemory, whole_chunk};
+use super::lane_memory::{ID_AT, LINE_BYTES, LOG_AT, LaneMemory, faults_always, whole_chunk};
 use super::page::{At, Id, MARK, Place, Role};
 use super::passed::Mappings;
 use super::sabotage::Sabotage;
@@ -105,6 +105,8 @@ impl<S: Shadowed> Shadow<S> {
             return;
         }
         let stamp = self.begin_to_pass();
+        // Most lines are of the table of the line before.
+        let (mut table, mut id) = (Addr::new(0), 0);
         for line in 0..lines {
             let at = gate.wrapping_add(LOG_AT + LINE_BYTES * line);
             let what = mem.read_u64(at);
@@ -118,7 +120,12 @@ impl<S: Shadowed> Shadow<S> {
                 continue;
             }
             let entry = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS));
-            self.learn_entry(entry, Pte(mem.read_u64(at.wrapping_add(8))), stamp, mem);
+            if entry.align_down(PAGE_BYTES) != table {
+                table = entry.align_down(PAGE_BYTES);
+                id = self.learn_table(table, stamp, mem);
+            }
+            let index = (entry.page_offset() / 8) as usize;
+            self.learn_entry((id, index), Pte(mem.read_u64(at.wrapping_add(8))), mem);
         }
     }
 
@@ -130,27 +137,38 @@ impl<S: Shadowed> Shadow<S> {
         self.stirs = STIRS;
     }
 
-    /// The lane has made an entry from `pte`, in its turn of `stamp`.
-    fn learn_entry(&mut self, entry: Addr<Hpa>, pte: Pte, stamp: u64, mem: &mut impl PhysMem) {
-        let table: Addr<Hpa> = entry.align_down(PAGE_BYTES);
+    /// The lane has made entries of that table, in its turn of `stamp`. Says whose it is.
+    fn learn_table(&mut self, table: Addr<Hpa>, stamp: u64, mem: &impl PhysMem) -> Id {
         let id = self.id_of(table, mem);
-        let index = (entry.page_offset() / 8) as usize;
-        let at = (id, index);
         let page = self.index.page_mut(id);
         page.is_recent = true;
         debug_assert!(page.key.level == Level::PAGE && page.key.role == Role::Table);
-        let place = page.place;
-        match place {
+        match page.place {
             Place::At(gva) => self.pass_one(Addr::new(gva), stamp),
             Place::Nowhere | Place::Various => self.passed.any_page(stamp),
         }
-        let is_leaf = LEAVES[(pte.0 & 0x3ff) as usize] != 0;
-        match self.index.page(id).mirror(index, mem) {
-            Some(known) if is_leaf && known.pfn::<Gpa>() == pte.pfn() => {
-                return self.index.page_mut(id).set_mirror(index, pte, mem);
+        id
+    }
+
+    /// The lane has made an entry from `pte`.
+    #[inline(always)]
+    fn learn_entry(&mut self, at: At, pte: Pte, mem: &mut impl PhysMem) {
+        let (id, index) = at;
+        let is_leaf = !faults_always(pte);
+        let is_blind = self.is_sabotaged(Sabotage::ListsBlindly);
+        let page = self.index.page_mut(id);
+        if page.is_listed(index) {
+            if is_leaf && page.comes_back(index, pte, mem) {
+                return;
             }
-            Some(known) => self.index.remove(at, List::Frame(known.pfn()), mem),
-            None => {}
+            match page.mirror(index, mem) {
+                Some(known) if !is_leaf => self.index.park(at, known, mem),
+                Some(known) => self.index.remove(at, List::Frame(known.pfn()), mem),
+                // It stays where it is, and is put into another list.
+                None if is_leaf && is_blind => page.set_parked(index, false),
+                None if is_leaf => self.index.unpark(at, mem),
+                None => {}
+            }
         }
         if is_leaf {
             self.index.insert(at, pte, List::Frame(pte.pfn()), mem);

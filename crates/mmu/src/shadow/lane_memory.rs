@@ -1,7 +1,7 @@
 //! The memory that the engine and the lane share (`lane` has the picture), and what makes a leaf of a guest's entry.
 
 use crate::frames::Run;
-use rv::{Addr, Gpa, Hpa, LaneSync, Level, PAGE_BYTES, Pfn, PteFlags};
+use rv::{Addr, Gpa, Hpa, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
 /// Where a header has the shadow page's number, in bytes before the table that it is for.
 pub(super) const ID_AT: u64 = 8;
@@ -20,6 +20,15 @@ pub static LEAVES: [u64; 1 << 10] = leaves(false);
 
 /// The same, and the leaf is global where the guest's entry is.
 pub static GLOBAL_LEAVES: [u64; 1 << 10] = leaves(true);
+
+/// From which bit on a guest's entry of level 0 has the number of its chunk; if any bit above the frame's number is set, that of none.
+const CHUNK_SHIFT: u64 = 10 + 9;
+
+/// Whether a guest's entry of level 0 faults whatever the access.
+#[inline(always)]
+pub(super) fn faults_always(pte: Pte) -> bool {
+    LEAVES[(pte.0 & 0x3ff) as usize] == 0
+}
 
 const fn leaves(globals: bool) -> [u64; 1 << 10] {
     let mut leaves = [0; 1 << 10];
@@ -96,6 +105,18 @@ impl LaneMemory {
     pub fn inputs(&self) -> LaneSync {
         let leaves = self.leaves.as_ptr() as u64;
         LaneSync { gate: self.gate().raw(), leaves, chunks: self.words().base().raw(), count: self.chunks }
+    }
+
+    /// The leaf that the lane makes of a guest's, where it is told that all of its 2 MiB are in one piece.
+    #[inline(always)]
+    pub fn leaf(&self, pte: Pte, mem: &impl PhysMem) -> Option<Pte> {
+        let chunk = pte.0 >> CHUNK_SHIFT;
+        if chunk >= self.chunks {
+            return None;
+        }
+        let whole = mem.read_u64(self.words().at(8 * chunk));
+        let leaf = self.leaves[(pte.0 & 0x3ff) as usize];
+        (leaf != 0 && whole >> 63 == 1).then(|| Pte(pte.0.wrapping_add(leaf).wrapping_add(whole)))
     }
 
     /// The word for the 2 MiB around a page.

@@ -4,16 +4,16 @@
 use super::config::{Budget, DEEPEST, Host};
 use super::engine::Shadow;
 use super::index::List;
-use super::page::{At, Body, Id, Role};
+use super::page::{At, Body, Id, Role, indices};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::gstage::{self, AddressSpace, GiveBack, How, Promoted, Promotion, Publish, Returned, Span};
 use crate::stale::Stale;
-use crate::table::{Debt, Owed};
+use crate::table::{self, Debt, Owed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem};
+use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem, Pte};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
@@ -198,11 +198,27 @@ impl<S: Shadowed> Shadow<S> {
             }
         }
         self.gone += 1;
+        let page = self.index.page(id);
+        let is_steered_table = self.has_all_mirrors(page) && page.key.role == Role::Table;
         while let Some(index) = self.index.page(id).next_live(0) {
             if host.budget.is_spent() {
                 return false;
             }
-            self.drop_entry((id, index), host);
+            if is_steered_table {
+                self.drop_leaves_around((id, index), host);
+            } else {
+                self.drop_entry((id, index), host);
+            }
+        }
+        while let Some(index) = self.index.page(id).next_parked() {
+            if self.is_sabotaged(Sabotage::ForgetsParked) {
+                break;
+            }
+            if host.budget.is_spent() {
+                return false;
+            }
+            host.budget.spend(Budget::UNPARK);
+            self.index.unpark((id, index), host.mem);
         }
         if self.index.page(id).key.role == Role::Table {
             self.end_table(id, host.mem);
@@ -211,6 +227,27 @@ impl<S: Shadowed> Shadow<S> {
         }
         self.retired.push(self.index.take(id));
         true
+    }
+
+    /// Drops the leaves of a steered page of level 0 that is to end, among the 64 with that one, as far as the budget lets.
+    fn drop_leaves_around<M: PhysMem, H>(&mut self, (id, index): At, host: &mut Host<'_, M, H>) {
+        let part = index / 64;
+        let page = self.index.page(id);
+        let (live, table, mirrors) = (page.live_in(part), page.table(), page.body.mirror.first());
+        let mut debt = Debt::none();
+        for index in indices(part, live) {
+            if host.budget.is_spent() {
+                break;
+            }
+            host.budget.spend(Budget::UNLIST);
+            self.emptied += 1;
+            let at = 8 * index as u64;
+            let mirror = Pte(host.mem.read_u64(mirrors.at(at)));
+            let unfilled = self.unfilled(self.index.page(id), mirror);
+            debt.add(table::exchange(table.at(at), unfilled, host.mem).1);
+            self.index.remove((id, index), List::Frame(mirror.pfn()), host.mem);
+        }
+        self.owe(debt, host);
     }
 
     /// Drops all entries of a page from number `at` on, 512 at most, whatever the budget.

@@ -90,6 +90,10 @@ pub enum Sabotage {
     KeepsEpoch,
     /// The lane's wide fences are not learnt.
     ForgetsWideLines,
+    /// A parked entry is put into another list while it is in one.
+    ListsBlindly,
+    /// The parked entries of a page that ends stay in their lists.
+    ForgetsParked,
     /// What the lane has made is not learnt.
     ForgetsLaneLog,
     /// A root that is let go for another stays where it is all the same.

@@ -26,7 +26,7 @@ use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
 use crate::table::{self, Debt};
 use rv::format::ENTRIES;
-use rv::{Access, Addr, Entry, Fence, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// What a guest's leaf may allow that the G-stage has a say in.
 const RIGHTS: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
@@ -134,6 +134,26 @@ impl<S: Shadowed> Shadow<S> {
         self.remake(at, ours, pte, host);
     }
 
+    /// Of 64 entries of the shadow of a table, brings those in step for which the guest's faults whatever the access: nothing has to be
+    /// found out for them, and a guest that takes memory back has hundreds. Returns which of `behind` are left.
+    pub(super) fn empty_faulting<M: PhysMem, H>(
+        &mut self,
+        id: Id,
+        part: usize,
+        behind: u64,
+        host: &mut Host<'_, M, H>,
+    ) -> u64 {
+        let page = self.index.page_mut(id);
+        let Some(guest) = page.guest else { return behind };
+        let most = host.budget.affords(Budget::PARK);
+        let (done, debt) = page.park_faulting(guest, part, behind, most, host.mem);
+        host.budget.spend(done.count_ones() * Budget::PARK);
+        self.emptied += u64::from(done.count_ones());
+        self.counters.synced_entries += u64::from(done.count_ones());
+        self.owe(debt, host);
+        behind & !done
+    }
+
     fn remake<M: PhysMem, H>(&mut self, at: At, ours: Pte, pte: Pte, host: &mut Host<'_, M, H>) {
         let debt = self.remade(at, ours, pte, host.space, host.mem);
         self.owe(debt, host);
@@ -176,12 +196,9 @@ impl<S: Shadowed> Shadow<S> {
     fn replaced(&mut self, at: At, new: Pte, mirror: Pte, mem: &mut impl PhysMem) -> Debt {
         self.emptied += 1;
         let page = self.index.page(at.0);
-        let known = page.mirror(at.1, mem);
         let (old, debt) = table::exchange(page.entry_at(at.1), new, mem);
-        if let Some(known) = known {
-            let is_pointer = page.is_pointer(old);
-            let list = self.index.list_of(at, known, is_pointer, mem);
-            self.index.remove(at, list, mem);
+        if page.is_live(at.1) {
+            self.index.unlist(at, page.is_pointer(old), mem);
         }
         self.index.page_mut(at.0).set_mirror(at.1, mirror, mem);
         debt
@@ -201,19 +218,12 @@ impl<S: Shadowed> Shadow<S> {
             }
             (Role::Table, Some(frame)) => {
                 host.budget.spend(8 * Budget::COMPARE);
-                for first in (0..ENTRIES).step_by(8) {
-                    // It is all zeroes itself, and most of them are as well.
-                    if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
-                        continue;
-                    }
-                    for index in first..first + 8 {
-                        let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
-                        if pte.0 != 0 {
-                            self.remake_within_budget((id, index), pte, host);
-                        }
+                // The page is all zeroes itself, and most of the guest's entries are as well.
+                for part in 0..PARTS {
+                    if host.mem.any_of_64(frame.at(512 * part as u64)) {
+                        self.fill_part(id, frame, part, host);
                     }
                 }
-                (0..PARTS).for_each(|part| self.index.page_mut(id).settle(part, host.mem));
             }
             (Role::Direct(flags), _) => {
                 for index in 0..ENTRIES {
@@ -234,6 +244,32 @@ impl<S: Shadowed> Shadow<S> {
             // A table of level 0 is shadowed only where it is.
             (Role::Table, None) | (Role::Bare, _) => {}
         }
+    }
+
+    /// Fills 64 entries of a new page from the guest's table in `frame`.
+    fn fill_part<M: PhysMem, H>(&mut self, id: Id, frame: Pfn<Hpa>, part: usize, host: &mut Host<'_, M, H>) {
+        for first in (64 * part..64 * part + 64).step_by(8) {
+            if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
+                continue;
+            }
+            for index in first..first + 8 {
+                let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
+                if pte.0 != 0 && !self.fill_at_once((id, index), pte, host) {
+                    self.remake_within_budget((id, index), pte, host);
+                }
+            }
+        }
+        self.index.page_mut(id).settle(part, host.mem);
+    }
+
+    /// Fills an entry of a new page as the lane would, if the lane is told of what it leads to. Says whether it did.
+    #[inline(always)]
+    fn fill_at_once<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) -> bool {
+        let Some(new) = self.lane.as_ref().and_then(|lane| lane.leaf(pte, host.mem)) else { return false };
+        host.budget.spend(Budget::INSERT);
+        table::fill(self.index.page(at.0).entry_at(at.1), new, host.mem);
+        self.index.insert(at, pte, List::Frame(pte.pfn()), host.mem);
+        true
     }
 
     fn remake_within_budget<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) {

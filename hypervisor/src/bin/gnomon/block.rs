@@ -2,12 +2,12 @@
 //!
 //! The queue is that of the crate `virtio-drivers`; its driver of block devices would wait for a flush.
 
+use crate::buffer::Piece;
 use crate::virtio::{HeapHal, Opened};
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::array;
 use core::hint::spin_loop;
-use core::ptr;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::device::virtio::wire::block::{
     DISCARD, FLUSH, HEADER, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, NAME, READ_ONLY, S_OK, SEGMENT,
@@ -16,33 +16,12 @@ use hypervisor::device::virtio::wire::block::{
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use hypervisor::disks::{Clears, IoError, MOST_FLYING, NotBegun, Operation, SECTOR, Token};
 use hypervisor::machine::VirtioSlot;
-use rv::{Addr, Hpa};
+use rv::Addr;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
 use virtio_drivers::transport::{DeviceType, Transport};
 
 const QUEUE: u16 = 0;
-
-/// Bytes of host RAM.
-#[derive(Clone, Copy)]
-pub struct Piece {
-    /// Where they are.
-    pub start: Addr<Hpa>,
-    /// How many.
-    pub bytes: usize,
-}
-
-impl Piece {
-    /// The bytes.
-    ///
-    /// # Safety
-    /// RAM without Rust objects, that nobody else reaches so long, or nobody minds what it holds.
-    pub unsafe fn bytes<'a>(self) -> &'a mut [u8] {
-        let at = ptr::with_exposed_provenance_mut(self.start.raw() as usize);
-        // SAFETY: by the caller's promise.
-        unsafe { core::slice::from_raw_parts_mut(at, self.bytes) }
-    }
-}
 
 /// What a request has between its header and its status.
 enum Data {

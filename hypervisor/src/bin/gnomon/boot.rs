@@ -1,15 +1,14 @@
 //! From the first stack to the first vCPU.
 
-use crate::block::BlockDevice;
 use crate::disks::{GuestDisk, HostDevices};
 use crate::drivers::{self, PlicContext};
 use crate::guest::{Abilities, GuestHart};
 use crate::hart::{Hart, Interrupts, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
+use crate::share::GuestShare;
 use crate::{heap, panic, pen};
 use abi::bundle::{Config, MAX_VCPUS, MAX_VMS};
-use abi::mac::Mac;
 use abi::record::{Boot, Record};
 use alloc::boxed::Box;
 use alloc::format;
@@ -21,6 +20,7 @@ use hypervisor::chores::Chores;
 use hypervisor::console::Console;
 use hypervisor::device::rtc::Clock;
 use hypervisor::disks::{Disks, HostDisk};
+use hypervisor::entropy::Source;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::{HartShared, MAX_HARTS};
 use hypervisor::host_map::{Kind, map_onto_itself};
@@ -33,7 +33,9 @@ use hypervisor::pager::{Disk, Pager, homes_of_all};
 use hypervisor::probe::Asked;
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
+use hypervisor::shares::{HostShare, Shares};
 use hypervisor::snapshot;
+use hypervisor::sync;
 use hypervisor::tunables::Tunables;
 use hypervisor::vms::Vms;
 use metal::csr;
@@ -110,9 +112,10 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let spans = set_up_memory(machine)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
-    let HostDevices { swap, guests: disks, net, control } = HostDevices::find(machine);
+    let HostDevices { swap, guests: disks, shares, net, entropy, control } = HostDevices::find(machine);
     let (swap, swap_source) = swap.unzip();
     let (net, net_source) = net.unzip();
+    let (entropy, entropy_source) = entropy.unzip();
     let (control, control_source) = control.unzip();
     // Images may go to the device, and their frames are memory like any other then.
     let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
@@ -139,14 +142,21 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         // Of the bundle only images are read from here on.
         frames.add_images(&homes_of_all(config.vms.iter().flat_map(|vm| &vm.segments), bundle, bundle_span.bytes));
     }
-    let sources: Vec<(u32, u32)> = disks.iter().map(|(number, _, source)| (*source, *number)).collect();
-    offer.disks = guest_disks(disks, &frames)?;
+    let (disk_sources, share_sources) = (sources(&disks), sources(&shares));
+    let disk = |device| Some(Box::new(GuestDisk::new(device, &frames)?) as Box<dyn HostDisk>);
+    offer.disks = Disks::new(with_buffers(disks, "disks", disk)?);
+    let share = |device| Some(Box::new(GuestShare::new(device, &frames)?) as Box<HostShare>);
+    offer.shares = Shares::new(with_buffers(shares, "shares", share)?);
+    offer.entropy = entropy.map(|device| Arc::new(sync::Mutex::new(Source::new(Box::new(device)))));
     let net = net.map(|net| Box::new(net) as Box<dyn HostNetwork>);
     offer.network = Network::new(config.vms.iter().filter_map(|vm| vm.mac), net, offer.timebase);
     let disk = |(source, number)| Some((source, Interrupts::Disk(Arc::clone(offer.disks.get(number)?))));
-    let disks = sources.into_iter().filter_map(disk);
+    let disks = disk_sources.into_iter().filter_map(disk);
+    let share = |(source, number)| Some((source, Interrupts::Share(Arc::clone(offer.shares.get(number)?))));
     let devices = disks
+        .chain(share_sources.into_iter().filter_map(share))
         .chain(net_source.map(|source| (source, Interrupts::Network)))
+        .chain(entropy_source.map(|source| (source, Interrupts::Entropy)))
         .chain(control_source.map(|source| (source, Interrupts::Control)))
         .chain(swap_source.map(|source| (source, Interrupts::Swap)));
     let devices: &'static [_] = devices.collect::<Vec<_>>().leak();
@@ -462,19 +472,35 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
         disks: Disks::default(),
+        shares: Shares::default(),
+        entropy: None,
         network: Network::new([], None, machine.timebase),
         clock: machine.rtc.map(|rtc| Clock::new(machine.timebase, metal::time(), drivers::time_of_day(rtc))),
         isa,
     }
 }
 
-/// The guests' disks, each with a buffer.
-fn guest_disks(disks: Vec<(u32, BlockDevice, u32)>, frames: &Frames) -> Result<Disks, String> {
-    let with_buffer = |(number, device, _)| {
-        let disk = GuestDisk::new(device, frames).ok_or("there is no memory for the disks' buffers")?;
-        Ok((number, Box::new(disk) as Box<dyn HostDisk>))
-    };
-    Ok(Disks::new(disks.into_iter().map(with_buffer).collect::<Result<Vec<_>, &str>>()?))
+/// Devices that guests have, by number, each with a buffer.
+fn with_buffers<D, G: ?Sized>(
+    devices: Vec<(u32, D, u32)>,
+    what: &str,
+    with_buffer: impl Fn(D) -> Option<Box<G>>,
+) -> Result<Vec<(u32, Box<G>)>, String> {
+    let with_buffer = |(number, device, _)| Some((number, with_buffer(device)?));
+    let all: Option<Vec<_>> = devices.into_iter().map(with_buffer).collect();
+    all.ok_or_else(|| format!("there is no memory for the {what}' buffers"))
+}
+
+/// Where the interrupts of such devices come from: source and number.
+fn sources<D>(devices: &[(u32, D, u32)]) -> Vec<(u32, u32)> {
+    devices.iter().map(|(number, _, source)| (*source, *number)).collect()
+}
+
+/// What is there twice.
+fn twin<T: Ord + Copy>(all: impl Iterator<Item = T>) -> Option<T> {
+    let mut all: Vec<T> = all.collect();
+    all.sort_unstable();
+    all.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
 /// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it
@@ -483,18 +509,18 @@ fn check(config: &Config) -> Result<(), String> {
     if config.vms.is_empty() || config.vms.len() > MAX_VMS {
         return Err(format!("the VM bundle has {} VMs; 1 to {MAX_VMS} are possible", config.vms.len()));
     }
-    let mut disks: Vec<u32> = config.vms.iter().flat_map(|vm| vm.disks.iter().copied()).collect();
-    disks.sort_unstable();
-    if let Some(pair) = disks.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("disk {} is two VMs', or one's twice", pair[0]));
+    if let Some(number) = twin(config.vms.iter().flat_map(|vm| vm.disks.iter().copied())) {
+        return Err(format!("disk {number} is two VMs', or one's twice"));
     }
-    let mut macs: Vec<Mac> = config.vms.iter().filter_map(|vm| vm.mac).collect();
-    macs.sort_unstable();
-    if let Some(mac) = macs.iter().find(|mac| !mac.is_card()) {
+    if let Some(number) = twin(config.vms.iter().flat_map(|vm| vm.shares.iter().map(|share| share.number))) {
+        return Err(format!("share {number} is two VMs', or one's twice"));
+    }
+    let macs = || config.vms.iter().filter_map(|vm| vm.mac);
+    if let Some(mac) = macs().filter(|mac| !mac.is_card()).min() {
         return Err(format!("{mac} is no address of a network card"));
     }
-    if let Some(pair) = macs.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("two VMs' network cards have the address {}", pair[0]));
+    if let Some(mac) = twin(macs()) {
+        return Err(format!("two VMs' network cards have the address {mac}"));
     }
     match config.vms.iter().find(|vm| vm.vcpus == 0 || vm.vcpus > MAX_VCPUS) {
         Some(vm) => Err(format!("{} has {} vCPUs; 1 to {MAX_VCPUS} are possible", vm.name, vm.vcpus)),

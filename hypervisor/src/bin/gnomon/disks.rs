@@ -1,17 +1,17 @@
 //! The host's virtio devices that have a use. Block devices are found by their serials.
 
-use crate::block::{BlockDevice, Piece};
+use crate::block::BlockDevice;
+use crate::buffer::Buffer;
 use crate::control::ControlDevice;
 use crate::net::NetDevice;
+use crate::rng::EntropyDevice;
+use crate::share::ShareDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
-use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, UNIT_BYTES, UNITS, Units};
-use hypervisor::machine::Machine;
-use mmu::frames::{Frames, Owner, Use};
-use rv::{Addr, Hpa, PAGE_BYTES};
-
-/// Pages of a buffer, as a power of two.
-const BUFFER_ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zeros() as u8;
+use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, Units};
+use hypervisor::machine::{Machine, VirtioSlot};
+use hypervisor::port::HostDevice;
+use mmu::frames::Frames;
 
 /// Those of the machine.
 #[derive(Default)]
@@ -20,8 +20,12 @@ pub struct HostDevices {
     pub swap: Option<(SwapDisk, u32)>,
     /// Those that guests have, by number, and their PLIC sources.
     pub guests: Vec<(u32, BlockDevice, u32)>,
+    /// Those by which guests reach folders of the host, by number, and their PLIC sources.
+    pub shares: Vec<(u32, ShareDevice, u32)>,
     /// The one by which guests reach the world, and its PLIC source.
     pub net: Option<(NetDevice, u32)>,
+    /// The one that has random bytes for guests, and its PLIC source.
+    pub entropy: Option<(EntropyDevice, u32)>,
     /// The one by which the control channel comes, and its PLIC source.
     pub control: Option<(ControlDevice, u32)>,
 }
@@ -40,36 +44,36 @@ impl HostDevices {
                     found.guests.extend(number.map(|number| (number, device, slot.source)));
                 }
                 // To ask what a device is resets it: nobody asks one that is open.
-                None => match NetDevice::open(slot).filter(|_| found.net.is_none()) {
-                    Some(device) => found.net = Some((device, slot.source)),
-                    None if found.control.is_none() => {
-                        found.control = ControlDevice::open(slot).map(|device| (device, slot.source));
-                    }
-                    None => {}
-                },
+                None => found.take_other(slot),
             }
         }
         found
+    }
+
+    /// Opens what is no block device.
+    fn take_other(&mut self, slot: &VirtioSlot) {
+        if let Some((device, tag)) = ShareDevice::open(slot) {
+            self.shares.extend(abi::share_of_tag(&tag).map(|number| (number, device, slot.source)));
+        } else if let Some(device) = NetDevice::open(slot).filter(|_| self.net.is_none()) {
+            self.net = Some((device, slot.source));
+        } else if let Some(device) = EntropyDevice::open(slot).filter(|_| self.entropy.is_none()) {
+            self.entropy = Some((device, slot.source));
+        } else if self.control.is_none() {
+            self.control = ControlDevice::open(slot).map(|device| (device, slot.source));
+        }
     }
 }
 
 /// A guest's disk, with the buffer that data goes through.
 pub struct GuestDisk {
     device: BlockDevice,
-    buffer: Addr<Hpa>,
+    buffer: Buffer,
 }
 
 impl GuestDisk {
     /// That device, with a buffer that it has for ever; `None` if there is no memory for one.
     pub fn new(device: BlockDevice, frames: &Frames) -> Option<Self> {
-        let buffer = frames.alloc(Owner::Host, Use::Other, BUFFER_ORDER).ok()?;
-        Some(Self { device, buffer: buffer.first().base() })
-    }
-
-    fn piece(&self, units: Units, bytes: usize) -> Piece {
-        assert!(units.first + units.count <= UNITS, "units that there are not");
-        let start = Addr::new(self.buffer.raw() + (units.first * UNIT_BYTES) as u64);
-        Piece { start, bytes }
+        Some(Self { device, buffer: Buffer::new(frames)? })
     }
 }
 
@@ -89,15 +93,20 @@ impl HostDisk for GuestDisk {
     fn clears(&self) -> Clears {
         self.device.clears()
     }
+}
+
+impl HostDevice for GuestDisk {
+    type Asked = Asked;
+    type Outcome = Result<(), IoError>;
 
     fn buffer(&mut self, units: Units) -> &mut [u8] {
-        // SAFETY: frames that are this disk's for ever, and units that are not in flight, as the caller promises.
-        unsafe { self.piece(units, units.bytes()).bytes() }
+        // SAFETY: units that are not in flight, as the caller promises.
+        unsafe { self.buffer.bytes(units) }
     }
 
     fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
         assert!(!asked.operation.has_data() || asked.bytes <= asked.units.bytes(), "more than the units have");
-        self.device.begin(asked.operation, asked.sector, self.piece(asked.units, asked.bytes))
+        self.device.begin(asked.operation, asked.sector, self.buffer.piece(asked.units, 0, asked.bytes))
     }
 
     fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {

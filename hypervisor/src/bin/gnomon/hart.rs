@@ -31,6 +31,7 @@ use hypervisor::lifecycle;
 use hypervisor::offer::{Denial, GuestTimer};
 use hypervisor::probe::Doing;
 use hypervisor::serial;
+use hypervisor::shares;
 use hypervisor::shootdown;
 use hypervisor::sync::Mutex;
 use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
@@ -74,8 +75,12 @@ pub struct Reach {
 pub enum Interrupts {
     /// A guest's disk.
     Disk(Arc<Mutex<Port>>),
+    /// A guest's share.
+    Share(Arc<Mutex<shares::Port>>),
     /// The one by which guests reach the world.
     Network,
+    /// The one that has random bytes for guests.
+    Entropy,
     /// The one by which the control channel comes.
     Control,
     /// The one that Gnomon pages to.

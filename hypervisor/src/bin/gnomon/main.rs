@@ -10,6 +10,7 @@ extern crate alloc;
 
 mod block;
 mod boot;
+mod buffer;
 mod control;
 mod disks;
 mod drivers;
@@ -21,6 +22,8 @@ mod net;
 mod panic;
 mod pen;
 mod protect;
+mod rng;
 mod seat;
+mod share;
 mod swap;
 mod virtio;

@@ -1,6 +1,7 @@
 //! The host's block device that Gnomon pages to.
 
-use crate::block::{BlockDevice, Piece};
+use crate::block::BlockDevice;
+use crate::buffer::Piece;
 use hypervisor::disks::{IoError, NotBegun, Operation, SECTOR, Token};
 use hypervisor::pager::{Disk, Way};
 use mmu::gstage::SwapSlot;

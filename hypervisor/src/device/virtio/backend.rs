@@ -14,6 +14,13 @@ pub enum Progress {
     More,
 }
 
+/// What a driver reads of a configuration that has these bytes: `width` of them, and 0 where there are none.
+pub(super) fn read_bytes(config: &[u8], offset: u64, width: u8) -> u32 {
+    let at = usize::try_from(offset).unwrap_or(usize::MAX).min(config.len());
+    let bytes = config[at..].iter().take(width.into());
+    bytes.rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+}
+
 /// A device, behind whatever transport.
 pub trait Backend: Debug + Send {
     /// Its device ID (chapter 5).

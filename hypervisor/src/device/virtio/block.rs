@@ -11,13 +11,14 @@
 //! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the work. A request says
 //! so in one *segment*.
 
-use super::backend::{Backend, Progress};
-use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
+use super::backend::{Backend, Progress, read_bytes};
+use super::portion::{self, Budget, STEP, Stop, free_place};
+use super::queue::{Chain, MOST, Queue, Trouble};
 use super::wire::block::{
     HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
     T_WRITE_ZEROES,
 };
-use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
+use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
 use crate::sync::Mutex;
 use abi::snapshot::device::OwnState;
@@ -25,8 +26,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use request::{CONFIG, Request};
-use rv::PAGE_BYTES;
+use request::Request;
 
 mod request;
 
@@ -37,8 +37,6 @@ const MOST_WORKS: usize = MOST;
 
 /// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
 const PORTION: usize = 256 << 10;
-/// What each step costs beside: to take a request, to begin a part, to land one, to give a request back.
-const STEP: usize = 4 << 10;
 
 /// A request that is worked on.
 #[derive(Debug)]
@@ -69,46 +67,6 @@ struct Part {
     copied: usize,
 }
 
-/// Why a device does not go on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stop {
-    /// There is nothing to be done until the driver or the host's device says something.
-    Idle,
-    /// The portion is done.
-    Spent,
-    /// Something is wrong with the ring, or it is not there yet.
-    Trouble(Trouble),
-}
-
-impl From<Trouble> for Stop {
-    fn from(trouble: Trouble) -> Self {
-        Stop::Trouble(trouble)
-    }
-}
-
-/// What is left of a portion.
-struct Budget(usize);
-
-impl Budget {
-    /// Pays, if anything is left.
-    fn pay(&mut self, cost: usize) -> Result<(), Stop> {
-        if self.0 == 0 {
-            return Err(Stop::Spent);
-        }
-        self.0 = self.0.saturating_sub(cost);
-        Ok(())
-    }
-}
-
-/// What comes of an access to guest memory: whether there is any. Where it is not there yet, the same is done again.
-fn reached(access: Result<(), Unreached>) -> Result<bool, Trouble> {
-    match access {
-        Ok(()) => Ok(true),
-        Err(Unreached::Nowhere) => Ok(false),
-        Err(Unreached::Later) => Err(Trouble::Later),
-    }
-}
-
 impl Work {
     fn new(chain: Chain) -> Self {
         Self { chain, request: None, begun: 0, is_asked: false, flying: 0, status: S_OK }
@@ -121,64 +79,13 @@ impl Work {
         }
     }
 
-    fn buffers(&self, is_written: bool) -> impl Iterator<Item = &Buffer> {
-        self.chain.buffers.iter().filter(move |buffer| buffer.is_written == is_written)
-    }
-
-    /// Bytes of the buffers that the device writes, or of those that it reads.
-    fn room(&self, is_written: bool) -> u64 {
-        self.buffers(is_written).map(|buffer| u64::from(buffer.bytes)).sum()
-    }
-
-    /// Where what is `offset` bytes behind their start is, and how much of it lies there, within a page.
-    fn place(&self, is_written: bool, mut offset: u64) -> Option<(u64, usize)> {
-        self.buffers(is_written).find_map(|buffer| {
-            let bytes = u64::from(buffer.bytes);
-            if offset >= bytes {
-                offset -= bytes;
-                return None;
-            }
-            // An address that wraps is nowhere.
-            let at = buffer.gpa.saturating_add(offset);
-            Some((at, (bytes - offset).min(PAGE_BYTES - at % PAGE_BYTES) as usize))
-        })
-    }
-
-    /// Writes a few bytes to what is `offset` behind the start of the buffers that the device writes.
-    fn tell(&self, offset: u64, bytes: &[u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let Some((gpa, left)) = self.place(true, offset + done as u64) else { return Ok(false) };
-            let end = bytes.len().min(done + left);
-            if !reached(outside.write(gpa, &bytes[done..end]))? {
-                return Ok(false);
-            }
-            done = end;
-        }
-        Ok(true)
-    }
-
-    /// Reads a few bytes from what is `offset` behind the start of the buffers that the device reads; `None` if there are not so many.
-    fn hear<const N: usize>(&self, offset: u64, outside: &mut dyn Outside) -> Result<Option<[u8; N]>, Trouble> {
-        let (mut bytes, mut done) = ([0; N], 0);
-        while done < N {
-            let Some((gpa, left)) = self.place(false, offset + done as u64) else { return Ok(None) };
-            let end = N.min(done + left);
-            if !reached(outside.read(gpa, &mut bytes[done..end]))? {
-                return Ok(None);
-            }
-            done = end;
-        }
-        Ok(Some(bytes))
-    }
-
     /// Reads the one segment of a request to discard sectors or to zero them, as what is to be done, where, and with how many bytes.
     /// Says the status if there is none, or not such a one.
     fn segment(&self, kind: u32, outside: &mut dyn Outside) -> Result<Result<Request, u8>, Trouble> {
-        if self.room(false) != (HEADER + SEGMENT) as u64 {
+        if self.chain.room(false) != (HEADER + SEGMENT) as u64 {
             return Ok(Err(S_IOERR));
         }
-        let segment = self.hear::<SEGMENT>(HEADER as u64, outside)?;
+        let segment = self.chain.hear::<SEGMENT>(HEADER as u64, outside)?;
         let Some([sector @ .., n0, n1, n2, n3, f0, f1, f2, f3]) = segment else { return Ok(Err(S_IOERR)) };
         let operation = match (kind, u32::from_le_bytes([f0, f1, f2, f3])) {
             (T_DISCARD, 0) => Operation::Discard,
@@ -200,21 +107,10 @@ impl Work {
         budget: &mut Budget,
     ) -> Result<(), Stop> {
         let is_read = operation == Operation::Read;
-        let ahead = if is_read { 0 } else { HEADER as u64 };
-        while part.copied < part.bytes && self.status == S_OK {
-            let place = self.place(is_read, ahead + part.offset + part.copied as u64);
-            let Some((gpa, left)) = place else { unreachable!("a request has as much data as its buffers") };
-            let end = part.bytes.min(part.copied + left);
-            // Where words are not aligned, each is made of two.
-            let bytes = end - part.copied;
-            budget.pay(if gpa.is_multiple_of(8) && part.copied.is_multiple_of(8) { bytes } else { 3 * bytes })?;
-            let bytes = &mut port.buffer(part.units)[part.copied..end];
-            let is_there = reached(if is_read { outside.write(gpa, bytes) } else { outside.read(gpa, bytes) })?;
-            if is_there {
-                part.copied = end;
-            } else {
-                self.fail(S_IOERR);
-            }
+        let place = (is_read, if is_read { 0 } else { HEADER as u64 } + part.offset);
+        let bytes = &mut port.buffer(part.units)[..part.bytes];
+        if self.status == S_OK && !self.chain.copy(place, (bytes, &mut part.copied), outside, budget)? {
+            self.fail(S_IOERR);
         }
         Ok(())
     }
@@ -238,18 +134,6 @@ pub struct Block {
     /// Requests that are over, and are to be given back.
     over: VecDeque<usize>,
     counts: Counts,
-}
-
-/// The first place of a list that is free, if it may have one.
-fn free_place<T>(list: &mut Vec<Option<T>>, most: usize) -> Option<usize> {
-    let free = list.iter().position(Option::is_none);
-    free.or_else(|| {
-        let at = list.len();
-        (at < most).then(|| {
-            list.push(None);
-            at
-        })
-    })
 }
 
 impl Block {
@@ -437,8 +321,8 @@ impl Block {
         let work = self.work(at);
         let mut written = 0;
         // One that has no place for the status cannot be told.
-        if let Some(last) = work.room(true).checked_sub(1)
-            && work.tell(last, &[work.status], outside)?
+        if let Some(last) = work.chain.room(true).checked_sub(1)
+            && work.chain.tell(last, &[work.status], outside)?
         {
             let read = work.request.filter(|request| request.operation == Operation::Read);
             let data = read.filter(|_| work.status == S_OK).map_or(0, |request| request.bytes);
@@ -453,12 +337,12 @@ impl Block {
     fn open(&mut self, at: usize, port: &Port, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let name = self.name;
         let work = self.work(at);
-        let header = work.hear::<HEADER>(0, outside)?;
-        let (Some(header), Some(data_in)) = (header, work.room(true).checked_sub(1)) else {
+        let header = work.chain.hear::<HEADER>(0, outside)?;
+        let (Some(header), Some(data_in)) = (header, work.chain.room(true).checked_sub(1)) else {
             self.refuse(at, S_IOERR);
             return Ok(());
         };
-        let data_out = work.room(false) - HEADER as u64;
+        let data_out = work.chain.room(false) - HEADER as u64;
         let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
         let sector = u64::from_le_bytes(sector);
         let request = match u32::from_le_bytes([t0, t1, t2, t3]) {
@@ -474,7 +358,7 @@ impl Block {
             },
             T_GET_ID => {
                 let told = NAME.min(usize::try_from(data_in).unwrap_or(NAME));
-                match work.tell(0, &name[..told], outside)? {
+                match work.chain.tell(0, &name[..told], outside)? {
                     true => self.is_asked(at),
                     false => self.refuse(at, S_IOERR),
                 }
@@ -515,26 +399,16 @@ impl Backend for Block {
     }
 
     fn read_config(&self, offset: u64, width: u8) -> u32 {
-        let config = request::config(&self.port.lock());
-        let at = usize::try_from(offset).unwrap_or(CONFIG).min(CONFIG);
-        let bytes = config[at..].iter().take(width.into());
-        bytes.rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+        read_bytes(&request::config(&self.port.lock()), offset, width)
     }
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}
 
     fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let port = Arc::clone(&self.port);
-        let (mut port, mut budget) = (port.lock(), Budget(PORTION));
+        let mut port = port.lock();
         self.has_taken = false;
-        loop {
-            match self.step(&mut port, queue, outside, &mut budget) {
-                Ok(()) => {}
-                Err(Stop::Idle) => return Ok(Progress::Idle),
-                Err(Stop::Spent) => return Ok(Progress::More),
-                Err(Stop::Trouble(trouble)) => return Err(trouble),
-            }
-        }
+        portion::go_on(PORTION, |budget| self.step(&mut port, queue, outside, budget))
     }
 
     fn reset(&mut self) {

@@ -8,6 +8,9 @@
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
 //! | `net` | a network card |
+//! | `rng` | a source of random bytes |
+//! | `share` | a folder of the host's |
+//! | `chain`, `portion` | what devices have in common: a chain's buffers, work in portions |
 //! | `wire` | what drivers and devices say to each other |
 //!
 //! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
@@ -21,8 +24,14 @@
 mod backend;
 pub mod balloon;
 pub mod block;
+mod chain;
+#[cfg(test)]
+mod driver;
 pub mod net;
+mod portion;
 pub mod queue;
+pub mod rng;
+pub mod share;
 mod transport;
 pub mod wire;
 
@@ -31,4 +40,6 @@ pub use balloon::Balloon;
 pub use block::Block;
 pub use net::Net;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
+pub use rng::Rng;
+pub use share::Share;
 pub use transport::Mmio;

@@ -6,7 +6,7 @@
 //!
 //! All is plain: no checksum is left to the card, and no frame is longer than an Ethernet's.
 
-use super::backend::{Backend, Progress};
+use super::backend::{Backend, Progress, read_bytes};
 use super::queue::{Chain, Queue, Trouble};
 use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
@@ -261,9 +261,7 @@ impl Backend for Net {
         let mut config = [0; CONFIG];
         config[..6].copy_from_slice(&self.plug.mac().0);
         config[6..].copy_from_slice(&LINK_UP.to_le_bytes());
-        let at = usize::try_from(offset).unwrap_or(CONFIG).min(CONFIG);
-        let bytes = config[at..].iter().take(width.into());
-        bytes.rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+        read_bytes(&config, offset, width)
     }
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}

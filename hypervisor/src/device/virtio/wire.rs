@@ -61,6 +61,12 @@ pub mod block {
     pub const WRITE_ZEROES_MAY_UNMAP: usize = 56;
 }
 
+/// Folders of the host by the protocol 9P (chapter 5.9): the queue has messages of it, and the device knows of nothing else.
+pub mod share {
+    /// The configuration says the tag by which the folder is mounted: its length (2 bytes), then its bytes.
+    pub const MOUNT_TAG: u64 = 1 << 0;
+}
+
 /// Networks (chapter 5.1).
 pub mod net {
     /// The configuration says which address the card has.

@@ -21,7 +21,9 @@ impl Hart {
             Claimed::Device(source) => {
                 match self.devices.iter().find(|(other, _)| *other == source).map(|(_, device)| device) {
                     Some(Interrupts::Disk(port)) => serial::attend_disk(self.g, port, self),
+                    Some(Interrupts::Share(port)) => serial::attend_share(self.g, port, self),
                     Some(Interrupts::Network) => serial::attend_network(self.g, self),
+                    Some(Interrupts::Entropy) => serial::attend_entropy(self.g, self),
                     Some(Interrupts::Control) => control::attend(self.g, self),
                     Some(Interrupts::Swap) => _ = self.g.pager.go_on(self.g, self),
                     None => {}

@@ -8,7 +8,7 @@ use crate::device::virtio::wire::block::{
 use crate::disks::{Clears, Operation, Port, SECTOR};
 
 /// Bytes of the configuration, as far as it is read.
-pub(super) const CONFIG: usize = 60;
+const CONFIG: usize = 60;
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {

@@ -37,7 +37,7 @@ fn what_is_written_is_read_whatever_its_length() {
 #[test]
 fn the_configuration_says_what_there_is() {
     let mut rig = Rig::new();
-    let mut word = |offset: u64, width| match rig.device.load(0x100 + offset, width, &mut rig.world) {
+    let mut word = |offset: u64, width| match rig.get(0x100 + offset, width) {
         Answer::Done(value) => value,
         other => panic!("{other:?}"),
     };
@@ -55,7 +55,7 @@ fn the_configuration_says_what_there_is() {
     assert_eq!(features(&rig), always | DISCARD);
     rig.model.lock().is_read_only = true;
     assert_eq!(features(&rig), always | READ_ONLY);
-    let word = rig.device.load(0x100 + 36, 4, &mut rig.world);
+    let word = rig.get(0x100 + 36, 4);
     assert_eq!(word, Answer::Done(0), "nothing may be discarded");
 }
 
@@ -429,7 +429,7 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
                         let at = random.below(count) as usize;
                         rig.model.lock().finish(at, if random.one_in(4) { Err(IoError) } else { Ok(()) });
                         rig.port.lock().attend();
-                        rig.device.moment(&mut rig.world);
+                        rig.moment();
                     }
                 }
                 _ => {
@@ -477,7 +477,7 @@ fn a_disk_goes_on_elsewhere_once_it_has_done_what_it_was_asked_for() {
     rig.device = other;
     assert!(rig.come_back().iter().all(|(_, _, status, _)| *status == S_OK));
     for n in 0..4 {
-        rig.device.moment(&mut rig.world);
+        rig.moment();
         rig.finish_all();
         assert_eq!(rig.do_one(T_IN, 8 * n, 4096, Vec::new()), (S_OK, 4097));
         assert!(rig.bytes(DATA, 4096) == pattern(n, 4096), "{n}");

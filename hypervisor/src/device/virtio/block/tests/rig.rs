@@ -1,20 +1,18 @@
 //! A driver, and a model of the host's device that finishes requests when it is told to.
 
 use super::super::*;
-use crate::device::interface::tests::{RAM, World};
-use crate::device::interface::{Answer, Device};
+use crate::device::interface::Answer;
+use crate::device::interface::tests::RAM;
 use crate::device::virtio::Mmio;
+pub(super) use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, ENTRIES, TABLE, TABLES};
 use crate::disks::{Clears, HostDisk, IoError, Token, UNITS};
+use crate::port::HostDevice;
 pub(super) use crate::random::Random;
 use alloc::vec;
+use core::ops::{Deref, DerefMut};
 
 /// Sectors of the disk.
 pub(super) const SECTORS: u64 = 4096;
-pub(super) const TABLE: u64 = RAM;
-pub(super) const DRIVER: u64 = RAM + 0x800;
-pub(super) const DEVICE: u64 = RAM + 0xa00;
-/// Tables of descriptors, one for each entry of the queue.
-pub(super) const TABLES: u64 = RAM + 0x1000;
 /// Headers, one for each, and behind them each one's status.
 pub(super) const HEADERS: u64 = RAM + 0x1_1000;
 pub(super) const STATUSES: u64 = RAM + 0x1_2000;
@@ -89,6 +87,12 @@ impl HostDisk for ModelDisk {
     fn clears(&self) -> Clears {
         self.model.lock().clears
     }
+}
+
+impl HostDevice for ModelDisk {
+    type Asked = Asked;
+    type Outcome = Result<(), IoError>;
+
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         assert!(!self.model.lock().is_flying(units), "{units:?} are the device's");
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
@@ -153,18 +157,29 @@ pub(super) struct Made {
 
 /// A driver that has set up its device.
 pub(super) struct Rig {
-    pub(super) device: Mmio<Block>,
+    driver: Driver<Block>,
     pub(super) port: Arc<Mutex<Port>>,
     pub(super) model: Arc<Mutex<Model>>,
-    pub(super) world: World,
     /// By place.
     pub(super) made: [Option<Made>; MOST_MADE],
-    pub(super) available: u16,
-    pub(super) seen: u16,
     /// Whether each side says from where on it wants to hear from the other.
     pub(super) has_events: bool,
     /// How much was available when it last thought of notifying.
     pub(super) told: u16,
+}
+
+impl Deref for Rig {
+    type Target = Driver<Block>;
+
+    fn deref(&self) -> &Driver<Block> {
+        &self.driver
+    }
+}
+
+impl DerefMut for Rig {
+    fn deref_mut(&mut self) -> &mut Driver<Block> {
+        &mut self.driver
+    }
 }
 
 impl Rig {
@@ -172,75 +187,24 @@ impl Rig {
         let model = Arc::new(Mutex::new(Model::new()));
         let device = ModelDisk { model: Arc::clone(&model), buffer: vec![0; UNITS * UNIT_BYTES] };
         let port = Arc::new(Mutex::new(Port::new(Box::new(device))));
-        let ram = vec![0; (DATA - RAM + DATA_BYTES * MOST_MADE as u64) as usize];
+        let ram = (DATA - RAM + DATA_BYTES * MOST_MADE as u64) as usize;
         let block = Block::new(Arc::clone(&port), "a disk with a name that is too long");
-        let device = Mmio::new(0x1000_2000, 2, block);
-        let mut rig = Self {
-            device,
-            port,
-            model,
-            world: World { ram, ..World::default() },
-            made: [const { None }; 8],
-            available: 0,
-            seen: 0,
-            has_events: false,
-            told: 0,
-        };
+        let driver = Driver::new(Mmio::new(0x1000_2000, 2, block), ram);
+        let mut rig = Self { driver, port, model, made: [const { None }; 8], has_events: false, told: 0 };
         rig.start();
         rig
-    }
-
-    pub(super) fn set(&mut self, offset: u64, value: u32) -> Answer<()> {
-        self.device.store(offset, 4, value.into(), &mut self.world)
     }
 
     /// Resets the device and sets it up.
     pub(super) fn start(&mut self) {
         self.made.fill(None);
-        (self.available, self.seen, self.told) = (0, 0, 0);
+        self.told = 0;
         let events = u32::from(self.has_events) << 29;
-        // The rings are the driver's.
-        let later = self.world.later.take();
-        self.world.ram[..0x1000].fill(0);
-        for (offset, value) in
-            [(0x070, 0), (0x070, 3), (0x024, 0), (0x020, 1 << 9 | 1 << 28 | events), (0x024, 1), (0x020, 1)]
-        {
-            self.set(offset, value);
-        }
-        self.set(0x070, 11);
-        self.set(0x038, 64);
-        for (offset, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, DEVICE)] {
-            self.set(offset, address as u32);
-            self.set(offset + 4, (address >> 32) as u32);
-        }
-        self.set(0x044, 1);
-        self.set(0x070, 15);
-        self.world.later = later;
-    }
-
-    /// Does something that the guest does itself, whose memory is there then.
-    pub(super) fn poke(&mut self, gpa: u64, bytes: &[u8]) {
-        let start = (gpa - RAM) as usize;
-        self.world.ram[start..start + bytes.len()].copy_from_slice(bytes);
+        self.driver.start(1 << 9 | 1 << 28 | events, ENTRIES);
     }
 
     pub(super) fn bytes(&self, gpa: u64, bytes: u64) -> &[u8] {
-        &self.world.ram[(gpa - RAM) as usize..][..bytes as usize]
-    }
-
-    /// Puts a chain into a place's table and makes it available.
-    pub(super) fn chain(&mut self, place: usize, buffers: &[(u64, u32, bool)]) {
-        let table = TABLES + 16 * 64 * place as u64;
-        for (n, (gpa, bytes, is_written)) in buffers.iter().enumerate() {
-            let flags = u64::from(n + 1 < buffers.len()) | u64::from(*is_written) << 1;
-            let words = [*gpa, u64::from(*bytes) | flags << 32 | (n as u64 + 1) << 48];
-            self.poke(table + 16 * n as u64, words.map(u64::to_le_bytes).as_flattened());
-        }
-        let words = [table, (16 * buffers.len() as u64) | (4 << 32)];
-        self.poke(TABLE + 16 * place as u64, words.map(u64::to_le_bytes).as_flattened());
-        self.poke(DRIVER + 4 + 2 * u64::from(self.available % 64), &(place as u16).to_le_bytes());
-        self.available = self.available.wrapping_add(1);
-        self.poke(DRIVER + 2, &self.available.to_le_bytes());
+        self.driver.bytes(gpa, bytes as usize)
     }
 
     /// The buffers of a request, cut where the driver likes.
@@ -278,7 +242,7 @@ impl Rig {
     /// Notifies if the device wants to hear of what was made available.
     pub(super) fn notify_if_wanted(&mut self) {
         let event = self.bytes(DEVICE + 4 + 8 * 64, 2).try_into().map(u16::from_le_bytes).unwrap();
-        let new = self.available.wrapping_sub(core::mem::replace(&mut self.told, self.available));
+        let new = self.available.wrapping_sub(core::mem::replace(&mut self.told, self.driver.available));
         if self.available.wrapping_sub(event).wrapping_sub(1) < new {
             let done = (0..10_000).any(|_| self.set(0x050, 0) == Answer::Done(()));
             assert!(done, "a notification comes to an end");
@@ -291,7 +255,7 @@ impl Rig {
             if !core::mem::take(&mut self.world.is_soon) {
                 return;
             }
-            self.device.moment(&mut self.world);
+            self.driver.moment();
         }
         panic!("it asks for moments for ever");
     }
@@ -300,7 +264,7 @@ impl Rig {
     pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>) {
         self.model.lock().finish(at, result);
         self.port.lock().attend();
-        self.device.moment(&mut self.world);
+        self.driver.moment();
         self.settle();
     }
 
@@ -313,14 +277,9 @@ impl Rig {
     /// What has come back: places, what was made there, the status, and how much was written.
     pub(super) fn come_back(&mut self) -> Vec<(usize, Made, u8, u32)> {
         let mut all = Vec::new();
-        let index = self.bytes(DEVICE + 2, 2).try_into().map(u16::from_le_bytes).unwrap();
-        while self.seen != index {
-            let element = self.bytes(DEVICE + 4 + 8 * u64::from(self.seen % 64), 8);
-            let [place, written] = [0, 4].map(|at| u32::from_le_bytes(element[at..at + 4].try_into().unwrap()));
-            let place = place as usize;
+        for (place, written) in self.used() {
             let made = self.made[place].take().expect("it was made and has not come back");
             all.push((place, made, self.bytes(STATUSES + place as u64, 1)[0], written));
-            self.seen = self.seen.wrapping_add(1);
         }
         all
     }

@@ -312,8 +312,9 @@ impl<'a> Prover<'a> {
         let solver = &mut self.solver;
         let mut x = [Value::Known(0); 32];
         (1..32).for_each(|n| x[n] = solver.any(&format!("x{n}")));
-        let mut csrs: BTreeMap<u32, Value> =
-            [way.epc, way.cause, way.status, way.satp].map(|csr| (csr, solver.any(&format!("csr_{csr:x}")))).into();
+        // By what they are for, and not by their numbers: of the ways, nearly all questions are the same.
+        let named = [(way.epc, "epc"), (way.cause, "cause"), (way.status, "status"), (way.satp, "satp")];
+        let mut csrs: BTreeMap<u32, Value> = named.map(|(csr, name)| (csr, solver.any(name))).into();
         csrs.insert(way.scratch, Value::Known(CONTEXT));
         // Where a walk begins, all that is known of the instruction is what the front has found.
         csrs.insert(way.tval, solver.any("insn"));

@@ -1,0 +1,50 @@
+//! `gnomon console`.
+
+use super::control::Whom;
+use crate::control::ControlError;
+use crate::control::attach::{Console, End, Form, typed};
+use crate::tty::{self, RawMode};
+use clap::Args;
+use std::io::{stderr, stdout};
+
+/// Attach this terminal to a VM's console (see docs/console.md).
+///
+/// Ctrl-A d leaves; the VM runs on.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct ConsoleArgs {
+    #[command(flatten)]
+    whom: Whom,
+}
+
+impl ConsoleArgs {
+    /// Shows it until somebody leaves, or the VM ends.
+    pub fn run(self) -> miette::Result<u8> {
+        let (mut client, vm) = self.whom.find()?;
+        let run = client.run().to_owned();
+        let form = if tty::is_interactive() { Form::Terminal } else { Form::Plain };
+        let mut console = Console::new(&mut client, &vm, (form, stdout()), stderr());
+        let end = {
+            let _raw = match form {
+                Form::Terminal => {
+                    let raw = tty::restore_at_signals().and_then(|()| RawMode::enter());
+                    Some(raw.map_err(ControlError::Terminal)?)
+                }
+                Form::Plain => None,
+            };
+            if form == Form::Terminal {
+                console.say(&format!("console of {} in run {run}; Ctrl-A d leaves, Ctrl-A h helps", vm.name));
+            }
+            let end = console.follow(&typed());
+            match end {
+                Ok(End::Left) if form == Form::Terminal => console.say(&format!("left the console of {}", vm.name)),
+                Ok(End::Left) | Err(_) => {}
+                Ok(End::Vm) => console.say(&format!("{} has ended", vm.name)),
+                Ok(End::Run) => console.say(&format!("run {run} has ended")),
+            }
+            end
+        };
+        end?;
+        Ok(0)
+    }
+}

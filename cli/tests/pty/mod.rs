@@ -1,0 +1,72 @@
+//! A shell at a terminal, in which a command of Gnomon's goes on.
+
+use rexpect::session::{PtySession, spawn_command};
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub const PATIENCE_MS: u64 = 120_000;
+
+/// The shell outlives the command, so that the terminal can be looked at then.
+pub struct Shell {
+    session: PtySession,
+    /// The process that runs the command.
+    pid: String,
+}
+
+impl Deref for Shell {
+    type Target = PtySession;
+
+    fn deref(&self) -> &PtySession {
+        &self.session
+    }
+}
+
+impl DerefMut for Shell {
+    fn deref_mut(&mut self) -> &mut PtySession {
+        &mut self.session
+    }
+}
+
+impl Shell {
+    /// One that runs `gnomon` with these arguments, its other environment from `command`, which is /bin/sh.
+    pub fn start(mut command: Command, arguments: &str) -> Self {
+        command.env("PS1", "").env("GNOMON", env!("CARGO_BIN_EXE_gnomon"));
+        let mut session = spawn_command(command, Some(PATIENCE_MS)).expect("a shell");
+        let line = format!("before=$(stty -g); sh -c 'echo pid $$.; exec $GNOMON {arguments}'");
+        session.send_line(&line).expect("typing");
+        let (_, pid) = session.exp_regex(r"pid [0-9]+\.").expect("the process");
+        let pid = pid.trim_start_matches("pid ").trim_end_matches('.').to_owned();
+        Self { session, pid }
+    }
+
+    /// Types keys.
+    pub fn type_in(&mut self, keys: &str) {
+        self.session.send(keys).expect("typing");
+        self.session.flush().expect("typing");
+    }
+
+    /// Kills the command by a signal (15).
+    pub fn kill(&self) {
+        let killed = Command::new("sh").args(["-c", &format!("kill {}", self.pid)]).status().expect("a shell");
+        assert!(killed.success(), "process {}", self.pid);
+    }
+
+    /// The command has ended, or is about to, with that status, and the terminal is as before. Returns what was printed since.
+    pub fn expect_restored(&mut self, status: &str) -> String {
+        // While the process lives, it takes what is typed.
+        let since = Instant::now();
+        while Path::new("/proc").join(&self.pid).exists() {
+            assert!(since.elapsed() < Duration::from_millis(PATIENCE_MS), "process {} does not end", self.pid);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let line = "echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed";
+        self.session.send_line(line).expect("typing");
+        let printed = self.session.exp_string(&format!("status {status}")).expect("the status");
+        self.session.exp_string("restored").expect("a terminal as before");
+        self.session.send_line("exit").expect("typing");
+        self.session.exp_eof().expect("the shell's end");
+        printed
+    }
+}

@@ -1,0 +1,95 @@
+//! What is in a chain's buffers. They are cut at whatever borders the driver likes: whoever reads or writes counts from their start.
+
+use super::portion::{Budget, Stop};
+use super::queue::{Buffer, Chain, Trouble};
+use crate::device::interface::{Outside, Unreached};
+use core::ops::Range;
+use rv::PAGE_BYTES;
+
+/// What comes of an access to guest memory: whether there is any. Where it is not there yet, the same is done again.
+fn reached(access: Result<(), Unreached>) -> Result<bool, Trouble> {
+    match access {
+        Ok(()) => Ok(true),
+        Err(Unreached::Nowhere) => Ok(false),
+        Err(Unreached::Later) => Err(Trouble::Later),
+    }
+}
+
+impl Chain {
+    fn of_kind(&self, is_written: bool) -> impl Iterator<Item = &Buffer> {
+        self.buffers.iter().filter(move |buffer| buffer.is_written == is_written)
+    }
+
+    /// Bytes of the buffers that the device writes, or of those that it reads.
+    pub(super) fn room(&self, is_written: bool) -> u64 {
+        self.of_kind(is_written).map(|buffer| u64::from(buffer.bytes)).sum()
+    }
+
+    /// Where what is `offset` bytes behind their start is, and how much of it lies there, within a page.
+    fn place(&self, is_written: bool, mut offset: u64) -> Option<(u64, usize)> {
+        self.of_kind(is_written).find_map(|buffer| {
+            let bytes = u64::from(buffer.bytes);
+            if offset >= bytes {
+                offset -= bytes;
+                return None;
+            }
+            // An address that wraps is nowhere.
+            let at = buffer.gpa.saturating_add(offset);
+            Some((at, (bytes - offset).min(PAGE_BYTES - at % PAGE_BYTES) as usize))
+        })
+    }
+
+    /// Goes through `bytes` of what is `offset` behind the start of those buffers, from the one of number `done` on, by pieces that lie
+    /// together: says where each is. Says whether there is room for all, and memory.
+    fn go_through<E>(
+        &self,
+        (is_written, offset): (bool, u64),
+        (bytes, done): (usize, &mut usize),
+        mut act: impl FnMut(u64, Range<usize>) -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        while *done < bytes {
+            let Some((gpa, left)) = self.place(is_written, offset + *done as u64) else { return Ok(false) };
+            let end = bytes.min(*done + left);
+            if !act(gpa, *done..end)? {
+                return Ok(false);
+            }
+            *done = end;
+        }
+        Ok(true)
+    }
+
+    /// Copies `bytes`, from number `done` on, to what is `offset` behind the start of the buffers that the device writes; or to them from
+    /// those that it reads. Stops when the budget is spent, or memory is not there yet: then the same goes on where it was. Says whether
+    /// there is room for all, and memory.
+    pub(super) fn copy(
+        &self,
+        place: (bool, u64),
+        (bytes, done): (&mut [u8], &mut usize),
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<bool, Stop> {
+        self.go_through(place, (bytes.len(), done), |gpa, at| {
+            budget.pay_for_copy(at.len(), gpa.is_multiple_of(8) && at.start.is_multiple_of(8))?;
+            let bytes = &mut bytes[at];
+            Ok(reached(if place.0 { outside.write(gpa, bytes) } else { outside.read(gpa, bytes) })?)
+        })
+    }
+
+    /// Writes a few bytes to what is `offset` behind the start of the buffers that the device writes. Says whether there is room,
+    /// and memory.
+    pub(super) fn tell(&self, offset: u64, bytes: &[u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
+        self.go_through((true, offset), (bytes.len(), &mut 0), |gpa, at| reached(outside.write(gpa, &bytes[at])))
+    }
+
+    /// Reads a few bytes from what is `offset` behind the start of the buffers that the device reads; `None` if there are not so many.
+    pub(super) fn hear<const N: usize>(
+        &self,
+        offset: u64,
+        outside: &mut dyn Outside,
+    ) -> Result<Option<[u8; N]>, Trouble> {
+        let mut bytes = [0; N];
+        let is_there =
+            self.go_through((false, offset), (N, &mut 0), |gpa, at| reached(outside.read(gpa, &mut bytes[at])))?;
+        Ok(is_there.then_some(bytes))
+    }
+}

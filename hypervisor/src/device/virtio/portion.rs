@@ -1,0 +1,72 @@
+//! Work in portions: what a device does at once, and why it stops.
+
+use super::backend::Progress;
+use super::queue::Trouble;
+use alloc::vec::Vec;
+
+/// What each step costs, in bytes that are copied for as much: to take a request, to begin one, to look after its end, to give it back.
+pub(super) const STEP: usize = 4 << 10;
+
+/// Why a device does not go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stop {
+    /// There is nothing to be done until the driver or the host's device says something.
+    Idle,
+    /// The portion is done.
+    Spent,
+    /// Something is wrong with the ring, or it is not there yet.
+    Trouble(Trouble),
+}
+
+impl From<Trouble> for Stop {
+    fn from(trouble: Trouble) -> Self {
+        Stop::Trouble(trouble)
+    }
+}
+
+/// What is left of a portion, in bytes that are copied: 64 of them take some 20 instructions.
+pub(super) struct Budget(usize);
+
+impl Budget {
+    /// Pays, if anything is left.
+    pub(super) fn pay(&mut self, cost: usize) -> Result<(), Stop> {
+        if self.0 == 0 {
+            return Err(Stop::Spent);
+        }
+        self.0 = self.0.saturating_sub(cost);
+        Ok(())
+    }
+
+    /// Pays for a copy. Where words are not aligned on both sides, each is made of two.
+    pub(super) fn pay_for_copy(&mut self, bytes: usize, is_aligned: bool) -> Result<(), Stop> {
+        self.pay(if is_aligned { bytes } else { 3 * bytes })
+    }
+}
+
+/// Makes steps until one stops, or so much is spent.
+pub(super) fn go_on(
+    portion: usize,
+    mut step: impl FnMut(&mut Budget) -> Result<(), Stop>,
+) -> Result<Progress, Trouble> {
+    let mut budget = Budget(portion);
+    loop {
+        match step(&mut budget) {
+            Ok(()) => {}
+            Err(Stop::Idle) => return Ok(Progress::Idle),
+            Err(Stop::Spent) => return Ok(Progress::More),
+            Err(Stop::Trouble(trouble)) => return Err(trouble),
+        }
+    }
+}
+
+/// The first place of a list that is free, if it may have one.
+pub(super) fn free_place<T>(list: &mut Vec<Option<T>>, most: usize) -> Option<usize> {
+    let free = list.iter().position(Option::is_none);
+    free.or_else(|| {
+        let at = list.len();
+        (at < most).then(|| {
+            list.push(None);
+            at
+        })
+    })
+}

@@ -1,0 +1,129 @@
+//! A source of random bytes (chapter 5.4), which are the host's ([`crate::entropy`]).
+//!
+//! Each buffer that the driver offers comes back with up to one piece of them. The next is looked at when the one before has come back, so a
+//! guest has no more work done for it than the host's device has pieces.
+
+use super::backend::{Backend, Progress};
+use super::portion::{self, Budget, STEP, Stop};
+use super::queue::{Chain, Queue, Trouble};
+use crate::device::interface::{Outside, Unsaved, Wild};
+use crate::entropy::{Piece, Place};
+use abi::snapshot::device::OwnState;
+
+/// What a portion may cost, in bytes that are copied.
+const PORTION: usize = 64 << 10;
+
+/// What was done so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Random bytes that the guest was given.
+    pub bytes: u64,
+    /// Buffers that came back empty, since there is no room in them, or no memory.
+    pub refused: u64,
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Rng {
+    place: Place,
+    /// Where the next piece goes, and that piece if it has come.
+    filling: Option<(Chain, Option<Piece>)>,
+    counts: Counts,
+}
+
+impl Rng {
+    /// One whose bytes come from there.
+    #[must_use]
+    pub fn new(place: Place) -> Self {
+        Self { place, filling: None, counts: Counts::default() }
+    }
+
+    /// Where its bytes come from.
+    #[must_use]
+    pub const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Does one thing of what there is to be done.
+    fn step(&mut self, queue: &mut Queue, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
+        let Some((chain, piece)) = &mut self.filling else {
+            return match queue.take(outside)? {
+                Some(chain) => {
+                    if chain.room(true) != 0 {
+                        self.place.ask();
+                    }
+                    self.filling = Some((chain, None));
+                    budget.pay(STEP)
+                }
+                None if queue.await_more(outside)? => budget.pay(STEP),
+                None => Err(Stop::Idle),
+            };
+        };
+        budget.pay(STEP)?;
+        let room = chain.room(true);
+        let mut written = 0;
+        if room != 0 {
+            if piece.is_none() {
+                *piece = self.place.take();
+            }
+            let Some(piece) = piece else { return Err(Stop::Idle) };
+            let bytes = piece.bytes();
+            let bytes = &bytes[..bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+            if chain.tell(0, bytes, outside)? {
+                written = bytes.len() as u32;
+            }
+        }
+        queue.give(chain, written, outside)?;
+        self.counts.bytes += u64::from(written);
+        self.counts.refused += u64::from(written == 0);
+        self.filling = None;
+        Ok(())
+    }
+}
+
+impl Backend for Rng {
+    const ID: u32 = 4;
+    const QUEUES: usize = 1;
+    const GOES_ON: bool = true;
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn read_config(&self, _: u64, _: u8) -> u32 {
+        0
+    }
+
+    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
+
+    fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        portion::go_on(PORTION, |budget| self.step(queue, outside, budget))
+    }
+
+    fn reset(&mut self) {
+        self.place.forget();
+        self.filling = None;
+    }
+
+    fn save(&self) -> Result<OwnState, Unsaved> {
+        Ok(OwnState::Nothing)
+    }
+
+    /// What has come for it is nobody's: the guest has not seen it, and elsewhere there are other bytes.
+    fn begun(&self, _: usize) -> u16 {
+        self.filling.is_some().into()
+    }
+
+    fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
+        if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,323 @@
+//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's ([`crate::shares`]).
+//!
+//! A request is a chain with a message to be read, and room for the answer. The message is copied, looked through where the guest
+//! reaches it no more (`message`), and given to the host's device. The answer is copied back when that interrupts. Nobody waits: many are in
+//! flight, answers come in any order, and guest memory that is paged out is asked for again a moment later.
+//!
+//! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it forgets all when the
+//! next session begins, which each driver does first. Only how many the guest has is counted, by the answers: whoever has none can go on with
+//! another device of the host's.
+
+use super::backend::{Backend, Progress, read_bytes};
+use super::portion::{self, Budget, STEP, Stop, free_place};
+use super::queue::{Chain, MOST, Queue, Trouble};
+use super::wire::share::MOUNT_TAG;
+use crate::device::interface::{Outside, Unsaved, Wild};
+use crate::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
+use crate::sync::Mutex;
+use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use message::{Answer, Change, ERROR, Errno, HEAD, Head, READ_HEAD, SMALL, Verdict};
+
+mod message;
+
+/// What a portion may cost, in bytes that are copied.
+const PORTION: usize = 256 << 10;
+
+/// What was done so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Messages that the host's device was given.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes_out: u64,
+    /// Bytes of the answers.
+    pub bytes_in: u64,
+    /// Messages that Gnomon has answered itself: they are none, or too long, or not for this device.
+    pub refused: u64,
+    /// Answers that found no room, or no memory.
+    pub unfit: u64,
+}
+
+/// A message that is worked on.
+#[derive(Debug)]
+struct Work {
+    chain: Chain,
+    /// Once its head was read, and there are units for it.
+    open: Option<(Head, Asked)>,
+    /// Whether it was looked through: what is in the units is for the host's device.
+    is_checked: bool,
+    /// Bytes that were copied: of the message, and when it has landed of the answer.
+    copied: usize,
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Share {
+    port: Arc<Mutex<Port>>,
+    /// What the guest mounts it by.
+    tag: String,
+    works: Vec<Option<Box<Work>>>,
+    /// The one that is still to be begun.
+    asking: Option<usize>,
+    /// Those that are over, and are to be given back: with how many bytes.
+    over: VecDeque<(usize, u32)>,
+    /// How many numbers of files the guest has, since its session began.
+    files: u32,
+    counts: Counts,
+}
+
+impl Share {
+    /// One that the guest mounts by that tag.
+    #[must_use]
+    pub fn new(port: Arc<Mutex<Port>>, tag: &str) -> Self {
+        let (works, over) = (Vec::new(), VecDeque::new());
+        Self { port, tag: tag.into(), works, asking: None, over, files: 0, counts: Counts::default() }
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    fn work(&mut self, at: usize) -> &mut Work {
+        let Some(work) = &mut self.works[at] else { unreachable!("there is no such message") };
+        work
+    }
+
+    /// Does one thing of what there is to be done.
+    fn step(
+        &mut self,
+        port: &mut Port,
+        queue: &mut Queue,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        if let Some((at, bytes)) = port.landed() {
+            budget.pay(STEP)?;
+            return self.land(at, bytes, port, outside, budget);
+        }
+        if let Some((at, written)) = self.over.front().copied() {
+            budget.pay(STEP)?;
+            queue.give(&self.work(at).chain, written, outside)?;
+            self.over.pop_front();
+            self.works[at] = None;
+            return Ok(());
+        }
+        // What an earlier life has asked for comes first: it may be about the same files.
+        if port.has_strangers() {
+            return Err(Stop::Idle);
+        }
+        if let Some(at) = self.asking {
+            budget.pay(STEP)?;
+            return self.ask(at, port, outside, budget);
+        }
+        let at = free_place(&mut self.works, MOST).ok_or(Stop::Idle)?;
+        match queue.take(outside)? {
+            Some(chain) => {
+                self.works[at] = Some(Box::new(Work { chain, open: None, is_checked: false, copied: 0 }));
+                self.asking = Some(at);
+                Ok(())
+            }
+            None if queue.await_more(outside)? => budget.pay(STEP),
+            None => Err(Stop::Idle),
+        }
+    }
+
+    /// Goes on with a message that is still to be begun.
+    fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
+        let Some((head, asked)) = self.work(at).open else { return self.open(at, port, outside) };
+        if !self.work(at).is_checked {
+            if !self.fetch(at, &asked, port, outside, budget)? {
+                return self.give_up(at, &asked, Answer::error(head.tag, Errno::BadAddress), port, outside);
+            }
+            let room = self.work(at).chain.room(true).min(asked.room as u64) as usize;
+            let message = &mut port.buffer(asked.units)[..asked.message];
+            if let Verdict::Answer(answer) = head.examine(message, room) {
+                return self.give_up(at, &asked, answer, port, outside);
+            }
+            self.work(at).is_checked = true;
+        }
+        match port.begin(&asked, at) {
+            Err(NotBegun::Busy) => return Err(Stop::Idle),
+            Err(NotBegun::Failed) => {
+                return self.give_up(at, &asked, Answer::error(head.tag, Errno::Io), port, outside);
+            }
+            Ok(()) => {}
+        }
+        self.counts.messages += 1;
+        self.counts.bytes_out += asked.message as u64;
+        // Of the answer nothing is copied yet.
+        self.work(at).copied = 0;
+        self.asking = None;
+        Ok(())
+    }
+
+    /// Reads a message's head, and takes units for it and its answer.
+    fn open(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside) -> Result<(), Stop> {
+        let chain = &self.work(at).chain;
+        let (there, room) = (chain.room(false), chain.room(true));
+        let head = chain.hear::<HEAD>(0, outside)?.map(Head::of);
+        // Whoever has no room for an error cannot be told of any.
+        let Some(head) = head.filter(|_| room >= ERROR as u64) else {
+            self.counts.refused += 1;
+            self.end(at, 0);
+            return Ok(());
+        };
+        if let Err(why) = head.check(there) {
+            return self.answer(at, Answer::error(head.tag, why), outside);
+        }
+        // What reads says how much: then there is to be room for that.
+        let mut count = 0;
+        if let Some(offset) = head.count_at() {
+            count = u32::from_le_bytes(chain.hear(offset as u64, outside)?.unwrap_or_default());
+        }
+        let most = (u64::from(count) + READ_HEAD as u64).min(room).clamp(SMALL as u64, MOST_MESSAGE as u64);
+        let asked = Asked { units: Units::NONE, message: head.bytes, room: most as usize };
+        // If there are too few, some are in flight.
+        let units = port.take(asked.bytes()).ok_or(Stop::Idle)?;
+        self.work(at).open = Some((head, Asked { units, ..asked }));
+        Ok(())
+    }
+
+    /// Copies a message, or what is left of it; says whether there is memory.
+    fn fetch(
+        &mut self,
+        at: usize,
+        asked: &Asked,
+        port: &mut Port,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<bool, Stop> {
+        let work = self.work(at);
+        let message = &mut port.buffer(asked.units)[..asked.message];
+        work.chain.copy((false, 0), (message, &mut work.copied), outside, budget)
+    }
+
+    /// Answers what has units, and nothing comes of.
+    fn give_up(
+        &mut self,
+        at: usize,
+        asked: &Asked,
+        answer: Answer,
+        port: &mut Port,
+        outside: &mut dyn Outside,
+    ) -> Result<(), Stop> {
+        self.answer(at, answer, outside)?;
+        port.give(asked.units);
+        Ok(())
+    }
+
+    /// Answers a message that is not for the host's device.
+    fn answer(&mut self, at: usize, answer: Answer, outside: &mut dyn Outside) -> Result<(), Stop> {
+        let is_told = self.work(at).chain.tell(0, answer.bytes(), outside)?;
+        self.counts.refused += 1;
+        self.end(at, if is_told { answer.bytes().len() as u32 } else { 0 });
+        Ok(())
+    }
+
+    /// Nothing more is to be done for a message but to give it back.
+    fn end(&mut self, at: usize, written: u32) {
+        self.asking.take_if(|asking| *asking == at);
+        self.over.push_back((at, written));
+    }
+
+    /// Copies an answer of the host's device to the guest, or what is left of it: so many bytes, it says.
+    fn land(
+        &mut self,
+        at: usize,
+        bytes: usize,
+        port: &mut Port,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let work = self.work(at);
+        let Some((head, asked)) = work.open else { unreachable!("what has landed was begun") };
+        let bytes = bytes.min(asked.room);
+        let mut written = bytes;
+        if bytes as u64 > work.chain.room(true) {
+            // It was done, and the guest has no room to hear of it.
+            let error = Answer::error(head.tag, Errno::MessageSize);
+            written = if work.chain.tell(0, error.bytes(), outside)? { ERROR } else { 0 };
+            self.counts.unfit += 1;
+        } else {
+            let answer = &mut port.buffer(asked.units)[asked.answer_at()..][..bytes];
+            if !work.chain.copy((true, 0), (answer, &mut work.copied), outside, budget)? {
+                written = 0;
+                self.counts.unfit += 1;
+            }
+        }
+        let (message, answer) = port.buffer(asked.units).split_at(asked.answer_at());
+        match head.change(&message[..asked.message], &answer[..bytes]) {
+            Change::Nothing => {}
+            Change::More => self.files = self.files.saturating_add(1),
+            Change::Less => self.files = self.files.saturating_sub(1),
+            Change::None => self.files = 0,
+        }
+        self.counts.bytes_in += bytes as u64;
+        port.forget_landed();
+        port.give(asked.units);
+        self.end(at, written as u32);
+        Ok(())
+    }
+}
+
+impl Backend for Share {
+    const ID: u32 = 9;
+    const QUEUES: usize = 1;
+    const GOES_ON: bool = true;
+
+    fn features(&self) -> u64 {
+        MOUNT_TAG
+    }
+
+    fn read_config(&self, offset: u64, width: u8) -> u32 {
+        let length = (self.tag.len() as u16).to_le_bytes();
+        read_bytes(&[&length, self.tag.as_bytes()].concat(), offset, width)
+    }
+
+    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
+
+    fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let port = Arc::clone(&self.port);
+        let mut port = port.lock();
+        portion::go_on(PORTION, |budget| self.step(&mut port, queue, outside, budget))
+    }
+
+    fn reset(&mut self) {
+        self.port.lock().start_over();
+        self.asking = None;
+        self.works.clear();
+        self.over.clear();
+        self.files = 0;
+    }
+
+    /// Messages are answered first: what is done twice is not the same as what is done once.
+    fn save(&self) -> Result<OwnState, Unsaved> {
+        if self.works.iter().any(Option::is_some) || self.port.lock().has_strangers() {
+            return Err(Unsaved::Busy);
+        }
+        match self.files {
+            0 => Ok(OwnState::Nothing),
+            _ => Err(Unsaved::Never(
+                "a shared folder is mounted, and which files are open there is not Gnomon's to save: unmount it in the guest first",
+            )),
+        }
+    }
+
+    fn begun(&self, _: usize) -> u16 {
+        0
+    }
+
+    fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
+        if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
