@@ -22,7 +22,7 @@ use sbi_spec::{hsm as hsm_call, sse};
 use std::sync::atomic::Ordering;
 
 /// Asks, as a command does.
-fn ask(g: &Gnomon, hart: &mut Hart, request: &Request) -> Answer {
+pub fn ask(g: &Gnomon, hart: &mut Hart, request: &Request) -> Answer {
     let mut frames = Reader::new(MOST_ANSWER_BYTES);
     let frame = frames.next(&mut encode(1, request).as_slice()).expect("whole");
     let mut answer = control::answer_frame(g, frame, hart).expect("it is a request");
@@ -297,7 +297,7 @@ fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String 
 fn what_cannot_be_is_refused_by_name() {
     let (.., taken, _) = snapshot_of(busy(None, GuestTimer::Sstc));
     type Change = fn(&mut State, &mut VmConfig);
-    let cases: [(&str, Change); 26] = [
+    let cases: [(&str, Change); 29] = [
         ("malformed", |_, config| config.restore = Some(Bytes(vec![0xff; 40]))),
         ("malformed", |_, config| config.restore = Some(Bytes(Vec::new()))),
         ("3 vCPUs, and it is to have 2", |_, config| config.vcpus = 2),
@@ -313,6 +313,12 @@ fn what_cannot_be_is_refused_by_name() {
         ("svadu = true", |state, _| state.told.svadu = true),
         ("memory balloon", |_, config| config.balloon_bytes = None),
         ("network card", |state, _| state.told.mac = Some(abi::mac::Mac([2; 6]))),
+        ("source of random bytes", |_, config| config.rng = true),
+        ("other shared folders", |state, _| state.told.shares.push("src".into())),
+        ("other shared folders", |state, config| {
+            state.told.shares.push("src".into());
+            config.shares.push(abi::bundle::ShareConfig { number: 3, tag: "lib".into() });
+        }),
         ("0 disks, and is to have 1", |_, config| config.disks.push(4)),
         ("1 disks, and is to have 0", |state, _| {
             state.told.disks.push(abi::snapshot::DiskState { sectors: 1, is_read_only: false });
