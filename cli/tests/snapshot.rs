@@ -15,17 +15,21 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 80;
 
-/// Many short programs, a file that grows in memory, and a disk that is written to; then what all of it has come to.
+/// Many short programs, a file that grows in memory, and a disk that is written to; then what all of it has come to. The share is there in the
+/// beginning and at the end.
 const WORK: &str = "x=0; n=0
 while [ $n -lt 80 ]; do
     x=$(echo $x $n | sha256sum | cut -c1-64)
     echo $x >> /tmp/all
     echo $x | dd of=/dev/vda bs=65 seek=$n conv=notrunc 2> /dev/null
     n=$((n+1))
+    [ $n -ne 20 ] || { until [ -e /mnt/here/go ]; do sleep 0.1; done; umount /mnt/here; }
     [ $((n % 10)) -ne 0 ] || echo part $n of it
 done
 sync
 echo 3 > /proc/sys/vm/drop_caches
+mount -t 9p -o trans=virtio,version=9p2000.L here /mnt/here && cat /mnt/here/file
+[ $(head -c 40 /dev/hwrng | wc -c) = 40 ] && echo random
 echo result $(sha256sum < /tmp/all | cut -c1-64) $(head -c 5200 /dev/vda | sha256sum | cut -c1-64)";
 
 /// What it comes to.
@@ -82,10 +86,15 @@ impl Scratch {
 }
 
 impl Run {
+    /// The end of its line may come later.
     fn wait_for(&mut self, text: &str) {
-        let mut all = String::new();
-        while !all.lines().any(|line| line.contains(text)) {
-            assert_ne!(self.output.read_line(&mut all).expect("text"), 0, "it ended without `{text}`: {all}");
+        let mut all = Vec::new();
+        while !String::from_utf8_lossy(&all).contains(text) {
+            let some = self.output.fill_buf().expect("output");
+            assert!(!some.is_empty(), "it ended without `{text}`: {}", String::from_utf8_lossy(&all));
+            all.extend_from_slice(some);
+            let count = some.len();
+            self.output.consume(count);
         }
     }
 
@@ -101,6 +110,11 @@ fn work_that_is_begun_here_is_done_there() {
     let scratch = Scratch(tempfile::tempdir().expect("a directory"));
     let (disk, file) = (scratch.text("disk.img"), scratch.text("a.snap"));
     let made = format!("{disk}:1M");
+    let (here, there) = (scratch.path("here"), scratch.text("there"));
+    for (dir, text) in [(&*here, "first\n"), (Path::new(&there), "second\n")] {
+        fs::create_dir(dir).expect("a directory");
+        fs::write(dir.join("file"), text).expect("a file");
+    }
     let mut run = scratch.run(&[
         "--as",
         "first",
@@ -113,20 +127,31 @@ fn work_that_is_begun_here_is_done_there() {
         "--balloon",
         "on",
         "--net",
+        "--rng",
+        "--share",
+        &scratch.text("here"),
         "--disk",
         &made,
         "--exec",
         WORK,
     ]);
     run.wait_for("part 10 of it");
+    let refused = scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).code(1);
+    let refused = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(refused.contains("a shared folder is mounted") && refused.contains("unmount it"), "{refused}");
+    assert!(!Path::new(&file).exists());
+    // It goes on all the same.
+    fs::write(here.join("go"), "").expect("a file");
+    run.wait_for("part 20 of it");
     scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
     let said = run.end();
     assert!(!said.contains("result"), "it was stopped in the midst of its work: {said}");
     assert!(!Path::new(&format!("{file}.part")).exists());
     // Two-stage tables and two harts there; here one without the H extension, and shadow tables that steer.
-    let said = scratch.run(&["--restore", &file, "--disk", &disk, "--no-h", "--harts", "1"]).end();
+    let said = scratch.run(&["--restore", &file, "--disk", &disk, "--share", &there, "--no-h", "--harts", "1"]).end();
     assert!(said.contains("mmu = steered") && said.contains(&result()), "no `{}` in {said}", result());
-    refuses(&scratch, &file, &disk);
+    assert!(said.contains("second\n") && said.contains("random\n"), "{said}");
+    refuses(&scratch, &file, &disk, &there);
 }
 
 /// Prints the alphabet, a letter in a line, with time between; then it powers off.
@@ -189,7 +214,7 @@ fn a_vm_goes_on_in_its_own_run_and_in_another() {
 }
 
 /// What cannot be restored is said, before any machine is started or by it.
-fn refuses(scratch: &Scratch, file: &str, disk: &str) {
+fn refuses(scratch: &Scratch, file: &str, disk: &str, share: &str) {
     let refused = |code: i32, args: &[&str], part: &str| {
         let said = scratch.command(&[&["run", "--timeout", "60"], args].concat()).code(code);
         let output = said.get_output();
@@ -202,13 +227,14 @@ fn refuses(scratch: &Scratch, file: &str, disk: &str) {
         let mut bytes = good.clone();
         change(&mut bytes);
         fs::write(&bad, bytes).expect("a file");
-        refused(1, &["--restore", &bad, "--disk", disk], part);
+        refused(1, &["--restore", &bad, "--disk", disk, "--share", share], part);
     };
     damaged(&|bytes| bytes.truncate(bytes.len() - 1), "it is cut off");
     damaged(&|bytes| bytes[1 << 20] ^= 1, "a check sum is wrong");
+    refused(1, &["--restore", file, "--disk", disk], "with the shared folders [here], and [] were given");
     refused(1, &["--restore", file], "with 1 disks, and 0 were given");
-    refused(1, &["--restore", file, "--disk", disk, "--memory", "1G"], "`memory` was given");
-    refused(1, &["--restore", file, "--disk", disk, "--exec", "true"], "it goes on from a snapshot");
+    refused(1, &["--restore", file, "--disk", disk, "--share", share, "--memory", "1G"], "`memory` was given");
+    refused(1, &["--restore", file, "--disk", disk, "--share", share, "--exec", "true"], "it goes on from a snapshot");
     let larger = format!("{}:2M", scratch.text("larger.img"));
-    refused(3, &["--restore", file, "--disk", &larger], "its disk 0 had 2048 sectors, and has 4096");
+    refused(3, &["--restore", file, "--disk", &larger, "--share", share], "its disk 0 had 2048 sectors, and has 4096");
 }

@@ -280,6 +280,8 @@ impl RunArgs {
         let files = if files.is_empty() { vec![VmFile::default()] } else { files };
         let described = files.into_iter().map(|file| restore::describe(file.overridden_by(&options)));
         let files = described.collect::<Result<_, _>>()?;
+        // They have them by now, and some by the names that their guests know.
+        let options = VmFile { shares: None, ..options };
         let (level, cores) = (self.meter_level.0, self.core);
         let meter = self.meter.map(|out| MeterSpec { out, level, cores, traps: None });
         Ok(RunSpec {
