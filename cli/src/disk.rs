@@ -218,6 +218,12 @@ pub enum DiskError {
     NoPlaces(usize),
 }
 
+impl From<Disk> for DiskSpec {
+    fn from(disk: Disk) -> Self {
+        Self { file: disk.file, readonly: disk.use_ == Use::Read, format: Some(disk.format), size: None }
+    }
+}
+
 impl DiskSpec {
     /// What the file's name, or the user, says that it holds.
     fn format(&self) -> Format {

@@ -5,7 +5,9 @@
 //! [`Clock::Instructions`]. The guest's UART is the machine's. See docs/kvm.md.
 
 use crate::debian::{DebianError, Files, HostKernel, LEAN, Package, Software, Suite, Wanted};
+use crate::disk::Disk;
 use crate::initramfs::{Archive, InitramfsError};
+use crate::net::Network;
 use crate::place::{IoError, Unnamed};
 use crate::qemu::{Boot, Clock, HExtension, MachineSpec};
 use crate::size::{MIB, Size};
@@ -17,8 +19,14 @@ use std::path::{Path, PathBuf};
 /// The host's first process.
 const INIT: &str = include_str!("kvm/init.sh");
 
+/// What the VMM runs when it has made the guest's end of the network.
+const BRIDGE: &str = include_str!("kvm/bridge.sh");
+
 /// The VMM: the package, and the program in it.
 const VMM: (&str, &str) = ("qemu-system-riscv", "qemu-system-riscv64");
+
+/// Where the initramfs has the drivers of its disk and its network card, if it has such devices.
+const DRIVERS: &str = "lib/drivers/";
 
 /// RAM of the host beside that of the guest and twice the initramfs, which is there packed and unpacked while the
 /// host boots: its kernel, the VMM, and room in which huge pages are found.
@@ -90,6 +98,17 @@ pub struct KvmGuest {
     pub memory: Size,
     /// vCPUs, all on the one hart.
     pub vcpus: u32,
+    /// A disk: the host's, which its VMM passes on.
+    pub disk: Option<Disk>,
+    /// A network: the host's, whose card its VMM bridges to the guest's.
+    pub net: Option<Network>,
+}
+
+impl KvmGuest {
+    /// With time that the host has no part in where it has no device that may keep it waiting.
+    const fn clock(&self) -> Clock {
+        if self.disk.is_some() || self.net.is_some() { Clock::InstructionsAndWaits } else { Clock::Instructions }
+    }
 }
 
 impl KvmHost {
@@ -118,8 +137,8 @@ impl KvmHost {
 
     /// All files that the host consists of.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        let single = [&self.kernel.image, &self.kernel.module, &self.busybox.file];
-        single.into_iter().chain(self.vmm.files.iter().map(|(_, file)| file)).map(PathBuf::as_path)
+        let others = std::iter::once(&self.busybox.file).chain(self.vmm.files.iter().map(|(_, file)| file));
+        self.kernel.files().chain(others.map(PathBuf::as_path))
     }
 
     /// The machine with a guest on it: one hart, counted time, no meter. The file is its initramfs, and has to
@@ -140,13 +159,13 @@ impl KvmHost {
             harts: 1,
             h: HExtension::Present,
             memory: memory(guest.memory, archive.len() as u64),
-            clock: Clock::Instructions,
+            clock: guest.clock(),
             meter: None,
             swap: None,
-            disks: Vec::new(),
+            disks: guest.disk.iter().cloned().collect(),
             shares: Vec::new(),
             rng: false,
-            net: None,
+            net: guest.net.clone(),
             control: None,
             extra: CPU.map(Into::into).to_vec(),
         };
@@ -164,9 +183,15 @@ impl KvmHost {
             ("kvm/vcpus".to_owned(), guest.vcpus.to_string().into_bytes()),
             ("kvm/append".to_owned(), guest.append.clone().into_bytes()),
             ("kvm/kernel".to_owned(), read(&guest.kernel)?),
+            ("kvm/bridge".to_owned(), BRIDGE.as_bytes().to_vec()),
         ];
         if let Some(initrd) = &guest.initrd {
             files.push(("kvm/initrd".to_owned(), read(initrd)?));
+        }
+        let has_devices = guest.disk.is_some() || guest.net.is_some();
+        for file in self.kernel.drivers.iter().filter(|_| has_devices) {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            files.push((format!("{DRIVERS}{name}"), read(file)?));
         }
         for (path, file) in &self.vmm.files {
             files.push((path.clone(), read(file)?));
@@ -174,7 +199,7 @@ impl KvmHost {
         let mut archive = Archive::default();
         let mut add =
             |path: &str, kind, mode, data: &[u8]| archive.add(path, kind, mode, data).map_err(InitramfsError::from);
-        for dir in ["bin", "dev", "kvm", "lib", "proc", "sys", "tmp"] {
+        for dir in ["bin", "dev", "kvm", "lib", "lib/drivers", "proc", "sys", "tmp"] {
             add(dir, ModeFileType::Directory, 0o755, &[])?;
         }
         for (path, content) in &files {
@@ -193,6 +218,7 @@ fn memory(guest: Size, archive_bytes: u64) -> Size {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::{Format, Use};
     use crate::initramfs::tests::entries;
 
     /// A host and a guest of files that hold their own names.
@@ -203,13 +229,22 @@ mod tests {
             path
         };
         let text = |text: &str| text.to_owned();
-        let kernel =
-            HostKernel { name: text("linux-7"), version: text("7"), image: file("vmlinuz"), module: file("kvm.ko.xz") };
+        let drivers = vec![file("virtio_mmio.ko.xz"), file("virtio_blk.ko.xz")];
+        let (image, module) = (file("vmlinuz"), file("kvm.ko.xz"));
+        let kernel = HostKernel { name: text("linux-7"), version: text("7"), image, module, drivers };
         let files = vec![(format!("bin/{}", VMM.1), file("vmm")), (text("lib/libc.so.6"), file("libc"))];
         let vmm = Files { name: text(VMM.0), version: text("11"), files };
         let busybox = Package { name: text("busybox-static"), version: text("1"), file: file("busybox") };
         let (memory, append) = (Size(256 * MIB), text("a  'b' \"$c\""));
-        let guest = KvmGuest { kernel: file("guest"), initrd: Some(file("initrd")), append, memory, vcpus: 2 };
+        let guest = KvmGuest {
+            kernel: file("guest"),
+            initrd: Some(file("initrd")),
+            append,
+            memory,
+            vcpus: 2,
+            disk: None,
+            net: None,
+        };
         (KvmHost { kernel, vmm, busybox }, guest)
     }
 
@@ -217,11 +252,14 @@ mod tests {
     fn the_initramfs_holds_what_its_script_names() {
         let dir = tempfile::tempdir().expect("a directory");
         let (host, guest) = fakes(dir.path());
+        let disk = Some(Disk { file: "disk".into(), format: Format::Raw, use_: Use::Write });
+        let guest = KvmGuest { disk, ..guest };
         let files = entries(&host.archive(&guest, Thp::Never).expect("an archive"));
         let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.2.as_slice());
         let words = INIT.split(|c: char| !c.is_ascii_alphanumeric() && !"/._".contains(c));
         for path in words.filter(|word| word.starts_with("/kvm/") || word.starts_with("/lib/")) {
-            assert!(find(&path[1..]).is_some(), "{path}");
+            // Drivers are named one by one.
+            assert!(find(&path[1..]).is_some() || path.starts_with("/lib/drivers"), "{path}");
         }
         assert!(INIT.contains(VMM.1));
         assert_eq!(find("kvm/append"), Some(guest.append.as_bytes()));
@@ -229,9 +267,9 @@ mod tests {
         assert_eq!(find("kvm/memory"), Some(&b"262144K"[..]));
         assert_eq!(find("kvm/vcpus"), Some(&b"2"[..]));
         assert_eq!(find("lib/libc.so.6"), Some(&b"libc"[..]));
-        let without = KvmGuest { initrd: None, ..guest };
+        let without = KvmGuest { initrd: None, disk: None, ..guest };
         let files = entries(&host.archive(&without, Thp::Always).expect("an archive"));
-        assert!(files.iter().all(|(path, ..)| path != "kvm/initrd"));
+        assert!(files.iter().all(|(path, ..)| path != "kvm/initrd" && !path.contains("virtio")));
     }
 
     #[test]
@@ -243,6 +281,10 @@ mod tests {
             (machine.h, machine.clock, machine.memory),
             (HExtension::Present, Clock::Instructions, Size(704 * MIB))
         );
+        let disk = Disk { file: "disk".into(), format: Format::Raw, use_: Use::Write };
+        let (machine, _initramfs) =
+            host.machine(&KvmGuest { disk: Some(disk.clone()), ..guest }, Thp::Always).expect("a machine");
+        assert_eq!((machine.clock, machine.disks), (Clock::InstructionsAndWaits, vec![disk]));
         assert_eq!(memory(Size(u64::MAX), 1), Size(u64::MAX));
         assert_eq!(host.versions(), ["linux-7 7", "qemu-system-riscv 11", "busybox-static 1"]);
     }

@@ -79,7 +79,7 @@ impl MeterSpec {
             Ok(_) => return Err(unwritable(std::io::Error::other("it is no regular file"))),
             Err(_) => {}
         }
-        if harts > 1 && clock == Clock::Instructions { Err(MeterError::SeveralHarts(harts)) } else { Ok(()) }
+        if harts > 1 && clock != Clock::Real { Err(MeterError::SeveralHarts(harts)) } else { Ok(()) }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::spec::VmSpec;
 use crate::vmfile::VmFile;
+use crate::words::option_value;
 use abi::mac::{Mac, NoMac};
 use miette::Diagnostic;
 use serde::{Deserialize, Deserializer};
@@ -14,6 +15,8 @@ use std::str::FromStr;
 const NETWORK: [u8; 3] = [10, 0, 2];
 const GATEWAY: u8 = 2;
 const NAMES: u8 = 3;
+/// Where services of the host's are.
+pub const SERVER: Ipv4Addr = address(100);
 /// The last byte of the first VM's address, which QEMU gives first to who asks by DHCP as well.
 const FIRST: u8 = 15;
 /// How cards' addresses begin: one of QEMU's, and "gn".
@@ -240,9 +243,27 @@ pub fn forward(vms: &mut [VmSpec], ports: &[ForwardTo]) -> Result<(), NetError> 
     Ok(())
 }
 
-/// The network of a machine: the ports that lead to VMs, and to which address.
+/// The network of a machine.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Network(Vec<(Forward, Ipv4Addr)>);
+pub struct Network {
+    /// Ports that lead to VMs, and to which address.
+    ports: Vec<(Forward, Ipv4Addr)>,
+    /// Ports at [`SERVER`] that lead to programs of the host's, and their command lines.
+    services: Vec<(u16, String)>,
+}
+
+impl Network {
+    /// One with nobody in it, but for services: a port of each, and the command line of a program that is started for each connection.
+    #[must_use]
+    pub fn with_services(services: Vec<(u16, String)>) -> Self {
+        Self { ports: Vec::new(), services }
+    }
+
+    /// Adds those of another one.
+    pub fn add_services(&mut self, other: Self) {
+        self.services.extend(other.services);
+    }
+}
 
 /// The network that VMs are on, if any of them has a card. Looks whether the host's ports can be had.
 ///
@@ -265,7 +286,7 @@ pub fn provide(vms: &[VmSpec]) -> Result<Option<Network>, NetError> {
         let free = TcpListener::bind((address, host.get()));
         free.map_err(|why| NetError::Port { at: address, port: host, guest, why: why.to_string() })?;
     }
-    Ok((!cards.is_empty()).then_some(Network(ports)))
+    Ok((!cards.is_empty()).then_some(Network { ports, ..Network::default() }))
 }
 
 /// What QEMU is told of it.
@@ -273,10 +294,13 @@ pub(crate) fn args(network: &Network) -> Vec<String> {
     let [a, b, c] = NETWORK;
     let lead =
         |(Forward { at, host, guest }, to): &(Forward, Ipv4Addr)| format!(",hostfwd=tcp:{at}:{host}-{to}:{guest}");
-    let ports: String = network.0.iter().map(lead).collect();
+    let ports: String = network.ports.iter().map(lead).collect();
+    let serve =
+        |(port, command): &(u16, String)| format!(",guestfwd=tcp:{SERVER}:{port}-cmd:{}", option_value(command));
+    let services: String = network.services.iter().map(serve).collect();
     vec![
         "-netdev".into(),
-        format!("user,id=net,net={a}.{b}.{c}.0/24,dhcpstart={}{ports}", address(FIRST)),
+        format!("user,id=net,net={a}.{b}.{c}.0/24,dhcpstart={}{ports}{services}", address(FIRST)),
         "-device".into(),
         "virtio-net-device,netdev=net".into(),
     ]
@@ -309,9 +333,10 @@ mod tests {
     #[test]
     fn qemu_is_told_of_ports() {
         let forward = |text: &str| text.parse().expect("a forward");
-        let network =
-            Network(vec![(forward("8080:80"), address(FIRST)), (forward("0.0.0.0:2222:22"), address(FIRST + 1))]);
+        let network = vec![(forward("8080:80"), address(FIRST)), (forward("0.0.0.0:2222:22"), address(FIRST + 1))];
+        let network = Network { ports: network, services: vec![(9, "wc -c,".into())] };
         let ports = "hostfwd=tcp:127.0.0.1:8080-10.0.2.15:80,hostfwd=tcp:0.0.0.0:2222-10.0.2.16:22";
-        assert_eq!(args(&network)[1], format!("user,id=net,net=10.0.2.0/24,dhcpstart=10.0.2.15,{ports}"));
+        let service = "guestfwd=tcp:10.0.2.100:9-cmd:wc -c,,";
+        assert_eq!(args(&network)[1], format!("user,id=net,net=10.0.2.0/24,dhcpstart=10.0.2.15,{ports},{service}"));
     }
 }

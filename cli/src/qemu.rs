@@ -63,6 +63,9 @@ pub enum Clock {
     Real,
     /// Time is counted in instructions, one nanosecond each; nothing depends on the host.
     Instructions,
+    /// The same while a hart executes. While all wait, time is the host's: it passes at most until a disk has answered. So runs are
+    /// nearly alike.
+    InstructionsAndWaits,
 }
 
 /// What the machine starts.
@@ -252,8 +255,13 @@ impl MachineSpec {
         text(&["-smp", &self.harts.to_string(), "-m", &format!("{}K", self.memory.0 >> 10)]);
         text(&["-nodefaults", "-display", "none", "-no-reboot"]);
         text(&["-chardev", "stdio,id=con,signal=off", "-serial", "chardev:con"]);
-        if self.clock == Clock::Instructions {
-            text(&["-icount", "shift=0,sleep=off", "-seed", "1", "-rtc", "base=2020-01-01,clock=vm"]);
+        let icount = match self.clock {
+            Clock::Real => None,
+            Clock::Instructions => Some("shift=0,sleep=off"),
+            Clock::InstructionsAndWaits => Some("shift=0,sleep=on"),
+        };
+        if let Some(icount) = icount {
+            text(&["-icount", icount, "-seed", "1", "-rtc", "base=2020-01-01,clock=vm"]);
             if self.harts > 1 {
                 // Harts take turns then, and each keeps its turn until some timer of the machine is due. If all are late, that
                 // is long. This one never is: a buffer for a network that is not there, emptied every 20 us.

@@ -118,10 +118,15 @@ impl Port {
         (1..=most.clamp(1, MOST_UNITS)).rev().find_map(|count| self.take_exactly(count))
     }
 
-    /// Whether so much is in flight that it is worth while to look after several at once, a moment later.
+    /// Whether it is worth while to look after several requests at once, a moment later: so many are in flight, or its user says so.
     #[must_use]
     pub const fn is_busy(&self) -> bool {
-        self.flying() >= BUSY
+        self.flying() >= BUSY || self.gathers
+    }
+
+    /// Its user finds that several are better looked after at once; or that they are not.
+    pub const fn set_gathering(&mut self, gathers: bool) {
+        self.gathers = gathers;
     }
 
     /// The device has interrupted. Says whether what it has finished is to be looked after now; else it is in a moment, and until then

@@ -115,6 +115,8 @@ pub struct Port<D: HostDevice + ?Sized> {
     flying: Vec<Flight>,
     /// What is finished and was asked by this life: what it was, and what has come of it.
     landed: VecDeque<(usize, D::Outcome)>,
+    /// Whether its user looks after several of those at once.
+    pub(crate) gathers: bool,
 }
 
 impl<D: HostDevice + ?Sized> fmt::Debug for Port<D> {
@@ -127,7 +129,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
     /// One that nobody has yet, with so many requests in flight at most.
     pub(crate) fn of(device: Box<D>, most_flying: usize) -> Self {
         let (flying, landed) = (Vec::new(), VecDeque::new());
-        Self { device, most_flying, user: None, life: 0, free: u64::MAX, flying, landed }
+        Self { device, most_flying, user: None, life: 0, free: u64::MAX, flying, landed, gathers: false }
     }
 
     /// Whose it is from now on.
@@ -226,6 +228,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
     /// Its user starts over: what was asked for is nobody's any more.
     pub fn start_over(&mut self) {
         self.life += 1;
+        self.gathers = false;
         self.landed.clear();
         self.free = self.flying.iter().fold(u64::MAX, |free, flight| free & !flight.units.mask());
     }

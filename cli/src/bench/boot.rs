@@ -148,6 +148,8 @@ impl Loads {
             keeping: Keeping::Demand,
             has_few_devices,
             processors: Processors::ONE,
+            disk: None,
+            services: Vec::new(),
         };
         let figure = |load: &Load, name: &str| {
             let run = lab.run(subject, load)?;

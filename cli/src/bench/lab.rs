@@ -7,10 +7,11 @@ use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
 use crate::bare::{self, BareSpec};
 use crate::build;
-use crate::disk::Snapshot;
+use crate::disk::{Disk, DiskSpec, Format, Snapshot, Use};
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Outcome, Stopped};
 use crate::meter::{MeterSpec, Metered};
+use crate::net::Network;
 use crate::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
 use crate::root::Roots;
@@ -103,7 +104,21 @@ pub struct Load {
     pub has_few_devices: bool,
     /// What it runs on. The hosts of KVM have one hart.
     pub processors: Processors,
+    /// How large its disk is, if it has one. That is all zeroes when the guest starts.
+    pub disk: Option<Size>,
+    /// The services on its network, if it has one ([`Network`]).
+    pub services: Vec<(u16, String)>,
 }
+
+impl Load {
+    /// A guest that waits for a device waits for the host's.
+    const fn clock(&self) -> Clock {
+        if self.disk.is_some() || !self.services.is_empty() { Clock::InstructionsAndWaits } else { Clock::Instructions }
+    }
+}
+
+/// What must live as long as a machine.
+type Kept = Vec<Unnamed>;
 
 /// What a run came to.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -285,7 +300,7 @@ impl Lab {
 
     /// What a run depends on.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors } = load;
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk, services } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
             Subject::Kvm { .. } => self.with_kvm(|host| {
@@ -300,7 +315,7 @@ impl Lab {
             "processors": processors, "svadu": *svadu && is_gnomon, "keeping": if is_gnomon { *keeping } else { Keeping::Demand }, "few": *has_few_devices && is_native,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
-            "command": self.command,
+            "command": self.command, "disk": disk.map(|size| size.0), "services": services,
         });
         Ok(sha256(all.to_string().as_bytes()))
     }
@@ -353,17 +368,24 @@ impl Lab {
     }
 
     /// The machine, with what must live as long as it.
-    fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Option<Unnamed>)> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors } = load.clone();
+    fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Kept)> {
+        let clock = load.clock();
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk, services } =
+            load.clone();
+        let net = (!services.is_empty()).then(|| Network::with_services(services));
+        let mut kept = Kept::new();
+        let disk = disk.map(|size| blank_disk(size, &mut kept)).transpose()?;
         match subject {
             Subject::Native => {
-                let clock = Clock::Instructions;
-                let machine = BareSpec { kernel, initrd, append, harts: processors.harts, memory, clock }.machine();
-                if !has_few_devices {
-                    return Ok((machine, None));
+                let mut machine = BareSpec { kernel, initrd, append, harts: processors.harts, memory, clock }.machine();
+                machine.disks.extend(disk);
+                machine.net = net;
+                if has_few_devices {
+                    let (few, tree) = bare::few_devices(machine)?;
+                    kept.push(tree);
+                    machine = few;
                 }
-                let (machine, tree) = bare::few_devices(machine)?;
-                Ok((machine, Some(tree)))
+                Ok((machine, kept))
             }
             Subject::Gnomon(gnomon) => {
                 let vm = VmFile {
@@ -375,18 +397,24 @@ impl Lab {
                     svadu: Some(svadu),
                     wired: Some(keeping == Keeping::Wired),
                     console: Some(Console::None),
+                    net: Some(net.is_some()),
+                    disks: Some(disk.into_iter().map(DiskSpec::from).collect()),
                     ..VmFile::default()
                 };
-                let (machine, bundle) =
-                    run::prepare(&run_spec(gnomon, (vm, keeping), processors.harts), Some(&self.hypervisor))?
-                        .machine_and_bundle();
-                Ok((machine, Some(bundle)))
+                let spec = RunSpec { clock, ..run_spec(gnomon, (vm, keeping), processors.harts) };
+                let (mut machine, bundle) = run::prepare(&spec, Some(&self.hypervisor))?.machine_and_bundle();
+                kept.push(bundle);
+                if let (Some(of), Some(net)) = (&mut machine.net, net) {
+                    of.add_services(net);
+                }
+                Ok((machine, kept))
             }
             Subject::Kvm { superpages } => {
-                let guest = KvmGuest { kernel, initrd, append, memory, vcpus: processors.vcpus };
+                let guest = KvmGuest { kernel, initrd, append, memory, vcpus: processors.vcpus, disk, net };
                 let thp = if superpages { Thp::Always } else { Thp::Never };
                 let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, thp)?))?;
-                Ok((machine, Some(initramfs)))
+                kept.push(initramfs);
+                Ok((machine, kept))
             }
         }
     }
@@ -416,6 +444,8 @@ impl Lab {
                 initrd.as_mut().map_or(Ok(()), |initrd| name(initrd, "initrd"))?;
             }
         }
+        // It is blank.
+        machine.disks.iter_mut().for_each(|disk| disk.file = "disk".into());
         if let Some(meter) = &mut machine.meter {
             name(&mut meter.plugin, "meter")?;
             meter.spec.out = "report".into();
@@ -425,6 +455,15 @@ impl Lab {
         }
         Ok((machine.command_line(), inputs))
     }
+}
+
+/// A disk of zeroes, whose file is kept.
+fn blank_disk(size: Size, kept: &mut Kept) -> Result<Disk, IoError> {
+    let mut blank = Unnamed::new()?;
+    blank.as_file_mut().set_len(size.0).map_err(IoError::at("write", blank.path()))?;
+    let disk = Disk { file: blank.path().to_owned(), format: Format::Raw, use_: Use::Write };
+    kept.push(blank);
+    Ok(disk)
 }
 
 /// The commit that is checked out, its date, and whether files of it were changed since. The date is not today's, so that

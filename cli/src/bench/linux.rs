@@ -108,6 +108,8 @@ impl Plan {
                     vcpus: if *subject == Subject::Native { 1 } else { case.vcpus },
                     ..Processors::ONE
                 },
+                disk: case.workload.disk,
+                services: case.workload.services.clone(),
             };
             let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
@@ -495,7 +497,15 @@ pub(super) mod tests {
     pub fn results(runs: &[(&str, Value)]) -> Results {
         let region = Region { label: 3, name: "cc1", operations: 10, unit: "call" };
         let (initrd, memory) = ("i".into(), Size(1 << 20));
-        let workload = Workload { name: "test", regions: vec![region], initrd, memory, versions: vec![] };
+        let workload = Workload {
+            name: "test",
+            regions: vec![region],
+            initrd,
+            memory,
+            versions: vec![],
+            disk: None,
+            services: vec![],
+        };
         let run = |(name, total): &(&str, Value)| {
             let regions = vec![lab::Region { labels: (3, Some(3)), total: total.clone() }];
             (subject(name), Ok(Run { regions, ..Run::default() }))

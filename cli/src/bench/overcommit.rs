@@ -55,6 +55,8 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
             keeping: Keeping::Demand,
             has_few_devices: false,
             processors: Processors { harts: if *subject == Subject::Native { *vcpus } else { HARTS }, vcpus: *vcpus },
+            disk: None,
+            services: Vec::new(),
         };
         let run = lab.run(*subject, &load).and_then(|run| match run.figures.get(DONE) {
             Some(_) => Ok(run),

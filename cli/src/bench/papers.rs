@@ -11,6 +11,10 @@ use super::workload::{HugePages, Kind, Scale, Workload};
 const MODEL: &str = "cycles are a model's, whose parameters are estimates: the last columns say how far they could be off; \
      QEMU executes in order and speculates nothing, so no walk is started in vain";
 
+/// And of those that wait for a device.
+const WAITS: &str = "while the guest waits, time is the host's, so that runs differ by what was answered together or not: exits by a tenth, \
+     instructions by a few in a hundred";
+
 fn case(name: &str, workload: Workload, svadu: bool) -> Case {
     Case { name: name.into(), workload, svadu, keeping: Keeping::Demand, vcpus: 1 }
 }
@@ -239,6 +243,68 @@ pub fn processes(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
     plan.report(lab, &results, linux::beside_kvm(&results))
 }
 
+/// Requests for a disk.
+///
+/// # Errors
+/// If something is missing.
+pub fn disk(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    let plan = Plan {
+        name: "disk",
+        title: "requests for a disk: instructions and exits".into(),
+        lead: vec![
+            "The guest's driver is Linux's virtio_blk, past its cache. The bare machine has QEMU's disk; Gnomon drives that disk, as KVM's \
+             host does, whose VMM passes it on."
+                .into(),
+        ],
+        misleads: format!("{MODEL}; {WAITS}"),
+        cases: vec![case("", Kind::Disk.provide(scale, HugePages::Never)?, false)],
+        extra: Extra::None,
+        scale,
+    };
+    let results = plan.run(lab, choice)?;
+    let summary = [vec![throughput(&results)], linux::beside_kvm(&results)].concat();
+    plan.report(lab, &results, summary)
+}
+
+/// Bytes over a network.
+///
+/// # Errors
+/// If something is missing.
+pub fn net(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    let plan = Plan {
+        name: "net",
+        title: "bytes to the host and from it, by TCP: instructions and exits".into(),
+        lead: vec![
+            "The guest's driver is Linux's virtio_net, its program busybox's nc, the other end a program of QEMU's host. The bare machine has \
+             QEMU's card; Gnomon drives that card, as KVM's host does, which bridges it to its VMM's."
+                .into(),
+        ],
+        misleads: format!("{MODEL}; {WAITS}"),
+        cases: vec![case("", Kind::Net.provide(scale, HugePages::Never)?, false)],
+        extra: Extra::None,
+        scale,
+    };
+    let results = plan.run(lab, choice)?;
+    let summary = [vec![throughput(&results)], linux::beside_kvm(&results)].concat();
+    plan.report(lab, &results, summary)
+}
+
+/// How many operations a million instructions carry.
+fn throughput(results: &Results) -> Block {
+    let regions: Vec<_> = results.cases.iter().flat_map(|(case, _)| &case.workload.regions).collect();
+    let mut table = Table::new(
+        std::iter::once(String::new()).chain(regions.iter().map(|region| format!("{}, {}", region.name, region.unit))),
+    );
+    for subject in results.subjects() {
+        let cells = regions.iter().map(|region| {
+            let counts = results.counts(0, subject, region);
+            number(counts.and_then(|counts| ratio(region.operations * 1_000_000, counts.instructions())), 2)
+        });
+        table.row(std::iter::once(subject.to_string()).chain(cells));
+    }
+    Block::Table("Per million instructions, the host's included".into(), table)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,6 +323,14 @@ mod tests {
         let results = results(&[("firmware/nested-4k", counts(9, 9, 9, 4, 60))]);
         let blocks = walk_lengths(["plain"].into_iter(), &results);
         assert_eq!(rows(&blocks[0])[0], ["firmware/nested-4k", "-", "-", "15.00", "-", "-", "-"]);
+    }
+
+    #[test]
+    fn requests_stand_for_a_million_instructions() {
+        // 10 operations, of 500 instructions of the guest's and 1500 of the host's.
+        let results = results(&[("firmware/nested", counts(500, 1500, 3, 1, 1))]);
+        let rows = rows(&throughput(&results));
+        assert_eq!(rows, [["firmware/nested", "5000.00"]]);
     }
 
     #[test]

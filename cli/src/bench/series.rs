@@ -139,6 +139,8 @@ fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> 
                 keeping: Keeping::Demand,
                 has_few_devices: false,
                 processors: Processors::ONE,
+                disk: None,
+                services: Vec::new(),
             },
         )?;
         let region = run.regions.into_iter().next().map(|region| region.total);

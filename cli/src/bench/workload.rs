@@ -12,6 +12,7 @@ mod fig7;
 mod kernel;
 
 use crate::debian::{Files, Software, Suite, Wanted};
+use crate::modules::{self, Needs};
 use crate::place::{IoError, cache, prune, write_whole};
 use crate::size::Size;
 use crate::words::sha256;
@@ -88,6 +89,10 @@ pub enum Kind {
     Timed,
     /// Compiler, assembler and linker as many processes.
     Build,
+    /// Requests for a disk.
+    Disk,
+    /// Bytes over a network.
+    Net,
 }
 
 impl Kind {
@@ -103,6 +108,8 @@ impl Kind {
             Self::Switching => kernel::switching(scale, pages),
             Self::Timed => kernel::timed(scale, pages),
             Self::Build => compiler::build(scale, pages),
+            Self::Disk => kernel::disk(scale, pages),
+            Self::Net => kernel::net(scale, pages),
         }
     }
 }
@@ -120,6 +127,10 @@ pub struct Workload {
     pub memory: Size,
     /// Debian's packages in it: name and version.
     pub versions: Vec<String>,
+    /// How large the disk is that it needs, if it needs one.
+    pub disk: Option<Size>,
+    /// The services that it needs on a network, if it needs that ([`crate::net::Network`]).
+    pub services: Vec<(u16, String)>,
 }
 
 /// A workload in the making.
@@ -129,6 +140,8 @@ struct Image {
     regions: Vec<Region>,
     files: Vec<(String, Vec<u8>)>,
     versions: Vec<String>,
+    disk: Option<Size>,
+    services: Vec<(u16, String)>,
 }
 
 impl Image {
@@ -141,7 +154,15 @@ impl Image {
         // The kernel's threads have work left over from the boot, some 200 million instructions: they get the
         // hart for it, so that it is not in the first region. Where nobody has work, time passes at once.
         let script = format!("set -e\necho {setting} >/sys/kernel/mm/transparent_hugepage/enabled\nsleep 2\n");
-        let mut image = Self { name, script, regions: Vec::new(), files: Vec::new(), versions: Vec::new() };
+        let mut image = Self {
+            name,
+            script,
+            regions: Vec::new(),
+            files: Vec::new(),
+            versions: Vec::new(),
+            disk: None,
+            services: Vec::new(),
+        };
         image.own(&["mark"])?;
         Ok(image)
     }
@@ -166,6 +187,21 @@ impl Image {
                 self.files.push((path, read(&file)?));
             }
         }
+        Ok(())
+    }
+
+    /// Adds a disk that is so large, and its drivers.
+    fn disk(&mut self, size: Size) -> miette::Result<()> {
+        self.files.extend(modules::provide(Needs { disks: true, ..Needs::NONE })?);
+        self.disk = Some(size);
+        Ok(())
+    }
+
+    /// Adds a network with such services, and its drivers.
+    fn net(&mut self, services: Vec<(u16, String)>) -> miette::Result<()> {
+        self.files.extend(modules::provide(Needs { net: true, ..Needs::NONE })?);
+        self.services = services;
+        self.line("ifconfig lo up\nifconfig eth0 10.0.2.15 netmask 255.255.255.0 up");
         Ok(())
     }
 
@@ -221,7 +257,8 @@ impl Image {
         let files: Vec<_> = self.files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
         let archive = initramfs::build_with(&read(&busybox.file)?, Some(&self.script), &files)?;
         let initrd = kept(self.name, &archive)?;
-        Ok(Workload { name: self.name, regions: self.regions, initrd, memory, versions: self.versions })
+        let Self { name, regions, versions, disk, services, .. } = self;
+        Ok(Workload { name, regions, initrd, memory, versions, disk, services })
     }
 }
 

@@ -89,6 +89,10 @@ enum Name {
     Processes,
     /// Instructions from the kernel's entry to the shell
     Boot,
+    /// Requests for a disk: instructions and exits
+    Disk,
+    /// Bytes over a network: instructions and exits
+    Net,
 }
 
 impl Name {
@@ -104,6 +108,8 @@ impl Name {
             Self::Overcommit => overcommit::measure(lab, choice, scale),
             Self::Processes => papers::processes(lab, choice, scale),
             Self::Boot => boot::measure(lab, choice),
+            Self::Disk => papers::disk(lab, choice, scale),
+            Self::Net => papers::net(lab, choice, scale),
             Self::All => unreachable!("`all` stands for the others"),
         }
     }

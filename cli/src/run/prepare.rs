@@ -134,7 +134,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let net = net::provide(&vms)?;
     let shares = share::provide(vms.iter().map(|vm| (vm.name.as_str(), vm.shares.as_slice())))?;
     let wants_rng = vms.iter().find(|vm| vm.rng == Some(true));
-    if let Some(vm) = wants_rng.filter(|_| spec.clock == Clock::Instructions) {
+    if let Some(vm) = wants_rng.filter(|_| spec.clock != Clock::Real) {
         Err(SpecError::NoEntropy(vm.name.clone()))?;
     }
     let others = shares.len() + usize::from(net.is_some()) + usize::from(wants_rng.is_some());
@@ -390,7 +390,7 @@ fn warnings(vm: &VmSpec, h: HExtension, bootargs: &str) -> Vec<String> {
 
 fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
     match clock {
-        Clock::Instructions => Ok(Sha256::digest(vm.name.as_bytes()).to_vec()),
+        Clock::Instructions | Clock::InstructionsAndWaits => Ok(Sha256::digest(vm.name.as_bytes()).to_vec()),
         Clock::Real => {
             const SOURCE: &str = "/dev/urandom";
             let mut seed = vec![0; RNG_SEED_BYTES];

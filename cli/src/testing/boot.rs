@@ -310,7 +310,7 @@ fn on_kvm(case: &Case, thp: Thp, programs: &Programs) -> miette::Result<Transcri
     let test = &case.test;
     let Load { kernel, initrd, append } = load(test, programs)?;
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
-    let guest = KvmGuest { kernel, initrd: initrd_path, append, memory: test.memory, vcpus: 1 };
+    let guest = KvmGuest { kernel, initrd: initrd_path, append, memory: test.memory, vcpus: 1, disk: None, net: None };
     let (machine, _initramfs) = KvmHost::provide()?.machine(&guest, thp)?;
     follow_elsewhere(case, MachineSpec { clock: clock(test), ..machine })
 }

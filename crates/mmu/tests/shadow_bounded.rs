@@ -170,9 +170,14 @@ impl World {
         panic!("PROGRESS: {gva}");
     }
 
-    fn check(mut self, what: &str) {
+    fn check(self, what: &str) {
+        self.check_within(MOST, what);
+    }
+
+    /// With so many accesses at most.
+    fn check_within(mut self, most: u64, what: &str) {
         let counters = *self.shadow.counters();
-        assert!(self.most <= MOST, "BOUNDED: {what}: {} accesses in one operation", self.most);
+        assert!(self.most <= most, "BOUNDED: {what}: {} accesses in one operation", self.most);
         assert!(counters.postponed + counters.recycled > 0, "{what}: nothing was too much for one operation");
         // It goes on as before.
         self.access(gva(TABLES - 1, 511), Access::Load);
@@ -249,6 +254,7 @@ fn full_pages_are_recycled() {
         for table in 0..TABLES {
             (0..512).for_each(|entry| world.access(gva(table, entry), Access::Load));
         }
-        world.check(&format!("recycled, {upkeep:?}"));
+        // No operation takes pages back and fills a whole one, too.
+        world.check_within(5000, &format!("recycled, {upkeep:?}"));
     }
 }

@@ -1,6 +1,7 @@
 //! Workloads that are about memory or the kernel, and nearly all our own.
 
 use super::{HugePages, Image, Scale, Wanted, Workload};
+use crate::net::SERVER;
 use crate::size::{MIB, Size};
 
 /// Random updates of a table (Table 3 of *Nested Paging in bhyve*). The quick table is 128 MiB, the full one
@@ -87,4 +88,45 @@ pub fn timed(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
         image.line(&format!("clock begin-{label}\nhackbench -g {groups} -l {loops} >/dev/null\nclock end-{label}"));
     }
     image.finish(Size(256 * MIB))
+}
+
+/// Requests for a disk, past the guest's cache: large ones in order, four at once, that write and that read; and pages at random, 32
+/// at once and one by one. The quick disk is 16 MiB, the full one 256 MiB.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn disk(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let (size, requests) = match scale {
+        Scale::Quick => (16 * MIB, 2_000),
+        Scale::Full => (256 * MIB, 20_000),
+    };
+    let mut image = Image::new("disk", pages)?;
+    image.own(&["requests"])?;
+    image.disk(Size(size))?;
+    let label = image.region("write 1 MiB", size / MIB, "request");
+    image.region("read 1 MiB", size / MIB, "request");
+    image.region("read 4 KiB, 32 at once", requests, "request");
+    image.region("read 4 KiB", requests, "request");
+    image.line(&format!("requests {} {requests} {label}", size >> 12));
+    image.finish(Size(128 * MIB))
+}
+
+/// Bytes to a program of the host's, and from one, by TCP. Quick: 1 MiB, full: 16 MiB.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn net(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let bytes = match scale {
+        Scale::Quick => MIB,
+        Scale::Full => 16 * MIB,
+    };
+    let (sink, source) = (9, 19);
+    let mut image = Image::new("net", pages)?;
+    image.net(vec![(sink, "wc -c".into()), (source, format!("head -c {bytes} /dev/zero"))])?;
+    image.line(&format!("head -c {bytes} /dev/zero >/data"));
+    let kib = bytes >> 10;
+    image.marked("send", kib, "KiB", &format!("nc {SERVER} {sink} </data >/sent"));
+    image.marked("receive", kib, "KiB", &format!("nc {SERVER} {source} </dev/null >/got"));
+    image.line(&format!("[ $(cat /sent) = {bytes} ] && cmp /data /got"));
+    image.finish(Size(128 * MIB))
 }

@@ -120,15 +120,17 @@ impl Budget {
     /// To empty one for which the guest's faults.
     pub(super) const PARK: u32 = 8;
     /// To drop a leaf of a page that is to end.
-    pub(super) const UNLIST: u32 = 10;
+    pub(super) const UNLIST: u32 = 15;
     /// To take a parked entry out of its list.
-    pub(super) const UNPARK: u32 = 6;
+    pub(super) const UNPARK: u32 = 10;
     /// To begin with another shadow page.
     pub(super) const VISIT: u32 = 16;
     /// To fill one of a new page that leads to where the lane may go.
     pub(super) const INSERT: u32 = 10;
     /// To fill any other.
     pub(super) const FILL: u32 = 53;
+    /// To fill a whole page where the lane may go.
+    const INSERT_ALL: u32 = 512 * Self::INSERT;
     /// To compare 64 entries one after the other.
     pub(super) const COMPARE: u32 = 18;
 
@@ -146,6 +148,11 @@ impl Budget {
     #[must_use]
     pub const fn is_spent(self) -> bool {
         self.0 == 0
+    }
+
+    /// Whether a new page can be filled with what is left.
+    pub(super) const fn affords_page(self) -> bool {
+        self.0 >= Self::INSERT_ALL
     }
 
     /// One half of what is left.

@@ -566,10 +566,10 @@ impl Page {
         (done, Debt::of(Pte(flags), Pte::INVALID))
     }
 
-    /// The first parked entry.
-    pub fn next_parked(&self) -> Option<usize> {
+    /// The first 64 entries of which some are parked, by their part, and a bit for each that is.
+    pub fn parked_part(&self) -> Option<(usize, u64)> {
         let part = self.parked.iter().position(|part| *part != 0)?;
-        Some(part * 64 + self.parked[part].trailing_zeros() as usize)
+        Some((part, self.parked[part]))
     }
 }
 

@@ -22,16 +22,20 @@ impl<S: Shadowed> Shadow<S> {
     /// Makes sure of shadow pages for one whole walk, and of one more for its root; those of other walks go for it
     /// if need be.
     ///
-    /// Says whether there are enough now; if not, the budget is spent, and more is done the next time.
+    /// Says whether there are enough now; if not, the budget is spent, and more is done the next time. It is spent, too, if pages were
+    /// taken back and the rest of it would not fill one whose guest table is full: that page would be poison, and each of its entries
+    /// cost an exit.
     ///
     /// # Errors
     /// If the host has no frames and no page can be taken back. Nothing is lost.
     pub(super) fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<bool, AllocError> {
+        let mut may_fill = true;
         while self.spare.len() <= DEEPEST as usize {
             if host.budget.is_spent() {
                 self.counters.postponed += 1;
                 return Ok(false);
             }
+            let before = self.counters.recycled;
             let more = if self.bodies < self.config.pages { self.take_body(host.frames) } else { Ok(None) };
             match more {
                 Ok(Some(body)) => self.spare.push(body),
@@ -45,8 +49,10 @@ impl<S: Shadowed> Shadow<S> {
                     }
                 }
             }
+            may_fill &= !self.steers() || self.counters.recycled == before || host.budget.affords_page();
         }
-        Ok(true)
+        self.counters.postponed += u64::from(!may_fill);
+        Ok(may_fill)
     }
 
     fn take_body(&mut self, frames: &Frames) -> Result<Option<Body>, AllocError> {
@@ -210,15 +216,17 @@ impl<S: Shadowed> Shadow<S> {
                 self.drop_entry((id, index), host);
             }
         }
-        while let Some(index) = self.index.page(id).next_parked() {
+        while let Some((part, parked)) = self.index.page(id).parked_part() {
             if self.is_sabotaged(Sabotage::ForgetsParked) {
                 break;
             }
-            if host.budget.is_spent() {
-                return false;
+            for index in indices(part, parked) {
+                if host.budget.is_spent() {
+                    return false;
+                }
+                host.budget.spend(Budget::UNPARK);
+                self.index.unpark((id, index), host.mem);
             }
-            host.budget.spend(Budget::UNPARK);
-            self.index.unpark((id, index), host.mem);
         }
         if self.index.page(id).key.role == Role::Table {
             self.end_table(id, host.mem);

@@ -252,9 +252,10 @@ impl<S: Shadowed> Shadow<S> {
             if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
                 continue;
             }
+            let may_fill = !host.budget.is_spent();
             for index in first..first + 8 {
                 let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
-                if pte.0 != 0 && !self.fill_at_once((id, index), pte, host) {
+                if pte.0 != 0 && !(may_fill && self.fill_at_once((id, index), pte, host)) {
                     self.remake_within_budget((id, index), pte, host);
                 }
             }

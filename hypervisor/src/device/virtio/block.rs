@@ -12,6 +12,7 @@
 //! so in one *segment*.
 
 use super::backend::{Backend, Progress, read_bytes};
+use super::gather::Gathering;
 use super::portion::{self, Budget, STEP, Stop, free_place};
 use super::queue::{Chain, MOST, Queue, Trouble};
 use super::wire::block::{
@@ -39,7 +40,7 @@ const MOST_WORKS: usize = MOST;
 const PORTION: usize = 256 << 10;
 
 /// A request that is worked on.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 struct Work {
     chain: Chain,
     /// Once its header was read, and if it is one for the host's device.
@@ -68,8 +69,10 @@ struct Part {
 }
 
 impl Work {
-    fn new(chain: Chain) -> Self {
-        Self { chain, request: None, begun: 0, is_asked: false, flying: 0, status: S_OK }
+    /// Nothing is known of it but its chain.
+    const fn begin_anew(&mut self) {
+        let Self { chain: _, request, begun, is_asked, flying, status } = self;
+        (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);
     }
 
     /// Fails, unless it has before.
@@ -123,12 +126,16 @@ pub struct Block {
     /// What the guest is told as the disk's name.
     name: [u8; NAME],
     works: Vec<Option<Box<Work>>>,
+    /// What a next one may be put into.
+    #[expect(clippy::vec_box, reason = "they come from `works` and go there, and are a kilobyte each")]
+    spare: Vec<Box<Work>>,
     /// The one of which something is still to be begun.
     asking: Option<usize>,
     /// The part of that one which has units, and is not begun.
     filling: Option<Part>,
     /// Whether one was taken in this portion.
     has_taken: bool,
+    gathering: Gathering,
     /// Parts in flight, by tag.
     parts: Vec<Option<Part>>,
     /// Requests that are over, and are to be given back.
@@ -146,9 +153,11 @@ impl Block {
             port,
             name: bytes,
             works: Vec::new(),
+            spare: Vec::new(),
             asking: None,
             filling: None,
             has_taken: false,
+            gathering: Gathering::default(),
             parts: Vec::new(),
             over: VecDeque::new(),
             counts: Counts::default(),
@@ -193,34 +202,40 @@ impl Block {
                 budget.pay(STEP)?;
                 self.ask(at, port, outside, budget)
             }
-            None => self.take(port.is_busy(), queue, outside, budget),
+            None => self.take(port, queue, outside, budget),
         }
     }
 
-    /// Takes the next request, if there is one. As long as requests come and many are in flight, the queue is looked at a moment later,
-    /// whether the driver notifies or not; so it need not.
+    /// Takes the next request, if there is one. As long as requests come and several are looked after at once, the queue is looked at a
+    /// moment later, whether the driver notifies or not; so it need not.
     fn take(
         &mut self,
-        is_busy: bool,
+        port: &mut Port,
         queue: &mut Queue,
         outside: &mut dyn Outside,
         budget: &mut Budget,
     ) -> Result<(), Stop> {
         let at = free_place(&mut self.works, MOST_WORKS).ok_or(Stop::Idle)?;
-        match queue.take(outside)? {
-            Some(chain) => {
-                self.works[at] = Some(Box::new(Work::new(chain)));
-                self.asking = Some(at);
-                self.has_taken = true;
-                Ok(())
-            }
-            None if is_busy && self.has_taken => {
-                outside.soon();
-                Err(Stop::Idle)
-            }
-            None if queue.await_more(outside)? => budget.pay(STEP),
-            None => Err(Stop::Idle),
+        let mut work = self.spare.pop().unwrap_or_default();
+        let is_one = queue.take_into(&mut work.chain, outside);
+        if is_one != Ok(true) {
+            self.spare.push(work);
+            return match is_one? {
+                _ if port.is_busy() && self.has_taken => {
+                    outside.soon();
+                    Err(Stop::Idle)
+                }
+                _ if queue.await_more(outside)? => budget.pay(STEP),
+                _ => Err(Stop::Idle),
+            };
         }
+        work.begin_anew();
+        self.works[at] = Some(work);
+        self.asking = Some(at);
+        self.has_taken = true;
+        self.gathering.took(outside.now());
+        port.set_gathering(self.gathering.is_on());
+        Ok(())
     }
 
     /// Begins what there is to be begun of a request: reads its header, or begins a part.
@@ -329,7 +344,7 @@ impl Block {
             written = u32::try_from(data + 1).unwrap_or(u32::MAX);
         }
         queue.give(&work.chain, written, outside)?;
-        self.works[at] = None;
+        self.spare.extend(self.works[at].take());
         Ok(())
     }
 
@@ -414,7 +429,9 @@ impl Backend for Block {
     fn reset(&mut self) {
         self.port.lock().start_over();
         (self.asking, self.filling) = (None, None);
+        self.gathering = Gathering::default();
         self.works.clear();
+        self.spare.clear();
         self.parts.clear();
         self.over.clear();
     }

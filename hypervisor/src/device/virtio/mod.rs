@@ -10,6 +10,7 @@
 //! | `net` | a network card |
 //! | `rng` | a source of random bytes |
 //! | `share` | a folder of the host's |
+//! | `gather` | whether a disk's requests, or what a card sends, are looked after one by one or several at once |
 //! | `chain`, `portion` | what devices have in common: a chain's buffers, work in portions |
 //! | `wire` | what drivers and devices say to each other |
 //!
@@ -27,6 +28,7 @@ pub mod block;
 mod chain;
 #[cfg(test)]
 mod driver;
+mod gather;
 pub mod net;
 mod portion;
 pub mod queue;

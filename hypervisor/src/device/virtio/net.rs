@@ -7,12 +7,14 @@
 //! All is plain: no checksum is left to the card, and no frame is longer than an Ethernet's.
 
 use super::backend::{Backend, Progress, read_bytes};
+use super::gather::Gathering;
 use super::queue::{Chain, Queue, Trouble};
 use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use crate::network::frame::{Frame, HEADER, MOST};
 use crate::network::{NotSent, Plug, SHARE};
 use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -67,9 +69,14 @@ pub struct Net {
     /// Where the search for a free one begins.
     next: usize,
     /// What the driver sends.
-    sending: Option<(Chain, Stage)>,
+    sending: Option<(Box<Chain>, Stage)>,
     /// Where the next frame goes that comes.
-    receiving: Option<Chain>,
+    receiving: Option<Box<Chain>>,
+    /// What a next chain may be put into: it is a kilobyte.
+    #[expect(clippy::vec_box, reason = "they come from the two above and go there")]
+    spare: Vec<Box<Chain>>,
+    /// Whether several frames are sent at once, a moment later.
+    gathering: Gathering,
     counts: Counts,
 }
 
@@ -114,7 +121,8 @@ impl Net {
     /// One that is plugged in there.
     #[must_use]
     pub fn new(plug: Plug) -> Self {
-        Self { plug, frames: Vec::new(), next: 0, sending: None, receiving: None, counts: Counts::default() }
+        let (gathering, counts) = (Gathering::default(), Counts::default());
+        Self { plug, frames: Vec::new(), next: 0, sending: None, receiving: None, spare: Vec::new(), gathering, counts }
     }
 
     /// What was done so far.
@@ -127,6 +135,16 @@ impl Net {
     #[must_use]
     pub const fn plug(&self) -> &Plug {
         &self.plug
+    }
+
+    /// Takes the next chain of a queue.
+    fn take(&mut self, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Option<Box<Chain>>, Trouble> {
+        let mut chain = self.spare.pop().unwrap_or_default();
+        if queue.take_into(&mut chain, outside)? {
+            return Ok(Some(chain));
+        }
+        self.spare.push(chain);
+        Ok(None)
     }
 
     /// A frame of its own that nobody else has any more.
@@ -171,10 +189,10 @@ impl Net {
                     return Ok(if outside.is_own() { Progress::More } else { self.again(outside) });
                 }
                 let Some(frame) = self.free_frame(outside.now()) else { return Ok(self.again(outside)) };
-                match queue.take(outside)? {
+                match self.take(queue, outside)? {
                     Some(chain) => self.sending = Some((chain, Stage::Copy(frame))),
                     // As long as many come, the queue is looked at a moment later, whether the driver notifies or not: so it need not.
-                    None if taken >= BUSY => return Ok(self.again(outside)),
+                    None if taken >= BUSY || taken > 0 && self.gathering.is_on() => return Ok(self.again(outside)),
                     None if queue.await_more(outside)? => left = left.saturating_sub(STEP),
                     None => return Ok(Progress::Idle),
                 }
@@ -189,6 +207,7 @@ impl Net {
                     self.counts.refused += u64::from(!is_frame);
                     left = left.saturating_sub(cost(chain, length.unwrap_or(0)));
                     taken += 1;
+                    self.gathering.took(outside.now());
                     *stage = if is_frame { Stage::Send(at) } else { Stage::Give };
                 }
                 Stage::Send(at) => {
@@ -206,7 +225,7 @@ impl Net {
                 }
                 Stage::Give => {
                     queue.give(chain, 0, outside)?;
-                    self.sending = None;
+                    self.spare.extend(self.sending.take().map(|(chain, _)| chain));
                 }
             }
         }
@@ -221,7 +240,7 @@ impl Net {
             }
             let chain = match self.receiving.take() {
                 Some(chain) => chain,
-                None => match queue.take(outside)? {
+                None => match self.take(queue, outside)? {
                     Some(chain) => chain,
                     None if queue.await_more(outside)? => {
                         left = left.saturating_sub(STEP);
@@ -235,7 +254,7 @@ impl Net {
             left = left.saturating_sub(cost(chain, bytes.len()));
             let is_given = scatter(chain, bytes, outside)?.is_some();
             queue.give(chain, if is_given { bytes.len() as u32 } else { 0 }, outside)?;
-            self.receiving = None;
+            self.spare.extend(self.receiving.take());
             self.plug.taken(&frame, outside.now());
             if is_given {
                 self.counts.frames_in += 1;
@@ -284,6 +303,7 @@ impl Backend for Net {
     fn reset(&mut self) {
         self.plug.start_over();
         (self.sending, self.receiving) = (None, None);
+        self.gathering = Gathering::default();
     }
 
     fn save(&self) -> Result<OwnState, Unsaved> {

@@ -20,6 +20,8 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 /// The driver wants no interrupts (`VIRTQ_AVAIL_F_NO_INTERRUPT`).
 const NO_INTERRUPT: u16 = 1;
+/// Descriptors of a table that most requests have no more of.
+const FEW: usize = 8;
 /// Bytes of a descriptor.
 const DESCRIPTOR: u64 = 16;
 
@@ -139,7 +141,7 @@ pub struct Buffer {
 }
 
 /// What the driver has made available at once: buffers to be read, then buffers to be written.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Chain {
     /// What names it.
     head: u16,
@@ -271,26 +273,38 @@ impl Queue {
     /// # Errors
     /// [`Trouble`].
     pub fn take(&mut self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Option<Chain>, Trouble> {
+        let mut chain = Chain::default();
+        Ok(self.take_into(&mut chain, mem)?.then_some(chain))
+    }
+
+    /// The same, into a chain that is there: it is a kilobyte that need not be moved. Says whether there was one.
+    ///
+    /// # Errors
+    /// [`Trouble`].
+    pub fn take_into(&mut self, chain: &mut Chain, mem: &mut (impl GuestMemory + ?Sized)) -> Result<bool, Trouble> {
         if self.available(mem)? == 0 {
-            return Ok(None);
+            return Ok(false);
         }
         // The index is read before what it tells of.
         fence(Ordering::SeqCst);
         let head = mem.load_u16(self.layout.driver + 4 + 2 * self.slot(self.taken))?;
-        let (mut buffers, mut next) = (ArrayVec::new(), Some(head));
+        let Chain { head: name, buffers } = chain;
+        *name = head;
+        buffers.clear();
+        let mut next = Some(head);
         while let Some(at) = next {
             let descriptor = self.descriptor(at, mem)?;
             next = descriptor.next();
             if descriptor.flags & INDIRECT == 0 {
-                add(&mut buffers, descriptor.buffer, self.layout.size)?;
+                add(buffers, descriptor.buffer, self.layout.size)?;
             } else if !self.agreed.indirect || next.is_some() {
                 return Err(Malformed::Table.into());
             } else {
-                self.take_table(descriptor.buffer, &mut buffers, mem)?;
+                self.take_table(descriptor.buffer, buffers, mem)?;
             }
         }
         self.taken = self.taken.wrapping_add(1);
-        Ok(Some(Chain { head, buffers }))
+        Ok(true)
     }
 
     fn descriptor(&self, at: u16, mem: &mut (impl GuestMemory + ?Sized)) -> Result<Descriptor, Trouble> {
@@ -309,19 +323,29 @@ impl Queue {
         buffers: &mut ArrayVec<Buffer, MOST>,
         mem: &mut (impl GuestMemory + ?Sized),
     ) -> Result<(), Trouble> {
-        const BYTES: usize = MOST * DESCRIPTOR as usize;
         let bytes = table.bytes as usize;
         let count = bytes / DESCRIPTOR as usize;
         let is_whole = bytes.is_multiple_of(DESCRIPTOR as usize);
         if !is_whole || count == 0 || count > usize::from(self.layout.size) {
             return Err(Malformed::Table.into());
         }
-        let mut copy = [0; BYTES];
-        let copy = &mut copy[..bytes];
-        mem.read(table.gpa, copy)?;
+        // Most tables are short.
+        if count <= FEW { self.follow::<FEW>(table, buffers, mem) } else { self.follow::<MOST>(table, buffers, mem) }
+    }
+
+    /// The same, for one of at most `N` descriptors.
+    fn follow<const N: usize>(
+        &self,
+        table: Buffer,
+        buffers: &mut ArrayVec<Buffer, MOST>,
+        mem: &mut (impl GuestMemory + ?Sized),
+    ) -> Result<(), Trouble> {
+        let mut copy = [[0; DESCRIPTOR as usize]; N];
+        let copy = &mut copy[..table.bytes as usize / DESCRIPTOR as usize];
+        mem.read(table.gpa, copy.as_flattened_mut())?;
         let mut next = Some(0);
         while let Some(at) = next {
-            let descriptor = copy.as_chunks().0.get(usize::from(at)).map(Descriptor::of);
+            let descriptor = copy.get(usize::from(at)).map(Descriptor::of);
             let descriptor = descriptor.ok_or(Malformed::NoDescriptor)?;
             if descriptor.flags & INDIRECT != 0 {
                 return Err(Malformed::Table.into());

@@ -1,0 +1,153 @@
+//! Whether requests are looked after one by one, or several at once, a moment later ([`Outside::soon`](crate::device::interface::Outside::soon)).
+//!
+//! A request may be a disk's, or a frame that a network card is to send. What it costs beside its data are exits: a notification, the host's interrupt, and five for the guest's interrupt (it asks
+//! the interrupt controller which one that is, and once more whether there is another; it asks the device, and answers both). Several
+//! requests at once share them. But who waits for each request before it makes the next one waits a moment more for each. What a
+//! guest does cannot be seen: a fast device has answered each request before the next one comes, whoever waits or not. So both ways are
+//! tried, and the one is taken that carries more requests in the same time:
+//!
+//! ```text
+//!            one by one, SPAN requests: their time ────► several at once, SPAN requests ──── took less ──┐
+//!                  ▲                                        │             ▲                              │
+//!                  └── took as long already: not for a while ┘             └──────────────────────────────┘
+//! ```
+
+/// Requests whose time is taken.
+const SPAN: u32 = 64;
+/// After how many spans one by one the other way is tried again, at most; and the first way, after as many of the other.
+const MOST_PATIENCE: u32 = 64;
+
+/// Which way is taken now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// One by one; so many spans more.
+    Single(u32),
+    /// Several at once; so many spans more.
+    Several(u32),
+}
+
+/// What a device knows of its driver's requests.
+#[derive(Clone, Debug)]
+pub(super) struct Gathering {
+    way: Way,
+    /// When the present span began, in the host's ticks; nothing before the first request.
+    since: Option<u64>,
+    /// Requests in it.
+    count: u32,
+    /// What the last span of single requests took, in ticks.
+    single: u64,
+    /// For how many spans nothing is tried after the next failure.
+    patience: u32,
+}
+
+impl Default for Gathering {
+    fn default() -> Self {
+        Self { way: Way::Single(0), since: None, count: 0, single: 0, patience: 1 }
+    }
+}
+
+impl Gathering {
+    /// Whether several requests are to be looked after at once.
+    pub(super) const fn is_on(&self) -> bool {
+        matches!(self.way, Way::Several(_))
+    }
+
+    /// A request was taken, at `now` in ticks.
+    pub(super) fn took(&mut self, now: u64) {
+        let took = now.saturating_sub(*self.since.get_or_insert(now));
+        self.count += 1;
+        let is_over = self.count > SPAN;
+        match self.way {
+            // A sixteenth of that is no more than chance.
+            Way::Several(_) if took >= self.single - self.single / 16 => {
+                let way = Way::Single(self.patience);
+                self.patience = (2 * self.patience).min(MOST_PATIENCE);
+                self.begin(way, now);
+            }
+            Way::Several(left) if is_over => {
+                self.patience = 1;
+                self.begin(left.checked_sub(1).map_or(Way::Single(0), Way::Several), now);
+            }
+            Way::Single(left) if is_over => {
+                self.single = took;
+                self.begin(left.checked_sub(1).map_or(Way::Several(MOST_PATIENCE), Way::Single), now);
+            }
+            Way::Single(_) | Way::Several(_) => {}
+        }
+    }
+
+    fn begin(&mut self, way: Way, now: u64) {
+        (self.way, self.since, self.count) = (way, Some(now), 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How much later several requests are looked after, in ticks.
+    const MOMENT: u64 = 1000;
+
+    /// A driver that makes so many requests at once, each of which costs its guest `work` ticks, and `exits` more if it is looked after by
+    /// itself. Returns what `count` requests took.
+    fn drive(gathering: &mut Gathering, (depth, work, exits): (u64, u64, u64), now: &mut u64, count: u64) -> u64 {
+        let start = *now;
+        let mut done = 0;
+        while done < count {
+            if gathering.is_on() {
+                // What comes within a moment is begun at its end, and answered at the end of the next one.
+                let many = depth.min(MOMENT / work).max(1);
+                for _ in 0..many {
+                    *now += work;
+                    gathering.took(*now);
+                }
+                *now += (2 * MOMENT).saturating_sub(work * many * if depth > many { 2 } else { 1 });
+                done += many;
+            } else {
+                *now += work + exits;
+                gathering.took(*now);
+                done += 1;
+            }
+        }
+        *now - start
+    }
+
+    #[test]
+    fn many_requests_at_once_are_gathered() {
+        let (mut gathering, mut now) = (Gathering::default(), 0);
+        drive(&mut gathering, (32, 130, 120), &mut now, 1000);
+        assert!(gathering.is_on());
+        let took = drive(&mut gathering, (32, 130, 120), &mut now, 10_000);
+        assert!(took < 10_000 * 170, "{took}, where one by one it is 2_500_000");
+    }
+
+    #[test]
+    fn who_waits_for_each_request_waits_no_longer() {
+        for work in [10, 130, 1000] {
+            let (mut gathering, mut now) = (Gathering::default(), 0);
+            drive(&mut gathering, (1, work, 120), &mut now, 1000);
+            let took = drive(&mut gathering, (1, work, 120), &mut now, 100_000);
+            assert!(took <= 100_000 * (work + 120) * 103 / 100, "{work}: {took}");
+        }
+    }
+
+    #[test]
+    fn a_driver_may_begin_to_wait() {
+        let (mut gathering, mut now) = (Gathering::default(), 0);
+        drive(&mut gathering, (32, 130, 120), &mut now, 1000);
+        assert!(gathering.is_on());
+        let took = drive(&mut gathering, (1, 130, 120), &mut now, 64);
+        assert!(!gathering.is_on() && took < 64 * 250 * 2, "{took}");
+        drive(&mut gathering, (1, 130, 120), &mut now, 1000);
+        drive(&mut gathering, (32, 130, 120), &mut now, 5000);
+        assert!(gathering.is_on(), "and cease to");
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_or_goes_back_harms_nobody() {
+        let mut gathering = Gathering::default();
+        for now in [5, 5, 0, u64::MAX, 0] {
+            (0..1000).for_each(|_| gathering.took(now));
+        }
+    }
+}
