@@ -34,9 +34,10 @@ impl SnapshotArgs {
     pub fn run(self) -> miette::Result<u8> {
         let mut client = self.which.client()?;
         let vm = client.choose(self.vm.as_deref())?;
-        let part = Part::create(&self.output)?;
         let (started, step) = (Instant::now(), Step::percent(&format!("a snapshot of {}", vm.name)));
         let mut held = Held::begin(&mut client, (vm.number, &vm.name))?;
+        // Another command may be writing that file for the same VM: it was begun first. If there can be none, the run lets the VM go on.
+        let part = Part::create(&self.output)?;
         let written = held.write(BufWriter::with_capacity(1 << 20, &part.file), |percent| step.set(percent));
         let saved = match written {
             Ok(saved) => saved,
