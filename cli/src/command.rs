@@ -5,6 +5,7 @@ mod console;
 mod control;
 mod gdb;
 mod run;
+mod snapshot;
 mod test;
 mod watch;
 
@@ -34,6 +35,7 @@ enum Action {
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
+    Snapshot(snapshot::SnapshotArgs),
     Console(console::ConsoleArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
@@ -98,6 +100,7 @@ impl Action {
             | Self::Pause(_)
             | Self::Resume(_)
             | Self::Stop(_)
+            | Self::Snapshot(_)
             | Self::Console(_)
             | Self::Gdb(_)
             | Self::Needs { .. } => Vec::new(),
@@ -124,6 +127,7 @@ pub fn main() -> ExitCode {
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
+        Action::Snapshot(args) => args.run(),
         Action::Console(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
@@ -180,6 +184,7 @@ mod tests {
             "needs test",
             "ps",
             "stop --run a b",
+            "snapshot -o a",
             "set a=1",
         ] {
             assert_eq!(needs(line), [], "{line}");

@@ -3,7 +3,7 @@
 //!
 //! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
 //! [`spec`] settle what each VM is, [`debian`], [`modules`], [`added`] and [`initramfs`] provide the default guest,
-//! [`root`] and [`system`] a Debian to work in, [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
+//! [`root`] and [`system`] a Debian to work in, [`restore`] VMs that go on from a snapshot, [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
 //! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`disk`] the VMs' disks, [`net`] their network, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
 //! Meanwhile other commands reach it by [`control`].
@@ -33,6 +33,7 @@ pub mod pool;
 pub mod processors;
 pub mod progress;
 pub mod qemu;
+pub mod restore;
 pub mod root;
 pub mod run;
 pub mod share;

@@ -102,12 +102,12 @@ impl Pack {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use abi::bundle::GUEST_ENTRY;
     use std::io::Cursor;
 
-    fn vm(name: &str) -> VmConfig {
+    pub(crate) fn vm(name: &str) -> VmConfig {
         VmConfig {
             name: name.into(),
             after: None,
@@ -133,6 +133,7 @@ mod tests {
             initrd: None,
             bootargs: String::new(),
             rng_seed: vec![],
+            restore: None,
         }
     }
 

@@ -201,6 +201,17 @@ pub fn memory_for(vms: Size, bundle_bytes: u64) -> Size {
     Size(sum.max(with_bundle_above).checked_next_multiple_of(4 * MIB).unwrap_or(u64::MAX))
 }
 
+/// The machine's RAM in the payload seat, whose loader wants more of it where there is much: with RAM beyond the place where it puts the
+/// bundle, it takes the bundle's length only up to the RAM's less that address.
+#[must_use]
+pub fn with_initrd(memory: Size, bundle_bytes: u64) -> Size {
+    /// 512 MiB behind the kernel.
+    const PLACE: u64 = 0xa020_0000;
+    let need = PLACE.saturating_add(bundle_bytes).saturating_add(LOADER_RAM);
+    let need = need.checked_next_multiple_of(4 * MIB).unwrap_or(u64::MAX);
+    if memory.0 <= PLACE { memory } else { Size(memory.0.max(need)) }
+}
+
 /// Checks that a machine with so much RAM has room for Gnomon and a bundle, with something left. Returns it in whole pages.
 ///
 /// # Errors
@@ -380,6 +391,9 @@ mod tests {
     fn memory_is_enough_for_both_seats() {
         let memory = memory_for(Size(512 * MIB), 40 * MIB + 4096);
         assert_eq!(memory, Size(652 * MIB));
+        assert_eq!(with_initrd(memory, 40 * MIB), memory);
+        assert_eq!(with_initrd(Size(3 << 30), 100 * MIB), Size(3 << 30));
+        assert_eq!(with_initrd(Size(3 << 30), 1500 * MIB), Size(4072 * MIB));
         let tight = memory_for(Size(8 * MIB), 300 * MIB);
         assert!(tight.0 / 2 >= 300 * MIB + LOADER_RAM && tight.0.is_multiple_of(4 * MIB));
     }

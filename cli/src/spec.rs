@@ -56,7 +56,7 @@ pub struct VmSpec {
     pub mmu: Option<MmuMode>,
     /// Whether the fast lane serves fences by address and changes of the address space, if the user said so.
     pub lane: Option<bool>,
-    /// Whether Svvptc is advertised in the modes that shadow.
+    /// Whether Svvptc may be advertised.
     pub svvptc: bool,
     /// Whether hardware updates of A and D bits are promised.
     pub svadu: bool,
@@ -76,6 +76,8 @@ pub struct VmSpec {
     pub rng: Option<bool>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
+    /// The snapshot that it goes on from.
+    pub restore: Option<PathBuf>,
 }
 
 /// A description that no VM can be made from.
@@ -276,6 +278,7 @@ impl VmSpec {
             rng: vm.rng,
             // By its place among the others.
             net: None,
+            restore: vm.restore,
         };
         if !(1..=MOST_NAME_CHARS).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
             return Err(SpecError::Name(spec.name));
@@ -301,6 +304,7 @@ impl VmSpec {
         }
         let why = match (&spec.initrd, &spec.kernel) {
             _ if !has_exec => return Ok(spec),
+            _ if spec.restore.is_some() => "it goes on from a snapshot, with whatever its shell does there",
             (Some(Initrd::File(_)), _) => "it has an initrd of its own",
             (Some(Initrd::None), _) => "it has no initrd",
             (_, Kernel::UBoot) => "U-Boot does not run it",

@@ -46,7 +46,7 @@ pub struct VmFile {
     pub mmu: Option<MmuMode>,
     /// Whether the fast lane serves fences by address and changes of the address space.
     pub lane: Option<bool>,
-    /// Whether Svvptc is advertised in the modes that shadow.
+    /// Whether Svvptc may be advertised.
     pub svvptc: Option<bool>,
     /// Whether hardware updates of A and D bits are promised.
     pub svadu: Option<bool>,
@@ -71,6 +71,8 @@ pub struct VmFile {
     pub rng: Option<bool>,
     /// Ports of the host's that lead to it.
     pub forward: Option<Vec<Forward>>,
+    /// The snapshot that it goes on from.
+    pub restore: Option<PathBuf>,
 }
 
 /// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
@@ -210,6 +212,7 @@ impl VmFile {
         vm.root.iter_mut().filter_map(|root| root.file.as_mut()).for_each(|file| *file = dir.join(&*file));
         vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
         vm.disks.iter_mut().flatten().for_each(|disk| disk.file = dir.join(&disk.file));
+        vm.restore.iter_mut().for_each(|file| *file = dir.join(&*file));
         vm.shares.iter_mut().flatten().for_each(|share| share.dir = dir.join(&share.dir));
         if vm.name.is_none() {
             vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -257,6 +260,7 @@ impl VmFile {
             mac: over.mac.or(self.mac),
             rng: over.rng.or(self.rng),
             forward: over.forward.or(self.forward),
+            restore: over.restore.or(self.restore),
         }
     }
 }

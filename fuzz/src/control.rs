@@ -4,6 +4,7 @@ use crate::fake::{Event, Hart, machine, printed, start_due, vm_config};
 use abi::bundle::VmConfig;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
+use abi::control::save::Save;
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Trace, Whose};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::channel::{Channel, Line};
@@ -44,7 +45,7 @@ impl Line for Wire {
 
 fn request(u: &mut Unstructured<'_>) -> Result<Request> {
     let vm = u.int_in_range(0..=3)?;
-    Ok(match u.int_in_range(0..=12)? {
+    Ok(match u.int_in_range(0..=13)? {
         0 => Request::Hello,
         1 => Request::Vms,
         2 => Request::Counters(Whose::Host),
@@ -61,6 +62,19 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
             hart: u.int_in_range(0..=3)?,
         }),
         12 => Request::Debug(vm, debug(u)?),
+        13 => {
+            let id = u.int_in_range(0..=3)?;
+            let at: u32 = if u.arbitrary()? { u.arbitrary()? } else { 0 };
+            Request::Save(
+                vm,
+                match u.int_in_range(0..=4)? {
+                    0 | 1 => Save::Begin,
+                    2 => Save::State { id, from: at },
+                    3 => Save::Pages { id, from: at.into() },
+                    _ => Save::End(id),
+                },
+            )
+        }
         _ => Request::Stop(vm),
     })
 }

@@ -8,6 +8,7 @@ mod exits;
 mod fake;
 mod files;
 mod rings;
+mod snapshots;
 mod walks;
 
 use std::sync::OnceLock;
@@ -16,14 +17,16 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 10] = [
+const TARGETS: [(&str, Target); 12] = [
     ("answers", control::answers),
     ("bundle", files::bundle),
     ("exits", exits::exits),
     ("instructions", walks::instructions),
     ("payload", files::payload),
     ("requests", control::requests),
+    ("restore", snapshots::restore),
     ("rings", rings::rings_of),
+    ("snapshot", snapshots::snapshot),
     ("tree", files::tree),
     ("vm-file", files::vm_file),
     ("walks", walks::walks),

@@ -273,6 +273,7 @@ mod tests {
             initrd: Some((0x8100_0000, 5)),
             bootargs: "quiet".into(),
             rng_seed: Vec::new(),
+            restore: None,
         }
     }
 

@@ -7,6 +7,7 @@ use crate::debug;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
+use crate::saving;
 use crate::serial;
 use crate::vm::{Departure, Phase, Vm};
 use crate::vms::Wish;
@@ -114,6 +115,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             let (events, lost) = taken.probe.take(MOST_EVENTS);
             Answer::Events(Events { timebase: g.offer.timebase, events, lost })
         }
+        Request::Save(number, wish) => with_vm(g, number, |vm| saving::ask(g, vm, wish, env)),
         Request::Output { vm, from } => match g.console.read(vm, from, MOST_OUTPUT) {
             Some(output) => Answer::Output(output),
             // Says why.

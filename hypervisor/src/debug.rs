@@ -114,6 +114,9 @@ fn act<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Done<Answer> {
 }
 
 fn attach<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
+    if vm.savings.lock().is_on() {
+        return refuse("a snapshot of it is being taken");
+    }
     if vm.breaks.set_on(true) {
         return refuse("another debugger is attached to it");
     }
@@ -162,10 +165,7 @@ fn halt<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
 
 /// Whether all vCPUs have left their harts.
 fn is_still(g: &Gnomon, vm: &Vm) -> bool {
-    let still = g.vms.tenant(vm, |tenant| {
-        tenant.paused.as_ref().is_some_and(|aside| aside.len() + tenant.parked.len() == vm.vcpus.len())
-    });
-    still == Some(true)
+    g.vms.tenant(vm, |tenant| tenant.is_still()) == Some(true)
 }
 
 /// Whether it has stopped, and why. What was there for a step is taken away then.

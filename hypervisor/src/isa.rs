@@ -119,6 +119,14 @@ impl Isa {
         isa
     }
 
+    /// The same without Svvptc, if it may not be known.
+    #[must_use]
+    pub fn with_svvptc(&self, svvptc: bool) -> Isa {
+        let mut isa = self.clone();
+        isa.set("svvptc", svvptc && self.has("svvptc"));
+        isa
+    }
+
     fn set(&mut self, name: &str, has: bool) {
         if has {
             self.names.insert(name.to_string());

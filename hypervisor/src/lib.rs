@@ -44,6 +44,8 @@ pub mod probe;
 pub mod promoter;
 #[cfg(test)]
 mod random;
+mod saving;
+pub mod savings;
 pub mod sbi;
 pub mod sched;
 pub mod serial;
@@ -51,6 +53,7 @@ mod shadow;
 pub mod shares;
 pub mod shootdown;
 pub mod slots;
+pub mod snapshot;
 pub mod stats;
 pub mod sync;
 pub mod tenant;

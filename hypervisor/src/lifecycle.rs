@@ -19,6 +19,7 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestMode;
 use crate::serial;
+use crate::snapshot;
 use crate::tenant::Tenant;
 use crate::vcpu::{VcpuRun, hsm, request};
 use crate::vm::{Departure, Phase, Unreachable, Vm};
@@ -72,6 +73,7 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
     } else {
         lacking(g, &config)
     };
+    let problem = problem.or_else(|| snapshot::check(&config, &g.offer).err());
     let refused = |reason| (Report { number, name: name.clone(), counters: Vec::new() }, reason);
     if let Some(reason) = end.or(problem.map(|message| EndReason::NotStarted { message })) {
         return Err(refused(reason));
@@ -158,8 +160,22 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     if let Phase::Leaving(Departure::End(reason)) = &*phase {
         return Err(reason.clone());
     }
+    let not_started = |message| EndReason::NotStarted { message };
+    let started = match snapshot::check(&vm.config, &g.offer).map_err(not_started)? {
+        Some(state) => snapshot::put(g, vm, &state, env).map_err(not_started)?,
+        None => first_vcpu(g, vm, env).map_err(not_started)?,
+    };
+    vm.since.store(env.now().max(1), Ordering::Relaxed);
+    *phase = Phase::Running;
+    started.into_iter().for_each(|run| g.start(run, env));
+    Ok(())
+}
+
+/// The first vCPU, as its VM's board says.
+#[expect(clippy::vec_box, reason = "whoever has a vCPU's box may run it")]
+fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
-    let Some(mut run) = first else { return Err(EndReason::NotStarted { message: "it has no vCPU 0".into() }) };
+    let mut run = first.ok_or("it has no vCPU 0")?;
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
     let zero = match g.offer.guest {
         GuestMode::Virtual => env.now(),
@@ -167,11 +183,8 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
         GuestMode::Supervisor => 0,
     };
     vm.time_zero.store(zero, Ordering::Relaxed);
-    vm.since.store(env.now().max(1), Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
-    *phase = Phase::Running;
-    g.start(run, env);
-    Ok(())
+    Ok([run].into())
 }
 
 /// Ends all VMs, and those that were wished for when their turn comes.
@@ -183,6 +196,13 @@ pub fn end_all<E: Env>(g: &Gnomon, reason: &EndReason, env: &mut E) {
 /// Begins the end of a VM, or its restart. Its vCPUs leave their harts soon; the caller parks its
 /// own. Of several wishes the first counts, but an end overrides a restart that is not yet done.
 pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut E) {
+    let departure = match departure {
+        Departure::Reboot if vm.config.restore.is_some() => {
+            let message = "it is to start over, and has no kernel: it was restored from a snapshot".into();
+            Departure::End(EndReason::Killed { message })
+        }
+        departure => departure,
+    };
     let before = {
         let mut phase = vm.phase.lock();
         match (&*phase, &departure) {
@@ -205,6 +225,7 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
     for vcpu in &vm.vcpus {
         g.post(vcpu, request::PARK, env);
     }
+    let_go(vm, env);
     let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten().unwrap_or_default();
     for run in g.sched.remove_vm(vm.handle.number).into_iter().chain(aside) {
         park(g, run, env);
@@ -258,8 +279,25 @@ pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
 pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten();
     let was_paused = aside.is_some();
+    if was_paused {
+        // Before any of them runs, and changes what is being given out.
+        let_go(vm, env);
+    }
     aside.into_iter().flatten().for_each(|run| g.start(run, env));
     was_paused
+}
+
+/// The VM goes on, or ends: no more of its snapshot is given out.
+pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
+    let is_frozen = {
+        let mut savings = vm.savings.lock();
+        savings.now = None;
+        vm.is_frozen.swap(false, Ordering::SeqCst)
+    };
+    if is_frozen {
+        // Its devices may have something to do since.
+        env.attend_soon(Some(vm.slot()));
+    }
 }
 
 /// Pauses a VM, or lets it go on, and says so: a wish from the console.

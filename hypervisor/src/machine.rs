@@ -91,6 +91,8 @@ pub struct Machine {
     pub virtio: Vec<VirtioSlot>,
     /// A SiFive test finisher, which powers the machine off.
     pub finisher: Option<Span>,
+    /// The `mtime` registers of its CLINTs and ACLINT MTIMERs: what `time` shows.
+    pub mtimes: Vec<u64>,
     /// `cpu` nodes' `mmu-type`, such as `riscv,sv57`.
     pub mmu_type: String,
 }
@@ -184,6 +186,7 @@ impl Machine {
             uart: None,
             plic: None,
             rtc: None,
+            mtimes: Vec::new(),
             virtio: Vec::new(),
             finisher: None,
             mmu_type: String::new(),
@@ -296,11 +299,16 @@ impl Machine {
             if let Some(span) = spans(node)?.first() {
                 self.number(&extended(), intcs, 3, |hart, index| hart.msip = Some(span.start + 4 * index));
                 let compare = span.start + 0x4000;
+                self.mtimes.push(span.start + 0xbff8);
                 self.number(&extended(), intcs, 7, |hart, index| hart.mtimecmp = Some(compare + 8 * index));
             }
         } else if is(&node, &["riscv,aclint-mtimer"]) {
             // ACLINT 1.0: the first range is mtime's, the second mtimecmp's.
-            if let Some(span) = spans(node)?.last() {
+            let spans = spans(node)?;
+            if let [time, _, ..] = spans.as_slice() {
+                self.mtimes.push(time.start);
+            }
+            if let Some(span) = spans.last() {
                 self.number(&extended(), intcs, 7, |hart, index| hart.mtimecmp = Some(span.start + 8 * index));
             }
         } else if is(&node, &["riscv,aclint-mswi"]) {

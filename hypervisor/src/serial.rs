@@ -90,7 +90,10 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
         match g.vms.get(user) {
             Some(vm) => {
                 let mut devices = vm.devices.lock();
-                if let Some(net) = &mut devices.net {
+                // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
+                if let Some(net) = &mut devices.net
+                    && !vm.is_frozen.load(Ordering::SeqCst)
+                {
                     // What it sends is its own hart's to do.
                     net.moment_of(RECEIVE, &mut Reach { g, vm: &vm, env, output: Output::Leave });
                 }
@@ -122,6 +125,10 @@ pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) ->
 /// Gives a guest's devices their moment, the UART among them: what that has to send is left with the console.
 fn give_moment<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let mut devices = vm.devices.lock();
+    if vm.is_frozen.load(Ordering::SeqCst) {
+        // Whoever lets it go looks after them.
+        return;
+    }
     vm.has_moment.store(false, Ordering::SeqCst);
     devices.moment(&mut Reach { g, vm, env, output: Output::Leave });
     lines::settle_all(g, vm, devices, env);

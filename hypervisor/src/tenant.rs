@@ -30,4 +30,10 @@ impl Tenant {
         let parked = vm.vcpus.iter().map(|vcpu| (vcpu.id, run(vcpu))).collect();
         Self { vm, parked, paused: None }
     }
+
+    /// Whether the VM is paused, and all its vCPUs have left their harts.
+    #[must_use]
+    pub fn is_still(&self) -> bool {
+        self.paused.as_ref().is_some_and(|aside| aside.len() + self.parked.len() == self.vm.vcpus.len())
+    }
 }

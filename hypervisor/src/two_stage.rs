@@ -37,7 +37,8 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
 
 /// What its harts are told to have. Who sets A and D is known where the hart lets Gnomon choose (`henvcfg.ADUE`).
 pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
-    if offer.nested_svadu { offer.isa.with_svadu(config.svadu) } else { offer.isa.clone() }
+    let isa = offer.isa.with_svvptc(config.svvptc);
+    if offer.nested_svadu { isa.with_svadu(config.svadu) } else { isa }
 }
 
 /// How its images are mapped: hardware that sets A and D in a guest's table does not ask the G-stage everywhere.

@@ -3,15 +3,17 @@
 use crate::board;
 use crate::breaks::Breaks;
 use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
-use crate::device::{Answer, Device, Outside, Place, Plic, Uart, plic, uart};
+use crate::device::{Answer, Device, Outside, Place, Plic, Uart, Wild, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
+use crate::savings::Savings;
 use crate::slots::Handle;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
+use abi::snapshot::{Placed, State};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -75,6 +77,23 @@ pub enum Target {
 }
 
 impl Devices {
+    /// All go on from where a snapshot has left them. They have just been reset.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn restore(&mut self, state: &State) -> Result<(), Wild> {
+        self.plic.restore(&state.plic)?;
+        let mut saved = state.devices.iter();
+        for device in self.iter_mut() {
+            let Placed { at, device: state } = saved.next().ok_or(Wild::OTHER)?;
+            if *at != device.place().start {
+                return Err(Wild::OTHER);
+            }
+            device.restore(state)?;
+        }
+        if saved.next().is_some() { Err(Wild::OTHER) } else { Ok(()) }
+    }
+
     /// The devices as they are after reset.
     #[must_use]
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
@@ -288,6 +307,10 @@ pub struct Vm {
     pub has_called_unknown: AtomicBool,
     /// Its breakpoints, while a debugger looks at it.
     pub breaks: Breaks,
+    /// The snapshot that is taken of it. Nobody takes another lock with this one.
+    pub savings: Mutex<Savings>,
+    /// That is given out, so its devices stand still. Changed under the lock of [`Vm::savings`].
+    pub is_frozen: AtomicBool,
     /// Host time at which guest time is 0.
     pub time_zero: AtomicU64,
     /// Host time at which its present life has begun; 0 before the first.
@@ -395,6 +418,8 @@ impl Vm {
             live_on: AtomicU64::new(0),
             has_called_unknown: AtomicBool::new(false),
             breaks: Breaks::default(),
+            savings: Mutex::default(),
+            is_frozen: AtomicBool::new(false),
             time_zero: AtomicU64::new(0),
             since: AtomicU64::new(0),
             tree,
@@ -427,6 +452,17 @@ impl Vm {
         let found = self.places.iter().enumerate().find_map(find);
         let found = found.or_else(|| Some((Target::Plic, plic::PLACE.offset(gpa)?, plic::PLACE.bytes)));
         found.map(|(target, offset, bytes)| (target, offset, bytes - offset))
+    }
+
+    /// The host's time when the guest's is `time`, or now if that has passed; `u64::MAX` is never.
+    #[must_use]
+    pub fn host_time(&self, time: u64, now: u64) -> u64 {
+        if time == u64::MAX {
+            return time;
+        }
+        // Of a VM that was restored, guest time may be ahead of the host's.
+        let guest_now = now.wrapping_sub(self.time_zero.load(Ordering::Relaxed));
+        now.saturating_add(time.saturating_sub(guest_now))
     }
 
     /// Says that the last exit of a vCPU is to be made again when a device, or the console, can go on.

@@ -16,4 +16,5 @@ mod serial;
 mod shadow;
 mod share;
 mod slots;
+mod snapshot;
 mod steering;

@@ -5,6 +5,7 @@ use crate::meter::{MeterSpec, Report};
 use crate::net::ForwardTo;
 use crate::place::check_writable;
 use crate::qemu::{Clock, HExtension, Seat};
+use crate::restore;
 use crate::root::{Root, Roots};
 use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::share::ShareSpec;
@@ -33,6 +34,9 @@ pub struct RunArgs {
     /// VM files (see docs/vm-file.md), one VM each
     #[arg(value_name = "VM.toml")]
     files: Vec<PathBuf>,
+    /// Go on from a snapshot (gnomon snapshot): with the memory, vCPUs and devices that it has (see docs/snapshots.md)
+    #[arg(long, value_name = "FILE")]
+    restore: Option<PathBuf>,
     /// The VM's name
     #[arg(long)]
     name: Option<String>,
@@ -75,6 +79,9 @@ pub struct RunArgs {
     /// With --mmu lazy, steered or adaptive: whether the fast lane serves fences by address and changes of the address space
     #[arg(long, value_name = "on|off")]
     lane: Option<Switch>,
+    /// Whether guests are told of Svvptc where it is offered; without it they can be restored in any mode (see docs/snapshots.md)
+    #[arg(long, value_name = "on|off")]
+    svvptc: Option<Switch>,
     /// Whether guests may be mapped in pieces of 2 MiB
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
@@ -236,7 +243,7 @@ impl RunArgs {
         if let Some(port) = self.gdb {
             qemu_args.extend(["-S".into(), "-gdb".into(), format!("tcp:127.0.0.1:{port}")]);
         }
-        let files = self.files.iter().map(|path| VmFile::read(path)).collect::<Result<_, _>>()?;
+        let files = self.files.iter().map(|path| VmFile::read(path)).collect::<Result<Vec<_>, _>>()?;
         let options = VmFile {
             name: self.name,
             after: None,
@@ -264,10 +271,17 @@ impl RunArgs {
             reserve: None,
             wired: None,
             gigapages: None,
-            svvptc: None,
+            svvptc: self.svvptc.map(|switch| switch == Switch::On),
+            restore: self.restore,
             svadu: None,
             shadow: None,
         };
+        // What a snapshot says of a VM is as if its file said so.
+        let files = if files.is_empty() { vec![VmFile::default()] } else { files };
+        let described = files.into_iter().map(|file| restore::describe(file.overridden_by(&options)));
+        let files = described.collect::<Result<_, _>>()?;
+        // They have them by now, and some by the names that their guests know.
+        let options = VmFile { shares: None, ..options };
         let (level, cores) = (self.meter_level.0, self.core);
         let meter = self.meter.map(|out| MeterSpec { out, level, cores, traps: None });
         Ok(RunSpec {

@@ -4,6 +4,7 @@
 use super::runs::Claim;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
+use abi::control::save::{NOT_YET, Save, Saving};
 use abi::control::{Answer, MOST_ANSWER_BYTES, MOST_REQUEST_BYTES, Request};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -24,6 +25,15 @@ struct Link {
     stream: UnixStream,
     reader: Reader,
     number: u32,
+}
+
+/// What a command holds of VMs, and leaves when it is gone.
+#[derive(Debug, Default)]
+struct Holds {
+    /// The VM that it is attached to as a debugger.
+    debugs: Option<u64>,
+    /// The VM that stands still for its snapshot, and the number of that.
+    saves: Option<(u64, u32)>,
 }
 
 #[derive(Debug, Default)]
@@ -75,10 +85,10 @@ impl Bridge {
                         continue;
                     }
                     thread::spawn(move || {
-                        let mut debugs = None;
+                        let mut held = Holds::default();
                         // Whoever goes needs no word.
-                        let _ = shared.serve(client, &mut debugs);
-                        debugs.into_iter().for_each(|vm| shared.detach(vm));
+                        let _ = shared.serve(client, &mut held);
+                        shared.release(held);
                         shared.clients.fetch_sub(1, Ordering::SeqCst);
                     });
                 }
@@ -105,8 +115,8 @@ impl Shared {
 
     /// Serves a command until it hangs up, or says what is no request.
     ///
-    /// `debugs` is the VM that it is attached to as a debugger, then.
-    fn serve(&self, mut client: UnixStream, debugs: &mut Option<u64>) -> std::io::Result<()> {
+    /// `held` is what it holds then.
+    fn serve(&self, mut client: UnixStream, held: &mut Holds) -> std::io::Result<()> {
         // Whoever does not read has had its turn.
         client.set_write_timeout(Some(PATIENCE))?;
         let mut reader = Reader::new(MOST_REQUEST_BYTES);
@@ -123,16 +133,7 @@ impl Shared {
                 let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
                     Ok((number, request)) => match self.pass_on(&request) {
                         Some(answer) => {
-                            match (&request, &answer) {
-                                // One command has one VM.
-                                (Request::Debug(vm, Debug::Attach), Answer::Done) => {
-                                    debugs.replace(*vm).into_iter().for_each(|vm| self.detach(vm));
-                                }
-                                (Request::Debug(vm, Debug::Detach), Answer::Done) => {
-                                    debugs.take_if(|own| own == vm);
-                                }
-                                _ => {}
-                            }
+                            self.note(held, &request, &answer);
                             (number, answer)
                         }
                         // The run is about to end: whoever is hung up on takes it for that.
@@ -147,6 +148,41 @@ impl Shared {
                 client.write_all(&encode(number, &answer))?;
             }
         }
+    }
+
+    /// Notes what a command holds. It has one VM of each kind.
+    fn note(&self, held: &mut Holds, request: &Request, answer: &Answer) {
+        let id = match answer {
+            Answer::Saving(Saving { id, .. }) => *id,
+            _ => NOT_YET,
+        };
+        match (request, answer) {
+            (Request::Debug(vm, Debug::Attach), Answer::Done) => {
+                held.debugs.replace(*vm).into_iter().for_each(|vm| self.detach(vm));
+            }
+            (Request::Debug(vm, Debug::Detach), Answer::Done) => {
+                held.debugs.take_if(|own| own == vm);
+            }
+            (Request::Save(vm, Save::Begin), Answer::Saving(_) | Answer::Later) => {
+                let before = held.saves.replace((*vm, id)).filter(|before| *before != (*vm, NOT_YET));
+                before.into_iter().for_each(|save| self.end_save(save));
+            }
+            (Request::Save(vm, Save::End(_)), Answer::Done) => {
+                held.saves.take_if(|(own, _)| own == vm);
+            }
+            _ => {}
+        }
+    }
+
+    /// A command is gone.
+    fn release(&self, held: Holds) {
+        held.debugs.into_iter().for_each(|vm| self.detach(vm));
+        held.saves.into_iter().for_each(|save| self.end_save(save));
+    }
+
+    /// Nobody wants a snapshot any more. It may have ended by itself.
+    fn end_save(&self, (vm, id): (u64, u32)) {
+        let _ = self.pass_on(&Request::Save(vm, Save::End(id)));
     }
 
     /// A debugger is gone: nothing of it is to stay in the VM.

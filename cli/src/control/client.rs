@@ -109,8 +109,10 @@ impl Client {
         }
     }
 
-    fn nonsense<T>(&self) -> Result<T, ControlError> {
-        Err(ControlError::Nonsense(self.run.clone()))
+    /// What it has answered is no answer to that.
+    #[must_use]
+    pub fn nonsense(&self) -> ControlError {
+        ControlError::Nonsense(self.run.clone())
     }
 
     /// What has no answer but that it is done.
@@ -120,7 +122,7 @@ impl Client {
     pub fn tell(&mut self, what: &str, request: &Request) -> Result<(), ControlError> {
         match self.ask(what, request)? {
             Answer::Done => Ok(()),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -131,7 +133,7 @@ impl Client {
     pub fn vms(&mut self) -> Result<Vms, ControlError> {
         match self.ask("its VMs", &Request::Vms)? {
             Answer::Vms(vms) => Ok(vms),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -142,7 +144,7 @@ impl Client {
     pub fn counters(&mut self, whose: Whose) -> Result<Vec<(String, u64)>, ControlError> {
         match self.ask("counters", &Request::Counters(whose))? {
             Answer::Counters(counters) => Ok(counters),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -153,7 +155,7 @@ impl Client {
     pub fn values(&mut self, whose: Whose) -> Result<Vec<u64>, ControlError> {
         match self.ask("counters", &Request::Values(whose))? {
             Answer::Values(values) => Ok(values),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -164,7 +166,7 @@ impl Client {
     pub fn tunables(&mut self) -> Result<Vec<(String, String)>, ControlError> {
         match self.ask("tunables", &Request::Tunables)? {
             Answer::Tunables(tunables) => Ok(tunables),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -175,7 +177,7 @@ impl Client {
     pub fn harts(&mut self, ms: u32) -> Result<Vec<HartTimes>, ControlError> {
         match self.ask("harts", &Request::Harts(ms))? {
             Answer::Harts(harts) => Ok(harts),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -186,7 +188,7 @@ impl Client {
     pub fn events(&mut self, trace: Trace) -> Result<Events, ControlError> {
         match self.ask("a trace", &Request::Trace(trace))? {
             Answer::Events(events) => Ok(events),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -197,7 +199,7 @@ impl Client {
     pub fn output(&mut self, vm: u64, from: Option<u64>) -> Result<Output, ControlError> {
         match self.ask("its console", &Request::Output { vm, from })? {
             Answer::Output(output) => Ok(output),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 
@@ -208,7 +210,7 @@ impl Client {
     pub fn type_in(&mut self, vm: u64, bytes: Vec<u8>) -> Result<usize, ControlError> {
         match self.ask("its console", &Request::Type(vm, bytes))? {
             Answer::Taken(count) => Ok(count as usize),
-            _ => self.nonsense(),
+            _ => Err(self.nonsense()),
         }
     }
 

@@ -13,6 +13,7 @@ pub mod gdb;
 pub mod prometheus;
 pub mod runs;
 pub mod sample;
+pub mod save;
 pub mod screen;
 pub mod table;
 #[cfg(test)]

@@ -4,8 +4,11 @@ use super::ControlError;
 use super::bridge::Bridge;
 use super::client::Client;
 use super::runs::Runs;
+use super::save::{Held, Saved, Unsaved};
 use abi::control::frame::{Reader, decode, encode, encode_as};
+use abi::control::save::{NOT_YET, Pages, Save, Saving};
 use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Whose};
+use abi::snapshot::bytes::Bytes;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -206,4 +209,78 @@ fn the_sockets_are_gone_when_the_run_is() {
     let left: Vec<_> =
         std::fs::read_dir(dir.path().join("gnomon")).expect("it").flatten().map(|e| e.file_name()).collect();
     assert_eq!(left, ["lock"]);
+}
+
+/// A VM of two pages of RAM as far as a snapshot is concerned, the second of which is not zero; and what was asked of it.
+fn saved(number: u32, request: &Request) -> Vec<u8> {
+    let answer = match request {
+        Request::Save(_, Save::Begin) => Answer::Saving(Saving { id: 7, state_bytes: 5, pages: 2, was_running: true }),
+        Request::Save(_, Save::State { from, .. }) => {
+            Answer::State(Bytes(vec![1, 2, 3, 4, 5][*from as usize..].to_vec()))
+        }
+        Request::Save(_, Save::Pages { from: 0, .. }) => Answer::Pages(Pages { next: 1, ..Pages::default() }),
+        Request::Save(_, Save::Pages { .. }) => {
+            Answer::Pages(Pages { next: 2, first: vec![1], bytes: Bytes(vec![9; 4096]) })
+        }
+        _ => Answer::Done,
+    };
+    encode(number, &answer)
+}
+
+#[test]
+fn a_vm_goes_on_when_whoever_takes_its_snapshot_is_gone() {
+    let (asked, told) = std::sync::mpsc::channel();
+    let run = Run::start(LONG).answering(move |number, request| {
+        let answer = match request {
+            // The first time it does not stand still yet.
+            Request::Save(3, Save::Begin) => encode(number, &Answer::Later),
+            _ => saved(number, &request),
+        };
+        let _ = asked.send(request);
+        answer
+    });
+    let mut client = run.client();
+    let mut held = Held::begin(&mut client, (4, "a")).expect("it stands still");
+    let mut file = Vec::new();
+    let written = held.write(&mut file, |_| {}).expect("it is written");
+    assert_eq!(written, Saved { pages: 1, bytes: file.len() as u64 });
+    drop(client);
+    let last = |told: &std::sync::mpsc::Receiver<Request>| {
+        let next = || told.recv_timeout(LONG).expect("it is ended");
+        std::iter::repeat_with(next).find(|request| matches!(request, Request::Save(_, Save::End(_)))).expect("one")
+    };
+    assert_eq!(last(&told), Request::Save(4, Save::End(7)));
+    // One that is begun, and no more.
+    let mut client = run.client();
+    client.ask("begin", &Request::Save(3, Save::Begin)).expect("an answer");
+    drop(client);
+    assert_eq!(last(&told), Request::Save(3, Save::End(NOT_YET)));
+    // And one that was ended in time is not ended again.
+    let mut client = run.client();
+    Held::begin(&mut client, (5, "b")).expect("it stands still").end().expect("it goes on");
+    drop(client);
+    assert_eq!(last(&told), Request::Save(5, Save::End(7)));
+    run.client().tell("a word", &Request::Hello).expect("an answer");
+    std::thread::sleep(SHORT);
+    assert!(told.try_iter().all(|request| !matches!(request, Request::Save(..))));
+}
+
+#[test]
+fn answers_that_no_snapshot_has_are_not_believed() {
+    for bad in [
+        Pages { next: 0, ..Pages::default() },
+        Pages { next: 3, ..Pages::default() },
+        Pages { next: 1, first: vec![0], bytes: Bytes(vec![]) },
+        Pages { next: 1, first: vec![1], bytes: Bytes(vec![1; 4096]) },
+        Pages { next: 1, first: vec![0], bytes: Bytes(vec![1; 4095]) },
+    ] {
+        let run = Run::start(LONG).answering(move |number, request| match request {
+            Request::Save(_, Save::Pages { .. }) => encode(number, &Answer::Pages(bad.clone())),
+            request => saved(number, &request),
+        });
+        let mut client = run.client();
+        let mut held = Held::begin(&mut client, (4, "a")).expect("it stands still");
+        let why = held.write(Vec::new(), |_| {});
+        assert!(matches!(why, Err(Unsaved::Control(ControlError::Nonsense(_)))), "{why:?}");
+    }
 }

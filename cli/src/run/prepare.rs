@@ -13,6 +13,7 @@ use crate::pack::{Pack, Placed};
 use crate::payload::{Kind, Payload};
 use crate::place::{IoError, Unnamed, cache, prune};
 use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
+use crate::restore::{self, Restored};
 use crate::share;
 use crate::size::Size;
 use crate::spec::{self, SpecError, VmSpec};
@@ -20,6 +21,7 @@ use crate::tty::TerminalSize;
 use crate::vmfile::{Console, Initrd, Kernel};
 use crate::{build, run::Seat};
 use abi::bundle::{ConsoleMode, MmuMode, ShareConfig, VmConfig};
+use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -147,8 +149,10 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let configs = vms
         .iter()
         .map(|vm| {
-            let contents = contents(vm, spec, &mut versions)?;
-            let (mut config, placed) = place(vm, contents, spec, &mut pack)?;
+            let (mut config, placed) = match &vm.restore {
+                Some(path) => restored(vm, path, &mut pack)?,
+                None => place(vm, contents(vm, spec, &mut versions)?, spec, &mut pack)?,
+            };
             config.disks = numbers.by_ref().take(vm.disks.len()).collect();
             let own = numbered_shares.by_ref().take(vm.shares.len());
             config.shares = own.map(|(number, share)| ShareConfig { number, tag: share.name.clone() }).collect();
@@ -170,6 +174,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         .map_err(IoError::at("write a bundle in", &dir))?;
     let memory = match spec.host_memory {
         Some(memory) => qemu::check_host_memory(memory, bundle_bytes)?,
+        None if spec.seat == Seat::Payload => qemu::with_initrd(qemu::memory_for(total, bundle_bytes), bundle_bytes),
         None => qemu::memory_for(total, bundle_bytes),
     };
     qemu::check_memory(memory)?;
@@ -294,6 +299,24 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         placed.push(Placed { image: pack.add(bytes), gpa, label: "initrd" });
     }
     let config = VmConfig {
+        entry_gpa: payload.entry_gpa,
+        initrd: layout.initrd_gpa.zip(initrd_bytes),
+        bootargs: bootargs(vm, kind, spec, has_own_initramfs),
+        rng_seed: rng_seed(vm, spec.clock)?,
+        ..config(vm)
+    };
+    Ok((config, placed))
+}
+
+/// A VM that goes on from a snapshot. It boots nothing.
+fn restored(vm: &VmSpec, path: &Path, pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
+    let Restored { state, placed } = restore::load(path, pack)?;
+    Ok((VmConfig { restore: Some(Bytes(state)), ..config(vm) }, placed))
+}
+
+/// A VM without anything in its memory.
+fn config(vm: &VmSpec) -> VmConfig {
+    VmConfig {
         name: vm.name.clone(),
         after: vm.after,
         memory_bytes: vm.memory.0,
@@ -314,12 +337,12 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         mac: vm.net.as_ref().map(|card| card.mac),
         rng: vm.rng == Some(true),
         segments: Vec::new(),
-        entry_gpa: payload.entry_gpa,
-        initrd: layout.initrd_gpa.zip(initrd_bytes),
-        bootargs: bootargs(vm, kind, spec, has_own_initramfs),
-        rng_seed: rng_seed(vm, spec.clock)?,
-    };
-    Ok((config, placed))
+        entry_gpa: 0,
+        initrd: None,
+        bootargs: String::new(),
+        rng_seed: Vec::new(),
+        restore: None,
+    }
 }
 
 /// The command line: for Linux a console, and early output through the firmware (far fewer exits

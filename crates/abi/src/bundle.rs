@@ -15,6 +15,7 @@
 //! Equal images stand in it once, however many VMs use them: VMs share their frames.
 
 use crate::mac::Mac;
+use crate::snapshot::bytes::Bytes;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -79,7 +80,7 @@ pub struct VmConfig {
     pub mmu: Option<MmuMode>,
     /// Whether the fast lane may serve it, in the modes that have one ([`MmuMode::has_lane`]; no meaning else).
     pub lane: bool,
-    /// Whether its device tree advertises Svvptc, in the modes that shadow.
+    /// Whether its device tree may advertise Svvptc.
     pub svvptc: bool,
     /// Whether it is promised that A and D bits are updated for it (Svadu); else it gets page faults
     /// (Svade).
@@ -111,6 +112,9 @@ pub struct VmConfig {
     pub bootargs: String,
     /// `/chosen/rng-seed`; empty for none.
     pub rng_seed: Vec<u8>,
+    /// It goes on from a snapshot: an encoded [`crate::snapshot::State`]. Its RAM are the segments then, and it has no kernel to start
+    /// from.
+    pub restore: Option<Bytes>,
 }
 
 /// A folder of the host that a VM reaches.
@@ -350,6 +354,7 @@ mod tests {
                 initrd: Some((0x8400_0000, 77)),
                 bootargs: "quiet".into(),
                 rng_seed: vec![7; 32],
+                restore: Some(Bytes(vec![1, 2])),
             }],
         }
     }
@@ -379,8 +384,8 @@ mod tests {
         bad[0] = b'X';
         assert_eq!(Config::parse(&bad), Err(BundleError::NotABundle));
         let mut bad = good.clone();
-        bad[8] = 9;
-        assert_eq!(Config::parse(&bad), Err(BundleError::Version(9)));
+        bad[8] = 10;
+        assert_eq!(Config::parse(&bad), Err(BundleError::Version(10)));
         let mut bad = good;
         bad[24] = 0xff; // claims a VM count that cannot be there
         assert_eq!(Config::parse(&bad), Err(BundleError::Malformed));

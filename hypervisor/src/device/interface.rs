@@ -1,5 +1,6 @@
 //! What a device is to the board, and the world outside to a device.
 
+use abi::snapshot::device::DeviceState;
 use alloc::vec::Vec;
 use core::fmt::Debug;
 use dtoolkit::model::DeviceTreeProperty;
@@ -62,6 +63,34 @@ pub trait Device: Debug + Send {
     fn moment(&mut self, outside: &mut dyn Outside);
     /// The machine starts over.
     fn reset(&mut self);
+    /// All that it needs to go on elsewhere as if nothing had been.
+    ///
+    /// # Errors
+    /// [`Unsaved`].
+    fn save(&self) -> Result<DeviceState, Unsaved>;
+    /// Goes on from there. It has just been reset. A driver could not have brought it into a state that is refused.
+    ///
+    /// # Errors
+    /// [`Wild`]. It is to be reset then.
+    fn restore(&mut self, state: &DeviceState) -> Result<(), Wild>;
+}
+
+/// Why a device's state cannot be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unsaved {
+    /// Something is under way that has to be waited for; the guest's harts stand still meanwhile.
+    Busy,
+    /// It cannot be as long as the guest uses it as it does: why, and what helps.
+    Never(&'static str),
+}
+
+/// What is wrong with a state: that of no device that there is, or one that it cannot be in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wild(pub &'static str);
+
+impl Wild {
+    /// It is another device's.
+    pub const OTHER: Self = Self("it has another device at a place of the board");
 }
 
 /// Why guest memory is not reached.

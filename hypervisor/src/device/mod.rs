@@ -6,10 +6,12 @@
 mod interface;
 pub mod plic;
 pub mod rtc;
+#[cfg(test)]
+mod twins;
 pub mod uart;
 pub mod virtio;
 
-pub use interface::{Answer, Device, GuestMemory, Outside, Place, Unreached};
+pub use interface::{Answer, Device, GuestMemory, Outside, Place, Unreached, Unsaved, Wild};
 pub use plic::Plic;
 pub use rtc::Rtc;
 pub use uart::Uart;

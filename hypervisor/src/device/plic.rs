@@ -2,7 +2,8 @@
 //! QEMU's `virt`: two contexts for each hart, 2h for M mode, which no guest can use, and 2h+1 for
 //! S mode.
 
-use super::interface::{Answer, Place};
+use super::interface::{Answer, Place, Wild};
+use abi::snapshot::device::PlicState;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -193,6 +194,45 @@ impl Plic {
             }
         }
         best
+    }
+
+    /// Its state, as a snapshot has it.
+    #[must_use]
+    pub fn save(&self) -> PlicState {
+        PlicState {
+            priority: self.priority.to_vec(),
+            level: self.level.to_vec(),
+            pending: self.pending.to_vec(),
+            claimed: self.claimed.to_vec(),
+            contexts: self.contexts.iter().map(|context| (context.enabled.to_vec(), context.threshold)).collect(),
+        }
+    }
+
+    /// Goes on from there. Lines that differ now are to be told as ever.
+    ///
+    /// # Errors
+    /// If it is that of a PLIC for another number of harts, or none. Nothing has changed then.
+    pub fn restore(&mut self, state: &PlicState) -> Result<(), Wild> {
+        // Source 0 does not exist.
+        let words = |from: &[u32]| {
+            let mut words: [u32; WORDS] = from.try_into().ok()?;
+            words[0] &= !1;
+            Some(words)
+        };
+        let context = |(enabled, threshold): &(Vec<u32>, u32)| {
+            Some(Context { enabled: words(enabled)?, threshold: threshold & PRIORITY_MASK })
+        };
+        let read = || {
+            let mut priority: [u32; SOURCES as usize + 1] = state.priority.as_slice().try_into().ok()?;
+            priority.iter_mut().for_each(|priority| *priority &= PRIORITY_MASK);
+            priority[0] = 0;
+            let contexts = state.contexts.iter().map(context).collect::<Option<Vec<_>>>()?;
+            let (level, pending) = (words(&state.level)?, words(&state.pending)?);
+            let claimed = words(&state.claimed)?;
+            (contexts.len() == self.contexts.len()).then_some(Self { priority, level, pending, claimed, contexts })
+        };
+        *self = read().ok_or(Wild("its PLIC is for another number of harts, or none"))?;
+        Ok(())
     }
 
     /// Whether the S-mode context of hart `hart` interrupts it.

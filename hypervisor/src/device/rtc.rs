@@ -1,7 +1,8 @@
 //! A Goldfish RTC as guests see it ("Goldfish Virtual Hardware", chapter on the RTC; where that is silent, as QEMU's
 //! `virt`): nanoseconds since 1970, UTC, and an alarm.
 
-use super::interface::{Answer, Device, Outside, Place};
+use super::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
+use abi::snapshot::device::{DeviceState, RtcState};
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
 
@@ -173,6 +174,20 @@ impl Device for Rtc {
 
     fn reset(&mut self) {
         *self = Self::new(self.start, self.source, self.clock);
+    }
+
+    fn save(&self) -> Result<DeviceState, Unsaved> {
+        let Self { ahead, high, alarm, is_set, is_pending, is_enabled, .. } = *self;
+        Ok(DeviceState::Rtc(RtcState { ahead, high, alarm, is_set, is_pending, is_enabled }))
+    }
+
+    /// The time of day is the host's then, as far ahead as before. No value is impossible.
+    fn restore(&mut self, state: &DeviceState) -> Result<(), Wild> {
+        let DeviceState::Rtc(RtcState { ahead, high, alarm, is_set, is_pending, is_enabled }) = *state else {
+            return Err(Wild::OTHER);
+        };
+        *self = Self { ahead, high, alarm, is_set, is_pending, is_enabled, ..*self };
+        Ok(())
     }
 }
 

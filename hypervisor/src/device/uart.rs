@@ -5,7 +5,10 @@
 //! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when there are
 //! many, or at [`Uart::moment`].
 
-use super::interface::{Answer, Device, Outside, Place};
+mod saved;
+
+use super::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
+use abi::snapshot::device::DeviceState;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
@@ -369,6 +372,16 @@ impl Device for Uart {
     /// What came from the outside is still there to be read.
     fn reset(&mut self) {
         *self = Self { received: core::mem::take(&mut self.received), ..Self::default() };
+    }
+
+    fn save(&self) -> Result<DeviceState, Unsaved> {
+        Ok(DeviceState::Uart(self.state()))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), Wild> {
+        let DeviceState::Uart(state) = state else { return Err(Wild::OTHER) };
+        *self = Self::of_state(state)?;
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! One software event.
 
 use crate::sbi::Error;
+use abi::snapshot::EventState;
 use rv::Mode;
 use rv::csr::status;
 
@@ -70,6 +71,29 @@ impl Event {
         let mut attributes = [0; ATTRIBUTES];
         attributes[PREFERRED_HART] = hart.into();
         Self { id, state: State::Unused, is_pending: false, attributes }
+    }
+
+    pub(super) fn save(&self) -> EventState {
+        EventState { state: self.state as u8, is_pending: self.is_pending, attributes: self.attributes }
+    }
+
+    /// From a snapshot: an event that may prefer the harts from one to another. `None` if no kernel could bring it there.
+    pub(super) fn of(from: &EventState, id: u32, (first, last): (u32, u32)) -> Option<Self> {
+        let state = match from.state {
+            0 => State::Unused,
+            1 => State::Registered,
+            2 => State::Enabled,
+            3 => State::Running,
+            _ => return None,
+        };
+        let mut attributes = from.attributes;
+        attributes[STATUS] = 0;
+        let is_possible = attributes[PRIORITY] <= u32::MAX.into()
+            && attributes[CONFIG] & !ONE_SHOT == 0
+            && (u64::from(first)..=u64::from(last)).contains(&attributes[PREFERRED_HART])
+            && attributes[ENTRY_PC] & 1 == 0
+            && attributes[FLAGS] & !ALL_FLAGS == 0;
+        is_possible.then_some(Self { id, state, is_pending: from.is_pending, attributes })
     }
 
     /// Who comes first: less is sooner.

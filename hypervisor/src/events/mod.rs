@@ -16,6 +16,7 @@ mod event;
 pub use event::{ATTRIBUTES, GLOBAL_SOFTWARE, LOCAL_SOFTWARE, Place};
 
 use crate::sbi::Error;
+use abi::snapshot::EventsState;
 use alloc::vec::Vec;
 use event::{Event, State};
 
@@ -39,6 +40,23 @@ impl Events {
     pub fn new(harts: u32) -> Self {
         let local = (0..harts).map(|hart| Event::new(LOCAL_SOFTWARE, hart)).collect();
         Self { local, global: Event::new(GLOBAL_SOFTWARE, 0), unmasked: 0 }
+    }
+
+    /// As a snapshot has them.
+    #[must_use]
+    pub fn save(&self) -> EventsState {
+        let local = self.local.iter().map(Event::save).collect();
+        EventsState { local, global: self.global.save(), unmasked: self.unmasked }
+    }
+
+    /// From there, for so many harts. `None` if they cannot be like that.
+    #[must_use]
+    pub fn of(state: &EventsState, harts: u32) -> Option<Self> {
+        let own = |(hart, event)| Event::of(event, LOCAL_SOFTWARE, (hart, hart));
+        let local: Vec<_> = (0..harts).zip(&state.local).map(own).collect::<Option<_>>()?;
+        let global = Event::of(&state.global, GLOBAL_SOFTWARE, (0, harts.checked_sub(1)?))?;
+        let unmasked = state.unmasked & ((1 << harts) - 1);
+        (local.len() == state.local.len() && local.len() == harts as usize).then_some(Self { local, global, unmasked })
     }
 
     /// A hart starts anew: nobody will complete what ran on it.

@@ -6,7 +6,6 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::offer::GuestTimer;
 use crate::vcpu::{VcpuRun, request};
-use core::sync::atomic::Ordering;
 use sbi_spec::{spi, time};
 
 /// TIME: the deadline in guest time; an earlier interrupt is withdrawn.
@@ -17,8 +16,7 @@ pub(super) fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, 
     match g.offer.timer {
         GuestTimer::Sstc => env.set_guest_deadline(deadline),
         GuestTimer::Sbi => {
-            let zero = run.vm.time_zero.load(Ordering::Relaxed);
-            run.deadline = deadline.saturating_add(zero);
+            run.deadline = run.vm.host_time(deadline, env.now());
             env.set_timer_interrupt(false);
         }
     }

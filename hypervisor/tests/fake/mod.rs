@@ -263,6 +263,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         initrd: None,
         bootargs: String::new(),
         rng_seed: Vec::new(),
+        restore: None,
     }
 }
 

@@ -7,6 +7,7 @@ mod hot;
 mod images;
 mod random;
 mod rig;
+mod saved;
 mod starts;
 
 use abi::bundle::{MmuMode, VmConfig};

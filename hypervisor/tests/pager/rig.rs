@@ -398,8 +398,8 @@ impl Rig {
             is_own || original.is_some() && touch.store.is_none() && owner == images,
             "OWNERSHIP: guest {n} {touch:?} {owner:?}"
         );
+        let expected = self.expected(n, touch.page);
         let mem = &mut self.hart.mem;
-        let expected = self.guests[n].model.get(&touch.page).copied().or(original).unwrap_or(0);
         // The last word is the first one's twin.
         let twin = hpa.pfn().at(PAGE_BYTES - 8);
         let found = (mem.read_u64(hpa), mem.read_u64(twin));
@@ -464,6 +464,20 @@ impl Rig {
             .map(|page| self.touch(n, page, store(page)))
             .find(|done| *done != Done::Yes)
             .unwrap_or(Done::Yes)
+    }
+
+    /// A guest's vCPU leaves its hart, as it was asked to for a pause.
+    pub fn leave(&mut self, n: usize) {
+        let run = self.guests[n].run.take().expect("its vCPU runs");
+        assert_ne!(run.shared.posted.fetch_and(!request::PAUSE, SeqCst) & request::PAUSE, 0);
+        self.g.sched.stopped();
+        lifecycle::put_aside(&self.g, run, &mut self.hart);
+    }
+
+    /// What the first and the last word of a guest's page are.
+    pub fn expected(&self, n: usize, page: u64) -> u64 {
+        let Guest { vm, model, .. } = &self.guests[n];
+        model.get(&page).copied().or_else(|| original(&vm.config, page)).unwrap_or(0)
     }
 
     /// Turns until something is so.

@@ -21,8 +21,8 @@ const DELIMITER: u8 = 0;
 const HEADER: usize = 6;
 const TRAILER: usize = 4;
 
-/// A small table: what is summed up is short.
-static CRC: Crc<u32, Table<1>> = Crc::<u32, Table<1>>::new(&CRC_32_ISO_HDLC);
+/// The large table: pages of a snapshot are summed up, too.
+static CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
 /// What a frame is that is no message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,15 +5,17 @@
 
 pub mod debug;
 pub mod frame;
+pub mod save;
 
 use crate::bundle::MmuMode;
+use crate::snapshot::bytes::Bytes;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of all that is said. It stands in each frame, where every version has it.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// The longest request, in bytes of a frame.
 pub const MOST_REQUEST_BYTES: usize = 256;
 /// The longest answer, in bytes of a frame. Whoever asks one thing after the other never has more to read.
@@ -47,6 +49,8 @@ pub enum Request {
     Trace(Trace),
     /// What a debugger wants of the VM of that number.
     Debug(u64, debug::Debug),
+    /// What a snapshot of the VM of that number needs.
+    Save(u64, save::Save),
     /// What the VM of that number has printed: [`Answer::Output`].
     Output {
         /// The VM.
@@ -117,6 +121,12 @@ pub enum Answer {
     Registers(Box<debug::Registers>),
     /// Bytes of a VM's memory.
     Memory(Vec<u8>),
+    /// The snapshot of a VM is begun.
+    Saving(save::Saving),
+    /// A part of a VM's state.
+    State(Bytes),
+    /// Some pages of a VM's RAM.
+    Pages(save::Pages),
     /// What a VM has printed.
     Output(Output),
     /// So many of the bytes that were typed the VM had room for, from the first on.
@@ -283,6 +293,13 @@ mod tests {
             Answer::Stopped(debug::Stopped::AtBreak(31)),
             Answer::Registers(Box::new(debug::Registers { pc: u64::MAX, is_supervisor: true, ..Default::default() })),
             Answer::Memory(vec![0; debug::MOST_READ as usize]),
+            Answer::Saving(save::Saving { id: 1, state_bytes: 70_000, pages: 1 << 20, was_running: true }),
+            Answer::State(Bytes(vec![7; save::MOST_STATE])),
+            Answer::Pages(save::Pages {
+                next: u64::MAX,
+                first: vec![u64::MAX; save::MOST_PAGES],
+                bytes: Bytes(vec![0xff; save::MOST_PAGES * 4096]),
+            }),
             Answer::Output(Output { at: u64::MAX, bytes: vec![0; MOST_OUTPUT], is_over: true }),
             Answer::Taken(128),
         ]
@@ -368,6 +385,12 @@ mod tests {
         };
         let all = Answer::Events(Events { timebase: most, events: vec![event; MOST_EVENTS], lost: most });
         assert!(encode(1, &all).len() <= MOST_ANSWER_BYTES);
+    }
+
+    #[test]
+    fn so_many_pages_fit_into_an_answer() {
+        let all = answers().into_iter().filter(|answer| matches!(answer, Answer::State(_) | Answer::Pages(_)));
+        all.for_each(|answer| assert!(encode(u32::MAX, &answer).len() <= MOST_ANSWER_BYTES));
     }
 
     #[test]

@@ -34,6 +34,7 @@ use hypervisor::probe::Asked;
 use hypervisor::promoter::Promoter;
 use hypervisor::sched::Sched;
 use hypervisor::shares::{HostShare, Shares};
+use hypervisor::snapshot;
 use hypervisor::sync;
 use hypervisor::tunables::Tunables;
 use hypervisor::vms::Vms;
@@ -121,10 +122,14 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
     guest.forget_everything();
     let denial = denial(machine, seat, abilities.g_format, spans.g_root, ram);
-    let mut offer = offer(machine, (mode, denial), &abilities);
-
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
     check(&config)?;
+    if mode == GuestMode::Supervisor
+        && let Some(time) = snapshot::clock(&config.vms)
+    {
+        seat::set_clock(machine, time)?;
+    }
+    let mut offer = offer(machine, (mode, denial), &abilities);
     let tunables = Tunables::default();
     for setting in &config.settings {
         tunables.set(setting).map_err(|e| format!("{e}"))?;

@@ -534,7 +534,7 @@ impl Hart {
     /// Host time of the next timer interrupt of the vCPU on this hart.
     fn next_timer(&self, run: &VcpuRun) -> u64 {
         match self.g.offer.timer {
-            GuestTimer::Sstc => self.guest.comparator().saturating_add(run.vm.time_zero.load(Ordering::Relaxed)),
+            GuestTimer::Sstc => run.vm.host_time(self.guest.comparator(), self.now()),
             GuestTimer::Sbi => run.deadline,
         }
     }

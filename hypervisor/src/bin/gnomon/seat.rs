@@ -77,6 +77,24 @@ pub struct SeatHart {
     has_sstc: bool,
 }
 
+/// Sets the clock forward, so that `time` shows no less than that, before anything has asked for it. Firmware seat only: guests in S mode read
+/// the clock themselves, and one that was restored has seen that time.
+///
+/// # Errors
+/// A message, if there is no clock that can be set.
+pub fn set_clock(machine: &Machine, time: u64) -> Result<(), &'static str> {
+    if machine.mtimes.is_empty() {
+        return Err(
+            "a VM is to be restored on harts without the H extension, and this machine has no clock that can be set (mtime)",
+        );
+    }
+    if metal::time() < time {
+        // SAFETY: registers of the clocks, as the device tree says. They do nothing but count.
+        machine.mtimes.iter().for_each(|mtime| unsafe { mmio::write64(*mtime, time) });
+    }
+    if metal::time() < time { Err("this machine's clock (mtime) cannot be set") } else { Ok(()) }
+}
+
 impl SeatHart {
     /// Prepares this hart: the trap vector, and what ends a guest's run. `has_sstc` says whether
     /// `stimecmp` is Gnomon's to use (payload seat).

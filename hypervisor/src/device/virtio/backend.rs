@@ -1,7 +1,8 @@
 //! What a virtio device is to its transport.
 
 use super::queue::{Queue, Trouble};
-use crate::device::interface::Outside;
+use crate::device::interface::{Outside, Unsaved, Wild};
+use abi::snapshot::device::OwnState;
 use core::fmt::Debug;
 
 /// How far the work for a notification has come.
@@ -45,4 +46,17 @@ pub trait Backend: Debug + Send {
     fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble>;
     /// The driver resets the device: what was begun is dropped.
     fn reset(&mut self);
+    /// What it needs to go on elsewhere, beside transport and queues.
+    ///
+    /// # Errors
+    /// [`Unsaved`]: as long as it has taken chains that it can neither give back nor begin anew.
+    fn save(&self) -> Result<OwnState, Unsaved>;
+    /// How many chains of a queue, those that were taken last, are begun and not given back. Where the device goes on elsewhere, it
+    /// begins them anew.
+    fn begun(&self, at: usize) -> u16;
+    /// Goes on from there, just reset. `is_live`: the driver has set it up.
+    ///
+    /// # Errors
+    /// [`Wild`].
+    fn restore(&mut self, own: &OwnState, is_live: bool) -> Result<(), Wild>;
 }

@@ -14,8 +14,9 @@
 
 use super::backend::{Backend, Progress};
 use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
-use crate::device::interface::{Outside, Unreached};
+use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use abi::bundle::GUEST_RAM_BASE;
+use abi::snapshot::device::OwnState;
 use arrayvec::ArrayVec;
 use mmu::Span;
 use rv::{PAGE_BYTES, PAGE_SHIFT, Pfn};
@@ -251,6 +252,22 @@ impl Backend for Balloon {
     fn reset(&mut self) {
         self.works = NO_WORKS;
         self.actual = 0;
+    }
+
+    fn save(&self) -> Result<OwnState, Unsaved> {
+        Ok(OwnState::Balloon { target: self.target, actual: self.actual })
+    }
+
+    /// Whoever has notified does so again, and pages that were given back can be again.
+    fn begun(&self, at: usize) -> u16 {
+        self.works[at].is_some().into()
+    }
+
+    fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
+        let OwnState::Balloon { target, actual } = *own else { return Err(Wild::OTHER) };
+        self.set_target(target.into());
+        self.actual = actual;
+        Ok(())
     }
 }
 

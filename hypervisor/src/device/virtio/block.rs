@@ -19,9 +19,10 @@ use super::wire::block::{
     HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
     T_WRITE_ZEROES,
 };
-use crate::device::interface::Outside;
+use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
 use crate::sync::Mutex;
+use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -433,6 +434,20 @@ impl Backend for Block {
         self.spare.clear();
         self.parts.clear();
         self.over.clear();
+    }
+
+    /// A write that was begun may have been done, and one that is done twice may come after a newer one: so none is begun anew.
+    fn save(&self) -> Result<OwnState, Unsaved> {
+        let is_busy = self.works.iter().any(Option::is_some) || self.port.lock().has_strangers();
+        if is_busy { Err(Unsaved::Busy) } else { Ok(OwnState::Nothing) }
+    }
+
+    fn begun(&self, _: usize) -> u16 {
+        0
+    }
+
+    fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
+        if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }
     }
 }
 

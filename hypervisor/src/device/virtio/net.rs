@@ -10,9 +10,10 @@ use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
 use super::queue::{Chain, Queue, Trouble};
 use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
-use crate::device::interface::{Outside, Unreached};
+use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use crate::network::frame::{Frame, HEADER, MOST};
 use crate::network::{NotSent, Plug, SHARE};
+use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -303,6 +304,27 @@ impl Backend for Net {
         self.plug.start_over();
         (self.sending, self.receiving) = (None, None);
         self.gathering = Gathering::default();
+    }
+
+    fn save(&self) -> Result<OwnState, Unsaved> {
+        Ok(OwnState::Nothing)
+    }
+
+    /// A frame that has left already leaves twice, as may happen in any network.
+    fn begun(&self, at: usize) -> u16 {
+        let is_begun = if at == TRANSMIT { self.sending.is_some() } else { self.receiving.is_some() };
+        is_begun.into()
+    }
+
+    /// Frames come for it from now on, if it has a driver.
+    fn restore(&mut self, own: &OwnState, is_live: bool) -> Result<(), Wild> {
+        if *own != OwnState::Nothing {
+            return Err(Wild::OTHER);
+        }
+        if is_live {
+            self.plug.come_up();
+        }
+        Ok(())
     }
 }
 

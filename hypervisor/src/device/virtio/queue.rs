@@ -4,6 +4,7 @@
 //! checked: nothing is trusted twice. Every loop is bounded by the queue's size.
 
 use crate::device::interface::{GuestMemory, Unreached};
+use abi::snapshot::device::QueueState;
 use arrayvec::ArrayVec;
 use core::fmt;
 use core::sync::atomic::{Ordering, fence};
@@ -49,6 +50,19 @@ impl Layout {
             && fits(self.descriptors, DESCRIPTOR * size, 16)
             && fits(self.driver, 6 + 2 * size, 2)
             && fits(self.device, 6 + 8 * size, 4)
+    }
+}
+
+impl Layout {
+    /// As a snapshot has it, if the queue is ready with those counts.
+    pub(super) const fn save(&self, ready: Option<[u16; 3]>) -> QueueState {
+        let Self { size, descriptors, driver, device } = *self;
+        QueueState { size, descriptors, driver, device, ready }
+    }
+
+    /// From there.
+    pub(super) const fn of(state: &QueueState) -> Self {
+        Self { size: state.size, descriptors: state.descriptors, driver: state.driver, device: state.device }
     }
 }
 
@@ -214,6 +228,20 @@ impl Queue {
             broken: None,
         };
         layout.is_possible().then_some(queue)
+    }
+
+    /// Its state, as a snapshot has it, as if the last `begun` chains had not been taken.
+    #[must_use]
+    pub const fn save(&self, begun: u16) -> [u16; 3] {
+        [self.taken.wrapping_sub(begun), self.given, self.told]
+    }
+
+    /// One that goes on from there. `None` if it cannot be like that.
+    #[must_use]
+    pub fn resume(layout: Layout, agreed: Agreed, [taken, given, told]: [u16; 3]) -> Option<Self> {
+        // Each chain was taken before it was given back, and at most so many are out.
+        let is_possible = taken.wrapping_sub(given) <= layout.size;
+        Self::new(layout, agreed).filter(|_| is_possible).map(|queue| Self { taken, given, told, ..queue })
     }
 
     #[cfg(test)]

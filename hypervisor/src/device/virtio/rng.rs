@@ -6,8 +6,9 @@
 use super::backend::{Backend, Progress};
 use super::portion::{self, Budget, STEP, Stop};
 use super::queue::{Chain, Queue, Trouble};
-use crate::device::interface::Outside;
+use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::entropy::{Piece, Place};
+use abi::snapshot::device::OwnState;
 
 /// What a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
@@ -108,6 +109,19 @@ impl Backend for Rng {
     fn reset(&mut self) {
         self.place.forget();
         self.filling = None;
+    }
+
+    fn save(&self) -> Result<OwnState, Unsaved> {
+        Ok(OwnState::Nothing)
+    }
+
+    /// What has come for it is nobody's: the guest has not seen it, and elsewhere there are other bytes.
+    fn begun(&self, _: usize) -> u16 {
+        self.filling.is_some().into()
+    }
+
+    fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
+        if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }
     }
 }
 

@@ -5,21 +5,23 @@
 //! flight, answers come in any order, and guest memory that is paged out is asked for again a moment later.
 //!
 //! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it forgets all when the
-//! next session begins, which each driver does first.
+//! next session begins, which each driver does first. Only how many the guest has is counted, by the answers: whoever has none can go on with
+//! another device of the host's.
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::portion::{self, Budget, STEP, Stop, free_place};
 use super::queue::{Chain, MOST, Queue, Trouble};
 use super::wire::share::MOUNT_TAG;
-use crate::device::interface::Outside;
+use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
 use crate::sync::Mutex;
+use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use message::{Answer, ERROR, Errno, HEAD, Head, READ_HEAD, SMALL, Verdict};
+use message::{Answer, Change, ERROR, Errno, HEAD, Head, READ_HEAD, SMALL, Verdict};
 
 mod message;
 
@@ -64,6 +66,8 @@ pub struct Share {
     asking: Option<usize>,
     /// Those that are over, and are to be given back: with how many bytes.
     over: VecDeque<(usize, u32)>,
+    /// How many numbers of files the guest has, since its session began.
+    files: u32,
     counts: Counts,
 }
 
@@ -72,7 +76,7 @@ impl Share {
     #[must_use]
     pub fn new(port: Arc<Mutex<Port>>, tag: &str) -> Self {
         let (works, over) = (Vec::new(), VecDeque::new());
-        Self { port, tag: tag.into(), works, asking: None, over, counts: Counts::default() }
+        Self { port, tag: tag.into(), works, asking: None, over, files: 0, counts: Counts::default() }
     }
 
     /// What was done so far.
@@ -248,6 +252,13 @@ impl Share {
                 self.counts.unfit += 1;
             }
         }
+        let (message, answer) = port.buffer(asked.units).split_at(asked.answer_at());
+        match head.change(&message[..asked.message], &answer[..bytes]) {
+            Change::Nothing => {}
+            Change::More => self.files = self.files.saturating_add(1),
+            Change::Less => self.files = self.files.saturating_sub(1),
+            Change::None => self.files = 0,
+        }
         self.counts.bytes_in += bytes as u64;
         port.forget_landed();
         port.give(asked.units);
@@ -283,6 +294,28 @@ impl Backend for Share {
         self.asking = None;
         self.works.clear();
         self.over.clear();
+        self.files = 0;
+    }
+
+    /// Messages are answered first: what is done twice is not the same as what is done once.
+    fn save(&self) -> Result<OwnState, Unsaved> {
+        if self.works.iter().any(Option::is_some) || self.port.lock().has_strangers() {
+            return Err(Unsaved::Busy);
+        }
+        match self.files {
+            0 => Ok(OwnState::Nothing),
+            _ => Err(Unsaved::Never(
+                "a shared folder is mounted, and which files are open there is not Gnomon's to save: unmount it in the guest first",
+            )),
+        }
+    }
+
+    fn begun(&self, _: usize) -> u16 {
+        0
+    }
+
+    fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
+        if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }
     }
 }
 

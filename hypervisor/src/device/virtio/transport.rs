@@ -3,7 +3,8 @@
 use super::backend::{Backend, Progress};
 use super::queue::{Agreed, Layout, MOST, Queue, Trouble};
 use super::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
-use crate::device::interface::{Answer, Device, Outside, Place};
+use crate::device::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
+use abi::snapshot::device::{DeviceState, VirtioState};
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
 
@@ -167,11 +168,15 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
-    fn set_ready(&mut self, is_ready: bool) {
-        let agreed = Agreed {
+    const fn agreed(&self) -> Agreed {
+        Agreed {
             indirect: self.driver_features & INDIRECT_DESC != 0,
             event_index: self.driver_features & EVENT_IDX != 0,
-        };
+        }
+    }
+
+    fn set_ready(&mut self, is_ready: bool) {
+        let agreed = self.agreed();
         let Some(slot) = self.selected() else { return };
         if !is_ready {
             slot.queue = None;
@@ -189,11 +194,49 @@ impl<B: Backend> Mmio<B> {
         }
         let mut value = value;
         let is_new = value & FEATURES_OK & !self.status != 0;
-        if is_new && (self.driver_features & !self.features() != 0 || self.driver_features & VERSION_1 == 0) {
+        if is_new && !self.may_agree() {
             value &= !FEATURES_OK;
         }
         // That one is the device's.
         self.status = value & !NEEDS_RESET | self.status & NEEDS_RESET;
+    }
+
+    /// Whether what the driver has accepted can be agreed on.
+    fn may_agree(&self) -> bool {
+        self.driver_features & !self.features() == 0 && self.driver_features & VERSION_1 != 0
+    }
+
+    /// The driver has set it up, and it serves queues.
+    const fn is_live(&self) -> bool {
+        self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) == FEATURES_OK | DRIVER_OK
+    }
+
+    fn resume(&mut self, state: &VirtioState) -> Result<(), Wild> {
+        if state.id != B::ID || state.queues.len() != B::QUEUES {
+            return Err(Wild::OTHER);
+        }
+        self.device_features_sel = state.device_features_sel;
+        self.driver_features_sel = state.driver_features_sel;
+        self.driver_features = state.driver_features;
+        self.queue_sel = state.queue_sel;
+        (self.status, self.generation) = (state.status, state.generation);
+        self.interrupts = state.interrupts & (USED | CHANGED);
+        if self.status & FEATURES_OK != 0 && !self.may_agree() {
+            return Err(Wild("a virtio device does not offer what its driver has agreed on: give it the same disks"));
+        }
+        let agreed = self.agreed();
+        for (slot, saved) in self.queues.iter_mut().zip(&state.queues) {
+            slot.layout = Layout::of(saved);
+            slot.queue = match saved.ready {
+                Some(counts) => Some(
+                    Queue::resume(slot.layout, agreed, counts)
+                        .ok_or(Wild("a queue of a virtio device cannot be so"))?,
+                ),
+                None => None,
+            };
+        }
+        let is_live = self.is_live();
+        self.backend.restore(&state.own, is_live)
     }
 
     /// The driver resets the device.
@@ -227,7 +270,7 @@ impl<B: Backend> Mmio<B> {
 
     /// Does a portion of what there is to be done for a queue.
     fn serve(&mut self, at: usize, outside: &mut dyn Outside) -> Result<Progress, Later> {
-        if self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) != FEATURES_OK | DRIVER_OK {
+        if !self.is_live() {
             return Ok(Progress::Idle);
         }
         let Some(Slot { queue: Some(queue), .. }) = self.queues.get_mut(at) else { return Ok(Progress::Idle) };
@@ -352,5 +395,30 @@ impl<B: Backend> Device for Mmio<B> {
 
     fn reset(&mut self) {
         self.start_over();
+    }
+
+    fn save(&self) -> Result<DeviceState, Unsaved> {
+        let own = self.backend.save()?;
+        let queue = |(at, slot): (usize, &Slot)| {
+            let ready = slot.queue.as_ref().map(|queue| queue.save(self.backend.begun(at)));
+            slot.layout.save(ready)
+        };
+        Ok(DeviceState::Virtio(VirtioState {
+            id: B::ID,
+            device_features_sel: self.device_features_sel,
+            driver_features_sel: self.driver_features_sel,
+            driver_features: self.driver_features,
+            queue_sel: self.queue_sel,
+            status: self.status,
+            interrupts: self.interrupts,
+            generation: self.generation,
+            queues: self.queues.iter().enumerate().map(queue).collect(),
+            own,
+        }))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), Wild> {
+        let DeviceState::Virtio(state) = state else { return Err(Wild::OTHER) };
+        self.resume(state)
     }
 }

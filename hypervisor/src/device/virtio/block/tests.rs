@@ -3,10 +3,12 @@
 mod rig;
 
 use super::*;
-use crate::device::interface::Answer;
 use crate::device::interface::tests::RAM;
+use crate::device::interface::{Answer, Device, Unsaved};
+use crate::device::virtio::Mmio;
 use crate::device::virtio::wire::block::{BLK_SIZE, DISCARD, FLUSH, READ_ONLY, SEG_MAX, WRITE_ZEROES};
 use crate::disks::{Clears, IoError, UNITS};
+use abi::snapshot::device::{DeviceState, VirtioState};
 use alloc::vec;
 use rig::*;
 
@@ -450,4 +452,49 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
         assert_eq!(rig.free_units(), UNITS);
         assert_eq!(rig.do_one(T_OUT, 0, 512, vec![7; 512]).0, S_OK);
     }
+}
+
+#[test]
+fn a_disk_goes_on_elsewhere_once_it_has_done_what_it_was_asked_for() {
+    let mut rig = Rig::new();
+    let write = |n: u64| Made { kind: T_OUT, sector: 8 * n, bytes: 4096, content: pattern(n, 4096) };
+    assert_eq!(rig.do_one(T_OUT, 0, 4096, pattern(0, 4096)), (S_OK, 1));
+    rig.request(1, write(1), &[]);
+    rig.request(2, write(2), &[]);
+    rig.notify();
+    // One that the device has not been told of.
+    rig.request(3, write(3), &[]);
+    assert_eq!(rig.device.save(), Err(Unsaved::Busy), "the host's device has it");
+    rig.model.lock().most = 2;
+    rig.finish(0, Ok(()));
+    assert_eq!(rig.device.save(), Err(Unsaved::Busy));
+    rig.finish_all();
+    let state = rig.device.save().expect("all is done");
+    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x"));
+    assert_eq!(other.restore(&state), Ok(()));
+    assert_eq!(other.save(), Ok(state.clone()));
+    assert_eq!((other.interrupt(), rig.device.interrupt()), (true, true), "what was done is still to be told");
+    rig.device = other;
+    assert!(rig.come_back().iter().all(|(_, _, status, _)| *status == S_OK));
+    for n in 0..4 {
+        rig.moment();
+        rig.finish_all();
+        assert_eq!(rig.do_one(T_IN, 8 * n, 4096, Vec::new()), (S_OK, 4097));
+        assert!(rig.bytes(DATA, 4096) == pattern(n, 4096), "{n}");
+    }
+    // States that no driver brings about.
+    let DeviceState::Virtio(good) = state else { panic!("a virtio device's") };
+    let mut refused = |change: &dyn Fn(&mut VirtioState)| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        assert!(rig.device.restore(&DeviceState::Virtio(bad)).is_err());
+        rig.device.reset();
+    };
+    refused(&|state| state.id = 1);
+    refused(&|state| state.driver_features |= 1 << 63);
+    refused(&|state| state.queues.clear());
+    refused(&|state| state.queues[0].size = 3);
+    refused(&|state| state.queues[0].descriptors = u64::MAX);
+    refused(&|state| state.queues[0].ready = Some([200, 0, 0]));
+    refused(&|state| state.own = OwnState::Balloon { target: 0, actual: 0 });
 }

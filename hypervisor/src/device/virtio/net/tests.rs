@@ -4,7 +4,10 @@ mod rig;
 
 use super::*;
 use crate::device::interface::{Answer, Device};
+use crate::device::virtio::Mmio;
 use crate::network::frame::LEAST;
+use crate::slots::Handle;
+use abi::snapshot::device::DeviceState;
 use rig::*;
 
 #[test]
@@ -331,4 +334,61 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
         assert_eq!(rig.received(1), [frame(mac(1), mac(0), 60, 9)], "seed {seed}");
         assert_eq!(rig.received(0).last(), Some(&frame(mac(0), mac(1), 60, 9)), "seed {seed}");
     }
+}
+
+#[test]
+fn a_card_goes_on_elsewhere_with_its_driver() {
+    let mut rig = Rig::new(2);
+    let (mut number, mut flows) = (1, Flows::default());
+    let mut exchange = |rig: &mut Rig| {
+        for (from, to) in [(0, 1), (1, 0)] {
+            flows.sent(from, to, number);
+            rig.send(from, &frame(mac(to), mac(from), 100, number));
+            number += 1;
+        }
+        flows.check(rig);
+        (0..2).for_each(|at| rig.offer_all(at));
+        flows.received
+    };
+    assert_eq!(exchange(&mut rig), 2);
+    // In the midst of both: a frame that it has taken and not sent, and a buffer for one that has not come.
+    let card = &mut rig.cards[0];
+    let state = card.device.save().expect("it has nothing that must be waited for");
+    let plug = rig.network.plug(mac(0)).expect("it is on the network");
+    plug.set_user(Handle { slot: 0, number: 0 });
+    let mut other = Mmio::new(0x1000_9000, 9, Net::new(plug));
+    // Elsewhere nobody sends anything to a card before it has a driver.
+    card.device.reset();
+    assert_eq!(other.restore(&state), Ok(()));
+    assert_eq!(other.save(), Ok(state.clone()));
+    card.device = other;
+    assert_eq!(exchange(&mut rig), 4);
+    let DeviceState::Virtio(mut wild) = state else { panic!("a virtio device's") };
+    wild.queues[1].ready = Some([65, 0, 0]);
+    assert!(rig.cards[0].device.restore(&DeviceState::Virtio(wild)).is_err());
+}
+
+#[test]
+fn what_a_card_has_begun_it_begins_anew() {
+    let sent = frame(NOBODY, mac(0), 60, 5);
+    // Memory comes and goes: with some seed the chain is taken, and the frame is not read.
+    let begun = (1..100).find_map(|seed| {
+        let mut rig = Rig::new(1);
+        rig.poke(0, SENT + HEADER as u64, &sent);
+        rig.offer(0, TRANSMIT, 0, &[(SENT, (HEADER + sent.len()) as u32, false)]);
+        rig.cards[0].world.later = Some(seed);
+        rig.set(0, 0x050, TRANSMIT as u32);
+        let is_begun = rig.cards[0].device.backend().begun(TRANSMIT) == 1 && rig.world_has().is_empty();
+        is_begun.then_some(rig)
+    });
+    let mut rig = begun.expect("there is such a seed");
+    let Ok(DeviceState::Virtio(state)) = rig.cards[0].device.save() else { panic!("its state") };
+    assert_eq!(state.queues[TRANSMIT].ready, Some([0, 0, 0]), "it counts as not taken");
+    rig.cards[0].device.reset();
+    assert_eq!(rig.cards[0].device.restore(&DeviceState::Virtio(state)), Ok(()));
+    rig.cards[0].world.later = None;
+    rig.cards[0].world.is_soon = true;
+    rig.settle();
+    assert_eq!(rig.world_has(), [sent]);
+    assert_eq!(rig.used(0, TRANSMIT), [(0, 0)]);
 }

@@ -1,13 +1,14 @@
 //! The source of random bytes behind its transport, as drivers see it.
 
 use super::*;
-use crate::device::interface::Answer;
 use crate::device::interface::tests::RAM;
+use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
 use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, TABLE};
 use crate::entropy::{HostEntropy, PIECE, Source};
 use crate::slots::Handle;
 use crate::sync::Mutex;
+use abi::snapshot::device::DeviceState;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -222,4 +223,34 @@ fn guests_take_turns_and_none_sees_anothers() {
     let who = b.come(64);
     b.moment();
     assert_eq!((who, b.back()), (Some(1), (2, 64)));
+}
+
+#[test]
+fn a_source_goes_on_elsewhere_with_the_buffer_that_waited() {
+    let mut rig = Rig::new();
+    rig.offer(DATA, 64, 2);
+    rig.come(64);
+    rig.moment();
+    rig.offer(DATA + 100, 32, 2);
+    // It has come, and the guest has not seen it.
+    rig.come(64);
+    let state = rig.device.save().expect("nothing has to be waited for");
+    let mut other = Rig::new();
+    let restored = Mmio::new(0x1000_e000, 16, Rng::new(Place::at(&other.source)));
+    (other.device, other.available) = (restored, rig.available);
+    other.world.ram.clone_from(&rig.world.ram);
+    assert_eq!(other.device.restore(&state), Ok(()));
+    assert_eq!(other.back().0, 1);
+    other.moment();
+    assert_eq!((other.back().0, other.model.lock().asked), (1, 1), "the host there is asked");
+    other.come(64);
+    other.moment();
+    assert_eq!((other.back(), other.bytes(DATA + 100, 33)), ((2, 32), &[&[1; 32][..], &[0xee]].concat()[..]));
+    // And here it goes on as if nothing had been.
+    rig.moment();
+    assert_eq!((rig.back(), rig.bytes(DATA + 100, 1)), ((2, 32), &[2][..]));
+    other.device.reset();
+    let DeviceState::Virtio(mut wild) = state else { panic!("a virtio device's") };
+    wild.own = OwnState::Balloon { target: 0, actual: 0 };
+    assert!(other.device.restore(&DeviceState::Virtio(wild)).is_err());
 }

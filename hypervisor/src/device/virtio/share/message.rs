@@ -34,7 +34,12 @@ pub(super) enum Errno {
     NotSupported = 95,
 }
 
+const XATTRWALK: u8 = 30;
 const VERSION: u8 = 100;
+const ATTACH: u8 = 104;
+const WALK: u8 = 110;
+const CLUNK: u8 = 120;
+const REMOVE: u8 = 122;
 const READ: u8 = 116;
 const READ_FOLDER: u8 = 40;
 const WRITE: u8 = 118;
@@ -65,16 +70,16 @@ use Field::{Attribute, Data, NewFile, Plain, Text, Texts};
 
 /// The fields of each type of message, behind its head.
 const TYPES: [(u8, &[Field]); 27] = [
-    (8, &[Plain(4)]),                             // statfs
-    (12, &[Plain(8)]),                            // lopen
-    (14, &[Plain(4), Text, Plain(12)]),           // lcreate
-    (16, &[Plain(4), Text, Text, Plain(4)]),      // symlink
-    (18, &[Plain(4), Text, Plain(16)]),           // mknod
-    (20, &[Plain(8), Text]),                      // rename
-    (22, &[Plain(4)]),                            // readlink
-    (24, &[Plain(12)]),                           // getattr
-    (26, &[Plain(60)]),                           // setattr
-    (30, &[Plain(4), NewFile, Text]),             // xattrwalk
+    (8, &[Plain(4)]),                        // statfs
+    (12, &[Plain(8)]),                       // lopen
+    (14, &[Plain(4), Text, Plain(12)]),      // lcreate
+    (16, &[Plain(4), Text, Text, Plain(4)]), // symlink
+    (18, &[Plain(4), Text, Plain(16)]),      // mknod
+    (20, &[Plain(8), Text]),                 // rename
+    (22, &[Plain(4)]),                       // readlink
+    (24, &[Plain(12)]),                      // getattr
+    (26, &[Plain(60)]),                      // setattr
+    (XATTRWALK, &[Plain(4), NewFile, Text]),
     (32, &[Plain(4), Text, Attribute, Plain(4)]), // xattrcreate
     (READ_FOLDER, &[Plain(16)]),
     (50, &[Plain(8)]),                           // fsync
@@ -85,13 +90,13 @@ const TYPES: [(u8, &[Field]); 27] = [
     (74, &[Plain(4), Text, Plain(4), Text]),     // renameat
     (76, &[Plain(4), Text, Plain(4)]),           // unlinkat
     (VERSION, &[Plain(4), Text]),
-    (104, &[NewFile, Plain(4), Text, Text, Plain(4)]), // attach
-    (108, &[Plain(2)]),                                // flush
-    (110, &[Plain(4), NewFile, Texts]),                // walk
+    (ATTACH, &[NewFile, Plain(4), Text, Text, Plain(4)]),
+    (108, &[Plain(2)]), // flush
+    (WALK, &[Plain(4), NewFile, Texts]),
     (READ, &[Plain(16)]),
     (WRITE, &[Plain(12), Data]),
-    (120, &[Plain(4)]), // clunk
-    (122, &[Plain(4)]), // remove
+    (CLUNK, &[Plain(4)]),
+    (REMOVE, &[Plain(4)]),
 ];
 
 /// The head of a message.
@@ -101,6 +106,19 @@ pub(super) struct Head {
     pub(super) bytes: usize,
     kind: u8,
     pub(super) tag: u16,
+}
+
+/// What a message has changed of the files that a guest has numbers of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    /// Nothing.
+    Nothing,
+    /// There is one more.
+    More,
+    /// There is one less.
+    Less,
+    /// There are none any more.
+    None,
 }
 
 /// What is to be done with a message.
@@ -195,6 +213,27 @@ impl Head {
             _ => {}
         }
         Verdict::Pass
+    }
+
+    /// What has come of a message that was passed, by its answer.
+    pub(super) fn change(self, message: &[u8], answer: &[u8]) -> Change {
+        /// No such file, in an answer of [`RLERROR`].
+        const NO_ENTRY: u64 = 2;
+        let read = |from: &[u8], at: usize, bytes: usize| from.get(at..at + bytes).map(number);
+        let is_done = answer.get(4).is_some_and(|kind| *kind == self.kind + 1);
+        match self.kind {
+            VERSION if is_done => Change::None,
+            ATTACH | XATTRWALK if is_done => Change::More,
+            // Of a walk that has come all the way, and not with the same number.
+            WALK if is_done => {
+                let is_whole = read(message, HEAD + 8, 2) == read(answer, HEAD, 2);
+                let is_new = read(message, HEAD, 4) != read(message, HEAD + 4, 4);
+                if is_whole && is_new { Change::More } else { Change::Nothing }
+            }
+            // These end a number whatever else comes of them, if there is such a one.
+            CLUNK | REMOVE if is_done || read(answer, HEAD, 4) != Some(NO_ENTRY) => Change::Less,
+            _ => Change::Nothing,
+        }
     }
 
     /// Checks that a message has all fields of its type, and nothing behind them.

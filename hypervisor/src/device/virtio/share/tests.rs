@@ -1,6 +1,7 @@
 //! The share behind its transport, as a driver sees it.
 
 mod rig;
+mod saved;
 
 use super::message::{ERROR, HEAD, MOST_FILES, SMALL};
 use super::*;

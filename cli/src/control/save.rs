@@ -1,0 +1,176 @@
+//! Takes a snapshot of a VM by the control channel, and writes it.
+
+use super::ControlError;
+use super::client::Client;
+use abi::control::save::{MOST_STATE, Pages, Save, Saving};
+use abi::control::{Answer, Request};
+use abi::snapshot::file::{MOST_PAGES, PAGE, Writer};
+use std::io::{self, Write};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How long a VM may take to stand still, and memory to be brought in.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it is waited between two attempts.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Why there is no snapshot.
+#[derive(Debug)]
+pub enum Unsaved {
+    /// The run does not give it.
+    Control(ControlError),
+    /// It cannot be written.
+    Io(io::Error),
+}
+
+impl From<ControlError> for Unsaved {
+    fn from(why: ControlError) -> Self {
+        Self::Control(why)
+    }
+}
+
+impl From<io::Error> for Unsaved {
+    fn from(why: io::Error) -> Self {
+        Self::Io(why)
+    }
+}
+
+/// What a snapshot has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Saved {
+    /// Pages that are not zero.
+    pub pages: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+/// A VM that stands still for its snapshot. Whoever drops it before [`Held::end`] leaves that to the run, which sees that the command is
+/// gone.
+pub struct Held<'a> {
+    client: &'a mut Client,
+    vm: (u64, &'a str),
+    saving: Saving,
+}
+
+/// What comes out as file, with what is collected for its next section.
+struct Sections<W> {
+    out: W,
+    writer: Writer,
+    first: u64,
+    bytes: Vec<u8>,
+    written: Saved,
+}
+
+impl<W: Write> Sections<W> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.written.bytes += bytes.len() as u64;
+        self.out.write_all(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.bytes.is_empty() {
+            let head = self.writer.pages(self.first, &self.bytes);
+            let bytes = std::mem::take(&mut self.bytes);
+            self.put(&head)?;
+            self.put(&bytes)?;
+        }
+        Ok(())
+    }
+
+    fn page(&mut self, number: u64, page: &[u8]) -> io::Result<()> {
+        let count = self.bytes.len() / PAGE;
+        if count == MOST_PAGES || self.first + count as u64 != number {
+            self.flush()?;
+        }
+        if self.bytes.is_empty() {
+            self.first = number;
+        }
+        self.bytes.extend_from_slice(page);
+        self.written.pages += 1;
+        Ok(())
+    }
+}
+
+impl<'a> Held<'a> {
+    /// Begins a snapshot of the VM of that number and name: it stands still from then on.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn begin(client: &'a mut Client, vm: (u64, &'a str)) -> Result<Self, ControlError> {
+        match ask(client, vm, Save::Begin)? {
+            Answer::Saving(saving) => Ok(Self { client, vm, saving }),
+            _ => Err(client.nonsense()),
+        }
+    }
+
+    /// Writes the file. `tell` is told how far it is, in percent of RAM.
+    ///
+    /// # Errors
+    /// [`Unsaved`].
+    pub fn write(&mut self, out: impl Write, mut tell: impl FnMut(u64)) -> Result<Saved, Unsaved> {
+        let state = self.state()?;
+        let (writer, front) = Writer::begin(&state);
+        let written = Saved { pages: 0, bytes: 0 };
+        let mut file = Sections { out, writer, first: 0, bytes: Vec::new(), written };
+        file.put(&front)?;
+        let (id, all, mut from) = (self.saving.id, self.saving.pages, 0);
+        while from < all {
+            let Answer::Pages(Pages { next, first, bytes }) = ask(self.client, self.vm, Save::Pages { id, from })?
+            else {
+                return Err(self.client.nonsense().into());
+            };
+            let pages = bytes.0.chunks_exact(PAGE);
+            let is_sound = next > from && next <= all && pages.len() == first.len() && bytes.0.len() % PAGE == 0;
+            if !is_sound || !first.iter().all(|page| (from..next).contains(page)) {
+                return Err(self.client.nonsense().into());
+            }
+            for (number, page) in first.iter().zip(pages) {
+                file.page(*number, page)?;
+            }
+            from = next;
+            tell(100 * from / all);
+        }
+        file.flush()?;
+        let end = file.writer.end();
+        file.out.write_all(&end)?;
+        file.out.flush()?;
+        Ok(Saved { bytes: file.written.bytes + end.len() as u64, ..file.written })
+    }
+
+    fn state(&mut self) -> Result<Vec<u8>, ControlError> {
+        let (id, all) = (self.saving.id, self.saving.state_bytes as usize);
+        let mut state = Vec::new();
+        while state.len() < all {
+            let from = state.len() as u32;
+            match ask(self.client, self.vm, Save::State { id, from })? {
+                Answer::State(part) if !part.0.is_empty() && part.0.len() <= MOST_STATE => state.extend(part.0),
+                _ => return Err(self.client.nonsense()),
+            }
+        }
+        Ok(state)
+    }
+
+    /// Lets the VM go on, if it ran before.
+    ///
+    /// # Errors
+    /// [`ControlError`]: also if it went on meanwhile, so that what was written is worth nothing.
+    pub fn end(self) -> Result<(), ControlError> {
+        ask(self.client, self.vm, Save::End(self.saving.id)).map(drop)
+    }
+}
+
+/// Asks, again and again while it is to be later.
+fn ask(client: &mut Client, (vm, name): (u64, &str), wish: Save) -> Result<Answer, ControlError> {
+    let what = format!("cannot take a snapshot of VM `{name}`");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match client.ask(&what, &Request::Save(vm, wish))? {
+            Answer::Later if Instant::now() >= until => {
+                let why = "it does not stand still, or its memory does not come in".into();
+                return Err(ControlError::Refused { run: client.run().into(), what, why });
+            }
+            Answer::Later => sleep(PAUSE),
+            answer => return Ok(answer),
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A VM that is in the midst of work, and comes to the same results elsewhere.
+
+mod says;
+
+use assert_cmd::Command;
+use says::says;
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const ROUNDS: usize = 80;
+
+/// Many short programs, a file that grows in memory, and a disk that is written to; then what all of it has come to. The share is there in the
+/// beginning and at the end.
+const WORK: &str = "x=0; n=0
+while [ $n -lt 80 ]; do
+    x=$(echo $x $n | sha256sum | cut -c1-64)
+    echo $x >> /tmp/all
+    echo $x | dd of=/dev/vda bs=65 seek=$n conv=notrunc 2> /dev/null
+    n=$((n+1))
+    [ $n -ne 20 ] || { until [ -e /mnt/here/go ]; do sleep 0.1; done; umount /mnt/here; }
+    [ $((n % 10)) -ne 0 ] || echo part $n of it
+done
+sync
+echo 3 > /proc/sys/vm/drop_caches
+mount -t 9p -o trans=virtio,version=9p2000.L here /mnt/here && cat /mnt/here/file
+[ $(head -c 40 /dev/hwrng | wc -c) = 40 ] && echo random
+echo result $(sha256sum < /tmp/all | cut -c1-64) $(head -c 5200 /dev/vda | sha256sum | cut -c1-64)";
+
+/// What it comes to.
+fn result() -> String {
+    let (mut x, mut all) = ("0".to_owned(), String::new());
+    for n in 0..ROUNDS {
+        x = hex(format!("{x} {n}\n").as_bytes());
+        all += &format!("{x}\n");
+    }
+    let digest = hex(all.as_bytes());
+    format!("result {digest} {digest}")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+struct Scratch(TempDir);
+
+struct Run {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Scratch {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn run(&self, args: &[&str]) -> Run {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+        command.env("XDG_RUNTIME_DIR", self.0.path()).arg("run").args(args).args(["--timeout", "120"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().expect("gnomon");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        Run { child, output }
+    }
+
+    fn command(&self, args: &[&str]) -> assert_cmd::assert::Assert {
+        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
+        command.env("XDG_RUNTIME_DIR", self.0.path()).timeout(PATIENCE).args(args).assert()
+    }
+}
+
+impl Run {
+    /// The end of its line may come later.
+    fn wait_for(&mut self, text: &str) {
+        let mut all = Vec::new();
+        while !String::from_utf8_lossy(&all).contains(text) {
+            let some = self.output.fill_buf().expect("output");
+            assert!(!some.is_empty(), "it ended without `{text}`: {}", String::from_utf8_lossy(&all));
+            all.extend_from_slice(some);
+            let count = some.len();
+            self.output.consume(count);
+        }
+    }
+
+    fn end(mut self) -> String {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).expect("text");
+        text
+    }
+}
+
+#[test]
+fn work_that_is_begun_here_is_done_there() {
+    let scratch = Scratch(tempfile::tempdir().expect("a directory"));
+    let (disk, file) = (scratch.text("disk.img"), scratch.text("a.snap"));
+    let made = format!("{disk}:1M");
+    let (here, there) = (scratch.path("here"), scratch.text("there"));
+    for (dir, text) in [(&*here, "first\n"), (Path::new(&there), "second\n")] {
+        fs::create_dir(dir).expect("a directory");
+        fs::write(dir.join("file"), text).expect("a file");
+    }
+    let mut run = scratch.run(&[
+        "--as",
+        "first",
+        "--memory",
+        "192M",
+        "--vcpus",
+        "2",
+        "--svvptc",
+        "off",
+        "--balloon",
+        "on",
+        "--net",
+        "--rng",
+        "--share",
+        &scratch.text("here"),
+        "--disk",
+        &made,
+        "--exec",
+        WORK,
+    ]);
+    run.wait_for("part 10 of it");
+    let refused = scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).code(1);
+    let refused = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(refused.contains("a shared folder is mounted") && refused.contains("unmount it"), "{refused}");
+    assert!(!Path::new(&file).exists());
+    // It goes on all the same.
+    fs::write(here.join("go"), "").expect("a file");
+    run.wait_for("part 20 of it");
+    scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
+    let said = run.end();
+    assert!(!said.contains("result"), "it was stopped in the midst of its work: {said}");
+    assert!(!Path::new(&format!("{file}.part")).exists());
+    // Two-stage tables and two harts there; here one without the H extension, and shadow tables that steer.
+    let said = scratch.run(&["--restore", &file, "--disk", &disk, "--share", &there, "--no-h", "--harts", "1"]).end();
+    assert!(said.contains("mmu = steered") && said.contains(&result()), "no `{}` in {said}", result());
+    assert!(said.contains("second\n") && said.contains("random\n"), "{said}");
+    refuses(&scratch, &file, &disk, &there);
+}
+
+/// Prints the alphabet, a letter in a line, with time between; then it powers off.
+fn alphabet() -> Vec<u8> {
+    const ECALL: u32 = 0x73;
+    let [a0, a1, s0, s1, t0] = [10, 11, 8, 9, 5];
+    let addi = |to: u32, from: u32, value: i32| (value as u32) << 20 | from << 15 | to << 7 | 0x13;
+    let lui = |to: u32, value: u32| value << 12 | to << 7 | 0x37;
+    let bne = |one: u32, other: u32, by: i32| {
+        let by = by as u32;
+        (by >> 12 & 1) << 31
+            | (by >> 5 & 63) << 25
+            | other << 20
+            | one << 15
+            | 1 << 12
+            | (by >> 1 & 15) << 8
+            | (by >> 11 & 1) << 7
+            | 0x63
+    };
+    let code = [
+        addi(s1, 0, 'a' as i32),
+        addi(t0, 0, 'z' as i32 + 1),
+        addi(a0, s1, 0), // next:
+        ECALL,
+        addi(a0, 0, 10),
+        ECALL,
+        addi(s1, s1, 1),
+        lui(s0, 0x2000),
+        addi(s0, s0, -1), // wait:
+        bne(s0, 0, -4),
+        bne(s1, t0, -32),
+        0x5352_58b7, // lui a7, 0x53525
+        0x3548_8893, // addi a7, a7, 0x354: "SRST"
+        addi(16, 0, 0),
+        addi(a0, 0, 0),
+        addi(a1, 0, 0),
+        ECALL,
+    ];
+    says("hello\n", &code)
+}
+
+#[test]
+fn a_vm_goes_on_in_its_own_run_and_in_another() {
+    let scratch = Scratch(tempfile::tempdir().expect("a directory"));
+    let (kernel, file) = (scratch.text("alphabet"), scratch.text("a.snap"));
+    fs::write(&kernel, alphabet()).expect("a file");
+    let mut run = scratch
+        .run(&["--kernel", &kernel, "--memory", "16M", "--mmu", "lazy", "--no-h", "--vcpus", "3", "--svvptc", "off"]);
+    run.wait_for("hello");
+    scratch.command(&["snapshot", "-o", &file]).success();
+    let first = run.end();
+    let letters = |said: &str| said.lines().filter(|line| line.len() == 1).collect::<String>();
+    assert!(letters(&first).ends_with("xyz"), "it goes on: {first}");
+    // As often as one likes, each time from there.
+    for how in [["--seat", "payload", "--mmu", "adaptive"], ["--harts", "2", "--mmu", "nested"]] {
+        let said = scratch.run(&[&["--restore", &file][..], &how].concat()).end();
+        let all = letters(&said);
+        assert!(('a'..='z').collect::<String>().ends_with(&all) && all.ends_with("xyz"), "{how:?}: {said}");
+    }
+}
+
+/// What cannot be restored is said, before any machine is started or by it.
+fn refuses(scratch: &Scratch, file: &str, disk: &str, share: &str) {
+    let refused = |code: i32, args: &[&str], part: &str| {
+        let said = scratch.command(&[&["run", "--timeout", "60"], args].concat()).code(code);
+        let output = said.get_output();
+        let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
+        assert!(said.contains(part), "no `{part}` in {said}");
+    };
+    let good = fs::read(file).expect("the snapshot");
+    let bad = scratch.text("bad.snap");
+    let damaged = |change: &dyn Fn(&mut Vec<u8>), part: &str| {
+        let mut bytes = good.clone();
+        change(&mut bytes);
+        fs::write(&bad, bytes).expect("a file");
+        refused(1, &["--restore", &bad, "--disk", disk, "--share", share], part);
+    };
+    damaged(&|bytes| bytes.truncate(bytes.len() - 1), "it is cut off");
+    damaged(&|bytes| bytes[1 << 20] ^= 1, "a check sum is wrong");
+    refused(1, &["--restore", file, "--disk", disk], "with the shared folders [here], and [] were given");
+    refused(1, &["--restore", file], "with 1 disks, and 0 were given");
+    refused(1, &["--restore", file, "--disk", disk, "--share", share, "--memory", "1G"], "`memory` was given");
+    refused(1, &["--restore", file, "--disk", disk, "--share", share, "--exec", "true"], "it goes on from a snapshot");
+    let larger = format!("{}:2M", scratch.text("larger.img"));
+    refused(3, &["--restore", file, "--disk", &larger, "--share", share], "its disk 0 had 2048 sectors, and has 4096");
+}

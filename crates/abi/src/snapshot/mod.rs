@@ -1,0 +1,181 @@
+//! What a snapshot of a VM is: its state ([`State`]) and the pages of its RAM that are not zero, in a [`file`].
+//!
+//! Nothing here says how the VM's memory was virtualized, or on how many harts: so it goes on in any mode, on any number.
+//! Times are the guest's own, in ticks of `time`.
+
+pub mod bytes;
+pub mod device;
+pub mod file;
+
+use crate::mac::Mac;
+use alloc::string::String;
+use alloc::vec::Vec;
+use bytes::Bytes;
+use device::{DeviceState, PlicState};
+use serde::{Deserialize, Serialize};
+
+/// Most bytes of an encoded [`State`]: 32 vCPUs with the longest vector registers that there may be.
+pub const MOST_STATE_BYTES: usize = 16 << 20;
+/// Guest times are below this: at 10 MHz, 3600 years.
+pub const MOST_TIME: u64 = 1 << 60;
+/// A timer that is not set.
+pub const NEVER: u64 = u64::MAX;
+
+/// All of a paused VM but its RAM.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct State {
+    /// What the VM is, and what its guest was told.
+    pub told: Told,
+    /// Its vCPUs, in the order of their numbers.
+    pub vcpus: Vec<VcpuState>,
+    /// Its software events.
+    pub events: EventsState,
+    /// Its interrupt controller.
+    pub plic: PlicState,
+    /// Its other devices, in the order of the board.
+    pub devices: Vec<Placed>,
+}
+
+/// A device, and where on the board it is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Placed {
+    /// GPA of its first register.
+    pub at: u64,
+    /// What it is.
+    pub device: DeviceState,
+}
+
+/// What a VM is, and what its guest was told. Whoever goes on with it has to offer as much.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Told {
+    /// Its name.
+    pub name: String,
+    /// RAM in bytes.
+    pub memory_bytes: u64,
+    /// Ticks of `time` in a second.
+    pub timebase: u64,
+    /// The guest's `time` when it was paused; below [`MOST_TIME`].
+    pub time: u64,
+    /// Extensions of its harts.
+    pub isa: Vec<String>,
+    /// Bytes of the blocks of `cbo.inval` and `cbo.zero`, and of prefetches; 0 where it was not told.
+    pub blocks: [u32; 3],
+    /// Formats of tables that its root register takes: the modes in `satp`.
+    pub formats: Vec<u8>,
+    /// Bytes in a vector register, 0 without V.
+    pub vlenb: u32,
+    /// Whether updates of A and D bits are promised (Svadu).
+    pub svadu: bool,
+    /// Whether it has a memory balloon.
+    pub has_balloon: bool,
+    /// Its disks. What is on them is not in the snapshot.
+    pub disks: Vec<DiskState>,
+    /// The address of its network card, if it has one.
+    pub mac: Option<Mac>,
+    /// What it mounts its shared folders by. What is in them is not in the snapshot.
+    pub shares: Vec<String>,
+    /// Whether it has a source of random bytes.
+    pub has_rng: bool,
+}
+
+/// What has to agree of a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DiskState {
+    /// How many sectors of 512 bytes it has.
+    pub sectors: u64,
+    /// Whether nothing can be written.
+    pub is_read_only: bool,
+}
+
+/// A vCPU.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct VcpuState {
+    /// Whether it is started (SBI HSM). If not, nothing else of it matters.
+    pub is_started: bool,
+    /// Whether it is in supervisor mode, or else in user mode.
+    pub is_supervisor: bool,
+    /// x0 to x31.
+    pub x: [u64; 32],
+    /// Where it goes on.
+    pub pc: u64,
+    /// f0 to f31.
+    pub f: [u64; 32],
+    /// `fcsr`.
+    pub fcsr: u64,
+    /// v0 to v31; empty without V.
+    pub v: Bytes,
+    /// `vstart`, `vl`, `vtype`, `vcsr`.
+    pub vector: [u64; 4],
+    /// Its control and status registers.
+    pub csrs: Csrs,
+    /// Whether its software interrupt is pending.
+    pub is_software_pending: bool,
+    /// When its timer interrupt is due, in guest time, or [`NEVER`]. One of the past is pending.
+    pub timer: u64,
+    /// SBI FWFT: misaligned accesses' exceptions are the kernel's own.
+    pub delegates_misaligned: bool,
+    /// And that is locked.
+    pub is_locked: bool,
+}
+
+/// A vCPU's supervisor state, by the names that the guest knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "they are those of the privileged specification")]
+pub struct Csrs {
+    pub sstatus: u64,
+    pub sie: u64,
+    pub stvec: u64,
+    pub sscratch: u64,
+    pub sepc: u64,
+    pub scause: u64,
+    pub stval: u64,
+    pub satp: u64,
+    pub scounteren: u64,
+    pub senvcfg: u64,
+}
+
+/// A VM's software events (SBI SSE).
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct EventsState {
+    /// By vCPU.
+    pub local: Vec<EventState>,
+    /// The one of all.
+    pub global: EventState,
+    /// vCPUs (by bit) to which events may come.
+    pub unmasked: u64,
+}
+
+/// A software event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct EventState {
+    /// 0 unused, 1 registered, 2 enabled, 3 running.
+    pub state: u8,
+    /// Whether it is pending.
+    pub is_pending: bool,
+    /// Its attributes, by the specification's numbers; the status (0) has no meaning.
+    pub attributes: [u64; 10],
+}
+
+impl State {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        // Serializing plain data into memory cannot fail.
+        postcard::to_allocvec(self).unwrap_or_default()
+    }
+
+    /// From bytes, all of them. `None` if they are no state. Nothing in it is checked: whoever uses a value checks it.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() > MOST_STATE_BYTES {
+            return None;
+        }
+        match postcard::take_from_bytes(bytes) {
+            Ok((state, [])) => Some(state),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
