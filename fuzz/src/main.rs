@@ -8,6 +8,7 @@ mod exits;
 mod fake;
 mod files;
 mod rings;
+mod turns;
 mod walks;
 
 use std::sync::OnceLock;
@@ -16,7 +17,7 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 10] = [
+const TARGETS: [(&str, Target); 11] = [
     ("answers", control::answers),
     ("bundle", files::bundle),
     ("exits", exits::exits),
@@ -25,6 +26,7 @@ const TARGETS: [(&str, Target); 10] = [
     ("requests", control::requests),
     ("rings", rings::rings_of),
     ("tree", files::tree),
+    ("turns", turns::turns),
     ("vm-file", files::vm_file),
     ("walks", walks::walks),
 ];

@@ -70,6 +70,7 @@ targets! {
     requests: "requests",
     rings: "rings",
     tree: "tree",
+    turns: "turns",
     vm_file: "vm-file",
     walks: "walks",
 }
