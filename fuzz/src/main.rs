@@ -9,6 +9,7 @@ mod fake;
 mod files;
 mod rings;
 mod snapshots;
+mod turns;
 mod walks;
 
 use std::sync::OnceLock;
@@ -17,7 +18,7 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 12] = [
+const TARGETS: [(&str, Target); 13] = [
     ("answers", control::answers),
     ("bundle", files::bundle),
     ("exits", exits::exits),
@@ -28,6 +29,7 @@ const TARGETS: [(&str, Target); 12] = [
     ("rings", rings::rings_of),
     ("snapshot", snapshots::snapshot),
     ("tree", files::tree),
+    ("turns", turns::turns),
     ("vm-file", files::vm_file),
     ("walks", walks::walks),
 ];

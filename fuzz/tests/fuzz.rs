@@ -72,6 +72,7 @@ targets! {
     rings: "rings",
     snapshot: "snapshot",
     tree: "tree",
+    turns: "turns",
     vm_file: "vm-file",
     walks: "walks",
 }

@@ -202,8 +202,11 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         adapts.chooser.postpone(satp, now + 2 * interval);
     }
     let times = if at_random { 1 } else { adapts.calm(was != chosen, chosen) };
-    adapts.begin(spent, now);
-    run.watch.choose_again(now + interval * times);
+    // A change may take longer than an interval. Counted from before, the guest would make no step until a look finds nothing to
+    // change, and a trial would be judged by time in which it has not run.
+    let begun = env.now();
+    adapts.begin(spent, begun);
+    run.watch.choose_again(begun + interval * times);
 }
 
 impl Adapts {

@@ -1,5 +1,6 @@
 //! All tests of the library's that need no model checker: one program, since each would compile the library's generic code anew.
 
+mod adaptive;
 mod balloon;
 mod control;
 mod debug;

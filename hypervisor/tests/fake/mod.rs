@@ -110,6 +110,8 @@ pub struct Hart {
     pub vsatp: u64,
     /// The ASIDs of shadow roots: there are three.
     pub asids: Ids,
+    /// Ticks that pass while tables are loaded.
+    pub load_ticks: u64,
     pub events: Vec<Event>,
 }
 
@@ -171,6 +173,7 @@ impl Env for Hart {
     }
     fn load_two_stage(&mut self, run: &mut VcpuRun, _: Pfn<Hpa>) {
         self.events.push(Event::TwoStage);
+        self.time += self.load_ticks;
         self.vsatp = run.csrs.vsatp;
     }
     fn load_shadow(&mut self, _: &VcpuRun, _: bool) {
@@ -187,6 +190,7 @@ impl Env for Hart {
     }
     fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64 {
         self.events.push(Event::Root(root.serial, forget));
+        self.time += self.load_ticks;
         let _ = self.asids.acquire(id);
         atp::satp(root.format, Asid(id.id()), root.table)
     }
@@ -368,6 +372,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
         vsatp: 0,
         asids: Ids::new(1, 2),
+        load_ticks: 0,
         events: Vec::new(),
     };
     (g, hart)

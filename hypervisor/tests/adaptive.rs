@@ -1,0 +1,90 @@
+//! Guests that are nested and steered by turns: looks at them, and what they write to `satp`.
+
+use crate::fake::{self, Event, World, shadow_world};
+use abi::bundle::{GUEST_RAM_BASE, MmuMode};
+use hypervisor::exit::{Outcome, watch};
+use mmu::adapt::Choice;
+use rv::{Addr, Exception};
+
+const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
+/// The guest's root: the first page of RAM. Its entry 2 is a gigapage over RAM.
+const ROOT: u64 = GUEST_RAM_BASE >> 12;
+const SV39: u64 = 8 << 60;
+const SATP: u64 = SV39 | 5 << 44 | ROOT;
+/// `csrw satp, a0`.
+const WRITE_SATP: u64 = 0x180 << 20 | 10 << 15 | 1 << 12 | 0x73;
+/// Ticks of 100 microseconds.
+const INTERVAL: u64 = 1000;
+/// Between two looks for stuck guests.
+const SECOND: u64 = 10_000_000;
+
+/// A guest that is nested, with paging on, and RAM mapped one to one. It is looked at each 100 microseconds.
+fn nested(settings: &[&str]) -> World {
+    let mut w = shadow_world(MmuMode::Adaptive, 1);
+    settings.iter().chain(&["adapt-look=100"]).for_each(|set| w.g.tunables.set(set).expect("a tunable"));
+    let vm = w.run.vm.clone();
+    let entry: u64 = ROOT << 10 | 0xcf;
+    fake::write(&w.g, &vm, Addr::new(GUEST_RAM_BASE + 16), &entry.to_le_bytes(), &mut w.hart).expect("there is RAM");
+    w.hart.vsatp = SATP;
+    let now = w.hart.time;
+    w.run.watch.load(now, SECOND, 1);
+    w.run.watch.choose_again(now + INTERVAL);
+    w.hart.events.clear();
+    w
+}
+
+/// Lets time pass until the next look, and has it made. Says whether the vCPU goes on nested.
+fn look(w: &mut World) -> bool {
+    w.hart.time = w.hart.time.max(w.run.watch.due());
+    let now = w.hart.time;
+    assert_eq!(watch::look(&w.g, &mut w.run, (now, SECOND), &mut w.hart), None);
+    assert!(w.run.vm.translation.may_enter(&w.run), "{:?}", w.hart.events);
+    w.run.is_nested
+}
+
+#[test]
+fn a_vcpu_has_the_whole_interval_for_itself_however_long_a_change_takes() {
+    let mut w = nested(&["adapt-at-random=on"]);
+    w.hart.load_ticks = 3 * INTERVAL;
+    let mut was = true;
+    let mut changes = 0;
+    for _ in 0..64 {
+        let is_nested = look(&mut w);
+        changes += u32::from(was != is_nested);
+        was = is_nested;
+        let (due, now) = (w.run.watch.due(), w.hart.time);
+        assert!(due >= now + INTERVAL, "nested: {is_nested}; the next look is due at {due}, and it is {now}");
+    }
+    assert!((16..=48).contains(&changes), "{changes}");
+}
+
+#[test]
+fn a_trial_is_judged_by_what_came_after_its_beginning() {
+    let mut w = nested(&[]);
+    // The way there takes as long as a hundred looks, and so would hide what all that follows costs.
+    w.hart.load_ticks = 100 * INTERVAL;
+    assert!(look(&mut w), "it is not known for long");
+    assert!((0..8).any(|_| !look(&mut w)), "it is not tried");
+    w.hart.load_ticks = 0;
+    // 18 of 100 microseconds.
+    (0..20).for_each(|_| w.run.shared.counters.exits_page_fault.bump());
+    assert!(look(&mut w), "18 % are more than 2");
+}
+
+#[test]
+fn a_steered_guest_stays_so_on_roots_that_are_and_takes_others_nested() {
+    let mut w = nested(&[]);
+    assert!((0..8).any(|_| !look(&mut w)), "it is not tried");
+    w.hart.events.clear();
+    let (other, unknown) = (SV39 | 7 << 44 | ROOT, SV39 | 6 << 44 | ROOT);
+    w.run.adapts.as_deref_mut().expect("an adaptive vCPU").chooser.force(other, Choice::Steered);
+    for (satp, is_nested) in [(other, false), (SATP, false), (unknown, true)] {
+        w.run.context.x[10] = satp;
+        assert_eq!(w.exit(VIRTUAL, WRITE_SATP, 0, 0), Outcome::Resume);
+        assert_eq!(w.run.is_nested, is_nested, "{satp:#x}");
+    }
+    assert!(w.hart.events.contains(&Event::TwoStage) && w.hart.vsatp == unknown);
+    // Nobody sees that it goes back, but the next look.
+    w.hart.vsatp = SATP;
+    assert!(!look(&mut w), "it is known to cost little");
+}
