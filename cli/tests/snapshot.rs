@@ -5,7 +5,7 @@ mod says;
 use assert_cmd::Command;
 use says::says;
 use sha2::{Digest, Sha256};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
@@ -52,6 +52,8 @@ struct Scratch(TempDir);
 struct Run {
     child: Child,
     output: BufReader<ChildStdout>,
+    /// What this and others have said on standard error.
+    said: PathBuf,
 }
 
 impl Drop for Run {
@@ -73,10 +75,12 @@ impl Scratch {
     fn run(&self, args: &[&str]) -> Run {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
         command.env("XDG_RUNTIME_DIR", self.0.path()).arg("run").args(args).args(["--timeout", "120"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        // Not with libtest's own lines.
+        let said = File::options().append(true).create(true).open(self.path("said")).expect("a file");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
         let mut child = command.spawn().expect("gnomon");
         let output = BufReader::new(child.stdout.take().expect("its output"));
-        Run { child, output }
+        Run { child, output, said: self.path("said") }
     }
 
     fn command(&self, args: &[&str]) -> assert_cmd::assert::Assert {
@@ -91,7 +95,8 @@ impl Run {
         let mut all = Vec::new();
         while !String::from_utf8_lossy(&all).contains(text) {
             let some = self.output.fill_buf().expect("output");
-            assert!(!some.is_empty(), "it ended without `{text}`: {}", String::from_utf8_lossy(&all));
+            let ended = || fs::read_to_string(&self.said).unwrap_or_default() + &String::from_utf8_lossy(&all);
+            assert!(!some.is_empty(), "it ended without `{text}`: {}", ended());
             all.extend_from_slice(some);
             let count = some.len();
             self.output.consume(count);
