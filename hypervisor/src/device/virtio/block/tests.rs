@@ -324,6 +324,20 @@ fn a_part_beyond_those_that_may_be_in_flight_waits_for_one_to_land() {
 }
 
 #[test]
+fn a_disk_without_a_driver_is_saved_once_it_has_done_what_the_last_one_asked_for() {
+    let mut rig = Rig::new();
+    for place in 0..6 {
+        rig.request(place, Made { kind: T_IN, sector: place as u64, bytes: 512, content: Vec::new() }, &[]);
+    }
+    rig.notify();
+    assert_eq!(rig.set(0x070, 0), Answer::Done(()));
+    assert_eq!((rig.model.lock().begun.len(), rig.device.save()), (6, Err(Unsaved::Busy)));
+    rig.finish_all();
+    assert!(rig.device.save().is_ok(), "nobody else would look");
+    assert_eq!(rig.free_units(), UNITS);
+}
+
+#[test]
 fn a_notification_is_done_in_portions() {
     let mut rig = Rig::new();
     rig.model.lock().most = 64;
