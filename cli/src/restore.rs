@@ -1,8 +1,9 @@
 //! VMs that go on from a snapshot: what its file says of the VM, and its RAM as images of a bundle.
 
 use crate::pack::{Pack, Placed};
-use crate::share::ShareSpec;
+use crate::share::{self, ShareSpec};
 use crate::size::{PAGE, SUPERPAGE, Size};
+use crate::spec;
 use crate::vmfile::{Balloon, VmFile};
 use abi::bundle::GUEST_RAM_BASE;
 use abi::snapshot::State;
@@ -144,6 +145,11 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     }
     let state = Source::open(&path)?.state()?;
     let told = state.told;
+    // Nothing of a file's is printed that could mean something to a terminal.
+    if !spec::is_name(&told.name) || !told.shares.iter().all(|name| share::is_name(name)) {
+        let why = "its VM, or a shared folder of it, has a name that none can have".into();
+        return Err(RestoreError::Bad { path, why });
+    }
     let disks = vm.disks.as_ref().map_or(0, Vec::len);
     if disks != told.disks.len() {
         return Err(RestoreError::Disks { path, had: told.disks.len(), given: disks });
@@ -153,7 +159,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     if shares.len() != told.shares.len() || shares.iter().zip(&told.shares).any(is_other) {
         let named = |share: &ShareSpec| share.name.clone().unwrap_or_else(|| share.dir.display().to_string());
         let given = shares.iter().map(named).collect::<Vec<_>>().join(", ");
-        return Err(RestoreError::Shares { path, had: told.shares.join(", ").escape_debug().to_string(), given });
+        return Err(RestoreError::Shares { path, had: told.shares.join(", "), given });
     }
     shares.iter_mut().zip(told.shares).for_each(|(share, name)| share.name = Some(name));
     vm.name.get_or_insert(told.name);
@@ -263,7 +269,11 @@ mod tests {
 
     /// A snapshot with those pages, each full of its number, by sections.
     fn file(sections: &[&[u64]]) -> Vec<u8> {
-        let (mut writer, mut file) = Writer::begin(&state().encode());
+        file_of(&state(), sections)
+    }
+
+    fn file_of(state: &State, sections: &[&[u64]]) -> Vec<u8> {
+        let (mut writer, mut file) = Writer::begin(&state.encode());
         for pages in sections {
             let bytes: Vec<u8> = pages.iter().flat_map(|page| [*page as u8; PAGE as usize]).collect();
             file.extend(writer.pages(pages[0], &bytes));
@@ -323,6 +333,24 @@ mod tests {
         assert!(said(&[b'x'; 5000]).ends_with("it is no snapshot"));
         let nowhere = load(Path::new("/nowhere/a.snap"), &mut Pack::default()).err().expect("there is none");
         assert!(nowhere.to_string().starts_with("cannot read the snapshot /nowhere/a.snap: "));
+    }
+
+    #[test]
+    fn names_that_mean_something_to_a_terminal_are_not_printed() {
+        let names: [fn(&mut State); 3] = [
+            |state| state.told.name = "\u{1b}[2Jx".into(),
+            |state| state.told.name = "x".repeat(33),
+            |state| state.told.shares = vec!["\u{1b}[2J".into()],
+        ];
+        for change in names {
+            let mut state = state();
+            change(&mut state);
+            let why = with_file(&file_of(&state, &[]), |path| {
+                let restore = Some(path.to_owned());
+                describe(VmFile { restore, ..VmFile::default() }).expect_err("it is refused").to_string()
+            });
+            assert!(why.contains("has a name that none can have") && !why.contains(char::is_control), "{why}");
+        }
     }
 
     #[test]

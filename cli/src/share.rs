@@ -140,7 +140,7 @@ fn name_of(dir: &Path) -> String {
 }
 
 /// Whether a share can have that name: it is that of a directory as well, and a word in scripts.
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_SHARE_TAG).contains(&name.len()) && name.chars().all(is_name_char) && !name.starts_with(['-', '.'])
 }
 

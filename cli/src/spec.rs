@@ -23,6 +23,11 @@ pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
 const MOST_NAME_CHARS: usize = 32;
 
+/// Whether a VM can have that name.
+pub(crate) fn is_name(name: &str) -> bool {
+    (1..=MOST_NAME_CHARS).contains(&name.len()) && name.chars().all(is_name_char)
+}
+
 /// One VM, complete.
 #[derive(Clone, PartialEq, Debug)]
 pub struct VmSpec {
@@ -280,7 +285,7 @@ impl VmSpec {
             net: None,
             restore: vm.restore,
         };
-        if !(1..=MOST_NAME_CHARS).contains(&spec.name.len()) || !spec.name.chars().all(is_name_char) {
+        if !is_name(&spec.name) {
             return Err(SpecError::Name(spec.name));
         }
         if !(1..=MAX_VCPUS).contains(&spec.vcpus) {

@@ -133,7 +133,8 @@ impl Port {
     /// the device does not interrupt again.
     pub fn attend(&mut self) -> bool {
         self.acknowledge();
-        if self.is_busy() {
+        // What an earlier life has asked for is nobody's: there may be no driver, and so no moment in which it is looked after.
+        if self.is_busy() && !self.has_strangers() {
             return false;
         }
         self.collect();

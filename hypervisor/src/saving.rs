@@ -55,7 +55,7 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answe
 }
 
 fn end<E: Env>(g: &Gnomon, vm: &Vm, id: u32, env: &mut E) -> Done<()> {
-    let own = |saving: &&Saving| if id == NOT_YET { saving.state.is_none() } else { saving.id == id };
+    let own = |saving: &&Saving| if id == NOT_YET { !saving.is_given } else { saving.id == id };
     let was_running = vm.savings.lock().now.as_ref().filter(own).map(|saving| saving.was_running);
     let Some(was_running) = was_running else { return refuse(NONE) };
     let_go(vm, env);
@@ -95,7 +95,7 @@ fn start<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<()> {
     let mut savings = vm.savings.lock();
     // The one that is meant when none is yet is no snapshot's.
     savings.last = savings.last.wrapping_add(1).max(NOT_YET + 1);
-    savings.now = Some(Saving { id: savings.last, was_running, state: None });
+    savings.now = Some(Saving { id: savings.last, was_running, state: None, is_given: false });
     Ok(())
 }
 
@@ -209,8 +209,9 @@ fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
 const NONE: &str = "no snapshot of it is being taken, or it went on meanwhile";
 
 fn state(vm: &Vm, id: u32, from: u32) -> Done<Vec<u8>> {
-    match &vm.savings.lock().now {
-        Some(Saving { state: Some(state), id: own, .. }) if *own == id => {
+    match &mut vm.savings.lock().now {
+        Some(Saving { state: Some(state), id: own, is_given, .. }) if *own == id => {
+            *is_given = true;
             let rest = state.get(from as usize..).unwrap_or_default();
             Ok(rest[..rest.len().min(MOST_STATE)].into())
         }

@@ -28,4 +28,6 @@ pub(crate) struct Saving {
     pub was_running: bool,
     /// The encoded state, once it is there. Until then the VM may not stand still.
     pub state: Option<Vec<u8>>,
+    /// Whether anything of it was given out: somebody knows its number.
+    pub is_given: bool,
 }

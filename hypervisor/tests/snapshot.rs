@@ -249,6 +249,13 @@ fn a_snapshot_ends_by_whoever_lets_the_vm_go_on() {
     assert!(second.id > id && second.was_running);
     assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::End(second.id))), Answer::Done);
     assert_eq!(g.sched.started_count(), 2);
+    // Whoever has not heard its number ends it all the same, until somebody has used that.
+    assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);
+    let runs: Vec<_> = std::iter::from_fn(|| g.sched.take(0)).collect();
+    runs.into_iter().for_each(|run| leave(&g, run, &mut hart));
+    begin(&g, &mut hart);
+    assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::End(NOT_YET))), Answer::Done);
+    assert_eq!(g.sched.started_count(), 2);
     // One that was paused before stays paused, and one that ends is gone.
     let (g, mut hart, _, saving) = {
         let mut w = busy(None, GuestTimer::Sstc);

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How long the machine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// What is said for it if it takes longer.
+const SILENT: &str = "its machine does not answer";
 /// How many commands may be connected.
 const MOST_CLIENTS: usize = 32;
 
@@ -163,7 +165,11 @@ impl Shared {
             (Request::Debug(vm, Debug::Detach), Answer::Done) => {
                 held.debugs.take_if(|own| own == vm);
             }
-            (Request::Save(vm, Save::Begin), Answer::Saving(_) | Answer::Later) => {
+            // One that was not answered may have been begun.
+            (Request::Save(vm, Save::Begin), Answer::Refused(why)) if why != SILENT => {
+                held.saves.take_if(|save| *save == (*vm, NOT_YET));
+            }
+            (Request::Save(vm, Save::Begin), _) => {
                 let before = held.saves.replace((*vm, id)).filter(|before| *before != (*vm, NOT_YET));
                 before.into_iter().for_each(|save| self.end_save(save));
             }
@@ -196,7 +202,7 @@ impl Shared {
     /// Asks the machine; `None` if it is gone.
     fn pass_on(&self, request: &Request) -> Option<Answer> {
         let until = Instant::now() + self.patience.unwrap_or(PATIENCE);
-        let silent = || Some(refuse("its machine does not answer"));
+        let silent = || Some(refuse(SILENT));
         let left = || until.saturating_duration_since(Instant::now());
         let link = self.is_there.wait_timeout_while(self.lock(), left(), |link| link.is_none());
         let (mut link, _) = link.unwrap_or_else(PoisonError::into_inner);

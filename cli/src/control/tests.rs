@@ -266,6 +266,31 @@ fn a_vm_goes_on_when_whoever_takes_its_snapshot_is_gone() {
 }
 
 #[test]
+fn a_snapshot_whose_begin_was_not_answered_is_ended_as_well() {
+    let (asked, told) = std::sync::mpsc::channel();
+    let run = Run::start(SHORT).answering(move |number, request| {
+        let answer = match request {
+            Request::Save(3, Save::Begin) => Vec::new(),
+            Request::Save(4, Save::Begin) => encode(number, &Answer::Refused("a debugger is attached to it".into())),
+            _ => saved(number, &request),
+        };
+        let _ = asked.send(request);
+        answer
+    });
+    let begin = |vm| {
+        let why = Held::begin(&mut run.client(), (vm, "a")).err().expect("it is refused");
+        assert!(matches!(why, ControlError::Refused { .. }), "{why}");
+        told.recv_timeout(LONG).expect("it was asked")
+    };
+    assert_eq!(begin(3), Request::Save(3, Save::Begin));
+    assert_eq!(told.recv_timeout(LONG), Ok(Request::Save(3, Save::End(NOT_YET))));
+    // What is refused is not begun.
+    assert_eq!(begin(4), Request::Save(4, Save::Begin));
+    std::thread::sleep(SHORT);
+    assert!(told.try_iter().next().is_none());
+}
+
+#[test]
 fn answers_that_no_snapshot_has_are_not_believed() {
     for bad in [
         Pages { next: 0, ..Pages::default() },

@@ -37,7 +37,7 @@ pub enum Save {
     End(u32),
 }
 
-/// The number of a snapshot that the VM does not stand still for yet.
+/// The number of a snapshot that the VM does not stand still for yet, or whose own number was lost on the way.
 pub const NOT_YET: u32 = 0;
 
 /// A snapshot that is begun.

@@ -24,7 +24,7 @@
 //!
 //! Who reads one needs no more memory than the longest section, whatever the file says.
 
-use super::{MOST_STATE_BYTES, State};
+use super::{MOST_RAM_BYTES, MOST_STATE_BYTES, State};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
@@ -285,6 +285,9 @@ impl Reader {
         let ram = state.told.memory_bytes;
         if ram == 0 || !ram.is_multiple_of(PAGE as u64) {
             return Err(Bad::Malformed("its RAM is no whole pages"));
+        }
+        if ram >= MOST_RAM_BYTES {
+            return Err(Bad::Malformed("it has more RAM than there can be"));
         }
         (self.has_state, self.ram) = (true, ram / PAGE as u64);
         Ok(Part::State(Box::new(state)))

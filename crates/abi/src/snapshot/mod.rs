@@ -14,8 +14,10 @@ use bytes::Bytes;
 use device::{DeviceState, PlicState};
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of an encoded [`State`]: 32 vCPUs with the longest vector registers that there may be.
-pub const MOST_STATE_BYTES: usize = 16 << 20;
+/// Most bytes of an encoded [`State`]: enough for 32 vCPUs with vector registers of 2048 bits. Who lets one go on has little memory.
+pub const MOST_STATE_BYTES: usize = 512 << 10;
+/// RAM is less than this: no format of tables reaches further.
+pub const MOST_RAM_BYTES: u64 = 1 << 59;
 /// Guest times are below this: at 10 MHz, 3600 years.
 pub const MOST_TIME: u64 = 1 << 60;
 /// A timer that is not set.
@@ -164,16 +166,32 @@ impl State {
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// From bytes, all of them. `None` if they are no state. Nothing in it is checked: whoever uses a value checks it.
+    /// From bytes, all of them. `None` if they are no state, or one with longer lists than a VM has: of a byte, a list makes many. Nothing
+    /// else in it is checked: whoever uses a value checks it.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > MOST_STATE_BYTES {
             return None;
         }
         match postcard::take_from_bytes(bytes) {
-            Ok((state, [])) => Some(state),
+            Ok((state, [])) => Some(state).filter(|state: &Self| state.is_proportionate(bytes.len())),
             _ => None,
         }
+    }
+
+    /// Whether so many bytes are no more than it needs. What is not a list of bytes is short, but for what there is of each vCPU.
+    fn is_proportionate(&self, bytes: usize) -> bool {
+        const FIXED: usize = 16 << 10;
+        const OF_A_VCPU: usize = 1 << 10;
+        let uart = |placed: &Placed| match &placed.device {
+            DeviceState::Uart(uart) => uart.sending.0.len() + uart.received.0.len() + uart.looped.0.len(),
+            DeviceState::Rtc(_) | DeviceState::Virtio(_) => 0,
+        };
+        let vectors = self.vcpus.iter().map(|vcpu| vcpu.v.0.len());
+        let plain: usize = vectors.chain(self.devices.iter().map(uart)).sum();
+        // Events name them by a bit.
+        let vcpus = self.vcpus.len().min(u64::BITS as usize);
+        bytes - plain <= FIXED + OF_A_VCPU * vcpus
     }
 }
 

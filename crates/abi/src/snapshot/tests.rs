@@ -143,6 +143,39 @@ fn pages_ascend_within_ram() {
 }
 
 #[test]
+fn lists_that_no_vm_has_are_refused() {
+    type Change = fn(&mut State);
+    let changes: [(bool, Change); 8] = [
+        (true, |_| {}),
+        (true, |state| state.vcpus = vec![VcpuState { x: [u64::MAX; 32], ..state.vcpus[0].clone() }; 32]),
+        (true, |state| state.vcpus.iter_mut().for_each(|vcpu| vcpu.v.0.resize(128 << 10, 0))),
+        (true, |state| match &mut state.devices[0].device {
+            DeviceState::Uart(uart) => uart.received.0.resize(16 << 10, 1),
+            other => panic!("{other:?}"),
+        }),
+        (false, |state| state.told.isa = vec![Default::default(); 30_000]),
+        (false, |state| state.vcpus = vec![VcpuState::default(); 3000]),
+        (false, |state| state.plic.contexts = vec![(vec![], 0); 15_000]),
+        (false, |state| state.vcpus[0].v.0.resize(MOST_STATE_BYTES, 0)),
+    ];
+    for (n, (is_taken, change)) in changes.into_iter().enumerate() {
+        let mut state = state();
+        change(&mut state);
+        assert_eq!(State::decode(&state.encode()).is_some(), is_taken, "{n}");
+    }
+}
+
+#[test]
+fn ram_that_there_cannot_be_is_refused() {
+    for ram in [MOST_RAM_BYTES, u64::MAX - 4095] {
+        let mut state = state();
+        state.told.memory_bytes = ram;
+        let (_, front) = Writer::begin(&state.encode());
+        assert_eq!(read(&front), Err(Bad::Malformed("it has more RAM than there can be")));
+    }
+}
+
+#[test]
 fn nothing_is_reserved_for_what_a_head_says() {
     let mut reader = Reader::default();
     let good = file();

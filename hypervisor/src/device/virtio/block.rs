@@ -253,8 +253,10 @@ impl Block {
             filled?;
         }
         if self.work(at).status == S_OK
-            && let (Some(part), Some(tag)) = (self.filling, free_place(&mut self.parts, MOST_FLYING))
+            && let Some(part) = self.filling
         {
+            // If there are as many as there may be, one of them lands first.
+            let tag = free_place(&mut self.parts, MOST_FLYING).ok_or(Stop::Idle)?;
             let sector = sector + part.offset / SECTOR;
             match port.begin(&Asked { operation, sector, units: part.units, bytes: part.bytes }, tag) {
                 Err(NotBegun::Busy) => return Err(Stop::Idle),

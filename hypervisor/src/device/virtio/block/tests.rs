@@ -297,6 +297,47 @@ fn with_many_in_flight_the_driver_need_not_notify() {
 }
 
 #[test]
+fn a_part_beyond_those_that_may_be_in_flight_waits_for_one_to_land() {
+    let mut rig = Rig::new();
+    rig.model.lock().most = MOST_FLYING;
+    // Each of the first is one part without data, the next two parts: that is all that may be in flight. There are units for more.
+    let last = usize::from(ENTRIES) - 1;
+    rig.poke(HEADERS, &[u64::from(T_FLUSH), 0].map(u64::to_le_bytes).concat());
+    for place in 0..last - 1 {
+        rig.chain(place, &[(HEADERS, 16, false), (STATUSES + place as u64, 1, true)]);
+    }
+    for (place, sector, bytes) in [(last - 1, 0, 128 << 10), (last, 1000, 4096)] {
+        let header = HEADERS + 16 * place as u64;
+        rig.poke(header, &[u64::from(T_OUT), sector].map(u64::to_le_bytes).concat());
+        rig.poke(STATUSES + place as u64, &[NEW]);
+        rig.chain(place, &[(header, 16, false), (DATA, bytes, false), (STATUSES + place as u64, 1, true)]);
+    }
+    let content = pattern(7, 128 << 10);
+    rig.poke(DATA, &content);
+    rig.notify();
+    assert_eq!((rig.used().len(), rig.model.lock().begun.len()), (0, MOST_FLYING));
+    rig.finish_all();
+    assert_eq!(rig.used().len(), usize::from(ENTRIES));
+    assert_eq!(rig.bytes(STATUSES + last as u64, 1), [S_OK]);
+    assert!(rig.model.lock().sectors[1000 * SECTOR as usize..][..4096] == content[..4096], "it was written");
+    assert_eq!(rig.free_units(), UNITS);
+}
+
+#[test]
+fn a_disk_without_a_driver_is_saved_once_it_has_done_what_the_last_one_asked_for() {
+    let mut rig = Rig::new();
+    for place in 0..6 {
+        rig.request(place, Made { kind: T_IN, sector: place as u64, bytes: 512, content: Vec::new() }, &[]);
+    }
+    rig.notify();
+    assert_eq!(rig.set(0x070, 0), Answer::Done(()));
+    assert_eq!((rig.model.lock().begun.len(), rig.device.save()), (6, Err(Unsaved::Busy)));
+    rig.finish_all();
+    assert!(rig.device.save().is_ok(), "nobody else would look");
+    assert_eq!(rig.free_units(), UNITS);
+}
+
+#[test]
 fn a_notification_is_done_in_portions() {
     let mut rig = Rig::new();
     rig.model.lock().most = 64;
