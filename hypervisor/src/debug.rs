@@ -9,35 +9,15 @@ use crate::env::Env;
 use crate::fetch::{Astray, guest_physical};
 use crate::gnomon::Gnomon;
 use crate::lifecycle;
+use crate::undone::{Done, Undone, answer, refuse};
 use crate::vcpu::{VcpuRun, request};
 use crate::vm::{Unreachable, Vm};
 use abi::control::Answer;
 use abi::control::debug::{Debug, MOST_BREAKS, MOST_READ, MOST_WRITE, Registers, Stopped};
 use alloc::boxed::Box;
-use alloc::string::ToString;
 use alloc::vec::Vec;
 use mmu::gstage::Ready;
 use rv::{Access, Addr, Gpa, Mode, PAGE_BYTES, Request, step};
-
-/// Why something was not done.
-enum Undone {
-    /// It will be at some time.
-    Later,
-    /// It cannot be.
-    Refused(Answer),
-}
-
-type Done<T> = Result<T, Undone>;
-
-fn refuse<T>(why: &str) -> Done<T> {
-    Err(Undone::Refused(Answer::Refused(why.into())))
-}
-
-impl From<Unreachable> for Undone {
-    fn from(why: Unreachable) -> Self {
-        if why.is_for_now() { Self::Later } else { Self::Refused(Answer::Refused(why.to_string())) }
-    }
-}
 
 /// A vCPU on this hart has come to an `ebreak`. If that is the debugger's, its VM stops, and the vCPU finds that when it is about to
 /// enter its guest.
@@ -65,11 +45,7 @@ pub fn stops<E: Env>(g: &Gnomon, run: &VcpuRun, env: &mut E) -> bool {
 
 /// Does what a debugger asks for.
 pub fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Answer {
-    match act(g, vm, wish, env) {
-        Ok(answer) => answer,
-        Err(Undone::Later) => Answer::Later,
-        Err(Undone::Refused(answer)) => answer,
-    }
+    answer(act(g, vm, wish, env))
 }
 
 fn act<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Done<Answer> {

@@ -60,6 +60,7 @@ pub mod tenant;
 pub mod translation;
 pub mod tunables;
 mod two_stage;
+mod undone;
 pub mod vcpu;
 pub mod vm;
 pub mod vms;

@@ -12,46 +12,29 @@ use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::lifecycle::{self, let_go};
 use crate::savings::Saving;
+use crate::snapshot;
+use crate::undone::{Done, Undone, answer, refuse};
 use crate::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Devices, Unreachable, Vm};
+use crate::vm::{Devices, Vm};
 use abi::bundle::GUEST_RAM_BASE;
 use abi::control::Answer;
 use abi::control::save::{self, MOST_PAGES, MOST_STATE, NOT_YET, Pages, Save};
 use abi::snapshot::bytes::Bytes;
-use abi::snapshot::{Csrs, DiskState, MOST_STATE_BYTES, NEVER, Placed, State, Told, VcpuState};
+use abi::snapshot::{Csrs, MOST_STATE_BYTES, NEVER, Placed, State, Told, VcpuState};
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::gstage::{Object, Ready};
 use rv::{Addr, Gpa, Interrupt, Mode, PAGE_BYTES, Pfn, PhysMem};
 
-/// Why something was not done.
-enum Undone {
-    /// It will be at some time.
-    Later,
-    /// It cannot be.
-    Refused(Answer),
-}
-
-type Done<T> = Result<T, Undone>;
-
-fn refuse<T>(why: &str) -> Done<T> {
-    Err(Undone::Refused(Answer::Refused(why.into())))
-}
-
 /// Does what is asked for.
 pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answer {
-    let done = match wish {
+    answer(match wish {
         Save::Begin => begin(g, vm, env).map(Answer::Saving),
         Save::State { id, from } => state(vm, id, from).map(|bytes| Answer::State(Bytes(bytes))),
         Save::Pages { id, from } => pages(g, vm, (id, from), env).map(Answer::Pages),
         Save::End(id) => end(g, vm, id, env).map(|()| Answer::Done),
-    };
-    match done {
-        Ok(answer) => answer,
-        Err(Undone::Later) => Answer::Later,
-        Err(Undone::Refused(answer)) => answer,
-    }
+    })
 }
 
 fn end<E: Env>(g: &Gnomon, vm: &Vm, id: u32, env: &mut E) -> Done<()> {
@@ -144,10 +127,6 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
 fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
     let (config, offer) = (&vm.config, &g.offer);
     let isa = vm.translation.isa(config, offer);
-    let disks = config.disks.iter().filter_map(|number| offer.disks.get(*number)).map(|port| {
-        let port = port.lock();
-        DiskState { sectors: port.device().sectors(), is_read_only: port.device().is_read_only() }
-    });
     Told {
         name: config.name.clone(),
         memory_bytes: config.memory_bytes,
@@ -159,7 +138,7 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
         vlenb: offer.vlenb as u32,
         svadu: config.svadu,
         has_balloon: devices.balloon.is_some(),
-        disks: disks.collect(),
+        disks: snapshot::disks(config, offer),
         mac: config.mac.filter(|_| devices.net.is_some()),
         shares: config.shares.iter().map(|share| share.tag.clone()).collect(),
         has_rng: devices.rng.is_some(),
@@ -259,7 +238,7 @@ fn pages<E: Env>(g: &Gnomon, vm: &Vm, (id, from): (u32, u64), env: &mut E) -> Do
                 Ok(()) => {}
                 // What was found before is not lost.
                 Err(why) if why.is_for_now() && !answer.first.is_empty() => break,
-                Err(why) => return Err(undone(why)),
+                Err(why) => return Err(why.into()),
             },
         }
         if !matches!(seen, Seen::Zero(_)) {
@@ -272,10 +251,6 @@ fn pages<E: Env>(g: &Gnomon, vm: &Vm, (id, from): (u32, u64), env: &mut E) -> Do
     }
     answer.next = page.raw() - base.raw();
     Ok(answer)
-}
-
-fn undone(why: Unreachable) -> Undone {
-    if why.is_for_now() { Undone::Later } else { Undone::Refused(Answer::Refused(why.to_string())) }
 }
 
 /// Looks at a page without touching what the guest has not touched.

@@ -1,13 +1,16 @@
 //! Whether a VM can go on from a snapshot here: what its guest was told has to hold.
 
+use crate::disks::Port;
 use crate::isa::Isa;
 use crate::offer::Offer;
+use crate::sync::Mutex;
 use crate::vm::Translation;
 use abi::bundle::{MAX_VCPUS, VmConfig};
 use abi::snapshot::{DiskState, MOST_TIME, State, Told};
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use rv::Format;
 use rv::csr::atp::Satp;
 
@@ -103,13 +106,7 @@ fn check_devices(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), St
     if !config.shares.iter().map(|share| &share.tag).eq(&told.shares) {
         return Err("it had other shared folders: give it as many, by the same names, in their order (--share)".into());
     }
-    let disks = config.disks.iter().filter_map(|number| offer.disks.get(*number)).map(Arc::clone);
-    let disks: alloc::vec::Vec<DiskState> = disks
-        .map(|port| {
-            let port = port.lock();
-            DiskState { sectors: port.device().sectors(), is_read_only: port.device().is_read_only() }
-        })
-        .collect();
+    let disks = disks(config, offer);
     if disks.len() != told.disks.len() {
         let (had, has) = (told.disks.len(), disks.len());
         return Err(format!("it had {had} disks, and is to have {has}: give it the same, in their order (--disk)"));
@@ -125,6 +122,16 @@ fn check_devices(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), St
             Err(format!("its disk {at} had {had}, and has {has}: give it the same disk (--disk)"))
         }
     }
+}
+
+/// What a snapshot says of the VM's disks.
+pub(crate) fn disks(config: &VmConfig, offer: &Offer) -> Vec<DiskState> {
+    let ports = config.disks.iter().filter_map(|number| offer.disks.get(*number));
+    let state = |port: &Arc<Mutex<Port>>| {
+        let port = port.lock();
+        DiskState { sectors: port.device().sectors(), is_read_only: port.device().is_read_only() }
+    };
+    ports.map(state).collect()
 }
 
 /// What the machine's clock is to show at least, where guests read that themselves: as much as any of those VMs has seen. `None` if none

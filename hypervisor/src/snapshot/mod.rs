@@ -6,5 +6,6 @@
 mod check;
 mod put;
 
+pub(crate) use check::disks;
 pub use check::{check, clock};
 pub(crate) use put::put;
