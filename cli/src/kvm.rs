@@ -105,9 +105,9 @@ pub struct KvmGuest {
 }
 
 impl KvmGuest {
-    /// With time that the host has no part in where it has no device that may keep it waiting.
-    const fn clock(&self) -> Clock {
-        if self.disk.is_some() || self.net.is_some() { Clock::InstructionsAndWaits } else { Clock::Instructions }
+    /// Whether it has a device that may keep it waiting.
+    const fn has_devices(&self) -> bool {
+        self.disk.is_some() || self.net.is_some()
     }
 }
 
@@ -159,7 +159,7 @@ impl KvmHost {
             harts: 1,
             h: HExtension::Present,
             memory: memory(guest.memory, archive.len() as u64),
-            clock: guest.clock(),
+            clock: Clock::counted(guest.has_devices()),
             meter: None,
             swap: None,
             disks: guest.disk.iter().cloned().collect(),
@@ -188,10 +188,14 @@ impl KvmHost {
         if let Some(initrd) = &guest.initrd {
             files.push(("kvm/initrd".to_owned(), read(initrd)?));
         }
-        let has_devices = guest.disk.is_some() || guest.net.is_some();
-        for file in self.kernel.drivers.iter().filter(|_| has_devices) {
-            let name = file.file_name().unwrap_or_default().to_string_lossy();
-            files.push((format!("{DRIVERS}{name}"), read(file)?));
+        if guest.has_devices() {
+            let mut order = String::new();
+            for file in &self.kernel.drivers {
+                let path = format!("{DRIVERS}{}", file.file_name().unwrap_or_default().to_string_lossy());
+                order += &format!("/{path}\n");
+                files.push((path, read(file)?));
+            }
+            files.push(("kvm/drivers".to_owned(), order.into_bytes()));
         }
         for (path, file) in &self.vmm.files {
             files.push((path.clone(), read(file)?));
@@ -258,10 +262,12 @@ mod tests {
         let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.2.as_slice());
         let words = INIT.split(|c: char| !c.is_ascii_alphanumeric() && !"/._".contains(c));
         for path in words.filter(|word| word.starts_with("/kvm/") || word.starts_with("/lib/")) {
-            // Drivers are named one by one.
-            assert!(find(&path[1..]).is_some() || path.starts_with("/lib/drivers"), "{path}");
+            assert!(find(&path[1..]).is_some(), "{path}");
         }
         assert!(INIT.contains(VMM.1));
+        let drivers = std::str::from_utf8(find("kvm/drivers").expect("a list")).expect("text");
+        assert_eq!(drivers, "/lib/drivers/virtio_mmio.ko.xz\n/lib/drivers/virtio_blk.ko.xz\n");
+        assert!(drivers.lines().all(|driver| find(&driver[1..]).is_some()));
         assert_eq!(find("kvm/append"), Some(guest.append.as_bytes()));
         assert_eq!(find("kvm/thp"), Some(&b"never"[..]));
         assert_eq!(find("kvm/memory"), Some(&b"262144K"[..]));

@@ -68,6 +68,14 @@ pub enum Clock {
     InstructionsAndWaits,
 }
 
+impl Clock {
+    /// Counted in instructions, of a machine that may wait for a device or not.
+    #[must_use]
+    pub const fn counted(may_wait: bool) -> Self {
+        if may_wait { Self::InstructionsAndWaits } else { Self::Instructions }
+    }
+}
+
 /// What the machine starts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Boot {

@@ -19,6 +19,7 @@ use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
 use super::table::Table;
+use super::workload::Devices;
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
 use crate::debian::Software;
 use crate::place::IoError;
@@ -148,8 +149,7 @@ impl Loads {
             keeping: Keeping::Demand,
             has_few_devices,
             processors: Processors::ONE,
-            disk: None,
-            services: Vec::new(),
+            devices: Devices::default(),
         };
         let figure = |load: &Load, name: &str| {
             let run = lab.run(subject, load)?;

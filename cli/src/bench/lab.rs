@@ -5,6 +5,7 @@
 use super::counts::Counts;
 use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
+use super::workload::Devices;
 use crate::bare::{self, BareSpec};
 use crate::build;
 use crate::disk::{Disk, DiskSpec, Format, Snapshot, Use};
@@ -104,17 +105,8 @@ pub struct Load {
     pub has_few_devices: bool,
     /// What it runs on. The hosts of KVM have one hart.
     pub processors: Processors,
-    /// How large its disk is, if it has one. That is all zeroes when the guest starts.
-    pub disk: Option<Size>,
-    /// The services on its network, if it has one ([`Network`]).
-    pub services: Vec<(u16, String)>,
-}
-
-impl Load {
-    /// A guest that waits for a device waits for the host's.
-    const fn clock(&self) -> Clock {
-        if self.disk.is_some() || !self.services.is_empty() { Clock::InstructionsAndWaits } else { Clock::Instructions }
-    }
+    /// Its devices. Who waits for one waits for the host's.
+    pub devices: Devices,
 }
 
 /// What must live as long as a machine.
@@ -300,7 +292,7 @@ impl Lab {
 
     /// What a run depends on.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk, services } = load;
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
             Subject::Kvm { .. } => self.with_kvm(|host| {
@@ -315,7 +307,7 @@ impl Lab {
             "processors": processors, "svadu": *svadu && is_gnomon, "keeping": if is_gnomon { *keeping } else { Keeping::Demand }, "few": *has_few_devices && is_native,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
-            "command": self.command, "disk": disk.map(|size| size.0), "services": services,
+            "command": self.command, "devices": devices,
         });
         Ok(sha256(all.to_string().as_bytes()))
     }
@@ -369,12 +361,13 @@ impl Lab {
 
     /// The machine, with what must live as long as it.
     fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Kept)> {
-        let clock = load.clock();
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, disk, services } =
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices } =
             load.clone();
+        let clock = Clock::counted(devices.are_there());
+        let Devices { disk_bytes, services } = devices;
         let net = (!services.is_empty()).then(|| Network::with_services(services));
         let mut kept = Kept::new();
-        let disk = disk.map(|size| blank_disk(size, &mut kept)).transpose()?;
+        let disk = disk_bytes.map(|bytes| blank_disk(bytes, &mut kept)).transpose()?;
         match subject {
             Subject::Native => {
                 let mut machine = BareSpec { kernel, initrd, append, harts: processors.harts, memory, clock }.machine();
@@ -458,9 +451,9 @@ impl Lab {
 }
 
 /// A disk of zeroes, whose file is kept.
-fn blank_disk(size: Size, kept: &mut Kept) -> Result<Disk, IoError> {
+fn blank_disk(bytes: u64, kept: &mut Kept) -> Result<Disk, IoError> {
     let mut blank = Unnamed::new()?;
-    blank.as_file_mut().set_len(size.0).map_err(IoError::at("write", blank.path()))?;
+    blank.as_file_mut().set_len(bytes).map_err(IoError::at("write", blank.path()))?;
     let disk = Disk { file: blank.path().to_owned(), format: Format::Raw, use_: Use::Write };
     kept.push(blank);
     Ok(disk)

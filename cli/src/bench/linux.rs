@@ -108,8 +108,7 @@ impl Plan {
                     vcpus: if *subject == Subject::Native { 1 } else { case.vcpus },
                     ..Processors::ONE
                 },
-                disk: case.workload.disk,
-                services: case.workload.services.clone(),
+                devices: case.workload.devices.clone(),
             };
             let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));
@@ -491,6 +490,7 @@ pub(super) mod tests {
     use super::*;
     use crate::bench::counts::tests::{counts, subject};
     use crate::bench::lab;
+    use crate::bench::workload::Devices;
     use crate::size::Size;
 
     /// A case of one region, and what subjects came to in it.
@@ -503,8 +503,7 @@ pub(super) mod tests {
             initrd,
             memory,
             versions: vec![],
-            disk: None,
-            services: vec![],
+            devices: Devices::default(),
         };
         let run = |(name, total): &(&str, Value)| {
             let regions = vec![lab::Region { labels: (3, Some(3)), total: total.clone() }];

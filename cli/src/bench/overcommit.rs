@@ -10,7 +10,7 @@ use super::linux::{Case, Plan, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::{DONE, HugePages, Kind, Region, Scale};
+use super::workload::{DONE, Devices, HugePages, Kind, Region, Scale};
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
 use crate::debian::Software;
 use miette::miette;
@@ -55,8 +55,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
             keeping: Keeping::Demand,
             has_few_devices: false,
             processors: Processors { harts: if *subject == Subject::Native { *vcpus } else { HARTS }, vcpus: *vcpus },
-            disk: None,
-            services: Vec::new(),
+            devices: Devices::default(),
         };
         let run = lab.run(*subject, &load).and_then(|run| match run.figures.get(DONE) {
             Some(_) => Ok(run),

@@ -248,22 +248,9 @@ pub fn processes(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
 /// # Errors
 /// If something is missing.
 pub fn disk(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
-    let plan = Plan {
-        name: "disk",
-        title: "requests for a disk: instructions and exits".into(),
-        lead: vec![
-            "The guest's driver is Linux's virtio_blk, past its cache. The bare machine has QEMU's disk; Gnomon drives that disk, as KVM's \
-             host does, whose VMM passes it on."
-                .into(),
-        ],
-        misleads: format!("{MODEL}; {WAITS}"),
-        cases: vec![case("", Kind::Disk.provide(scale, HugePages::Never)?, false)],
-        extra: Extra::None,
-        scale,
-    };
-    let results = plan.run(lab, choice)?;
-    let summary = [vec![throughput(&results)], linux::beside_kvm(&results)].concat();
-    plan.report(lab, &results, summary)
+    const LEAD: &str = "The guest's driver is Linux's virtio_blk, past its cache. The bare machine has QEMU's disk; Gnomon drives that disk, as \
+                        KVM's host does, whose VMM passes it on.";
+    device(lab, choice, scale, ("disk", "requests for a disk: instructions and exits", LEAD, Kind::Disk))
 }
 
 /// Bytes over a network.
@@ -271,16 +258,29 @@ pub fn disk(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
 /// # Errors
 /// If something is missing.
 pub fn net(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    const LEAD: &str = "The guest's driver is Linux's virtio_net, its program busybox's nc, the other end a program of QEMU's host. The bare \
+                        machine has QEMU's card; Gnomon drives that card, as KVM's host does, which bridges it to its VMM's.";
+    device(
+        lab,
+        choice,
+        scale,
+        ("net", "bytes to the host and from it, by TCP: instructions and exits", LEAD, Kind::Net),
+    )
+}
+
+/// What guests ask of a device that they wait for.
+fn device(
+    lab: &Lab,
+    choice: &Choice,
+    scale: Scale,
+    (name, title, lead, kind): (&'static str, &str, &str, Kind),
+) -> miette::Result<Report> {
     let plan = Plan {
-        name: "net",
-        title: "bytes to the host and from it, by TCP: instructions and exits".into(),
-        lead: vec![
-            "The guest's driver is Linux's virtio_net, its program busybox's nc, the other end a program of QEMU's host. The bare machine has \
-             QEMU's card; Gnomon drives that card, as KVM's host does, which bridges it to its VMM's."
-                .into(),
-        ],
+        name,
+        title: title.into(),
+        lead: vec![lead.into()],
         misleads: format!("{MODEL}; {WAITS}"),
-        cases: vec![case("", Kind::Net.provide(scale, HugePages::Never)?, false)],
+        cases: vec![case("", kind.provide(scale, HugePages::Never)?, false)],
         extra: Extra::None,
         scale,
     };

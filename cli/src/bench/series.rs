@@ -6,6 +6,7 @@ use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Extra, Subject};
 use super::table::Table;
+use super::workload::Devices;
 use super::{in_parallel, progress};
 use crate::build;
 use crate::size::Size;
@@ -139,8 +140,7 @@ fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> 
                 keeping: Keeping::Demand,
                 has_few_devices: false,
                 processors: Processors::ONE,
-                disk: None,
-                services: Vec::new(),
+                devices: Devices::default(),
             },
         )?;
         let region = run.regions.into_iter().next().map(|region| region.total);

@@ -127,10 +127,25 @@ pub struct Workload {
     pub memory: Size,
     /// Debian's packages in it: name and version.
     pub versions: Vec<String>,
-    /// How large the disk is that it needs, if it needs one.
-    pub disk: Option<Size>,
-    /// The services that it needs on a network, if it needs that ([`crate::net::Network`]).
+    /// The devices that it needs.
+    pub devices: Devices,
+}
+
+/// Devices that a guest may wait for.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct Devices {
+    /// How large its disk is, in bytes, if it has one. That is all zeroes when the guest starts.
+    pub disk_bytes: Option<u64>,
+    /// The services on its network, if it has one ([`crate::net::Network`]).
     pub services: Vec<(u16, String)>,
+}
+
+impl Devices {
+    /// Whether there is any.
+    #[must_use]
+    pub const fn are_there(&self) -> bool {
+        self.disk_bytes.is_some() || !self.services.is_empty()
+    }
 }
 
 /// A workload in the making.
@@ -140,8 +155,7 @@ struct Image {
     regions: Vec<Region>,
     files: Vec<(String, Vec<u8>)>,
     versions: Vec<String>,
-    disk: Option<Size>,
-    services: Vec<(u16, String)>,
+    devices: Devices,
 }
 
 impl Image {
@@ -160,8 +174,7 @@ impl Image {
             regions: Vec::new(),
             files: Vec::new(),
             versions: Vec::new(),
-            disk: None,
-            services: Vec::new(),
+            devices: Devices::default(),
         };
         image.own(&["mark"])?;
         Ok(image)
@@ -193,14 +206,14 @@ impl Image {
     /// Adds a disk that is so large, and its drivers.
     fn disk(&mut self, size: Size) -> miette::Result<()> {
         self.files.extend(modules::provide(Needs { disks: true, ..Needs::NONE })?);
-        self.disk = Some(size);
+        self.devices.disk_bytes = Some(size.0);
         Ok(())
     }
 
     /// Adds a network with such services, and its drivers.
     fn net(&mut self, services: Vec<(u16, String)>) -> miette::Result<()> {
         self.files.extend(modules::provide(Needs { net: true, ..Needs::NONE })?);
-        self.services = services;
+        self.devices.services = services;
         self.line("ifconfig lo up\nifconfig eth0 10.0.2.15 netmask 255.255.255.0 up");
         Ok(())
     }
@@ -257,8 +270,8 @@ impl Image {
         let files: Vec<_> = self.files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
         let archive = initramfs::build_with(&read(&busybox.file)?, Some(&self.script), &files)?;
         let initrd = kept(self.name, &archive)?;
-        let Self { name, regions, versions, disk, services, .. } = self;
-        Ok(Workload { name, regions, initrd, memory, versions, disk, services })
+        let Self { name, regions, versions, devices, .. } = self;
+        Ok(Workload { name, regions, initrd, memory, versions, devices })
     }
 }
 

@@ -63,9 +63,7 @@ impl HostKernel {
     fn cached() -> Result<Option<Self>, IoError> {
         let Some(kernel) = cached::<Self>(SUITE, PACKAGE)? else { return Ok(None) };
         let kernel = kernel.located(&cache("guest")?);
-        let mut files = kernel.files();
-        let is_there = kernel.drivers.len() == DRIVERS.len() && files.all(|file| file.is_file());
-        drop(files);
+        let is_there = kernel.drivers.len() == DRIVERS.len() && kernel.files().all(Path::is_file);
         Ok(is_there.then_some(kernel))
     }
 

@@ -20,9 +20,9 @@ done
 
 # Devices are the host's. What is on a disk is not to be kept in its memory; a network is bridged to the guest's.
 devices=
-if [ -d /lib/drivers ] && [ -n "$(busybox ls /lib/drivers)" ]; then
-    for driver in virtio_mmio virtio_blk failover net_failover virtio_net llc stp bridge tun; do
-        busybox insmod /lib/drivers/$driver.ko.xz || give_up "the host's kernel does not take its module $driver"
+if [ -f /kvm/drivers ]; then
+    for driver in $(busybox cat /kvm/drivers); do
+        busybox insmod "$driver" || give_up "the host's kernel does not take its module $driver"
     done
     devices="-global virtio-mmio.force-legacy=false"
 fi
