@@ -1,14 +1,15 @@
 //! A VM that is in the midst of work, and comes to the same results elsewhere.
 
+#[expect(dead_code, reason = "not all of it has a use here")]
+mod background;
 mod says;
 
-use assert_cmd::Command;
+use background::{Run, command};
 use says::says;
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::fs;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -49,20 +50,6 @@ fn hex(bytes: &[u8]) -> String {
 
 struct Scratch(TempDir);
 
-struct Run {
-    child: Child,
-    output: BufReader<ChildStdout>,
-    /// What this and others have said on standard error.
-    said: PathBuf,
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 impl Scratch {
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
@@ -73,41 +60,36 @@ impl Scratch {
     }
 
     fn run(&self, args: &[&str]) -> Run {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.env("XDG_RUNTIME_DIR", self.0.path()).arg("run").args(args).args(["--timeout", "120"]);
-        // Not with libtest's own lines.
-        let said = File::options().append(true).create(true).open(self.path("said")).expect("a file");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
-        let mut child = command.spawn().expect("gnomon");
-        let output = BufReader::new(child.stdout.take().expect("its output"));
-        Run { child, output, said: self.path("said") }
+        Run::start(self.0.path(), args.iter().chain(&["--timeout", "120"]), ("", 0))
     }
 
     fn command(&self, args: &[&str]) -> assert_cmd::assert::Assert {
-        let mut command = Command::cargo_bin("gnomon").expect("gnomon");
-        command.env("XDG_RUNTIME_DIR", self.0.path()).timeout(PATIENCE).args(args).assert()
+        command(self.0.path()).timeout(PATIENCE).args(args).assert()
     }
 }
 
-impl Run {
-    /// The end of its line may come later.
-    fn wait_for(&mut self, text: &str) {
-        let mut all = Vec::new();
-        while !String::from_utf8_lossy(&all).contains(text) {
-            let some = self.output.fill_buf().expect("output");
-            let ended = || fs::read_to_string(&self.said).unwrap_or_default() + &String::from_utf8_lossy(&all);
-            assert!(!some.is_empty(), "it ended without `{text}`: {}", ended());
-            all.extend_from_slice(some);
-            let count = some.len();
-            self.output.consume(count);
+/// Waits until a run has printed that. The end of its line may come later.
+fn wait_for(run: &mut Run, text: &str) {
+    let output = run.output.as_mut().expect("its output");
+    let mut all = Vec::new();
+    while !String::from_utf8_lossy(&all).contains(text) {
+        let some = output.fill_buf().expect("output");
+        if some.is_empty() {
+            let mut said = String::new();
+            run.child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
+            panic!("it ended without `{text}`: {said}{}", String::from_utf8_lossy(&all));
         }
+        all.extend_from_slice(some);
+        let count = some.len();
+        output.consume(count);
     }
+}
 
-    fn end(mut self) -> String {
-        let mut text = String::new();
-        self.output.read_to_string(&mut text).expect("text");
-        text
-    }
+/// What a run prints until its end.
+fn end(mut run: Run) -> String {
+    let mut text = String::new();
+    run.output.take().expect("its output").read_to_string(&mut text).expect("text");
+    text
 }
 
 #[test]
@@ -140,20 +122,20 @@ fn work_that_is_begun_here_is_done_there() {
         "--exec",
         WORK,
     ]);
-    run.wait_for("part 10 of it");
+    wait_for(&mut run, "part 10 of it");
     let refused = scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).code(1);
     let refused = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
     assert!(refused.contains("a shared folder is mounted") && refused.contains("unmount it"), "{refused}");
     assert!(!Path::new(&file).exists());
     // It goes on all the same.
     fs::write(here.join("go"), "").expect("a file");
-    run.wait_for("part 20 of it");
+    wait_for(&mut run, "part 20 of it");
     scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
-    let said = run.end();
+    let said = end(run);
     assert!(!said.contains("result"), "it was stopped in the midst of its work: {said}");
     assert!(!Path::new(&format!("{file}.part")).exists());
     // Two-stage tables and two harts there; here one without the H extension, and shadow tables that steer.
-    let said = scratch.run(&["--restore", &file, "--disk", &disk, "--share", &there, "--no-h", "--harts", "1"]).end();
+    let said = end(scratch.run(&["--restore", &file, "--disk", &disk, "--share", &there, "--no-h", "--harts", "1"]));
     assert!(said.contains("mmu = steered") && said.contains(&result()), "no `{}` in {said}", result());
     assert!(said.contains("second\n") && said.contains("random\n"), "{said}");
     refuses(&scratch, &file, &disk, &there);
@@ -205,14 +187,14 @@ fn a_vm_goes_on_in_its_own_run_and_in_another() {
     fs::write(&kernel, alphabet()).expect("a file");
     let mut run = scratch
         .run(&["--kernel", &kernel, "--memory", "16M", "--mmu", "lazy", "--no-h", "--vcpus", "3", "--svvptc", "off"]);
-    run.wait_for("hello");
+    wait_for(&mut run, "hello");
     scratch.command(&["snapshot", "-o", &file]).success();
-    let first = run.end();
+    let first = end(run);
     let letters = |said: &str| said.lines().filter(|line| line.len() == 1).collect::<String>();
     assert!(letters(&first).ends_with("xyz"), "it goes on: {first}");
     // As often as one likes, each time from there.
     for how in [["--seat", "payload", "--mmu", "adaptive"], ["--harts", "2", "--mmu", "nested"]] {
-        let said = scratch.run(&[&["--restore", &file][..], &how].concat()).end();
+        let said = end(scratch.run(&[&["--restore", &file][..], &how].concat()));
         let all = letters(&said);
         assert!(('a'..='z').collect::<String>().ends_with(&all) && all.ends_with("xyz"), "{how:?}: {said}");
     }
