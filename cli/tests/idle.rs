@@ -1,0 +1,49 @@
+//! What a guest with a disk and a network card costs that has nothing to do.
+
+#[expect(dead_code, reason = "not all of it has a use here")]
+mod background;
+
+use background::{Run, counter};
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// So long the guests are left alone.
+const SPAN: Duration = Duration::from_secs(3);
+/// A guest may have had some work left: kernels write, look for neighbours, and count, some seconds after they have started.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Exits that a VM has had until now, those of its timer, and those of the machine's devices: by these this test's own questions come.
+fn exits(dir: &Path, vm: &str) -> [u64; 3] {
+    ["exits.total", "exits.timer", "exits.external"].map(|name| counter(dir, vm, name))
+}
+
+#[test]
+fn idle_guests_exit_for_their_timers_only() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let dir = scratch.path();
+    let vms = ["nested", "steered"].map(|mmu| {
+        let path = dir.join(mmu).with_extension("toml");
+        let disk = dir.join(mmu).with_extension("img");
+        let vm = format!("memory = '128M'\nmmu = '{mmu}'\nnet = true\ndisks = [{{ file = {disk:?}, size = '1M' }}]\n");
+        fs::write(&path, vm).expect("a VM file");
+        path.into_os_string()
+    });
+    let exec = "ip link show eth0 && [ -b /dev/vda ] && echo there; sleep 100";
+    // A hart for each, so that WFI is the hardware's affair.
+    let more = ["--harts", "2", "--exec", exec, "--timeout", "120"].map(Into::into);
+    let _run = Run::start(dir, vms.into_iter().chain(more), ("there", 2));
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let before = ["nested", "steered"].map(|vm| exits(dir, vm));
+        sleep(SPAN);
+        let after = ["nested", "steered"].map(|vm| exits(dir, vm));
+        let more = [0, 1].map(|vm| [0, 1, 2].map(|n| after[vm][n] - before[vm][n]));
+        let is_idle = |[total, timer, external]: [u64; 3]| timer > 0 && timer <= 100 && total <= timer + external && external <= 40;
+        if more.into_iter().all(is_idle) {
+            break;
+        }
+        assert!(Instant::now() < end, "exits, of timers, of devices within {SPAN:?}: {more:?}");
+    }
+}
