@@ -40,7 +40,9 @@ fn idle_guests_exit_for_their_timers_only() {
         sleep(SPAN);
         let after = ["nested", "steered"].map(|vm| exits(dir, vm));
         let more = [0, 1].map(|vm| [0, 1, 2].map(|n| after[vm][n] - before[vm][n]));
-        let is_idle = |[total, timer, external]: [u64; 3]| timer > 0 && timer <= 100 && total <= timer + external && external <= 40;
+        let is_idle = |[total, timer, external]: [u64; 3]| {
+            timer > 0 && timer <= 100 && total <= timer + external && external <= 40
+        };
         if more.into_iter().all(is_idle) {
             break;
         }
