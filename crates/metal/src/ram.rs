@@ -79,6 +79,16 @@ impl PhysMem for Ram {
     }
 
     #[inline(always)]
+    fn read_own(&self, at: Addr<Hpa>) -> u64 {
+        Self::atomic(at).load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn write_own(&mut self, at: Addr<Hpa>, value: u64) {
+        Self::atomic(at).store(value, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
     fn any_of_eight(&self, at: Addr<Hpa>) -> bool {
         let mut any = 0u64;
         // SAFETY: reads what `read_u64` does. Whatever is read later is not older.

@@ -10,6 +10,17 @@ use crate::format::ENTRIES;
 pub trait PhysMem {
     /// Reads 8 bytes at an 8-aligned address, atomically.
     fn read_u64(&self, at: Addr<Hpa>) -> u64;
+    /// Reads 8 bytes at an 8-aligned address in memory that whoever holds the caller's lock has to itself, hardware included: what it
+    /// finds was written under that lock. Nothing else is ordered by it, which spares a fence.
+    #[inline(always)]
+    fn read_own(&self, at: Addr<Hpa>) -> u64 {
+        self.read_u64(at)
+    }
+    /// Writes 8 bytes there, in the same way.
+    #[inline(always)]
+    fn write_own(&mut self, at: Addr<Hpa>, value: u64) {
+        self.write_u64(at, value);
+    }
     /// Whether one of the 8 words at a 64-aligned address is not 0.
     fn any_of_eight(&self, at: Addr<Hpa>) -> bool {
         (0..8).any(|n| self.read_u64(at.wrapping_add(8 * n)) != 0)

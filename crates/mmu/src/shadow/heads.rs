@@ -58,7 +58,7 @@ impl Heads {
 
     /// Whether the shadow knows nothing of the frame: nothing leads there, and it is no table.
     pub fn is_unknown(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
-        !self.contains(gfn) || mem.read_u64(self.at(gfn)) == 0 && self.megas(gfn).entry().is_none()
+        !self.contains(gfn) || mem.read_own(self.at(gfn)) == 0 && self.megas(gfn).entry().is_none()
     }
 
     fn at(&self, gfn: Pfn<Gpa>) -> Addr<Hpa> {
@@ -72,15 +72,15 @@ impl Heads {
 
     /// The head of the list of 4 KiB leaves that lead to the frame.
     pub fn leaves(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> Ref {
-        Ref(mem.read_u64(self.at(gfn)) as u32)
+        Ref(mem.read_own(self.at(gfn)) as u32)
     }
 
     /// Makes `head` that head, and returns the old one.
     #[inline(always)]
     pub fn swap_leaves(&self, gfn: Pfn<Gpa>, head: Ref, mem: &mut impl PhysMem) -> Ref {
         let at = self.at(gfn);
-        let word = mem.read_u64(at);
-        mem.write_u64(at, word >> 32 << 32 | u64::from(head.0));
+        let word = mem.read_own(at);
+        mem.write_own(at, word >> 32 << 32 | u64::from(head.0));
         Ref(word as u32)
     }
 
@@ -98,13 +98,13 @@ impl Heads {
         if !self.contains(gfn) {
             return None;
         }
-        ((mem.read_u64(self.at(gfn)) >> 32) as u32).checked_sub(1)
+        ((mem.read_own(self.at(gfn)) >> 32) as u32).checked_sub(1)
     }
 
     pub fn set_tables(&self, gfn: Pfn<Gpa>, first: Option<Id>, mem: &mut impl PhysMem) {
         let at = self.at(gfn);
         let high = first.map_or(0, |id| u64::from(id) + 1);
-        mem.write_u64(at, high << 32 | mem.read_u64(at) & 0xffff_ffff);
+        mem.write_own(at, high << 32 | mem.read_own(at) & 0xffff_ffff);
     }
 
     /// Protected tables in the 2 MiB around `gfn`.

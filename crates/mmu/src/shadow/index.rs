@@ -172,7 +172,7 @@ impl Index {
 
     /// The entry that is listed after this one.
     pub fn next(&self, (id, index): At, mem: &impl PhysMem) -> Option<At> {
-        Ref(mem.read_u64(self.page(id).links_at(index)) as u32).entry()
+        Ref(mem.read_own(self.page(id).links_at(index)) as u32).entry()
     }
 
     fn head(&self, list: List, mem: &impl PhysMem) -> Ref {
@@ -214,14 +214,14 @@ impl Index {
         let next = self.swap_head(list, Ref::new(at), mem);
         if let Some((id, index)) = next.entry() {
             let links = self.page(id).links_at(index);
-            mem.write_u64(links, mem.read_u64(links) & 0xffff_ffff | u64::from(Ref::new(at).0) << 32);
+            mem.write_own(links, mem.read_own(links) & 0xffff_ffff | u64::from(Ref::new(at).0) << 32);
         }
         self.changes(at, list);
         let (id, index) = at;
         let page = self.page_mut(id);
         debug_assert!(!page.is_listed(index) && mirror.0 != 0);
         page.set_live(index, true);
-        mem.write_u64(page.links_at(index), u64::from(next.0));
+        mem.write_own(page.links_at(index), u64::from(next.0));
         page.set_mirror(index, mirror, mem);
     }
 
@@ -252,18 +252,18 @@ impl Index {
     #[inline(always)]
     fn unlink(&mut self, (id, index): At, list: List, mem: &mut impl PhysMem) {
         let page = self.page(id);
-        let links = mem.read_u64(page.links_at(index));
+        let links = mem.read_own(page.links_at(index));
         let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
         match before.entry() {
             Some((id, index)) => {
                 let at = self.page(id).links_at(index);
-                mem.write_u64(at, mem.read_u64(at) >> 32 << 32 | u64::from(next.0));
+                mem.write_own(at, mem.read_own(at) >> 32 << 32 | u64::from(next.0));
             }
             None => _ = self.swap_head(list, next, mem),
         }
         if let Some((id, index)) = next.entry() {
             let at = self.page(id).links_at(index);
-            mem.write_u64(at, mem.read_u64(at) & 0xffff_ffff | u64::from(before.0) << 32);
+            mem.write_own(at, mem.read_own(at) & 0xffff_ffff | u64::from(before.0) << 32);
         }
     }
 
@@ -271,8 +271,7 @@ impl Index {
     /// ([`Page::park`]).
     pub fn park(&mut self, (id, index): At, known: Pte, mem: &mut impl PhysMem) {
         let page = self.page_mut(id);
-        if page.may_park(known) {
-            page.park(index, known, mem);
+        if page.park(index, known, mem) {
             page.set_live(index, false);
             page.set_parked(index, true);
         } else {

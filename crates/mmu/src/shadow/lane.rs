@@ -97,8 +97,7 @@ impl<S: Shadowed> Shadow<S> {
     /// Learns what the log says, up to its line at `end`.
     #[inline(never)]
     fn learn(&mut self, gate: Addr<Hpa>, end: u64, mem: &mut impl PhysMem) {
-        let lines = (end - gate.raw() - LOG_AT) / LINE_BYTES;
-        self.counters.lane_synced += lines;
+        self.counters.lane_synced += (end - gate.raw() - LOG_AT) / LINE_BYTES;
         // Another hart, or another ASID, may have the leaves still that it took away.
         self.stores_may_pass = true;
         if self.is_sabotaged(Sabotage::ForgetsLaneLog) {
@@ -107,9 +106,10 @@ impl<S: Shadowed> Shadow<S> {
         let stamp = self.begin_to_pass();
         // Most lines are of the table of the line before.
         let (mut table, mut id) = (Addr::new(0), 0);
-        for line in 0..lines {
-            let at = gate.wrapping_add(LOG_AT + LINE_BYTES * line);
-            let what = mem.read_u64(at);
+        let (mut line, end) = (gate.wrapping_add(LOG_AT), Addr::new(end));
+        while line != end {
+            let (what, pte) = (mem.read_own(line), Pte(mem.read_own(line.wrapping_add(8))));
+            line = line.wrapping_add(LINE_BYTES);
             if what == LaneSync::WIDE {
                 self.learn_wide(stamp);
                 continue;
@@ -124,8 +124,8 @@ impl<S: Shadowed> Shadow<S> {
                 table = entry.align_down(PAGE_BYTES);
                 id = self.learn_table(table, stamp, mem);
             }
-            let index = (entry.page_offset() / 8) as usize;
-            self.learn_entry((id, index), Pte(mem.read_u64(at.wrapping_add(8))), mem);
+            self.learn_entry((id, (entry.page_offset() / 8) as usize), pte, mem);
+            line = self.index.page_mut(id).come_back(line, end, mem);
         }
     }
 
@@ -190,7 +190,7 @@ impl<S: Shadowed> Shadow<S> {
     pub(super) fn write_id(&self, id: Id, mem: &mut impl PhysMem) {
         let page = self.index.page(id);
         if page.body.header.is_some() {
-            mem.write_u64(Addr::new(page.table().base().raw() - ID_AT), id.into());
+            mem.write_own(Addr::new(page.table().base().raw() - ID_AT), id.into());
         }
     }
 
@@ -231,7 +231,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// The shadow page of that table, which has a header.
     fn id_of(&self, table: Addr<Hpa>, mem: &impl PhysMem) -> Id {
-        let id = mem.read_u64(Addr::new(table.raw() - ID_AT)) as Id;
+        let id = mem.read_own(Addr::new(table.raw() - ID_AT)) as Id;
         debug_assert!(self.index.page(id).table().base() == table);
         id
     }

@@ -18,11 +18,11 @@
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
 
+mod parked;
+
 use super::candidates::Calm;
-use super::lane_memory::faults_always;
 use super::passed::{Compared, Mappings, Passed};
 use crate::frames::Run;
-use crate::table::{self, Debt};
 use rv::format::ENTRIES;
 use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
@@ -314,19 +314,19 @@ impl Page {
     /// The guest's entry that a live entry was made from.
     #[inline(always)]
     pub fn mirror(&self, index: usize, mem: &impl PhysMem) -> Option<Pte> {
-        self.is_live(index).then(|| Pte(mem.read_u64(self.mirror_at(index))))
+        self.is_live(index).then(|| Pte(mem.read_own(self.mirror_at(index))))
     }
 
     /// The guest's entry that an entry of a steered table was made from, whether it is live or not.
     pub fn made_from(&self, index: usize, mem: &impl PhysMem) -> Pte {
-        Pte(mem.read_u64(self.mirror_at(index)))
+        Pte(mem.read_own(self.mirror_at(index)))
     }
 
     /// Makes `pte` what an entry was made from.
     #[inline(always)]
     pub fn set_mirror(&mut self, index: usize, pte: Pte, mem: &mut impl PhysMem) {
         self.written |= 1 << (index / 8);
-        mem.write_u64(self.mirror_at(index), pte.0);
+        mem.write_own(self.mirror_at(index), pte.0);
     }
 
     /// A bit for each eight mirrors: those of others are 0.
@@ -475,101 +475,6 @@ impl Page {
     pub fn set_parked(&mut self, index: usize, parked: bool) {
         let bit = 1 << (index % 64);
         if parked { self.parked[index / 64] |= bit } else { self.parked[index / 64] &= !bit }
-    }
-
-    /// Whether a leaf made from `known` can be parked: its frame has to be noted in the header.
-    #[inline(always)]
-    pub fn may_park(&self, known: Pte) -> bool {
-        self.body.header.is_some() && known.pfn::<Gpa>().raw() >> 32 == 0
-    }
-
-    /// Notes in which list an entry stays that is not live any more: that of the frame that it led to, by `known`, what it was made from.
-    #[inline(always)]
-    pub fn park(&self, index: usize, known: Pte, mem: &mut impl PhysMem) {
-        let (at, shift) = self.note_at(index);
-        let others = mem.read_u64(at) & !(0xffff_ffff << shift);
-        mem.write_u64(at, others | known.pfn::<Gpa>().raw() << shift);
-    }
-
-    /// The frame in whose list a parked entry is.
-    #[inline(always)]
-    pub fn parked_at(&self, index: usize, mem: &impl PhysMem) -> Pfn<Gpa> {
-        let (at, shift) = self.note_at(index);
-        Pfn::new(mem.read_u64(at) >> shift & 0xffff_ffff)
-    }
-
-    /// Where that is noted: a word of the header's, and at which bit of it the four bytes begin.
-    #[inline(always)]
-    fn note_at(&self, index: usize) -> (Addr<Hpa>, usize) {
-        let header = self.body.header.as_ref().expect("parked entries are noted there");
-        (header.first().at(8 * (index as u64 / 2)), 32 * (index % 2))
-    }
-
-    /// An entry, live or parked, is to be a leaf made from `mirror`. If it is in the list of that frame, that is done; else nothing is.
-    /// Says whether it was.
-    #[inline(always)]
-    pub fn comes_back(&mut self, index: usize, mirror: Pte, mem: &mut impl PhysMem) -> bool {
-        if self.is_live(index) {
-            if self.made_from(index, mem).pfn::<Gpa>() != mirror.pfn() {
-                return false;
-            }
-        } else if self.parked_at(index, mem) == mirror.pfn() {
-            let bit = 1 << (index % 64);
-            self.parked[index / 64] ^= bit;
-            self.live[index / 64] ^= bit;
-        } else {
-            return false;
-        }
-        self.set_mirror(index, mirror, mem);
-        true
-    }
-
-    /// Of 64 entries of the shadow of a table, empties those for which the entry in the frame `guest` faults whatever the access, and
-    /// parks them: as many as `most`, and none that cannot be parked. Returns which those are, and what it owes.
-    pub fn park_faulting(
-        &mut self,
-        guest: Pfn<Hpa>,
-        part: usize,
-        behind: u64,
-        most: u32,
-        mem: &mut impl PhysMem,
-    ) -> (u64, Debt) {
-        let (table, mirror) = (self.table(), self.body.mirror.first());
-        // What of the flags of leaves is owed for all of them.
-        let (mut done, mut flags, mut count) = (0u64, 0, 0);
-        for index in indices(part, behind) {
-            let (bit, at) = (1 << (index % 64), 8 * index as u64);
-            let pte = Pte(mem.read_u64(guest.at(at)));
-            if !faults_always(pte) {
-                continue;
-            }
-            if count == most {
-                break;
-            }
-            if self.live[part] & bit != 0 {
-                let known = Pte(mem.read_u64(mirror.at(at)));
-                if !self.may_park(known) {
-                    continue;
-                }
-                self.park(index, known, mem);
-            }
-            count += 1;
-            let old = Pte(mem.exchange_u64(table.at(at), Pte::INVALID.0));
-            flags |= if table::is_poison(old) { 0 } else { old.flags().bits() };
-            mem.write_u64(mirror.at(at), pte.0);
-            done |= bit;
-        }
-        self.parked[part] |= self.live[part] & done;
-        self.live[part] &= !done;
-        let eights = (0..8).filter(|n| done >> (8 * n) & 0xff != 0);
-        self.written |= eights.fold(0, |eights, n| eights | 1 << (8 * part + n));
-        (done, Debt::of(Pte(flags), Pte::INVALID))
-    }
-
-    /// The first 64 entries of which some are parked, by their part, and a bit for each that is.
-    pub fn parked_part(&self) -> Option<(usize, u64)> {
-        let part = self.parked.iter().position(|part| *part != 0)?;
-        Some((part, self.parked[part]))
     }
 }
 

@@ -250,7 +250,7 @@ impl<S: Shadowed> Shadow<S> {
             host.budget.spend(Budget::UNLIST);
             self.emptied += 1;
             let at = 8 * index as u64;
-            let mirror = Pte(host.mem.read_u64(mirrors.at(at)));
+            let mirror = Pte(host.mem.read_own(mirrors.at(at)));
             let unfilled = self.unfilled(self.index.page(id), mirror);
             debt.add(table::exchange(table.at(at), unfilled, host.mem).1);
             self.index.remove((id, index), List::Frame(mirror.pfn()), host.mem);
