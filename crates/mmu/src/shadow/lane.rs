@@ -109,14 +109,14 @@ impl<S: Shadowed> Shadow<S> {
         let (mut line, end) = (gate.wrapping_add(LOG_AT), Addr::new(end));
         while line != end {
             let (what, pte) = (mem.read_own(line), Pte(mem.read_own(line.wrapping_add(8))));
-            line = line.wrapping_add(LINE_BYTES);
-            if what == LaneSync::WIDE {
-                self.learn_wide(stamp);
-                continue;
-            }
-            if what & 1 == 1 {
-                // There is no table of level 0 for that address.
-                self.pass_one(Addr::new(what), stamp);
+            if what == LaneSync::WIDE || what & 1 == 1 {
+                if what == LaneSync::WIDE {
+                    self.learn_wide(stamp);
+                } else {
+                    // There is no table of level 0 for that address.
+                    self.pass_one(Addr::new(what), stamp);
+                }
+                line = line.wrapping_add(LINE_BYTES);
                 continue;
             }
             let entry = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS));
@@ -124,8 +124,7 @@ impl<S: Shadowed> Shadow<S> {
                 table = entry.align_down(PAGE_BYTES);
                 id = self.learn_table(table, stamp, mem);
             }
-            self.learn_entry((id, (entry.page_offset() / 8) as usize), pte, mem);
-            line = self.index.page_mut(id).come_back(line, end, mem);
+            line = self.learn_entries((id, (entry.page_offset() / 8) as usize), pte, (line, end), mem);
         }
     }
 
@@ -150,16 +149,23 @@ impl<S: Shadowed> Shadow<S> {
         id
     }
 
-    /// The lane has made an entry from `pte`.
+    /// The lane has made an entry from `pte`, as its line says, and maybe others after it. Returns the first line that is not learned then.
     #[inline(always)]
-    fn learn_entry(&mut self, at: At, pte: Pte, mem: &mut impl PhysMem) {
+    fn learn_entries(
+        &mut self,
+        at: At,
+        pte: Pte,
+        (line, end): (Addr<Hpa>, Addr<Hpa>),
+        mem: &mut impl PhysMem,
+    ) -> Addr<Hpa> {
         let (id, index) = at;
         let is_leaf = !faults_always(pte);
         let is_blind = self.is_sabotaged(Sabotage::ListsBlindly);
         let page = self.index.page_mut(id);
         if page.is_listed(index) {
-            if is_leaf && page.comes_back(index, pte, mem) {
-                return;
+            let next = page.come_back(line, end, mem);
+            if next != line {
+                return next;
             }
             match page.mirror(index, mem) {
                 Some(known) if !is_leaf => self.index.park(at, known, mem),
@@ -175,6 +181,7 @@ impl<S: Shadowed> Shadow<S> {
         } else {
             self.index.page_mut(id).set_mirror(index, pte, mem);
         }
+        line.wrapping_add(LINE_BYTES)
     }
 
     /// The header of a page of level 0 that is about to be linked. Says whether it has one: the lane stays out of others.

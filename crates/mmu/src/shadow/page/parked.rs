@@ -23,28 +23,9 @@ impl Page {
         Pfn::new(mem.read_own(at) >> shift & 0xffff_ffff)
     }
 
-    /// An entry, live or parked, is to be a leaf made from `mirror`. If it is in the list of that frame, that is done; else nothing is.
-    /// Says whether it was.
-    #[inline(always)]
-    pub fn comes_back(&mut self, index: usize, mirror: Pte, mem: &mut impl PhysMem) -> bool {
-        if self.is_live(index) {
-            if self.made_from(index, mem).pfn::<Gpa>() != mirror.pfn() {
-                return false;
-            }
-        } else if self.parked_at(index, mem) == mirror.pfn() {
-            let bit = 1 << (index % 64);
-            self.parked[index / 64] ^= bit;
-            self.live[index / 64] ^= bit;
-        } else {
-            return false;
-        }
-        self.set_mirror(index, mirror, mem);
-        true
-    }
-
     /// Takes note of what the lane has made of entries, by its log's lines from `line` on, up to `end`: as long as they are entries of this
-    /// table, parked, and leaves again that lead where they led. Returns the first line that is not.
-    // What the guest takes away and maps again comes by here, page by page: [`Page::comes_back`], for many.
+    /// table that were leaves, live or parked, and are leaves again that lead where they led. Returns the first line that is not.
+    // What the guest takes away and maps again comes by here, page by page.
     pub fn come_back(&mut self, mut line: Addr<Hpa>, end: Addr<Hpa>, mem: &mut impl PhysMem) -> Addr<Hpa> {
         let Some(header) = &self.body.header else { return line };
         let (notes, mirrors) = (header.first(), self.body.mirror.first().base());
@@ -56,13 +37,19 @@ impl Page {
             }
             let (part, bit) = ((at / 512) as usize, 1 << (at / 8 % 64));
             let pte = Pte(mem.read_own(line.wrapping_add(8)));
-            let (note, shift) = note_at(notes, at / 8);
-            let note = mem.read_own(note) >> shift & 0xffff_ffff;
-            if self.parked[part] & bit == 0 || note != pte.pfn::<Gpa>().raw() || faults_always(pte) {
+            let frame = if self.parked[part] & bit != 0 {
+                let (note, shift) = note_at(notes, at / 8);
+                mem.read_own(note) >> shift & 0xffff_ffff
+            } else if self.live[part] & bit != 0 {
+                Pte(mem.read_own(mirrors.wrapping_add(at))).pfn::<Gpa>().raw()
+            } else {
+                break;
+            };
+            if frame != pte.pfn::<Gpa>().raw() || faults_always(pte) {
                 break;
             }
-            self.parked[part] ^= bit;
-            self.live[part] ^= bit;
+            self.parked[part] &= !bit;
+            self.live[part] |= bit;
             self.written |= 1 << (at / 64);
             mem.write_own(mirrors.wrapping_add(at), pte.0);
             line = line.wrapping_add(LaneSync::LINE_BYTES);
