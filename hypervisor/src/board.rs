@@ -45,7 +45,7 @@ pub fn disks(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Bloc
     let ports = config.disks.iter().take(MAX_DISKS).filter_map(|number| offer.disks.get(*number));
     ports.enumerate().map(|(at, port)| {
         let (start, source) = (DISK.0 + PAGE_BYTES * at as u64, DISK.1 + at as u32);
-        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}")))
+        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}"), config.vcpus))
     })
 }
 

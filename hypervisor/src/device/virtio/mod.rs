@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `queue` | the device's side of a split virtqueue: what the driver offers is copied once, then checked |
+//! | `queues` | those of a device, as the driver sets them up |
 //! | `backend` | what a device is to its transport |
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
@@ -32,6 +33,7 @@ mod gather;
 pub mod net;
 mod portion;
 pub mod queue;
+mod queues;
 pub mod rng;
 pub mod share;
 mod transport;
@@ -42,6 +44,7 @@ pub use balloon::Balloon;
 pub use block::Block;
 pub use net::Net;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
+pub use queues::Queues;
 pub use rng::Rng;
 pub use share::Share;
 pub use transport::Mmio;
