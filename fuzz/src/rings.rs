@@ -9,7 +9,7 @@ use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::device::Answer;
 use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach, attend_disk, attend_entropy, attend_share};
+use hypervisor::serial::{Output, Reach, attend_disk, attend_entropy, attend_share, go_on, type_in};
 use rv::Addr;
 
 /// Devices: where the registers are, what they offer, and how many frames a notification may take: a page of each ring, a copy among them, and
@@ -18,6 +18,7 @@ const BALLOON: (u64, u64, u64) = (0x1000_1000, 1 << 5, 32);
 const SHARE: (u64, u64, u64) = (0x1000_a000, 1, 32 + 64 * 40);
 const RNG: (u64, u64, u64) = (0x1000_e000, 0, 32);
 const DISK: (u64, u64, u64) = (0x1000_2000, 1 << 12 | 1 << 9, 32 + 64 * 40);
+const CONSOLE: (u64, u64, u64) = (0x1000_f000, 0, 32 + 64 * 40);
 /// The share's number, and the disk's.
 const NUMBER: u32 = 1;
 const NOTIFY: u64 = 0x050;
@@ -164,6 +165,11 @@ impl Machine {
             platters(NUMBER).lock().expect("no panic before").finish();
             let port = self.w.g.offer.disks.get(NUMBER).expect("it is there").clone();
             attend_disk(&self.w.g, &port, &mut self.w.hart);
+        } else if self.device == CONSOLE {
+            let vm = self.w.run.vm.clone();
+            type_in(&self.w.g, &vm, b"what somebody types", &mut self.w.hart);
+            go_on(&self.w.g, 1 << vm.slot(), &mut self.w.hart);
+            printed();
         } else if self.device == RNG && come() {
             attend_entropy(&self.w.g, &mut self.w.hart);
         }
@@ -182,15 +188,16 @@ impl Machine {
     }
 }
 
-/// A life of a device's rings, of four devices, in one of two modes.
+/// A life of a device's rings, of five devices, in one of two modes.
 pub fn rings_of(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let choice = u.arbitrary().unwrap_or(0_u8);
     let mmu = if choice & 1 == 1 { MmuMode::Lazy } else { MmuMode::Nested };
-    let device = [BALLOON, SHARE, RNG, DISK][usize::from(choice >> 1 & 3)];
+    let device = [BALLOON, SHARE, RNG, DISK, CONSOLE, SHARE, DISK, CONSOLE][usize::from(choice >> 1 & 7)];
     let shares = vec![ShareConfig { number: NUMBER, tag: "src".into() }];
     let disks = vec![NUMBER];
-    let config = VmConfig { mmu: Some(mmu), balloon_bytes: Some(0), disks, shares, rng: true, ..vm_config("vm", 3) };
+    let (balloon_bytes, vm) = (Some(0), vm_config("vm", 3));
+    let config = VmConfig { mmu: Some(mmu), balloon_bytes, disks, shares, rng: true, virtio_console: true, ..vm };
     let mut w = world_of(config, GuestTimer::Sstc);
     let translation = w.run.vm.translation;
     assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));

@@ -8,6 +8,7 @@
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
+//! | `console` | a console |
 //! | `net` | a network card |
 //! | `rng` | a source of random bytes |
 //! | `share` | a folder of the host's |
@@ -27,6 +28,7 @@ mod backend;
 pub mod balloon;
 pub mod block;
 mod chain;
+pub mod console;
 #[cfg(test)]
 mod driver;
 mod gather;
@@ -42,6 +44,7 @@ pub mod wire;
 pub use backend::{Backend, Progress};
 pub use balloon::Balloon;
 pub use block::Block;
+pub use console::Console;
 pub use net::Net;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
 pub use queues::Queues;

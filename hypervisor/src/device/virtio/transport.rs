@@ -248,14 +248,33 @@ impl<B: Backend> Mmio<B> {
 
     /// Does a portion of what there is to be done for a queue that is notified of, or for all of them.
     fn serve(&mut self, at: Option<usize>, outside: &mut dyn Outside) -> Result<Progress, Later> {
+        self.act_on_queues(outside, |backend, queues, outside| match at {
+            Some(at) if !queues.is_ready(at) => Ok(Progress::Idle),
+            Some(at) => backend.notified(at, queues, outside),
+            None => backend.moment(queues, outside),
+        })
+    }
+
+    /// Does a portion of something else for its queues, with a moment for what is left.
+    pub(super) fn act(
+        &mut self,
+        outside: &mut dyn Outside,
+        act: impl FnOnce(&mut B, &mut Queues, &mut dyn Outside) -> Result<Progress, Trouble>,
+    ) {
+        if self.act_on_queues(outside, act) != Ok(Progress::Idle) {
+            outside.soon();
+        }
+    }
+
+    fn act_on_queues(
+        &mut self,
+        outside: &mut dyn Outside,
+        act: impl FnOnce(&mut B, &mut Queues, &mut dyn Outside) -> Result<Progress, Trouble>,
+    ) -> Result<Progress, Later> {
         if !self.is_live() {
             return Ok(Progress::Idle);
         }
-        let progress = match at {
-            Some(at) if !self.queues.is_ready(at) => return Ok(Progress::Idle),
-            Some(at) => self.backend.notified(at, &mut self.queues, outside),
-            None => self.backend.moment(&mut self.queues, outside),
-        };
+        let progress = act(&mut self.backend, &mut self.queues, outside);
         // What was given back before something went wrong was given back.
         let told = self.tell(outside);
         match progress.and_then(|progress| told.map(|()| progress)) {

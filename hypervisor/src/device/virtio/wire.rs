@@ -1,4 +1,4 @@
-//! What drivers and devices say to each other, of disks, of networks and of all: the same where Gnomon is the device, and where it is the driver of
+//! What drivers and devices say to each other, of disks, of networks, of consoles and of all: the same where Gnomon is the device, and where it is the driver of
 //! one of the host's.
 
 /// The device takes chains that are in a table of their own (chapter 6).
@@ -86,5 +86,13 @@ pub mod net {
     /// The queue of frames that come.
     pub const RECEIVE: usize = 0;
     /// That of those that go.
+    pub const TRANSMIT: usize = 1;
+}
+
+/// Consoles (chapter 5.3), those of one port.
+pub mod console {
+    /// The queue of what is typed.
+    pub const RECEIVE: usize = 0;
+    /// That of what is printed.
     pub const TRANSMIT: usize = 1;
 }
