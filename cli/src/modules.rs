@@ -73,14 +73,16 @@ pub struct Needs {
     pub shares: bool,
     /// A source of random bytes.
     pub rng: bool,
+    /// A virtio console, whose own driver is in the kernel itself.
+    pub console: bool,
 }
 
 impl Needs {
     /// What a VM needs, or may be given, that has a whole system as its root: it is on a disk.
-    pub const ROOT: Self = Self { balloon: false, disks: true, net: true, shares: true, rng: true };
+    pub const ROOT: Self = Self { balloon: false, disks: true, net: true, shares: true, rng: true, console: false };
 
     /// What one needs that has nothing of all that.
-    pub const NONE: Self = Self { balloon: false, disks: false, net: false, shares: false, rng: false };
+    pub const NONE: Self = Self { balloon: false, disks: false, net: false, shares: false, rng: false, console: false };
 
     /// The drivers: names, and paths in the kernel's sources.
     pub(crate) fn drivers(self) -> Vec<(&'static str, &'static str)> {

@@ -127,6 +127,7 @@ pub(crate) mod tests {
             disks: vec![],
             shares: vec![],
             rng: false,
+            virtio_console: false,
             mac: None,
             segments: vec![],
             entry_gpa: GUEST_ENTRY,

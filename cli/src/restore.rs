@@ -4,7 +4,7 @@ use crate::pack::{Pack, Placed};
 use crate::share::{self, ShareSpec};
 use crate::size::{PAGE, SUPERPAGE, Size};
 use crate::spec;
-use crate::vmfile::{Balloon, VmFile};
+use crate::vmfile::{Balloon, Console, VmFile};
 use abi::bundle::GUEST_RAM_BASE;
 use abi::snapshot::State;
 use abi::snapshot::file::{Bad, Part, Reader};
@@ -144,6 +144,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         return Err(RestoreError::Given { path, what });
     }
     let state = Source::open(&path)?.state()?;
+    let has_virtio_console = state.has_virtio_console();
     let told = state.told;
     // Nothing of a file's is printed that could mean something to a terminal.
     if !spec::is_name(&told.name) || !told.shares.iter().all(|name| share::is_name(name)) {
@@ -171,6 +172,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     vm.net = Some(told.mac.is_some());
     vm.mac = told.mac;
     vm.rng = Some(told.has_rng);
+    vm.console = has_virtio_console.then_some(Console::Virtio);
     Ok(vm)
 }
 
@@ -239,9 +241,9 @@ mod tests {
     use crate::disk::DiskSpec;
     use crate::vmfile::Kernel;
     use abi::bundle::{Config, ConsoleMode};
-    use abi::snapshot::device::PlicState;
+    use abi::snapshot::device::{DeviceState, PlicState, VirtioState};
     use abi::snapshot::file::Writer;
-    use abi::snapshot::{EventsState, Told, VcpuState};
+    use abi::snapshot::{EventsState, Placed as Device, Told, VcpuState};
     use std::io::Cursor;
 
     const RAM: u64 = 9 << 20;
@@ -333,6 +335,20 @@ mod tests {
         assert!(said(&[b'x'; 5000]).ends_with("it is no snapshot"));
         let nowhere = load(Path::new("/nowhere/a.snap"), &mut Pack::default()).err().expect("there is none");
         assert!(nowhere.to_string().starts_with("cannot read the snapshot /nowhere/a.snap: "));
+    }
+
+    #[test]
+    fn a_vm_has_a_virtio_console_if_it_had_one() {
+        let described = |state: &State| {
+            with_file(&file_of(state, &[]), |path| {
+                describe(VmFile { restore: Some(path.into()), ..VmFile::default() }).expect("it is whole")
+            })
+        };
+        let mut state = state();
+        assert_eq!(described(&state).console, None);
+        let device = DeviceState::Virtio(VirtioState { id: 3, ..VirtioState::default() });
+        state.devices.push(Device { at: 0x1000_f000, device });
+        assert_eq!(described(&state).console, Some(Console::Virtio));
     }
 
     #[test]

@@ -186,6 +186,12 @@ pub enum SpecError {
     #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
     #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
+    /// The kernel was built without a driver for the virtio console, or has it as a module that nobody loads.
+    #[error("VM `{0}` asks for console `virtio`, and its kernel has no driver for that built in")]
+    #[diagnostic(help(
+        "leave out `console`, or give a kernel with CONFIG_VIRTIO_MMIO=y and CONFIG_VIRTIO_CONSOLE=y, or an `initrd` that loads both"
+    ))]
+    NoVirtioConsole(String),
     /// There is nothing random where time counts instructions.
     #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
     #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
@@ -298,6 +304,10 @@ impl VmSpec {
         spec.check_residence()?;
         if spec.console == Console::Sbi && spec.kernel == Kernel::Debian {
             return Err(SpecError::NoSbiConsole(spec.name));
+        }
+        // Debian's kernel has one of the drivers as a module.
+        if (spec.console, &spec.kernel, &spec.initrd) == (Console::Virtio, &Kernel::Debian, &Some(Initrd::None)) {
+            return Err(SpecError::NoVirtioConsole(spec.name));
         }
         let least = Size(LEAST_SHADOW_BYTES_PER_VCPU * u64::from(spec.vcpus));
         if let Some(shadow) = spec.shadow.filter(|shadow| *shadow < least || !shadow.0.is_multiple_of(PAGE)) {
@@ -453,6 +463,9 @@ mod tests {
         let vm = VmFile::default();
         let sbi = |kernel| VmFile { console: Some(Console::Sbi), kernel, ..VmFile::default() };
         assert_eq!(settle(sbi(None)), Err(SpecError::NoSbiConsole("linux".into())));
+        let virtio = |initrd| VmFile { console: Some(Console::Virtio), initrd, ..VmFile::default() };
+        assert_eq!(settle(virtio(Some(Initrd::None))), Err(SpecError::NoVirtioConsole("linux".into())));
+        assert!(settle(virtio(None)).is_ok());
         assert!(settle(sbi(Some(Kernel::File("Image".into())))).is_ok());
         assert!(matches!(settle(VmFile { vcpus: Some(0), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
         assert!(matches!(settle(VmFile { vcpus: Some(33), ..vm.clone() }), Err(SpecError::Vcpus { .. })));

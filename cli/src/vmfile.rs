@@ -159,6 +159,10 @@ pub enum Console {
     #[serde(rename = "ttyS0")]
     #[value(name = "ttyS0")]
     Uart,
+    /// A virtio console: `hvc0`, too.
+    #[serde(rename = "virtio")]
+    #[value(name = "virtio")]
+    Virtio,
     /// The SBI debug console.
     #[serde(rename = "hvc0")]
     #[value(name = "hvc0")]

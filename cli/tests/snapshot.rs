@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 80;
 
 /// Many short programs, a file that grows in memory, and a disk that is written to; then what all of it has come to. The share is there in the
-/// beginning and at the end.
+/// beginning and at the end. The console is a virtio one.
 const WORK: &str = "x=0; n=0
 while [ $n -lt 80 ]; do
     x=$(echo $x $n | sha256sum | cut -c1-64)
@@ -115,6 +115,8 @@ fn work_that_is_begun_here_is_done_there() {
         "on",
         "--net",
         "--rng",
+        "--console",
+        "virtio",
         "--share",
         &scratch.text("here"),
         "--disk",

@@ -1,6 +1,7 @@
 //! The rings of a virtio device, as no driver should write them: nothing panics, a notification comes to an end, and the VM has no
 //! more frames than before and what the device itself has touched.
 
+use crate::fake::disk::{SECTORS, platters};
 use crate::fake::entropy::come;
 use crate::fake::share::server;
 use crate::fake::{MEMORY, World, printed, vm_config, world_of, write};
@@ -8,15 +9,17 @@ use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::device::Answer;
 use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach, attend_entropy, attend_share};
+use hypervisor::serial::{Output, Reach, attend_disk, attend_entropy, attend_share, go_on, type_in};
 use rv::Addr;
 
 /// Devices: where the registers are, what they offer, and how many frames a notification may take: a page of each ring, a copy among them, and
-/// tables for those and for what was split; of a share, the messages.
+/// tables for those and for what was split; of a share, the messages; of a disk, the data. The disk has a queue for each of three harts.
 const BALLOON: (u64, u64, u64) = (0x1000_1000, 1 << 5, 32);
 const SHARE: (u64, u64, u64) = (0x1000_a000, 1, 32 + 64 * 40);
 const RNG: (u64, u64, u64) = (0x1000_e000, 0, 32);
-/// The share's number.
+const DISK: (u64, u64, u64) = (0x1000_2000, 1 << 12 | 1 << 9, 32 + 64 * 40);
+const CONSOLE: (u64, u64, u64) = (0x1000_f000, 0, 32 + 64 * 40);
+/// The share's number, and the disk's.
 const NUMBER: u32 = 1;
 const NOTIFY: u64 = 0x050;
 const STATUS: u64 = 0x070;
@@ -108,6 +111,19 @@ impl Machine {
                 let count = if u.arbitrary()? { u32::arbitrary(u)? } else { length.wrapping_sub(23) };
                 self.write(OTHER, &[&length.to_le_bytes()[..], &[kind, 1, 0], &[0; 12], &count.to_le_bytes()].concat());
             }
+            // A disk's request: its type, and a sector of those that it has or of those behind; where it clears, a segment as well.
+            4 if self.device == DISK && u.arbitrary()? => {
+                let kind = if u.ratio(1, 8)? { u32::arbitrary(u)? } else { *u.choose(&[0, 1, 4, 8, 11, 13])? };
+                let sector = if u.ratio(1, 8)? { u64::arbitrary(u)? } else { u.int_in_range(0..=SECTORS + 64)? };
+                let (sectors, flags) = (u.int_in_range(0..=80)?, u.int_in_range(0..=2)?);
+                let words = [kind.into(), sector, sector, sectors | flags << 32];
+                self.write(OTHER, words.map(u64::to_le_bytes).as_flattened());
+            }
+            // Its driver goes on without a queue, or with it again.
+            4 if self.device == DISK && u.ratio(1, 8)? => {
+                self.set(0x030, 4, queue);
+                self.set(0x044, 4, u.int_in_range(0..=1)?);
+            }
             4 => {
                 let (at, descriptor) = (u.int_in_range(0..=63)?, self.descriptor(u)?);
                 self.write(OTHER + 16 * at, &descriptor);
@@ -145,6 +161,15 @@ impl Machine {
             server(NUMBER).lock().expect("no panic before").answer();
             let port = self.w.g.offer.shares.get(NUMBER).expect("it is there").clone();
             attend_share(&self.w.g, &port, &mut self.w.hart);
+        } else if self.device == DISK {
+            platters(NUMBER).lock().expect("no panic before").finish();
+            let port = self.w.g.offer.disks.get(NUMBER).expect("it is there").clone();
+            attend_disk(&self.w.g, &port, &mut self.w.hart);
+        } else if self.device == CONSOLE {
+            let vm = self.w.run.vm.clone();
+            type_in(&self.w.g, &vm, b"what somebody types", &mut self.w.hart);
+            go_on(&self.w.g, 1 << vm.slot(), &mut self.w.hart);
+            printed();
         } else if self.device == RNG && come() {
             attend_entropy(&self.w.g, &mut self.w.hart);
         }
@@ -163,14 +188,16 @@ impl Machine {
     }
 }
 
-/// A life of a device's rings, of three devices, in one of two modes.
+/// A life of a device's rings, of five devices, in one of two modes.
 pub fn rings_of(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let choice = u.arbitrary().unwrap_or(0_u8);
     let mmu = if choice & 1 == 1 { MmuMode::Lazy } else { MmuMode::Nested };
-    let device = [BALLOON, SHARE, RNG, SHARE][usize::from(choice >> 1 & 3)];
+    let device = [BALLOON, SHARE, RNG, DISK, CONSOLE, SHARE, DISK, CONSOLE][usize::from(choice >> 1 & 7)];
     let shares = vec![ShareConfig { number: NUMBER, tag: "src".into() }];
-    let config = VmConfig { mmu: Some(mmu), balloon_bytes: Some(0), shares, rng: true, ..vm_config("vm", 1) };
+    let disks = vec![NUMBER];
+    let (balloon_bytes, vm) = (Some(0), vm_config("vm", 3));
+    let config = VmConfig { mmu: Some(mmu), balloon_bytes, disks, shares, rng: true, virtio_console: true, ..vm };
     let mut w = world_of(config, GuestTimer::Sstc);
     let translation = w.run.vm.translation;
     assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));

@@ -1,7 +1,7 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
+use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
 use crate::device::{Device, Place, Rtc, plic, uart};
 use crate::entropy;
 use crate::isa::Isa;
@@ -27,6 +27,8 @@ const NET: (u64, u32) = (0x1000_9000, 9);
 const SHARE: (u64, u32) = (0x1000_a000, 12);
 /// Those of the source of random bytes, behind all shares.
 const RNG: (u64, u32) = (0x1000_e000, 16);
+/// Those of the virtio console, behind that.
+const CONSOLE: (u64, u32) = (0x1000_f000, 17);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
@@ -45,7 +47,7 @@ pub fn disks(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Bloc
     let ports = config.disks.iter().take(MAX_DISKS).filter_map(|number| offer.disks.get(*number));
     ports.enumerate().map(|(at, port)| {
         let (start, source) = (DISK.0 + PAGE_BYTES * at as u64, DISK.1 + at as u32);
-        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}")))
+        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}"), config.vcpus))
     })
 }
 
@@ -71,6 +73,12 @@ pub fn shares(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Sha
 pub fn rng(config: &VmConfig, offer: &Offer) -> Option<Mmio<Rng>> {
     let source = offer.entropy.as_ref().filter(|_| config.rng)?;
     Some(Mmio::new(RNG.0, RNG.1, Rng::new(entropy::Place::at(source))))
+}
+
+/// A VM's virtio console, if it has one.
+#[must_use]
+pub fn console(config: &VmConfig) -> Option<Mmio<Console>> {
+    config.virtio_console.then(|| Mmio::new(CONSOLE.0, CONSOLE.1, Console::default()))
 }
 
 /// The devices beside UART, PLIC and those of virtio.
@@ -268,6 +276,7 @@ mod tests {
             shares: Vec::new(),
             mac: None,
             rng: false,
+            virtio_console: false,
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),

@@ -255,7 +255,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
                 let Some(vm) = g.vms.get(guest) else { continue };
                 let mut devices = vm.devices.lock();
                 devices.uart.receive(byte);
-                lines::settle(g, &vm, (devices, UART), env);
+                pass_input(g, &vm, devices, env);
             }
             Some(command) => return Some(command),
             None => {}
@@ -272,8 +272,18 @@ pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize 
         devices.uart.receive(bytes[taken]);
         taken += 1;
     }
-    lines::settle(g, vm, (devices, UART), env);
+    pass_input(g, vm, devices, env);
     taken
+}
+
+/// Something was typed: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
+fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
+    // Of one that is frozen nobody changes memory: whoever lets it go looks after this.
+    if devices.console.is_none() || vm.is_frozen.load(Ordering::SeqCst) {
+        return lines::settle(g, vm, (devices, UART), env);
+    }
+    devices.pass_input(&mut Reach { g, vm, env, output: Output::Leave });
+    lines::settle_all(g, vm, devices, env);
 }
 
 /// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever

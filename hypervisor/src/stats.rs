@@ -1,7 +1,7 @@
 //! All counters, gathered for programs and for people.
 
 use crate::counters::VcpuCounters;
-use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
+use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
 use crate::gnomon::Gnomon;
 use crate::vm::Vm;
 use crate::vms::Report;
@@ -111,6 +111,7 @@ impl Gnomon {
             counters.extend(devices.balloon.iter().flat_map(|device| balloon(device)));
             counters.extend(devices.net.iter().flat_map(|device| net(device)));
             counters.extend(devices.rng.iter().flat_map(|device| rng(device)));
+            counters.extend(devices.console.iter().flat_map(|device| console(device)));
             // Of these there may be several.
             for (name, count) in devices.disks.iter().flat_map(disk).chain(devices.shares.iter().flat_map(share)) {
                 *counters.entry(name).or_default() += count;
@@ -211,6 +212,18 @@ fn rng(rng: &Mmio<Rng>) -> [(&'static str, u64); 4] {
         ("rng.refused", counts.refused),
         ("rng.notifications", notifications),
         ("rng.malformed", malformed),
+    ]
+}
+
+/// A virtio console's counters by name.
+fn console(console: &Mmio<Console>) -> [(&'static str, u64); 5] {
+    let (counts, (notifications, malformed)) = (console.backend().counts(), console.counts());
+    [
+        ("console.bytes_out", counts.bytes_out),
+        ("console.bytes_in", counts.bytes_in),
+        ("console.refused", counts.refused),
+        ("console.notifications", notifications),
+        ("console.malformed", malformed),
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use crate::board;
 use crate::breaks::Breaks;
-use crate::device::virtio::{Balloon, Block, Mmio, Net, Rng, Share};
+use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
 use crate::device::{Answer, Device, Outside, Place, Plic, Uart, Wild, plic, uart};
 use crate::events::Events;
 use crate::offer::Offer;
@@ -50,7 +50,7 @@ pub enum Departure {
 /// The devices of the guest's board.
 #[derive(Debug)]
 pub struct Devices {
-    /// The console.
+    /// The console, or the first of two. What is typed comes here, whoever reads it.
     pub uart: Uart,
     /// The interrupt controller.
     pub plic: Plic,
@@ -64,6 +64,8 @@ pub struct Devices {
     pub shares: Vec<Mmio<Share>>,
     /// Its source of random bytes, if it has one.
     pub rng: Option<Box<Mmio<Rng>>>,
+    /// Its virtio console, if it has one.
+    pub console: Option<Box<Mmio<Console>>>,
     others: Vec<Box<dyn Device>>,
 }
 
@@ -100,7 +102,8 @@ impl Devices {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
         let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
         let (shares, rng) = (board::shares(config, offer).collect(), board::rng(config, offer).map(Box::new));
-        Self { uart: Uart::default(), plic, balloon, disks, net, shares, rng, others: board::devices(offer) }
+        let (console, others) = (board::console(config).map(Box::new), board::devices(offer));
+        Self { uart: Uart::default(), plic, balloon, disks, net, shares, rng, console, others }
     }
 
     /// All but the interrupt controller, the UART first.
@@ -111,8 +114,9 @@ impl Devices {
         let net = self.net.iter().map(|net| &**net as &dyn Device);
         let shares = self.shares.iter().map(|share| share as &dyn Device);
         let rng = self.rng.iter().map(|rng| &**rng as &dyn Device);
+        let console = self.console.iter().map(|console| &**console as &dyn Device);
         let first = iter::once(&self.uart as &dyn Device).chain(others).chain(balloon);
-        first.chain(disks).chain(net).chain(shares).chain(rng)
+        first.chain(disks).chain(net).chain(shares).chain(rng).chain(console)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
@@ -122,8 +126,9 @@ impl Devices {
         let net = self.net.iter_mut().map(|net| &mut **net as &mut dyn Device);
         let shares = self.shares.iter_mut().map(|share| share as &mut dyn Device);
         let rng = self.rng.iter_mut().map(|rng| &mut **rng as &mut dyn Device);
+        let console = self.console.iter_mut().map(|console| &mut **console as &mut dyn Device);
         let first = iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon);
-        first.chain(disks).chain(net).chain(shares).chain(rng)
+        first.chain(disks).chain(net).chain(shares).chain(rng).chain(console)
     }
 
     fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
@@ -175,7 +180,12 @@ impl Devices {
     ) -> Answer<()> {
         match target {
             Target::Device(0) => self.uart.store(offset, width, value, outside),
-            Target::Device(at) => self.get(at).store(offset, width, value, outside),
+            Target::Device(at) => {
+                let answer = self.get(at).store(offset, width, value, outside);
+                // It may have been a buffer for that.
+                self.pass_input(outside);
+                answer
+            }
             Target::Plic => {
                 if Plic::claims(offset)
                     && width == 4
@@ -192,6 +202,16 @@ impl Devices {
     /// The time has come that one of them asked for.
     pub fn moment(&mut self, outside: &mut dyn Outside) {
         self.iter_mut().for_each(|device| device.moment(outside));
+        self.pass_input(outside);
+    }
+
+    /// Passes what was typed on to the virtio console, if there is one whose driver has buffers. Lines of devices may change.
+    pub fn pass_input(&mut self, outside: &mut dyn Outside) {
+        if let Some(console) = &mut self.console
+            && self.uart.has_received()
+        {
+            console.take_input(&mut self.uart, outside);
+        }
     }
 
     /// Passes a device's line on to the PLIC; says whether it has changed.

@@ -2,6 +2,8 @@
 # The first process of a VM with a Debian root, which is on its first disk.
 export PATH=/bin HOME=/root TERM=linux
 . /etc/gnomon.sh
+# Where the console's driver was a module, there was none when this process began.
+[ -e /proc/self/fd/0 ] || exec 0<>/dev/console 1>&0 2>&0
 fail() {
     echo "gnomon: $1"
     stty sane

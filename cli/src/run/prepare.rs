@@ -234,6 +234,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
         net: vm.net.is_some(),
         shares: !vm.shares.is_empty(),
         rng: vm.rng == Some(true),
+        console: vm.console == Console::Virtio,
     };
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
@@ -255,6 +256,12 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
         None if is_linux => Initrd::Busybox,
         None => Initrd::None,
     };
+    // An initrd of its own may have them as modules.
+    let has_modules = is_default || matches!(initrd, Initrd::File(_));
+    let lacks_driver = |config: String| !has_modules && !has_virtio_console(&config);
+    if vm.console == Console::Virtio && payload.kernel_config().is_some_and(lacks_driver) {
+        Err(SpecError::NoVirtioConsole(vm.name.clone()))?;
+    }
     if initrd != Initrd::Busybox && !vm.add.is_empty() {
         Err(SpecError::Add(vm.name.clone()))?;
     }
@@ -287,6 +294,11 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     // An empty file is no initrd: there is nothing to announce.
     let bytes = bytes.filter(|bytes| !bytes.is_empty());
     Ok(Contents { payload, initrd: bytes, has_own_initramfs: initrd == Initrd::Busybox })
+}
+
+/// Whether a kernel of that configuration has all that a virtio console needs built in.
+fn has_virtio_console(config: &str) -> bool {
+    ["CONFIG_VIRTIO_MMIO=y", "CONFIG_VIRTIO_CONSOLE=y"].iter().all(|wanted| config.lines().any(|line| line == *wanted))
 }
 
 fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
@@ -336,6 +348,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         shares: Vec::new(),
         mac: vm.net.as_ref().map(|card| card.mac),
         rng: vm.rng == Some(true),
+        virtio_console: vm.console == Console::Virtio,
         segments: Vec::new(),
         entry_gpa: 0,
         initrd: None,
@@ -351,7 +364,7 @@ fn bootargs(vm: &VmSpec, kind: Kind, spec: &RunSpec, has_own_initramfs: bool) ->
     let mut words = match vm.console {
         _ if kind != Kind::Linux => vec![],
         Console::Uart => vec!["console=ttyS0".to_owned(), "earlycon=sbi".to_owned()],
-        Console::Sbi => vec!["console=hvc0".to_owned(), "earlycon=sbi".to_owned()],
+        Console::Virtio | Console::Sbi => vec!["console=hvc0".to_owned(), "earlycon=sbi".to_owned()],
         Console::None => vec![],
     };
     if has_own_initramfs {
@@ -450,8 +463,23 @@ mod tests {
             bootargs(&vm(&options), Kind::Linux, &shell, true),
             "console=ttyS0 earlycon=sbi hostname=linux LINES=40 COLUMNS=132 a b"
         );
-        let silent = VmFile { console: Some(Console::None), ..options };
-        assert_eq!(bootargs(&vm(&silent), Kind::Linux, &shell, false), "a b");
+        let of = |console| VmFile { console: Some(console), ..options.clone() };
+        assert_eq!(bootargs(&vm(&of(Console::None)), Kind::Linux, &shell, false), "a b");
+        let words = bootargs(&vm(&of(Console::Virtio)), Kind::Linux, &shell, false);
+        assert_eq!(words, "console=hvc0 earlycon=sbi a b");
+        assert!(config(&vm(&of(Console::Virtio))).virtio_console && !config(&vm(&of(Console::Uart))).virtio_console);
+    }
+
+    #[test]
+    fn a_virtio_console_needs_two_drivers_built_in() {
+        for (config, has_it) in [
+            ("CONFIG_A=y\nCONFIG_VIRTIO_MMIO=y\nCONFIG_VIRTIO_CONSOLE=y\n", true),
+            ("CONFIG_VIRTIO_MMIO=m\nCONFIG_VIRTIO_CONSOLE=y\n", false),
+            ("CONFIG_VIRTIO_MMIO=y\n# CONFIG_VIRTIO_CONSOLE is not set\n", false),
+            ("", false),
+        ] {
+            assert_eq!(has_virtio_console(config), has_it, "{config}");
+        }
     }
 
     #[test]

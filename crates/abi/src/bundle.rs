@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -102,6 +102,8 @@ pub struct VmConfig {
     pub mac: Option<Mac>,
     /// Whether it has a source of random bytes, which are the host's.
     pub rng: bool,
+    /// Whether it has a virtio console beside the UART. Both are its console.
+    pub virtio_console: bool,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
     pub segments: Vec<Segment>,
     /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
@@ -349,6 +351,7 @@ mod tests {
                 shares: vec![ShareConfig { number: 1, tag: "src".into() }],
                 mac: Some(Mac([0x52, 0x54, 0, 0x67, 0x6e, 1])),
                 rng: true,
+                virtio_console: true,
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),

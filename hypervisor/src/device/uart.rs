@@ -133,6 +133,12 @@ impl Uart {
         self.received.pop_front()
     }
 
+    /// Whether something came from the outside that was not taken.
+    #[must_use]
+    pub fn has_received(&self) -> bool {
+        !self.received.is_empty()
+    }
+
     /// What came from the outside, the oldest byte first. It stays.
     pub fn received(&self) -> impl Iterator<Item = u8> {
         self.received.iter().copied()

@@ -43,7 +43,12 @@ pub fn read<const N: usize>(w: &mut World, gpa: u64) -> [u8; N] {
 /// Starts a device with one queue, and makes a chain of buffers available: where each is, how many bytes it has, and its flags (1: there is a
 /// next one; 2: the device writes it).
 pub fn ask(w: &mut World, device: u64, chain: &[(u64, u64, u64)]) {
-    for (register, value) in [(0x070, 0), (0x070, 3), (0x024, 1), (0x020, 1), (0x070, 11), (0x038, 4)] {
+    ask_by(w, (device, 0), chain);
+}
+
+/// The same by that queue of a device, and no other.
+pub fn ask_by(w: &mut World, (device, queue): (u64, u64), chain: &[(u64, u64, u64)]) {
+    for (register, value) in [(0x070, 0), (0x070, 3), (0x024, 1), (0x020, 1), (0x070, 11), (0x030, queue), (0x038, 4)] {
         set(w, device + register, value);
     }
     for (register, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, USED)] {
@@ -58,7 +63,7 @@ pub fn ask(w: &mut World, device: u64, chain: &[(u64, u64, u64)]) {
     }
     write(w, USED, &[0; 16]);
     write(w, DRIVER, &[0, 0, 1, 0, 0, 0]);
-    assert_eq!(set(w, device + 0x050, 0), Answer::Done(()), "nobody waits for the host");
+    assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "nobody waits for the host");
 }
 
 /// Counters of the VM's, by name.

@@ -262,6 +262,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         shares: Vec::new(),
         mac: None,
         rng: false,
+        virtio_console: false,
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,
         initrd: None,

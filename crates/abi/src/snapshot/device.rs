@@ -114,6 +114,11 @@ pub enum OwnState {
         /// Pages that are, as the driver says.
         actual: u32,
     },
+    /// A console.
+    Console {
+        /// How many bytes were printed of what is to be printed next.
+        sent: u32,
+    },
 }
 
 /// A virtqueue.

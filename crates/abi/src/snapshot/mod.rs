@@ -38,6 +38,16 @@ pub struct State {
     pub devices: Vec<Placed>,
 }
 
+impl State {
+    /// Whether it has a virtio console.
+    #[must_use]
+    pub fn has_virtio_console(&self) -> bool {
+        /// Its device ID.
+        const CONSOLE: u32 = 3;
+        self.devices.iter().any(|placed| matches!(&placed.device, DeviceState::Virtio(state) if state.id == CONSOLE))
+    }
+}
+
 /// A device, and where on the board it is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Placed {

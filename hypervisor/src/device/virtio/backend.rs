@@ -1,6 +1,7 @@
 //! What a virtio device is to its transport.
 
-use super::queue::{Queue, Trouble};
+use super::queue::Trouble;
+use super::queues::Queues;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use abi::snapshot::device::OwnState;
 use core::fmt::Debug;
@@ -25,25 +26,44 @@ pub(super) fn read_bytes(config: &[u8], offset: u64, width: u8) -> u32 {
 pub trait Backend: Debug + Send {
     /// Its device ID (chapter 5).
     const ID: u32;
-    /// How many queues it has.
-    const QUEUES: usize;
     /// Whether it goes on by itself with what a notification began, when something outside has happened: then it is given a
     /// [moment](crate::device::Device::moment), and does a portion as for a notification.
     const GOES_ON: bool = false;
 
+    /// How many queues it has, 1 or more: always as many.
+    fn queues(&self) -> usize;
     /// The features that it offers, beside those of queues and transport.
     fn features(&self) -> u64;
     /// Reads `width` bytes (1, 2 or 4, at a multiple of that) of its configuration; 0 where there is none.
     fn read_config(&self, offset: u64, width: u8) -> u32;
     /// Writes them, where the driver may.
     fn write_config(&mut self, offset: u64, width: u8, value: u32);
-    /// Does a portion of what the driver has put into queue number `at`: some 100,000 instructions at most (BOUNDED). Buffers go
-    /// back to the driver when the device has done with them.
+    /// Does a portion of what the driver has put into queue number `at`, which is ready: some 100,000 instructions at most (BOUNDED).
+    /// Buffers go back to the driver when the device has done with them, by whichever queue they came.
     ///
     /// # Errors
     /// [`Trouble`]. If something is wrong with the ring, nothing more is taken from any queue. If its memory is not there yet, this is
     /// called again and goes on.
-    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble>;
+    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble>;
+    /// Something outside has happened, or some time has passed: does a portion for the queues that are ready. Each has its own, if the
+    /// device does not say otherwise.
+    ///
+    /// # Errors
+    /// As above.
+    fn moment(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let mut all = Ok(Progress::Idle);
+        for at in 0..self.queues() {
+            if queues.ready(at).is_none() {
+                continue;
+            }
+            match self.notified(at, queues, outside) {
+                Ok(Progress::Idle) => {}
+                malformed @ Err(Trouble::Malformed(_)) => return malformed,
+                more => all = more,
+            }
+        }
+        all
+    }
     /// The driver resets the device: what was begun is dropped.
     fn reset(&mut self);
     /// What it needs to go on elsewhere, beside transport and queues.

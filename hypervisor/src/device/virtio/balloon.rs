@@ -13,7 +13,8 @@
 //! one for reporting is number 2.
 
 use super::backend::{Backend, Progress};
-use super::queue::{Buffer, Chain, MOST, Queue, Trouble};
+use super::queue::{Buffer, Chain, MOST, Trouble};
+use super::queues::Queues;
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use abi::bundle::GUEST_RAM_BASE;
 use abi::snapshot::device::OwnState;
@@ -212,7 +213,10 @@ impl Balloon {
 
 impl Backend for Balloon {
     const ID: u32 = 5;
-    const QUEUES: usize = COUNT;
+
+    fn queues(&self) -> usize {
+        COUNT
+    }
 
     fn features(&self) -> u64 {
         DEFLATE_ON_OOM | REPORTING
@@ -231,7 +235,8 @@ impl Backend for Balloon {
     }
 
     /// One chain is taken at most, and pages are given back once.
-    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         let begun = match self.works[at].take() {
             Some(work) => Some(work),
             None => queue.take(outside)?.map(|chain| Work { chain, at: 0, done: 0 }),

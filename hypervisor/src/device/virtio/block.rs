@@ -8,13 +8,18 @@
 //! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with the
 //! header, what it writes ends with the status.
 //!
+//! There are as many queues as the guest has harts, so that each has its own to fill; they are one disk's all the same, and what they bring
+//! is worked on together. The next request is taken from each in turn, as long as there is room for one, so no queue keeps another waiting
+//! for longer than a request.
+//!
 //! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the work. A request says
 //! so in one *segment*.
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
 use super::portion::{self, Budget, STEP, Stop, free_place};
-use super::queue::{Chain, MOST, Queue, Trouble};
+use super::queue::{Chain, MOST, Trouble};
+use super::queues::Queues;
 use super::wire::block::{
     HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
     T_WRITE_ZEROES,
@@ -33,7 +38,9 @@ mod request;
 
 pub use request::Counts;
 
-/// Requests that are worked on at a time.
+/// Most queues. More harts than that share them.
+const MOST_QUEUES: usize = u8::BITS as usize;
+/// Requests that are worked on at a time, of all queues.
 const MOST_WORKS: usize = MOST;
 
 /// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
@@ -43,6 +50,8 @@ const PORTION: usize = 256 << 10;
 #[derive(Default, Debug)]
 struct Work {
     chain: Chain,
+    /// The queue by which it came, and goes back.
+    queue: usize,
     /// Once its header was read, and if it is one for the host's device.
     request: Option<Request>,
     /// Bytes for which parts were begun.
@@ -71,7 +80,7 @@ struct Part {
 impl Work {
     /// Nothing is known of it but its chain.
     const fn begin_anew(&mut self) {
-        let Self { chain: _, request, begun, is_asked, flying, status } = self;
+        let Self { chain: _, queue: _, request, begun, is_asked, flying, status } = self;
         (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);
     }
 
@@ -125,6 +134,14 @@ pub struct Block {
     port: Arc<Mutex<Port>>,
     /// What the guest is told as the disk's name.
     name: [u8; NAME],
+    /// How many queues it has.
+    queues: usize,
+    /// Queues (by bit) in which there may be requests of which the driver need not notify: it was not asked to since they were last seen empty.
+    open: u8,
+    /// Those of them in which there was none, in this portion.
+    empty: u8,
+    /// Where the search for the next request begins.
+    turn: usize,
     works: Vec<Option<Box<Work>>>,
     /// What a next one may be put into.
     #[expect(clippy::vec_box, reason = "they come from `works` and go there, and are a kilobyte each")]
@@ -144,14 +161,18 @@ pub struct Block {
 }
 
 impl Block {
-    /// One whose guest is told that name, of which it hears 20 bytes.
+    /// One whose guest is told that name, of which it hears 20 bytes, and has so many harts: the disk has a queue for each, up to 8.
     #[must_use]
-    pub fn new(port: Arc<Mutex<Port>>, name: &str) -> Self {
+    pub fn new(port: Arc<Mutex<Port>>, name: &str, harts: u32) -> Self {
         let mut bytes = [0; NAME];
         bytes.iter_mut().zip(name.bytes()).for_each(|(byte, of)| *byte = of);
         Self {
             port,
             name: bytes,
+            queues: (harts as usize).clamp(1, MOST_QUEUES),
+            open: 0,
+            empty: 0,
+            turn: 0,
             works: Vec::new(),
             spare: Vec::new(),
             asking: None,
@@ -179,7 +200,7 @@ impl Block {
     fn step(
         &mut self,
         port: &mut Port,
-        queue: &mut Queue,
+        queues: &mut Queues,
         outside: &mut dyn Outside,
         budget: &mut Budget,
     ) -> Result<(), Stop> {
@@ -189,7 +210,7 @@ impl Block {
         }
         if let Some(at) = self.over.front().copied() {
             budget.pay(STEP)?;
-            self.give_back(at, queue, outside)?;
+            self.give_back(at, queues, outside)?;
             self.over.pop_front();
             return Ok(());
         }
@@ -202,39 +223,75 @@ impl Block {
                 budget.pay(STEP)?;
                 self.ask(at, port, outside, budget)
             }
-            None => self.take(port, queue, outside, budget),
+            None => self.take(port, queues, outside, budget),
         }
     }
 
-    /// Takes the next request, if there is one. As long as requests come and several are looked after at once, the queue is looked at a
-    /// moment later, whether the driver notifies or not; so it need not.
+    /// The queue that may have the next request: of those not known to be empty, each in turn.
+    fn next_queue(&self) -> Option<usize> {
+        let left = (self.open & !self.empty).rotate_right(self.turn as u32);
+        (left != 0).then(|| (self.turn + left.trailing_zeros() as usize) % MOST_QUEUES)
+    }
+
+    /// Takes the next request, if there is one.
     fn take(
         &mut self,
         port: &mut Port,
-        queue: &mut Queue,
+        queues: &mut Queues,
         outside: &mut dyn Outside,
         budget: &mut Budget,
     ) -> Result<(), Stop> {
+        let Some(from) = self.next_queue() else { return self.rest(port, queues, outside, budget) };
+        let Some(queue) = queues.ready(from) else {
+            self.open &= !(1 << from);
+            return Ok(());
+        };
         let at = free_place(&mut self.works, MOST_WORKS).ok_or(Stop::Idle)?;
         let mut work = self.spare.pop().unwrap_or_default();
         let is_one = queue.take_into(&mut work.chain, outside);
         if is_one != Ok(true) {
             self.spare.push(work);
-            return match is_one? {
-                _ if port.is_busy() && self.has_taken => {
-                    outside.soon();
-                    Err(Stop::Idle)
-                }
-                _ if queue.await_more(outside)? => budget.pay(STEP),
-                _ => Err(Stop::Idle),
-            };
+            is_one?;
+            self.empty |= 1 << from;
+            return Ok(());
         }
         work.begin_anew();
+        work.queue = from;
+        self.turn = (from + 1) % MOST_QUEUES;
         self.works[at] = Some(work);
         self.asking = Some(at);
         self.has_taken = true;
         self.gathering.took(outside.now());
         port.set_gathering(self.gathering.is_on());
+        Ok(())
+    }
+
+    /// There are no requests now. As long as they come, by whichever queue, and several are looked after at once, the queues are looked at a
+    /// moment later, whether the driver notifies or not; so it need not. Else it is asked to, queue by queue.
+    fn rest(
+        &mut self,
+        port: &Port,
+        queues: &mut Queues,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        if self.open == 0 {
+            return Err(Stop::Idle);
+        }
+        if port.is_busy() && self.has_taken {
+            outside.soon();
+            return Err(Stop::Idle);
+        }
+        let at = self.open.trailing_zeros() as usize;
+        let has_more = match queues.ready(at) {
+            Some(queue) => queue.await_more(outside)?,
+            None => false,
+        };
+        if has_more {
+            self.empty &= !(1 << at);
+            return budget.pay(STEP);
+        }
+        self.open &= !(1 << at);
         Ok(())
     }
 
@@ -313,7 +370,10 @@ impl Block {
         port.forget_landed();
         port.give(part.units);
         self.parts[tag] = None;
-        self.work(part.work).flying -= 1;
+        let work = self.work(part.work);
+        work.flying -= 1;
+        // Whoever is about to make requests there, and has not notified yet, need not any more.
+        self.open |= 1 << work.queue;
         self.settle(part.work);
         Ok(())
     }
@@ -333,9 +393,13 @@ impl Block {
         }
     }
 
-    /// Gives a request back that is over.
-    fn give_back(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<(), Trouble> {
+    /// Gives a request back that is over. Where its queue is ready no more, there is nobody to have it.
+    fn give_back(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let work = self.work(at);
+        let Some(queue) = queues.ready(work.queue) else {
+            self.spare.extend(self.works[at].take());
+            return Ok(());
+        };
         let mut written = 0;
         // One that has no place for the status cannot be told.
         if let Some(last) = work.chain.room(true).checked_sub(1)
@@ -404,33 +468,47 @@ impl Block {
         self.work(at).fail(status);
         self.is_asked(at);
     }
+
+    /// Does a portion of what there is to be done, for all queues together.
+    fn go_on(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let port = Arc::clone(&self.port);
+        let mut port = port.lock();
+        (self.has_taken, self.empty) = (false, 0);
+        portion::go_on(PORTION, |budget| self.step(&mut port, queues, outside, budget))
+    }
 }
 
 impl Backend for Block {
     const ID: u32 = 2;
-    const QUEUES: usize = 1;
     const GOES_ON: bool = true;
 
+    fn queues(&self) -> usize {
+        self.queues
+    }
+
     fn features(&self) -> u64 {
-        request::features(&self.port.lock())
+        request::features(&self.port.lock(), self.queues)
     }
 
     fn read_config(&self, offset: u64, width: u8) -> u32 {
-        read_bytes(&request::config(&self.port.lock()), offset, width)
+        read_bytes(&request::config(&self.port.lock(), self.queues), offset, width)
     }
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}
 
-    fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
-        let port = Arc::clone(&self.port);
-        let mut port = port.lock();
-        self.has_taken = false;
-        portion::go_on(PORTION, |budget| self.step(&mut port, queue, outside, budget))
+    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        self.open |= 1 << at;
+        self.go_on(queues, outside)
+    }
+
+    fn moment(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        self.go_on(queues, outside)
     }
 
     fn reset(&mut self) {
         self.port.lock().start_over();
         (self.asking, self.filling) = (None, None);
+        (self.open, self.empty, self.turn) = (0, 0, 0);
         self.gathering = Gathering::default();
         self.works.clear();
         self.spare.clear();
@@ -448,7 +526,9 @@ impl Backend for Block {
         0
     }
 
-    fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
+    /// Any queue may have requests that were not taken.
+    fn restore(&mut self, own: &OwnState, is_live: bool) -> Result<(), Wild> {
+        self.open = if is_live { u8::MAX >> (MOST_QUEUES - self.queues) } else { 0 };
         if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }
     }
 }

@@ -81,6 +81,12 @@ impl Chain {
         self.go_through((true, offset), (bytes.len(), &mut 0), |gpa, at| reached(outside.write(gpa, &bytes[at])))
     }
 
+    /// Reads bytes from what is `offset` behind the start of the buffers that the device reads. Says whether there are so many, and memory.
+    pub(super) fn hear_some(&self, offset: u64, bytes: &mut [u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
+        let place = (false, offset);
+        self.go_through(place, (bytes.len(), &mut 0), |gpa, at| reached(outside.read(gpa, &mut bytes[at])))
+    }
+
     /// Reads a few bytes from what is `offset` behind the start of the buffers that the device reads; `None` if there are not so many.
     pub(super) fn hear<const N: usize>(
         &self,
@@ -88,8 +94,6 @@ impl Chain {
         outside: &mut dyn Outside,
     ) -> Result<Option<[u8; N]>, Trouble> {
         let mut bytes = [0; N];
-        let is_there =
-            self.go_through((false, offset), (N, &mut 0), |gpa, at| reached(outside.read(gpa, &mut bytes[at])))?;
-        Ok(is_there.then_some(bytes))
+        Ok(self.hear_some(offset, &mut bytes, outside)?.then_some(bytes))
     }
 }

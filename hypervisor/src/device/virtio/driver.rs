@@ -1,4 +1,4 @@
-//! A driver, in tests of devices: with one queue, whose rings are at the start of RAM.
+//! A driver, in tests of devices: with one queue, whose rings are at the start of RAM, or with several.
 
 use super::backend::Backend;
 use super::transport::Mmio;
@@ -19,16 +19,49 @@ pub(super) const ENTRIES: u16 = 64;
 pub(super) struct Driver<B: Backend> {
     pub(super) device: Mmio<B>,
     pub(super) world: World,
-    /// How many chains were made available.
+    /// How many chains were made available, in the queue that is meant.
     pub(super) available: u16,
     /// How many of those that came back were looked at.
     pub(super) seen: u16,
+    /// The queue that is meant: the first one, unless another was chosen.
+    queue: usize,
+    /// By queue: those counts, while another one is meant.
+    others: Vec<(u16, u16)>,
+    /// Where the rings of the second queue are, and behind them those of the others, a page each.
+    more: u64,
 }
 
 impl<B: Backend> Driver<B> {
     /// One with so much RAM.
     pub(super) fn new(device: Mmio<B>, ram: usize) -> Self {
-        Self { device, world: World { ram: vec![0; ram], ..World::default() }, available: 0, seen: 0 }
+        let world = World { ram: vec![0; ram], ..World::default() };
+        Self { device, world, available: 0, seen: 0, queue: 0, others: vec![(0, 0)], more: 0 }
+    }
+
+    /// The same, with so many queues: there is a page for each but the first behind the rest of RAM.
+    pub(super) fn with_queues(device: Mmio<B>, ram: usize, queues: usize) -> Self {
+        let others = vec![(0, 0); queues];
+        Self { others, more: RAM + ram as u64, ..Self::new(device, ram + 0x1000 * (queues - 1)) }
+    }
+
+    /// From now on that queue is meant.
+    pub(super) fn choose(&mut self, queue: usize) {
+        self.others[self.queue] = (self.available, self.seen);
+        self.queue = queue;
+        (self.available, self.seen) = self.others[queue];
+    }
+
+    /// The queue that is meant.
+    pub(super) const fn chosen(&self) -> usize {
+        self.queue
+    }
+
+    /// What is at that place of the first queue's page, as the one that is meant has it.
+    pub(super) const fn ring(&self, of_first: u64) -> u64 {
+        match self.queue {
+            0 => of_first,
+            queue => of_first - RAM + self.more + 0x1000 * (queue as u64 - 1),
+        }
     }
 
     pub(super) fn set(&mut self, offset: u64, value: u32) -> Answer<()> {
@@ -46,20 +79,25 @@ impl<B: Backend> Driver<B> {
 
     /// Resets the device and sets it up, with these of its first 32 features and so many entries.
     pub(super) fn start(&mut self, features: u32, entries: u16) {
-        (self.available, self.seen) = (0, 0);
         // The rings are the driver's.
         let later = self.world.later.take();
-        self.world.ram[..0x1000].fill(0);
         for (offset, value) in [(0x070, 0), (0x070, 3), (0x024, 0), (0x020, features), (0x024, 1), (0x020, 1)] {
             self.set(offset, value);
         }
         self.set(0x070, 11);
-        self.set(0x038, entries.into());
-        for (offset, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, DEVICE)] {
-            self.set(offset, address as u32);
-            self.set(offset + 4, (address >> 32) as u32);
+        for queue in (0..self.others.len()).rev() {
+            self.choose(queue);
+            (self.available, self.seen) = (0, 0);
+            self.poke_ring(RAM, &[0; 0x1000]);
+            self.set(0x030, queue as u32);
+            self.set(0x038, entries.into());
+            for (offset, address) in [(0x080, TABLE), (0x090, DRIVER), (0x0a0, DEVICE)] {
+                let address = self.ring(address);
+                self.set(offset, address as u32);
+                self.set(offset + 4, (address >> 32) as u32);
+            }
+            self.set(0x044, 1);
         }
-        self.set(0x044, 1);
         self.set(0x070, 15);
         self.world.later = later;
     }
@@ -68,6 +106,11 @@ impl<B: Backend> Driver<B> {
     pub(super) fn poke(&mut self, gpa: u64, bytes: &[u8]) {
         let start = (gpa - RAM) as usize;
         self.world.ram[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The same at a place of the first queue's page, as the one that is meant has it.
+    pub(super) fn poke_ring(&mut self, of_first: u64, bytes: &[u8]) {
+        self.poke(self.ring(of_first), bytes);
     }
 
     pub(super) fn bytes(&self, gpa: u64, bytes: usize) -> &[u8] {
@@ -83,18 +126,18 @@ impl<B: Backend> Driver<B> {
             self.poke(table + 16 * n as u64, words.map(u64::to_le_bytes).as_flattened());
         }
         let words = [table, (16 * buffers.len() as u64) | (4 << 32)];
-        self.poke(TABLE + 16 * place as u64, words.map(u64::to_le_bytes).as_flattened());
-        self.poke(DRIVER + 4 + 2 * u64::from(self.available % ENTRIES), &(place as u16).to_le_bytes());
+        self.poke_ring(TABLE + 16 * place as u64, words.map(u64::to_le_bytes).as_flattened());
+        self.poke_ring(DRIVER + 4 + 2 * u64::from(self.available % ENTRIES), &(place as u16).to_le_bytes());
         self.available = self.available.wrapping_add(1);
-        self.poke(DRIVER + 2, &self.available.to_le_bytes());
+        self.poke_ring(DRIVER + 2, &self.available.to_le_bytes());
     }
 
     /// What has come back since: by place, with how many bytes.
     pub(super) fn used(&mut self) -> Vec<(usize, u32)> {
         let mut all = Vec::new();
-        let index = self.bytes(DEVICE + 2, 2).try_into().map(u16::from_le_bytes).expect("two bytes");
+        let index = self.bytes(self.ring(DEVICE + 2), 2).try_into().map(u16::from_le_bytes).expect("two bytes");
         while self.seen != index {
-            let element = self.bytes(DEVICE + 4 + 8 * u64::from(self.seen % ENTRIES), 8);
+            let element = self.bytes(self.ring(DEVICE + 4 + 8 * u64::from(self.seen % ENTRIES)), 8);
             let [place, bytes] = [0, 4].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|n| element[at + n])));
             all.push((place as usize, bytes));
             self.seen = self.seen.wrapping_add(1);

@@ -3,10 +3,12 @@
 //! | file | what |
 //! |---|---|
 //! | `queue` | the device's side of a split virtqueue: what the driver offers is copied once, then checked |
+//! | `queues` | those of a device, as the driver sets them up |
 //! | `backend` | what a device is to its transport |
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
+//! | `console` | a console |
 //! | `net` | a network card |
 //! | `rng` | a source of random bytes |
 //! | `share` | a folder of the host's |
@@ -26,12 +28,14 @@ mod backend;
 pub mod balloon;
 pub mod block;
 mod chain;
+pub mod console;
 #[cfg(test)]
 mod driver;
 mod gather;
 pub mod net;
 mod portion;
 pub mod queue;
+mod queues;
 pub mod rng;
 pub mod share;
 mod transport;
@@ -40,8 +44,10 @@ pub mod wire;
 pub use backend::{Backend, Progress};
 pub use balloon::Balloon;
 pub use block::Block;
+pub use console::Console;
 pub use net::Net;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
+pub use queues::Queues;
 pub use rng::Rng;
 pub use share::Share;
 pub use transport::Mmio;

@@ -9,6 +9,7 @@
 use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
 use super::queue::{Chain, Queue, Trouble};
+use super::queues::Queues;
 use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use crate::network::frame::{Frame, HEADER, MOST};
@@ -269,8 +270,11 @@ impl Net {
 
 impl Backend for Net {
     const ID: u32 = 1;
-    const QUEUES: usize = 2;
     const GOES_ON: bool = true;
+
+    fn queues(&self) -> usize {
+        2
+    }
 
     fn features(&self) -> u64 {
         MAC | STATUS
@@ -285,7 +289,8 @@ impl Backend for Net {
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}
 
-    fn notified(&mut self, at: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         match at {
             RECEIVE => {
                 self.plug.come_up();

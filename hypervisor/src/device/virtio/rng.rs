@@ -6,6 +6,7 @@
 use super::backend::{Backend, Progress};
 use super::portion::{self, Budget, STEP, Stop};
 use super::queue::{Chain, Queue, Trouble};
+use super::queues::Queues;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::entropy::{Piece, Place};
 use abi::snapshot::device::OwnState;
@@ -89,8 +90,11 @@ impl Rng {
 
 impl Backend for Rng {
     const ID: u32 = 4;
-    const QUEUES: usize = 1;
     const GOES_ON: bool = true;
+
+    fn queues(&self) -> usize {
+        1
+    }
 
     fn features(&self) -> u64 {
         0
@@ -102,7 +106,8 @@ impl Backend for Rng {
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}
 
-    fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         portion::go_on(PORTION, |budget| self.step(queue, outside, budget))
     }
 

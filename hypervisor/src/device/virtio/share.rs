@@ -11,6 +11,7 @@
 use super::backend::{Backend, Progress, read_bytes};
 use super::portion::{self, Budget, STEP, Stop, free_place};
 use super::queue::{Chain, MOST, Queue, Trouble};
+use super::queues::Queues;
 use super::wire::share::MOUNT_TAG;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
@@ -269,8 +270,11 @@ impl Share {
 
 impl Backend for Share {
     const ID: u32 = 9;
-    const QUEUES: usize = 1;
     const GOES_ON: bool = true;
+
+    fn queues(&self) -> usize {
+        1
+    }
 
     fn features(&self) -> u64 {
         MOUNT_TAG
@@ -283,7 +287,8 @@ impl Backend for Share {
 
     fn write_config(&mut self, _: u64, _: u8, _: u32) {}
 
-    fn notified(&mut self, _: usize, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         let port = Arc::clone(&self.port);
         let mut port = port.lock();
         portion::go_on(PORTION, |budget| self.step(&mut port, queue, outside, budget))

@@ -1,7 +1,8 @@
 //! Virtio over MMIO (chapter 4.2), version 2.
 
 use super::backend::{Backend, Progress};
-use super::queue::{Agreed, Layout, MOST, Queue, Trouble};
+use super::queue::{Agreed, Layout, MOST, Trouble};
+use super::queues::Queues;
 use super::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use crate::device::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
 use abi::snapshot::device::{DeviceState, VirtioState};
@@ -56,14 +57,6 @@ const CHANGED: u8 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Later;
 
-/// A queue, as the driver sets it up.
-#[derive(Clone, Debug, Default)]
-struct Slot {
-    layout: Layout,
-    /// Once it is ready.
-    queue: Option<Queue>,
-}
-
 /// A device with its registers.
 #[derive(Debug)]
 pub struct Mmio<B> {
@@ -75,7 +68,7 @@ pub struct Mmio<B> {
     driver_features_sel: u32,
     driver_features: u64,
     queue_sel: u32,
-    queues: Vec<Slot>,
+    queues: Queues,
     status: u8,
     interrupts: u8,
     generation: u32,
@@ -109,12 +102,12 @@ impl<B: Backend> Mmio<B> {
         Self {
             start,
             source,
-            backend,
             device_features_sel: 0,
             driver_features_sel: 0,
             driver_features: 0,
             queue_sel: 0,
-            queues: alloc::vec![Slot::default(); B::QUEUES],
+            queues: Queues::new(backend.queues()),
+            backend,
             status: 0,
             interrupts: 0,
             generation: 0,
@@ -148,15 +141,9 @@ impl<B: Backend> Mmio<B> {
         self.backend.features() | INDIRECT_DESC | EVENT_IDX | VERSION_1
     }
 
-    fn selected(&mut self) -> Option<&mut Slot> {
-        self.queues.get_mut(self.queue_sel as usize)
-    }
-
     /// What the driver sets of a queue while it is not ready.
     fn set(&mut self, set: impl FnOnce(&mut Layout)) {
-        if let Some(Slot { layout, queue: None }) = self.selected() {
-            set(layout);
-        }
+        self.queues.set(self.queue_sel as usize, set);
     }
 
     /// The driver is told that it has to start over.
@@ -176,15 +163,9 @@ impl<B: Backend> Mmio<B> {
     }
 
     fn set_ready(&mut self, is_ready: bool) {
-        let agreed = self.agreed();
-        let Some(slot) = self.selected() else { return };
-        if !is_ready {
-            slot.queue = None;
-        } else if slot.queue.is_none() {
-            slot.queue = Queue::new(slot.layout, agreed);
-            if slot.queue.is_none() {
-                self.fail();
-            }
+        let agreed = is_ready.then(|| self.agreed());
+        if !self.queues.set_ready(self.queue_sel as usize, agreed) {
+            self.fail();
         }
     }
 
@@ -212,7 +193,7 @@ impl<B: Backend> Mmio<B> {
     }
 
     fn resume(&mut self, state: &VirtioState) -> Result<(), Wild> {
-        if state.id != B::ID || state.queues.len() != B::QUEUES {
+        if state.id != B::ID {
             return Err(Wild::OTHER);
         }
         self.device_features_sel = state.device_features_sel;
@@ -225,15 +206,8 @@ impl<B: Backend> Mmio<B> {
             return Err(Wild("a virtio device does not offer what its driver has agreed on: give it the same disks"));
         }
         let agreed = self.agreed();
-        for (slot, saved) in self.queues.iter_mut().zip(&state.queues) {
-            slot.layout = Layout::of(saved);
-            slot.queue = match saved.ready {
-                Some(counts) => Some(
-                    Queue::resume(slot.layout, agreed, counts)
-                        .ok_or(Wild("a queue of a virtio device cannot be so"))?,
-                ),
-                None => None,
-            };
+        if !self.queues.resume(&state.queues, agreed) {
+            return Err(Wild("a queue of a virtio device cannot be so"));
         }
         let is_live = self.is_live();
         self.backend.restore(&state.own, is_live)
@@ -242,7 +216,7 @@ impl<B: Backend> Mmio<B> {
     /// The driver resets the device.
     fn start_over(&mut self) {
         self.backend.reset();
-        self.queues.fill(Slot::default());
+        self.queues.reset();
         (self.driver_features, self.status, self.interrupts) = (0, 0, 0);
         (self.device_features_sel, self.driver_features_sel, self.queue_sel) = (0, 0, 0);
     }
@@ -250,7 +224,7 @@ impl<B: Backend> Mmio<B> {
     /// The driver says that there is something in a queue.
     fn notify(&mut self, at: u32, outside: &mut dyn Outside) -> Answer<()> {
         self.notifications += 1;
-        match self.serve(at as usize, outside) {
+        match self.serve(Some(at as usize), outside) {
             Ok(Progress::Idle) => Answer::Done(()),
             // Nobody waits for memory that is not there yet, if the device goes on by itself.
             Err(Later) if B::GOES_ON => {
@@ -263,24 +237,47 @@ impl<B: Backend> Mmio<B> {
 
     /// Gives one queue its moment.
     pub fn moment_of(&mut self, at: usize, outside: &mut dyn Outside) {
+        self.go_on(Some(at), outside);
+    }
+
+    fn go_on(&mut self, at: Option<usize>, outside: &mut dyn Outside) {
         if self.serve(at, outside) != Ok(Progress::Idle) {
             outside.soon();
         }
     }
 
-    /// Does a portion of what there is to be done for a queue.
-    fn serve(&mut self, at: usize, outside: &mut dyn Outside) -> Result<Progress, Later> {
+    /// Does a portion of what there is to be done for a queue that is notified of, or for all of them.
+    fn serve(&mut self, at: Option<usize>, outside: &mut dyn Outside) -> Result<Progress, Later> {
+        self.act_on_queues(outside, |backend, queues, outside| match at {
+            Some(at) if !queues.is_ready(at) => Ok(Progress::Idle),
+            Some(at) => backend.notified(at, queues, outside),
+            None => backend.moment(queues, outside),
+        })
+    }
+
+    /// Does a portion of something else for its queues, with a moment for what is left.
+    pub(super) fn act(
+        &mut self,
+        outside: &mut dyn Outside,
+        act: impl FnOnce(&mut B, &mut Queues, &mut dyn Outside) -> Result<Progress, Trouble>,
+    ) {
+        if self.act_on_queues(outside, act) != Ok(Progress::Idle) {
+            outside.soon();
+        }
+    }
+
+    fn act_on_queues(
+        &mut self,
+        outside: &mut dyn Outside,
+        act: impl FnOnce(&mut B, &mut Queues, &mut dyn Outside) -> Result<Progress, Trouble>,
+    ) -> Result<Progress, Later> {
         if !self.is_live() {
             return Ok(Progress::Idle);
         }
-        let Some(Slot { queue: Some(queue), .. }) = self.queues.get_mut(at) else { return Ok(Progress::Idle) };
-        let progress = self.backend.notified(at, queue, outside);
+        let progress = act(&mut self.backend, &mut self.queues, outside);
         // What was given back before something went wrong was given back.
-        let must_tell = queue.must_tell(outside);
-        if must_tell == Ok(true) {
-            self.interrupts |= USED;
-        }
-        match progress.and_then(|progress| must_tell.map(|_| progress)) {
+        let told = self.tell(outside);
+        match progress.and_then(|progress| told.map(|()| progress)) {
             Ok(progress) => Ok(progress),
             Err(Trouble::Later) => Err(Later),
             Err(Trouble::Malformed(_)) => {
@@ -290,16 +287,29 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
+    /// Interrupts the driver for what was given back, if it wants to hear of that in one of the queues.
+    fn tell(&mut self, outside: &mut dyn Outside) -> Result<(), Trouble> {
+        let mut told = Ok(());
+        for queue in self.queues.all_ready() {
+            let must_tell = queue.must_tell(outside);
+            if must_tell == Ok(true) {
+                self.interrupts |= USED;
+            }
+            told = told.and(must_tell.map(|_| ()));
+        }
+        told
+    }
+
     fn read(&self, offset: u64) -> u32 {
-        let slot = self.queues.get(self.queue_sel as usize);
+        let selected = self.queue_sel as usize;
         match offset {
             MAGIC => MAGIC_VALUE,
             VERSION => 2,
             DEVICE_ID => B::ID,
             VENDOR_ID => VENDOR,
             DEVICE_FEATURES => half(self.features(), self.device_features_sel),
-            QUEUE_SIZE_MAX => slot.map_or(0, |_| MOST as u32),
-            QUEUE_READY => slot.map_or(0, |slot| slot.queue.is_some().into()),
+            QUEUE_SIZE_MAX if self.queues.has(selected) => MOST as u32,
+            QUEUE_READY => self.queues.is_ready(selected).into(),
             INTERRUPT_STATUS => self.interrupts.into(),
             STATUS => self.status.into(),
             offset if SHARED_MEMORY.contains(&offset) => u32::MAX,
@@ -387,9 +397,7 @@ impl<B: Backend> Device for Mmio<B> {
 
     fn moment(&mut self, outside: &mut dyn Outside) {
         if B::GOES_ON {
-            for at in 0..B::QUEUES {
-                self.moment_of(at, outside);
-            }
+            self.go_on(None, outside);
         }
     }
 
@@ -399,10 +407,6 @@ impl<B: Backend> Device for Mmio<B> {
 
     fn save(&self) -> Result<DeviceState, Unsaved> {
         let own = self.backend.save()?;
-        let queue = |(at, slot): (usize, &Slot)| {
-            let ready = slot.queue.as_ref().map(|queue| queue.save(self.backend.begun(at)));
-            slot.layout.save(ready)
-        };
         Ok(DeviceState::Virtio(VirtioState {
             id: B::ID,
             device_features_sel: self.device_features_sel,
@@ -412,7 +416,7 @@ impl<B: Backend> Device for Mmio<B> {
             status: self.status,
             interrupts: self.interrupts,
             generation: self.generation,
-            queues: self.queues.iter().enumerate().map(queue).collect(),
+            queues: self.queues.save(|at| self.backend.begun(at)),
             own,
         }))
     }

@@ -1,4 +1,4 @@
-//! What drivers and devices say to each other, of disks, of networks and of all: the same where Gnomon is the device, and where it is the driver of
+//! What drivers and devices say to each other, of disks, of networks, of consoles and of all: the same where Gnomon is the device, and where it is the driver of
 //! one of the host's.
 
 /// The device takes chains that are in a table of their own (chapter 6).
@@ -18,6 +18,8 @@ pub mod block {
     pub const BLK_SIZE: u64 = 1 << 6;
     /// It knows [`T_FLUSH`].
     pub const FLUSH: u64 = 1 << 9;
+    /// It has several queues, and the configuration says how many.
+    pub const MQ: u64 = 1 << 12;
     /// It knows [`T_DISCARD`].
     pub const DISCARD: u64 = 1 << 13;
     /// It knows [`T_WRITE_ZEROES`].
@@ -52,7 +54,9 @@ pub mod block {
     /// Bytes of the name that a disk has.
     pub const NAME: usize = 20;
 
-    /// Where the configuration says how many sectors may be discarded at a time; in how many segments, and at multiples of how many
+    /// Where the configuration says how many queues there are (2 bytes).
+    pub const NUM_QUEUES: usize = 34;
+    /// Where it says how many sectors may be discarded at a time; in how many segments, and at multiples of how many
     /// sectors it is best done, is in the words behind that.
     pub const MAX_DISCARD_SECTORS: usize = 36;
     /// Where it says how many may be zeroed at a time; in how many segments is behind that.
@@ -82,5 +86,13 @@ pub mod net {
     /// The queue of frames that come.
     pub const RECEIVE: usize = 0;
     /// That of those that go.
+    pub const TRANSMIT: usize = 1;
+}
+
+/// Consoles (chapter 5.3), those of one port.
+pub mod console {
+    /// The queue of what is typed.
+    pub const RECEIVE: usize = 0;
+    /// That of what is printed.
     pub const TRANSMIT: usize = 1;
 }

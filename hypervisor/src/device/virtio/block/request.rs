@@ -2,8 +2,8 @@
 
 use crate::device::virtio::queue::MOST;
 use crate::device::virtio::wire::block::{
-    BLK_SIZE, DISCARD, FLUSH, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, READ_ONLY, S_IOERR, S_UNSUPP, SEG_MAX,
-    WRITE_ZEROES, WRITE_ZEROES_MAY_UNMAP,
+    BLK_SIZE, DISCARD, FLUSH, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, MQ, NUM_QUEUES, READ_ONLY, S_IOERR,
+    S_UNSUPP, SEG_MAX, WRITE_ZEROES, WRITE_ZEROES_MAY_UNMAP,
 };
 use crate::disks::{Clears, Operation, Port, SECTOR};
 
@@ -48,8 +48,8 @@ fn clears(port: &Port) -> Clears {
     if port.device().is_read_only() { Clears::default() } else { port.device().clears() }
 }
 
-/// The features of a disk.
-pub(super) fn features(port: &Port) -> u64 {
+/// The features of a disk with so many queues.
+pub(super) fn features(port: &Port, queues: usize) -> u64 {
     let device = port.device();
     let clears = clears(port);
     let given = |feature, is_given| if is_given { feature } else { 0 };
@@ -57,14 +57,16 @@ pub(super) fn features(port: &Port) -> u64 {
         | BLK_SIZE
         | given(READ_ONLY, device.is_read_only())
         | given(FLUSH, device.has_cache())
+        | given(MQ, queues > 1)
         | given(DISCARD, clears.most_discarded != 0)
         | given(WRITE_ZEROES, clears.most_zeroed != 0)
 }
 
 /// Its configuration.
-pub(super) fn config(port: &Port) -> [u8; CONFIG] {
+pub(super) fn config(port: &Port, queues: usize) -> [u8; CONFIG] {
     let mut config = [0; CONFIG];
     let (sectors, clears) = (port.device().sectors(), clears(port));
+    config[NUM_QUEUES..NUM_QUEUES + 2].copy_from_slice(&(queues as u16).to_le_bytes());
     let mut put = |at: usize, value: u32| config[at..at + 4].copy_from_slice(&value.to_le_bytes());
     put(0, sectors as u32);
     put(4, (sectors >> 32) as u32);

@@ -1,6 +1,7 @@
 //! The disk behind its transport, as a driver sees it.
 
 mod rig;
+mod several;
 
 use super::*;
 use crate::device::interface::tests::RAM;
@@ -127,7 +128,7 @@ fn the_host_is_told_whether_it_may_drop_what_is_zeroed() {
         let mut rig = Rig::new();
         // The segment in pieces.
         let content = segment(8, 16, flags);
-        rig.request(0, Made { kind, sector: 0, bytes: 0, content }, &[3, 9, 1]);
+        rig.request(0, Made::new(kind, 0, 0, content), &[3, 9, 1]);
         rig.notify();
         let asked = Asked { operation, sector: 8, units: Units::NONE, bytes: 16 * SECTOR as usize };
         assert_eq!(rig.model.lock().begun.iter().map(|(_, asked)| *asked).collect::<Vec<_>>(), [asked]);
@@ -164,7 +165,7 @@ fn what_cannot_be_cleared_is_refused_and_nothing_begun() {
         (T_WRITE_ZEROES, two[..17].to_vec(), S_IOERR),
     ] {
         let what = content.clone();
-        rig.request(0, Made { kind, sector: 0, bytes: 0, content }, &[]);
+        rig.request(0, Made::new(kind, 0, 0, content), &[]);
         rig.notify();
         assert!(rig.model.lock().begun.is_empty(), "{kind} {what:?}");
         assert_eq!(rig.come_back().first().map(|back| back.2), Some(status), "{kind} {what:?}");
@@ -174,7 +175,7 @@ fn what_cannot_be_cleared_is_refused_and_nothing_begun() {
     assert_eq!(rig.do_one(T_DISCARD, 0, 0, segment(last, 1, 0)).0, S_OK);
     // A segment that is nowhere.
     rig.poke(HEADERS, &[u64::from(T_DISCARD), 0].map(u64::to_le_bytes).concat());
-    rig.made[0] = Some(Made { kind: T_DISCARD, sector: 0, bytes: 0, content: Vec::new() });
+    rig.made[0] = Some(Made::new(T_DISCARD, 0, 0, Vec::new()));
     rig.chain(0, &[(HEADERS, 16, false), (u64::MAX - 7, 16, false), (STATUSES, 1, true)]);
     rig.notify();
     assert_eq!(rig.come_back()[0].2, S_IOERR);
@@ -193,10 +194,10 @@ fn what_cannot_be_cleared_is_refused_and_nothing_begun() {
 #[test]
 fn zeroes_of_an_earlier_life_come_before_what_is_written_then() {
     let mut rig = Rig::new();
-    rig.request(0, Made { kind: T_WRITE_ZEROES, sector: 0, bytes: 0, content: segment(0, 8, 0) }, &[]);
+    rig.request(0, Made::new(T_WRITE_ZEROES, 0, 0, segment(0, 8, 0)), &[]);
     rig.notify();
     rig.start();
-    rig.request(0, Made { kind: T_OUT, sector: 0, bytes: 4096, content: vec![2; 4096] }, &[]);
+    rig.request(0, Made::new(T_OUT, 0, 4096, vec![2; 4096]), &[]);
     rig.notify();
     assert_eq!(rig.model.lock().begun.len(), 1, "nothing new is begun");
     rig.finish_all();
@@ -224,7 +225,7 @@ fn chains_that_are_no_requests_come_back() {
         &[(HEADERS, 16, false), (DATA, 512, true), (nowhere, 512, true), (STATUSES, 1, true)],
     ] {
         rig.poke(STATUSES, &[NEW]);
-        rig.made[0] = Some(Made { kind: T_IN, sector: 0, bytes: 0, content: Vec::new() });
+        rig.made[0] = Some(Made::new(T_IN, 0, 0, Vec::new()));
         rig.chain(0, buffers);
         rig.notify();
         rig.finish_all();
@@ -241,7 +242,7 @@ fn the_borders_of_buffers_are_nothing_to_the_device() {
     let content = pattern(9, 1024);
     rig.model.lock().sectors[..1024].copy_from_slice(&content);
     rig.poke(HEADERS, &[0; 16]);
-    rig.made[0] = Some(Made { kind: T_IN, sector: 0, bytes: 1024, content: Vec::new() });
+    rig.made[0] = Some(Made::new(T_IN, 0, 1024, Vec::new()));
     // The header in three, the data in odd pieces, the last one with the status.
     let header = [(HEADERS, 1, false), (HEADERS + 1, 0, false), (HEADERS + 1, 14, false), (HEADERS + 15, 1, false)];
     let data = [(DATA + 1, 3, true), (DATA + 4, 700, true), (DATA + 704, 322, true)];
@@ -255,9 +256,9 @@ fn the_borders_of_buffers_are_nothing_to_the_device() {
 #[test]
 fn a_reset_waits_for_what_an_earlier_life_has_asked() {
     let mut rig = Rig::new();
-    let ask = |rig: &mut Rig, kind, content| rig.request(0, Made { kind, sector: 0, bytes: 4096, content }, &[]);
+    let ask = |rig: &mut Rig, kind, content| rig.request(0, Made::new(kind, 0, 4096, content), &[]);
     ask(&mut rig, T_OUT, vec![1; 4096]);
-    rig.request(1, Made { kind: T_IN, sector: 8, bytes: 4096, content: Vec::new() }, &[]);
+    rig.request(1, Made::new(T_IN, 8, 4096, Vec::new()), &[]);
     rig.notify();
     assert_eq!(rig.model.lock().begun.len(), 2);
     rig.start();
@@ -283,7 +284,7 @@ fn with_many_in_flight_the_driver_need_not_notify() {
     rig.has_events = true;
     rig.start();
     for place in 0..6 {
-        rig.request(place, Made { kind: T_IN, sector: place as u64, bytes: 512, content: Vec::new() }, &[]);
+        rig.request(place, Made::new(T_IN, place as u64, 512, Vec::new()), &[]);
         rig.notify_if_wanted();
     }
     assert_eq!((rig.device.counts().0, rig.model.lock().begun.len()), (4, 4));
@@ -291,7 +292,7 @@ fn with_many_in_flight_the_driver_need_not_notify() {
     rig.settle();
     assert_eq!(rig.model.lock().begun.len(), 6);
     // One that comes then is notified of.
-    rig.request(6, Made { kind: T_IN, sector: 9, bytes: 512, content: Vec::new() }, &[]);
+    rig.request(6, Made::new(T_IN, 9, 512, Vec::new()), &[]);
     rig.notify_if_wanted();
     assert_eq!((rig.device.counts().0, rig.model.lock().begun.len()), (5, 7));
 }
@@ -327,7 +328,7 @@ fn a_part_beyond_those_that_may_be_in_flight_waits_for_one_to_land() {
 fn a_disk_without_a_driver_is_saved_once_it_has_done_what_the_last_one_asked_for() {
     let mut rig = Rig::new();
     for place in 0..6 {
-        rig.request(place, Made { kind: T_IN, sector: place as u64, bytes: 512, content: Vec::new() }, &[]);
+        rig.request(place, Made::new(T_IN, place as u64, 512, Vec::new()), &[]);
     }
     rig.notify();
     assert_eq!(rig.set(0x070, 0), Answer::Done(()));
@@ -344,7 +345,7 @@ fn a_notification_is_done_in_portions() {
     // An odd place makes each word of two, which costs.
     let (header, status) = (HEADERS, STATUSES);
     rig.poke(header, &[u64::from(T_OUT), 0].map(u64::to_le_bytes).concat());
-    rig.made[0] = Some(Made { kind: T_OUT, sector: 0, bytes: 0, content: Vec::new() });
+    rig.made[0] = Some(Made::new(T_OUT, 0, 0, Vec::new()));
     rig.chain(0, &[(header, 16, false), (DATA + 1, 250 << 10, false), (status, 1, true)]);
     let portions = (1..1000).find(|_| rig.set(0x050, 0) == Answer::Done(())).expect("it comes to an end");
     assert!(portions >= 3, "{portions} portions");
@@ -352,9 +353,10 @@ fn a_notification_is_done_in_portions() {
     assert_eq!(rig.come_back()[0].2, S_OK);
 }
 
-/// A life of requests at random, each about sectors that no other one is about at the time.
+/// A life of requests at random, by up to eight queues, each about sectors that no other one is about at the time.
 fn live(seed: u64, steps: usize) {
-    let mut rig = Rig::new();
+    let queues = [1, 2, 3, 8][(seed / 5 % 4) as usize];
+    let mut rig = Rig::with_queues(queues);
     let random = &mut Random(seed);
     rig.world.later = (!seed.is_multiple_of(3)).then_some(seed);
     rig.has_events = seed.is_multiple_of(2);
@@ -363,6 +365,7 @@ fn live(seed: u64, steps: usize) {
     let mut oracle = vec![0; (SECTORS * SECTOR) as usize];
     let range = |made: &Made| (made.sector * SECTOR) as usize..(made.sector * SECTOR + made.bytes) as usize;
     for _ in 0..steps {
+        rig.choose(random.below(queues as u64) as usize);
         match random.below(12) {
             0..5 => {
                 let Some(place) = rig.made.iter().position(Option::is_none) else { continue };
@@ -377,7 +380,7 @@ fn live(seed: u64, steps: usize) {
                     T_DISCARD => segment(sector, (bytes / SECTOR) as u32, 0),
                     _ => Vec::new(),
                 };
-                let made = Made { kind, sector, bytes, content };
+                let made = Made::new(kind, sector, bytes, content);
                 let (this, others) = (range(&made), rig.made.iter().flatten().map(range));
                 if others.into_iter().any(|other| this.start < other.end && other.start < this.end) {
                     continue;
@@ -430,11 +433,13 @@ fn live(seed: u64, steps: usize) {
         }
     }
     rig.world.later = None;
-    if rig.has_events {
-        rig.settle();
-    } else {
-        rig.notify();
+    for queue in 0..queues {
+        rig.choose(queue);
+        if !rig.has_events {
+            rig.notify_once();
+        }
     }
+    rig.settle();
     rig.finish_all();
     rig.come_back();
     assert!(rig.made.iter().all(Option::is_none), "some have not come back: {:?}", rig.device);
@@ -449,21 +454,29 @@ fn requests_come_back_with_what_the_disk_has() {
 #[test]
 fn whatever_stands_in_the_rings_comes_to_an_end() {
     for seed in 1..200 {
-        let (mut rig, random) = (Rig::new(), &mut Random(seed * 0x1234_5679));
+        let queues = 1 + seed as usize % 3;
+        let (mut rig, random) = (Rig::with_queues(queues), &mut Random(seed * 0x1234_5679));
         rig.world.later = random.one_in(2).then_some(seed);
         let places = [RAM, TABLE, DRIVER, DEVICE, TABLES, HEADERS, DATA, 0, u64::MAX - 0x1ff, RAM + 0x20_0000];
         for _ in 0..200 {
+            rig.choose(random.below(queues as u64) as usize);
             let place = places[random.below(10) as usize].wrapping_add(random.below(600));
             let bytes = if random.one_in(3) { random.below(1 << 32) } else { 512 * random.below(300) };
             let flags = random.below(8);
             let descriptor = [place, bytes & 0xffff_ffff | flags << 32 | random.below(70) << 48];
-            let at = *[TABLE, TABLES].get(random.below(2) as usize).expect("two") + 16 * random.below(64);
+            let at = [rig.ring(TABLE), TABLES][random.below(2) as usize] + 16 * random.below(64);
             rig.poke(at, descriptor.map(u64::to_le_bytes).as_flattened());
             let header = [random.below(16) | random.below(2) << 40, random.below(SECTORS + 9)];
             rig.poke(HEADERS + 8 * random.below(16), header.map(u64::to_le_bytes).as_flattened());
-            rig.poke(DRIVER + 4 + 2 * random.below(64), &(random.below(66) as u16).to_le_bytes());
+            rig.poke_ring(DRIVER + 4 + 2 * random.below(64), &(random.below(66) as u16).to_le_bytes());
             match random.below(8) {
                 0 => rig.start(),
+                // A queue may go, and come again, with whatever is under way.
+                1 if random.one_in(4) => {
+                    let queue = rig.chosen() as u32;
+                    rig.set(0x030, queue);
+                    rig.set(0x044, random.below(2) as u32);
+                }
                 1..3 => {
                     let count = rig.model.lock().begun.len() as u64;
                     if count != 0 {
@@ -476,9 +489,9 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
                 _ => {
                     rig.available = rig.available.wrapping_add(random.below(4) as u16);
                     let available = rig.available;
-                    rig.poke(DRIVER + 2, &available.to_le_bytes());
+                    rig.poke_ring(DRIVER + 2, &available.to_le_bytes());
                     for _ in 0..4 {
-                        rig.set(0x050, 0);
+                        rig.set(0x050, random.below(queues as u64 + 1) as u32);
                     }
                 }
             }
@@ -498,7 +511,7 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
 #[test]
 fn a_disk_goes_on_elsewhere_once_it_has_done_what_it_was_asked_for() {
     let mut rig = Rig::new();
-    let write = |n: u64| Made { kind: T_OUT, sector: 8 * n, bytes: 4096, content: pattern(n, 4096) };
+    let write = |n: u64| Made::new(T_OUT, 8 * n, 4096, pattern(n, 4096));
     assert_eq!(rig.do_one(T_OUT, 0, 4096, pattern(0, 4096)), (S_OK, 1));
     rig.request(1, write(1), &[]);
     rig.request(2, write(2), &[]);
@@ -511,7 +524,7 @@ fn a_disk_goes_on_elsewhere_once_it_has_done_what_it_was_asked_for() {
     assert_eq!(rig.device.save(), Err(Unsaved::Busy));
     rig.finish_all();
     let state = rig.device.save().expect("all is done");
-    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x"));
+    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", 1));
     assert_eq!(other.restore(&state), Ok(()));
     assert_eq!(other.save(), Ok(state.clone()));
     assert_eq!((other.interrupt(), rig.device.interrupt()), (true, true), "what was done is still to be told");

@@ -153,6 +153,15 @@ pub(super) struct Made {
     pub(super) sector: u64,
     pub(super) bytes: u64,
     pub(super) content: Vec<u8>,
+    /// The queue by which it was made, once it was.
+    pub(super) queue: usize,
+}
+
+impl Made {
+    /// One that is still to be made.
+    pub(super) const fn new(kind: u32, sector: u64, bytes: u64, content: Vec<u8>) -> Self {
+        Self { kind, sector, bytes, content, queue: 0 }
+    }
 }
 
 /// A driver that has set up its device.
@@ -164,8 +173,8 @@ pub(super) struct Rig {
     pub(super) made: [Option<Made>; MOST_MADE],
     /// Whether each side says from where on it wants to hear from the other.
     pub(super) has_events: bool,
-    /// How much was available when it last thought of notifying.
-    pub(super) told: u16,
+    /// By queue: how much was available when it last thought of notifying.
+    pub(super) told: Vec<u16>,
 }
 
 impl Deref for Rig {
@@ -184,13 +193,18 @@ impl DerefMut for Rig {
 
 impl Rig {
     pub(super) fn new() -> Self {
+        Self::with_queues(1)
+    }
+
+    pub(super) fn with_queues(queues: usize) -> Self {
         let model = Arc::new(Mutex::new(Model::new()));
         let device = ModelDisk { model: Arc::clone(&model), buffer: vec![0; UNITS * UNIT_BYTES] };
         let port = Arc::new(Mutex::new(Port::new(Box::new(device))));
         let ram = (DATA - RAM + DATA_BYTES * MOST_MADE as u64) as usize;
-        let block = Block::new(Arc::clone(&port), "a disk with a name that is too long");
-        let driver = Driver::new(Mmio::new(0x1000_2000, 2, block), ram);
-        let mut rig = Self { driver, port, model, made: [const { None }; 8], has_events: false, told: 0 };
+        let block = Block::new(Arc::clone(&port), "a disk with a name that is too long", queues as u32);
+        let driver = Driver::with_queues(Mmio::new(0x1000_2000, 2, block), ram, queues);
+        let told = vec![0; queues];
+        let mut rig = Self { driver, port, model, made: [const { None }; 8], has_events: false, told };
         rig.start();
         rig
     }
@@ -198,9 +212,10 @@ impl Rig {
     /// Resets the device and sets it up.
     pub(super) fn start(&mut self) {
         self.made.fill(None);
-        self.told = 0;
+        self.told.fill(0);
         let events = u32::from(self.has_events) << 29;
-        self.driver.start(1 << 9 | 1 << 28 | events, ENTRIES);
+        let several = u32::from(self.told.len() > 1) << 12;
+        self.driver.start(1 << 9 | several | 1 << 28 | events, ENTRIES);
     }
 
     pub(super) fn bytes(&self, gpa: u64, bytes: u64) -> &[u8] {
@@ -229,23 +244,29 @@ impl Rig {
         }
         buffers.push((status, 1, true));
         self.chain(place, &buffers);
-        self.made[place] = Some(made);
+        self.made[place] = Some(Made { queue: self.chosen(), ..made });
     }
 
-    /// Notifies until the device goes on no more by that.
-    pub(super) fn notify(&mut self) {
-        let done = (0..10_000).any(|_| self.set(0x050, 0) == Answer::Done(()));
+    /// Notifies of the queue that is meant until the device goes on no more by that.
+    pub(super) fn notify_once(&mut self) {
+        let queue = self.chosen() as u32;
+        let done = (0..10_000).any(|_| self.set(0x050, queue) == Answer::Done(()));
         assert!(done, "a notification comes to an end");
+    }
+
+    /// The same, and the device has the moments that it asks for.
+    pub(super) fn notify(&mut self) {
+        self.notify_once();
         self.settle();
     }
 
     /// Notifies if the device wants to hear of what was made available.
     pub(super) fn notify_if_wanted(&mut self) {
-        let event = self.bytes(DEVICE + 4 + 8 * 64, 2).try_into().map(u16::from_le_bytes).unwrap();
-        let new = self.available.wrapping_sub(core::mem::replace(&mut self.told, self.driver.available));
-        if self.available.wrapping_sub(event).wrapping_sub(1) < new {
-            let done = (0..10_000).any(|_| self.set(0x050, 0) == Answer::Done(()));
-            assert!(done, "a notification comes to an end");
+        let event = self.bytes(self.ring(DEVICE + 4 + 8 * 64), 2).try_into().map(u16::from_le_bytes).unwrap();
+        let (queue, available) = (self.chosen(), self.available);
+        let new = available.wrapping_sub(core::mem::replace(&mut self.told[queue], available));
+        if available.wrapping_sub(event).wrapping_sub(1) < new {
+            self.notify_once();
         }
     }
 
@@ -274,19 +295,24 @@ impl Rig {
         }
     }
 
-    /// What has come back: places, what was made there, the status, and how much was written.
+    /// What has come back, by whichever queue: places, what was made there, the status, and how much was written.
     pub(super) fn come_back(&mut self) -> Vec<(usize, Made, u8, u32)> {
-        let mut all = Vec::new();
-        for (place, written) in self.used() {
-            let made = self.made[place].take().expect("it was made and has not come back");
-            all.push((place, made, self.bytes(STATUSES + place as u64, 1)[0], written));
+        let (mut all, chosen) = (Vec::new(), self.chosen());
+        for queue in 0..self.told.len() {
+            self.choose(queue);
+            for (place, written) in self.used() {
+                let made = self.made[place].take().expect("it was made and has not come back");
+                assert_eq!(made.queue, queue, "it comes back as it came");
+                all.push((place, made, self.bytes(STATUSES + place as u64, 1)[0], written));
+            }
         }
+        self.choose(chosen);
         all
     }
 
     /// Makes one request and has it done; returns its status, and how much was written.
     pub(super) fn do_one(&mut self, kind: u32, sector: u64, bytes: u64, content: Vec<u8>) -> (u8, u32) {
-        self.request(0, Made { kind, sector, bytes, content }, &[]);
+        self.request(0, Made::new(kind, sector, bytes, content), &[]);
         self.notify();
         self.finish_all();
         let [(_, _, status, written)] = self.come_back().try_into().expect("it comes back");
