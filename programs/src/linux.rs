@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "system calls, hints, and no runtime")]
 
 pub mod process;
-pub mod requests;
 
 use abi::report::FIGURE;
 use core::arch::{asm, global_asm};
@@ -20,10 +19,6 @@ const HUGE_PAGE: usize = 2 << 20;
 /// System calls by number (Linux, `include/uapi/asm-generic/unistd.h`).
 pub mod number {
     #![allow(missing_docs, reason = "the names are Linux's")]
-    pub const IO_SETUP: usize = 0;
-    pub const IO_SUBMIT: usize = 2;
-    pub const IO_GETEVENTS: usize = 4;
-    pub const OPENAT: usize = 56;
     pub const PIPE2: usize = 59;
     pub const READ: usize = 63;
     pub const WRITE: usize = 64;

@@ -248,8 +248,8 @@ pub fn processes(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
 /// # Errors
 /// If something is missing.
 pub fn disk(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
-    const LEAD: &str = "The guest's driver is Linux's virtio_blk, past its cache. The bare machine has QEMU's disk; Gnomon drives that disk, as \
-                        KVM's host does, whose VMM passes it on.";
+    const LEAD: &str = "The guest's program is fio, its driver Linux's virtio_blk, past its cache. The bare machine has QEMU's disk; Gnomon \
+                        drives that disk, as KVM's host does, whose VMM passes it on.";
     device(lab, choice, scale, ("disk", "requests for a disk: instructions and exits", LEAD, Kind::Disk))
 }
 

@@ -78,9 +78,15 @@ impl Packages {
 
     /// Takes a library out of the package's dependency that has it; returns that one's name. Debian's
     /// tools see to it that a package depends on those of all libraries that its programs need; else the
-    /// library is its own.
-    pub(super) fn library(&mut self, package: &str, library: &str, dir: &Path) -> Result<String, DebianError> {
-        let path = format!("{LIBRARIES}/{library}");
+    /// library is its own. It is looked for in these folders, too, where some have libraries that only they use.
+    pub(super) fn library(
+        &mut self,
+        package: &str,
+        (library, folders): (&str, &[String]),
+        dir: &Path,
+    ) -> Result<String, DebianError> {
+        let folders = folders.iter().map(String::as_str).chain([LIBRARIES]);
+        let paths: Vec<_> = folders.map(|folder| format!("{folder}/{library}")).collect();
         let mut candidates = self.apt.dependencies(package)?;
         // Those first that are here already, then those whose name resembles the library's: of the rest,
         // few are downloaded in vain.
@@ -89,12 +95,12 @@ impl Packages {
         candidates.insert(0, package.to_owned());
         for candidate in candidates {
             let (_, listed) = self.fetch(&candidate)?;
-            if let Some(file) = file_of(listed, &path) {
+            if let Some(file) = paths.iter().find_map(|path| file_of(listed, path)) {
                 self.take(&candidate, &file, library, dir)?;
                 return Ok(candidate);
             }
         }
-        Err(DebError::Missing { path: package.into(), pattern: path }.into())
+        Err(DebError::Missing { path: package.into(), pattern: paths.join(", ") }.into())
     }
 }
 

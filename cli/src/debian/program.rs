@@ -119,13 +119,13 @@ fn program(
     while let Some((package, file)) = open.pop() {
         let path = dir.join(&file);
         let bytes = fs::read(&path).map_err(IoError::at("read", &path))?;
-        let needed = needed(&bytes).map_err(|message| DebError::Damaged { path, message })?;
-        for library in needed {
+        let links = Links::read(&bytes).map_err(|message| DebError::Damaged { path, message })?;
+        for library in links.needed {
             let in_guest = format!("lib/{library}");
             if files.iter().any(|(path, _)| *path == in_guest) {
                 continue;
             }
-            let from = packages.library(&package, &library, dir)?;
+            let from = packages.library(&package, (&library, &links.folders), dir)?;
             files.push((in_guest, library.clone()));
             open.push((from, library));
         }
@@ -133,16 +133,36 @@ fn program(
     Ok(files)
 }
 
-/// The libraries that an ELF file needs, by their names (DT_NEEDED).
-fn needed(bytes: &[u8]) -> Result<Vec<String>, String> {
-    let text = |error: object::Error| error.to_string();
-    let header = elf::FileHeader64::<Endianness>::parse(bytes).map_err(text)?;
-    let endian = header.endian().map_err(text)?;
-    let dynamic = header.sections(endian, bytes).and_then(|sections| sections.dynamic_table(endian, bytes));
-    let dynamic = dynamic.map_err(text)?;
-    let is_needed = |entry: &object::read::elf::Dynamic| entry.tag == elf::DT_NEEDED;
-    let name = |entry| dynamic.string(entry).map(|name| String::from_utf8_lossy(name).into_owned());
-    dynamic.iter().filter(is_needed).map(name).collect::<Result<_, _>>().map_err(text)
+/// What an ELF file is linked to.
+#[derive(PartialEq, Eq, Debug)]
+struct Links {
+    /// The libraries that it needs, by their names (DT_NEEDED).
+    needed: Vec<String>,
+    /// Folders that are looked into first, as paths in a package (DT_RUNPATH). In the guest all libraries are in `/lib`, which the
+    /// loader comes to where there is no such folder.
+    folders: Vec<String>,
+}
+
+impl Links {
+    fn read(bytes: &[u8]) -> Result<Self, String> {
+        let text = |error: object::Error| error.to_string();
+        let header = elf::FileHeader64::<Endianness>::parse(bytes).map_err(text)?;
+        let endian = header.endian().map_err(text)?;
+        let dynamic = header.sections(endian, bytes).and_then(|sections| sections.dynamic_table(endian, bytes));
+        let dynamic = dynamic.map_err(text)?;
+        let strings = |tag| {
+            let entries = dynamic.iter().filter(move |entry| entry.tag == tag);
+            let name = |entry| dynamic.string(entry).map(|name| String::from_utf8_lossy(name).into_owned());
+            entries.map(name).collect::<Result<Vec<_>, _>>().map_err(text)
+        };
+        let folders = strings(elf::DT_RUNPATH)?.iter().flat_map(|list| folders(list)).collect();
+        Ok(Self { needed: strings(elf::DT_NEEDED)?, folders })
+    }
+}
+
+/// The folders that a list for the loader names from the root on, as paths in a package.
+fn folders(list: &str) -> impl Iterator<Item = String> {
+    list.split(':').filter_map(|folder| folder.strip_prefix('/')).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -158,14 +178,20 @@ mod tests {
 
     #[test]
     fn what_is_no_program_is_damaged() {
-        assert!(needed(b"nonsense").is_err());
-        assert!(needed(&[]).is_err());
+        assert!(Links::read(b"nonsense").is_err());
+        assert!(Links::read(&[]).is_err());
     }
 
     #[test]
     fn the_libraries_of_this_program_are_found() {
         let own = fs::read(std::env::current_exe().expect("a program")).expect("readable");
-        let needed = needed(&own).expect("an ELF file");
-        assert!(needed.iter().any(|library| library.starts_with("libc.so")), "{needed:?}");
+        let links = Links::read(&own).expect("an ELF file");
+        assert!(links.needed.iter().any(|library| library.starts_with("libc.so")), "{links:?}");
+    }
+
+    #[test]
+    fn folders_are_those_of_packages() {
+        let found: Vec<_> = folders("/usr/lib/riscv64-linux-gnu/ceph:$ORIGIN/../lib:/opt").collect();
+        assert_eq!(found, ["usr/lib/riscv64-linux-gnu/ceph", "opt"]);
     }
 }

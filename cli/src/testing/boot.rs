@@ -19,6 +19,7 @@ use crate::initramfs;
 use crate::kvm::{KvmGuest, KvmHost, Thp};
 use crate::machine::{Machine, Next, Stopped};
 use crate::meter::Metered;
+use crate::modules::{self, Needs};
 use crate::place::{IoError, cache};
 use crate::qemu::{Clock, MachineSpec, Seat};
 use crate::root::{Root, Roots};
@@ -28,7 +29,7 @@ use crate::stream::Piece;
 use crate::swap::SwapSpec;
 use crate::system;
 use crate::variant::Variant;
-use crate::vmfile::{Initrd, Kernel, VmFile};
+use crate::vmfile::{Balloon, Initrd, Kernel, VmFile};
 use abi::bundle::{ConsoleMode, MmuMode};
 use abi::record::Record;
 use miette::miette;
@@ -136,6 +137,14 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
         }
     }
+    let needs = Needs {
+        balloon: test.balloon.and_then(Balloon::target).is_some(),
+        disks: test.disk.is_some(),
+        net: test.net,
+        shares: test.share,
+        rng: test.rng,
+    };
+    files.extend(modules::provide(needs)?);
     let files: Vec<_> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
     let mut file = NamedTempFile::new().map_err(|why| miette!("{why}"))?;
     let archive = initramfs::build_with(&busybox, test.exec.as_deref(), &files)?;

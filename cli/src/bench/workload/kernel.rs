@@ -3,6 +3,7 @@
 use super::{HugePages, Image, Scale, Wanted, Workload};
 use crate::net::SERVER;
 use crate::size::{MIB, Size};
+use std::fmt::Write;
 
 /// Random updates of a table (Table 3 of *Nested Paging in bhyve*). The quick table is 128 MiB, the full one
 /// 512 MiB.
@@ -90,26 +91,53 @@ pub fn timed(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     image.finish(Size(256 * MIB))
 }
 
-/// Requests for a disk, past the guest's cache: large ones in order, four at once, that write and that read; and pages at random, 32
-/// at once and one by one. The quick disk is 16 MiB, the full one 256 MiB.
+/// fio's requests for a disk, past the guest's cache: large ones in order, four at once, that write and that read; and pages at random,
+/// 32 at once and one by one. The quick disk is 32 MiB, the full one 256 MiB.
 ///
 /// # Errors
 /// If a package or a program cannot be had.
 pub fn disk(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     let (size, requests) = match scale {
-        Scale::Quick => (16 * MIB, 2_000),
+        Scale::Quick => (32 * MIB, 2_000),
         Scale::Full => (256 * MIB, 20_000),
     };
     let mut image = Image::new("disk", pages)?;
-    image.own(&["requests"])?;
+    image.debian("fio", Wanted::Program("usr/bin/fio"))?;
     image.disk(Size(size))?;
-    let label = image.region("write 1 MiB", size / MIB, "request");
-    image.region("read 1 MiB", size / MIB, "request");
-    image.region("read 4 KiB, 32 at once", requests, "request");
-    image.region("read 4 KiB", requests, "request");
-    image.line(&format!("requests {} {requests} {label}", size >> 12));
-    image.finish(Size(128 * MIB))
+    let mut jobs = String::from(FIO);
+    let mut job = |name, count, options: &str| {
+        let label = image.region(name, count, "request");
+        let marks = format!("exec_prerun=mark begin {label}\nexec_postrun=mark end {label}");
+        let _ = writeln!(jobs, "[{label}]\n{options}\nnumber_ios={count}\n{marks}");
+    };
+    job("write 1 MiB", size / MIB, "rw=write\nbs=1M\niodepth=4");
+    job("read 1 MiB", size / MIB, "rw=read\nbs=1M\niodepth=4");
+    job("read 4 KiB, 32 at once", requests, "rw=randread\nbs=4k\niodepth=32");
+    job("read 4 KiB", requests, "rw=randread\nbs=4k\niodepth=1");
+    image.file("root/jobs", jobs);
+    image.line("fio --eta=never --output=/out --output-format=terse --terse-version=3 /root/jobs");
+    // KiB that the jobs have written and read.
+    image.line("echo gnomon-figure: KiB $(($(grep '^3;' /out | cut -d';' -f6,47 | tr ';\\n' '++')0))");
+    // Each MiB of the disk, or of much of it, is to be one of the four buffers.
+    let sums = "for at in $(seq 0 31); do dd if=/dev/vda bs=1M skip=$at count=1 2>/dev/null | md5sum; done";
+    image.line(&format!("echo gnomon-figure: buffers $({sums} | sort -u | wc -l)"));
+    image.finish(Size(256 * MIB))
 }
+
+/// What fio's jobs have in common. They come one after another, and in a region is what each does when it has all that it needs. What is
+/// written is random, and made before; fio does not take times of its own.
+const FIO: &str = "[global]
+filename=/dev/vda
+direct=1
+ioengine=libaio
+size=100%
+norandommap
+scramble_buffers=0
+thread
+stonewall
+gtod_reduce=1
+disk_util=0
+";
 
 /// Bytes to a program of the host's, and from one, by TCP. Quick: 1 MiB, full: 16 MiB.
 ///
