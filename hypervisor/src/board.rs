@@ -29,6 +29,9 @@ const SHARE: (u64, u32) = (0x1000_a000, 12);
 const RNG: (u64, u32) = (0x1000_e000, 16);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
+/// Room within the tree for what a boot loader adds to it, in bytes: a command line, an initrd's place. U-Boot keeps its own data right
+/// behind the tree, and overwrites them if that grows beyond its end.
+const SPARE_BYTES: usize = 4 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
 pub const LEAST_RAM: u64 = 4 << 20;
 
@@ -156,7 +159,17 @@ pub fn device_tree<'a>(
     ));
     root.add_child(cpus(config.vcpus, offer, isa));
     root.add_child(soc(config.vcpus, devices));
-    tree.to_dtb()
+    with_room(tree.to_dtb(), SPARE_BYTES)
+}
+
+/// A flattened tree with so many bytes of room at its end.
+fn with_room(mut tree: Vec<u8>, bytes: usize) -> Vec<u8> {
+    /// Where the header says how long all is.
+    const TOTAL_SIZE: core::ops::Range<usize> = 4..8;
+    tree.resize(tree.len() + bytes, 0);
+    let total = tree.len() as u32;
+    tree[TOTAL_SIZE].copy_from_slice(&total.to_be_bytes());
+    tree
 }
 
 fn cpus(count: u32, offer: &Offer, isa: &Isa) -> DeviceTreeNode {
@@ -313,6 +326,16 @@ mod tests {
         assert_eq!(machine.uart.map(|u| (u.span.start, u.source)), Some((uart::START, uart::SOURCE)));
         assert_eq!(machine.initrd.map(|s| (s.start, s.bytes)), Some((0x8100_0000, 5)));
         assert!(machine.common_isa().has("sstc"));
+    }
+
+    #[test]
+    fn a_boot_loader_may_add_to_the_tree() {
+        let tree = tree(&config(1));
+        let word = |at: usize| u32::from_be_bytes(tree[at..at + 4].try_into().unwrap()) as usize;
+        let (total, strings, strings_bytes) = (word(4), word(12), word(32));
+        assert_eq!(total, tree.len());
+        // What grows, grows into the end: the strings are the last that is there.
+        assert!(strings > word(8) && total - (strings + strings_bytes) >= SPARE_BYTES);
     }
 
     #[test]
