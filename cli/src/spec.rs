@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 /// RAM of a VM that does not say.
 pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
-/// That of one with a whole system as its root.
-pub const DEFAULT_ROOT_MEMORY: Size = Size(1024 * MIB);
+/// That of one with a whole system, as its root or on its disk.
+pub const DEFAULT_SYSTEM_MEMORY: Size = Size(1024 * MIB);
 /// The least RAM that a whole system works in.
 pub const LEAST_ROOT_MEMORY: Size = Size(256 * MIB);
 /// The least RAM a VM can have.
@@ -205,6 +205,17 @@ pub enum SpecError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A system on a disk cannot be booted so.
+    #[error("VM `{vm}` cannot boot what is on a disk: {why}")]
+    #[diagnostic(help("{remedy}"))]
+    Disk {
+        /// The VM.
+        vm: String,
+        /// What stands against it.
+        why: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// `--exec` cannot work with this VM.
     #[error("--exec cannot be used with VM `{vm}`: {why}")]
     #[diagnostic(help(
@@ -235,7 +246,7 @@ impl VmSpec {
         let mut vms: Vec<Self> = Vec::new();
         for mut file in files.into_iter().map(|file| file.overridden_by(options)) {
             // A system is there to be worked in.
-            if file.root.is_some() {
+            if file.has_system() {
                 file.net.get_or_insert(true);
             }
             let after = file.after.clone();
@@ -256,10 +267,10 @@ impl VmSpec {
 
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
         let spec = Self {
-            name: vm.name.unwrap_or_else(|| default_name(vm.kernel.as_ref(), vm.root.as_ref())),
+            memory: vm.memory.unwrap_or(if vm.has_system() { DEFAULT_SYSTEM_MEMORY } else { DEFAULT_MEMORY }),
+            name: vm.name.clone().unwrap_or_else(|| default_name(&vm)),
             // Known only among the others.
             after: None,
-            memory: vm.memory.unwrap_or(if vm.root.is_some() { DEFAULT_ROOT_MEMORY } else { DEFAULT_MEMORY }),
             limit: vm.limit,
             reserve: vm.reserve.unwrap_or(Size(0)),
             wired: vm.wired.unwrap_or(false),
@@ -295,6 +306,7 @@ impl VmSpec {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
         }
         spec.check_root()?;
+        spec.check_disk()?;
         spec.check_residence()?;
         if spec.console == Console::Sbi && spec.kernel == Kernel::Debian {
             return Err(SpecError::NoSbiConsole(spec.name));
@@ -313,6 +325,7 @@ impl VmSpec {
             (Some(Initrd::File(_)), _) => "it has an initrd of its own",
             (Some(Initrd::None), _) => "it has no initrd",
             (_, Kernel::UBoot) => "U-Boot does not run it",
+            (_, Kernel::Disk) => "what is on its disk does not run it",
             _ => return Ok(spec),
         };
         Err(SpecError::Exec { vm: spec.name, why })
@@ -321,7 +334,7 @@ impl VmSpec {
     fn check_root(&self) -> Result<(), SpecError> {
         let (why, remedy) = match (&self.kernel, &self.initrd) {
             _ if self.root.is_none() => return Ok(()),
-            (Kernel::UBoot | Kernel::File(_), _) => {
+            (Kernel::UBoot | Kernel::Disk | Kernel::File(_), _) => {
                 ("it boots another kernel".to_owned(), "leave out `kernel`: the root has the modules of Debian's")
             }
             (_, Some(_)) => (
@@ -337,6 +350,20 @@ impl VmSpec {
         Err(SpecError::Root { vm: self.name.clone(), why, remedy })
     }
 
+    /// What is on a disk has a kernel, an initrd and a command line of its own.
+    fn check_disk(&self) -> Result<(), SpecError> {
+        const CHANGE: &str = "what is there is started as its boot loader's configuration says: change it in the guest";
+        let (why, remedy) = match &self.initrd {
+            _ if self.kernel != Kernel::Disk || self.restore.is_some() => return Ok(()),
+            _ if self.disks.is_empty() => ("it has none", "give it one: --disk FILE, or `disks` in the VM file"),
+            Some(Initrd::Busybox | Initrd::File(_)) => ("an initrd of its own is given", CHANGE),
+            _ if !self.append.is_empty() => ("words for a command line are given", CHANGE),
+            _ if self.console != Console::Uart => ("a console is chosen for Linux", CHANGE),
+            _ => return Ok(()),
+        };
+        Err(SpecError::Disk { vm: self.name.clone(), why, remedy })
+    }
+
     fn check_residence(&self) -> Result<(), SpecError> {
         let most = self.limit.unwrap_or(self.memory).min(self.memory);
         let is_whole = |size: Size| size.0.is_multiple_of(PAGE);
@@ -348,6 +375,12 @@ impl VmSpec {
             _ => return Ok(()),
         };
         Err(SpecError::Residence { vm: self.name.clone(), why })
+    }
+
+    /// Whether it boots a whole system, to be worked in.
+    #[must_use]
+    pub fn has_system(&self) -> bool {
+        self.root.is_some() || self.kernel == Kernel::Disk
     }
 
     /// The most of its RAM that is in memory at a time.
@@ -366,12 +399,15 @@ impl VmSpec {
 }
 
 /// The name of a VM without one, by what it boots: that of a file as far as it can be a name.
-fn default_name(kernel: Option<&Kernel>, root: Option<&Root>) -> String {
-    let file = match kernel {
-        None | Some(Kernel::Debian) => return if root.is_some() { "debian" } else { "linux" }.into(),
+fn default_name(vm: &VmFile) -> String {
+    let disk = vm.disks.iter().flatten().next();
+    let file = match &vm.kernel {
+        None | Some(Kernel::Debian) => return if vm.root.is_some() { "debian" } else { "linux" }.into(),
         Some(Kernel::UBoot) => return "u-boot".into(),
-        Some(Kernel::File(path)) => path.file_stem().unwrap_or_default().to_string_lossy(),
+        Some(Kernel::Disk) => disk.and_then(|disk| disk.file.file_stem()),
+        Some(Kernel::File(path)) => path.file_stem(),
     };
+    let file = file.unwrap_or_default().to_string_lossy();
     let name: String = file.chars().filter(|c| is_name_char(*c)).take(MOST_NAME_CHARS).collect();
     if name.is_empty() { "vm".into() } else { name }
 }
@@ -473,7 +509,7 @@ mod tests {
     fn a_root_is_for_debians_kernel_and_brings_a_network() {
         let root = || VmFile { root: Some(Root::default()), ..VmFile::default() };
         let vm = settle(root()).expect("valid").remove(0);
-        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian", DEFAULT_ROOT_MEMORY, true));
+        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian", DEFAULT_SYSTEM_MEMORY, true));
         let alone = settle(VmFile { net: Some(false), ..root() }).expect("valid").remove(0);
         assert!(alone.net.is_none());
         let refused = |vm| matches!(settle(vm), Err(SpecError::Root { .. }));
@@ -482,6 +518,28 @@ mod tests {
         assert!(refused(VmFile { initrd: Some(Initrd::None), ..root() }));
         assert!(refused(VmFile { memory: Some(Size(LEAST_ROOT_MEMORY.0 - PAGE)), ..root() }));
         assert!(settle(VmFile { memory: Some(LEAST_ROOT_MEMORY), ..root() }).is_ok());
+    }
+
+    #[test]
+    fn what_is_on_a_disk_is_booted_as_it_says() {
+        let disk = || VmFile {
+            kernel: Some(Kernel::Disk),
+            disks: Some(vec!["sub/debian-13.qcow2".parse().expect("a disk")]),
+            ..VmFile::default()
+        };
+        let vm = VmSpec::settle(vec![disk()], &VmFile::default(), false).expect("valid").remove(0);
+        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian-13", DEFAULT_SYSTEM_MEMORY, true));
+        assert!(matches!(settle(disk()), Err(SpecError::Exec { .. })));
+        for (vm, says) in [
+            (VmFile { disks: None, ..disk() }, "it has none"),
+            (VmFile { initrd: Some(Initrd::Busybox), ..disk() }, "initrd"),
+            (VmFile { append: Some("quiet".into()), ..disk() }, "command line"),
+            (VmFile { console: Some(Console::Sbi), ..disk() }, "console"),
+        ] {
+            let refused = VmSpec::settle(vec![vm], &VmFile::default(), false);
+            assert!(matches!(&refused, Err(SpecError::Disk { why, .. }) if why.contains(says)), "{refused:?}");
+        }
+        assert!(matches!(settle(VmFile { root: Some(Root::default()), ..disk() }), Err(SpecError::Root { .. })));
     }
 
     #[test]

@@ -152,6 +152,9 @@ pub fn device_tree<'a>(
         chosen.add_property(wide("linux,initrd-end", &[gpa + bytes]));
     }
     root.add_child(chosen);
+    if let Some(command) = &config.boot_command {
+        root.add_child(node("config", [cells("bootdelay", &[0]), text("bootcmd", command)]));
+    }
     root.add_child(node("aliases", [text("serial0", &console)]));
     root.add_child(node(
         format!("memory@{GUEST_RAM_BASE:x}"),
@@ -259,6 +262,8 @@ mod tests {
     use crate::machine::Machine;
     use crate::offer::GuestTimer;
     use crate::vm::Devices;
+    use dtoolkit::fdt::Fdt;
+    use dtoolkit::{Node, Property};
 
     fn config(vcpus: u32) -> VmConfig {
         VmConfig {
@@ -285,6 +290,7 @@ mod tests {
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),
             bootargs: "quiet".into(),
+            boot_command: None,
             rng_seed: Vec::new(),
             restore: None,
         }
@@ -343,6 +349,19 @@ mod tests {
         let mut config = config(abi::bundle::MAX_VCPUS);
         config.bootargs = "x".repeat(2048);
         assert!(tree(&config).len() < TREE_BYTES as usize);
+    }
+
+    #[test]
+    fn u_boot_is_told_what_to_run_if_anything() {
+        let told = |boot_command: Option<&str>| {
+            let tree = tree(&VmConfig { boot_command: boot_command.map(Into::into), ..config(1) });
+            let tree = Fdt::new(&tree).unwrap();
+            let node = tree.find_node("/config")?;
+            let delay = node.property("bootdelay").and_then(|delay| delay.value_as::<u32>().ok());
+            Some((delay, node.property("bootcmd").and_then(|told| told.value_as::<&str>().ok().map(String::from))))
+        };
+        assert_eq!(told(None), None);
+        assert_eq!(told(Some("run bootcmd")), Some((Some(0), Some("run bootcmd".into()))));
     }
 
     #[test]

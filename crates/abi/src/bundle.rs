@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -110,6 +110,9 @@ pub struct VmConfig {
     pub initrd: Option<(u64, u64)>,
     /// The kernel's command line (`/chosen/bootargs`).
     pub bootargs: String,
+    /// What U-Boot runs at once (`/config/bootcmd`), in place of waiting for a key and running what it was built with. `None`: it
+    /// does that, and whatever else is booted never asks.
+    pub boot_command: Option<String>,
     /// `/chosen/rng-seed`; empty for none.
     pub rng_seed: Vec<u8>,
     /// It goes on from a snapshot: an encoded [`crate::snapshot::State`]. Its RAM are the segments then, and it has no kernel to start
@@ -353,6 +356,7 @@ mod tests {
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),
                 bootargs: "quiet".into(),
+                boot_command: Some("run bootcmd".into()),
                 rng_seed: vec![7; 32],
                 restore: Some(Bytes(vec![1, 2])),
             }],
