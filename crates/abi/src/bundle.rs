@@ -388,8 +388,8 @@ mod tests {
         bad[0] = b'X';
         assert_eq!(Config::parse(&bad), Err(BundleError::NotABundle));
         let mut bad = good.clone();
-        bad[8] = 10;
-        assert_eq!(Config::parse(&bad), Err(BundleError::Version(10)));
+        bad[8] += 1;
+        assert_eq!(Config::parse(&bad), Err(BundleError::Version(VERSION + 1)));
         let mut bad = good;
         bad[24] = 0xff; // claims a VM count that cannot be there
         assert_eq!(Config::parse(&bad), Err(BundleError::Malformed));
