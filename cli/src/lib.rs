@@ -3,7 +3,7 @@
 //!
 //! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
 //! [`spec`] settle what each VM is, [`debian`], [`modules`], [`added`] and [`initramfs`] provide the default guest,
-//! [`root`] and [`system`] a Debian to work in, [`restore`] VMs that go on from a snapshot, [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
+//! [`root`] and [`system`] a Debian to work in (by an [`errand`] of a guest's), [`restore`] VMs that go on from a snapshot, [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
 //! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`disk`] the VMs' disks, [`net`] their network, [`mod@meter`] has it counted, [`machine`] runs it,
 //! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
 //! Meanwhile other commands reach it by [`control`].
@@ -19,6 +19,7 @@ pub mod control;
 pub mod deb;
 pub mod debian;
 pub mod disk;
+pub mod errand;
 pub mod initramfs;
 pub mod kvm;
 pub mod layout;

@@ -133,6 +133,7 @@ pub(crate) mod tests {
             entry_gpa: GUEST_ENTRY,
             initrd: None,
             bootargs: String::new(),
+            boot_command: None,
             rng_seed: vec![],
             restore: None,
         }

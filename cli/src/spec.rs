@@ -1,7 +1,9 @@
 //! What a VM is, all defaults settled.
 
+mod error;
+
 use crate::disk::DiskSpec;
-use crate::net::{Card, NetError};
+use crate::net::Card;
 use crate::qemu::{HExtension, Seat};
 use crate::root::Root;
 use crate::share::ShareSpec;
@@ -9,13 +11,13 @@ use crate::size::{MIB, PAGE, Size};
 use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use crate::words::is_name_char;
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
-use miette::Diagnostic;
+pub use error::SpecError;
 use std::path::PathBuf;
 
 /// RAM of a VM that does not say.
 pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
-/// That of one with a whole system as its root.
-pub const DEFAULT_ROOT_MEMORY: Size = Size(1024 * MIB);
+/// That of one with a whole system, as its root or on its disk.
+pub const DEFAULT_SYSTEM_MEMORY: Size = Size(1024 * MIB);
 /// The least RAM that a whole system works in.
 pub const LEAST_ROOT_MEMORY: Size = Size(256 * MIB);
 /// The least RAM a VM can have.
@@ -85,145 +87,6 @@ pub struct VmSpec {
     pub restore: Option<PathBuf>,
 }
 
-/// A description that no VM can be made from.
-#[derive(Clone, PartialEq, Debug, thiserror::Error, Diagnostic)]
-pub enum SpecError {
-    /// The name has other characters than it may.
-    #[error("`{0}` cannot be the name of a VM")]
-    #[diagnostic(help("use 1 to 32 letters, digits, `-`, `_` and `.`: set `name` in the VM file or give --name"))]
-    Name(String),
-    /// Two VMs have the same name.
-    #[error("two VMs are called `{0}`")]
-    #[diagnostic(help("give each VM file its own `name`"))]
-    Duplicate(String),
-    /// It waits for a VM that does not come before it.
-    #[error("VM `{vm}` is to start after `{after}`, and no VM before it has that name")]
-    #[diagnostic(help("give the VM files in the order in which they start, and see the `name` in each"))]
-    After {
-        /// The VM.
-        vm: String,
-        /// What was asked.
-        after: String,
-    },
-    /// One name was given for several VMs.
-    #[error("--name was given with {0} VM files")]
-    #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
-    NameForMany(usize),
-    /// More VMs than a bundle can hold.
-    #[error("{0} VMs were given, at most {MAX_VMS} are possible")]
-    #[diagnostic(help("give fewer VM files"))]
-    TooMany(usize),
-    /// A number of vCPUs that no VM can have.
-    #[error("VM `{vm}` cannot have {vcpus} vCPUs")]
-    #[diagnostic(help("choose 1 to {MAX_VCPUS}: set `vcpus` in the VM file or give --vcpus"))]
-    Vcpus {
-        /// The VM.
-        vm: String,
-        /// What was asked.
-        vcpus: u32,
-    },
-    /// Too little RAM, or not whole pages.
-    #[error("VM `{vm}` cannot have {memory} of memory")]
-    #[diagnostic(help(
-        "choose a multiple of 4 KiB, at least {LEAST_MEMORY}: set `memory` in the VM file or give --memory"
-    ))]
-    Memory {
-        /// The VM.
-        vm: String,
-        /// What was asked.
-        memory: Size,
-    },
-    /// What is to stay in memory does not fit what there is.
-    #[error("VM `{vm}`: {why}")]
-    #[diagnostic(help(
-        "multiples of 4 KiB, `reserve` at most `limit`, `limit` at most `memory` and at least {LEAST_MEMORY}: see docs/vm-file.md"
-    ))]
-    Residence {
-        /// The VM.
-        vm: String,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// Too little memory for shadow tables, or not whole pages.
-    #[error("VM `{vm}` cannot have {shadow} for shadow tables")]
-    #[diagnostic(help("choose a multiple of 4 KiB, at least {least}: set `shadow` in the VM file"))]
-    Shadow {
-        /// The VM.
-        vm: String,
-        /// What was asked.
-        shadow: Size,
-        /// What it needs.
-        least: Size,
-    },
-    /// More for the balloon than it may take, or not whole pages.
-    #[error("VM `{vm}` cannot have {balloon} of its {memory} in its balloon")]
-    #[diagnostic(help(
-        "choose a multiple of 4 KiB, seven eighths of its memory at most: set `balloon` in the VM file or give --balloon"
-    ))]
-    Balloon {
-        /// The VM.
-        vm: String,
-        /// What was asked.
-        balloon: Size,
-        /// What it has.
-        memory: Size,
-    },
-    /// HS mode is what is missing.
-    #[error("Gnomon cannot sit in HS mode on harts without the H extension")]
-    #[diagnostic(help("leave out --seat payload: without H, Gnomon is the machine's firmware"))]
-    PayloadWithoutH,
-    /// Two-stage tables are what is missing.
-    #[error("VM `{0}` asks for mmu `{1}`, which needs the H extension; these harts have none")]
-    #[diagnostic(help(
-        "choose `shadow`, `unsync`, `lazy` or `steered`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
-    ))]
-    NestedWithoutH(String, MmuMode),
-    /// There is nothing to add files to.
-    #[error("VM `{0}` has no initramfs of Gnomon's, to which files could be added")]
-    #[diagnostic(help("leave out `initrd`, and boot a Linux kernel; or put the files into your own initrd"))]
-    Add(String),
-    /// The kernel was built without a driver for the SBI console: Debian's is, others may say so.
-    #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
-    #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
-    NoSbiConsole(String),
-    /// The kernel was built without a driver for the virtio console, or has it as a module that nobody loads.
-    #[error("VM `{0}` asks for console `virtio`, and its kernel has no driver for that built in")]
-    #[diagnostic(help(
-        "leave out `console`, or give a kernel with CONFIG_VIRTIO_MMIO=y and CONFIG_VIRTIO_CONSOLE=y, or an `initrd` that loads both"
-    ))]
-    NoVirtioConsole(String),
-    /// There is nothing random where time counts instructions.
-    #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
-    #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
-    NoEntropy(String),
-    /// Its network cannot be.
-    #[error(transparent)]
-    #[diagnostic(transparent)]
-    Net(#[from] NetError),
-    /// A whole system cannot be its root.
-    #[error("VM `{vm}` cannot have a Debian as its root: {why}")]
-    #[diagnostic(help("{remedy}"))]
-    Root {
-        /// The VM.
-        vm: String,
-        /// What stands against it.
-        why: String,
-        /// What to do.
-        remedy: &'static str,
-    },
-    /// `--exec` cannot work with this VM.
-    #[error("--exec cannot be used with VM `{vm}`: {why}")]
-    #[diagnostic(help(
-        "--exec runs commands in the shell of Gnomon's own initramfs: leave out `initrd`, and boot a Linux kernel"
-    ))]
-    Exec {
-        /// The VM.
-        vm: String,
-        /// What stands against it.
-        why: &'static str,
-    },
-}
-
 impl VmSpec {
     /// Settles what each VM is: defaults, then its file, then the options. Without a file, there is
     /// one VM called `linux`.
@@ -241,7 +104,7 @@ impl VmSpec {
         let mut vms: Vec<Self> = Vec::new();
         for mut file in files.into_iter().map(|file| file.overridden_by(options)) {
             // A system is there to be worked in.
-            if file.root.is_some() {
+            if file.has_system() {
                 file.net.get_or_insert(true);
             }
             let after = file.after.clone();
@@ -262,10 +125,10 @@ impl VmSpec {
 
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
         let spec = Self {
-            name: vm.name.unwrap_or_else(|| default_name(vm.kernel.as_ref(), vm.root.as_ref())),
+            memory: vm.memory.unwrap_or(if vm.has_system() { DEFAULT_SYSTEM_MEMORY } else { DEFAULT_MEMORY }),
+            name: vm.name.clone().unwrap_or_else(|| default_name(&vm)),
             // Known only among the others.
             after: None,
-            memory: vm.memory.unwrap_or(if vm.root.is_some() { DEFAULT_ROOT_MEMORY } else { DEFAULT_MEMORY }),
             limit: vm.limit,
             reserve: vm.reserve.unwrap_or(Size(0)),
             wired: vm.wired.unwrap_or(false),
@@ -301,6 +164,7 @@ impl VmSpec {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
         }
         spec.check_root()?;
+        spec.check_disk()?;
         spec.check_residence()?;
         if spec.console == Console::Sbi && spec.kernel == Kernel::Debian {
             return Err(SpecError::NoSbiConsole(spec.name));
@@ -323,6 +187,7 @@ impl VmSpec {
             (Some(Initrd::File(_)), _) => "it has an initrd of its own",
             (Some(Initrd::None), _) => "it has no initrd",
             (_, Kernel::UBoot) => "U-Boot does not run it",
+            (_, Kernel::Disk) => "what is on its disk does not run it",
             _ => return Ok(spec),
         };
         Err(SpecError::Exec { vm: spec.name, why })
@@ -331,7 +196,7 @@ impl VmSpec {
     fn check_root(&self) -> Result<(), SpecError> {
         let (why, remedy) = match (&self.kernel, &self.initrd) {
             _ if self.root.is_none() => return Ok(()),
-            (Kernel::UBoot | Kernel::File(_), _) => {
+            (Kernel::UBoot | Kernel::Disk | Kernel::File(_), _) => {
                 ("it boots another kernel".to_owned(), "leave out `kernel`: the root has the modules of Debian's")
             }
             (_, Some(_)) => (
@@ -347,6 +212,20 @@ impl VmSpec {
         Err(SpecError::Root { vm: self.name.clone(), why, remedy })
     }
 
+    /// What is on a disk has a kernel, an initrd and a command line of its own.
+    fn check_disk(&self) -> Result<(), SpecError> {
+        const CHANGE: &str = "what is there is started as its boot loader's configuration says: change it in the guest";
+        let (why, remedy) = match &self.initrd {
+            _ if self.kernel != Kernel::Disk || self.restore.is_some() => return Ok(()),
+            _ if self.disks.is_empty() => ("it has none", "give it one: --disk FILE, or `disks` in the VM file"),
+            Some(Initrd::Busybox | Initrd::File(_)) => ("an initrd of its own is given", CHANGE),
+            _ if !self.append.is_empty() => ("words for a command line are given", CHANGE),
+            _ if self.console != Console::Uart => ("a console is chosen for Linux", CHANGE),
+            _ => return Ok(()),
+        };
+        Err(SpecError::Disk { vm: self.name.clone(), why, remedy })
+    }
+
     fn check_residence(&self) -> Result<(), SpecError> {
         let most = self.limit.unwrap_or(self.memory).min(self.memory);
         let is_whole = |size: Size| size.0.is_multiple_of(PAGE);
@@ -358,6 +237,12 @@ impl VmSpec {
             _ => return Ok(()),
         };
         Err(SpecError::Residence { vm: self.name.clone(), why })
+    }
+
+    /// Whether it boots a whole system, to be worked in.
+    #[must_use]
+    pub fn has_system(&self) -> bool {
+        self.root.is_some() || self.kernel == Kernel::Disk
     }
 
     /// The most of its RAM that is in memory at a time.
@@ -376,12 +261,15 @@ impl VmSpec {
 }
 
 /// The name of a VM without one, by what it boots: that of a file as far as it can be a name.
-fn default_name(kernel: Option<&Kernel>, root: Option<&Root>) -> String {
-    let file = match kernel {
-        None | Some(Kernel::Debian) => return if root.is_some() { "debian" } else { "linux" }.into(),
+fn default_name(vm: &VmFile) -> String {
+    let disk = vm.disks.iter().flatten().next();
+    let file = match &vm.kernel {
+        None | Some(Kernel::Debian) => return if vm.root.is_some() { "debian" } else { "linux" }.into(),
         Some(Kernel::UBoot) => return "u-boot".into(),
-        Some(Kernel::File(path)) => path.file_stem().unwrap_or_default().to_string_lossy(),
+        Some(Kernel::Disk) => disk.and_then(|disk| disk.file.file_stem()),
+        Some(Kernel::File(path)) => path.file_stem(),
     };
+    let file = file.unwrap_or_default().to_string_lossy();
     let name: String = file.chars().filter(|c| is_name_char(*c)).take(MOST_NAME_CHARS).collect();
     if name.is_empty() { "vm".into() } else { name }
 }
@@ -486,7 +374,7 @@ mod tests {
     fn a_root_is_for_debians_kernel_and_brings_a_network() {
         let root = || VmFile { root: Some(Root::default()), ..VmFile::default() };
         let vm = settle(root()).expect("valid").remove(0);
-        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian", DEFAULT_ROOT_MEMORY, true));
+        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian", DEFAULT_SYSTEM_MEMORY, true));
         let alone = settle(VmFile { net: Some(false), ..root() }).expect("valid").remove(0);
         assert!(alone.net.is_none());
         let refused = |vm| matches!(settle(vm), Err(SpecError::Root { .. }));
@@ -495,6 +383,28 @@ mod tests {
         assert!(refused(VmFile { initrd: Some(Initrd::None), ..root() }));
         assert!(refused(VmFile { memory: Some(Size(LEAST_ROOT_MEMORY.0 - PAGE)), ..root() }));
         assert!(settle(VmFile { memory: Some(LEAST_ROOT_MEMORY), ..root() }).is_ok());
+    }
+
+    #[test]
+    fn what_is_on_a_disk_is_booted_as_it_says() {
+        let disk = || VmFile {
+            kernel: Some(Kernel::Disk),
+            disks: Some(vec!["sub/debian-13.qcow2".parse().expect("a disk")]),
+            ..VmFile::default()
+        };
+        let vm = VmSpec::settle(vec![disk()], &VmFile::default(), false).expect("valid").remove(0);
+        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian-13", DEFAULT_SYSTEM_MEMORY, true));
+        assert!(matches!(settle(disk()), Err(SpecError::Exec { .. })));
+        for (vm, says) in [
+            (VmFile { disks: None, ..disk() }, "it has none"),
+            (VmFile { initrd: Some(Initrd::Busybox), ..disk() }, "initrd"),
+            (VmFile { append: Some("quiet".into()), ..disk() }, "command line"),
+            (VmFile { console: Some(Console::Sbi), ..disk() }, "console"),
+        ] {
+            let refused = VmSpec::settle(vec![vm], &VmFile::default(), false);
+            assert!(matches!(&refused, Err(SpecError::Disk { why, .. }) if why.contains(says)), "{refused:?}");
+        }
+        assert!(matches!(settle(VmFile { root: Some(Root::default()), ..disk() }), Err(SpecError::Root { .. })));
     }
 
     #[test]

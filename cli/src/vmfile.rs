@@ -116,6 +116,8 @@ pub enum Kernel {
     Debian,
     /// Debian's U-Boot for S mode.
     UBoot,
+    /// What a boot loader on its disks boots, which U-Boot starts.
+    Disk,
     /// A file: a Linux Image, an ELF file or a raw binary.
     File(PathBuf),
 }
@@ -125,6 +127,7 @@ impl From<PathBuf> for Kernel {
         match path.to_str() {
             Some("debian") => Self::Debian,
             Some("u-boot") => Self::UBoot,
+            Some("disk") => Self::Disk,
             _ => Self::File(path),
         }
     }
@@ -230,6 +233,12 @@ impl VmFile {
     /// What is wrong, and where.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    /// Whether it boots a whole system, to be worked in.
+    #[must_use]
+    pub fn has_system(&self) -> bool {
+        self.root.is_some() || self.kernel == Some(Kernel::Disk)
     }
 
     /// This, with everything that `over` says in place of what stood here.

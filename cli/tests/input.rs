@@ -342,6 +342,30 @@ fn networks_that_cannot_be() {
 }
 
 #[test]
+fn disks_that_cannot_be_booted() {
+    let scratch = Scratch::new();
+    let disk = scratch.file("disk.img", [0; 4096]);
+    let run = |args: &[&str], says: &[&str]| {
+        let all = [&["--kernel", "disk", "--disk", text(&disk)], args].concat();
+        scratch.refused(&all, INPUT, says);
+    };
+    scratch.refused(
+        &["--kernel", "disk"],
+        INPUT,
+        &["`vm` cannot boot what is on a disk", "it has none", "--disk FILE"],
+    );
+    for (args, says) in [
+        (["--initrd", "busybox"], "an initrd of its own"),
+        (["--append", "quiet"], "words for a command line"),
+        (["--console", "hvc0"], "a console"),
+    ] {
+        run(&args, &["`disk` cannot boot what is on a disk", says, "boot loader's configuration"]);
+    }
+    run(&["--exec", "true"], &["--exec", "`disk`", "does not run it"]);
+    run(&["--debian"], &["`disk` cannot have a Debian as its root", "another kernel"]);
+}
+
+#[test]
 fn roots_that_cannot_be() {
     let scratch = Scratch::new();
     for (args, says) in [

@@ -31,6 +31,9 @@ const RNG: (u64, u32) = (0x1000_e000, 16);
 const CONSOLE: (u64, u32) = (0x1000_f000, 17);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
+/// Room within the tree for what a boot loader adds to it, in bytes: a command line, an initrd's place. U-Boot keeps its own data right
+/// behind the tree, and overwrites them if that grows beyond its end.
+const SPARE_BYTES: usize = 4 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
 pub const LEAST_RAM: u64 = 4 << 20;
 
@@ -157,6 +160,9 @@ pub fn device_tree<'a>(
         chosen.add_property(wide("linux,initrd-end", &[gpa + bytes]));
     }
     root.add_child(chosen);
+    if let Some(command) = &config.boot_command {
+        root.add_child(node("config", [cells("bootdelay", &[0]), text("bootcmd", command)]));
+    }
     root.add_child(node("aliases", [text("serial0", &console)]));
     root.add_child(node(
         format!("memory@{GUEST_RAM_BASE:x}"),
@@ -164,7 +170,17 @@ pub fn device_tree<'a>(
     ));
     root.add_child(cpus(config.vcpus, offer, isa));
     root.add_child(soc(config.vcpus, devices));
-    tree.to_dtb()
+    with_room(tree.to_dtb(), SPARE_BYTES)
+}
+
+/// A flattened tree with so many bytes of room at its end.
+fn with_room(mut tree: Vec<u8>, bytes: usize) -> Vec<u8> {
+    /// Where the header says how long all is.
+    const TOTAL_SIZE: core::ops::Range<usize> = 4..8;
+    tree.resize(tree.len() + bytes, 0);
+    let total = tree.len() as u32;
+    tree[TOTAL_SIZE].copy_from_slice(&total.to_be_bytes());
+    tree
 }
 
 fn cpus(count: u32, offer: &Offer, isa: &Isa) -> DeviceTreeNode {
@@ -254,6 +270,8 @@ mod tests {
     use crate::machine::Machine;
     use crate::offer::GuestTimer;
     use crate::vm::Devices;
+    use dtoolkit::fdt::Fdt;
+    use dtoolkit::{Node, Property};
 
     fn config(vcpus: u32) -> VmConfig {
         VmConfig {
@@ -281,6 +299,7 @@ mod tests {
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),
             bootargs: "quiet".into(),
+            boot_command: None,
             rng_seed: Vec::new(),
             restore: None,
         }
@@ -325,10 +344,33 @@ mod tests {
     }
 
     #[test]
+    fn a_boot_loader_may_add_to_the_tree() {
+        let tree = tree(&config(1));
+        let word = |at: usize| u32::from_be_bytes(tree[at..at + 4].try_into().unwrap()) as usize;
+        let (total, strings, strings_bytes) = (word(4), word(12), word(32));
+        assert_eq!(total, tree.len());
+        // What grows, grows into the end: the strings are the last that is there.
+        assert!(strings > word(8) && total - (strings + strings_bytes) >= SPARE_BYTES);
+    }
+
+    #[test]
     fn the_largest_tree_fits() {
         let mut config = config(abi::bundle::MAX_VCPUS);
         config.bootargs = "x".repeat(2048);
         assert!(tree(&config).len() < TREE_BYTES as usize);
+    }
+
+    #[test]
+    fn u_boot_is_told_what_to_run_if_anything() {
+        let told = |boot_command: Option<&str>| {
+            let tree = tree(&VmConfig { boot_command: boot_command.map(Into::into), ..config(1) });
+            let tree = Fdt::new(&tree).unwrap();
+            let node = tree.find_node("/config")?;
+            let delay = node.property("bootdelay").and_then(|delay| delay.value_as::<u32>().ok());
+            Some((delay, node.property("bootcmd").and_then(|told| told.value_as::<&str>().ok().map(String::from))))
+        };
+        assert_eq!(told(None), None);
+        assert_eq!(told(Some("run bootcmd")), Some((Some(0), Some("run bootcmd".into()))));
     }
 
     #[test]

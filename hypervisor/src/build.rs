@@ -91,7 +91,9 @@ pub(crate) fn furnish<E: Env>(g: &Gnomon, vm: &Vm, ready: &mut Ready, env: &mut 
         return Ok(true);
     }
     let at = board::tree_address(vm.config.memory_bytes);
-    match vm.write(g, Addr::new(at), &vm.tree, ready, env) {
+    // Its memory is zero where nothing is stored: the room at the tree's end takes no page.
+    let stored = vm.tree.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    match vm.write(g, Addr::new(at), &vm.tree[..stored], ready, env) {
         Ok(()) => Ok(true),
         Err(why) if why.is_for_now() => Ok(false),
         Err(why) => Err(format!("no memory for its device tree: {why}")),

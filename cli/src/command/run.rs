@@ -40,7 +40,7 @@ pub struct RunArgs {
     /// The VM's name
     #[arg(long)]
     name: Option<String>,
-    /// What to boot: `debian`, `u-boot`, or a Linux Image, ELF file or raw binary
+    /// What to boot: `debian`, `u-boot`, `disk` (what a boot loader on a disk boots), or a Linux Image, ELF file or raw binary
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// The initial RAM disk: `busybox`, `none`, or a file
@@ -100,7 +100,7 @@ pub struct RunArgs {
     /// Whether VMs have a network card: they are on one network, with each other and the world (see docs/vm-file.md)
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     net: Option<Switch>,
-    /// Whether each VM has a source of random bytes, those of this host [default: on with --debian, if there is a place for it]
+    /// Whether each VM has a source of random bytes, those of this host [default: on with --debian and --kernel disk, if there is a place for it]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     rng: Option<Switch>,
     /// Let a TCP port of this host (127.0.0.1) lead to a VM's, which is named where there are several; can be given more than once

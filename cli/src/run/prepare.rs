@@ -30,6 +30,8 @@ use std::time::Duration;
 const RNG_SEED_BYTES: usize = 32;
 /// What Linux has room for, an end mark included (`COMMAND_LINE_SIZE` of arch/riscv).
 const COMMAND_LINE_BYTES: usize = 1024;
+/// What U-Boot runs to start what is on a disk: what it would have run by itself. It comes back if there is no boot loader, or none that works.
+const BOOT_COMMAND: &str = "run bootcmd; echo; echo \"gnomon: U-Boot has found nothing on the disks that it could boot. This is its own prompt: help lists its commands, poweroff ends the VM.\"";
 /// How long bundles are kept that `--dry-run` has left.
 const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -142,7 +144,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     // Where nobody has asked for it, nothing else is to go without a place for that: neither is the control channel.
     let places = disks.len() + others + usize::from(swap_path.is_some());
     let has_rng = wants_rng.is_some() || spec.clock == Clock::Real && places + 2 <= disk::PLACES;
-    vms.iter_mut().for_each(|vm| _ = vm.rng.get_or_insert(vm.root.is_some() && has_rng));
+    vms.iter_mut().for_each(|vm| _ = vm.rng.get_or_insert(vm.has_system() && has_rng));
     let has_rng = vms.iter().any(|vm| vm.rng == Some(true));
     // They are numbered through.
     let (mut numbers, mut numbered_shares) = (0.., (0..).zip(&shares));
@@ -239,7 +241,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
-        Kernel::UBoot => provide(Software::UBoot, versions)?,
+        Kernel::UBoot | Kernel::Disk => provide(Software::UBoot, versions)?,
         Kernel::File(path) => path.clone(),
     };
     let payload = Payload::read(&path)?;
@@ -314,6 +316,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
         entry_gpa: payload.entry_gpa,
         initrd: layout.initrd_gpa.zip(initrd_bytes),
         bootargs: bootargs(vm, kind, spec, has_own_initramfs),
+        boot_command: (vm.kernel == Kernel::Disk).then(|| BOOT_COMMAND.into()),
         rng_seed: rng_seed(vm, spec.clock)?,
         ..config(vm)
     };
@@ -353,6 +356,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         entry_gpa: 0,
         initrd: None,
         bootargs: String::new(),
+        boot_command: None,
         rng_seed: Vec::new(),
         restore: None,
     }

@@ -1,21 +1,16 @@
 //! Makes a root: a guest of Gnomon's own installs Debian on a disk.
 
 use super::archives;
-use crate::console::{ExecDemux, ExecEvent, Tail};
 use crate::debian::{Files, Suite, System, Wanted};
-use crate::disk::{DiskSpec, Format, Snapshot};
-use crate::machine::{Machine, Next};
+use crate::disk::{DiskSpec, Format};
+use crate::errand;
 use crate::place::IoError;
 use crate::progress::Step;
-use crate::qemu::{Clock, HExtension, Seat, quoted};
-use crate::run::{self, RunSpec};
+use crate::qemu::quoted;
 use crate::size::Size;
-use crate::stream::Piece;
 use crate::vmfile::VmFile;
-use abi::bundle::ConsoleMode;
 use miette::Diagnostic;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// What the guest does.
 pub(super) const SCRIPT: &str = include_str!("make.sh");
@@ -23,8 +18,6 @@ pub(super) const SCRIPT: &str = include_str!("make.sh");
 pub(super) const SIZE: Size = Size(16 << 30);
 /// RAM of the guest, which has all packages in it.
 const MEMORY: Size = Size(1 << 30);
-/// The guest says something more often than that.
-const SILENCE: Duration = Duration::from_secs(600);
 /// Makes the file system.
 const MKE2FS: &str = "usr/sbin/mke2fs";
 
@@ -57,28 +50,21 @@ pub(super) fn make(system: &System, image: &Path, dir: &Path) -> miette::Result<
         disks: Some(vec![disk(image, false), disk(base.path(), true), disk(packages.path(), true)]),
         ..VmFile::default()
     };
-    let script = script(system);
-    let spec = RunSpec {
-        files: vec![vm],
-        options: VmFile::default(),
-        host_memory: None,
-        swap: None,
-        snapshot: Snapshot::No,
-        forwards: Vec::new(),
-        roots: crate::root::Roots::default(),
-        settings: Vec::new(),
-        harts: None,
-        h: HExtension::Present,
-        seat: Seat::Firmware,
-        exec: Some(script),
-        clock: Clock::Real,
-        meter: None,
-        qemu_args: Vec::new(),
-        console: ConsoleMode::Lines,
-        terminal: None,
-    };
-    let prepared = run::prepare(&spec, None)?;
-    follow(&prepared.machine, system.packages.len()).map_err(|said| MakeError { image: image.to_owned(), said }.into())
+    let step = Step::percent("installing Debian, once: it takes some minutes");
+    // Each is unpacked, and set up.
+    let (mut done, all) = (0, system.packages.len() * 2);
+    let said = errand::run(vm, script(system), |line| {
+        if line.starts_with("Unpacking ") || line.starts_with("Setting up ") {
+            done += 1;
+            step.set((done * 100 / all) as u64);
+            // A log has a line for each quarter.
+            match done * 4 % all {
+                0..4 => step.report(&format!("installing Debian: {} of {all} steps", done)),
+                _ => step.note(line.trim_end_matches('.')),
+            }
+        }
+    })?;
+    said.map_or(Ok(()), |said| Err(MakeError { image: image.to_owned(), said }.into()))
 }
 
 /// The commands, with what they refer to.
@@ -102,43 +88,6 @@ fn script(system: &System) -> String {
 /// Lines that give a shell's variables these values.
 fn assignments(values: &[(&str, String)]) -> String {
     values.iter().map(|(name, value)| format!("{name}={}\n", quoted(value))).collect()
-}
-
-/// Runs the machine to its end; tells what was said last if it did not do all.
-fn follow(machine: &crate::qemu::MachineSpec, packages: usize) -> Result<(), String> {
-    let step = Step::percent("installing Debian, once: it takes some minutes");
-    let mut demux = ExecDemux::new(["debian"]);
-    let mut tail = Tail::default();
-    // Each is unpacked, and set up.
-    let (mut done, all) = (0, packages * 2);
-    let (machine, _) = Machine::start(machine).map_err(|error| error.to_string())?;
-    let outcome = machine.run(Some(Instant::now() + SILENCE), |piece| {
-        let Piece::Text(bytes) = piece else { return Next::Continue };
-        for event in demux.push(bytes) {
-            let (ExecEvent::Output(line) | ExecEvent::Other(line)) = event;
-            let line = line.strip_prefix(b"\n").unwrap_or(&line);
-            let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line)).into_owned();
-            if text.starts_with("Unpacking ") || text.starts_with("Setting up ") {
-                done += 1;
-                step.set((done * 100 / all) as u64);
-                // A log has a line for each quarter.
-                match done * 4 % all {
-                    0..4 => step.report(&format!("installing Debian: {} of {all} steps", done)),
-                    _ => step.note(text.trim_end_matches('.')),
-                }
-            }
-            tail.push(text.as_bytes());
-        }
-        Next::Until(Instant::now() + SILENCE)
-    });
-    let outcome = outcome.map_err(|error| error.to_string())?;
-    if demux.statuses().all(|(_, status)| status == Some(0)) {
-        return Ok(());
-    }
-    let said = tail.lines().filter(|line| !line.trim().is_empty());
-    let last = said.collect::<Vec<_>>().into_iter().rev().take(5).collect::<Vec<_>>();
-    let lines: Vec<_> = last.into_iter().rev().chain([outcome.stderr.as_str()]).collect();
-    Err(lines.join("\n").trim().to_owned())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::cases::{Case, Site};
 use super::dialog::Dialog;
+use super::image;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
 use super::plan::{BootTest, End};
@@ -235,6 +236,9 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
             file.disks = Some(vec![DiskSpec { file: path, readonly: false, format: None, size: test.disk }]);
         }
     }
+    if let Some(loader) = test.image {
+        files[0].disks = Some(vec![image::disk(loader)?]);
+    }
     let shares = if test.share { Some(shared::Folders::make(test.vms)?) } else { None };
     if let Some(shares) = &shares {
         files.iter_mut().take(test.vms).enumerate().for_each(|(vm, file)| file.shares = Some(shares.of(vm)));
@@ -255,7 +259,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         }
     }
     let mut spec = RunSpec {
-        snapshot: if roots.is_some() { Snapshot::Yes } else { Snapshot::No },
+        snapshot: if roots.is_some() || test.image.is_some() { Snapshot::Yes } else { Snapshot::No },
         swap: swap.as_ref().map(|(spec, _)| spec.clone()),
         exec: test.exec.clone().filter(|_| own_initrd.is_none()),
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
@@ -296,7 +300,7 @@ fn load(test: &BootTest, programs: &Programs) -> miette::Result<Load> {
     let kernel = match (&test.guest, &test.kernel) {
         (Some(name), _) => guest(name, programs)?,
         (None, Some(Kernel::File(file))) => file.clone(),
-        (None, Some(Kernel::UBoot)) => Software::UBoot.provide()?.file,
+        (None, Some(Kernel::UBoot | Kernel::Disk)) => Software::UBoot.provide()?.file,
         (None, _) => {
             own_initrd = Some(initrd(test)?);
             append.extend(["console=ttyS0", "earlycon=sbi", "quiet"]);

@@ -10,6 +10,7 @@ mod chain;
 mod counters;
 mod dialog;
 mod host;
+mod image;
 mod judge;
 pub mod junit;
 mod metered;

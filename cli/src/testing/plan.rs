@@ -3,6 +3,7 @@
 use super::cases::{self, Case};
 use super::counters::Assertion;
 use super::dialog::Exchange;
+use super::image::Loader;
 use crate::bench::workload::Kind;
 use crate::debian::LEAN;
 use crate::qemu::Seat;
@@ -116,6 +117,8 @@ pub struct BootTest {
     pub balloon: Option<Balloon>,
     /// Size of a disk that each of its VMs has, if there is to be one: zeroes at first.
     pub disk: Option<Size>,
+    /// What boots the system on its VM's disk, if that is an image as distributions have it.
+    pub image: Option<Loader>,
     /// Whether each of its VMs reaches a folder of the host (`share`) with some MiB in it, and one that it may only read (`fixed`).
     #[serde(default)]
     pub share: bool,
@@ -345,6 +348,10 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
         () if test.guest.is_some() && test.exec.is_some() => Err("a test guest has no shell for `exec`"),
         () if test.workload.is_some() && (test.exec.is_some() || test.guest.is_some()) => {
             Err("a `workload` has its own commands, for Linux")
+        }
+        () if test.image.is_some() && test.kernel != Some(Kernel::Disk) => Err("an `image` is for the kernel `disk`"),
+        () if test.image.is_some() && (is_elsewhere || test.disk.is_some() || test.vms > 1) => {
+            Err("an `image` is the disk of one VM, on Gnomon")
         }
         () if test.root.as_ref().is_some_and(|root| root.file.is_some()) => {
             Err("each run has a new `root`, which has no file")

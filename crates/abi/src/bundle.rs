@@ -112,6 +112,9 @@ pub struct VmConfig {
     pub initrd: Option<(u64, u64)>,
     /// The kernel's command line (`/chosen/bootargs`).
     pub bootargs: String,
+    /// What U-Boot runs at once (`/config/bootcmd`), in place of waiting for a key and running what it was built with. `None`: it
+    /// does that, and whatever else is booted never asks.
+    pub boot_command: Option<String>,
     /// `/chosen/rng-seed`; empty for none.
     pub rng_seed: Vec<u8>,
     /// It goes on from a snapshot: an encoded [`crate::snapshot::State`]. Its RAM are the segments then, and it has no kernel to start
@@ -356,6 +359,7 @@ mod tests {
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),
                 bootargs: "quiet".into(),
+                boot_command: Some("run bootcmd".into()),
                 rng_seed: vec![7; 32],
                 restore: Some(Bytes(vec![1, 2])),
             }],
@@ -387,8 +391,8 @@ mod tests {
         bad[0] = b'X';
         assert_eq!(Config::parse(&bad), Err(BundleError::NotABundle));
         let mut bad = good.clone();
-        bad[8] = 10;
-        assert_eq!(Config::parse(&bad), Err(BundleError::Version(10)));
+        bad[8] += 1;
+        assert_eq!(Config::parse(&bad), Err(BundleError::Version(VERSION + 1)));
         let mut bad = good;
         bad[24] = 0xff; // claims a VM count that cannot be there
         assert_eq!(Config::parse(&bad), Err(BundleError::Malformed));

@@ -267,6 +267,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         entry_gpa: GUEST_ENTRY,
         initrd: None,
         bootargs: String::new(),
+        boot_command: None,
         rng_seed: Vec::new(),
         restore: None,
     }
