@@ -30,7 +30,7 @@ use crate::stream::Piece;
 use crate::swap::SwapSpec;
 use crate::system;
 use crate::variant::Variant;
-use crate::vmfile::{Balloon, Initrd, Kernel, VmFile};
+use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::bundle::{ConsoleMode, MmuMode};
 use abi::record::Record;
 use miette::miette;
@@ -144,6 +144,7 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
         net: test.net,
         shares: test.share,
         rng: test.rng,
+        console: test.console == Some(Console::Virtio),
     };
     files.extend(modules::provide(needs)?);
     let files: Vec<_> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
