@@ -167,6 +167,10 @@ impl Backend for Console {
         }
     }
 
+    fn stop(&mut self, at: usize) {
+        if at == TRANSMIT { (self.sending, self.ahead) = (None, 0) } else { self.receiving = None }
+    }
+
     /// What has been printed has been printed.
     fn reset(&mut self) {
         (self.sending, self.ahead, self.receiving) = (None, 0, None);

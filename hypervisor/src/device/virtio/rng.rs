@@ -111,6 +111,10 @@ impl Backend for Rng {
         portion::go_on(PORTION, |budget| self.step(queue, outside, budget))
     }
 
+    fn stop(&mut self, _: usize) {
+        self.reset();
+    }
+
     fn reset(&mut self) {
         self.place.forget();
         self.filling = None;

@@ -294,6 +294,14 @@ impl Backend for Share {
         portion::go_on(PORTION, |budget| self.step(&mut port, queue, outside, budget))
     }
 
+    /// Of what is in flight nobody hears what came of it: each may have opened a file.
+    fn stop(&mut self, _: usize) {
+        let under_way = self.works.iter().flatten().count() as u32;
+        let files = self.files.saturating_add(under_way);
+        self.reset();
+        self.files = files;
+    }
+
     fn reset(&mut self) {
         self.port.lock().start_over();
         self.asking = None;

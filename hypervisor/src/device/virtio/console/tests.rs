@@ -225,6 +225,49 @@ fn a_reset_ends_what_is_under_way() {
     assert!(rig.world.printed.ends_with(b"new") && rig.printed() == 1);
 }
 
+/// Stops both queues with a chain of each under way, and makes them ready anew. Says whether there was one, which the seed decides.
+fn stop(seed: u64) -> bool {
+    let mut rig = Rig::new();
+    rig.world.room = 1100;
+    rig.print(0, &text(1, 4000), &[]);
+    rig.notify(TRANSMIT);
+    rig.offer(8, 100);
+    b"typed".iter().for_each(|byte| rig.uart.receive(*byte));
+    rig.world.later = Some(seed);
+    rig.pass();
+    rig.world.later = None;
+    if rig.device.backend().begun(RECEIVE) == 0 {
+        return false;
+    }
+    for queue in [RECEIVE, TRANSMIT] {
+        rig.choose(queue);
+        (rig.available, rig.seen) = (0, 0);
+        rig.poke_ring(RAM, &[0; 0x1000]);
+        for (register, value) in [(0x030, queue as u32), (0x044, 0), (0x044, 1)] {
+            rig.set(register, value);
+        }
+    }
+    rig.world.room = usize::MAX;
+    rig.poke(data(8), &[0xee; 8]);
+    (0..3).for_each(|_| rig.moment());
+    assert_eq!((rig.world.printed.len(), rig.printed(), rig.typed().len()), (1100, 0, 0));
+    assert_eq!(rig.bytes(data(8), 8), [0xee; 8], "the driver has it for something else");
+    let state = rig.device.save().expect("it can always be saved");
+    assert_eq!(device().restore(&state), Ok(()), "and it can go on");
+    rig.print(1, b"new", &[]);
+    rig.notify(TRANSMIT);
+    rig.offer(9, 100);
+    rig.notify(RECEIVE);
+    assert!(rig.world.printed.ends_with(b"new") && rig.printed() == 1);
+    assert_eq!(rig.typed(), [b"typed"]);
+    true
+}
+
+#[test]
+fn what_came_by_a_queue_that_was_stopped_is_nobodys() {
+    assert!((1..60).filter(|seed| stop(*seed)).count() > 3);
+}
+
 #[test]
 fn it_goes_on_elsewhere_without_a_byte_twice_or_lost() {
     let mut rig = Rig::new();
