@@ -141,6 +141,11 @@ impl Devices {
         }
     }
 
+    /// Whether that one of them is the virtio console.
+    pub(crate) fn is_console(&self, at: usize) -> bool {
+        self.console.is_some() && at + 1 == self.iter().count()
+    }
+
     /// The device of a PLIC source.
     fn of_source(&self, source: u64) -> Option<usize> {
         self.iter().position(|device| u64::from(device.source()) == source & 0xffff_ffff)
@@ -182,8 +187,10 @@ impl Devices {
             Target::Device(0) => self.uart.store(offset, width, value, outside),
             Target::Device(at) => {
                 let answer = self.get(at).store(offset, width, value, outside);
-                // It may have been a buffer for that.
-                self.pass_input(outside);
+                // It may have been a buffer for that. If it was not, nobody looks at the console's line.
+                if self.is_console(at) {
+                    self.pass_input(outside);
+                }
                 answer
             }
             Target::Plic => {
