@@ -102,7 +102,7 @@ impl Devices {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
         let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
         let (shares, rng) = (board::shares(config, offer).collect(), board::rng(config, offer).map(Box::new));
-        let (console, others) = (board::console(config).map(Box::new), board::devices(offer));
+        let (console, others) = (board::console(config, offer).map(Box::new), board::devices(offer));
         Self { uart: Uart::default(), plic, balloon, disks, net, shares, rng, console, others }
     }
 

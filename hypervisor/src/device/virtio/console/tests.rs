@@ -269,6 +269,30 @@ fn what_came_by_a_queue_that_was_stopped_is_nobodys() {
 }
 
 #[test]
+fn another_guests_hart_prints_seldom() {
+    let mut rig = Rig::new();
+    rig.device = Mmio::new(0x1000_f000, 17, Console::new(10_000_000));
+    rig.start();
+    rig.world.room = 0;
+    let long = text(5, 12_000);
+    rig.print(0, &long, &[]);
+    rig.notify(TRANSMIT);
+    assert!(rig.world.is_soon);
+    // There is no room, there is all that it can have, and some.
+    rig.world.is_foreign = true;
+    for room in [0, usize::MAX, 100] {
+        rig.world.printed.clear();
+        (rig.world.room, rig.world.now, rig.world.at) = (room, 5, None);
+        rig.moment();
+        assert_eq!((rig.world.at, rig.world.is_soon), (Some(10_005), false));
+        assert!(rig.world.printed.len() <= 2 * PIECE);
+    }
+    (rig.world.is_foreign, rig.world.room) = (false, usize::MAX);
+    (0..8).for_each(|_| rig.moment());
+    assert_eq!((rig.printed(), rig.world.is_soon), (1, false));
+}
+
+#[test]
 fn it_goes_on_elsewhere_without_a_byte_twice_or_lost() {
     let mut rig = Rig::new();
     rig.world.room = 1100;
