@@ -257,6 +257,7 @@ impl Block {
         }
         work.begin_anew();
         work.queue = Some(from);
+        budget.pay_for_chain(&work.chain);
         self.turn = (from + 1) % MOST_QUEUES;
         self.works[at] = Some(work);
         self.asking = Some(at);

@@ -82,6 +82,7 @@ impl Console {
             budget.pay(STEP)?;
             return match queue.take(outside)? {
                 Some(chain) => {
+                    budget.pay_for_chain(&chain);
                     self.sending = Some((Box::new(chain), core::mem::take(&mut self.ahead).into()));
                     Ok(())
                 }
@@ -124,6 +125,7 @@ impl Console {
         let Some(chain) = &self.receiving else {
             return match queue.take(outside)? {
                 Some(chain) => {
+                    budget.pay_for_chain(&chain);
                     self.receiving = Some(Box::new(chain));
                     Ok(())
                 }

@@ -56,6 +56,7 @@ impl Rng {
         let Some((chain, piece)) = &mut self.filling else {
             return match queue.take(outside)? {
                 Some(chain) => {
+                    budget.pay_for_chain(&chain);
                     if chain.room(true) != 0 {
                         self.place.ask();
                     }

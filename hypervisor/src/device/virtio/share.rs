@@ -121,6 +121,7 @@ impl Share {
         let at = free_place(&mut self.works, MOST).ok_or(Stop::Idle)?;
         match queue.take(outside)? {
             Some(chain) => {
+                budget.pay_for_chain(&chain);
                 self.works[at] = Some(Box::new(Work { chain, open: None, is_checked: false, copied: 0 }));
                 self.asking = Some(at);
                 Ok(())

@@ -411,3 +411,30 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
         assert_eq!((rig.printed(), rig.world.printed.as_slice()), (1, &b"again"[..]));
     }
 }
+
+#[test]
+fn a_portion_is_one_by_how_often_memory_is_reached() {
+    let mut rig = Rig::new();
+    for (queue, flags) in [(TRANSMIT, 1), (RECEIVE, 3)] {
+        rig.choose(queue);
+        for n in 0..u64::from(ENTRIES) {
+            let flags = if n == 63 { flags - 1 } else { flags };
+            let words = [data(0) + 8 * n, flags << 32 | (n + 1) << 48];
+            let at = rig.ring(TABLE) + 16 * n;
+            rig.poke(at, words.map(u64::to_le_bytes).as_flattened());
+        }
+        rig.poke_ring(DRIVER, &[[0, 0], ENTRIES.to_le_bytes()].concat());
+        rig.uart.receive(b'x');
+        let mut most = 0;
+        for _ in 0..1000 {
+            let before = rig.world.accesses;
+            rig.set(0x050, queue as u32);
+            rig.pass();
+            most = most.max(rig.world.accesses - before);
+        }
+        rig.choose(queue);
+        assert_eq!((rig.used().len(), rig.device.counts().1), (64, 0));
+        // Each takes some 390 instructions.
+        assert!(most < 450, "{most}");
+    }
+}

@@ -224,3 +224,31 @@ fn a_state_of_one_queue_goes_on_where_there_are_more() {
     assert_eq!(rig.do_one(T_IN, 8, 512, Vec::new()), (S_OK, 513));
     assert_eq!(rig.bytes(DATA, 512), [5; 512]);
 }
+
+#[test]
+fn a_portion_is_one_by_how_often_memory_is_reached() {
+    let mut rig = Rig::new();
+    // All entries are the same chain: as many buffers as there may be, and a byte or a word in each.
+    rig.poke(HEADERS, &[u64::from(T_IN), 0].map(u64::to_le_bytes).concat());
+    for n in 0..u64::from(ENTRIES) {
+        let (gpa, bytes, flags) = match n {
+            0 => (HEADERS, 16, 1),
+            63 => (STATUSES, 1, 2),
+            n => (DATA + 16 * n, if n == 62 { 1048 } else { 8 }, 3),
+        };
+        rig.poke(TABLE + 16 * n, [gpa, bytes | flags << 32 | (n + 1) << 48].map(u64::to_le_bytes).as_flattened());
+    }
+    rig.poke(DRIVER, &[[0, 0], ENTRIES.to_le_bytes()].concat());
+    let mut most = 0;
+    for _ in 0..10_000 {
+        while !rig.model.lock().begun.is_empty() {
+            rig.model.lock().finish(0, Ok(()));
+        }
+        let before = rig.world.accesses;
+        rig.set(0x050, 0);
+        most = most.max(rig.world.accesses - before);
+    }
+    assert_eq!((rig.used().len(), rig.device.counts().1), (64, 0));
+    // Each takes some 390 instructions.
+    assert!(most < 450, "{most}");
+}
