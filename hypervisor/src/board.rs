@@ -80,8 +80,8 @@ pub fn rng(config: &VmConfig, offer: &Offer) -> Option<Mmio<Rng>> {
 
 /// A VM's virtio console, if it has one.
 #[must_use]
-pub fn console(config: &VmConfig) -> Option<Mmio<Console>> {
-    config.virtio_console.then(|| Mmio::new(CONSOLE.0, CONSOLE.1, Console::default()))
+pub fn console(config: &VmConfig, offer: &Offer) -> Option<Mmio<Console>> {
+    config.virtio_console.then(|| Mmio::new(CONSOLE.0, CONSOLE.1, Console::new(offer.timebase)))
 }
 
 /// The devices beside UART, PLIC and those of virtio.

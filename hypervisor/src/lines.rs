@@ -7,6 +7,9 @@ use crate::vcpu::request;
 use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
 
+/// The number of the UART.
+const UART: usize = 0;
+
 /// Passes the PLIC's lines to the vCPUs, after an access to it or a change of its inputs.
 pub fn update<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
     for vcpu in &vm.vcpus {
@@ -22,6 +25,8 @@ pub fn update<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env
 pub fn settle<E: Env>(g: &Gnomon, vm: &Vm, (mut devices, target): (MutexGuard<'_, Devices>, Target), env: &mut E) {
     let has_changed = match target {
         Target::Plic => true,
+        // What was typed may have gone from one to the other.
+        Target::Device(at) if devices.is_console(at) => devices.pass_line(at) | devices.pass_line(UART),
         Target::Device(at) => devices.pass_line(at),
     };
     if has_changed {

@@ -102,7 +102,7 @@ impl Devices {
         let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
         let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
         let (shares, rng) = (board::shares(config, offer).collect(), board::rng(config, offer).map(Box::new));
-        let (console, others) = (board::console(config).map(Box::new), board::devices(offer));
+        let (console, others) = (board::console(config, offer).map(Box::new), board::devices(offer));
         Self { uart: Uart::default(), plic, balloon, disks, net, shares, rng, console, others }
     }
 
@@ -139,6 +139,11 @@ impl Devices {
                 None => unreachable!("there is no device {at}"),
             },
         }
+    }
+
+    /// Whether that one of them is the virtio console.
+    pub(crate) fn is_console(&self, at: usize) -> bool {
+        self.console.is_some() && at + 1 == self.iter().count()
     }
 
     /// The device of a PLIC source.
@@ -182,8 +187,10 @@ impl Devices {
             Target::Device(0) => self.uart.store(offset, width, value, outside),
             Target::Device(at) => {
                 let answer = self.get(at).store(offset, width, value, outside);
-                // It may have been a buffer for that.
-                self.pass_input(outside);
+                // It may have been a buffer for that. If it was not, nobody looks at the console's line.
+                if self.is_console(at) {
+                    self.pass_input(outside);
+                }
                 answer
             }
             Target::Plic => {

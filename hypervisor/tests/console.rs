@@ -8,6 +8,7 @@ use hypervisor::vm::Departure;
 use std::sync::atomic::Ordering;
 
 const DEVICE: u64 = 0x1000_f000;
+const BALLOON: u64 = 0x1000_1000;
 const SOURCE: u32 = 17;
 const RECEIVE: u64 = 0;
 const TRANSMIT: u64 = 1;
@@ -91,4 +92,21 @@ fn a_vm_that_is_frozen_is_given_nothing() {
     vm.is_frozen.store(false, Ordering::SeqCst);
     go_on(&w.g, 1 << vm.slot(), &mut w.hart);
     assert_eq!(&data(&mut w)[..5], b"later");
+}
+
+#[test]
+fn what_is_typed_goes_by_when_somebody_looks_at_the_line() {
+    let config =
+        VmConfig { mmu: Some(MmuMode::Nested), virtio_console: true, balloon_bytes: Some(0), ..vm_config("vm", 2) };
+    let mut w = driver::world(config);
+    ask_by(&mut w, (DEVICE, RECEIVE), &[(DATA, 8, 2)]);
+    let vm = w.run.vm.clone();
+    assert_eq!(type_in(&w.g, &vm, b"typed more", &mut w.hart), 10);
+    // The next buffer is available, and before the driver notifies of it another vCPU stores to another device, of whose line it hears then.
+    write(&mut w, DATA, &[0xee; 8]);
+    write(&mut w, driver::DRIVER + 2, &[2, 0, 0, 0, 0, 0]);
+    driver::set(&mut w, BALLOON + 0x030, 0);
+    assert_eq!(data(&mut w), [0xee; 8], "the console's interrupt would be nobody's to raise");
+    driver::set(&mut w, DEVICE + 0x050, RECEIVE);
+    assert_eq!(&data(&mut w)[..2], b"re");
 }

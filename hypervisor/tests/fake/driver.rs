@@ -8,7 +8,8 @@ use hypervisor::serial::{Output, Reach};
 use rv::Addr;
 
 const TABLE: u64 = GUEST_RAM_BASE;
-const DRIVER: u64 = GUEST_RAM_BASE + 0x800;
+/// Where the driver says what is available.
+pub const DRIVER: u64 = GUEST_RAM_BASE + 0x800;
 /// Where the device says what it has used.
 pub const USED: u64 = GUEST_RAM_BASE + 0xa00;
 

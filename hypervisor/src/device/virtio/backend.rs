@@ -64,6 +64,8 @@ pub trait Backend: Debug + Send {
         }
         all
     }
+    /// The driver stops a queue: its memory is no more, nor are the buffers that came by it. What was begun of it is nobody's.
+    fn stop(&mut self, at: usize);
     /// The driver resets the device: what was begun is dropped.
     fn reset(&mut self);
     /// What it needs to go on elsewhere, beside transport and queues.

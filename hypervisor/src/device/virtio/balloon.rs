@@ -254,6 +254,10 @@ impl Backend for Balloon {
         Ok(if queue.await_more(outside)? { Progress::More } else { Progress::Idle })
     }
 
+    fn stop(&mut self, at: usize) {
+        self.works[at] = None;
+    }
+
     fn reset(&mut self) {
         self.works = NO_WORKS;
         self.actual = 0;

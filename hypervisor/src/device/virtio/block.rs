@@ -50,8 +50,8 @@ const PORTION: usize = 256 << 10;
 #[derive(Default, Debug)]
 struct Work {
     chain: Chain,
-    /// The queue by which it came, and goes back.
-    queue: usize,
+    /// The queue by which it came, and goes back; `None` if the driver has stopped that.
+    queue: Option<usize>,
     /// Once its header was read, and if it is one for the host's device.
     request: Option<Request>,
     /// Bytes for which parts were begun.
@@ -256,7 +256,8 @@ impl Block {
             return Ok(());
         }
         work.begin_anew();
-        work.queue = from;
+        work.queue = Some(from);
+        budget.pay_for_chain(&work.chain);
         self.turn = (from + 1) % MOST_QUEUES;
         self.works[at] = Some(work);
         self.asking = Some(at);
@@ -373,7 +374,7 @@ impl Block {
         let work = self.work(part.work);
         work.flying -= 1;
         // Whoever is about to make requests there, and has not notified yet, need not any more.
-        self.open |= 1 << work.queue;
+        self.open |= work.queue.map_or(0, |queue| 1 << queue);
         self.settle(part.work);
         Ok(())
     }
@@ -393,10 +394,10 @@ impl Block {
         }
     }
 
-    /// Gives a request back that is over. Where its queue is ready no more, there is nobody to have it.
+    /// Gives a request back that is over. Where its queue was stopped, there is nobody to have it.
     fn give_back(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let work = self.work(at);
-        let Some(queue) = queues.ready(work.queue) else {
+        let Some(queue) = work.queue.and_then(|queue| queues.ready(queue)) else {
             self.spare.extend(self.works[at].take());
             return Ok(());
         };
@@ -503,6 +504,22 @@ impl Backend for Block {
 
     fn moment(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         self.go_on(queues, outside)
+    }
+
+    /// What the host's device is doing it does. Nothing more is begun, and nothing is copied.
+    fn stop(&mut self, at: usize) {
+        self.open &= !(1 << at);
+        for work in self.works.iter_mut().flatten().filter(|work| work.queue == Some(at)) {
+            work.queue = None;
+            work.fail(S_IOERR);
+        }
+        // Its header is not to be read any more; units that it may have go back with the next portion.
+        if let Some(at) = self.asking
+            && self.work(at).queue.is_none()
+            && self.work(at).request.is_none()
+        {
+            self.is_asked(at);
+        }
     }
 
     fn reset(&mut self) {

@@ -24,6 +24,8 @@ const PORTION: usize = 64 << 10;
 const PIECE: usize = 1 << 10;
 /// What it costs to print so many: some of them, or of others, go to the host's UART at once.
 const PRINT: usize = PORTION / 2;
+/// How often within a second a hart prints for a guest that it does not run.
+const SELDOM: u64 = 1000;
 
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -39,6 +41,8 @@ pub struct Counts {
 /// The device.
 #[derive(Debug, Default)]
 pub struct Console {
+    /// A while after which a hart looks again after what a guest prints that it does not run, in ticks.
+    seldom: u64,
     /// What the driver sends, and how many bytes of it were printed.
     sending: Option<(Box<Chain>, u64)>,
     /// How many bytes of the next one were, before the VM was saved.
@@ -49,10 +53,26 @@ pub struct Console {
 }
 
 impl Console {
+    /// One on a machine whose clock counts so many times a second.
+    #[must_use]
+    pub fn new(timebase: u64) -> Self {
+        Self { seldom: timebase / SELDOM, ..Self::default() }
+    }
+
     /// What was done so far.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    /// There is more to print: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it seldom: the buffers in a
+    /// queue may be any number of gigabytes, and a console that is not shown takes them all.
+    fn again(&self, outside: &mut dyn Outside) {
+        if outside.is_own() {
+            outside.soon();
+        } else {
+            outside.at(outside.now() + self.seldom);
+        }
     }
 
     /// Does one thing of what the driver sends.
@@ -62,6 +82,7 @@ impl Console {
             budget.pay(STEP)?;
             return match queue.take(outside)? {
                 Some(chain) => {
+                    budget.pay_for_chain(&chain);
                     self.sending = Some((Box::new(chain), core::mem::take(&mut self.ahead).into()));
                     Ok(())
                 }
@@ -79,7 +100,7 @@ impl Console {
                 *done += taken as u64;
                 self.counts.bytes_out += taken as u64;
                 if taken < piece.len() {
-                    outside.soon();
+                    self.again(outside);
                     return Err(Stop::Idle);
                 }
                 return Ok(());
@@ -104,6 +125,7 @@ impl Console {
         let Some(chain) = &self.receiving else {
             return match queue.take(outside)? {
                 Some(chain) => {
+                    budget.pay_for_chain(&chain);
                     self.receiving = Some(Box::new(chain));
                     Ok(())
                 }
@@ -162,9 +184,20 @@ impl Backend for Console {
     /// Of buffers for what is typed is seen to when there is something ([`Mmio::take_input`]).
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         match at {
-            TRANSMIT => portion::go_on(PORTION, |budget| self.send(queues, outside, budget)),
+            TRANSMIT => {
+                let progress = portion::go_on(PORTION, |budget| self.send(queues, outside, budget))?;
+                if progress == Progress::More && !outside.is_own() {
+                    self.again(outside);
+                    return Ok(Progress::Idle);
+                }
+                Ok(progress)
+            }
             _ => Ok(Progress::Idle),
         }
+    }
+
+    fn stop(&mut self, at: usize) {
+        if at == TRANSMIT { (self.sending, self.ahead) = (None, 0) } else { self.receiving = None }
     }
 
     /// What has been printed has been printed.

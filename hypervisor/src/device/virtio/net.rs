@@ -305,6 +305,11 @@ impl Backend for Net {
         }
     }
 
+    /// A frame that was sent is on its way all the same.
+    fn stop(&mut self, at: usize) {
+        if at == TRANSMIT { self.sending = None } else { self.receiving = None }
+    }
+
     fn reset(&mut self) {
         self.plug.start_over();
         (self.sending, self.receiving) = (None, None);

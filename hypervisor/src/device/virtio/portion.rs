@@ -1,11 +1,14 @@
 //! Work in portions: what a device does at once, and why it stops.
 
 use super::backend::Progress;
-use super::queue::Trouble;
+use super::queue::{Chain, Trouble};
 use alloc::vec::Vec;
 
 /// What each step costs, in bytes that are copied for as much: to take a request, to begin one, to look after its end, to give it back.
 pub(super) const STEP: usize = 4 << 10;
+
+/// What an access to guest memory costs at least, however few bytes it is about: some 390 instructions.
+const ACCESS: usize = 5 << 8;
 
 /// Why a device does not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +42,13 @@ impl Budget {
 
     /// Pays for a copy. Where words are not aligned on both sides, each is made of two.
     pub(super) fn pay_for_copy(&mut self, bytes: usize, is_aligned: bool) -> Result<(), Stop> {
-        self.pay(if is_aligned { bytes } else { 3 * bytes })
+        let cost = if is_aligned { bytes } else { 3 * bytes };
+        self.pay(cost.max(ACCESS))
+    }
+
+    /// Pays for a chain that was taken, beside what that costs in any case.
+    pub(super) fn pay_for_chain(&mut self, chain: &Chain) {
+        self.0 = self.0.saturating_sub(ACCESS * chain.descriptors.saturating_sub(1));
     }
 }
 

@@ -145,6 +145,8 @@ pub struct Buffer {
 pub struct Chain {
     /// What names it.
     head: u16,
+    /// How many descriptors were read for it, one by one: those of a table are one.
+    pub descriptors: usize,
     /// The buffers.
     pub buffers: ArrayVec<Buffer, MOST>,
 }
@@ -288,12 +290,13 @@ impl Queue {
         // The index is read before what it tells of.
         fence(Ordering::SeqCst);
         let head = mem.load_u16(self.layout.driver + 4 + 2 * self.slot(self.taken))?;
-        let Chain { head: name, buffers } = chain;
-        *name = head;
+        let Chain { head: name, descriptors, buffers } = chain;
+        (*name, *descriptors) = (head, 0);
         buffers.clear();
         let mut next = Some(head);
         while let Some(at) = next {
             let descriptor = self.descriptor(at, mem)?;
+            *descriptors += 1;
             next = descriptor.next();
             if descriptor.flags & INDIRECT == 0 {
                 add(buffers, descriptor.buffer, self.layout.size)?;

@@ -56,6 +56,7 @@ impl Rng {
         let Some((chain, piece)) = &mut self.filling else {
             return match queue.take(outside)? {
                 Some(chain) => {
+                    budget.pay_for_chain(&chain);
                     if chain.room(true) != 0 {
                         self.place.ask();
                     }
@@ -109,6 +110,10 @@ impl Backend for Rng {
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         portion::go_on(PORTION, |budget| self.step(queue, outside, budget))
+    }
+
+    fn stop(&mut self, _: usize) {
+        self.reset();
     }
 
     fn reset(&mut self) {

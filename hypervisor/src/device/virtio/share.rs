@@ -121,6 +121,7 @@ impl Share {
         let at = free_place(&mut self.works, MOST).ok_or(Stop::Idle)?;
         match queue.take(outside)? {
             Some(chain) => {
+                budget.pay_for_chain(&chain);
                 self.works[at] = Some(Box::new(Work { chain, open: None, is_checked: false, copied: 0 }));
                 self.asking = Some(at);
                 Ok(())
@@ -292,6 +293,14 @@ impl Backend for Share {
         let port = Arc::clone(&self.port);
         let mut port = port.lock();
         portion::go_on(PORTION, |budget| self.step(&mut port, queue, outside, budget))
+    }
+
+    /// Of what is in flight nobody hears what came of it: each may have opened a file.
+    fn stop(&mut self, _: usize) {
+        let under_way = self.works.iter().flatten().count() as u32;
+        let files = self.files.saturating_add(under_way);
+        self.reset();
+        self.files = files;
     }
 
     fn reset(&mut self) {

@@ -163,8 +163,11 @@ impl<B: Backend> Mmio<B> {
     }
 
     fn set_ready(&mut self, is_ready: bool) {
-        let agreed = is_ready.then(|| self.agreed());
-        if !self.queues.set_ready(self.queue_sel as usize, agreed) {
+        let (at, agreed) = (self.queue_sel as usize, is_ready.then(|| self.agreed()));
+        if !is_ready && self.queues.is_ready(at) {
+            self.backend.stop(at);
+        }
+        if !self.queues.set_ready(at, agreed) {
             self.fail();
         }
     }

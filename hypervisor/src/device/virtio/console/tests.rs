@@ -225,6 +225,73 @@ fn a_reset_ends_what_is_under_way() {
     assert!(rig.world.printed.ends_with(b"new") && rig.printed() == 1);
 }
 
+/// Stops both queues with a chain of each under way, and makes them ready anew. Says whether there was one, which the seed decides.
+fn stop(seed: u64) -> bool {
+    let mut rig = Rig::new();
+    rig.world.room = 1100;
+    rig.print(0, &text(1, 4000), &[]);
+    rig.notify(TRANSMIT);
+    rig.offer(8, 100);
+    b"typed".iter().for_each(|byte| rig.uart.receive(*byte));
+    rig.world.later = Some(seed);
+    rig.pass();
+    rig.world.later = None;
+    if rig.device.backend().begun(RECEIVE) == 0 {
+        return false;
+    }
+    for queue in [RECEIVE, TRANSMIT] {
+        rig.choose(queue);
+        (rig.available, rig.seen) = (0, 0);
+        rig.poke_ring(RAM, &[0; 0x1000]);
+        for (register, value) in [(0x030, queue as u32), (0x044, 0), (0x044, 1)] {
+            rig.set(register, value);
+        }
+    }
+    rig.world.room = usize::MAX;
+    rig.poke(data(8), &[0xee; 8]);
+    (0..3).for_each(|_| rig.moment());
+    assert_eq!((rig.world.printed.len(), rig.printed(), rig.typed().len()), (1100, 0, 0));
+    assert_eq!(rig.bytes(data(8), 8), [0xee; 8], "the driver has it for something else");
+    let state = rig.device.save().expect("it can always be saved");
+    assert_eq!(device().restore(&state), Ok(()), "and it can go on");
+    rig.print(1, b"new", &[]);
+    rig.notify(TRANSMIT);
+    rig.offer(9, 100);
+    rig.notify(RECEIVE);
+    assert!(rig.world.printed.ends_with(b"new") && rig.printed() == 1);
+    assert_eq!(rig.typed(), [b"typed"]);
+    true
+}
+
+#[test]
+fn what_came_by_a_queue_that_was_stopped_is_nobodys() {
+    assert!((1..60).filter(|seed| stop(*seed)).count() > 3);
+}
+
+#[test]
+fn another_guests_hart_prints_seldom() {
+    let mut rig = Rig::new();
+    rig.device = Mmio::new(0x1000_f000, 17, Console::new(10_000_000));
+    rig.start();
+    rig.world.room = 0;
+    let long = text(5, 12_000);
+    rig.print(0, &long, &[]);
+    rig.notify(TRANSMIT);
+    assert!(rig.world.is_soon);
+    // There is no room, there is all that it can have, and some.
+    rig.world.is_foreign = true;
+    for room in [0, usize::MAX, 100] {
+        rig.world.printed.clear();
+        (rig.world.room, rig.world.now, rig.world.at) = (room, 5, None);
+        rig.moment();
+        assert_eq!((rig.world.at, rig.world.is_soon), (Some(10_005), false));
+        assert!(rig.world.printed.len() <= 2 * PIECE);
+    }
+    (rig.world.is_foreign, rig.world.room) = (false, usize::MAX);
+    (0..8).for_each(|_| rig.moment());
+    assert_eq!((rig.printed(), rig.world.is_soon), (1, false));
+}
+
 #[test]
 fn it_goes_on_elsewhere_without_a_byte_twice_or_lost() {
     let mut rig = Rig::new();
@@ -342,5 +409,32 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
         rig.print(0, b"again", &[]);
         rig.notify(TRANSMIT);
         assert_eq!((rig.printed(), rig.world.printed.as_slice()), (1, &b"again"[..]));
+    }
+}
+
+#[test]
+fn a_portion_is_one_by_how_often_memory_is_reached() {
+    let mut rig = Rig::new();
+    for (queue, flags) in [(TRANSMIT, 1), (RECEIVE, 3)] {
+        rig.choose(queue);
+        for n in 0..u64::from(ENTRIES) {
+            let flags = if n == 63 { flags - 1 } else { flags };
+            let words = [data(0) + 8 * n, flags << 32 | (n + 1) << 48];
+            let at = rig.ring(TABLE) + 16 * n;
+            rig.poke(at, words.map(u64::to_le_bytes).as_flattened());
+        }
+        rig.poke_ring(DRIVER, &[[0, 0], ENTRIES.to_le_bytes()].concat());
+        rig.uart.receive(b'x');
+        let mut most = 0;
+        for _ in 0..1000 {
+            let before = rig.world.accesses;
+            rig.set(0x050, queue as u32);
+            rig.pass();
+            most = most.max(rig.world.accesses - before);
+        }
+        rig.choose(queue);
+        assert_eq!((rig.used().len(), rig.device.counts().1), (64, 0));
+        // Each takes some 390 instructions.
+        assert!(most < 450, "{most}");
     }
 }

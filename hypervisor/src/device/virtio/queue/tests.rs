@@ -358,6 +358,6 @@ fn a_ring_without_memory_is_malformed() {
     assert_eq!(queue.take(&mut world), Err(Malformed::Unreached.into()));
     let no_device = Layout { device: RAM - 0x1000, ..layout(4) };
     let mut queue = Queue::new(no_device, Agreed::default()).expect("nobody has looked");
-    let chain = Chain { head: 0, buffers: ArrayVec::new() };
+    let chain = Chain::default();
     assert_eq!(queue.give(&chain, 0, &mut world), Err(Malformed::Unreached.into()));
 }

@@ -181,6 +181,23 @@ fn memory_that_comes_later_is_waited_for_with_the_same_bytes() {
 }
 
 #[test]
+fn a_buffer_that_came_by_a_queue_before_it_was_stopped_is_not_filled() {
+    let mut rig = Rig::new();
+    rig.offer(DATA, 64, 2);
+    rig.set(0x044, 0);
+    rig.poke(DRIVER, &[0; 4]);
+    rig.available = 0;
+    rig.set(0x044, 1);
+    assert_eq!(rig.come(64), None, "nobody waits for it");
+    rig.moment();
+    assert_eq!(rig.bytes(DATA, 1), [0xee]);
+    rig.offer(DATA + 100, 8, 2);
+    rig.come(8);
+    rig.moment();
+    assert_eq!(rig.back(), (1, 8));
+}
+
+#[test]
 fn a_reset_forgets_what_was_asked() {
     let mut rig = Rig::new();
     rig.offer(DATA, 64, 2);

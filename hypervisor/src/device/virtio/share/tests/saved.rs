@@ -136,3 +136,18 @@ fn a_share_goes_on_elsewhere_with_another_device_of_the_hosts() {
     rig.device.reset();
     assert!(rig.device.restore(&DeviceState::Virtio(wild)).is_err());
 }
+
+#[test]
+fn what_was_in_flight_when_its_queue_was_stopped_may_have_opened_a_file() {
+    let mut rig = Rig::new();
+    rig.hear(&version(8192, "9P2000.L"), versioned());
+    rig.message(0, &attach(0), 600, &[]);
+    rig.notify();
+    for (register, value) in [(0x030, 0), (0x044, 0)] {
+        rig.set(register, value);
+    }
+    rig.model.lock().answer(0, done(ATTACH));
+    rig.port.lock().attend();
+    rig.moment();
+    assert!(rig.is_open() && rig.come_back().is_empty());
+}
