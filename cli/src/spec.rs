@@ -20,6 +20,8 @@ pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
 pub const DEFAULT_SYSTEM_MEMORY: Size = Size(1024 * MIB);
 /// The least RAM that a whole system works in.
 pub const LEAST_ROOT_MEMORY: Size = Size(256 * MIB);
+/// The least RAM of one that boots what is on a disk: with a quarter of that U-Boot starts over and over.
+pub const LEAST_DISK_MEMORY: Size = Size(64 * MIB);
 /// The least RAM a VM can have.
 pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
@@ -221,6 +223,10 @@ impl VmSpec {
             Some(Initrd::Busybox | Initrd::File(_)) => ("an initrd of its own is given", CHANGE),
             _ if !self.append.is_empty() => ("words for a command line are given", CHANGE),
             _ if self.console != Console::Uart => ("a console is chosen for Linux", CHANGE),
+            _ if self.memory < LEAST_DISK_MEMORY => (
+                "U-Boot needs 64 MiB of memory, and what it starts more",
+                "give it more: `memory` in the VM file, or --memory",
+            ),
             _ => return Ok(()),
         };
         Err(SpecError::Disk { vm: self.name.clone(), why, remedy })
@@ -398,6 +404,7 @@ mod tests {
         for (vm, says) in [
             (VmFile { disks: None, ..disk() }, "it has none"),
             (VmFile { initrd: Some(Initrd::Busybox), ..disk() }, "initrd"),
+            (VmFile { memory: Some(Size(LEAST_DISK_MEMORY.0 - PAGE)), ..disk() }, "64 MiB"),
             (VmFile { append: Some("quiet".into()), ..disk() }, "command line"),
             (VmFile { console: Some(Console::Sbi), ..disk() }, "console"),
         ] {
