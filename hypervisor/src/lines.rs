@@ -25,6 +25,8 @@ pub fn update<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env
 pub fn settle<E: Env>(g: &Gnomon, vm: &Vm, (mut devices, target): (MutexGuard<'_, Devices>, Target), env: &mut E) {
     let has_changed = match target {
         Target::Plic => true,
+        // Most by far.
+        Target::Device(UART) => devices.pass_line(UART),
         // What was typed may have gone from one to the other.
         Target::Device(at) if devices.is_console(at) => devices.pass_line(at) | devices.pass_line(UART),
         Target::Device(at) => devices.pass_line(at),
