@@ -310,6 +310,32 @@ unsafe fn copy_shifted(from: *const u8, to: *mut u8, bytes: usize) -> usize {
     pieces
 }
 
+/// Copies so many bytes in a round, 32 from each of these offsets, until `from` comes to what is named as the end: no round if it is there.
+macro_rules! copy_rounds {
+    ($end:literal, $bytes:literal, $offsets:literal) => {
+        concat!(
+            "beq {from}, {",
+            $end,
+            "}, 3f\n",
+            "2: .irp at, ",
+            $offsets,
+            "\n",
+            "ld {a}, \\at({from})\n ld {b}, \\at + 8({from})\n ld {c}, \\at + 16({from})\n ld {d}, \\at + 24({from})\n",
+            "sd {a}, \\at({to})\n sd {b}, \\at + 8({to})\n sd {c}, \\at + 16({to})\n sd {d}, \\at + 24({to})\n",
+            ".endr\n",
+            "addi {from}, {from}, ",
+            $bytes,
+            "\n addi {to}, {to}, ",
+            $bytes,
+            "\n",
+            "bltu {from}, {",
+            $end,
+            "}, 2b\n",
+            "3:",
+        )
+    };
+}
+
 /// Copies as many whole lines of 64 bytes as there are; returns how many bytes that were. To copy a page is most of what a
 /// copy-on-write fault costs, and the data of guests' disks comes by here. A guest may read and write its side meanwhile.
 ///
@@ -322,26 +348,10 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) -> usize {
     // SAFETY: by the caller's promise.
     unsafe {
         asm!(
-            "beq {from}, {end}, 3f",
-            "2:",
-            ".irp at, 0, 32, 64, 96, 128, 160, 192, 224",
-            "ld {a}, \\at({from})", "ld {b}, \\at + 8({from})", "ld {c}, \\at + 16({from})", "ld {d}, \\at + 24({from})",
-            "sd {a}, \\at({to})", "sd {b}, \\at + 8({to})", "sd {c}, \\at + 16({to})", "sd {d}, \\at + 24({to})",
-            ".endr",
-            "addi {from}, {from}, 256", "addi {to}, {to}, 256",
-            "bltu {from}, {end}, 2b",
-            "3:",
-            "beq {from}, {last}, 5f",
-            "4:",
-            ".irp at, 0, 32",
-            "ld {a}, \\at({from})", "ld {b}, \\at + 8({from})", "ld {c}, \\at + 16({from})", "ld {d}, \\at + 24({from})",
-            "sd {a}, \\at({to})", "sd {b}, \\at + 8({to})", "sd {c}, \\at + 16({to})", "sd {d}, \\at + 24({to})",
-            ".endr",
-            "addi {from}, {from}, 64", "addi {to}, {to}, 64",
-            "bltu {from}, {last}, 4b",
-            "5:",
+            copy_rounds!("fours", "256", "0, 32, 64, 96, 128, 160, 192, 224"),
+            copy_rounds!("lines", "64", "0, 32"),
             from = inout(reg) from => _, to = inout(reg) to => _,
-            end = in(reg) from.wrapping_add(fours), last = in(reg) from.wrapping_add(lines),
+            fours = in(reg) from.wrapping_add(fours), lines = in(reg) from.wrapping_add(lines),
             a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
             options(nostack)
         );
