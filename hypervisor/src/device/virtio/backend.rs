@@ -32,12 +32,16 @@ pub trait Backend: Debug + Send {
 
     /// How many queues it has, 1 or more: always as many.
     fn queues(&self) -> usize;
-    /// The features that it offers, beside those of queues and transport.
-    fn features(&self) -> u64;
+    /// The features that it offers, beside those of queues and transport: none.
+    fn features(&self) -> u64 {
+        0
+    }
     /// Reads `width` bytes (1, 2 or 4, at a multiple of that) of its configuration; 0 where there is none.
-    fn read_config(&self, offset: u64, width: u8) -> u32;
+    fn read_config(&self, _offset: u64, _width: u8) -> u32 {
+        0
+    }
     /// Writes them, where the driver may.
-    fn write_config(&mut self, offset: u64, width: u8, value: u32);
+    fn write_config(&mut self, _offset: u64, _width: u8, _value: u32) {}
     /// Does a portion of what the driver has put into queue number `at`, which is ready: some 100,000 instructions at most (BOUNDED).
     /// Buffers go back to the driver when the device has done with them, by whichever queue they came.
     ///

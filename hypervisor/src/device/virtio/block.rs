@@ -495,8 +495,6 @@ impl Backend for Block {
         read_bytes(&request::config(&self.port.lock(), self.queues), offset, width)
     }
 
-    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
-
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         self.open |= 1 << at;
         self.go_on(queues, outside)

@@ -162,6 +162,7 @@ impl Mmio<Console> {
     }
 }
 
+/// It has no features: one port, of a size that nobody knows.
 impl Backend for Console {
     const ID: u32 = 3;
     const GOES_ON: bool = true;
@@ -169,17 +170,6 @@ impl Backend for Console {
     fn queues(&self) -> usize {
         2
     }
-
-    /// One port, of a size that nobody knows.
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn read_config(&self, _: u64, _: u8) -> u32 {
-        0
-    }
-
-    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
 
     /// Of buffers for what is typed is seen to when there is something ([`Mmio::take_input`]).
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {

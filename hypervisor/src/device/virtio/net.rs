@@ -287,8 +287,6 @@ impl Backend for Net {
         read_bytes(&config, offset, width)
     }
 
-    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
-
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         match at {

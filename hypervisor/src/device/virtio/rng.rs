@@ -97,16 +97,6 @@ impl Backend for Rng {
         1
     }
 
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn read_config(&self, _: u64, _: u8) -> u32 {
-        0
-    }
-
-    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
-
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         portion::go_on(PORTION, |budget| self.step(queue, outside, budget))

@@ -286,8 +286,6 @@ impl Backend for Share {
         read_bytes(&[&length, self.tag.as_bytes()].concat(), offset, width)
     }
 
-    fn write_config(&mut self, _: u64, _: u8, _: u32) {}
-
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         let port = Arc::clone(&self.port);
