@@ -167,3 +167,74 @@ fn what_is_being_cleared_is_had_before_memory_is_out() {
 fn a_run_that_is_put_back_unsaid_is_missed() {
     zeroes_beside_a_taker(PoolSabotage::PutsBackUnsaid);
 }
+
+/// One hart's frame is lent again and again while it is freed, the other frees one beside it and takes what there is: nobody has what is
+/// lent, and in the end nothing is late.
+#[test]
+fn frames_that_are_freed_while_lent_come_free_once() {
+    explore(|| {
+        let mut frames = Frames::new();
+        frames.add(Pfn::new(0), 2);
+        let mut harts = frames.share(2);
+        let (second, first) = (harts.pop().unwrap(), harts.pop().unwrap());
+        let take = |hart: &Frames| hart.alloc(Owner::Vm(0), Use::Guest, 0);
+        let (a, b) = (take(&first).unwrap(), take(&second).unwrap());
+        let lends = thread::spawn(move || {
+            let mut loans = [(); 2].map(|()| first.lend(1));
+            let are_lent = loans.each_mut().map(|loan| loan.add(a.first().base(), 1));
+            let lent = a.first();
+            first.free(a);
+            drop(loans.into_iter().next());
+            first.settle_late();
+            (first, lent, are_lent)
+        });
+        second.free(b);
+        second.settle_late();
+        let more: Vec<_> = (0..2).map_while(|_| take(&second).ok()).collect();
+        more.into_iter().for_each(|run| second.free(run));
+        let (first, ..) = lends.join().unwrap();
+        while first.settle_late() {}
+        assert_eq!((first.free_count(), second.usage(Owner::Host).total()), (2, 0));
+    });
+}
+
+/// A frame is freed while it is lent, and another hart takes all there is: not what is lent.
+#[test]
+fn nobody_has_a_frame_that_is_lent() {
+    explore(|| {
+        use std::sync::Arc;
+        let mut frames = Frames::new();
+        frames.add(Pfn::new(0), 2);
+        let mut harts = frames.share(2);
+        let (second, first) = (harts.pop().unwrap(), harts.pop().unwrap());
+        let take = |hart: &Frames| hart.alloc(Owner::Vm(0), Use::Guest, 0);
+        let (a, b) = (take(&first).unwrap(), take(&second).unwrap());
+        let is_lent = Arc::new(shuttle::sync::atomic::AtomicBool::new(false));
+        let lent = a.first();
+        let other = thread::spawn({
+            let is_lent = Arc::clone(&is_lent);
+            move || {
+                let mut loan = first.lend(1);
+                if loan.add(a.first().base(), 1) {
+                    is_lent.store(true, shuttle::sync::atomic::Ordering::SeqCst);
+                }
+                first.free(a);
+                is_lent.store(false, shuttle::sync::atomic::Ordering::SeqCst);
+                drop(loan);
+                first.settle_late();
+                first
+            }
+        });
+        second.free(b);
+        for _ in 0..3 {
+            if let Ok(run) = take(&second) {
+                let has_it = run.first() == lent;
+                assert!(!(has_it && is_lent.load(shuttle::sync::atomic::Ordering::SeqCst)), "it is lent");
+                second.free(run);
+            }
+        }
+        let first = other.join().unwrap();
+        while first.settle_late() {}
+        assert_eq!(first.free_count(), 2);
+    });
+}

@@ -22,6 +22,8 @@ impl Tag {
     pub const FREE: Tag = Tag(0);
     /// There is no such frame.
     pub const ABSENT: Tag = Tag(u32::MAX);
+    /// It was freed while it was lent ([`super::loan`]).
+    pub const LATE: Tag = Tag(u32::MAX - 1);
 
     pub const fn new(owner: Owner, for_: Use) -> Tag {
         let owner = match owner {
@@ -102,6 +104,6 @@ mod tests {
                 assert_eq!(Tag::new(owner, for_).owner(), Some((owner, for_)));
             }
         }
-        assert_eq!((Tag::FREE.owner(), Tag::ABSENT.owner()), (None, None));
+        assert_eq!([Tag::FREE, Tag::ABSENT, Tag::LATE].map(Tag::owner), [None; 3]);
     }
 }

@@ -1,0 +1,366 @@
+use super::*;
+use rv::{Addr, PAGE_BYTES};
+
+const VM: Owner = Owner::Vm(3);
+
+fn frames(first: u64, pages: u64) -> Frames {
+    let mut frames = Frames::new();
+    frames.add(Pfn::new(first), pages);
+    frames
+}
+
+#[test]
+fn a_run_is_aligned_charged_and_given_back() {
+    let frames = frames(0x8_0001, 2000);
+    let run = frames.alloc(VM, Use::Guest, 9).unwrap();
+    assert!(run.first().is_aligned(512));
+    assert_eq!((frames.usage(VM).guest, frames.usage(VM).total(), frames.free_count()), (512, 512, 1488));
+    assert_eq!(frames.owner_of(run.first().add(511)), Some((VM, Use::Guest)));
+    assert_eq!(frames.owner_of(run.first().add(512)), None);
+    frames.free(run);
+    assert_eq!((frames.usage(VM).total(), frames.free_count()), (0, 2000));
+}
+
+#[test]
+fn the_blame_is_the_owners_or_the_hosts() {
+    let frames = frames(0, 4);
+    frames.set_limit(VM, 2);
+    let run = frames.alloc(VM, Use::Table, 1).unwrap();
+    assert_eq!(frames.alloc(VM, Use::Guest, 0), Err(AllocError::OverLimit { owner: VM, limit: 2 }));
+    assert_eq!(frames.alloc(Owner::Host, Use::Other, 2), Err(AllocError::OutOfMemory));
+    assert_eq!(frames.alloc(Owner::Host, Use::Other, 60), Err(AllocError::OutOfMemory));
+    assert_eq!((frames.usage(VM).table, frames.usage(Owner::Host).total(), frames.free_count()), (2, 0, 2));
+    frames.free(run);
+}
+
+#[test]
+fn halves_of_a_run_are_freed_on_their_own_and_join_again() {
+    let frames = frames(0, 8);
+    let run = frames.alloc(VM, Use::Guest, 3).unwrap();
+    let (low, high) = run.split().unwrap();
+    assert_eq!((low.first().raw(), high.first().raw(), low.pages()), (0, 4, 4));
+    frames.free(low);
+    assert_eq!(frames.usage(VM).guest, 4);
+    frames.free(high);
+    let whole = frames.alloc(VM, Use::Guest, 3).unwrap();
+    let single = Run::from_entry(whole.into_entry(), 0);
+    assert!(single.split().is_err());
+}
+
+#[test]
+#[should_panic(expected = "freed twice")]
+fn a_second_free_is_a_bug() {
+    let frames = frames(0, 8);
+    let run = frames.alloc(VM, Use::Guest, 0).unwrap();
+    let again = Run::from_entry(run.first(), 0);
+    frames.free(run);
+    frames.free(again);
+}
+
+#[test]
+#[should_panic(expected = "not of one owner")]
+fn freeing_beyond_the_run_is_a_bug() {
+    let frames = frames(0, 8);
+    let run = frames.alloc(VM, Use::Guest, 0).unwrap();
+    frames.free(Run::from_entry(run.first(), 1));
+}
+
+#[test]
+#[should_panic(expected = "added twice")]
+fn ram_is_added_once() {
+    frames(10, 10).add(Pfn::new(19), 1);
+}
+
+#[test]
+fn a_run_may_lie_in_ram_added_piecewise() {
+    let mut frames = frames(4, 4);
+    frames.add(Pfn::new(0), 4);
+    frames.add(Pfn::new(16), 2);
+    frames.add(Pfn::new(8), 8);
+    assert_eq!(frames.total_count(), 18);
+    // Freed one by one, the frames join across what were borders.
+    let all: Vec<Run> = (0..18).map(|_| frames.alloc(VM, Use::Other, 0).unwrap()).collect();
+    all.into_iter().for_each(|run| frames.free(run));
+    let run = frames.alloc(VM, Use::Other, 4).unwrap();
+    assert_eq!(frames.owner_of(run.first().add(15)), Some((VM, Use::Other)));
+    frames.free(run);
+}
+
+#[test]
+fn what_is_taken_ahead_is_charged_when_it_is_claimed() {
+    let frames = frames(0, 64);
+    frames.set_limit(VM, 20);
+    let ahead = frames.take_ahead(4).unwrap();
+    assert_eq!((frames.usage(VM).total(), frames.owner_of(ahead.first())), (0, None));
+    let run = frames.claim(ahead, VM, Use::Guest).unwrap();
+    assert_eq!((frames.usage(VM).guest, frames.owner_of(run.first())), (16, Some((VM, Use::Guest))));
+    let more = frames.take_ahead(4).unwrap();
+    assert_eq!(frames.claim(more, VM, Use::Guest), Err(AllocError::OverLimit { owner: VM, limit: 20 }));
+    // A run for the one hart there is, and as much again for whoever needs a little.
+    assert_eq!(frames.take_ahead(5), None);
+    frames.free(run);
+    let half = frames.take_ahead(5).unwrap();
+    frames.put_back(half);
+}
+
+#[test]
+fn what_another_hart_has_given_back_is_had_before_memory_is_out() {
+    let mut harts = frames(0, 64).share(3);
+    let (third, second) = (harts.pop().unwrap(), harts.pop().unwrap());
+    let all: Vec<Run> = (0..64).map(|_| second.alloc(VM, Use::Guest, 0).unwrap()).collect();
+    assert_eq!(third.alloc(VM, Use::Guest, 0), Err(AllocError::OutOfMemory));
+    all.into_iter().for_each(|run| second.free(run));
+    assert_eq!(third.free_count(), 64);
+    let whole = third.alloc(VM, Use::Guest, 6).unwrap();
+    assert_eq!((harts[0].usage(VM).guest, second.free_count()), (64, 0));
+    third.free(whole);
+}
+
+#[test]
+fn memory_is_out_only_when_nothing_is_left_anywhere() {
+    extern crate std;
+    // As much as all harts together hold at most: nobody may ever be refused, whoever gave last what is free.
+    for (order, held) in [(0, 3), (3, 2), (7, 2), (8, 1), (MEGA_ORDER, 1)] {
+        let harts = frames(0, (4 * held) << order).share(4);
+        std::thread::scope(|scope| {
+            for hart in &harts {
+                scope.spawn(move || {
+                    let mut mine = alloc::collections::VecDeque::new();
+                    for _ in 0..30_000_u32 {
+                        mine.push_back(hart.alloc(VM, Use::Guest, order).unwrap());
+                        if mine.len() as u64 == held {
+                            hart.free(mine.pop_front().unwrap());
+                        }
+                    }
+                    mine.into_iter().for_each(|run| hart.free(run));
+                });
+            }
+        });
+        assert_eq!(harts[0].free_count(), harts[0].total_count());
+    }
+}
+
+#[test]
+fn singles_leave_blocks_whole() {
+    let harts = frames(0, 8 * 512).share(2);
+    let mut singles: Vec<Run> = (0..600).map(|n| harts[n % 2].alloc(VM, Use::Guest, 0).unwrap()).collect();
+    let all: Vec<Run> = core::iter::from_fn(|| harts[0].alloc(VM, Use::Guest, MEGA_ORDER).ok()).collect();
+    assert_eq!(all.len(), 6, "each hart has begun one block");
+    all.into_iter().for_each(|run| harts[0].free(run));
+    // The other hart goes on in a block that has room again, rather than in a whole one.
+    let kept = singles.split_off(200);
+    singles.into_iter().for_each(|run| harts[0].free(run));
+    let more: Vec<Run> = (0..600).map(|_| harts[1].alloc(VM, Use::Guest, 0).unwrap()).collect();
+    let all: Vec<Run> = core::iter::from_fn(|| harts[0].alloc(VM, Use::Guest, MEGA_ORDER).ok()).collect();
+    assert_eq!(all.len(), 6);
+    kept.into_iter().chain(more).chain(all).for_each(|run| harts[0].free(run));
+    assert_eq!(harts[1].free_count(), 8 * 512);
+}
+
+#[test]
+fn runs_do_not_span_gaps_of_ram() {
+    let mut frames = frames(1024, 1024);
+    frames.add(Pfn::new(4096), 1024);
+    assert_eq!(frames.alloc(VM, Use::Guest, 11), Err(AllocError::OutOfMemory));
+    let (low, high) = (frames.alloc(VM, Use::Guest, 10).unwrap(), frames.alloc(VM, Use::Guest, 10).unwrap());
+    assert_eq!((low.first().raw(), high.first().raw(), frames.free_count()), (1024, 4096, 0));
+    frames.free(high);
+    frames.free(low);
+    assert_eq!(frames.free_count(), 2048);
+}
+
+#[test]
+fn a_run_that_is_free_in_part_is_no_run() {
+    let frames = frames(0, 512);
+    let singles: Vec<Run> = (0..512).map(|_| frames.alloc(VM, Use::Guest, 0).unwrap()).collect();
+    // Of each run of 128 or 256 frames the beginning is free, and nothing else.
+    let (kept, freed): (Vec<Run>, Vec<Run>) = singles.into_iter().partition(|run| run.first().raw() % 128 >= 100);
+    freed.into_iter().for_each(|run| frames.free(run));
+    for order in 7..10 {
+        assert_eq!(frames.alloc(VM, Use::Guest, order), Err(AllocError::OutOfMemory), "{order}");
+    }
+    kept.into_iter().for_each(|run| frames.free(run));
+    let whole = frames.alloc(VM, Use::Guest, 9).unwrap();
+    frames.free(whole);
+}
+
+#[test]
+fn harts_take_and_give_at_once_and_nothing_is_lost() {
+    extern crate std;
+    const FRAMES: u64 = 4096;
+    let harts = frames(0, FRAMES).share(4);
+    harts[0].set_limit(VM, 3000);
+    std::thread::scope(|scope| {
+        for hart in &harts {
+            scope.spawn(move || {
+                let mut mine = Vec::new();
+                for round in 0..20_000_u64 {
+                    let order = if round % 7 == 0 { 4 } else { 0 };
+                    match hart.alloc(VM, Use::Guest, order) {
+                        Ok(run) => mine.push(run),
+                        Err(_) => mine.drain(..).for_each(|run| hart.free(run)),
+                    }
+                    if round % 3 == 0 && mine.len() > 100 {
+                        hart.free(mine.swap_remove((round % 100) as usize));
+                    }
+                    assert!(hart.usage(VM).guest <= 3000 + 4 * 16);
+                }
+                mine.into_iter().for_each(|run| hart.free(run));
+            });
+        }
+    });
+    assert_eq!((harts[1].usage(VM), harts[2].free_count()), (Usage::default(), FRAMES));
+    let whole = harts[3].alloc(VM, Use::Guest, 11).unwrap();
+    harts[3].free(whole);
+}
+
+fn lend(frames: &Frames, run: &Run) -> Loan {
+    let mut loan = frames.lend(8);
+    assert!(loan.add(run.first().base(), (run.pages() * PAGE_BYTES) as usize));
+    loan
+}
+
+#[test]
+fn what_is_lent_is_nobody_elses_until_the_loan_ends() {
+    let frames = frames(0, 4);
+    let [first, second] = [0, 0].map(|order| frames.alloc(VM, Use::Guest, order).unwrap());
+    let rest = frames.alloc(VM, Use::Guest, 1).unwrap();
+    let (one, two) = (lend(&frames, &first), lend(&frames, &first));
+    let frame = first.first();
+    frames.free(first);
+    assert_eq!((frames.usage(VM).guest, frames.usage(Owner::Host).other, frames.owner_of(frame)), (3, 1, None));
+    assert_eq!(frames.alloc(VM, Use::Guest, 0), Err(AllocError::OutOfMemory));
+    drop(one);
+    assert!(!frames.has_late() && !frames.settle_late());
+    // What was not lent is late for its neighbour's sake, and is not lent any more.
+    frames.free(rest);
+    assert!(!frames.lend(1).add(second.first().base(), 512));
+    drop(two);
+    assert!(frames.has_late() && frames.settle_late() && !frames.settle_late());
+    assert_eq!((frames.free_count(), frames.usage(Owner::Host).total()), (3, 0));
+    let again = lend(&frames, &second);
+    let whole = [1, 0].map(|order| frames.alloc(VM, Use::Guest, order).unwrap());
+    drop(again);
+    whole.into_iter().chain([second]).for_each(|run| frames.free(run));
+    assert_eq!(frames.free_count(), 4);
+}
+
+#[test]
+fn who_finds_no_frame_takes_those_that_were_lent() {
+    let frames = frames(0, 512);
+    let run = frames.alloc(VM, Use::Guest, MEGA_ORDER).unwrap();
+    let loan = lend(&frames, &run);
+    frames.free(run);
+    drop(loan);
+    let again = frames.alloc(VM, Use::Guest, MEGA_ORDER).unwrap();
+    assert_eq!((again.first().raw(), frames.usage(Owner::Host).total()), (0, 0));
+    frames.free(again);
+}
+
+#[test]
+fn of_a_run_only_the_lent_2_mib_are_late() {
+    let frames = frames(0, 2048);
+    let run = frames.alloc(VM, Use::Guest, 11).unwrap();
+    let mut loan = frames.lend(2);
+    // Over the border of the second and third 2 MiB, and frames that nobody hands out.
+    assert!(loan.add(Addr::new((1024 << 12) - 100), 200) && loan.add(Addr::new(1 << 40), 5));
+    frames.free(run);
+    assert_eq!((frames.free_count(), frames.usage(Owner::Host).other), (1024, 1024));
+    drop(loan);
+    assert!(frames.settle_late() && frames.settle_late() && !frames.settle_late());
+    let run = frames.alloc(VM, Use::Guest, 11).unwrap();
+    frames.free(run);
+}
+
+#[test]
+fn frames_that_come_free_late_are_runs_again() {
+    let frames = frames(0, 512);
+    let mut singles: Vec<Run> = (0..512).map(|_| frames.alloc(VM, Use::Guest, 0).unwrap()).collect();
+    singles.sort_by_key(Run::first);
+    let loan = lend(&frames, &singles[100]);
+    let (kept, freed): (Vec<Run>, Vec<Run>) = singles.into_iter().partition(|run| run.first().raw() % 128 == 77);
+    freed.into_iter().for_each(|run| frames.free(run));
+    drop(loan);
+    assert!(frames.settle_late());
+    assert_eq!((frames.free_count(), frames.usage(Owner::Host).total()), (508, 0));
+    let halves = [6, 6, 6, 6].map(|order| frames.alloc(VM, Use::Guest, order).unwrap());
+    halves.into_iter().chain(kept).for_each(|run| frames.free(run));
+    let whole = frames.alloc(VM, Use::Guest, MEGA_ORDER).unwrap();
+    frames.free(whole);
+}
+
+#[test]
+fn pieces_that_follow_each_other_are_one() {
+    let mut loan = frames(0, 4).lend(3);
+    let at = |n: u64| Addr::new(n);
+    assert!(loan.add(at(0x1000), 0x800) && loan.add(at(0x1800), 0x1000) && loan.add(at(0x100), 1));
+    assert!(loan.add(at(0x3000), 0x200) && loan.add(at(0x3200), 0x200) && !loan.add(at(0x9000), 1));
+    let piece = |n, bytes| Piece { start: at(n), bytes };
+    assert_eq!(loan.pieces(), [piece(0x1000, 0x1800), piece(0x100, 1), piece(0x3000, 0x400)]);
+    assert_eq!(loan.bytes(), 0x1c01);
+    loan.cut(0x1c01);
+    loan.cut(0x1a00);
+    assert_eq!((loan.pieces().last().copied(), loan.bytes()), (Some(piece(0x3000, 0x1ff)), 0x1a00));
+    loan.cut(0x1800);
+    assert_eq!((loan.pieces(), loan.bytes()), (&[piece(0x1000, 0x1800)][..], 0x1800));
+    loan.cut(0);
+    assert_eq!((loan.pieces().len(), loan.bytes()), (0, 0));
+}
+
+#[test]
+fn harts_lend_and_free_at_once_and_nothing_is_lost() {
+    extern crate std;
+    let harts = frames(0, 2048).share(4);
+    let lent: [AtomicU64; 2048] = core::array::from_fn(|_| AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for (n, hart) in harts.iter().enumerate() {
+            let lent = &lent;
+            scope.spawn(move || {
+                let (mut mine, mut loans) = (Vec::new(), Vec::new());
+                for round in 0..20_000_usize {
+                    match hart.alloc(VM, Use::Guest, 0) {
+                        Ok(run) => {
+                            assert_eq!(lent[run.first().raw() as usize].load(Relaxed), 0, "somebody reads it");
+                            mine.push(run);
+                        }
+                        Err(_) => loans.clear(),
+                    }
+                    if let Some(run) = mine.get(round * 7 % 100) {
+                        let at = &lent[run.first().raw() as usize];
+                        let mut loan = hart.lend(1);
+                        if loan.add(run.first().base(), 4096) {
+                            at.fetch_add(1, Relaxed);
+                            loans.push(Lent { loan, at });
+                        }
+                    }
+                    if mine.len() > 100 + 50 * n {
+                        hart.free(mine.swap_remove(round % 100));
+                    }
+                    if loans.len() > 5 {
+                        loans.remove(0);
+                    }
+                    if round % 16 == 0 {
+                        hart.settle_late();
+                    }
+                }
+                mine.into_iter().for_each(|run| hart.free(run));
+            });
+        }
+    });
+    while harts[0].settle_late() {}
+    assert_eq!((harts[1].free_count(), harts[2].usage(Owner::Host).total()), (2048, 0));
+}
+
+/// A loan, and the count of those of its frame.
+struct Lent<'a> {
+    #[expect(dead_code, reason = "it ends when it is dropped")]
+    loan: Loan,
+    at: &'a AtomicU64,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        // Before the loan's own end, which comes next.
+        self.at.fetch_sub(1, Relaxed);
+    }
+}
