@@ -3,6 +3,7 @@
 use crate::port::{self, HostDevice, Request};
 pub use crate::port::{NotBegun, Token, UNIT_BYTES, UNITS, Units};
 use alloc::boxed::Box;
+use mmu::frames::Loan;
 
 /// Bytes of a sector, in which all disks count.
 pub const SECTOR: u64 = 512;
@@ -10,6 +11,8 @@ pub const SECTOR: u64 = 512;
 pub const MOST_UNITS: usize = 8;
 /// Most requests in flight.
 pub const MOST_FLYING: usize = 64;
+/// Most bytes that are lent for one request.
+pub const MOST_LENT: usize = 1 << 20;
 
 /// As many requests in flight are so many that nobody waits for one of them alone.
 const BUSY: usize = 4;
@@ -101,6 +104,13 @@ pub trait HostDisk: HostDevice<Asked = Asked, Outcome = Result<(), IoError>> {
     fn has_cache(&self) -> bool;
     /// What it can clear. A disk that is read-only is not asked to.
     fn clears(&self) -> Clears;
+    /// Most pieces of RAM that it reads for one request: 1 or more.
+    fn most_pieces(&self) -> usize;
+    /// Begins to write what is lent, from that sector on: whole sectors, one or more. The loan ends when that is finished.
+    ///
+    /// # Errors
+    /// Why not. Nothing has happened then.
+    fn begin_lent(&mut self, sector: u64, loan: Loan) -> Result<Token, NotBegun>;
 }
 
 /// A disk, with what is under way.
@@ -116,6 +126,14 @@ impl Port {
     /// Takes units that follow each other: so many, or as many as there are.
     pub fn take(&mut self, most: usize) -> Option<Units> {
         (1..=most.clamp(1, MOST_UNITS)).rev().find_map(|count| self.take_exactly(count))
+    }
+
+    /// Begins to write what is lent. It is known by `tag` when it has landed.
+    ///
+    /// # Errors
+    /// As for [`Port::begin`].
+    pub fn begin_lent(&mut self, sector: u64, loan: Loan, tag: usize) -> Result<(), NotBegun> {
+        self.begin_by(|device| device.begin_lent(sector, loan), (Units::NONE, true), tag)
     }
 
     /// Whether it is worth while to look after several requests at once, a moment later: so many are in flight, or its user says so.

@@ -5,8 +5,9 @@ use crate::env::Env;
 use crate::memory::by_page;
 use crate::serial::Reach;
 use crate::vm::Unreachable;
+use mmu::frames::Loan;
 use mmu::gstage::{Ready, Returned, Span};
-use rv::{Access, Addr, Gpa, Hpa, PhysMem};
+use rv::{Access, Addr, Gpa, Hpa, PhysMem, PteFlags};
 
 impl<E: Env> Reach<'_, E> {
     /// Makes an access to what is at `gpa`, within a page.
@@ -18,11 +19,14 @@ impl<E: Env> Reach<'_, E> {
     ) -> Result<T, Unreached> {
         // What a device touches first comes by 4 KiB, at once: 2 MiB would take portions.
         let made = self.vm.with_page(self.g, (gpa, access), &mut Ready::Never, self.env, make);
-        made.map_err(|why| {
-            // A VM without memory is on its way to start over: before it has some again, its devices are reset.
-            if why.is_for_now() || matches!(why, Unreachable::Gone) { Unreached::Later } else { Unreached::Nowhere }
-        })
+        made.map_err(unreached)
     }
+}
+
+/// What a device is told when memory cannot be reached.
+fn unreached(why: Unreachable) -> Unreached {
+    // A VM without memory is on its way to start over: before it has some again, its devices are reset.
+    if why.is_for_now() || matches!(why, Unreachable::Gone) { Unreached::Later } else { Unreached::Nowhere }
 }
 
 /// The aligned doubleword around `hpa`, and by how many bits what is there is shifted in it.
@@ -64,6 +68,41 @@ impl<E: Env> GuestMemory for Reach<'_, E> {
             }
         })?;
         self.vm.translation.host_wrote(self.vm, Addr::<Gpa>::new(gpa).pfn(), self.env);
+        Ok(())
+    }
+
+    fn loan(&self, most: usize) -> Loan {
+        self.g.harts[self.env.hart()].frames.lend(most)
+    }
+
+    fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached> {
+        /// Pages that are faulted in at once.
+        const FAULTS: usize = 16;
+        let mut next = places.next();
+        for fault in 0..=FAULTS {
+            // Under the lock nobody takes it away before it is lent.
+            let guard = self.vm.memory.lock();
+            let memory = guard.as_ref().ok_or(Unreached::Later)?;
+            let mem = self.env.mem();
+            while let Some((gpa, bytes)) = next {
+                let there = memory.space.translate(Addr::new(gpa), &mem);
+                let Some(there) = there.filter(|there| there.flags.contains(PteFlags::R)) else { break };
+                let of_leaf = there.level.bytes();
+                let part = bytes.min((of_leaf - gpa % of_leaf) as usize);
+                if !loan.add(there.hpa, part) {
+                    return Ok(());
+                }
+                next = if part < bytes { Some((gpa + part as u64, bytes - part)) } else { places.next() };
+            }
+            drop(guard);
+            match next {
+                Some((gpa, _)) if fault < FAULTS => {
+                    let what = (Addr::new(gpa), Access::Load);
+                    self.vm.reach(self.g, what, &mut Ready::Never, self.env).map_err(unreached)?;
+                }
+                _ => break,
+            }
+        }
         Ok(())
     }
 

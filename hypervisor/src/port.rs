@@ -5,7 +5,8 @@
 //!     the VM's                    Gnomon's own, for ever
 //! ```
 //!
-//! What the host's device reads and writes is never a guest's memory: it is a *buffer* that belongs to the *port* from the start
+//! What the host's device writes is never a guest's memory, nor is what it reads, but for what a guest has [lent](mmu::frames::Loan) to a
+//! disk: it is a *buffer* that belongs to the *port* from the start
 //! of the machine to its end. So whatever becomes of a VM while a request of its is in flight, the device writes where nobody else
 //! is. A port is one VM's, and so what is left in its buffer is nobody else's either.
 //!
@@ -99,6 +100,8 @@ struct Flight {
     tag: usize,
     /// The life that has asked.
     life: u64,
+    /// Whether the device reads what was lent for it.
+    is_lent: bool,
 }
 
 /// A port, with what is under way.
@@ -172,15 +175,31 @@ impl<D: HostDevice + ?Sized> Port<D> {
     /// # Errors
     /// Why not. Nothing has happened then. That the device is [`NotBegun::Busy`] means that something is in flight.
     pub fn begin(&mut self, asked: &D::Asked, tag: usize) -> Result<(), NotBegun> {
-        if self.flying.len() >= self.most_flying {
+        self.begin_by(|device| device.begin(asked), (asked.units(), false), tag)
+    }
+
+    /// The same for what `begin` begins.
+    pub(crate) fn begin_by(
+        &mut self,
+        begin: impl FnOnce(&mut D) -> Result<Token, NotBegun>,
+        (units, is_lent): (Units, bool),
+        tag: usize,
+    ) -> Result<(), NotBegun> {
+        if self.is_full() {
             return Err(NotBegun::Busy);
         }
-        let token = match self.device.begin(asked) {
+        let token = match begin(&mut self.device) {
             Err(NotBegun::Busy) if self.flying.is_empty() => return Err(NotBegun::Failed),
             begun => begun?,
         };
-        self.flying.push(Flight { token, units: asked.units(), tag, life: self.life });
+        self.flying.push(Flight { token, units, tag, life: self.life, is_lent });
         Ok(())
+    }
+
+    /// Whether as many requests are in flight as may be.
+    #[must_use]
+    pub const fn is_full(&self) -> bool {
+        self.flying.len() >= self.most_flying
     }
 
     /// How many requests are in flight.
@@ -204,6 +223,16 @@ impl<D: HostDevice + ?Sized> Port<D> {
     #[must_use]
     pub fn has_strangers(&self) -> bool {
         self.flying.iter().any(|flight| flight.life != self.life)
+    }
+
+    /// Whether one of those reads what was lent for it.
+    pub(crate) fn has_lent_strangers(&self) -> bool {
+        self.flying.iter().any(|flight| flight.is_lent && flight.life != self.life)
+    }
+
+    /// Whether what this life knows by that tag is in flight.
+    pub(crate) fn is_flying(&self, tag: usize) -> bool {
+        self.flying.iter().any(|flight| flight.tag == tag && flight.life == self.life)
     }
 
     /// The device's interrupt is noticed.

@@ -169,7 +169,7 @@ fn balloon(balloon: &Mmio<Balloon>) -> [(&'static str, u64); 10] {
 }
 
 /// A disk's counters by name.
-fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 12] {
+fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 13] {
     let (counts, (notifications, malformed)) = (disk.backend().counts(), disk.counts());
     [
         ("disk.reads", counts.reads),
@@ -179,6 +179,7 @@ fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 12] {
         ("disk.zeroes", counts.zeroes),
         ("disk.bytes_read", counts.bytes_read),
         ("disk.bytes_written", counts.bytes_written),
+        ("disk.bytes_lent", counts.bytes_lent),
         ("disk.parts", counts.parts),
         ("disk.errors", counts.errors),
         ("disk.refused", counts.refused),

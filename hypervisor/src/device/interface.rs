@@ -4,6 +4,7 @@ use abi::snapshot::device::DeviceState;
 use alloc::vec::Vec;
 use core::fmt::Debug;
 use dtoolkit::model::DeviceTreeProperty;
+use mmu::frames::Loan;
 use mmu::{Returned, Span};
 
 /// Where a device is on the board.
@@ -124,6 +125,14 @@ pub trait GuestMemory {
     /// # Errors
     /// [`Unreached`].
     fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached>;
+    /// A loan of the guest's RAM: of nothing yet, and of so many pieces at most.
+    fn loan(&self, most: usize) -> Loan;
+    /// Lends what is at those places, by address and bytes (1 or more), to a device of the host's, which reads it while the guest may
+    /// change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at once.
+    ///
+    /// # Errors
+    /// [`Unreached`], for what follows that which is lent.
+    fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached>;
     /// Pages of RAM become untouched again, as many as may be done at once: in their order, as if each span followed the one before.
     fn give_back(&mut self, spans: &[Span]) -> Returned;
 }
@@ -149,6 +158,8 @@ pub trait Outside: GuestMemory {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use mmu::frames::Frames;
+    use rv::Addr;
 
     /// A world that prints what it has room for, and remembers what was asked of it.
     #[derive(Debug)]
@@ -226,6 +237,21 @@ pub(super) mod tests {
         fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached> {
             assert!(gpa.is_multiple_of(2));
             self.write(gpa, &value.to_le_bytes())
+        }
+        fn loan(&self, most: usize) -> Loan {
+            Frames::new().lend(most)
+        }
+        /// Where the guest has its RAM is where the host has it.
+        fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached> {
+            for (gpa, bytes) in places {
+                for (at, part) in crate::memory::by_page(Addr::new(gpa), bytes) {
+                    self.bytes(at.raw(), part.len())?;
+                    if !loan.add(Addr::new(at.raw()), part.len()) {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
         }
         fn give_back(&mut self, spans: &[Span]) -> Returned {
             let pages = spans.iter().flat_map(|span| span.start.raw()..span.start.raw() + span.pages);

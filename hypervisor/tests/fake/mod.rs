@@ -323,7 +323,8 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     if pager.has_disk() {
         frames.add_images(&homes_of_all(vms.iter().flat_map(|vm| &vm.segments), Pfn::new(RAM), bundle_pages << 12));
     }
-    let disks = vms.iter().flat_map(|vm| &vm.disks).map(|number| (*number, Box::new(FakeDisk::new(*number)) as _));
+    let disks =
+        vms.iter().flat_map(|vm| &vm.disks).map(|number| (*number, Box::new(FakeDisk::new(*number, mem.clone())) as _));
     let disks: Vec<_> = disks.collect();
     let shares = vms.iter().flat_map(|vm| &vm.shares).map(|share| share.number);
     let shares = shares.map(|number| (number, Box::new(FakeShare::new(number)) as _));

@@ -165,7 +165,10 @@ impl Block {
         let first = (place..BLOCK as usize).find(|place| is_late(*place))?;
         let mut count = 1;
         // Its other half, as long as it is the lower one.
-        while count < BLOCK as usize && first.is_multiple_of(2 * count) && (first + count..first + 2 * count).all(is_late) {
+        while count < BLOCK as usize
+            && first.is_multiple_of(2 * count)
+            && (first + count..first + 2 * count).all(is_late)
+        {
             count *= 2;
         }
         Some((first, count))

@@ -2,26 +2,31 @@
 //!
 //! The queue is that of the crate `virtio-drivers`; its driver of block devices would wait for a flush.
 
-use crate::buffer::Piece;
+use crate::buffer::bytes_of;
 use crate::virtio::{HeapHal, Opened};
 use alloc::boxed::Box;
 use alloc::string::String;
-use core::array;
+use alloc::vec::Vec;
 use core::hint::spin_loop;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::device::virtio::wire::block::{
-    DISCARD, FLUSH, HEADER, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, NAME, READ_ONLY, S_OK, SEGMENT,
+    DISCARD, FLUSH, HEADER, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, NAME, READ_ONLY, S_OK, SEG_MAX, SEGMENT,
     SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES, WRITE_ZEROES, WRITE_ZEROES_MAY_UNMAP,
 };
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
-use hypervisor::disks::{Clears, IoError, MOST_FLYING, NotBegun, Operation, SECTOR, Token};
+use hypervisor::disks::{Clears, IoError, NotBegun, Operation, SECTOR, Token};
 use hypervisor::machine::VirtioSlot;
+use mmu::frames::{Loan, Piece};
 use rv::Addr;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
 use virtio_drivers::transport::{DeviceType, Transport};
 
 const QUEUE: u16 = 0;
+/// Entries of the queue, and so most buffers of a request.
+const ENTRIES: usize = 256;
+/// Most pieces of RAM for a request: there are its header and its status, too.
+const MOST_PIECES: usize = ENTRIES - 2;
 
 /// What a request has between its header and its status.
 enum Data {
@@ -30,6 +35,8 @@ enum Data {
     In(Piece),
     /// What it reads.
     Out(Piece),
+    /// The same, of a guest's memory.
+    Lent(Loan),
     /// What says which sectors are meant.
     Segment([u8; SEGMENT]),
 }
@@ -66,16 +73,23 @@ impl Pending {
     /// Does something with its buffers: what the device reads, and what it writes.
     ///
     /// # Safety
-    /// As for [`Piece::bytes`].
+    /// As for [`bytes_of`].
     unsafe fn with_buffers<R>(&mut self, act: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R) -> R {
         let Self { header, status, data } = self;
         match data {
             Data::Nothing => act(&[header], &mut [status]),
             Data::Segment(segment) => act(&[header, segment], &mut [status]),
             // SAFETY: by the caller's promise.
-            Data::In(piece) => act(&[header], &mut [unsafe { piece.bytes() }, status]),
+            Data::In(piece) => act(&[header], &mut [unsafe { bytes_of(piece) }, status]),
             // SAFETY: the same.
-            Data::Out(piece) => act(&[header, unsafe { piece.bytes() }], &mut [status]),
+            Data::Out(piece) => act(&[header, unsafe { bytes_of(piece) }], &mut [status]),
+            Data::Lent(loan) => {
+                let mut inputs = Vec::with_capacity(1 + loan.pieces().len());
+                inputs.push(&header[..]);
+                // SAFETY: the same; a guest may change what it has lent, and nobody here looks at it.
+                inputs.extend(loan.pieces().iter().map(|piece| &*unsafe { bytes_of(piece) }));
+                act(&inputs, &mut [status])
+            }
         }
     }
 }
@@ -83,23 +97,26 @@ impl Pending {
 /// The device.
 pub struct BlockDevice {
     transport: MmioTransport<'static>,
-    queue: Box<VirtQueue<HeapHal, MOST_FLYING>>,
+    queue: Box<VirtQueue<HeapHal, ENTRIES>>,
     sectors: u64,
     features: u64,
     clears: Clears,
+    most_pieces: usize,
     /// By token.
-    pending: [Option<Box<Pending>>; MOST_FLYING],
+    pending: Box<[Option<Box<Pending>>; ENTRIES]>,
 }
 
 impl BlockDevice {
     /// Opens the block device at a place for one, if there is one. Returns its serial as well.
     pub fn open(slot: &VirtioSlot) -> Option<(Self, String)> {
-        let wanted = READ_ONLY | FLUSH | DISCARD | WRITE_ZEROES | INDIRECT_DESC | EVENT_IDX | VERSION_1;
+        let wanted = SEG_MAX | READ_ONLY | FLUSH | DISCARD | WRITE_ZEROES | INDIRECT_DESC | EVENT_IDX | VERSION_1;
         let mut opened = Opened::open(slot, DeviceType::Block, wanted)?;
         let queue = opened.queue(QUEUE)?;
         let (transport, features) = opened.start();
         let word = |offset| transport.read_config_space::<u32>(offset);
         let sectors = u64::from(word(0).ok()?) | u64::from(word(4).ok()?) << 32;
+        // A device that does not say takes one.
+        let most_pieces = if features & SEG_MAX != 0 { word(12).ok()? as usize } else { 1 };
         let mut clears = Clears::default();
         if features & DISCARD != 0 {
             clears.most_discarded = word(MAX_DISCARD_SECTORS).ok()?;
@@ -109,7 +126,9 @@ impl BlockDevice {
             clears.most_zeroed = word(MAX_WRITE_ZEROES_SECTORS).ok()?;
             clears.may_unmap = transport.read_config_space::<u8>(WRITE_ZEROES_MAY_UNMAP).ok()? != 0;
         }
-        let mut device = Self { transport, queue, sectors, features, clears, pending: array::from_fn(|_| None) };
+        let most_pieces = most_pieces.clamp(1, MOST_PIECES);
+        let pending = Box::new([const { None }; ENTRIES]);
+        let mut device = Self { transport, queue, sectors, features, clears, most_pieces, pending };
         let serial = device.serial()?;
         Some((device, serial))
     }
@@ -148,6 +167,19 @@ impl BlockDevice {
     /// What it can clear.
     pub const fn clears(&self) -> Clears {
         self.clears
+    }
+
+    /// Most pieces of RAM that it reads for one request.
+    pub const fn most_pieces(&self) -> usize {
+        self.most_pieces
+    }
+
+    /// Begins to write what is lent, from that sector on. It is lent until that is finished.
+    ///
+    /// # Errors
+    /// Why not. Nothing has happened then.
+    pub fn begin_lent(&mut self, sector: u64, loan: Loan) -> Result<Token, NotBegun> {
+        self.add(Pending::new(T_OUT, sector, Data::Lent(loan)))
     }
 
     /// Begins to do something. The piece is as long as what is meant; where there is [data](Operation::has_data), it is the device's until that is finished: RAM without Rust objects, that nobody else reaches so

@@ -2,31 +2,20 @@
 
 use core::ptr;
 use hypervisor::port::{UNIT_BYTES, UNITS, Units};
-use mmu::frames::{Frames, Owner, Use};
+use mmu::frames::{Frames, Owner, Piece, Use};
 use rv::{Addr, Hpa, PAGE_BYTES};
 
 /// Pages of a buffer, as a power of two.
 const ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zeros() as u8;
 
-/// Bytes of host RAM.
-#[derive(Clone, Copy)]
-pub struct Piece {
-    /// Where they are.
-    pub start: Addr<Hpa>,
-    /// How many.
-    pub bytes: usize,
-}
-
-impl Piece {
-    /// The bytes.
-    ///
-    /// # Safety
-    /// RAM without Rust objects, that nobody else reaches so long, or nobody minds what it holds.
-    pub unsafe fn bytes<'a>(self) -> &'a mut [u8] {
-        let at = ptr::with_exposed_provenance_mut(self.start.raw() as usize);
-        // SAFETY: by the caller's promise.
-        unsafe { core::slice::from_raw_parts_mut(at, self.bytes) }
-    }
+/// The bytes of host RAM.
+///
+/// # Safety
+/// RAM without Rust objects, that nobody else reaches so long, or nobody minds what it holds.
+pub unsafe fn bytes_of<'a>(piece: &Piece) -> &'a mut [u8] {
+    let at = ptr::with_exposed_provenance_mut(piece.start.raw() as usize);
+    // SAFETY: by the caller's promise.
+    unsafe { core::slice::from_raw_parts_mut(at, piece.bytes) }
 }
 
 /// The buffer of a guest's port, which it has for ever.
@@ -54,6 +43,6 @@ impl Buffer {
     /// None of the units is in flight.
     pub unsafe fn bytes(&mut self, units: Units) -> &mut [u8] {
         // SAFETY: frames that are this buffer's for ever, and by the caller's promise no device reaches them.
-        unsafe { self.piece(units, 0, units.bytes()).bytes() }
+        unsafe { bytes_of(&self.piece(units, 0, units.bytes())) }
     }
 }

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, Units};
 use hypervisor::machine::{Machine, VirtioSlot};
 use hypervisor::port::HostDevice;
-use mmu::frames::Frames;
+use mmu::frames::{Frames, Loan};
 
 /// Those of the machine.
 #[derive(Default)]
@@ -92,6 +92,14 @@ impl HostDisk for GuestDisk {
 
     fn clears(&self) -> Clears {
         self.device.clears()
+    }
+
+    fn most_pieces(&self) -> usize {
+        self.device.most_pieces()
+    }
+
+    fn begin_lent(&mut self, sector: u64, loan: Loan) -> Result<Token, NotBegun> {
+        self.device.begin_lent(sector, loan)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The queue is that of the crate `virtio-drivers`, which has no driver of such devices.
 
-use crate::buffer::{Buffer, Piece};
+use crate::buffer::{Buffer, bytes_of};
 use crate::virtio::{HeapHal, Opened};
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -14,7 +14,7 @@ use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use hypervisor::machine::VirtioSlot;
 use hypervisor::port::HostDevice;
 use hypervisor::shares::{Asked, MOST_FLYING, NotBegun, Token, Units};
-use mmu::frames::Frames;
+use mmu::frames::{Frames, Piece};
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
 use virtio_drivers::transport::{DeviceType, Transport};
@@ -81,7 +81,7 @@ impl HostDevice for GuestShare {
         let (message, answer) = self.pieces(asked);
         let device = &mut self.device;
         // SAFETY: units are the device's until it has answered, and nobody touches them so long.
-        let added = unsafe { device.queue.add(&[message.bytes()], &mut [answer.bytes()]) };
+        let added = unsafe { device.queue.add(&[bytes_of(&message)], &mut [bytes_of(&answer)]) };
         let token = added.map_err(|error| match error {
             virtio_drivers::Error::QueueFull => NotBegun::Busy,
             _ => NotBegun::Failed,
@@ -101,7 +101,7 @@ impl HostDevice for GuestShare {
         let Some(asked) = asked else { panic!("a 9P device has answered what it was not asked") };
         let (message, answer) = self.pieces(&asked);
         // SAFETY: what the message was begun with.
-        let popped = unsafe { self.device.queue.pop_used(token, &[message.bytes()], &mut [answer.bytes()]) };
+        let popped = unsafe { self.device.queue.pop_used(token, &[bytes_of(&message)], &mut [bytes_of(&answer)]) };
         Some((Token(token), popped.map_or(0, |bytes| bytes as usize)))
     }
 

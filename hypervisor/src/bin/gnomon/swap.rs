@@ -1,9 +1,9 @@
 //! The host's block device that Gnomon pages to.
 
 use crate::block::BlockDevice;
-use crate::buffer::Piece;
 use hypervisor::disks::{IoError, NotBegun, Operation, SECTOR, Token};
 use hypervisor::pager::{Disk, Way};
+use mmu::frames::Piece;
 use mmu::gstage::SwapSlot;
 use rv::{Hpa, PAGE_BYTES, Pfn};
 

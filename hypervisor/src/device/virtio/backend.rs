@@ -1,6 +1,6 @@
 //! What a virtio device is to its transport.
 
-use super::queue::Trouble;
+use super::queue::{Trouble, USUAL};
 use super::queues::Queues;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use abi::snapshot::device::OwnState;
@@ -29,6 +29,8 @@ pub trait Backend: Debug + Send {
     /// Whether it goes on by itself with what a notification began, when something outside has happened: then it is given a
     /// [moment](crate::device::Device::moment), and does a portion as for a notification.
     const GOES_ON: bool = false;
+    /// Most entries of a queue: a power of two, [`super::queue::MOST`] at most.
+    const MOST_ENTRIES: usize = USUAL;
 
     /// How many queues it has, 1 or more: always as many.
     fn queues(&self) -> usize;
@@ -72,6 +74,11 @@ pub trait Backend: Debug + Send {
     fn stop(&mut self, at: usize);
     /// The driver resets the device: what was begun is dropped.
     fn reset(&mut self);
+    /// Whether nothing reaches for memory any more on behalf of a queue that was stopped, or of a driver that has reset the device: until
+    /// then it has not stopped, or is not reset, as the driver sees it.
+    fn is_still(&mut self) -> bool {
+        true
+    }
     /// What it needs to go on elsewhere, beside transport and queues.
     ///
     /// # Errors

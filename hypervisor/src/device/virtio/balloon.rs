@@ -13,7 +13,7 @@
 //! one for reporting is number 2.
 
 use super::backend::{Backend, Progress};
-use super::queue::{Buffer, Chain, MOST, Trouble};
+use super::queue::{Buffer, Chain, Trouble, USUAL};
 use super::queues::Queues;
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use abi::bundle::GUEST_RAM_BASE;
@@ -126,7 +126,7 @@ impl Balloon {
             let done = if n == 0 { work.done } else { 0 };
             Span { start: Pfn::new(start + done), pages: pages - done }
         };
-        let spans: ArrayVec<Span, MOST> = work.chain.buffers[work.at..].iter().enumerate().map(span).collect();
+        let spans: ArrayVec<Span, USUAL> = work.chain.buffers[work.at..].iter().enumerate().map(span).collect();
         let returned = outside.give_back(&spans);
         self.counts.reported += returned.passed;
         self.counts.freed += returned.freed;

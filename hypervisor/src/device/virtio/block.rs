@@ -1,8 +1,7 @@
 //! A disk (chapter 5.2), behind which is one of the host's ([`crate::disks`]).
 //!
-//! A request is cut into *parts*, each of which the host's device does at once. The data of a part goes through units of the port's
-//! buffer: what is written is copied there before the part is begun, what is read is copied from there when it has landed. Nobody
-//! waits: a notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no
+//! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what is read goes
+//! through units of the port's buffer, from where it is copied when it has landed, and so does what cannot be lent. Nobody waits: a notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no
 //! room. Guest memory that is not there, since it is paged out, is asked for again a moment later.
 //!
 //! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with the
@@ -18,7 +17,7 @@
 use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
 use super::portion::{self, Budget, STEP, Stop, free_place};
-use super::queue::{Chain, MOST, Trouble};
+use super::queue::{Chain, MOST, Trouble, USUAL};
 use super::queues::Queues;
 use super::wire::block::{
     HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
@@ -32,8 +31,10 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use lent::Lent;
 use request::Request;
 
+mod lent;
 mod request;
 
 pub use request::Counts;
@@ -41,7 +42,7 @@ pub use request::Counts;
 /// Most queues. More harts than that share them.
 const MOST_QUEUES: usize = u8::BITS as usize;
 /// Requests that are worked on at a time, of all queues.
-const MOST_WORKS: usize = MOST;
+const MOST_WORKS: usize = USUAL;
 
 /// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
 const PORTION: usize = 256 << 10;
@@ -75,6 +76,7 @@ struct Part {
     units: Units,
     /// Bytes that were copied, one way or the other.
     copied: usize,
+    is_lent: bool,
 }
 
 impl Work {
@@ -82,6 +84,11 @@ impl Work {
     const fn begin_anew(&mut self) {
         let Self { chain: _, queue: _, request, begun, is_asked, flying, status } = self;
         (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);
+    }
+
+    /// Whether nothing has failed so far.
+    const fn is_well(&self) -> bool {
+        self.status == S_OK
     }
 
     /// Fails, unless it has before.
@@ -121,7 +128,7 @@ impl Work {
         let is_read = operation == Operation::Read;
         let place = (is_read, if is_read { 0 } else { HEADER as u64 } + part.offset);
         let bytes = &mut port.buffer(part.units)[..part.bytes];
-        if self.status == S_OK && !self.chain.copy(place, (bytes, &mut part.copied), outside, budget)? {
+        if self.is_well() && !self.chain.copy(place, (bytes, &mut part.copied), outside, budget)? {
             self.fail(S_IOERR);
         }
         Ok(())
@@ -300,7 +307,17 @@ impl Block {
     fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some(request) = self.work(at).request else { return Ok(self.open(at, port, outside)?) };
         let Request { operation, sector, bytes } = request;
-        if self.work(at).status == S_OK {
+        if operation == Operation::Write && self.filling.is_none() && self.work(at).is_well() {
+            match self.begin_lent(at, (sector, bytes), port, outside, budget)? {
+                Lent::Begun(part) if part.offset + (part.bytes as u64) < bytes => return Ok(()),
+                Lent::Begun(_) | Lent::Failed => {
+                    self.is_asked(at);
+                    return Ok(());
+                }
+                Lent::Not => {}
+            }
+        }
+        if self.work(at).is_well() {
             let part = self.filling.take().or_else(|| self.cut(at, &request, port));
             let mut part = part.ok_or(Stop::Idle)?;
             let filled = match operation {
@@ -310,7 +327,7 @@ impl Block {
             self.filling = Some(part);
             filled?;
         }
-        if self.work(at).status == S_OK
+        if self.work(at).is_well()
             && let Some(part) = self.filling
         {
             // If there are as many as there may be, one of them lands first.
@@ -320,14 +337,10 @@ impl Block {
                 Err(NotBegun::Busy) => return Err(Stop::Idle),
                 Err(NotBegun::Failed) => self.work(at).fail(S_IOERR),
                 Ok(()) => {
-                    self.counts.parts += 1;
                     self.filling = None;
                     // What is read is copied when it has landed.
-                    self.parts[tag] = Some(Part { copied: 0, ..part });
-                    let work = self.work(at);
-                    work.flying += 1;
-                    work.begun += part.bytes as u64;
-                    if work.begun < bytes {
+                    self.began(tag, Part { copied: 0, ..part });
+                    if self.work(at).begun < bytes {
                         return Ok(());
                     }
                 }
@@ -339,15 +352,24 @@ impl Block {
         Ok(())
     }
 
+    /// A part was begun.
+    fn began(&mut self, tag: usize, part: Part) {
+        self.counts.parts += 1;
+        self.parts[tag] = Some(part);
+        let work = self.work(part.work);
+        work.flying += 1;
+        work.begun += part.bytes as u64;
+    }
+
     /// The next part of a request, with units for it, if there are any.
     fn cut(&self, at: usize, request: &Request, port: &mut Port) -> Option<Part> {
         let offset = self.works[at].as_ref().map_or(0, |work| work.begun);
         let left = usize::try_from(request.bytes - offset).unwrap_or(usize::MAX);
         if !request.operation.has_data() {
-            return Some(Part { work: at, offset, bytes: left, units: Units::NONE, copied: 0 });
+            return Some(Part { work: at, offset, bytes: left, units: Units::NONE, copied: 0, is_lent: false });
         }
         let units = port.take(left.div_ceil(UNIT_BYTES))?;
-        Some(Part { work: at, offset, bytes: left.min(units.bytes()), units, copied: 0 })
+        Some(Part { work: at, offset, bytes: left.min(units.bytes()), units, copied: 0, is_lent: false })
     }
 
     /// Looks after the end of a part that the host's device has finished.
@@ -482,6 +504,7 @@ impl Block {
 impl Backend for Block {
     const ID: u32 = 2;
     const GOES_ON: bool = true;
+    const MOST_ENTRIES: usize = MOST;
 
     fn queues(&self) -> usize {
         self.queues
@@ -529,6 +552,10 @@ impl Backend for Block {
         self.spare.clear();
         self.parts.clear();
         self.over.clear();
+    }
+
+    fn is_still(&mut self) -> bool {
+        self.stands_still()
     }
 
     /// A write that was begun may have been done, and one that is done twice may come after a newer one: so none is begun anew.

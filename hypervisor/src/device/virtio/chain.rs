@@ -39,6 +39,19 @@ impl Chain {
         })
     }
 
+    /// The places, address and bytes, of what is `offset` behind the start of the buffers that the device reads: no more than `most`
+    /// bytes.
+    pub(super) fn places(&self, mut offset: u64, mut most: usize) -> impl Iterator<Item = (u64, usize)> {
+        self.of_kind(false).filter_map(move |buffer| {
+            let before = offset.min(buffer.bytes.into());
+            offset -= before;
+            let bytes = most.min((u64::from(buffer.bytes) - before) as usize);
+            most -= bytes;
+            // An address that wraps is nowhere.
+            (bytes != 0).then(|| (buffer.gpa.saturating_add(before), bytes))
+        })
+    }
+
     /// Goes through `bytes` of what is `offset` behind the start of those buffers, from the one of number `done` on, by pieces that lie
     /// together: says where each is. Says whether there is room for all, and memory.
     fn go_through<E>(

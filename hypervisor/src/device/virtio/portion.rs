@@ -9,6 +9,10 @@ pub(super) const STEP: usize = 4 << 10;
 
 /// What an access to guest memory costs at least, however few bytes it is about: some 390 instructions.
 const ACCESS: usize = 5 << 8;
+/// What it costs to have a buffer in a chain: some 20 instructions.
+const BUFFER: usize = 1 << 6;
+/// What it costs to lend a piece of guest memory: some 200.
+const LENT: usize = 5 << 7;
 
 /// Why a device does not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +52,12 @@ impl Budget {
 
     /// Pays for a chain that was taken, beside what that costs in any case.
     pub(super) fn pay_for_chain(&mut self, chain: &Chain) {
-        self.0 = self.0.saturating_sub(ACCESS * chain.descriptors.saturating_sub(1));
+        self.0 = self.0.saturating_sub(ACCESS * chain.descriptors.saturating_sub(1) + BUFFER * chain.buffers.len());
+    }
+
+    /// Pays for RAM that was lent by so many pieces.
+    pub(super) fn pay_for_loan(&mut self, pieces: usize) {
+        self.0 = self.0.saturating_sub(LENT * pieces);
     }
 }
 

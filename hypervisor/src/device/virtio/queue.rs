@@ -5,12 +5,14 @@
 
 use crate::device::interface::{GuestMemory, Unreached};
 use abi::snapshot::device::QueueState;
-use arrayvec::ArrayVec;
+use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{Ordering, fence};
 
 /// Most entries of a queue, and so most buffers in a chain.
-pub const MOST: usize = 64;
+pub const MOST: usize = 256;
+/// Most entries of a queue of most devices.
+pub const USUAL: usize = 64;
 
 /// The driver has more buffers after this one (`VIRTQ_DESC_F_NEXT`).
 const NEXT: u16 = 1;
@@ -148,7 +150,7 @@ pub struct Chain {
     /// How many descriptors were read for it, one by one: those of a table are one.
     pub descriptors: usize,
     /// The buffers.
-    pub buffers: ArrayVec<Buffer, MOST>,
+    pub buffers: Vec<Buffer>,
 }
 
 /// A descriptor, as it was read.
@@ -178,14 +180,15 @@ impl Descriptor {
 }
 
 /// Adds a buffer to those of a chain, which may have `most`.
-fn add(buffers: &mut ArrayVec<Buffer, MOST>, buffer: Buffer, most: u16) -> Result<(), Malformed> {
+fn add(buffers: &mut Vec<Buffer>, buffer: Buffer, most: u16) -> Result<(), Malformed> {
     if buffers.len() >= usize::from(most) {
         return Err(Malformed::TooLong);
     }
     if !buffer.is_written && buffers.last().is_some_and(|last| last.is_written) {
         return Err(Malformed::Order);
     }
-    buffers.try_push(buffer).map_err(|_| Malformed::TooLong)
+    buffers.push(buffer);
+    Ok(())
 }
 
 /// How tests break a queue, to see that they notice.
@@ -323,7 +326,7 @@ impl Queue {
     fn take_table(
         &self,
         table: Buffer,
-        buffers: &mut ArrayVec<Buffer, MOST>,
+        buffers: &mut Vec<Buffer>,
         mem: &mut (impl GuestMemory + ?Sized),
     ) -> Result<(), Trouble> {
         let bytes = table.bytes as usize;
@@ -333,14 +336,19 @@ impl Queue {
             return Err(Malformed::Table.into());
         }
         // Most tables are short.
-        if count <= FEW { self.follow::<FEW>(table, buffers, mem) } else { self.follow::<MOST>(table, buffers, mem) }
+        match count {
+            ..=FEW => self.follow::<FEW>(table, buffers, mem),
+            ..=USUAL => self.follow::<USUAL>(table, buffers, mem),
+            _ => self.follow::<MOST>(table, buffers, mem),
+        }
     }
 
     /// The same, for one of at most `N` descriptors.
+    #[inline(never)]
     fn follow<const N: usize>(
         &self,
         table: Buffer,
-        buffers: &mut ArrayVec<Buffer, MOST>,
+        buffers: &mut Vec<Buffer>,
         mem: &mut (impl GuestMemory + ?Sized),
     ) -> Result<(), Trouble> {
         let mut copy = [[0; DESCRIPTOR as usize]; N];

@@ -14,52 +14,58 @@ struct Slot {
 
 /// Them all, by number.
 #[derive(Debug)]
-pub struct Queues(Vec<Slot>);
+pub struct Queues {
+    slots: Vec<Slot>,
+    /// Most entries of one.
+    most: usize,
+}
 
 impl Queues {
-    /// So many, none of which is ready.
-    pub(super) fn new(count: usize) -> Self {
-        Self(alloc::vec![Slot::default(); count])
+    /// So many with `most` entries at most, none of which is ready.
+    pub(super) fn new(count: usize, most: usize) -> Self {
+        Self { slots: alloc::vec![Slot::default(); count], most }
     }
 
     /// None is ready any more.
     pub(super) fn reset(&mut self) {
-        self.0.fill(Slot::default());
+        self.slots.fill(Slot::default());
     }
 
     /// Whether there is one of that number.
     pub(super) fn has(&self, at: usize) -> bool {
-        at < self.0.len()
+        at < self.slots.len()
     }
 
     /// The queue of that number, if it is ready.
     pub fn ready(&mut self, at: usize) -> Option<&mut Queue> {
-        self.0.get_mut(at)?.queue.as_mut()
+        self.slots.get_mut(at)?.queue.as_mut()
     }
 
     /// Those that are ready.
     pub(super) fn all_ready(&mut self) -> impl Iterator<Item = &mut Queue> {
-        self.0.iter_mut().filter_map(|slot| slot.queue.as_mut())
+        self.slots.iter_mut().filter_map(|slot| slot.queue.as_mut())
     }
 
     /// Whether one is.
     pub(super) fn is_ready(&self, at: usize) -> bool {
-        self.0.get(at).is_some_and(|slot| slot.queue.is_some())
+        self.slots.get(at).is_some_and(|slot| slot.queue.is_some())
     }
 
     /// What the driver sets of a queue while it is not ready.
     pub(super) fn set(&mut self, at: usize, set: impl FnOnce(&mut Layout)) {
-        if let Some(Slot { layout, queue: None }) = self.0.get_mut(at) {
+        if let Some(Slot { layout, queue: None }) = self.slots.get_mut(at) {
             set(layout);
         }
     }
 
     /// The driver says that a queue is ready, with what was agreed on, or that it is not. Says whether it can be.
     pub(super) fn set_ready(&mut self, at: usize, agreed: Option<Agreed>) -> bool {
-        let Some(slot) = self.0.get_mut(at) else { return true };
+        let Some(slot) = self.slots.get_mut(at) else { return true };
         match agreed {
             None => slot.queue = None,
-            Some(agreed) if slot.queue.is_none() => slot.queue = Queue::new(slot.layout, agreed),
+            Some(agreed) if slot.queue.is_none() && usize::from(slot.layout.size) <= self.most => {
+                slot.queue = Queue::new(slot.layout, agreed);
+            }
             Some(_) => {}
         }
         agreed.is_none() || slot.queue.is_some()
@@ -69,18 +75,19 @@ impl Queues {
     pub(super) fn save(&self, begun: impl Fn(usize) -> u16) -> Vec<QueueState> {
         let save =
             |(at, slot): (usize, &Slot)| slot.layout.save(slot.queue.as_ref().map(|queue| queue.save(begun(at))));
-        self.0.iter().enumerate().map(save).collect()
+        self.slots.iter().enumerate().map(save).collect()
     }
 
     /// Goes on from there. There may be fewer: others are as after a reset. Says whether they can be so.
     pub(super) fn resume(&mut self, states: &[QueueState], agreed: Agreed) -> bool {
-        for (slot, state) in self.0.iter_mut().zip(states) {
+        for (slot, state) in self.slots.iter_mut().zip(states) {
             slot.layout = Layout::of(state);
-            slot.queue = state.ready.and_then(|counts| Queue::resume(slot.layout, agreed, counts));
+            let ready = state.ready.filter(|_| usize::from(state.size) <= self.most);
+            slot.queue = ready.and_then(|counts| Queue::resume(slot.layout, agreed, counts));
             if slot.queue.is_none() && state.ready.is_some() {
                 return false;
             }
         }
-        (1..=self.0.len()).contains(&states.len())
+        (1..=self.slots.len()).contains(&states.len())
     }
 }

@@ -10,7 +10,7 @@
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::portion::{self, Budget, STEP, Stop, free_place};
-use super::queue::{Chain, MOST, Queue, Trouble};
+use super::queue::{Chain, Queue, Trouble, USUAL};
 use super::queues::Queues;
 use super::wire::share::MOUNT_TAG;
 use crate::device::interface::{Outside, Unsaved, Wild};
@@ -118,7 +118,7 @@ impl Share {
             budget.pay(STEP)?;
             return self.ask(at, port, outside, budget);
         }
-        let at = free_place(&mut self.works, MOST).ok_or(Stop::Idle)?;
+        let at = free_place(&mut self.works, USUAL).ok_or(Stop::Idle)?;
         match queue.take(outside)? {
             Some(chain) => {
                 budget.pay_for_chain(&chain);

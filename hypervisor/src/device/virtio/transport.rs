@@ -1,7 +1,7 @@
 //! Virtio over MMIO (chapter 4.2), version 2.
 
 use super::backend::{Backend, Progress};
-use super::queue::{Agreed, Layout, MOST, Trouble};
+use super::queue::{Agreed, Layout, Trouble};
 use super::queues::Queues;
 use super::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use crate::device::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
@@ -106,7 +106,7 @@ impl<B: Backend> Mmio<B> {
             driver_features_sel: 0,
             driver_features: 0,
             queue_sel: 0,
-            queues: Queues::new(backend.queues()),
+            queues: Queues::new(backend.queues(), B::MOST_ENTRIES),
             backend,
             status: 0,
             interrupts: 0,
@@ -183,6 +183,11 @@ impl<B: Backend> Mmio<B> {
         }
         // That one is the device's.
         self.status = value & !NEEDS_RESET | self.status & NEEDS_RESET;
+    }
+
+    /// The driver, if it has stopped something, goes on once the device stands still there.
+    fn stopped(&mut self, has_stopped: bool) -> Answer<()> {
+        if has_stopped && !self.backend.is_still() { Answer::Again } else { Answer::Done(()) }
     }
 
     /// Whether what the driver has accepted can be agreed on.
@@ -311,7 +316,7 @@ impl<B: Backend> Mmio<B> {
             DEVICE_ID => B::ID,
             VENDOR_ID => VENDOR,
             DEVICE_FEATURES => half(self.features(), self.device_features_sel),
-            QUEUE_SIZE_MAX if self.queues.has(selected) => MOST as u32,
+            QUEUE_SIZE_MAX if self.queues.has(selected) => B::MOST_ENTRIES as u32,
             QUEUE_READY => self.queues.is_ready(selected).into(),
             INTERRUPT_STATUS => self.interrupts.into(),
             STATUS => self.status.into(),
@@ -334,10 +339,16 @@ impl<B: Backend> Mmio<B> {
             },
             QUEUE_SEL => self.queue_sel = value,
             QUEUE_SIZE => self.set(|layout| layout.size = value.try_into().unwrap_or(0)),
-            QUEUE_READY => self.set_ready(value & 1 != 0),
+            QUEUE_READY => {
+                self.set_ready(value & 1 != 0);
+                return self.stopped(value & 1 == 0);
+            }
             QUEUE_NOTIFY => return self.notify(value, outside),
             INTERRUPT_ACK => self.interrupts &= !(value as u8),
-            STATUS => self.set_status(value as u8),
+            STATUS => {
+                self.set_status(value as u8);
+                return self.stopped(value as u8 == 0);
+            }
             QUEUE_DESC_LOW => self.set(|layout| layout.descriptors = with_low(layout.descriptors, value)),
             QUEUE_DESC_HIGH => self.set(|layout| layout.descriptors = with_high(layout.descriptors, value)),
             QUEUE_DRIVER_LOW => self.set(|layout| layout.driver = with_low(layout.driver, value)),

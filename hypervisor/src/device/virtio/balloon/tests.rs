@@ -69,7 +69,7 @@ impl Driver {
         self.world.ram.fill(0);
         for queue in 0..COUNT {
             self.set(0x030, queue as u32);
-            assert_eq!((self.get(0x034), self.get(0x044)), (MOST as u32, 0));
+            assert_eq!((self.get(0x034), self.get(0x044)), (USUAL as u32, 0));
             self.set(0x038, 64);
             for (offset, address) in [0x080, 0x090, 0x0a0].into_iter().zip(at(queue)) {
                 self.set(offset, address as u32);

@@ -26,6 +26,8 @@ pub struct Counts {
     pub bytes_read: u64,
     /// Bytes that were to be written.
     pub bytes_written: u64,
+    /// Of those, the ones that the host's device has read, or reads, from the guest's memory itself.
+    pub bytes_lent: u64,
     /// Requests that the host's device was given.
     pub parts: u64,
     /// Of those, the ones that failed there.

@@ -5,6 +5,7 @@ use crate::device::interface::tests::{RAM, World};
 use crate::random::Random;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use mmu::frames::Loan;
 use mmu::{Returned, Span};
 
 const TABLE: u64 = RAM;
@@ -159,6 +160,12 @@ impl GuestMemory for Meddling<'_> {
             None => {}
         }
         self.world.store_u16(gpa, value)
+    }
+    fn loan(&self, most: usize) -> Loan {
+        self.world.loan(most)
+    }
+    fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached> {
+        self.world.lend(places, loan)
     }
     fn give_back(&mut self, _: &[Span]) -> Returned {
         Returned::default()
@@ -339,7 +346,7 @@ fn queues_that_cannot_be_are_refused() {
     for bad in [
         layout(0),
         layout(3),
-        layout(128),
+        layout(512),
         Layout { descriptors: RAM + 8, ..good },
         Layout { driver: RAM + 1, ..good },
         Layout { device: RAM + 2, ..good },

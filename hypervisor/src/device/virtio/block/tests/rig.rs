@@ -5,11 +5,13 @@ use crate::device::interface::Answer;
 use crate::device::interface::tests::RAM;
 use crate::device::virtio::Mmio;
 pub(super) use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, ENTRIES, TABLE, TABLES};
-use crate::disks::{Clears, HostDisk, IoError, Token, UNITS};
+use crate::disks::{Clears, HostDisk, IoError, MOST_LENT, Token, UNITS};
 use crate::port::HostDevice;
 pub(super) use crate::random::Random;
+use alloc::collections::BTreeMap;
 use alloc::vec;
 use core::ops::{Deref, DerefMut};
+use mmu::frames::{Loan, Piece};
 
 /// Sectors of the disk.
 pub(super) const SECTORS: u64 = 4096;
@@ -33,8 +35,12 @@ pub(super) struct Model {
     pub(super) clears: Clears,
     /// What it has begun.
     pub(super) begun: Vec<(Token, Asked)>,
-    /// What it is to have finished when it is looked at.
-    pub(super) done: VecDeque<(Token, Asked, Result<(), IoError>)>,
+    /// Most pieces that are lent to it for one request: none, and it is asked by way of its buffer.
+    pub(super) most_pieces: usize,
+    /// What was lent for what it has begun.
+    pub(super) lent: BTreeMap<u16, Loan>,
+    /// What it is to have finished when it is looked at, with what it has read of what was lent.
+    pub(super) done: VecDeque<(Token, Asked, Result<(), IoError>, Option<Vec<u8>>)>,
     pub(super) tokens: u16,
     /// How many requests it takes at a time.
     pub(super) most: usize,
@@ -49,6 +55,8 @@ impl Model {
             is_read_only: false,
             clears: Clears { most_discarded: 2048, alignment: 8, most_zeroed: 1024, may_unmap: true },
             begun: Vec::new(),
+            most_pieces: 254,
+            lent: BTreeMap::new(),
             done: VecDeque::new(),
             tokens: 0,
             most: 16,
@@ -58,14 +66,35 @@ impl Model {
 
     pub(super) fn is_flying(&self, units: Units) -> bool {
         let end = |units: Units| units.first + units.count;
-        let mut flying = self.begun.iter().map(|(_, asked)| asked).chain(self.done.iter().map(|(_, asked, _)| asked));
+        let mut flying = self.begun.iter().map(|(_, asked)| asked).chain(self.done.iter().map(|(_, asked, ..)| asked));
         flying.any(|asked| units.first < end(asked.units) && asked.units.first < end(units))
     }
 
-    /// Finishes one of the requests that it has begun.
-    pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>) {
+    /// Finishes one of the requests that it has begun. What was lent for it is in that RAM, and lent no more.
+    pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>, ram: &[u8]) {
         let (token, asked) = self.begun.remove(at);
-        self.done.push_back((token, asked, result));
+        let read = |loan: Loan| {
+            let bytes = |piece: &Piece| &ram[(piece.start.raw() - RAM) as usize..][..piece.bytes];
+            loan.pieces().iter().flat_map(bytes).copied().collect()
+        };
+        let read = self.lent.remove(&token.0).map(read);
+        self.done.push_back((token, asked, result, read));
+    }
+
+    /// Begins something.
+    fn begin(&mut self, asked: Asked) -> Result<Token, NotBegun> {
+        assert!(!(self.is_read_only && asked.operation.changes()), "{asked:?}");
+        assert!(asked.sector + (asked.bytes as u64).div_ceil(SECTOR) <= SECTORS, "{asked:?} is behind the end");
+        if self.is_broken {
+            return Err(NotBegun::Failed);
+        }
+        if self.begun.len() + self.done.len() >= self.most {
+            return Err(NotBegun::Busy);
+        }
+        self.tokens = self.tokens.wrapping_add(1);
+        let token = Token(self.tokens);
+        self.begun.push((token, asked));
+        Ok(token)
     }
 }
 
@@ -87,6 +116,21 @@ impl HostDisk for ModelDisk {
     fn clears(&self) -> Clears {
         self.model.lock().clears
     }
+    fn most_pieces(&self) -> usize {
+        self.model.lock().most_pieces
+    }
+    fn begin_lent(&mut self, sector: u64, loan: Loan) -> Result<Token, NotBegun> {
+        let mut model = self.model.lock();
+        let bytes = loan.bytes();
+        assert!(bytes != 0 && bytes.is_multiple_of(SECTOR as usize) && bytes <= MOST_LENT, "{loan:?}");
+        assert!(
+            loan.pieces().len() <= model.most_pieces && loan.pieces().iter().all(|piece| piece.bytes != 0),
+            "{loan:?}"
+        );
+        let token = model.begin(Asked { operation: Operation::Write, sector, units: Units::NONE, bytes })?;
+        model.lent.insert(token.0, loan);
+        Ok(token)
+    }
 }
 
 impl HostDevice for ModelDisk {
@@ -99,7 +143,6 @@ impl HostDevice for ModelDisk {
     }
     fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
         let mut model = self.model.lock();
-        assert!(asked.sector + (asked.bytes as u64).div_ceil(SECTOR) <= SECTORS, "{asked:?} is behind the end");
         match asked.operation {
             Operation::Read | Operation::Write => {
                 assert!(asked.bytes <= asked.units.bytes() && !model.is_flying(asked.units), "{asked:?}");
@@ -110,30 +153,22 @@ impl HostDevice for ModelDisk {
                 assert!(asked.bytes as u64 <= u64::from(most) * SECTOR && asked.units == Units::NONE, "{asked:?}");
             }
         }
-        assert!(!(model.is_read_only && asked.operation.changes()), "{asked:?}");
-        if model.is_broken {
-            return Err(NotBegun::Failed);
-        }
-        if model.begun.len() + model.done.len() >= model.most {
-            return Err(NotBegun::Busy);
-        }
-        model.tokens = model.tokens.wrapping_add(1);
-        let token = Token(model.tokens);
-        model.begun.push((token, *asked));
-        Ok(token)
+        model.begin(*asked)
     }
     fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
         let mut model = self.model.lock();
-        let (token, asked, result) = model.done.pop_front()?;
+        let (token, asked, result, lent) = model.done.pop_front()?;
         let sector = (asked.sector * SECTOR) as usize;
-        let in_units = if asked.operation.has_data() { asked.bytes } else { 0 };
+        let in_units = if asked.operation.has_data() && lent.is_none() { asked.bytes } else { 0 };
         let buffer = &mut self.buffer[asked.units.first * UNIT_BYTES..][..in_units];
         match (asked.operation, result) {
             (Operation::Zero | Operation::ZeroUnmap, Ok(())) => model.sectors[sector..sector + asked.bytes].fill(0),
             // Whatever is left there: not what was.
             (Operation::Discard, Ok(())) => model.sectors[sector..sector + asked.bytes].fill(DISCARDED),
             (Operation::Read, Ok(())) => buffer.copy_from_slice(&model.sectors[sector..sector + asked.bytes]),
-            (Operation::Write, Ok(())) => model.sectors[sector..sector + asked.bytes].copy_from_slice(buffer),
+            (Operation::Write, Ok(())) => {
+                model.sectors[sector..sector + asked.bytes].copy_from_slice(lent.as_deref().unwrap_or(buffer));
+            }
             _ => {}
         }
         Some((token, result))
@@ -209,8 +244,11 @@ impl Rig {
         rig
     }
 
-    /// Resets the device and sets it up.
+    /// Resets the device and sets it up. What was lent to the host's device it has finished with by then.
     pub(super) fn start(&mut self) {
+        while self.set(0x070, 0) == Answer::Again {
+            self.finish_one_lent();
+        }
         self.made.fill(None);
         self.told.fill(0);
         let events = u32::from(self.has_events) << 29;
@@ -281,9 +319,23 @@ impl Rig {
         panic!("it asks for moments for ever");
     }
 
+    /// The host's device finishes the first thing that was lent for.
+    pub(super) fn finish_one_lent(&mut self) {
+        let model = self.model.lock();
+        let at = model.begun.iter().position(|(token, _)| model.lent.contains_key(&token.0));
+        drop(model);
+        self.finish_unsaid(at.expect("something is lent"), Ok(()));
+    }
+
+    /// The host's device finishes something, and does not interrupt yet.
+    pub(super) fn finish_unsaid(&mut self, at: usize, result: Result<(), IoError>) {
+        let model = Arc::clone(&self.model);
+        model.lock().finish(at, result, &self.world.ram);
+    }
+
     /// The host's device finishes something, and interrupts.
     pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>) {
-        self.model.lock().finish(at, result);
+        self.finish_unsaid(at, result);
         self.port.lock().attend();
         self.driver.moment();
         self.settle();

@@ -34,7 +34,7 @@ fn what_is_asked_by_one_queue_comes_back_there_whoever_notifies() {
     assert_eq!(rig.model.lock().begun.len(), 4);
     // All have landed when a queue is notified of that has nothing to do with them.
     while !rig.model.lock().begun.is_empty() {
-        rig.model.lock().finish(0, Ok(()));
+        rig.finish_unsaid(0, Ok(()));
     }
     rig.choose(0);
     rig.notify_once();
@@ -151,7 +151,7 @@ fn what_came_by_a_queue_before_it_was_stopped_does_not_come_back_by_the_next() {
     rig.model.lock().most = 2;
     (0..2).for_each(|place| rig.request(place, read(1), &[]));
     rig.notify();
-    rig.model.lock().finish(0, Ok(()));
+    rig.finish_unsaid(0, Ok(()));
     rig.request(2, read(1), &[]);
     rig.notify_once();
     rig.request(3, Made::new(T_GET_ID, 0, 20, Vec::new()), &[]);
@@ -242,7 +242,7 @@ fn a_portion_is_one_by_how_often_memory_is_reached() {
     let mut most = 0;
     for _ in 0..10_000 {
         while !rig.model.lock().begun.is_empty() {
-            rig.model.lock().finish(0, Ok(()));
+            rig.finish_unsaid(0, Ok(()));
         }
         let before = rig.world.accesses;
         rig.set(0x050, 0);
