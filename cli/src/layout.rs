@@ -7,6 +7,8 @@ use miette::Diagnostic;
 
 /// The end of RAM is left to the device tree, which Gnomon puts there.
 pub const RESERVED_AT_TOP: u64 = SUPERPAGE;
+/// How far behind the kernel an initrd is, at most.
+const MOST_BEHIND: u64 = 512 << 20;
 
 /// The places of what a VM starts with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +30,9 @@ pub struct TooSmall {
     need: Size,
 }
 
-/// Places a payload where it wants to be, and the initrd on the next 2 MiB boundary after it.
+/// Places a payload where it wants to be, and the initrd where QEMU has it on a bare machine, on a 2 MiB boundary: in the middle of RAM,
+/// 512 MiB behind the kernel at most. So Linux finds its memory as it does there, and hands pages out in the same order. If that is too
+/// far for it, it follows the kernel.
 ///
 /// # Errors
 /// [`TooSmall`].
@@ -40,7 +44,12 @@ pub fn place(vm: &str, memory: Size, payload: &Payload, initrd_bytes: Option<u64
         let what = if initrd_bytes.is_some() { "kernel, initrd and device tree" } else { "kernel and device tree" };
         return Err(TooSmall { vm: vm.into(), memory, what, need });
     }
-    Ok(Layout { payload_gpa: payload.gpa, initrd_gpa: initrd_bytes.map(|_| after) })
+    let initrd_gpa = initrd_bytes.map(|bytes| {
+        let middle = (payload.gpa + (memory.0 / 2).min(MOST_BEHIND)).next_multiple_of(SUPERPAGE);
+        let fits = middle + bytes.next_multiple_of(PAGE) + RESERVED_AT_TOP <= GUEST_RAM_BASE + memory.0;
+        if fits { middle.max(after) } else { after }
+    });
+    Ok(Layout { payload_gpa: payload.gpa, initrd_gpa })
 }
 
 #[cfg(test)]
@@ -49,7 +58,7 @@ mod tests {
     use crate::payload::Kind;
 
     #[test]
-    fn the_initrd_follows_the_kernel() {
+    fn the_initrd_is_in_the_middle_or_follows_the_kernel() {
         let payload = Payload {
             kind: Kind::Linux,
             bytes: vec![],
@@ -57,8 +66,15 @@ mod tests {
             entry_gpa: 0x8020_0000,
             span_bytes: 0x20_0001,
         };
-        let layout = place("a", Size(64 << 20), &payload, Some(5)).expect("fits");
-        assert_eq!(layout, Layout { payload_gpa: 0x8020_0000, initrd_gpa: Some(0x8060_0000) });
+        let initrd = |memory: u64, bytes| {
+            let layout = place("a", Size(memory << 20), &payload, Some(bytes)).expect("fits");
+            (layout.payload_gpa, layout.initrd_gpa.expect("there is one"))
+        };
+        assert_eq!(initrd(64, 5), (0x8020_0000, 0x8220_0000));
+        assert_eq!(initrd(4096, 5), (0x8020_0000, 0xa020_0000));
+        // The last one that fits there, and one that does not.
+        assert_eq!(initrd(64, 28 << 20), (0x8020_0000, 0x8220_0000));
+        assert_eq!(initrd(64, (28 << 20) + 1), (0x8020_0000, 0x8060_0000));
         let error = place("a", Size(8 << 20), &payload, Some(5)).expect_err("too small");
         assert_eq!(error.need, Size(10 << 20));
         assert!(place("a", error.need, &payload, Some(5)).is_ok());

@@ -84,12 +84,18 @@ impl<E: Env> GuestMemory for Reach<'_, E> {
             let guard = self.vm.memory.lock();
             let memory = guard.as_ref().ok_or(Unreached::Later)?;
             let mem = self.env.mem();
+            // The leaf that was found last: where it begins in the guest and in the host, and its bytes.
+            let mut leaf = (0, Addr::new(0), 0);
             while let Some((gpa, bytes)) = next {
-                let there = memory.space.translate(Addr::new(gpa), &mem);
-                let Some(there) = there.filter(|there| there.flags.contains(PteFlags::R)) else { break };
-                let of_leaf = there.level.bytes();
-                let part = bytes.min((of_leaf - gpa % of_leaf) as usize);
-                if !loan.add(there.hpa, part) {
+                if gpa.wrapping_sub(leaf.0) >= leaf.2 {
+                    let there = memory.space.translate(Addr::new(gpa), &mem);
+                    let Some(there) = there.filter(|there| there.flags.contains(PteFlags::R)) else { break };
+                    let of_leaf = there.level.bytes();
+                    leaf = (gpa & !(of_leaf - 1), there.hpa.align_down(of_leaf), of_leaf);
+                }
+                let at = gpa - leaf.0;
+                let part = bytes.min((leaf.2 - at) as usize);
+                if !loan.add(leaf.1.wrapping_add(at), part) {
                     return Ok(());
                 }
                 next = if part < bytes { Some((gpa + part as u64, bytes - part)) } else { places.next() };

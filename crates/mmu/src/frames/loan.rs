@@ -18,12 +18,15 @@
 
 use super::block::Block;
 use super::owner::{Owner, Use};
-use super::store::numbers;
+use super::tags::BLOCK_ORDER;
 use super::{Frames, Shared};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use rv::{Addr, Hpa, PAGE_SHIFT};
+
+/// log2 of the bytes of a block.
+const BLOCK_SHIFT: u32 = PAGE_SHIFT + BLOCK_ORDER as u32;
 
 /// Host RAM that lies together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +44,8 @@ pub struct Loan {
     bytes: usize,
     /// The places of the blocks that are held for it.
     held: Vec<u32>,
+    /// The number of the one that is lent of last, held or none of ours.
+    last: u64,
     most: usize,
 }
 
@@ -62,25 +67,31 @@ impl Loan {
         if !follows && self.pieces.len() == self.most {
             return false;
         }
-        let held = self.held.len();
-        let end = start.raw() + bytes as u64 - 1;
-        let first = start.raw() >> PAGE_SHIFT;
-        for number in numbers(first, (end >> PAGE_SHIFT) - first + 1) {
-            let Some(place) = self.shared.store.known_place_of(number) else { continue };
-            if self.held.last() == Some(&(place as u32)) {
-                continue;
-            }
-            if !self.shared.store.block_at(place).hold() {
-                self.held.drain(held..).for_each(|place| let_go(&self.shared, place));
-                return false;
-            }
-            self.held.push(place as u32);
+        let [first, last] = [start.raw(), start.raw() + bytes as u64 - 1].map(|at| at >> BLOCK_SHIFT);
+        if (first != self.last || last != self.last) && !self.hold(first, last) {
+            return false;
         }
         match self.pieces.last_mut() {
             Some(last) if follows => last.bytes += bytes,
             _ => self.pieces.push(Piece { start, bytes }),
         }
         self.bytes += bytes;
+        true
+    }
+
+    /// Holds all of those blocks, or none.
+    #[inline(never)]
+    fn hold(&mut self, first: u64, last: u64) -> bool {
+        let held = self.held.len();
+        for number in (first..=last).filter(|number| *number != self.last) {
+            let Some(place) = self.shared.store.known_place_of(number) else { continue };
+            if !self.shared.store.block_at(place).hold() {
+                self.held.drain(held..).for_each(|place| let_go(&self.shared, place));
+                return false;
+            }
+            self.held.push(place as u32);
+        }
+        self.last = last;
         true
     }
 
@@ -129,7 +140,7 @@ impl Frames {
     /// A loan of nothing yet, of `most` pieces at most.
     #[must_use]
     pub fn lend(&self, most: usize) -> Loan {
-        Loan { shared: Arc::clone(&self.shared), pieces: Vec::new(), bytes: 0, held: Vec::new(), most }
+        Loan { shared: Arc::clone(&self.shared), pieces: Vec::new(), bytes: 0, held: Vec::new(), last: u64::MAX, most }
     }
 
     /// Whether there are frames that [`Frames::settle_late`] makes free.

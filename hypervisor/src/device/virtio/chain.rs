@@ -25,24 +25,14 @@ impl Chain {
         self.of_kind(is_written).map(|buffer| u64::from(buffer.bytes)).sum()
     }
 
-    /// Where what is `offset` bytes behind their start is, and how much of it lies there, within a page.
-    fn place(&self, is_written: bool, mut offset: u64) -> Option<(u64, usize)> {
-        self.of_kind(is_written).find_map(|buffer| {
-            let bytes = u64::from(buffer.bytes);
-            if offset >= bytes {
-                offset -= bytes;
-                return None;
-            }
-            // An address that wraps is nowhere.
-            let at = buffer.gpa.saturating_add(offset);
-            Some((at, (bytes - offset).min(PAGE_BYTES - at % PAGE_BYTES) as usize))
-        })
-    }
-
-    /// The places, address and bytes, of what is `offset` behind the start of the buffers that the device reads: no more than `most`
-    /// bytes.
-    pub(super) fn places(&self, mut offset: u64, mut most: usize) -> impl Iterator<Item = (u64, usize)> {
-        self.of_kind(false).filter_map(move |buffer| {
+    /// The places, address and bytes (1 or more), of what is `offset` behind the start of the buffers that the device writes, or of those
+    /// that it reads: no more than `most` bytes.
+    pub(super) fn places(
+        &self,
+        (is_written, mut offset): (bool, u64),
+        mut most: usize,
+    ) -> impl Iterator<Item = (u64, usize)> {
+        self.of_kind(is_written).filter_map(move |buffer| {
             let before = offset.min(buffer.bytes.into());
             offset -= before;
             let bytes = most.min((u64::from(buffer.bytes) - before) as usize);
@@ -53,22 +43,26 @@ impl Chain {
     }
 
     /// Goes through `bytes` of what is `offset` behind the start of those buffers, from the one of number `done` on, by pieces that lie
-    /// together: says where each is. Says whether there is room for all, and memory.
+    /// together, within a page: says where each is. Says whether there is room for all, and memory.
     fn go_through<E>(
         &self,
         (is_written, offset): (bool, u64),
         (bytes, done): (usize, &mut usize),
         mut act: impl FnMut(u64, Range<usize>) -> Result<bool, E>,
     ) -> Result<bool, E> {
-        while *done < bytes {
-            let Some((gpa, left)) = self.place(is_written, offset + *done as u64) else { return Ok(false) };
-            let end = bytes.min(*done + left);
-            if !act(gpa, *done..end)? {
-                return Ok(false);
+        for (gpa, length) in self.places((is_written, offset + *done as u64), bytes - *done) {
+            let end = *done + length;
+            let mut gpa = gpa;
+            while *done < end {
+                let part = ((PAGE_BYTES - gpa % PAGE_BYTES) as usize).min(end - *done);
+                if !act(gpa, *done..*done + part)? {
+                    return Ok(false);
+                }
+                *done += part;
+                gpa = gpa.saturating_add(part as u64);
             }
-            *done = end;
         }
-        Ok(true)
+        Ok(*done == bytes)
     }
 
     /// Copies `bytes`, from number `done` on, to what is `offset` behind the start of the buffers that the device writes; or to them from

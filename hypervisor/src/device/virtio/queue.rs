@@ -179,6 +179,10 @@ impl Descriptor {
     }
 }
 
+/// Descriptors, aligned so that their words are loaded as such.
+#[repr(align(8))]
+struct Table<const N: usize>([[u8; DESCRIPTOR as usize]; N]);
+
 /// Adds a buffer to those of a chain, which may have `most`.
 fn add(buffers: &mut Vec<Buffer>, buffer: Buffer, most: u16) -> Result<(), Malformed> {
     if buffers.len() >= usize::from(most) {
@@ -351,8 +355,8 @@ impl Queue {
         buffers: &mut Vec<Buffer>,
         mem: &mut (impl GuestMemory + ?Sized),
     ) -> Result<(), Trouble> {
-        let mut copy = [[0; DESCRIPTOR as usize]; N];
-        let copy = &mut copy[..table.bytes as usize / DESCRIPTOR as usize];
+        let mut copy = Table([[0; DESCRIPTOR as usize]; N]);
+        let copy = &mut copy.0[..table.bytes as usize / DESCRIPTOR as usize];
         mem.read(table.gpa, copy.as_flattened_mut())?;
         let mut next = Some(0);
         while let Some(at) = next {

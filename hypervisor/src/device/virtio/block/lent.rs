@@ -29,7 +29,7 @@ impl Work {
     /// Lends what is written from byte `offset` of the data on, `most` bytes at most, in whole sectors: none if there is no memory for it,
     /// with the status that tells.
     fn lend(&mut self, offset: u64, most: usize, mut loan: Loan, outside: &mut dyn Outside) -> Result<Loan, Trouble> {
-        let lent = outside.lend(&mut self.chain.places(HEADER as u64 + offset, most), &mut loan);
+        let lent = outside.lend(&mut self.chain.places((false, HEADER as u64 + offset), most), &mut loan);
         loan.cut(loan.bytes() - loan.bytes() % SECTOR as usize);
         match lent {
             Err(Unreached::Nowhere) => self.fail(S_IOERR),
