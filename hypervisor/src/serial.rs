@@ -35,18 +35,6 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
     } else if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
         Reach { g, vm: &vm, env, output: Output::Leave }.soon();
     }
-    settle_loans(g, env);
-}
-
-/// Frees what was freed while it was lent to a device, a portion; what is left a moment later.
-fn settle_loans<E: Env>(g: &Gnomon, env: &mut E) {
-    let frames = &g.harts[env.hart()].frames;
-    if frames.has_late() {
-        frames.settle_late();
-        if frames.has_late() {
-            env.attend_soon(None);
-        }
-    }
 }
 
 /// A share's device has interrupted: whose it is goes on with what was answered.
@@ -245,7 +233,6 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
     if guests != 0 {
         deliver(g, env);
     }
-    settle_loans(g, env);
     print_left(g, env);
 }
 

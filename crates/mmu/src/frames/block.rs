@@ -16,10 +16,6 @@ const LISTED: u64 = 1 << 10;
 const UNTOUCHED: u64 = 1 << 32;
 /// Some hart is about to make them say so.
 const OPENING: u64 = UNTOUCHED + 1;
-/// Beside the number of loans: frames of the block were freed meanwhile.
-const LATE: u64 = 1 << 32;
-/// In place of that number: those frames are being made free.
-const SETTLING: u64 = 1 << 33;
 
 /// A block, or the part of it that there is. What is known of its frames is made when the first one of them is taken.
 pub(super) struct Block {
@@ -30,8 +26,6 @@ pub(super) struct Block {
     /// Free frames, at least: it grows before bits are set, and shrinks after they are cleared. With [`LISTED`], which whoever gives
     /// frames sees to before they set bits.
     free: AtomicU64,
-    /// Loans of its frames ([`super::loan`]), with [`LATE`]; or [`SETTLING`].
-    held: AtomicU64,
     tags: TagsOfBlock,
 }
 
@@ -47,13 +41,13 @@ pub(super) struct Turn {
 impl Block {
     /// One of which all frames are there, and free.
     pub fn untouched(number: u64, tags: TagsOfBlock) -> Self {
-        Self { number, words: Default::default(), free: AtomicU64::new(UNTOUCHED), held: AtomicU64::new(0), tags }
+        Self { number, words: Default::default(), free: AtomicU64::new(UNTOUCHED), tags }
     }
 
     /// One of which no frame is there.
     pub fn absent(number: u64, tags: TagsOfBlock) -> Self {
         tags.set(0..BLOCK as usize, Tag::ABSENT);
-        Self { number, words: Default::default(), free: AtomicU64::new(0), held: AtomicU64::new(0), tags }
+        Self { number, words: Default::default(), free: AtomicU64::new(0), tags }
     }
 
     /// Says that frames are there which were not; says whether that is so.
@@ -125,53 +119,24 @@ impl Block {
         self.tags.set(part, tag);
     }
 
-    /// Counts a loan of some of its frames, which somebody has. Returns false if nothing more may be lent now.
-    pub fn hold(&self) -> bool {
-        self.held.fetch_update(SeqCst, SeqCst, |held| (held < LATE).then_some(held + 1)).is_ok()
+    /// Counts a loan of each frame of a part, as [`TagsOfBlock::lend`] does. Nothing of an untouched block is anybody's.
+    pub fn lend(&self, part: Range<usize>) -> Result<(), usize> {
+        self.tags.lend(part)
     }
 
-    /// The loan has ended. Says whether the block is to be put on the list of those that have late frames.
-    pub fn let_go(&self) -> bool {
-        self.held.fetch_sub(1, SeqCst) == LATE | 1
+    /// A loan of a frame ends. Says whether the frame is to be given, which was freed before.
+    pub fn end_loan(&self, place: usize) -> bool {
+        self.tags.end_loan(place)
     }
 
-    /// Whether something of it is lent, or frames of it are late: whoever had a frame at the time of the loan, and frees it, sees that.
-    #[inline(always)]
-    pub fn is_held(&self) -> bool {
-        self.held.load(Acquire) != 0
+    /// Whether a frame of that part is lent.
+    pub fn is_lent(&self, part: Range<usize>) -> bool {
+        self.tags.is_lent(part)
     }
 
-    /// Makes frames of it late. Says whether it is to be put on the list: all loans may have ended meanwhile.
-    pub fn put_off(&self, part: Range<usize>) -> bool {
-        self.tags.set(part, Tag::LATE);
-        self.held.fetch_or(LATE, SeqCst) == 0
-    }
-
-    /// Its late frames are to be made free, by whoever has taken it from the list.
-    pub fn begin_settling(&self) {
-        let before = self.held.swap(SETTLING, SeqCst);
-        assert!(before == LATE, "block {:#x} is on the list of late frames in state {before:#x}", self.number);
-    }
-
-    /// They are. Says whether it is to be put on the list again.
-    pub fn end_settling(&self) -> bool {
-        self.held.fetch_and(!SETTLING, SeqCst) & LATE != 0
-    }
-
-    /// The first run of late frames from `place` on, aligned to its number, a power of two; and how many frames that is. Frames that
-    /// become late meanwhile may be among them.
-    pub fn late_from(&self, place: usize) -> Option<(usize, usize)> {
-        let is_late = |place: usize| self.tags.of(place..place + 1) == Some(Tag::LATE);
-        let first = (place..BLOCK as usize).find(|place| is_late(*place))?;
-        let mut count = 1;
-        // Its other half, as long as it is the lower one.
-        while count < BLOCK as usize
-            && first.is_multiple_of(2 * count)
-            && (first + count..first + 2 * count).all(is_late)
-        {
-            count *= 2;
-        }
-        Some((first, count))
+    /// Writes down that a frame is freed. Says whether it is to be given, and not late.
+    pub fn free_or_late(&self, place: usize) -> bool {
+        self.tags.free_or_late(place)
     }
 
     /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. Its other result says whether

@@ -1,51 +1,52 @@
 //! Frames that are lent to a device of the host's, which reads them while their owner may lose them.
 //!
 //! What the device reads stays what it was if nobody else has the frame meanwhile: it may be unmapped, and even freed, but not be handed
-//! out anew. So each 2 MiB of RAM counts the loans in it, and what is freed there while there are some is *late*:
+//! out anew. So the tag of each frame counts its loans, and one that is freed while there are some is *late*:
 //!
 //! ```text
-//!                 hold                                  free: the frame is late
-//!   no loan ─────────────► loans: 1, 2, ... ──────────────────────────────────────► loans, late frames
-//!      ▲    ◄─────────────                                                            │ the last loan ends:
-//!      │     the last ends                                                            ▼ on the list
-//!      └──────────── settled: they are free ◄──── settling ◄──── settle_late ──── late frames
+//!                  lend                          free
+//!   somebody's ───────────► somebody's, n loans ──────► late, n loans
+//!        ▲     ◄───────────         ▲                       │
+//!        │         end              │ end               end │ of the last one
+//!        └── alloc ── free ◄────────┼───────────────────────┘
 //! ```
 //!
-//! - A late frame is nobody's, and charged to the host.
-//! - Where there is one, nothing more is lent, so that loans that follow each other do not keep it for ever.
-//! - It comes free by [`Frames::settle_late`], 2 MiB at a time, since the last loan may end in a hart that has no time for more.
-//! - There is no lock, as elsewhere in the store. Whoever takes 2 MiB from the list settles them.
+//! Each arrow is one atomic step, for one frame. A late frame is nobody's, and charged to the host: those are no more than are lent.
 
-use super::block::Block;
 use super::owner::{Owner, Use};
-use super::tags::BLOCK_ORDER;
+use super::store::{numbers, within};
+use super::tags::{BLOCK, BLOCK_ORDER, Tag};
 use super::{Frames, Shared};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Range;
 use rv::{Addr, Hpa, PAGE_SHIFT};
-
-/// log2 of the bytes of a block.
-const BLOCK_SHIFT: u32 = PAGE_SHIFT + BLOCK_ORDER as u32;
 
 /// Host RAM that lies together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// Where it is.
     pub start: Addr<Hpa>,
-    /// How much it is, in bytes.
+    /// How much it is, in bytes: 1 or more.
     pub bytes: usize,
+}
+
+impl Piece {
+    /// The numbers of the frames that it is in.
+    const fn frames(&self) -> Range<u64> {
+        let start = self.start.raw();
+        start >> PAGE_SHIFT..((start + self.bytes as u64 - 1) >> PAGE_SHIFT) + 1
+    }
 }
 
 /// RAM that is lent, piece by piece, until this is dropped.
 pub struct Loan {
     shared: Arc<Shared>,
+    hart: usize,
+    /// Each counts once in the frames that it is in.
     pieces: Vec<Piece>,
     bytes: usize,
-    /// The places of the blocks that are held for it.
-    held: Vec<u32>,
-    /// The number of the one that is lent of last, held or none of ours.
-    last: u64,
     most: usize,
 }
 
@@ -57,41 +58,29 @@ impl fmt::Debug for Loan {
 
 impl Loan {
     /// Lends so many bytes more, one at least, from `start` on. Returns false, and lends nothing, if there are as many pieces as there
-    /// may be, or this RAM cannot be lent now.
+    /// may be, or a frame is lent as often as can be counted.
     ///
     /// Whoever has the frames does not free them before this has returned. What is not RAM that is handed out by the frame is never
     /// freed, and may be lent, too.
     #[must_use]
+    #[inline]
     pub fn add(&mut self, start: Addr<Hpa>, bytes: usize) -> bool {
-        let follows = self.pieces.last().is_some_and(|last| last.start.wrapping_add(last.bytes as u64) == start);
-        if !follows && self.pieces.len() == self.most {
-            return false;
-        }
-        let [first, last] = [start.raw(), start.raw() + bytes as u64 - 1].map(|at| at >> BLOCK_SHIFT);
-        if (first != self.last || last != self.last) && !self.hold(first, last) {
-            return false;
-        }
-        match self.pieces.last_mut() {
-            Some(last) if follows => last.bytes += bytes,
-            _ => self.pieces.push(Piece { start, bytes }),
-        }
-        self.bytes += bytes;
-        true
-    }
-
-    /// Holds all of those blocks, or none.
-    #[inline(never)]
-    fn hold(&mut self, first: u64, last: u64) -> bool {
-        let held = self.held.len();
-        for number in (first..=last).filter(|number| *number != self.last) {
-            let Some(place) = self.shared.store.known_place_of(number) else { continue };
-            if !self.shared.store.block_at(place).hold() {
-                self.held.drain(held..).for_each(|place| let_go(&self.shared, place));
+        let piece = Piece { start, bytes };
+        let mut frames = piece.frames();
+        if let Some(last) = self.pieces.last_mut()
+            && last.start.wrapping_add(last.bytes as u64) == start
+        {
+            frames.start = frames.start.max(last.frames().end);
+            if !self.shared.lend(frames) {
                 return false;
             }
-            self.held.push(place as u32);
+            last.bytes += bytes;
+        } else if self.pieces.len() == self.most || !self.shared.lend(frames) {
+            return false;
+        } else {
+            self.pieces.push(piece);
         }
-        self.last = last;
+        self.bytes += bytes;
         true
     }
 
@@ -112,27 +101,53 @@ impl Loan {
         while self.bytes > bytes
             && let Some(last) = self.pieces.last_mut()
         {
-            let less = last.bytes.min(self.bytes - bytes);
+            let (less, before) = (last.bytes.min(self.bytes - bytes), last.frames());
             last.bytes -= less;
             self.bytes -= less;
+            let left = if last.bytes == 0 { before.start } else { last.frames().end };
             if last.bytes == 0 {
                 self.pieces.pop();
             }
+            self.shared.end_loans(self.hart, left..before.end);
         }
     }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.held.drain(..).for_each(|place| let_go(&self.shared, place));
+        self.pieces.iter().for_each(|piece| self.shared.end_loans(self.hart, piece.frames()));
     }
 }
 
-/// A loan in those 2 MiB ends.
-fn let_go(shared: &Shared, place: u32) {
-    let store = &shared.store;
-    if store.block_at(place as usize).let_go() {
-        store.put_late(place as usize);
+/// The parts of a range of frames that are in one block each: the first frame, and how many.
+fn by_block(frames: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+    numbers(frames.start, frames.end - frames.start).map(move |number| {
+        let first = frames.start.max(number << BLOCK_ORDER);
+        (first, frames.end.min((number + 1) << BLOCK_ORDER) - first)
+    })
+}
+
+impl Shared {
+    /// Counts a loan of each of those frames, or of none. Says whether it could.
+    fn lend(&self, frames: Range<u64>) -> bool {
+        by_block(frames.clone()).all(|(first, pages)| {
+            let Some(block) = self.store.block_of(first) else { return true };
+            let could = block.lend(within(first, pages));
+            could.map_err(|lent| self.end_loans(0, frames.start..first + lent as u64)).is_ok()
+        })
+    }
+
+    /// A loan of each of those frames ends.
+    fn end_loans(&self, hart: usize, frames: Range<u64>) {
+        for (first, pages) in by_block(frames) {
+            let Some(block) = self.store.block_of(first) else { continue };
+            for frame in first..first + pages {
+                if block.end_loan((frame % BLOCK) as usize) {
+                    self.ledger.discharge(Owner::Host, Use::Other, 1);
+                    self.store.give(hart, core::slice::from_ref(block), frame, 1);
+                }
+            }
+        }
     }
 }
 
@@ -140,28 +155,29 @@ impl Frames {
     /// A loan of nothing yet, of `most` pieces at most.
     #[must_use]
     pub fn lend(&self, most: usize) -> Loan {
-        Loan { shared: Arc::clone(&self.shared), pieces: Vec::new(), bytes: 0, held: Vec::new(), last: u64::MAX, most }
+        Loan { shared: Arc::clone(&self.shared), hart: self.hart, pieces: Vec::new(), bytes: 0, most }
     }
 
-    /// Whether there are frames that [`Frames::settle_late`] makes free.
-    #[must_use]
-    pub fn has_late(&self) -> bool {
-        self.shared.store.late_count() != 0
-    }
-
-    /// Frees the frames of 2 MiB that were freed while they were lent, and are not any more. A portion: some 20,000 instructions.
-    /// Returns false if there are none.
-    pub fn settle_late(&self) -> bool {
-        let Shared { store, ledger, .. } = &*self.shared;
-        store.settle_late(self.hart, |pages| ledger.discharge(Owner::Host, Use::Other, pages))
-    }
-
-    /// Frees a run, or a part of it that lies in `block`, where RAM is lent: not before it is lent no more.
-    pub(super) fn free_late(&self, block: &Block, part: core::ops::Range<usize>) {
-        let Shared { store, ledger, .. } = &*self.shared;
-        ledger.charge_beyond(Owner::Host, Use::Other, part.len() as u64);
-        if block.put_off(part) {
-            store.put_late(store.place_of(block.number));
+    /// Frees frames, of which some are lent: those come free when they are not any more. They are nobody's account's.
+    pub(super) fn free_lent(&self, first: u64, pages: u64) {
+        /// What is freed at once if nothing of it is lent.
+        const CHUNK: u64 = 64;
+        let Shared { ledger, store, .. } = &*self.shared;
+        let chunk = pages.min(CHUNK);
+        for first in (first..first + pages).step_by(chunk as usize) {
+            let block = &store.blocks_of(first, 1)[0];
+            if block.is_lent(within(first, chunk)) {
+                for frame in first..first + chunk {
+                    if block.free_or_late((frame % BLOCK) as usize) {
+                        store.give(self.hart, core::slice::from_ref(block), frame, 1);
+                    } else {
+                        ledger.charge_beyond(Owner::Host, Use::Other, 1);
+                    }
+                }
+            } else {
+                block.set_tag(within(first, chunk), Tag::FREE);
+                store.give(self.hart, core::slice::from_ref(block), first, chunk);
+            }
         }
     }
 }

@@ -179,15 +179,9 @@ impl Frames {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
         let pages = pages.ok_or(AllocError::OutOfMemory)?;
         ledger.charge(owner, for_, pages)?;
-        let (block, first) = loop {
-            match store.take(self.hart, order) {
-                Some(taken) => break taken,
-                None if self.settle_late() => {}
-                None => {
-                    ledger.discharge(owner, for_, pages);
-                    return Err(AllocError::OutOfMemory);
-                }
-            }
+        let Some((block, first)) = store.take(self.hart, order) else {
+            ledger.discharge(owner, for_, pages);
+            return Err(AllocError::OutOfMemory);
         };
         store.set_tag(block, first, pages, Tag::new(owner, for_));
         Ok(Run::new(Pfn::new(first), order))
@@ -350,28 +344,23 @@ impl Frames {
         let part = store::within(first, pages);
         let tag = blocks[0].tag_of(part.clone());
         let is_one = tag.is_some() && blocks[1..].iter().all(|block| block.tag_of(part.clone()) == tag);
-        let Some(tag) = tag.filter(|_| is_one) else { panic!("{run:?} is not of one owner and use") };
+        let Some(tag) = tag.filter(|tag| is_one && !tag.is_lent()) else { return self.free_unlike(&run, blocks, part) };
         let Some((owner, for_)) = tag.owner() else { panic!("{run:?} freed twice, or not RAM of ours") };
-        ledger.discharge(owner, for_, pages);
-        if blocks.iter().any(Block::is_held) {
-            return self.free_around_loans(blocks, first, part);
-        }
         blocks.iter().for_each(|block| block.set_tag(part.clone(), Tag::FREE));
+        ledger.discharge(owner, for_, pages);
         store.give(self.hart, blocks, first, pages);
     }
 
-    /// The same where some of the blocks are lent.
+    /// The same if tags differ: some of the frames may be lent.
     #[cold]
     #[inline(never)]
-    fn free_around_loans(&self, blocks: &[Block], first: u64, part: Range<usize>) {
-        for (block, at) in blocks.iter().zip((first..).step_by(BLOCK as usize)) {
-            if block.is_held() {
-                self.free_late(block, part.clone());
-            } else {
-                block.set_tag(part.clone(), Tag::FREE);
-                self.shared.store.give(self.hart, core::slice::from_ref(block), at, part.len() as u64);
-            }
-        }
+    fn free_unlike(&self, run: &Run, blocks: &[Block], part: Range<usize>) {
+        let tags = || blocks.iter().flat_map(|block| part.clone().map(|place| block.tag_of(place..place + 1)));
+        let first = tags().next().flatten().map(Tag::not_lent);
+        assert!(tags().all(|tag| tag.map(Tag::not_lent) == first), "{run:?} is not of one owner and use");
+        let Some((owner, for_)) = first.and_then(Tag::owner) else { panic!("{run:?} freed twice, or not RAM of ours") };
+        self.shared.ledger.discharge(owner, for_, run.pages());
+        self.free_lent(run.first().raw(), run.pages());
     }
 
     /// What `owner` has.

@@ -35,18 +35,6 @@ impl Places {
         is_back
     }
 
-    /// Takes a place out; says whether it was there.
-    pub fn take(&self, place: usize) -> bool {
-        let bit = 1 << (place % 64);
-        self.words[place / 64].fetch_and(!bit, SeqCst) & bit != 0
-    }
-
-    /// Takes all places out below `end`, and makes room for them.
-    pub fn clear_below(&mut self, end: usize) {
-        self.words.clear();
-        self.words.resize_with(end / 64 + 1, || AtomicU64::new(0));
-    }
-
     pub fn contains(&self, place: usize) -> bool {
         self.words[place / 64].load(SeqCst) & 1 << (place % 64) != 0
     }

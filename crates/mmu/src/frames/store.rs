@@ -59,9 +59,6 @@ pub(super) struct Store {
     hiding: AtomicUsize,
     /// Runs of zeroes.
     pub zeroed: Zeroed,
-    /// Blocks with late frames, of which nothing is lent any more ([`super::loan`]).
-    late: Places,
-    late_count: AtomicUsize,
 }
 
 impl fmt::Debug for Store {
@@ -81,8 +78,6 @@ impl Default for Store {
             some: Places::default(),
             hiding: AtomicUsize::new(0),
             zeroed: Zeroed::default(),
-            late: Places::default(),
-            late_count: AtomicUsize::new(0),
         }
     }
 }
@@ -139,7 +134,6 @@ impl Store {
         // A search takes out those that are not worth it.
         self.whole.insert_below(self.blocks.len());
         self.some.insert_below(self.blocks.len());
-        self.late.clear_below(self.blocks.len());
         self.give_part(first..end.min((numbers.start + 1) << BLOCK_ORDER));
         if numbers.end - numbers.start > 1 {
             self.give_part((numbers.end - 1) << BLOCK_ORDER..end);
@@ -165,7 +159,6 @@ impl Store {
         }
         self.whole.insert_below(self.blocks.len());
         self.some.insert_below(self.blocks.len());
-        self.late.clear_below(self.blocks.len());
         true
     }
 
@@ -257,40 +250,6 @@ impl Store {
         has_done
     }
 
-    /// How many blocks have late frames, and are not lent.
-    pub fn late_count(&self) -> usize {
-        self.late_count.load(SeqCst)
-    }
-
-    /// Puts the block at that place on the list of those.
-    pub fn put_late(&self, place: usize) {
-        self.late_count.fetch_add(1, SeqCst);
-        self.late.insert(place);
-    }
-
-    /// Gives the late frames of one block, as many as `settle` is told before. Says whether there was one.
-    pub fn settle_late(&self, hart: usize, settle: impl Fn(u64)) -> bool {
-        self.late_count() != 0
-            && self.while_hiding(hart, || {
-                let Some(at) = self.late.round(0).find(|at| self.late.take(*at)) else { return false };
-                self.late_count.fetch_sub(1, SeqCst);
-                let block = &self.blocks[at];
-                block.begin_settling();
-                let mut place = 0;
-                while let Some((first, count)) = block.late_from(place) {
-                    place = first + count;
-                    block.set_tag(first..place, Tag::FREE);
-                    settle(count as u64);
-                    let frame = block.number << BLOCK_ORDER | first as u64;
-                    self.give(hart, core::slice::from_ref(block), frame, count as u64);
-                }
-                if block.end_settling() {
-                    self.put_late(at);
-                }
-                true
-            })
-    }
-
     /// Gives frames, aligned to their number, a power of two: those of [`Store::blocks_of`].
     #[inline(always)]
     pub fn give(&self, hart: usize, blocks: &[Block], first: u64, pages: u64) {
@@ -365,24 +324,8 @@ impl Store {
         Some(&self.blocks[at])
     }
 
-    /// The block at a place.
-    pub fn block_at(&self, place: usize) -> &Block {
-        &self.blocks[place]
-    }
-
-    /// The place of a block, if there is one of that number.
-    pub fn known_place_of(&self, number: u64) -> Option<usize> {
-        let guess = number.wrapping_sub(self.blocks.first()?.number) as usize;
-        let is_there = self.blocks.get(guess).is_some_and(|block| block.number == number);
-        if is_there { Some(guess) } else { self.blocks.binary_search_by_key(&number, |block| block.number).ok() }
-    }
-
-    /// The place of a block.
-    ///
-    /// # Panics
-    /// If there is none of that number.
     #[inline(always)]
-    pub fn place_of(&self, number: u64) -> usize {
+    fn place_of(&self, number: u64) -> usize {
         let guess = number.wrapping_sub(self.blocks.first().map_or(0, |block| block.number)) as usize;
         match self.blocks.get(guess) {
             Some(block) if block.number == number => guess,

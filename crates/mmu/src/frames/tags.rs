@@ -4,7 +4,8 @@ use super::owner::{Owner, Use};
 use alloc::boxed::Box;
 use core::array;
 use core::ops::{Deref, Range};
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 /// log2 of the frames of a block.
 pub(super) const BLOCK_ORDER: u8 = 9;
@@ -14,16 +15,22 @@ pub(super) const BLOCK: u64 = 1 << BLOCK_ORDER;
 /// A word for each frame of 2 MiB. What they say before the first frame is taken makes no difference.
 pub type Tags = [AtomicU32; BLOCK as usize];
 
-/// Owner and use of one frame, in 4 bytes: the use in the two lowest bits; above them 0: free, 1: the host, n + 2: VM n.
+/// One loan of a frame ([`super::loan`]): they are counted in the upper 12 bits of its tag.
+const LOAN: u32 = 1 << 20;
+/// Bits below that count.
+const OWNER: u32 = LOAN - 1;
+
+/// Owner and use of one frame, in 4 bytes: the use in the two lowest bits; above them 0: free, 1: the host, n + 2: VM n; and above that how
+/// many loans there are of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Tag(u32);
 
 impl Tag {
     pub const FREE: Tag = Tag(0);
     /// There is no such frame.
-    pub const ABSENT: Tag = Tag(u32::MAX);
-    /// It was freed while it was lent ([`super::loan`]).
-    pub const LATE: Tag = Tag(u32::MAX - 1);
+    pub const ABSENT: Tag = Tag(OWNER);
+    /// It was freed while it was lent.
+    const LATE: Tag = Tag(OWNER - 1);
 
     pub const fn new(owner: Owner, for_: Use) -> Tag {
         let owner = match owner {
@@ -33,8 +40,18 @@ impl Tag {
         Tag(owner << 2 | for_ as u32)
     }
 
+    /// The same without its loans.
+    pub const fn not_lent(self) -> Tag {
+        Tag(self.0 & OWNER)
+    }
+
+    /// Whether it is lent.
+    pub const fn is_lent(self) -> bool {
+        self.0 >= LOAN
+    }
+
     pub const fn owner(self) -> Option<(Owner, Use)> {
-        let owner = match self.0 >> 2 {
+        let owner = match (self.0 & OWNER) >> 2 {
             0 => return None,
             1 => Owner::Host,
             n if n - 2 <= u16::MAX as u32 => Owner::Vm((n - 2) as u16),
@@ -72,6 +89,31 @@ impl TagsOfBlock {
         rest.iter().for_each(|word| word.store(tag.0, Relaxed));
     }
 
+    /// Counts a loan of each frame of a part. Where one is lent as often as can be counted, says how many before it are lent by that.
+    pub fn lend(&self, part: Range<usize>) -> Result<(), usize> {
+        let lend = |word: &AtomicU32| word.fetch_update(Relaxed, Relaxed, |tag| tag.checked_add(LOAN)).is_ok();
+        self[part].iter().position(|word| !lend(word)).map_or(Ok(()), Err)
+    }
+
+    /// A loan of a frame ends. Says whether the frame was late, and is free now.
+    pub fn end_loan(&self, place: usize) -> bool {
+        let late = Tag::LATE.0 | LOAN;
+        let end = |tag| Some(if tag == late { Tag::FREE.0 } else { tag - LOAN });
+        self[place].fetch_update(AcqRel, Acquire, end) == Ok(late)
+    }
+
+    /// Makes a frame free, or late if it is lent; says whether it is free.
+    pub fn free_or_late(&self, place: usize) -> bool {
+        let free = |tag| if Tag(tag).is_lent() { tag & !OWNER | Tag::LATE.0 } else { Tag::FREE.0 };
+        let before = self[place].fetch_update(AcqRel, Acquire, |tag| Some(free(tag)));
+        before.is_ok_and(|tag| !Tag(tag).is_lent())
+    }
+
+    /// Whether a frame of that part is lent.
+    pub fn is_lent(&self, part: Range<usize>) -> bool {
+        self[part].iter().any(|word| Tag(word.load(Acquire)).is_lent())
+    }
+
     /// What is written of all of that part, or `None` if it is not the same.
     #[inline(always)]
     pub fn of(&self, part: Range<usize>) -> Option<Tag> {
@@ -105,5 +147,18 @@ mod tests {
             }
         }
         assert_eq!([Tag::FREE, Tag::ABSENT, Tag::LATE].map(Tag::owner), [None; 3]);
+    }
+
+    #[test]
+    fn loans_are_counted_beside_the_owner() {
+        let tags = TagsOfBlock::in_heap();
+        for tag in [Tag::new(Owner::Vm(u16::MAX), Use::Other), Tag::new(Owner::Host, Use::Image)] {
+            tags.set(0..512, tag);
+            let most = (0..).take_while(|_| tags.lend(3..4).is_ok()).count();
+            assert_eq!((most, tags.lend(0..8), tags.is_lent(4..8)), (4095, Err(3), false));
+            assert_eq!(tags.of(3..4).map(|of| (of.owner(), of.not_lent())), Some((tag.owner(), tag)));
+            assert!(!tags.free_or_late(3) && tags.of(3..4).and_then(Tag::owner).is_none());
+            assert!((1..most).all(|_| !tags.end_loan(3)) && tags.end_loan(3) && tags.of(3..4) == Some(Tag::FREE));
+        }
     }
 }

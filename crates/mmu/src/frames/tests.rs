@@ -221,72 +221,78 @@ fn lend(frames: &Frames, run: &Run) -> Loan {
 }
 
 #[test]
-fn what_is_lent_is_nobody_elses_until_the_loan_ends() {
+fn what_is_lent_is_nobody_elses_until_the_last_loan_ends() {
     let frames = frames(0, 4);
     let [first, second] = [0, 0].map(|order| frames.alloc(VM, Use::Guest, order).unwrap());
     let rest = frames.alloc(VM, Use::Guest, 1).unwrap();
-    let (one, two) = (lend(&frames, &first), lend(&frames, &first));
-    let frame = first.first();
+    let (one, two, third) = (lend(&frames, &first), lend(&frames, &first), lend(&frames, &second));
+    let (frame, other) = (first.first(), second.first());
+    assert_eq!(frames.owner_of(frame), Some((VM, Use::Guest)));
     frames.free(first);
     assert_eq!((frames.usage(VM).guest, frames.usage(Owner::Host).other, frames.owner_of(frame)), (3, 1, None));
     assert_eq!(frames.alloc(VM, Use::Guest, 0), Err(AllocError::OutOfMemory));
     drop(one);
-    assert!(!frames.has_late() && !frames.settle_late());
-    // What was not lent is late for its neighbour's sake, and is not lent any more.
-    frames.free(rest);
-    assert!(!frames.lend(1).add(second.first().base(), 512));
+    assert_eq!(frames.alloc(VM, Use::Guest, 0), Err(AllocError::OutOfMemory));
     drop(two);
-    assert!(frames.has_late() && frames.settle_late() && !frames.settle_late());
-    assert_eq!((frames.free_count(), frames.usage(Owner::Host).total()), (3, 0));
-    let again = lend(&frames, &second);
-    let whole = [1, 0].map(|order| frames.alloc(VM, Use::Guest, order).unwrap());
-    drop(again);
-    whole.into_iter().chain([second]).for_each(|run| frames.free(run));
+    let again = frames.alloc(VM, Use::Guest, 0).unwrap();
+    assert_eq!(
+        (again.first(), frames.usage(Owner::Host).total(), frames.owner_of(other)),
+        (frame, 0, Some((VM, Use::Guest)))
+    );
+    drop(third);
+    [again, second, rest].into_iter().for_each(|run| frames.free(run));
     assert_eq!(frames.free_count(), 4);
+    let whole = frames.alloc(VM, Use::Guest, 2).unwrap();
+    frames.free(whole);
 }
 
 #[test]
-fn who_finds_no_frame_takes_those_that_were_lent() {
-    let frames = frames(0, 512);
-    let run = frames.alloc(VM, Use::Guest, MEGA_ORDER).unwrap();
-    let loan = lend(&frames, &run);
+#[should_panic(expected = "freed twice")]
+fn what_is_late_is_not_freed_again() {
+    let frames = frames(0, 8);
+    let run = frames.alloc(VM, Use::Guest, 0).unwrap();
+    let again = Run::from_entry(run.first(), 0);
+    let _loan = lend(&frames, &run);
     frames.free(run);
-    drop(loan);
-    let again = frames.alloc(VM, Use::Guest, MEGA_ORDER).unwrap();
-    assert_eq!((again.first().raw(), frames.usage(Owner::Host).total()), (0, 0));
     frames.free(again);
 }
 
 #[test]
-fn of_a_run_only_the_lent_2_mib_are_late() {
+fn of_a_run_only_what_is_lent_is_late() {
     let frames = frames(0, 2048);
     let run = frames.alloc(VM, Use::Guest, 11).unwrap();
     let mut loan = frames.lend(2);
     // Over the border of the second and third 2 MiB, and frames that nobody hands out.
     assert!(loan.add(Addr::new((1024 << 12) - 100), 200) && loan.add(Addr::new(1 << 40), 5));
     frames.free(run);
-    assert_eq!((frames.free_count(), frames.usage(Owner::Host).other), (1024, 1024));
+    assert_eq!((frames.free_count(), frames.usage(Owner::Host).other), (2046, 2));
+    let taken: Vec<Run> = core::iter::from_fn(|| frames.alloc(VM, Use::Guest, 0).ok()).collect();
+    assert!(taken.len() == 2046 && taken.iter().all(|run| !(1023..1025).contains(&run.first().raw())));
     drop(loan);
-    assert!(frames.settle_late() && frames.settle_late() && !frames.settle_late());
+    taken.into_iter().for_each(|run| frames.free(run));
     let run = frames.alloc(VM, Use::Guest, 11).unwrap();
     frames.free(run);
 }
 
 #[test]
-fn frames_that_come_free_late_are_runs_again() {
-    let frames = frames(0, 512);
-    let mut singles: Vec<Run> = (0..512).map(|_| frames.alloc(VM, Use::Guest, 0).unwrap()).collect();
-    singles.sort_by_key(Run::first);
-    let loan = lend(&frames, &singles[100]);
-    let (kept, freed): (Vec<Run>, Vec<Run>) = singles.into_iter().partition(|run| run.first().raw() % 128 == 77);
-    freed.into_iter().for_each(|run| frames.free(run));
+fn a_frame_counts_each_piece_once_whatever_is_cut_off() {
+    let frames = frames(0, 8);
+    let run = frames.alloc(VM, Use::Guest, 3).unwrap();
+    let mut loan = frames.lend(8);
+    // Twice in frame 0, by pieces that do not follow each other; then one that grows over the border of 1 and 2, up to the end of 3.
+    for (start, bytes) in [(0, 100), (1000, 100), (8000, 100), (8100, 192), (8292, 8092)] {
+        assert!(loan.add(Addr::new(start), bytes));
+    }
+    assert_eq!((loan.pieces().len(), loan.bytes()), (3, 8584));
+    frames.free(run);
+    let late = || 8 - frames.free_count();
+    assert_eq!(late(), 4);
+    for (bytes, left) in [(8392, 4), (396, 3), (392, 2), (300, 2), (200, 1), (100, 1), (0, 0)] {
+        loan.cut(bytes);
+        assert_eq!((late(), loan.bytes()), (left, bytes));
+    }
     drop(loan);
-    assert!(frames.settle_late());
-    assert_eq!((frames.free_count(), frames.usage(Owner::Host).total()), (508, 0));
-    let halves = [6, 6, 6, 6].map(|order| frames.alloc(VM, Use::Guest, order).unwrap());
-    halves.into_iter().chain(kept).for_each(|run| frames.free(run));
-    let whole = frames.alloc(VM, Use::Guest, MEGA_ORDER).unwrap();
-    frames.free(whole);
+    assert_eq!((frames.free_count(), frames.usage(Owner::Host).total()), (8, 0));
 }
 
 #[test]
@@ -339,15 +345,11 @@ fn harts_lend_and_free_at_once_and_nothing_is_lost() {
                     if loans.len() > 5 {
                         loans.remove(0);
                     }
-                    if round % 16 == 0 {
-                        hart.settle_late();
-                    }
                 }
                 mine.into_iter().for_each(|run| hart.free(run));
             });
         }
     });
-    while harts[0].settle_late() {}
     assert_eq!((harts[1].free_count(), harts[2].usage(Owner::Host).total()), (2048, 0));
 }
 
