@@ -340,10 +340,12 @@ impl Queue {
             return Err(Malformed::Table.into());
         }
         // Most tables are short.
-        match count {
-            ..=FEW => self.follow::<FEW>(table, buffers, mem),
-            ..=USUAL => self.follow::<USUAL>(table, buffers, mem),
-            _ => self.follow::<MOST>(table, buffers, mem),
+        if count <= FEW {
+            self.follow::<FEW>(table, buffers, mem)
+        } else if count <= USUAL {
+            self.follow::<USUAL>(table, buffers, mem)
+        } else {
+            self.follow::<MOST>(table, buffers, mem)
         }
     }
 

@@ -28,6 +28,9 @@ pub(super) const NEW: u8 = 0xee;
 /// What is read where sectors were discarded.
 pub(super) const DISCARDED: u8 = 0xd5;
 
+/// A request that the host's device has finished, what has come of it, and what it has read of what was lent for it.
+type Done = (Token, Asked, Result<(), IoError>, Option<Vec<u8>>);
+
 /// What the host's device has, beside its buffer.
 pub(super) struct Model {
     pub(super) sectors: Vec<u8>,
@@ -39,8 +42,8 @@ pub(super) struct Model {
     pub(super) most_pieces: usize,
     /// What was lent for what it has begun.
     pub(super) lent: BTreeMap<u16, Loan>,
-    /// What it is to have finished when it is looked at, with what it has read of what was lent.
-    pub(super) done: VecDeque<(Token, Asked, Result<(), IoError>, Option<Vec<u8>>)>,
+    /// What it is to have finished when it is looked at.
+    pub(super) done: VecDeque<Done>,
     pub(super) tokens: u16,
     /// How many requests it takes at a time.
     pub(super) most: usize,
