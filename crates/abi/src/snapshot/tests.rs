@@ -42,6 +42,8 @@ fn state() -> State {
             mac: Some(Mac([2; 6])),
             shares: vec!["src".into()],
             has_rng: true,
+            has_virtio_console: true,
+            ports: vec!["agent".into()],
         },
         vcpus: vec![vcpu; 2],
         events: EventsState { local: vec![EventState::default(); 2], ..EventsState::default() },
