@@ -4,6 +4,7 @@ use crate::fake::{Event, Hart, machine, printed, start_due, vm_config};
 use abi::bundle::VmConfig;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
+use abi::control::port::{Exchange, Wish};
 use abi::control::save::Save;
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Trace, Whose};
 use arbitrary::{Arbitrary, Result, Unstructured};
@@ -45,7 +46,7 @@ impl Line for Wire {
 
 fn request(u: &mut Unstructured<'_>) -> Result<Request> {
     let vm = u.int_in_range(0..=3)?;
-    Ok(match u.int_in_range(0..=13)? {
+    Ok(match u.int_in_range(0..=14)? {
         0 => Request::Hello,
         1 => Request::Vms,
         2 => Request::Counters(Whose::Host),
@@ -62,6 +63,13 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
             hart: u.int_in_range(0..=3)?,
         }),
         12 => Request::Debug(vm, debug(u)?),
+        14 => {
+            let (connection, at, from) = (u.int_in_range(0..=2)?, u.arbitrary()?, u.arbitrary()?);
+            let bytes = vec![1; u.int_in_range(0..=2000)?];
+            let exchange = Exchange { connection, at, bytes, from, most: u.arbitrary()? };
+            let wish = if u.arbitrary()? { Wish::Exchange(exchange) } else { Wish::Close(connection) };
+            Request::Port(vm, u.int_in_range(0..=2)?, wish)
+        }
         13 => {
             let id = u.int_in_range(0..=3)?;
             let at: u32 = if u.arbitrary()? { u.arbitrary()? } else { 0 };

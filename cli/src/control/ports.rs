@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_micros(200);
 /// How long a VM that does not answer is left alone.
 const LATER: Duration = Duration::from_millis(100);
-/// How long a guest that has the port open may take to read what somebody has left who is gone.
+/// How long a guest may take to read what somebody has left who is gone.
 const LAST: Duration = Duration::from_secs(5);
 
 /// What comes of a look at the machine.
@@ -89,7 +89,7 @@ impl Line<'_> {
             if self.is_gone {
                 // Who would take it?
                 let since = *last.get_or_insert_with(Instant::now);
-                if !heard.is_open || since.elapsed() > LAST {
+                if since.elapsed() > LAST {
                     return;
                 }
             }
