@@ -136,7 +136,10 @@ thread_local! {
 pub fn requests(data: &[u8]) {
     let mut u = Unstructured::new(data);
     if u.ratio(1, 32) == Ok(true) {
-        let vms = vec![vm_config("a", 1), VmConfig { after: Some(0), ..vm_config("b", 1) }];
+        let vms = vec![
+            VmConfig { ports: vec!["p".into()], ..vm_config("a", 1) },
+            VmConfig { after: Some(0), ..vm_config("b", 1) },
+        ];
         let (mut g, mut hart) = machine(vms, 2, GuestTimer::Sstc);
         start_due(&g, &mut hart);
         speak(&mut u, &mut g, &mut hart);

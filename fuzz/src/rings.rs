@@ -229,7 +229,8 @@ pub fn rings_of(data: &[u8]) {
     let shares = vec![ShareConfig { number: NUMBER, tag: "src".into() }];
     let (disks, ports) = (vec![NUMBER], vec!["one".into(), "two".into()]);
     let (balloon_bytes, vm) = (Some(0), vm_config("vm", 3));
-    let config = VmConfig { mmu: Some(mmu), balloon_bytes, disks, shares, rng: true, virtio_console: true, ports, ..vm };
+    let config =
+        VmConfig { mmu: Some(mmu), balloon_bytes, disks, shares, rng: true, virtio_console: true, ports, ..vm };
     let mut w = world_of(config, GuestTimer::Sstc);
     let translation = w.run.vm.translation;
     assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
