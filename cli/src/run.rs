@@ -121,15 +121,7 @@ fn claim(prepared: &Prepared, name: Option<&str>, usual: &str) -> Result<Claim, 
 /// Lets other commands reach a run, if that can be. Only a name that was asked for must be had, and the way to ports.
 fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette::Result<Option<Bridge>> {
     let has_ports = prepared.ports.iter().any(|ports| !ports.is_empty());
-    let Reach::As(name) = how else {
-        if has_ports {
-            return Err(miette::miette!(
-                help = "leave out one of the two: --control off, or the ports (`ports` in VM files, --port)",
-                "VMs have ports, which nobody can reach where no command can reach the run"
-            ));
-        }
-        return Ok(None);
-    };
+    let Reach::As(name) = how else { return Ok(None) };
     let usual = prepared.vms.first().map_or("run", String::as_str);
     let claim = if machine.has_place() {
         claim(prepared, name.as_deref(), usual).map_err(miette::Report::from)

@@ -130,7 +130,7 @@ impl Machine {
             // What is said of ports, as far as it means something.
             4 if self.device == CONSOLE && u.arbitrary()? => {
                 let (port, kind, value) = (u.int_in_range(0..=3)?, u.int_in_range(0..=8)?, u.int_in_range(0..=1)?);
-                self.write(OTHER, &(port | kind << 32 | value << 48_u64).to_le_bytes());
+                self.write(OTHER, &u64::to_le_bytes(port | kind << 32 | value << 48));
             }
             // Its driver goes on without a queue, or with it again.
             4 if (self.device == DISK || self.device == CONSOLE) && u.ratio(1, 8)? => {

@@ -220,6 +220,12 @@ impl RunArgs {
         };
         let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout, gdb: self.gdb, reach };
         let mut spec = self.into_spec()?;
+        if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
+            return Err(miette::miette!(
+                help = "leave out one of the two: --control off, or the ports (`ports` in VM files, --port)",
+                "VMs have ports, which nobody can reach where no command can reach the run"
+            ));
+        }
         show.stats.as_deref().map_or(Ok(()), check_writable)?;
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
