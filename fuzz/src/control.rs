@@ -7,6 +7,7 @@ use abi::control::frame::{Bad, Reader, decode, encode};
 use abi::control::port::{Exchange, Wish};
 use abi::control::save::Save;
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Trace, Whose};
+use abi::snapshot::bytes::Bytes;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::channel::{Channel, Line};
 use hypervisor::gnomon::Gnomon;
@@ -65,7 +66,7 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
         12 => Request::Debug(vm, debug(u)?),
         14 => {
             let (connection, at, from) = (u.int_in_range(0..=2)?, u.arbitrary()?, u.arbitrary()?);
-            let bytes = vec![1; u.int_in_range(0..=2000)?];
+            let bytes = Bytes(vec![1; u.int_in_range(0..=4000)?]);
             let exchange = Exchange { connection, at, bytes, from, most: u.arbitrary()? };
             let wish = if u.arbitrary()? { Wish::Exchange(exchange) } else { Wish::Close(connection) };
             Request::Port(vm, u.int_in_range(0..=2)?, wish)

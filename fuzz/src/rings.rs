@@ -8,6 +8,7 @@ use crate::fake::{MEMORY, World, printed, vm_config, world_of, write};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
 use abi::control::Answer as Told;
 use abi::control::port::{Exchange, MOST_KEPT, Wish};
+use abi::snapshot::bytes::Bytes;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::connections::ask;
 use hypervisor::device::Answer;
@@ -175,14 +176,14 @@ impl Machine {
     fn speak(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let (port, connection) = (u.int_in_range(0..=2)?, u.int_in_range(0..=2)?);
         let (at, from) = (u.int_in_range(0..=300)?, u.int_in_range(0..=300)?);
-        let bytes = vec![7; u.int_in_range(0..=200)?];
+        let bytes = Bytes(vec![7; u.int_in_range(0..=200)?]);
         let exchange = Exchange { connection, at, bytes, from, most: u.arbitrary()? };
         let wish = if u.ratio(1, 4)? { Wish::Close(connection) } else { Wish::Exchange(exchange) };
         let vm = self.w.run.vm.clone();
         let answer = ask(&self.w.g, &vm, port, &wish, &mut self.w.hart);
         assert_eq!(answer.is_some(), port < 2);
         if let Some(Told::Heard(heard)) = answer {
-            assert!(heard.bytes.len() <= MOST_KEPT && heard.waiting as usize <= MOST_KEPT);
+            assert!(heard.bytes.0.len() <= MOST_KEPT && heard.waiting as usize <= MOST_KEPT);
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ pub fn ask<E: Env>(g: &Gnomon, vm: &Vm, port: u32, wish: &Wish, env: &mut E) -> 
     // Of one that is frozen nobody changes memory: whoever lets it go looks after what has come.
     let outside = (!vm.is_frozen.load(Ordering::SeqCst)).then_some(&mut reach as _);
     let answer = match wish {
-        Wish::Exchange(said) if said.bytes.len() > MOST_SENT => return None,
+        Wish::Exchange(said) if said.bytes.0.len() > MOST_SENT => return None,
         Wish::Exchange(said) => console.exchange(port as usize, said, outside).map(Answer::Heard),
         Wish::Close(connection) => console.close(port as usize, *connection, outside).map(|()| Answer::Done),
     };

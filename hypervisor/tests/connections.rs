@@ -5,6 +5,7 @@ use crate::fake::{World, depart, park, printed, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::control::Answer;
 use abi::control::port::{Exchange, Heard, MOST_SENT, Wish};
+use abi::snapshot::bytes::Bytes;
 use hypervisor::connections::ask;
 use hypervisor::serial::{go_on, type_in};
 use hypervisor::vm::Departure;
@@ -43,7 +44,7 @@ fn exchange(w: &mut World, said: Exchange) -> Heard {
 }
 
 fn said(connection: u32, at: u64, bytes: &[u8], from: u64) -> Exchange {
-    Exchange { connection, at, bytes: bytes.to_vec(), from, most: 100 }
+    Exchange { connection, at, bytes: Bytes(bytes.to_vec()), from, most: 100 }
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn a_guest_and_a_program_of_the_host_speak_with_each_other() {
         assert!(w.run.vm.devices.lock().plic.is_high(SOURCE), "{mmu}: the guest is interrupted");
         write(&mut w, DATA, b"answer");
         offer(&mut w, (DEVICE, OUT), 0, &[(DATA, 6, 0)]);
-        assert_eq!(exchange(&mut w, said(1, 5, b"", 0)).bytes, b"answer", "{mmu}");
+        assert_eq!(exchange(&mut w, said(1, 5, b"", 0)).bytes.0, b"answer", "{mmu}");
         // What it was told of: the port, its name, and that somebody is there.
         for (made, message) in
             (0..).zip([&[1, 0, 0, 0, 1, 0, 1, 0][..], b"\x01\0\0\0\x07\0\x01\0one", &[1, 0, 0, 0, 6, 0, 1, 0]])

@@ -5,6 +5,7 @@
 
 use abi::control::Answer;
 use abi::control::port::{Exchange, Heard, MOST_KEPT, MOST_SENT, Wish};
+use abi::snapshot::bytes::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,8 +17,10 @@ pub(super) const SILENT: &str = "its machine does not answer";
 /// How long nobody asks, at least and at most.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(50);
-/// How long nobody asks while there is something: others have their turn.
+/// How long nobody asks while there is something, at least, and by how much longer than the machine took to answer: what it does for a port
+/// it does on a hart that has guests to run, which are others as well.
 const TURN: Duration = Duration::from_micros(200);
+const TURNS: u32 = 3;
 /// How long a VM that does not answer is left alone.
 const LATER: Duration = Duration::from_millis(100);
 /// How long a guest may take to read what somebody has left who is gone.
@@ -67,7 +70,7 @@ impl Line<'_> {
         let (mut pause, mut last) = (SHORTEST, None);
         loop {
             self.read();
-            let (before, place) = (self.at, self.from);
+            let (before, place, asked) = (self.at, self.from, Instant::now());
             let heard = match self.exchange() {
                 Look::Heard(heard) => heard,
                 Look::Over => return,
@@ -79,9 +82,10 @@ impl Line<'_> {
                     continue;
                 }
             };
+            let took = asked.elapsed();
             self.write();
             if self.has_ended && self.input.is_empty() {
-                let is_heard = self.is_gone || heard.bytes.is_empty() && self.output.is_empty();
+                let is_heard = self.is_gone || heard.bytes.0.is_empty() && self.output.is_empty();
                 if heard.waiting == 0 && is_heard {
                     return;
                 }
@@ -93,15 +97,20 @@ impl Line<'_> {
                     return;
                 }
             }
-            pause = if (self.at, self.from) != (before, place) { TURN } else { LONGEST.min(SHORTEST.max(pause * 2)) };
-            self.wait(pause);
+            if (self.at, self.from) == (before, place) {
+                pause = LONGEST.min(SHORTEST.max(pause * 2));
+                self.wait(pause);
+            } else {
+                pause = SHORTEST / 2;
+                thread::sleep(LONGEST.min(TURN.max(took * TURNS)));
+            }
         }
     }
 
     /// Says what was read, and hears what the guest says as soon as all before has been read here.
     fn exchange(&mut self) -> Look {
         let most = if self.output.is_empty() && !self.is_gone { MOST_KEPT as u32 } else { 0 };
-        let bytes = self.input[..self.input.len().min(MOST_SENT)].to_vec();
+        let bytes = Bytes(self.input[..self.input.len().min(MOST_SENT)].to_vec());
         let said = Exchange { connection: self.connection, at: self.at, bytes, from: self.from, most };
         let heard = match (self.ask)(Wish::Exchange(said)) {
             Some(Answer::Heard(heard)) => heard,
@@ -112,8 +121,8 @@ impl Line<'_> {
         let taken = usize::try_from(heard.taken.saturating_sub(self.at)).unwrap_or(usize::MAX).min(self.input.len());
         self.input.drain(..taken);
         self.at += taken as u64;
-        self.from += heard.bytes.len() as u64;
-        self.output.extend_from_slice(&heard.bytes);
+        self.from += heard.bytes.0.len() as u64;
+        self.output.extend_from_slice(&heard.bytes.0);
         Look::Heard(heard)
     }
 
@@ -148,7 +157,7 @@ impl Line<'_> {
             return thread::sleep(pause);
         }
         let mut wanted = PollFlags::empty();
-        wanted.set(PollFlags::IN, !self.has_ended && self.input.len() < MOST_SENT && pause != TURN);
+        wanted.set(PollFlags::IN, !self.has_ended && self.input.len() < MOST_SENT);
         wanted.set(PollFlags::OUT, !self.output.is_empty());
         let mut polled = [PollFd::new(&self.client, wanted)];
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) };

@@ -8,6 +8,7 @@ use crate::control::runs::Runs;
 use abi::control::frame::{Reader, decode, encode};
 use abi::control::port::{Heard, MOST_KEPT, Wish};
 use abi::control::{Answer, MOST_REQUEST_BYTES, Request};
+use abi::snapshot::bytes::Bytes;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
@@ -53,12 +54,12 @@ impl Ported {
                         Request::Port(vm, _, Wish::Exchange(said)) => {
                             let taken = all.entry(said.connection).or_default();
                             let again = (taken.len() as u64 - said.at) as usize;
-                            taken.extend_from_slice(&said.bytes[again.min(said.bytes.len())..]);
+                            taken.extend_from_slice(&said.bytes.0[again.min(said.bytes.0.len())..]);
                             let mut spoken = taken.clone();
                             guest(vm, &mut spoken).map(|answer| match answer {
                                 Answer::Heard(heard) => {
                                     let rest = spoken[said.from as usize..].iter().take(said.most as usize);
-                                    let bytes = rest.take(MOST_KEPT).copied().collect();
+                                    let bytes = Bytes(rest.take(MOST_KEPT).copied().collect());
                                     Answer::Heard(Heard { taken: taken.len() as u64, bytes, ..heard })
                                 }
                                 other => other,

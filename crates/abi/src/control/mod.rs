@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// Version of all that is said. It stands in each frame, where every version has it.
 pub const VERSION: u16 = 5;
 /// The longest request, in bytes of a frame.
-pub const MOST_REQUEST_BYTES: usize = 2 << 10;
+pub const MOST_REQUEST_BYTES: usize = 4 << 10;
 /// The longest answer, in bytes of a frame. Whoever asks one thing after the other never has more to read.
 pub const MOST_ANSWER_BYTES: usize = 16 << 10;
 
@@ -310,7 +310,7 @@ mod tests {
             Answer::Heard(port::Heard {
                 taken: u64::MAX,
                 waiting: u32::MAX,
-                bytes: vec![0xff; port::MOST_KEPT],
+                bytes: Bytes(vec![0xff; port::MOST_KEPT]),
                 is_open: true,
             }),
         ]
@@ -410,7 +410,7 @@ mod tests {
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
         let longest = Request::Type(u64::MAX, vec![0xff; MOST_TYPED]);
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
-        let bytes = vec![0xff; port::MOST_SENT];
+        let bytes = Bytes(vec![0xff; port::MOST_SENT]);
         let (connection, most, at) = (u32::MAX, u32::MAX, u64::MAX);
         let exchange = port::Exchange { connection, at, bytes, from: at, most };
         let longest = Request::Port(u64::MAX, u32::MAX, port::Wish::Exchange(exchange));

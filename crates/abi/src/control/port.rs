@@ -3,11 +3,11 @@
 //! Bytes of a connection have places, from 0 on in each direction. So whatever is lost on the way can be said again: what was taken is not
 //! taken twice, and what was given is kept until the next request says that it has come.
 
-use alloc::vec::Vec;
+use crate::snapshot::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes for the guest in a request.
-pub const MOST_SENT: usize = 1920;
+pub const MOST_SENT: usize = 3968;
 /// Most bytes for the guest that Gnomon keeps, and most of the guest's: an answer has room for so many.
 pub const MOST_KEPT: usize = 8 << 10;
 
@@ -29,7 +29,7 @@ pub struct Exchange {
     /// The place of the first of the bytes. Those that were taken before are passed over.
     pub at: u64,
     /// Bytes for the guest, up to [`MOST_SENT`].
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
     /// The place of the first of the guest's bytes that is wanted: those before have come, and are not kept any more.
     pub from: u64,
     /// How many are wanted at most.
@@ -44,7 +44,7 @@ pub struct Heard {
     /// How many of those the guest does not have yet.
     pub waiting: u32,
     /// Bytes that the guest has sent, from the place that was asked for on; up to [`MOST_KEPT`].
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
     /// Whether the guest has the port open.
     pub is_open: bool,
 }

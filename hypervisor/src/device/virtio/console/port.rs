@@ -7,6 +7,7 @@ use crate::device::interface::Outside;
 use crate::device::virtio::portion::{Budget, STEP, Stop};
 use crate::device::virtio::queue::{Chain, Queue};
 use abi::control::port::{Exchange, Heard, MOST_KEPT};
+use abi::snapshot::bytes::Bytes;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -65,8 +66,8 @@ impl Port {
         line.output.drain(..has_come as usize);
         line.from += has_come;
         // Where some are missing between, none is taken.
-        let again = usize::try_from(line.taken.wrapping_sub(said.at)).unwrap_or(usize::MAX).min(said.bytes.len());
-        let new = &said.bytes[again..];
+        let again = usize::try_from(line.taken.wrapping_sub(said.at)).unwrap_or(usize::MAX).min(said.bytes.0.len());
+        let new = &said.bytes.0[again..];
         let new = &new[..new.len().min(MOST_KEPT.saturating_sub(line.input.len()))];
         line.input.extend(new);
         line.taken += new.len() as u64;
@@ -77,7 +78,10 @@ impl Port {
     pub(super) fn heard(&self, said: &Exchange, is_open: bool) -> Heard {
         let Some(line) = &self.line else { return Heard { is_open, ..Heard::default() } };
         let most = if said.from == line.from { said.most as usize } else { 0 };
-        let bytes = line.output.iter().copied().take(most.min(MOST_KEPT)).collect();
+        let (front, back) = line.output.as_slices();
+        let most = most.min(line.output.len());
+        let cut = most.min(front.len());
+        let bytes = Bytes([&front[..cut], &back[..most - cut]].concat());
         Heard { taken: line.taken, waiting: line.input.len() as u32, bytes, is_open }
     }
 

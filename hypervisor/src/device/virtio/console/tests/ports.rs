@@ -7,6 +7,7 @@ use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, ENTRIES, TABLE, TABL
 use crate::device::virtio::wire::console::event;
 use crate::random::Random;
 use abi::control::port::{MOST_KEPT, MOST_SENT};
+use abi::snapshot::bytes::Bytes;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
@@ -126,7 +127,7 @@ impl Rig {
 }
 
 fn said(connection: u32, at: u64, bytes: &[u8], from: u64) -> Exchange {
-    Exchange { connection, at, bytes: bytes.to_vec(), from, most: u32::MAX }
+    Exchange { connection, at, bytes: Bytes(bytes.to_vec()), from, most: u32::MAX }
 }
 
 #[test]
@@ -198,9 +199,9 @@ fn what_each_says_comes_once_whatever_is_lost_between() {
     rig.say(OUT[0], 22, b"answer");
     for from in [0, 0, 4] {
         let heard = rig.exchange(0, &Exchange { most: 4, ..said(1, 6, b"", from) });
-        assert_eq!(heard.bytes, if from == 0 { &b"answ"[..] } else { b"er" });
+        assert_eq!(heard.bytes.0, if from == 0 { &b"answ"[..] } else { b"er" });
     }
-    assert_eq!(rig.exchange(0, &said(1, 6, b"", 0)).bytes, b"", "that has come, it was said");
+    assert_eq!(rig.exchange(0, &said(1, 6, b"", 0)).bytes.0, b"", "that has come, it was said");
     assert_eq!(rig.exchange(1, &said(1, 0, b"other", 0)), Heard { taken: 5, waiting: 5, ..Heard::default() });
     assert!(rig.0.device.exchange(2, &said(1, 0, b"", 0), None).is_none());
 }
@@ -240,7 +241,7 @@ fn who_does_not_listen_holds_back_its_own_port_only() {
     rig.choose(OUT[1]);
     assert_eq!(rig.used().len(), 1);
     let heard = rig.exchange(0, &said(1, 0, b"", 0));
-    assert_eq!(heard.bytes.len(), MOST_KEPT);
+    assert_eq!(heard.bytes.0.len(), MOST_KEPT);
     // Whoever goes lets it have its buffers back.
     rig.close(0, 1);
     rig.choose(OUT[0]);
@@ -289,12 +290,12 @@ fn live(seed: u64) {
                 let text: Vec<u8> = (0..random.below(1900)).map(|n| byte(port, taken[port] + n)).collect();
                 let most = random.below(9000) as u32;
                 let answer = rig.exchange(port, &Exchange { most, ..said(1, taken[port], &text, heard[port]) });
-                let good = answer.bytes.iter().zip(heard[port]..).all(|(got, at)| *got == byte(port, at));
+                let good = answer.bytes.0.iter().zip(heard[port]..).all(|(got, at)| *got == byte(port, at));
                 assert!(good, "seed {seed}");
                 // Some answers are lost on the way.
                 if !random.one_in(4) {
                     taken[port] = answer.taken;
-                    heard[port] += answer.bytes.len() as u64;
+                    heard[port] += answer.bytes.0.len() as u64;
                 }
             }
             _ => {
