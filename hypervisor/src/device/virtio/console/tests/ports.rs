@@ -250,7 +250,7 @@ fn who_does_not_listen_holds_back_its_own_port_only() {
 
 /// Things at random: each side has what the other has said.
 fn live(seed: u64) {
-    let (mut rig, random) = (Rig::ready(seed % 2 == 0), &mut Random(seed));
+    let (mut rig, random) = (Rig::ready(seed.is_multiple_of(2)), &mut Random(seed));
     rig.tell(&message(1, event::PORT_OPEN, 1));
     rig.tell(&message(2, event::PORT_OPEN, 1));
     // Before anybody is connected what is said is unheard.
@@ -259,7 +259,7 @@ fn live(seed: u64) {
     let mut free: [Vec<usize>; 4] = core::array::from_fn(|n| (8 * (n + 2)..8 * (n + 3)).collect());
     let (mut spoken, mut shown) = ([0_u64; 2], [0_u64; 2]);
     let (mut taken, mut heard, mut read) = ([0_u64; 2], [0_u64; 2], [0_u64; 2]);
-    rig.world.later = (seed % 3 != 0).then_some(seed);
+    rig.world.later = (!seed.is_multiple_of(3)).then_some(seed);
     for _ in 0..600 {
         let port = random.below(2) as usize;
         match random.below(4) {
@@ -357,8 +357,8 @@ fn nonsense_is_passed_over() {
 
 #[test]
 fn whatever_stands_in_the_rings_comes_to_an_end() {
-    for seed in 1..120 {
-        let (mut rig, random) = (Rig::ready(seed % 2 == 0), &mut Random(seed * 0x1234_5679));
+    for seed in 1..120_u64 {
+        let (mut rig, random) = (Rig::ready(seed.is_multiple_of(2)), &mut Random(seed * 0x1234_5679));
         rig.world.later = random.one_in(2).then_some(seed);
         let places = [RAM, TABLE, DRIVER, DEVICE, TABLES, DATA, 0, u64::MAX - 0x1ff];
         for step in 0..200 {
@@ -388,7 +388,7 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
                 4 => {
                     // What it is saved as, it can go on from.
                     let state = rig.device.save().expect("it can always be saved");
-                    assert_eq!(device(seed % 2 == 0).restore(&state), Ok(()), "seed {seed}, step {step}");
+                    assert_eq!(device(seed.is_multiple_of(2)).restore(&state), Ok(()), "seed {seed}, step {step}");
                 }
                 _ => _ = rig.set(0x050, queue as u32),
             }
@@ -403,7 +403,7 @@ fn whatever_stands_in_the_rings_comes_to_an_end() {
         };
         rig.offer_messages(0..8);
         rig.tell(&message(u32::MAX, event::DEVICE_READY, 1));
-        assert_eq!(rig.told().len(), 2 + usize::from(seed % 2 == 0));
+        assert_eq!(rig.told().len(), 2 + usize::from(seed.is_multiple_of(2)));
     }
 }
 
