@@ -113,7 +113,8 @@ impl Line<'_> {
         let bytes = Bytes(self.input[..self.input.len().min(MOST_SENT)].to_vec());
         let said = Exchange { connection: self.connection, at: self.at, bytes, from: self.from, most };
         let heard = match (self.ask)(Wish::Exchange(said)) {
-            Some(Answer::Heard(heard)) => heard,
+            // More than was asked for is no answer.
+            Some(Answer::Heard(heard)) if heard.bytes.0.len() <= most as usize => heard,
             Some(Answer::Later) => return Look::Later,
             Some(Answer::Refused(why)) if why == SILENT => return Look::Later,
             _ => return Look::Over,

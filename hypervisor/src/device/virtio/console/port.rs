@@ -148,7 +148,8 @@ impl Port {
                 counts.refused += 1;
             }
             Some(_) => {}
-            None => counts.unheard += left,
+            // Nobody has looked whether there are so many.
+            None => counts.unheard = counts.unheard.saturating_add(left),
         }
         queue.give(chain, 0, outside)?;
         self.sending = None;
