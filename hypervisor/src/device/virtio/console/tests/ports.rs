@@ -439,6 +439,27 @@ fn a_portion_is_one_by_how_often_memory_is_reached() {
 }
 
 #[test]
+fn another_guests_hart_does_a_portion_and_then_seldom_one() {
+    let mut rig = Rig::ready(false);
+    for place in 0..60 {
+        rig.choose(OUT[0]);
+        rig.chain(place, &[(data(place), BYTES as u32, false)]);
+    }
+    (rig.world.is_foreign, rig.world.is_soon, rig.world.now) = (true, false, 7);
+    let mut back = 0;
+    for _ in 0..10 {
+        rig.world.at = None;
+        rig.moment();
+        rig.choose(OUT[0]);
+        let some = rig.used().len();
+        assert!(some <= 20 && !rig.world.is_soon, "{some}");
+        back += some;
+        assert_eq!(rig.world.at, (back < 60).then_some(7 + 10_000_000 / SELDOM), "{back}");
+    }
+    assert_eq!(back, 60);
+}
+
+#[test]
 fn a_port_goes_on_elsewhere_where_nobody_is_connected() {
     let mut rig = Rig::ready(true);
     rig.tell(&message(1, event::PORT_OPEN, 1));
