@@ -4,6 +4,7 @@ mod bench;
 mod console;
 mod control;
 mod gdb;
+mod port;
 mod run;
 mod snapshot;
 mod test;
@@ -37,6 +38,7 @@ enum Action {
     Stop(control::StopArgs),
     Snapshot(snapshot::SnapshotArgs),
     Console(console::ConsoleArgs),
+    Port(port::PortArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
@@ -102,6 +104,7 @@ impl Action {
             | Self::Stop(_)
             | Self::Snapshot(_)
             | Self::Console(_)
+            | Self::Port(_)
             | Self::Gdb(_)
             | Self::Needs { .. } => Vec::new(),
         }
@@ -129,6 +132,7 @@ pub fn main() -> ExitCode {
         Action::Stop(args) => args.run(),
         Action::Snapshot(args) => args.run(),
         Action::Console(args) => args.run(),
+        Action::Port(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),

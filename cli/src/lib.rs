@@ -31,6 +31,7 @@ pub mod pack;
 pub mod payload;
 pub mod place;
 pub mod pool;
+pub mod port;
 pub mod processors;
 pub mod progress;
 pub mod qemu;

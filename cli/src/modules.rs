@@ -73,7 +73,7 @@ pub struct Needs {
     pub shares: bool,
     /// A source of random bytes.
     pub rng: bool,
-    /// A virtio console, whose own driver is in the kernel itself.
+    /// A virtio console, or ports, whose own driver is in the kernel itself.
     pub console: bool,
 }
 

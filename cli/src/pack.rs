@@ -128,6 +128,7 @@ pub(crate) mod tests {
             shares: vec![],
             rng: false,
             virtio_console: false,
+            ports: vec![],
             mac: None,
             segments: vec![],
             entry_gpa: GUEST_ENTRY,

@@ -1,6 +1,7 @@
 //! VMs that go on from a snapshot: what its file says of the VM, and its RAM as images of a bundle.
 
 use crate::pack::{Pack, Placed};
+use crate::port;
 use crate::share::{self, ShareSpec};
 use crate::size::{PAGE, SUPERPAGE, Size};
 use crate::spec;
@@ -139,16 +140,18 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         ("net", vm.net.is_some()),
         ("mac", vm.mac.is_some()),
         ("rng", vm.rng.is_some()),
+        ("ports", vm.ports.is_some()),
     ];
     if let Some((what, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
         return Err(RestoreError::Given { path, what });
     }
     let state = Source::open(&path)?.state()?;
-    let has_virtio_console = state.has_virtio_console();
     let told = state.told;
     // Nothing of a file's is printed that could mean something to a terminal.
-    if !spec::is_name(&told.name) || !told.shares.iter().all(|name| share::is_name(name)) {
-        let why = "its VM, or a shared folder of it, has a name that none can have".into();
+    let has_names =
+        told.shares.iter().all(|name| share::is_name(name)) && told.ports.iter().all(|name| port::is_name(name));
+    if !spec::is_name(&told.name) || !has_names {
+        let why = "its VM, or a shared folder or port of it, has a name that none can have".into();
         return Err(RestoreError::Bad { path, why });
     }
     let disks = vm.disks.as_ref().map_or(0, Vec::len);
@@ -172,7 +175,8 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     vm.net = Some(told.mac.is_some());
     vm.mac = told.mac;
     vm.rng = Some(told.has_rng);
-    vm.console = has_virtio_console.then_some(Console::Virtio);
+    vm.console = told.has_virtio_console.then_some(Console::Virtio);
+    vm.ports = Some(told.ports);
     Ok(vm)
 }
 
@@ -241,9 +245,9 @@ mod tests {
     use crate::disk::DiskSpec;
     use crate::vmfile::Kernel;
     use abi::bundle::{Config, ConsoleMode};
-    use abi::snapshot::device::{DeviceState, PlicState, VirtioState};
+    use abi::snapshot::device::PlicState;
     use abi::snapshot::file::Writer;
-    use abi::snapshot::{EventsState, Placed as Device, Told, VcpuState};
+    use abi::snapshot::{EventsState, Told, VcpuState};
     use std::io::Cursor;
 
     const RAM: u64 = 9 << 20;
@@ -264,6 +268,8 @@ mod tests {
             mac: None,
             shares: vec![],
             has_rng: true,
+            has_virtio_console: false,
+            ports: vec!["agent".into()],
         };
         let (events, plic) = (EventsState::default(), PlicState::default());
         State { told, vcpus: vec![VcpuState::default(); 3], events, plic, devices: vec![] }
@@ -346,14 +352,15 @@ mod tests {
         };
         let mut state = state();
         assert_eq!(described(&state).console, None);
-        let device = DeviceState::Virtio(VirtioState { id: 3, ..VirtioState::default() });
-        state.devices.push(Device { at: 0x1000_f000, device });
+        assert_eq!(described(&state).ports, Some(vec!["agent".to_owned()]));
+        state.told.has_virtio_console = true;
         assert_eq!(described(&state).console, Some(Console::Virtio));
     }
 
     #[test]
     fn names_that_mean_something_to_a_terminal_are_not_printed() {
-        let names: [fn(&mut State); 3] = [
+        let names: [fn(&mut State); 4] = [
+            |state| state.told.ports = vec!["..".into()],
             |state| state.told.name = "\u{1b}[2Jx".into(),
             |state| state.told.name = "x".repeat(33),
             |state| state.told.shares = vec!["\u{1b}[2J".into()],

@@ -5,8 +5,9 @@ mod report;
 mod show;
 
 use crate::console::{ExecDemux, PanicWatch};
+use crate::control::ControlError;
 use crate::control::bridge::Bridge;
-use crate::control::runs::Runs;
+use crate::control::runs::{Claim, Runs};
 use crate::disk::Snapshot;
 use crate::machine::{Machine, MachineError};
 use crate::meter::MeterSpec;
@@ -108,12 +109,22 @@ impl RunSpec {
     }
 }
 
-/// Lets other commands reach a run, if that can be. Only a name that was asked for must be had.
+/// Takes a name for the run, and makes its sockets.
+fn claim(prepared: &Prepared, name: Option<&str>, usual: &str) -> Result<Claim, ControlError> {
+    let runs = Runs::open()?;
+    let mut claim = runs.claim(name, usual)?;
+    let ports: Vec<_> = prepared.vms.iter().cloned().zip(prepared.ports.iter().cloned()).collect();
+    runs.open_ports(&mut claim, &ports)?;
+    Ok(claim)
+}
+
+/// Lets other commands reach a run, if that can be. Only a name that was asked for must be had, and the way to ports.
 fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette::Result<Option<Bridge>> {
+    let has_ports = prepared.ports.iter().any(|ports| !ports.is_empty());
     let Reach::As(name) = how else { return Ok(None) };
     let usual = prepared.vms.first().map_or("run", String::as_str);
     let claim = if machine.has_place() {
-        Runs::open().and_then(|runs| runs.claim(name.as_deref(), usual)).map_err(miette::Report::from)
+        claim(prepared, name.as_deref(), usual).map_err(miette::Report::from)
     } else {
         Err(miette::miette!(help = "give the VMs fewer disks", "the board has no place left for the control channel"))
     };
@@ -122,7 +133,7 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
             machine.control = Some(claim.machine_path().to_owned());
             Ok(Some(Bridge::start(claim)))
         }
-        Err(why) if name.is_some() => Err(why),
+        Err(why) if name.is_some() || has_ports => Err(why),
         Err(why) => {
             eprintln!("gnomon: warning: no other command can reach this run: {why}");
             Ok(None)

@@ -4,6 +4,7 @@ mod error;
 
 use crate::disk::DiskSpec;
 use crate::net::Card;
+use crate::port;
 use crate::qemu::{HExtension, Seat};
 use crate::root::Root;
 use crate::share::ShareSpec;
@@ -83,6 +84,8 @@ pub struct VmSpec {
     pub shares: Vec<ShareSpec>,
     /// Whether it has a source of random bytes, if the user said so.
     pub rng: Option<bool>,
+    /// Names of its ports.
+    pub ports: Vec<String>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
     /// The snapshot that it goes on from.
@@ -152,6 +155,7 @@ impl VmSpec {
             disks: vm.disks.unwrap_or_default(),
             shares: vm.shares.unwrap_or_default(),
             rng: vm.rng,
+            ports: vm.ports.unwrap_or_default(),
             // By its place among the others.
             net: None,
             restore: vm.restore,
@@ -165,6 +169,7 @@ impl VmSpec {
         if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
         }
+        port::check(&spec.name, &spec.ports)?;
         spec.check_root()?;
         spec.check_disk()?;
         spec.check_residence()?;

@@ -69,7 +69,9 @@ pub struct VmFile {
     pub mac: Option<Mac>,
     /// Whether it has a source of random bytes.
     pub rng: Option<bool>,
-    /// Ports of the host's that lead to it.
+    /// Names of ports by which programs of the host's speak with it.
+    pub ports: Option<Vec<String>>,
+    /// Ports of the host's network that lead to it.
     pub forward: Option<Vec<Forward>>,
     /// The snapshot that it goes on from.
     pub restore: Option<PathBuf>,
@@ -272,6 +274,7 @@ impl VmFile {
             net: over.net.or(self.net),
             mac: over.mac.or(self.mac),
             rng: over.rng.or(self.rng),
+            ports: over.ports.or(self.ports),
             forward: over.forward.or(self.forward),
             restore: over.restore.or(self.restore),
         }

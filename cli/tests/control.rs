@@ -90,13 +90,22 @@ fn commands_reach_runs_and_their_vms() {
     let scratch = Scratch::new();
     assert_eq!(scratch.output("ps").lines().count(), 1, "the heads only");
     scratch.refused("stop", &["no run goes on", "gnomon run"]);
-    let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\n"));
+    let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\nports = ['agent', 'log']\n"));
     let run = scratch.run(&[&a, &b], &["--harts", "2"], 2);
     let told = scratch.output("ps");
     let rows: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows.len(), 2, "{told}");
     assert_eq!(rows[0][..5], ["a", "a", "running", "nested", "1"]);
     assert_eq!(rows[1][..5], ["a", "b", "running", "lazy", "1"]);
+    assert_eq!(rows.iter().map(|row| row[row.len() - 1]).collect::<Vec<_>>(), ["-", "agent,log"]);
+    // Somebody at a port, which its guest knows nothing of.
+    let listed: serde_json::Value = serde_json::from_str(&scratch.output("ps --json")).expect("JSON");
+    assert_eq!(listed[1]["ports"]["log"], scratch.path("gnomon/a.ports/b/log").to_str().expect("text"));
+    scratch.refused("port b agnet", &["no port `agnet`", "agent, log"]);
+    scratch.refused("port a agent", &["VM `a`", "no port `agent`"]);
+    let mut port = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    port.env("XDG_RUNTIME_DIR", scratch.0.path()).args(["port", "b", "log", "--listen"]);
+    let mut port = port.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("gnomon");
     // Tunables.
     scratch.command("set read-ahead=3 promote=off").success();
     assert_eq!(scratch.output("get read-ahead"), "3\n");
@@ -141,6 +150,7 @@ fn commands_reach_runs_and_their_vms() {
     // Ends: of one that is paused, and of the last.
     scratch.command("pause b").success();
     scratch.command("stop b").success();
+    assert!(port.wait().expect("its end").success(), "it ends with the VM");
     let started = Instant::now();
     while scratch.output("ps").contains(" b ") {
         assert!(started.elapsed() < PATIENCE);

@@ -342,6 +342,24 @@ fn networks_that_cannot_be() {
 }
 
 #[test]
+fn ports_that_cannot_be() {
+    let scratch = Scratch::new();
+    let kernel = scratch.file("raw", [0x13, 0, 0, 0]);
+    let run = |args: &[&str], says: &[&str]| {
+        let all = [&["--kernel", text(&kernel)], args].concat();
+        scratch.refused(&all, INPUT, says);
+    };
+    run(&["--port", "a/b"], &["`raw`", "`a/b`", "letters, digits", "--port"]);
+    run(&["--port", ".."], &["`..`", "in front"]);
+    run(&["--port", &"x".repeat(33)], &["1 to 32"]);
+    run(&["--port", "a", "--port", "a"], &["`raw` has two ports called `a`"]);
+    run(&["--port", "a", "--port", "b", "--port", "c", "--port", "d", "--port", "e"], &["5 ports", "at most 4"]);
+    run(&["--port", "a", "--control", "off"], &["nobody can reach", "--control off"]);
+    let file = scratch.file("a.toml", "ports = 'agent'\n");
+    scratch.refused(&[text(&file)], INPUT, &["a.toml", "line 1"]);
+}
+
+#[test]
 fn disks_that_cannot_be_booted() {
     let scratch = Scratch::new();
     let disk = scratch.file("disk.img", [0; 4096]);

@@ -8,7 +8,8 @@ use background::{Run, command};
 use says::says;
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -17,20 +18,23 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 80;
 
 /// Many short programs, a file that grows in memory, and a disk that is written to; then what all of it has come to. The share is there in the
-/// beginning and at the end. The console is a virtio one.
+/// beginning and at the end. The console is a virtio one, and somebody is connected to a port, who is not there elsewhere.
 const WORK: &str = "x=0; n=0
+listen() { until [ -s /tmp/said ]; do cat /dev/virtio-ports/agent >> /tmp/said; sleep 0.1; done; }
 while [ $n -lt 80 ]; do
     x=$(echo $x $n | sha256sum | cut -c1-64)
     echo $x >> /tmp/all
     echo $x | dd of=/dev/vda bs=65 seek=$n conv=notrunc 2> /dev/null
     n=$((n+1))
-    [ $n -ne 20 ] || { until [ -e /mnt/here/go ]; do sleep 0.1; done; umount /mnt/here; }
+    [ $n -ne 20 ] || { until [ -e /mnt/here/go ]; do sleep 0.1; done; umount /mnt/here; listen & }
     [ $((n % 10)) -ne 0 ] || echo part $n of it
 done
 sync
 echo 3 > /proc/sys/vm/drop_caches
 mount -t 9p -o trans=virtio,version=9p2000.L here /mnt/here && cat /mnt/here/file
 [ $(head -c 40 /dev/hwrng | wc -c) = 40 ] && echo random
+wait
+cat /tmp/said
 echo result $(sha256sum < /tmp/all | cut -c1-64) $(head -c 5200 /dev/vda | sha256sum | cut -c1-64)";
 
 /// What it comes to.
@@ -117,6 +121,8 @@ fn work_that_is_begun_here_is_done_there() {
         "--rng",
         "--console",
         "virtio",
+        "--port",
+        "agent",
         "--share",
         &scratch.text("here"),
         "--disk",
@@ -129,9 +135,13 @@ fn work_that_is_begun_here_is_done_there() {
     let refused = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
     assert!(refused.contains("a shared folder is mounted") && refused.contains("unmount it"), "{refused}");
     assert!(!Path::new(&file).exists());
+    let socket = scratch.path("gnomon/first.ports/linux/agent");
+    let mut speaker = UnixStream::connect(socket).expect("it has the port");
+    speaker.write_all(b"spoken there\n").expect("it is taken");
     // It goes on all the same.
     fs::write(here.join("go"), "").expect("a file");
-    wait_for(&mut run, "part 20 of it");
+    // What is on its way is lost, and this is not any more.
+    wait_for(&mut run, "part 50 of it");
     scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
     let said = end(run);
     assert!(!said.contains("result"), "it was stopped in the midst of its work: {said}");
@@ -140,6 +150,7 @@ fn work_that_is_begun_here_is_done_there() {
     let said = end(scratch.run(&["--restore", &file, "--disk", &disk, "--share", &there, "--no-h", "--harts", "1"]));
     assert!(said.contains("mmu = steered") && said.contains(&result()), "no `{}` in {said}", result());
     assert!(said.contains("second\n") && said.contains("random\n"), "{said}");
+    assert!(said.contains("spoken there\n"), "what came by the port, until its end: {said}");
     refuses(&scratch, &file, &disk, &there);
 }
 

@@ -4,8 +4,10 @@ use crate::fake::{Event, Hart, machine, printed, start_due, vm_config};
 use abi::bundle::VmConfig;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
+use abi::control::port::{Exchange, Wish};
 use abi::control::save::Save;
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Trace, Whose};
+use abi::snapshot::bytes::Bytes;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::channel::{Channel, Line};
 use hypervisor::gnomon::Gnomon;
@@ -45,7 +47,7 @@ impl Line for Wire {
 
 fn request(u: &mut Unstructured<'_>) -> Result<Request> {
     let vm = u.int_in_range(0..=3)?;
-    Ok(match u.int_in_range(0..=13)? {
+    Ok(match u.int_in_range(0..=14)? {
         0 => Request::Hello,
         1 => Request::Vms,
         2 => Request::Counters(Whose::Host),
@@ -62,6 +64,13 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
             hart: u.int_in_range(0..=3)?,
         }),
         12 => Request::Debug(vm, debug(u)?),
+        14 => {
+            let (connection, at, from) = (u.int_in_range(0..=2)?, u.arbitrary()?, u.arbitrary()?);
+            let bytes = Bytes(vec![1; u.int_in_range(0..=4000)?]);
+            let exchange = Exchange { connection, at, bytes, from, most: u.arbitrary()? };
+            let wish = if u.arbitrary()? { Wish::Exchange(exchange) } else { Wish::Close(connection) };
+            Request::Port(vm, u.int_in_range(0..=2)?, wish)
+        }
         13 => {
             let id = u.int_in_range(0..=3)?;
             let at: u32 = if u.arbitrary()? { u.arbitrary()? } else { 0 };
@@ -128,7 +137,10 @@ thread_local! {
 pub fn requests(data: &[u8]) {
     let mut u = Unstructured::new(data);
     if u.ratio(1, 32) == Ok(true) {
-        let vms = vec![vm_config("a", 1), VmConfig { after: Some(0), ..vm_config("b", 1) }];
+        let vms = vec![
+            VmConfig { ports: vec!["p".into()], ..vm_config("a", 1) },
+            VmConfig { after: Some(0), ..vm_config("b", 1) },
+        ];
         let (mut g, mut hart) = machine(vms, 2, GuestTimer::Sstc);
         start_due(&g, &mut hart);
         speak(&mut u, &mut g, &mut hart);

@@ -6,7 +6,11 @@ use crate::fake::entropy::come;
 use crate::fake::share::server;
 use crate::fake::{MEMORY, World, printed, vm_config, world_of, write};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
+use abi::control::Answer as Told;
+use abi::control::port::{Exchange, MOST_KEPT, Wish};
+use abi::snapshot::bytes::Bytes;
 use arbitrary::{Arbitrary, Result, Unstructured};
+use hypervisor::connections::ask;
 use hypervisor::device::Answer;
 use hypervisor::offer::GuestTimer;
 use hypervisor::serial::{Output, Reach, attend_disk, attend_entropy, attend_share, go_on, type_in};
@@ -18,13 +22,13 @@ const BALLOON: (u64, u64, u64) = (0x1000_1000, 1 << 5, 32);
 const SHARE: (u64, u64, u64) = (0x1000_a000, 1, 32 + 64 * 40);
 const RNG: (u64, u64, u64) = (0x1000_e000, 0, 32);
 const DISK: (u64, u64, u64) = (0x1000_2000, 1 << 12 | 1 << 9, 32 + 64 * 40);
-const CONSOLE: (u64, u64, u64) = (0x1000_f000, 0, 32 + 64 * 40);
+const CONSOLE: (u64, u64, u64) = (0x1000_f000, 1 << 1, 32 + 64 * 40);
 /// The share's number, and the disk's.
 const NUMBER: u32 = 1;
 const NOTIFY: u64 = 0x050;
 const STATUS: u64 = 0x070;
 /// A list, or a table of descriptors, of random bytes.
-const OTHER: u64 = GUEST_RAM_BASE + 0x4000;
+const OTHER: u64 = GUEST_RAM_BASE + 0x8000;
 /// Places of buffers and tables: rings, lists, RAM's ends, the kernel's image, devices, and where nothing is.
 const PLACES: [u64; 8] = [
     GUEST_RAM_BASE,
@@ -65,6 +69,11 @@ impl Machine {
         assert_eq!(write(&self.w.g, &vm, Addr::new(gpa), bytes, &mut self.w.hart), Ok(()));
     }
 
+    /// The last queue that is used: the console's device has two of the console, two of what is said of ports, and two of each port.
+    fn last(&self) -> u64 {
+        if self.device == CONSOLE { 7 } else { 2 }
+    }
+
     fn start(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         self.size = 1 << u.int_in_range(0..=6)?;
         let features = self.device.1 | u64::from(u8::arbitrary(u)? & 3) << 28;
@@ -73,7 +82,7 @@ impl Machine {
         {
             self.set(register, 4, value);
         }
-        for queue in 0..3 {
+        for queue in 0..=self.last() {
             self.set(0x030, 4, queue);
             self.set(0x038, 4, self.size.into());
             for (register, address) in [0x080, 0x090, 0x0a0].into_iter().zip(rings(queue)) {
@@ -96,7 +105,7 @@ impl Machine {
     }
 
     fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let queue = u.int_in_range(0..=2)?;
+        let queue = u.int_in_range(0..=self.last())?;
         let [table, driver, _] = rings(queue);
         match u.int_in_range(0..=9)? {
             0 => self.start(u)?,
@@ -119,8 +128,13 @@ impl Machine {
                 let words = [kind.into(), sector, sector, sectors | flags << 32];
                 self.write(OTHER, words.map(u64::to_le_bytes).as_flattened());
             }
+            // What is said of ports, as far as it means something.
+            4 if self.device == CONSOLE && u.arbitrary()? => {
+                let (port, kind, value) = (u.int_in_range(0..=3)?, u.int_in_range(0..=8)?, u.int_in_range(0..=1)?);
+                self.write(OTHER, &u64::to_le_bytes(port | kind << 32 | value << 48));
+            }
             // Its driver goes on without a queue, or with it again.
-            4 if self.device == DISK && u.ratio(1, 8)? => {
+            4 if (self.device == DISK || self.device == CONSOLE) && u.ratio(1, 8)? => {
                 self.set(0x030, 4, queue);
                 self.set(0x044, 4, u.int_in_range(0..=1)?);
             }
@@ -149,9 +163,28 @@ impl Machine {
             }
         }
         if u.ratio(1, 4)? {
+            if self.device == CONSOLE {
+                self.speak(u)?;
+            }
             self.answer();
         }
         self.w.hart.events.clear();
+        Ok(())
+    }
+
+    /// Somebody who is connected to a port says something, or goes.
+    fn speak(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        let (port, connection) = (u.int_in_range(0..=2)?, u.int_in_range(0..=2)?);
+        let (at, from) = (u.int_in_range(0..=300)?, u.int_in_range(0..=300)?);
+        let bytes = Bytes(vec![7; u.int_in_range(0..=200)?]);
+        let exchange = Exchange { connection, at, bytes, from, most: u.arbitrary()? };
+        let wish = if u.ratio(1, 4)? { Wish::Close(connection) } else { Wish::Exchange(exchange) };
+        let vm = self.w.run.vm.clone();
+        let answer = ask(&self.w.g, &vm, port, &wish, &mut self.w.hart);
+        assert_eq!(answer.is_some(), port < 2);
+        if let Some(Told::Heard(heard)) = answer {
+            assert!(heard.bytes.0.len() <= MOST_KEPT && heard.waiting as usize <= MOST_KEPT);
+        }
         Ok(())
     }
 
@@ -195,9 +228,10 @@ pub fn rings_of(data: &[u8]) {
     let mmu = if choice & 1 == 1 { MmuMode::Lazy } else { MmuMode::Nested };
     let device = [BALLOON, SHARE, RNG, DISK, CONSOLE, SHARE, DISK, CONSOLE][usize::from(choice >> 1 & 7)];
     let shares = vec![ShareConfig { number: NUMBER, tag: "src".into() }];
-    let disks = vec![NUMBER];
+    let (disks, ports) = (vec![NUMBER], vec!["one".into(), "two".into()]);
     let (balloon_bytes, vm) = (Some(0), vm_config("vm", 3));
-    let config = VmConfig { mmu: Some(mmu), balloon_bytes, disks, shares, rng: true, virtio_console: true, ..vm };
+    let config =
+        VmConfig { mmu: Some(mmu), balloon_bytes, disks, shares, rng: true, virtio_console: true, ports, ..vm };
     let mut w = world_of(config, GuestTimer::Sstc);
     let translation = w.run.vm.translation;
     assert_eq!(translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));

@@ -1,6 +1,7 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
+use crate::device::virtio::console::First;
 use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
 use crate::device::{Device, Place, Rtc, plic, uart};
 use crate::entropy;
@@ -78,10 +79,13 @@ pub fn rng(config: &VmConfig, offer: &Offer) -> Option<Mmio<Rng>> {
     Some(Mmio::new(RNG.0, RNG.1, Rng::new(entropy::Place::at(source))))
 }
 
-/// A VM's virtio console, if it has one.
+/// A VM's virtio console and its ports, if it has any of them.
 #[must_use]
 pub fn console(config: &VmConfig, offer: &Offer) -> Option<Mmio<Console>> {
-    config.virtio_console.then(|| Mmio::new(CONSOLE.0, CONSOLE.1, Console::new(offer.timebase)))
+    let is_there = config.virtio_console || !config.ports.is_empty();
+    let first = if config.virtio_console { First::Console } else { First::Nobody };
+    let console = || Console::new(offer.timebase, first, &config.ports);
+    is_there.then(|| Mmio::new(CONSOLE.0, CONSOLE.1, console()))
 }
 
 /// The devices beside UART, PLIC and those of virtio.
@@ -295,6 +299,7 @@ mod tests {
             mac: None,
             rng: false,
             virtio_console: false,
+            ports: Vec::new(),
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,
             initrd: Some((0x8100_0000, 5)),

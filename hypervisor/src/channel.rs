@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 pub trait Line: Send {
     /// Its interrupt is noticed: what comes after this interrupts anew.
     fn acknowledge(&mut self);
-    /// Takes a piece of what has come, a few hundred bytes at most; returns whether there was any.
+    /// Takes a piece of what has come, some KiB at most; returns whether there was any.
     fn receive(&mut self, into: &mut Vec<u8>) -> bool;
     /// Whether there is another piece.
     fn has_more(&mut self) -> bool;

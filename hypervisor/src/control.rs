@@ -3,6 +3,7 @@
 //! Nothing is done before somebody asks, and no more than one request at a time: the next has its turn 0.1 ms later, so a flood of
 //! them does not keep a hart from its guest. No answer waits for anybody.
 
+use crate::connections;
 use crate::debug;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -125,6 +126,15 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             let bytes = &bytes[..bytes.len().min(MOST_TYPED)];
             Answer::Taken(serial::type_in(g, vm, bytes, env) as u32)
         }),
+        Request::Port(number, port, wish) => match g.vms.numbered(number) {
+            Some(vm) => {
+                let answer = connections::ask(g, &vm, port, &wish, env);
+                answer.unwrap_or_else(|| refuse("it has no such port"))
+            }
+            None if has_ended(g, number) => refuse(ENDED),
+            // Whoever connects before the VM starts is there from its start on.
+            None => Answer::Later,
+        },
         Request::Debug(number, wish) => with_vm(g, number, |vm| debug::ask(g, vm, wish, env)),
         Request::Stop(number) => {
             // One that waits for another's end never starts.
@@ -159,11 +169,17 @@ fn kick_plain<E: Env>(g: &Gnomon, env: &mut E) {
     (0..g.harts.len()).filter(|hart| !g.harts[*hart].probe.is_on()).for_each(|hart| g.kick(hart, env));
 }
 
+const ENDED: &str = "it has ended";
+
+fn has_ended(g: &Gnomon, number: u64) -> bool {
+    g.vms.reports().iter().any(|report| report.number == number)
+}
+
 /// Does something with the VM of that number.
 fn with_vm(g: &Gnomon, number: u64, act: impl FnOnce(&Arc<Vm>) -> Answer) -> Answer {
     match g.vms.numbered(number) {
         Some(vm) => act(&vm),
-        None if g.vms.reports().iter().any(|report| report.number == number) => refuse("it has ended"),
+        None if has_ended(g, number) => refuse(ENDED),
         None => refuse("it is not there yet, or never was"),
     }
 }

@@ -14,6 +14,7 @@ pub mod breaks;
 mod build;
 pub mod channel;
 pub mod chores;
+pub mod connections;
 pub mod console;
 pub mod control;
 pub mod counters;

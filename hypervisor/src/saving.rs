@@ -142,6 +142,8 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
         mac: config.mac.filter(|_| devices.net.is_some()),
         shares: config.shares.iter().map(|share| share.tag.clone()).collect(),
         has_rng: devices.rng.is_some(),
+        has_virtio_console: config.virtio_console,
+        ports: config.ports.clone(),
     }
 }
 

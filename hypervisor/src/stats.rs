@@ -112,6 +112,9 @@ impl Gnomon {
             counters.extend(devices.net.iter().flat_map(|device| net(device)));
             counters.extend(devices.rng.iter().flat_map(|device| rng(device)));
             counters.extend(devices.console.iter().flat_map(|device| console(device)));
+            counters.extend(
+                devices.console.iter().filter(|device| device.backend().has_ports()).flat_map(|device| ports(device)),
+            );
             // Of these there may be several.
             for (name, count) in devices.disks.iter().flat_map(disk).chain(devices.shares.iter().flat_map(share)) {
                 *counters.entry(name).or_default() += count;
@@ -225,6 +228,18 @@ fn console(console: &Mmio<Console>) -> [(&'static str, u64); 5] {
         ("console.refused", counts.refused),
         ("console.notifications", notifications),
         ("console.malformed", malformed),
+    ]
+}
+
+/// Those of ports by name, all of a VM's together.
+fn ports(console: &Mmio<Console>) -> [(&'static str, u64); 5] {
+    let counts = &console.backend().counts().ports;
+    [
+        ("ports.bytes_out", counts.bytes_out),
+        ("ports.bytes_in", counts.bytes_in),
+        ("ports.unheard", counts.unheard),
+        ("ports.refused", counts.refused),
+        ("ports.nonsense", counts.nonsense),
     ]
 }
 

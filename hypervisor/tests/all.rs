@@ -2,6 +2,7 @@
 
 mod adaptive;
 mod balloon;
+mod connections;
 mod console;
 mod control;
 mod debug;

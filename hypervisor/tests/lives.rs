@@ -425,7 +425,17 @@ fn every_counter_is_documented() {
     let (mmu, mac) = (Some(MmuMode::Lazy), Some(Mac([2, 0, 0, 0, 0, 1])));
     let shares = vec![ShareConfig { number: 1, tag: "src".into() }];
     let (balloon_bytes, disks, vm) = (Some(0), vec![1], vm_config("lazy", 1));
-    let lazy = VmConfig { mmu, balloon_bytes, disks, shares, mac, rng: true, virtio_console: true, ..vm };
+    let lazy = VmConfig {
+        mmu,
+        balloon_bytes,
+        disks,
+        shares,
+        mac,
+        rng: true,
+        virtio_console: true,
+        ports: vec!["agent".into()],
+        ..vm
+    };
     let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
     start_due(&g, &mut hart);
     let stats = g.stats();

@@ -304,7 +304,7 @@ fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String 
 fn what_cannot_be_is_refused_by_name() {
     let (.., taken, _) = snapshot_of(busy(None, GuestTimer::Sstc));
     type Change = fn(&mut State, &mut VmConfig);
-    let cases: [(&str, Change); 29] = [
+    let cases: [(&str, Change); 31] = [
         ("malformed", |_, config| config.restore = Some(Bytes(vec![0xff; 40]))),
         ("malformed", |_, config| config.restore = Some(Bytes(Vec::new()))),
         ("3 vCPUs, and it is to have 2", |_, config| config.vcpus = 2),
@@ -321,6 +321,8 @@ fn what_cannot_be_is_refused_by_name() {
         ("memory balloon", |_, config| config.balloon_bytes = None),
         ("network card", |state, _| state.told.mac = Some(abi::mac::Mac([2; 6]))),
         ("source of random bytes", |_, config| config.rng = true),
+        ("virtio console", |_, config| config.virtio_console = true),
+        ("other ports", |_, config| config.ports.push("agent".into())),
         ("other shared folders", |state, _| state.told.shares.push("src".into())),
         ("other shared folders", |state, config| {
             state.told.shares.push("src".into());

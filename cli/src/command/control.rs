@@ -8,7 +8,9 @@ use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::{Write, stdout};
+use std::path::PathBuf;
 use std::slice;
 
 /// Prints lines. Whoever reads them may have read enough.
@@ -49,12 +51,14 @@ struct Listed<'a> {
     vcpus: u32,
     memory_bytes: u64,
     resident_bytes: u64,
+    /// By name, the sockets of its ports.
+    ports: BTreeMap<String, PathBuf>,
     /// Since the VM has begun its present life.
     seconds: Option<u64>,
 }
 
 impl<'a> Listed<'a> {
-    fn of(run: &'a str, vms: &Vms, vm: &'a VmInfo) -> Self {
+    fn of(runs: &Runs, run: &'a str, vms: &Vms, vm: &'a VmInfo) -> Self {
         let seconds = vm.since.map(|since| vms.now.saturating_sub(since) / vms.timebase.max(1));
         Self {
             run,
@@ -64,11 +68,16 @@ impl<'a> Listed<'a> {
             vcpus: vm.vcpus,
             memory_bytes: vm.memory_bytes,
             resident_bytes: vm.resident_bytes,
+            ports: runs
+                .ports(run, &vm.name)
+                .into_iter()
+                .map(|port| (port.clone(), runs.port_path(run, &vm.name, &port)))
+                .collect(),
             seconds,
         }
     }
 
-    fn row(&self) -> [String; 8] {
+    fn row(&self) -> [String; 9] {
         [
             self.run.into(),
             self.vm.into(),
@@ -78,6 +87,7 @@ impl<'a> Listed<'a> {
             Size(self.memory_bytes).to_string(),
             Size(self.resident_bytes).to_string(),
             self.seconds.map_or("-".into(), table::age),
+            if self.ports.is_empty() { "-".into() } else { self.ports.keys().cloned().collect::<Vec<_>>().join(",") },
         ]
     }
 }
@@ -100,12 +110,12 @@ impl PsArgs {
             }
         }
         let listed: Vec<_> =
-            all.iter().flat_map(|(run, vms)| vms.vms.iter().map(move |vm| Listed::of(run, vms, vm))).collect();
+            all.iter().flat_map(|(run, vms)| vms.vms.iter().map(|vm| Listed::of(&runs, run, vms, vm))).collect();
         if self.json {
             say(&[serde_json::to_string_pretty(&listed).unwrap_or_default()]);
             return Ok(status);
         }
-        let head = ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE"].map(String::from);
+        let head = ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE", "PORTS"].map(String::from);
         let rows: Vec<_> = std::iter::once(head).chain(listed.iter().map(Listed::row)).collect();
         say(&table::lines(&rows, &[4, 5, 6, 7]));
         Ok(status)

@@ -103,6 +103,9 @@ pub struct RunArgs {
     /// Whether each VM has a source of random bytes, those of this host [default: on with --debian and --kernel disk, if there is a place for it]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     rng: Option<Switch>,
+    /// A port of each VM's by which programs of this host speak with it, in the guest /dev/virtio-ports/NAME; can be given more than once (see docs/vm-file.md)
+    #[arg(long, value_name = "NAME")]
+    port: Vec<String>,
     /// Let a TCP port of this host (127.0.0.1) lead to a VM's, which is named where there are several; can be given more than once
     #[arg(long, value_name = "[VM=]PORT:PORT")]
     forward: Vec<ForwardTo>,
@@ -217,6 +220,12 @@ impl RunArgs {
         };
         let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout, gdb: self.gdb, reach };
         let mut spec = self.into_spec()?;
+        if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
+            return Err(miette::miette!(
+                help = "leave out one of the two: --control off, or the ports (`ports` in VM files, --port)",
+                "VMs have ports, which nobody can reach where no command can reach the run"
+            ));
+        }
         show.stats.as_deref().map_or(Ok(()), check_writable)?;
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
@@ -262,6 +271,7 @@ impl RunArgs {
             disks: Some(self.disk).filter(|disks| !disks.is_empty()),
             shares: Some(self.share).filter(|shares| !shares.is_empty()),
             rng: self.rng.map(|switch| switch == Switch::On),
+            ports: Some(self.port).filter(|ports| !ports.is_empty()),
             net: self.net.map(|switch| switch == Switch::On),
             // One VM's, and so by VM files, or by what names it.
             mac: None,
@@ -281,7 +291,7 @@ impl RunArgs {
         let described = files.into_iter().map(|file| restore::describe(file.overridden_by(&options)));
         let files = described.collect::<Result<_, _>>()?;
         // They have them by now, and some by the names that their guests know.
-        let options = VmFile { shares: None, ..options };
+        let options = VmFile { shares: None, ports: None, ..options };
         let (level, cores) = (self.meter_level.0, self.core);
         let meter = self.meter.map(|out| MeterSpec { out, level, cores, traps: None });
         Ok(RunSpec {

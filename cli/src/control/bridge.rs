@@ -1,6 +1,7 @@
 //! Stands between the commands and a run's machine, as a part of `gnomon run`: passes requests on, one after the other, and each
 //! answer to whoever has asked. So any number of commands may ask at once, and none can keep the machine from another.
 
+use super::ports::{self, SILENT};
 use super::runs::Claim;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
@@ -9,15 +10,13 @@ use abi::control::{Answer, MOST_ANSWER_BYTES, MOST_REQUEST_BYTES, Request};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long the machine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What is said for it if it takes longer.
-const SILENT: &str = "its machine does not answer";
 /// How many commands may be connected.
 const MOST_CLIENTS: usize = 32;
 
@@ -44,6 +43,8 @@ struct Shared {
     /// There is a way to the machine.
     is_there: Condvar,
     clients: AtomicUsize,
+    /// How often somebody has connected to a port.
+    connections: AtomicU32,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
 }
@@ -75,6 +76,17 @@ impl Bridge {
                 let link = Link { stream, reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
                 *machine.lock() = Some(link);
                 machine.is_there.notify_all();
+            });
+        }
+        for socket in &claim.ports {
+            let Ok(listener) = socket.listener.try_clone() else { continue };
+            let (shared, vm, port) = (Arc::clone(&shared), socket.vm, socket.port);
+            // One after the other.
+            thread::spawn(move || {
+                for client in listener.incoming().flatten() {
+                    let connection = shared.connections.fetch_add(1, Ordering::SeqCst);
+                    ports::serve(client, connection, &|wish| shared.pass_on(&Request::Port(vm, port, wish)));
+                }
             });
         }
         if let Ok(listener) = claim.commands.try_clone() {
@@ -133,6 +145,8 @@ impl Shared {
             let mut bytes = &buffer[..count];
             while let Some(frame) = reader.next(&mut bytes) {
                 let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
+                    // Else two would speak at once.
+                    Ok((number, Request::Port(..))) => (number, refuse("a port is reached by its own socket")),
                     Ok((number, request)) => match self.pass_on(&request) {
                         Some(answer) => {
                             self.note(held, &request, &answer);

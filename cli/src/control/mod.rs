@@ -10,6 +10,7 @@ pub mod attach;
 pub mod bridge;
 pub mod client;
 pub mod gdb;
+mod ports;
 pub mod prometheus;
 pub mod runs;
 pub mod sample;
@@ -143,6 +144,30 @@ pub enum ControlError {
         at: String,
         /// What the system said.
         source: io::Error,
+    },
+    /// It has no such port.
+    #[error("VM `{vm}` of run `{run}` has no port `{name}`{}", others(.known))]
+    #[diagnostic(help("gnomon ps lists them; `ports` in a VM file, or --port, gives one to a VM"))]
+    UnknownPort {
+        /// The run.
+        run: String,
+        /// The VM.
+        vm: String,
+        /// The name.
+        name: String,
+        /// Those that it has.
+        known: Vec<String>,
+    },
+    /// A port's socket would have too long a path.
+    #[error("the socket of port `{port}` of VM `{vm}` would have a path of over {most} bytes: {path}", most = runs::MOST_PATH)]
+    #[diagnostic(help("choose shorter names for the run (--as NAME), the VM (`name`) or the port (`ports`)"))]
+    LongPath {
+        /// The VM.
+        vm: String,
+        /// The port.
+        port: String,
+        /// The path.
+        path: PathBuf,
     },
     /// The terminal cannot be made raw.
     #[error("cannot use this terminal: {0}")]

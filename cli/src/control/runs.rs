@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 /// The longest name of a run, in bytes.
 pub const MOST_NAME: usize = 40;
 /// The longest path of a socket, in bytes.
-const MOST_PATH: usize = 107;
+pub(super) const MOST_PATH: usize = 107;
 /// What commands connect to.
 const SOCKET: &str = "sock";
 /// What QEMU connects to, when it starts.
 const MACHINE: &str = "machine";
+/// The directory with those of its VMs' ports: one for each VM that has any.
+const PORTS: &str = "ports";
 
 /// The directory.
 #[derive(Clone, Debug)]
@@ -32,7 +34,22 @@ pub struct Claim {
     pub commands: UnixListener,
     /// QEMU connects here.
     pub machine: UnixListener,
+    /// Whoever connects here speaks with a guest.
+    pub ports: Vec<PortSocket>,
     paths: [PathBuf; 2],
+    /// The directory with the ports' sockets.
+    dir: PathBuf,
+}
+
+/// The socket of a VM's port.
+#[derive(Debug)]
+pub struct PortSocket {
+    /// The VM's number.
+    pub vm: u64,
+    /// The port's among those of the VM, from 0.
+    pub port: u32,
+    /// Where somebody connects.
+    pub listener: UnixListener,
 }
 
 impl Claim {
@@ -49,6 +66,7 @@ impl Drop for Claim {
             // Gone already, or the next command removes it.
             let _ = fs::remove_file(path);
         }
+        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -58,6 +76,13 @@ fn place(path: &Path, why: impl ToString) -> ControlError {
 
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= MOST_NAME && !name.starts_with('.') && name.chars().all(is_name_char)
+}
+
+/// A socket that is the user's alone.
+fn bind(path: &Path) -> Result<UnixListener, ControlError> {
+    let listener = UnixListener::bind(path).map_err(|why| place(path, why))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(|why| place(path, why))?;
+    Ok(listener)
 }
 
 impl Runs {
@@ -130,16 +155,64 @@ impl Runs {
             }
         };
         let paths = [SOCKET, MACHINE].map(|kind| self.file(&name, kind));
-        let bind = |path: &PathBuf| {
-            if path.as_os_str().len() > MOST_PATH {
-                return Err(place(&self.0, format!("the path of a socket in it would be over {MOST_PATH} bytes long")));
-            }
-            let listener = UnixListener::bind(path).map_err(|why| place(path, why))?;
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(|why| place(path, why))?;
-            Ok(listener)
-        };
+        if paths.iter().any(|path| path.as_os_str().len() > MOST_PATH) {
+            return Err(place(&self.0, format!("the path of a socket in it would be over {MOST_PATH} bytes long")));
+        }
         let (commands, machine) = (bind(&paths[0])?, bind(&paths[1])?);
-        Ok(Claim { name, commands, machine, paths })
+        let dir = self.file(&name, PORTS);
+        Ok(Claim { name, commands, machine, ports: Vec::new(), paths, dir })
+    }
+
+    /// Makes the sockets of VMs' ports: those of each VM by its name, in the order of their numbers.
+    ///
+    /// # Errors
+    /// [`ControlError`], if one cannot be made.
+    pub fn open_ports(&self, claim: &mut Claim, vms: &[(String, Vec<String>)]) -> Result<(), ControlError> {
+        let make = |path: &Path| match DirBuilder::new().mode(0o700).create(path) {
+            Err(why) if why.kind() != ErrorKind::AlreadyExists => Err(place(path, why)),
+            _ => Ok(()),
+        };
+        for (number, (vm, ports)) in (0..).zip(vms).filter(|(_, (_, ports))| !ports.is_empty()) {
+            make(&claim.dir)?;
+            make(&claim.dir.join(vm))?;
+            for (port, name) in (0..).zip(ports) {
+                let path = self.port_path(&claim.name, vm, name);
+                if path.as_os_str().len() > MOST_PATH {
+                    return Err(ControlError::LongPath { vm: vm.clone(), port: name.clone(), path });
+                }
+                claim.ports.push(PortSocket { vm: number, port, listener: bind(&path)? });
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the socket of a port is.
+    #[must_use]
+    pub fn port_path(&self, run: &str, vm: &str, port: &str) -> PathBuf {
+        self.file(run, PORTS).join(vm).join(port)
+    }
+
+    /// The names of a VM's ports, in the order of the alphabet.
+    #[must_use]
+    pub fn ports(&self, run: &str, vm: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.file(run, PORTS).join(vm));
+        let mut names: Vec<_> =
+            entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Connects to a port of a VM's.
+    ///
+    /// # Errors
+    /// If it has none of that name.
+    pub fn connect_port(&self, run: &str, vm: &str, port: &str) -> Result<UnixStream, ControlError> {
+        let known = self.ports(run, vm);
+        let (run, vm, name) = (run.to_owned(), vm.to_owned(), port.to_owned());
+        if !known.contains(&name) {
+            return Err(ControlError::UnknownPort { run, vm, name, known });
+        }
+        UnixStream::connect(self.port_path(&run, &vm, port)).map_err(|source| ControlError::Socket { run, source })
     }
 
     /// The names of the runs that go on. What dead ones have left is removed.
@@ -153,7 +226,7 @@ impl Runs {
 
     fn sweep(&self) -> Result<Vec<String>, ControlError> {
         let mut running = Vec::new();
-        let mut machines = Vec::new();
+        let (mut machines, mut ports) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(&self.0).map_err(|why| place(&self.0, why))? {
             let path = entry.map_err(|why| place(&self.0, why))?.path();
             let Some(name) = path.file_stem().and_then(OsStr::to_str).filter(|name| is_name(name)) else { continue };
@@ -166,11 +239,15 @@ impl Runs {
                     _ => running.push(name),
                 },
                 Some(MACHINE) => machines.push((name, path)),
+                Some(PORTS) => ports.push((name, path)),
                 _ => {}
             }
         }
         for (_, path) in machines.into_iter().filter(|(name, _)| !running.contains(name)) {
             let _ = fs::remove_file(path);
+        }
+        for (_, path) in ports.into_iter().filter(|(name, _)| !running.contains(name)) {
+            let _ = fs::remove_dir_all(path);
         }
         running.sort_unstable();
         Ok(running)

@@ -2,8 +2,7 @@
 # The first process of a VM with a Debian root, which is on its first disk.
 export PATH=/bin HOME=/root TERM=linux
 . /etc/gnomon.sh
-# Where the console's driver was a module, there was none when this process began.
-[ -e /proc/self/fd/0 ] || exec 0<>/dev/console 1>&0 2>&0
+console
 fail() {
     echo "gnomon: $1"
     stty sane
@@ -17,6 +16,7 @@ mount -t ext4 -o noatime /dev/vda /mnt || fail "the first disk has no root that 
 [ -d "/mnt/usr/lib/modules/$(uname -r)" ] ||
     echo "gnomon: the root has no modules of this kernel, $(uname -r): a new one would have (remove its file to begin afresh)"
 shares /mnt/mnt
+ports
 mount -t tmpfs -o mode=755,nosuid,nodev run /mnt/run
 mkdir -p /mnt/run/gnomon/bin
 network /mnt/run/gnomon/resolv.conf

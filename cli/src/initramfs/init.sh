@@ -2,10 +2,10 @@
 # The first process of Gnomon's default guest.
 export PATH=/bin HOME=/root TERM=linux
 . /etc/gnomon.sh
-# Where the console's driver was a module, there was none when this process began.
-[ -e /proc/self/fd/0 ] || exec 0<>/dev/console 1>&0 2>&0
+console
 network /etc/resolv.conf
 shares /mnt
+ports
 cd /root
 
 if [ -f /exec.sh ]; then

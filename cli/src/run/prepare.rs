@@ -42,6 +42,8 @@ pub struct Prepared {
     pub machine: MachineSpec,
     /// The VMs' names, in console order.
     pub vms: Vec<String>,
+    /// The names of the ports of each.
+    pub ports: Vec<Vec<String>>,
     /// The place of the one that each waits for.
     pub after: Vec<Option<u32>>,
     /// How the guests share the console.
@@ -208,6 +210,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     Ok(Prepared {
         machine,
         after: vms.iter().map(|vm| vm.after).collect(),
+        ports: vms.iter().map(|vm| vm.ports.clone()).collect(),
         vms: vms.into_iter().map(|vm| vm.name).collect(),
         console: spec.console,
         seat: spec.seat,
@@ -236,7 +239,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
         net: vm.net.is_some(),
         shares: !vm.shares.is_empty(),
         rng: vm.rng == Some(true),
-        console: vm.console == Console::Virtio,
+        console: vm.console == Console::Virtio || !vm.ports.is_empty(),
     };
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
@@ -352,6 +355,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         mac: vm.net.as_ref().map(|card| card.mac),
         rng: vm.rng == Some(true),
         virtio_console: vm.console == Console::Virtio,
+        ports: vm.ports.clone(),
         segments: Vec::new(),
         entry_gpa: 0,
         initrd: None,

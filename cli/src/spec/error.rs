@@ -2,6 +2,7 @@
 
 use super::LEAST_MEMORY;
 use crate::net::NetError;
+use crate::port::PortError;
 use crate::size::Size;
 use abi::bundle::{MAX_VCPUS, MAX_VMS, MmuMode};
 use miette::Diagnostic;
@@ -117,6 +118,10 @@ pub enum SpecError {
     #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
     #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
     NoEntropy(String),
+    /// Its ports cannot be.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Port(#[from] PortError),
     /// Its network cannot be.
     #[error(transparent)]
     #[diagnostic(transparent)]

@@ -6,6 +6,7 @@ use super::image;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
 use super::plan::{BootTest, End};
+use super::ports::Partner;
 use super::serve::Server;
 use super::shared;
 use super::tally::Spent;
@@ -144,7 +145,7 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
         net: test.net,
         shares: test.share,
         rng: test.rng,
-        console: test.console == Some(Console::Virtio),
+        console: test.console == Some(Console::Virtio) || test.ports,
     };
     files.extend(modules::provide(needs)?);
     let files: Vec<_> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
@@ -252,6 +253,8 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         }
         files[0].forward = Some(vec![server.forward]);
     }
+    let partner = if test.ports { Some(Partner::start(&case.vms())?) } else { None };
+    files[0].ports = partner.as_ref().map(|_| Partner::names());
     // A disk that is not there, and so a new one.
     let roots = test.root.as_ref().map(|_| run_dir()).transpose()?;
     if let Some(dir) = &roots {
@@ -269,7 +272,8 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     };
     let provided = system::provide(&spec)?;
     spec.roots = provided.roots.clone();
-    let prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
+    let mut prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
+    prepared.machine.control = partner.as_ref().map(|partner| partner.machine_path().to_owned());
     let transcript = metered::follow(test, &prepared.machine, |machine| follow(case, machine))?;
     shares.map_or(Ok(()), shared::Folders::check)?;
     Ok(transcript)

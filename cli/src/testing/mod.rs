@@ -16,6 +16,7 @@ pub mod junit;
 mod metered;
 mod pairs;
 mod plan;
+mod ports;
 mod serve;
 mod shared;
 mod tally;

@@ -125,6 +125,9 @@ pub struct BootTest {
     /// Whether its VMs have a source of random bytes.
     #[serde(default)]
     pub rng: bool,
+    /// Whether its first VM has two ports, `there` and `back`, with somebody on the host who speaks with it by them.
+    #[serde(default)]
+    pub ports: bool,
     /// Whether its VMs have network cards.
     #[serde(default)]
     pub net: bool,

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -43,6 +43,10 @@ pub const MAX_DISKS: usize = 7;
 pub const MAX_SHARES: usize = 4;
 /// Most bytes of a share's tag.
 pub const MAX_SHARE_TAG: usize = 32;
+/// Most named ports of one VM.
+pub const MAX_PORTS: usize = 4;
+/// Most bytes of a port's name.
+pub const MAX_PORT_NAME: usize = 32;
 /// Most VMs in one bundle, and most that there are at a time.
 pub const MAX_VMS: usize = 64;
 
@@ -104,6 +108,8 @@ pub struct VmConfig {
     pub rng: bool,
     /// Whether it has a virtio console beside the UART. Both are its console.
     pub virtio_console: bool,
+    /// Names of its ports, at most [`MAX_PORTS`], each of 1 to [`MAX_PORT_NAME`] bytes and unlike the others.
+    pub ports: Vec<String>,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
     pub segments: Vec<Segment>,
     /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
@@ -355,6 +361,7 @@ mod tests {
                 mac: Some(Mac([0x52, 0x54, 0, 0x67, 0x6e, 1])),
                 rng: true,
                 virtio_console: true,
+                ports: vec!["agent".into()],
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,
                 initrd: Some((0x8400_0000, 77)),

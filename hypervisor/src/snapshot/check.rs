@@ -103,6 +103,12 @@ fn check_devices(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), St
     if told.has_rng != config.rng {
         return Err("it had a source of random bytes, and is to have none, or the other way round".into());
     }
+    if told.has_virtio_console != config.virtio_console {
+        return Err("it had a virtio console, and is to have none, or the other way round".into());
+    }
+    if told.ports != config.ports {
+        return Err("it had other ports: give it as many, by the same names, in their order (--port)".into());
+    }
     if !config.shares.iter().map(|share| &share.tag).eq(&told.shares) {
         return Err("it had other shared folders: give it as many, by the same names, in their order (--share)".into());
     }

@@ -72,3 +72,39 @@ pub fn counters<const N: usize>(w: &World, names: [&str; N]) -> [Option<u64>; N]
     let all = w.g.report(&w.run.vm).counters;
     names.map(|name| all.iter().find(|(known, _)| *known == name).map(|(_, count)| *count))
 }
+
+/// Where the rings of that queue are, where a device has several: the descriptors, what the driver makes available, and what the device has used.
+pub const fn rings(queue: u64) -> [u64; 3] {
+    [TABLE + 0x1000 * queue, DRIVER + 0x1000 * queue, USED + 0x1000 * queue]
+}
+
+/// Starts a device with so many queues of four entries, and these of its first 32 features.
+pub fn start(w: &mut World, device: u64, features: u64, queues: u64) {
+    for (register, value) in
+        [(0x070, 0), (0x070, 3), (0x024, 0), (0x020, features), (0x024, 1), (0x020, 1), (0x070, 11)]
+    {
+        set(w, device + register, value);
+    }
+    for queue in 0..queues {
+        set(w, device + 0x030, queue);
+        set(w, device + 0x038, 4);
+        for (register, address) in [0x080, 0x090, 0x0a0].into_iter().zip(rings(queue)) {
+            set(w, device + register, address & 0xffff_ffff);
+            set(w, device + register + 4, address >> 32);
+            write(w, address, &[0; 40]);
+        }
+        set(w, device + 0x044, 1);
+    }
+    set(w, device + 0x070, 15);
+}
+
+/// Makes a chain available by one of them, the one after `made` others, all of which have come back.
+pub fn offer(w: &mut World, (device, queue): (u64, u64), made: u16, chain: &[(u64, u64, u64)]) {
+    let [table, driver, _] = rings(queue);
+    for (n, (gpa, bytes, flags)) in (0..).zip(chain) {
+        let words: [u64; 2] = [*gpa, bytes | flags << 32 | (n + 1) << 48];
+        write(w, table + 16 * n, words.map(u64::to_le_bytes).as_flattened());
+    }
+    write(w, driver + 2, &(made + 1).to_le_bytes());
+    assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "nobody waits for the host");
+}

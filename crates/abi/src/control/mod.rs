@@ -5,6 +5,7 @@
 
 pub mod debug;
 pub mod frame;
+pub mod port;
 pub mod save;
 
 use crate::bundle::MmuMode;
@@ -15,9 +16,9 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of all that is said. It stands in each frame, where every version has it.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// The longest request, in bytes of a frame.
-pub const MOST_REQUEST_BYTES: usize = 256;
+pub const MOST_REQUEST_BYTES: usize = 4 << 10;
 /// The longest answer, in bytes of a frame. Whoever asks one thing after the other never has more to read.
 pub const MOST_ANSWER_BYTES: usize = 16 << 10;
 
@@ -60,6 +61,8 @@ pub enum Request {
     },
     /// Type something on the console of the VM of that number, up to [`MOST_TYPED`] bytes: [`Answer::Taken`].
     Type(u64, Vec<u8>),
+    /// What somebody wants who is connected to a port of the VM of that number, which has that number among its ports, from 0.
+    Port(u64, u32, port::Wish),
 }
 
 /// The longest that harts note something without being asked again, in milliseconds.
@@ -131,6 +134,8 @@ pub enum Answer {
     Output(Output),
     /// So many of the bytes that were typed the VM had room for, from the first on.
     Taken(u32),
+    /// What a port's guest has said, and taken.
+    Heard(port::Heard),
 }
 
 /// What a VM has printed.
@@ -302,6 +307,12 @@ mod tests {
             }),
             Answer::Output(Output { at: u64::MAX, bytes: vec![0; MOST_OUTPUT], is_over: true }),
             Answer::Taken(128),
+            Answer::Heard(port::Heard {
+                taken: u64::MAX,
+                waiting: u32::MAX,
+                bytes: Bytes(vec![0xff; port::MOST_KEPT]),
+                is_open: true,
+            }),
         ]
     }
 
@@ -398,6 +409,11 @@ mod tests {
         let longest = Request::Set("x".repeat(MOST_REQUEST_BYTES - 32));
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
         let longest = Request::Type(u64::MAX, vec![0xff; MOST_TYPED]);
+        assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
+        let bytes = Bytes(vec![0xff; port::MOST_SENT]);
+        let (connection, most, at) = (u32::MAX, u32::MAX, u64::MAX);
+        let exchange = port::Exchange { connection, at, bytes, from: at, most };
+        let longest = Request::Port(u64::MAX, u32::MAX, port::Wish::Exchange(exchange));
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
         let bytes = vec![0xff; debug::MOST_WRITE];
         let longest = Request::Debug(u64::MAX, debug::Debug::Write { vcpu: u32::MAX, at: u64::MAX, bytes });

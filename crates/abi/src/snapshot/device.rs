@@ -1,6 +1,7 @@
 //! The state of a VM's devices. Lines of interrupts follow from it.
 
 use super::bytes::Bytes;
+use crate::bundle::MAX_PORTS;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
@@ -114,11 +115,28 @@ pub enum OwnState {
         /// Pages that are, as the driver says.
         actual: u32,
     },
-    /// A console.
+    /// A console, and ports.
     Console {
         /// How many bytes were printed of what is to be printed next.
         sent: u32,
+        /// Whether the driver has printed something.
+        has_sent: bool,
+        /// By number, the console's first. Those that there are not are as after a reset.
+        ports: [PortState; 1 + MAX_PORTS],
     },
+}
+
+/// What a driver knows of a port, and what it is still to be told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct PortState {
+    /// What it is to be told, a bit for each.
+    pub owed: u8,
+    /// It says that it can use the port.
+    pub is_ready: bool,
+    /// It knows that somebody is connected.
+    pub is_told: bool,
+    /// It has opened the port.
+    pub is_open: bool,
 }
 
 /// A virtqueue.

@@ -38,16 +38,6 @@ pub struct State {
     pub devices: Vec<Placed>,
 }
 
-impl State {
-    /// Whether it has a virtio console.
-    #[must_use]
-    pub fn has_virtio_console(&self) -> bool {
-        /// Its device ID.
-        const CONSOLE: u32 = 3;
-        self.devices.iter().any(|placed| matches!(&placed.device, DeviceState::Virtio(state) if state.id == CONSOLE))
-    }
-}
-
 /// A device, and where on the board it is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Placed {
@@ -88,6 +78,10 @@ pub struct Told {
     pub shares: Vec<String>,
     /// Whether it has a source of random bytes.
     pub has_rng: bool,
+    /// Whether it has a virtio console.
+    pub has_virtio_console: bool,
+    /// The names of its ports. Whoever was connected to one is not in the snapshot.
+    pub ports: Vec<String>,
 }
 
 /// What has to agree of a disk.

@@ -17,7 +17,7 @@ const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
 const QUEUE: usize = 2;
 /// Bytes of a piece.
-const PIECE: usize = 256;
+const PIECE: usize = 4 << 10;
 
 /// The device.
 pub struct ControlDevice {

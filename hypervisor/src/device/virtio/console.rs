@@ -1,22 +1,35 @@
-//! A console (chapter 5.3) with one port, which is the VM's console, as the UART is: what the driver sends is printed there, and it is given
-//! what is typed there.
+//! A console (chapter 5.3), and ports. Port 0 is the VM's console, as the UART is: what the driver sends is printed there, and it is given
+//! what is typed there. A device with other ports has names for them ([`port`]), and may have no console.
 //!
 //! What is typed comes to the UART's backlog, whichever driver the guest has: firmware reads it there, and so do calls of the SBI. This device
-//! takes it from there as soon as its driver has a buffer for it. So nothing is typed for the wrong one, and whoever types waits as ever.
+//! takes it from there as soon as its driver has a buffer for it, and has shown that it is there for it: it has opened the port, or where it
+//! knows of one port only, printed something. (Linux's driver offers buffers before that, and throws away what comes in them.) So nothing is
+//! typed for the wrong one, and whoever types waits as ever.
 //!
 //! What is to be printed is copied a piece at a time. Where the console has no room for it, the driver has its buffer back later: it waits, as
 //! with a UART that is full, and its vCPU does not.
 
-use super::backend::{Backend, Progress};
-use super::portion::{self, Budget, STEP, Stop};
+mod control;
+mod port;
+
+use super::backend::{Backend, Progress, read_bytes};
+use super::portion::{self, Budget, STEP, Stop, go_on_with};
 use super::queue::{Chain, Trouble};
 use super::queues::Queues;
 use super::transport::Mmio;
-use super::wire::console::{RECEIVE, TRANSMIT};
+use super::wire::console::{CONTROL_RECEIVE, CONTROL_TRANSMIT, MAX_NR_PORTS, MULTIPORT, RECEIVE, TRANSMIT};
 use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::device::uart::Uart;
+use abi::bundle::MAX_PORTS;
+use abi::control::port::{Exchange, Heard};
 use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use control::{Control, Kind};
+use core::iter::once;
+use port::Port;
+pub use port::PortCounts;
 
 /// What a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
@@ -26,6 +39,8 @@ const PIECE: usize = 1 << 10;
 const PRINT: usize = PORTION / 2;
 /// How often within a second a hart prints for a guest that it does not run.
 const SELDOM: u64 = 1000;
+/// The number of the console's port.
+const CONSOLE: usize = 0;
 
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -36,27 +51,88 @@ pub struct Counts {
     pub bytes_in: u64,
     /// Buffers that came back as they were, since there is no room in them, or no memory.
     pub refused: u64,
+    /// The same of ports that have names.
+    pub ports: PortCounts,
+}
+
+/// Who is at port 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum First {
+    /// The VM's console.
+    Console,
+    /// Nobody: there is no such port, for drivers that know of others.
+    Nobody,
+}
+
+/// What a queue is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Use {
+    /// What is typed, or what is printed.
+    Console,
+    /// What is said of ports.
+    Control,
+    /// What is for that port of those that have names, from 0, or comes from it.
+    Port(usize),
+}
+
+impl Use {
+    const fn of(queue: usize) -> Self {
+        match queue {
+            RECEIVE | TRANSMIT => Self::Console,
+            CONTROL_RECEIVE | CONTROL_TRANSMIT => Self::Control,
+            _ => Self::Port(queue / 2 - 2),
+        }
+    }
+}
+
+/// Whether the driver sends by that queue. It receives by the others.
+const fn is_sent_by(queue: usize) -> bool {
+    queue % 2 == 1
 }
 
 /// The device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Console {
-    /// A while after which a hart looks again after what a guest prints that it does not run, in ticks.
+    /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
     seldom: u64,
-    /// What the driver sends, and how many bytes of it were printed.
+    /// Whether port 0 is the VM's console; else nobody is there.
+    is_console: bool,
+    /// What the driver prints, and how many bytes of it were printed.
     sending: Option<(Box<Chain>, u64)>,
     /// How many bytes of the next one were, before the VM was saved.
     ahead: u32,
+    /// Whether the driver has printed something.
+    has_sent: bool,
     /// Where the next bytes go that were typed.
     receiving: Option<Box<Chain>>,
+    /// The ports that have names.
+    ports: Vec<Port>,
+    control: Control,
+    /// The queue that is looked at first in the next moment.
+    first: usize,
     counts: Counts,
 }
 
 impl Console {
-    /// One on a machine whose clock counts so many times a second.
+    /// One on a machine whose clock counts so many times a second, with ports of these names, [`MAX_PORTS`] at most.
     #[must_use]
-    pub fn new(timebase: u64) -> Self {
-        Self { seldom: timebase / SELDOM, ..Self::default() }
+    pub fn new(timebase: u64, first: First, names: &[String]) -> Self {
+        let names = &names[..names.len().min(MAX_PORTS)];
+        let is_console = first == First::Console;
+        let console = if is_console { Kind::Console } else { Kind::None };
+        let control = Control::new(once(console).chain(names.iter().cloned().map(Kind::Named)).collect());
+        Self {
+            seldom: timebase / SELDOM,
+            is_console,
+            sending: None,
+            ahead: 0,
+            has_sent: false,
+            receiving: None,
+            ports: names.iter().map(|_| Port::default()).collect(),
+            control,
+            first: 0,
+            counts: Counts::default(),
+        }
     }
 
     /// What was done so far.
@@ -65,7 +141,19 @@ impl Console {
         &self.counts
     }
 
-    /// There is more to print: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it seldom: the buffers in a
+    /// Whether there are ports that have names.
+    #[must_use]
+    pub const fn has_ports(&self) -> bool {
+        !self.ports.is_empty()
+    }
+
+    /// Whether the console's driver is there for what is typed.
+    const fn is_listening(&self) -> bool {
+        let known = self.control.known(CONSOLE);
+        self.is_console && if known.is_ready { known.is_open } else { self.has_sent }
+    }
+
+    /// There is more to be done: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it seldom: the buffers in a
     /// queue may be any number of gigabytes, and a console that is not shown takes them all.
     fn again(&self, outside: &mut dyn Outside) {
         if outside.is_own() {
@@ -75,8 +163,8 @@ impl Console {
         }
     }
 
-    /// Does one thing of what the driver sends.
-    fn send(&mut self, queues: &mut Queues, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
+    /// Does one thing of what the driver prints.
+    fn print(&mut self, queues: &mut Queues, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some(queue) = queues.ready(TRANSMIT) else { return Err(Stop::Idle) };
         let Some((chain, done)) = &mut self.sending else {
             budget.pay(STEP)?;
@@ -90,9 +178,10 @@ impl Console {
                 None => Err(Stop::Idle),
             };
         };
-        let left = chain.room(false).saturating_sub(*done);
+        let left = if self.is_console { chain.room(false).saturating_sub(*done) } else { 0 };
         if left != 0 {
             budget.pay(PRINT)?;
+            self.has_sent = true;
             let mut piece = [0; PIECE];
             let piece = &mut piece[..left.min(PIECE as u64) as usize];
             if chain.hear_some(*done, piece, outside)? {
@@ -113,7 +202,7 @@ impl Console {
     }
 
     /// Gives the driver a piece of what was typed, if it has a buffer for that.
-    fn receive(
+    fn type_in(
         &mut self,
         uart: &mut Uart,
         queues: &mut Queues,
@@ -147,67 +236,200 @@ impl Console {
         self.receiving = None;
         Ok(())
     }
+
+    /// Does one thing for a queue. What was typed has its own way ([`Mmio::take_input`]).
+    fn step(
+        &mut self,
+        at: usize,
+        queues: &mut Queues,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let counts = &mut self.counts.ports;
+        match (Use::of(at), is_sent_by(at)) {
+            (Use::Console, true) => self.print(queues, outside, budget),
+            (Use::Console, false) => Err(Stop::Idle),
+            (Use::Control, true) => self.control.hear(counts, queues, outside, budget),
+            (Use::Control, false) => self.control.tell(counts, queues, outside, budget),
+            (Use::Port(port), is_sent) => {
+                let is_open = self.control.known(port + 1).is_open;
+                let (Some(port), Some(queue)) = (self.ports.get_mut(port), queues.ready(at)) else {
+                    return Err(Stop::Idle);
+                };
+                match is_sent {
+                    true => port.send(counts, queue, outside, budget),
+                    // A driver throws away what comes before.
+                    false if !is_open => Err(Stop::Idle),
+                    false => port.receive(counts, queue, outside, budget),
+                }
+            }
+        }
+    }
+
+    /// Does a portion of what there is to be done for some queues, one after the other, from one on. Says by which of them it was spent.
+    fn serve(
+        &mut self,
+        all: impl Iterator<Item = usize>,
+        queues: &mut Queues,
+        outside: &mut dyn Outside,
+    ) -> Result<Option<usize>, Trouble> {
+        let (mut budget, mut is_later) = (Budget::new(PORTION), false);
+        for at in all {
+            if queues.ready(at).is_none() {
+                continue;
+            }
+            match go_on_with(&mut budget, |budget| self.step(at, queues, outside, budget)) {
+                Ok(Progress::Idle) => {}
+                Ok(Progress::More) => return Ok(Some(at)),
+                // That of the others may be there.
+                Err(Trouble::Later) => is_later = true,
+                Err(why) => return Err(why),
+            }
+        }
+        if is_later { Err(Trouble::Later) } else { Ok(None) }
+    }
+
+    /// What comes of a portion: who has not made the guest wait goes on with it later.
+    fn progress(&self, spent: Option<usize>, outside: &mut dyn Outside) -> Progress {
+        match spent {
+            None => Progress::Idle,
+            Some(_) if outside.is_own() => Progress::More,
+            Some(_) => {
+                self.again(outside);
+                Progress::Idle
+            }
+        }
+    }
+
+    /// Something has happened at a port: a portion for what is said of ports, and for that one.
+    fn attend(&mut self, port: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let own = 2 * (port + 2);
+        let spent = self.serve([CONTROL_RECEIVE, own, own + 1].into_iter(), queues, outside)?;
+        Ok(self.progress(spent, outside))
+    }
 }
 
 impl Mmio<Console> {
     /// Gives the driver what was typed, as far as it has buffers for that.
     pub fn take_input(&mut self, uart: &mut Uart, outside: &mut dyn Outside) {
+        if !self.backend().is_listening() {
+            return;
+        }
         let had_room = uart.has_room();
         self.act(outside, |console, queues, outside| {
-            portion::go_on(PORTION, |budget| console.receive(uart, queues, outside, budget))
+            portion::go_on(PORTION, |budget| console.type_in(uart, queues, outside, budget))
         });
         if !had_room && uart.has_room() {
             outside.take_input();
         }
     }
+
+    /// Whoever is connected to a port says something, and hears what there is; `None` if there is no such port. Without an `outside` the
+    /// guest stands still, and sees nothing of it.
+    pub fn exchange(&mut self, port: usize, said: &Exchange, outside: Option<&mut dyn Outside>) -> Option<Heard> {
+        let console = self.backend_mut();
+        if console.ports.get_mut(port)?.hear(said) {
+            console.control.connect(port + 1, true);
+        }
+        if let Some(outside) = outside {
+            self.act(outside, |console, queues, outside| console.attend(port, queues, outside));
+        }
+        let console = self.backend();
+        Some(console.ports.get(port)?.heard(said, console.control.known(port + 1).is_open))
+    }
+
+    /// A connection is over; `None` if there is no such port.
+    pub fn close(&mut self, port: usize, connection: u32, outside: Option<&mut dyn Outside>) -> Option<()> {
+        let console = self.backend_mut();
+        let at = console.ports.get_mut(port)?;
+        if at.has(connection) {
+            at.close();
+            console.control.connect(port + 1, false);
+        }
+        if let Some(outside) = outside {
+            self.act(outside, |console, queues, outside| console.attend(port, queues, outside));
+        }
+        Some(())
+    }
 }
 
-/// It has no features: one port, of a size that nobody knows.
+/// It does not say how large the console is, which nobody knows.
 impl Backend for Console {
     const ID: u32 = 3;
     const GOES_ON: bool = true;
 
     fn queues(&self) -> usize {
-        2
+        if self.has_ports() { 2 * (self.ports.len() + 2) } else { 2 }
     }
 
-    /// Of buffers for what is typed is seen to when there is something ([`Mmio::take_input`]).
-    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
-        match at {
-            TRANSMIT => {
-                let progress = portion::go_on(PORTION, |budget| self.send(queues, outside, budget))?;
-                if progress == Progress::More && !outside.is_own() {
-                    self.again(outside);
-                    return Ok(Progress::Idle);
-                }
-                Ok(progress)
-            }
-            _ => Ok(Progress::Idle),
+    fn features(&self) -> u64 {
+        if self.has_ports() { MULTIPORT } else { 0 }
+    }
+
+    fn read_config(&self, offset: u64, width: u8) -> u32 {
+        let mut config = [0; MAX_NR_PORTS + 4];
+        if self.has_ports() {
+            config[MAX_NR_PORTS..].copy_from_slice(&(1 + self.ports.len() as u32).to_le_bytes());
         }
+        read_bytes(&config, offset, width)
+    }
+
+    /// Of buffers for what is typed is seen to when there is something ([`Mmio::take_input`]). What the driver says of ports is answered at
+    /// once, and one that it has opened has what waits for it.
+    fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let spent = if at == CONTROL_TRANSMIT {
+            let received = (CONTROL_RECEIVE..self.queues()).step_by(2);
+            self.serve(once(at).chain(received), queues, outside)
+        } else {
+            self.serve(once(at), queues, outside)
+        }?;
+        Ok(self.progress(spent, outside))
+    }
+
+    /// All queues have one portion, and each is the first in its turn.
+    fn moment(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
+        let (count, first) = (self.queues(), self.first);
+        let spent = self.serve((0..count).map(|n| (first + n) % count), queues, outside)?;
+        self.first = spent.map_or(0, |at| (at + 1) % count);
+        Ok(self.progress(spent, outside))
     }
 
     fn stop(&mut self, at: usize) {
-        if at == TRANSMIT { (self.sending, self.ahead) = (None, 0) } else { self.receiving = None }
+        match (Use::of(at), is_sent_by(at)) {
+            (Use::Console, true) => (self.sending, self.ahead) = (None, 0),
+            (Use::Console, false) => self.receiving = None,
+            (Use::Control, _) => self.control.stop(at),
+            (Use::Port(port), is_sent) => self.ports.iter_mut().skip(port).take(1).for_each(|port| port.stop(is_sent)),
+        }
     }
 
-    /// What has been printed has been printed.
+    /// What has been printed has been printed. Whoever is connected stays so.
     fn reset(&mut self) {
-        (self.sending, self.ahead, self.receiving) = (None, 0, None);
+        (self.sending, self.ahead, self.receiving, self.has_sent) = (None, 0, None, false);
+        self.ports.iter_mut().for_each(|port| [true, false].into_iter().for_each(|is_sent| port.stop(is_sent)));
+        self.control.reset();
+        self.first = 0;
     }
 
     fn save(&self) -> Result<OwnState, Unsaved> {
         let sent = self.sending.as_ref().map_or(self.ahead, |(_, done)| u32::try_from(*done).unwrap_or(u32::MAX));
-        Ok(OwnState::Console { sent })
+        Ok(OwnState::Console { sent, has_sent: self.has_sent, ports: self.control.save() })
     }
 
     fn begun(&self, at: usize) -> u16 {
-        let is_begun = if at == TRANSMIT { self.sending.is_some() } else { self.receiving.is_some() };
+        let is_begun = match (Use::of(at), is_sent_by(at)) {
+            (Use::Console, true) => self.sending.is_some(),
+            (Use::Console, false) => self.receiving.is_some(),
+            (Use::Control, _) => self.control.has_begun(at),
+            (Use::Port(port), is_sent) => self.ports.get(port).is_some_and(|port| port.has_begun(is_sent)),
+        };
         is_begun.into()
     }
 
     fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
-        let OwnState::Console { sent } = *own else { return Err(Wild::OTHER) };
-        self.ahead = sent;
+        let OwnState::Console { sent, has_sent, ports } = *own else { return Err(Wild::OTHER) };
+        (self.ahead, self.has_sent) = (sent, has_sent);
+        self.control.restore(ports);
         Ok(())
     }
 }

@@ -8,7 +8,7 @@
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
-//! | `console` | a console |
+//! | `console` | a console, and ports |
 //! | `net` | a network card |
 //! | `rng` | a source of random bytes |
 //! | `share` | a folder of the host's |

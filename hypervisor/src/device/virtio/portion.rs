@@ -35,6 +35,11 @@ impl From<Trouble> for Stop {
 pub(super) struct Budget(usize);
 
 impl Budget {
+    /// That of a portion.
+    pub(super) const fn new(portion: usize) -> Self {
+        Self(portion)
+    }
+
     /// Pays, if anything is left.
     pub(super) fn pay(&mut self, cost: usize) -> Result<(), Stop> {
         if self.0 == 0 {
@@ -62,13 +67,17 @@ impl Budget {
 }
 
 /// Makes steps until one stops, or so much is spent.
-pub(super) fn go_on(
-    portion: usize,
+pub(super) fn go_on(portion: usize, step: impl FnMut(&mut Budget) -> Result<(), Stop>) -> Result<Progress, Trouble> {
+    go_on_with(&mut Budget::new(portion), step)
+}
+
+/// The same with what is left of a portion.
+pub(super) fn go_on_with(
+    budget: &mut Budget,
     mut step: impl FnMut(&mut Budget) -> Result<(), Stop>,
 ) -> Result<Progress, Trouble> {
-    let mut budget = Budget(portion);
     loop {
-        match step(&mut budget) {
+        match step(budget) {
             Ok(()) => {}
             Err(Stop::Idle) => return Ok(Progress::Idle),
             Err(Stop::Spent) => return Ok(Progress::More),

@@ -122,6 +122,11 @@ impl<B: Backend> Mmio<B> {
         &self.backend
     }
 
+    /// The same, to be changed in a way that its configuration does not tell of.
+    pub(super) const fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
     /// Notifications so far, and rings that were malformed.
     #[must_use]
     pub const fn counts(&self) -> (u64, u64) {

@@ -89,10 +89,36 @@ pub mod net {
     pub const TRANSMIT: usize = 1;
 }
 
-/// Consoles (chapter 5.3), those of one port.
+/// Consoles (chapter 5.3), and ports.
 pub mod console {
+    /// There are several ports, and two queues by which they are spoken of; the configuration says how many there may be.
+    pub const MULTIPORT: u64 = 1 << 1;
+
     /// The queue of what is typed.
     pub const RECEIVE: usize = 0;
     /// That of what is printed.
     pub const TRANSMIT: usize = 1;
+    /// With several ports: that of what the driver is told.
+    pub const CONTROL_RECEIVE: usize = 2;
+    /// That of what it says. Behind it each port has two, as the first one.
+    pub const CONTROL_TRANSMIT: usize = 3;
+
+    /// Where the configuration says how many ports there may be (4 bytes).
+    pub const MAX_NR_PORTS: usize = 4;
+
+    /// Kinds of messages (`VIRTIO_CONSOLE_*`).
+    pub mod event {
+        /// The driver is ready to hear of ports; or cannot be.
+        pub const DEVICE_READY: u16 = 0;
+        /// There is a port.
+        pub const PORT_ADD: u16 = 1;
+        /// The driver can use a port; or cannot.
+        pub const PORT_READY: u16 = 3;
+        /// It is for a console.
+        pub const CONSOLE_PORT: u16 = 4;
+        /// The other side has opened it, or closed it.
+        pub const PORT_OPEN: u16 = 6;
+        /// It has a name, which is behind the message.
+        pub const PORT_NAME: u16 = 7;
+    }
 }

@@ -5,9 +5,11 @@ use crate::device::interface::tests::RAM;
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, ENTRIES, TABLE, TABLES};
 use crate::random::Random;
-use abi::snapshot::device::DeviceState;
+use abi::snapshot::device::{DeviceState, PortState};
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
+
+mod ports;
 
 /// Buffers: 16 KiB for each.
 const DATA: u64 = RAM + 0x2_0000;
@@ -35,7 +37,7 @@ impl DerefMut for Rig {
 }
 
 fn device() -> Mmio<Console> {
-    Mmio::new(0x1000_f000, 17, Console::default())
+    Mmio::new(0x1000_f000, 17, Console::new(10_000_000, First::Console, &[]))
 }
 
 const fn data(place: usize) -> u64 {
@@ -50,8 +52,10 @@ impl Rig {
         rig
     }
 
+    /// The driver starts, and has printed something.
     fn start(&mut self) {
         self.driver.start(1 << 28, ENTRIES);
+        self.driver.device.backend_mut().has_sent = true;
     }
 
     /// What the board does when something may have come of an access, or of time.
@@ -169,6 +173,25 @@ fn what_is_typed_comes_once_and_waits_for_buffers() {
 }
 
 #[test]
+fn a_driver_that_has_printed_nothing_is_not_there_yet() {
+    let mut rig = Rig::new();
+    rig.driver.start(1 << 28, ENTRIES);
+    rig.offer(8, 100);
+    rig.notify(RECEIVE);
+    rig.type_in(b"ahead");
+    rig.moment();
+    assert!(rig.typed().is_empty() && rig.uart.received().eq(b"ahead".iter().copied()));
+    // Nothing is nothing.
+    rig.choose(TRANSMIT);
+    rig.chain(1, &[(data(1), 0, false)]);
+    rig.notify(TRANSMIT);
+    assert!(rig.typed().is_empty());
+    rig.print(2, b"$ ", &[]);
+    rig.notify(TRANSMIT);
+    assert_eq!(rig.typed(), [b"ahead"]);
+}
+
+#[test]
 fn without_a_driver_what_is_typed_is_the_uarts() {
     let mut rig = Rig::new();
     rig.offer(8, 100);
@@ -271,7 +294,7 @@ fn what_came_by_a_queue_that_was_stopped_is_nobodys() {
 #[test]
 fn another_guests_hart_prints_seldom() {
     let mut rig = Rig::new();
-    rig.device = Mmio::new(0x1000_f000, 17, Console::new(10_000_000));
+    rig.device = Mmio::new(0x1000_f000, 17, Console::new(10_000_000, First::Console, &[]));
     rig.start();
     rig.world.room = 0;
     let long = text(5, 12_000);
@@ -313,7 +336,11 @@ fn it_goes_on_elsewhere_without_a_byte_twice_or_lost() {
     assert_eq!(rig.typed(), [b"type"]);
     // A count that is beyond the chain: as if all had been printed.
     let DeviceState::Virtio(mut wild) = state else { panic!("a virtio device's") };
-    wild.own = OwnState::Console { sent: u32::MAX };
+    wild.own = OwnState::Console {
+        sent: u32::MAX,
+        has_sent: true,
+        ports: [PortState { owed: u8::MAX, ..PortState::default() }; 5],
+    };
     let mut other = device();
     assert_eq!(other.restore(&DeviceState::Virtio(wild.clone())), Ok(()));
     (rig.device, rig.driver.world.printed) = (other, Vec::new());

@@ -1,0 +1,171 @@
+//! Ports of VMs on this side: each is a socket, and whoever connects there speaks with the guest.
+//!
+//! Gnomon is asked for what the guest has said 20 to 100 times a second, and without a pause while there is something; and only while somebody
+//! is connected. What the guest has no room for waits in the socket, and so does what is not read here: nobody else waits for that.
+
+use abi::control::Answer;
+use abi::control::port::{Exchange, Heard, MOST_KEPT, MOST_SENT, Wish};
+use abi::snapshot::bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What is said for a machine that takes long to answer.
+pub(super) const SILENT: &str = "its machine does not answer";
+/// How long nobody asks, at least and at most.
+const SHORTEST: Duration = Duration::from_millis(10);
+const LONGEST: Duration = Duration::from_millis(50);
+/// How long nobody asks while there is something, at least, and by how much longer than the machine took to answer: what it does for a port
+/// it does on a hart that has guests to run, which are others as well.
+const TURN: Duration = Duration::from_micros(200);
+const TURNS: u32 = 3;
+/// How long a VM that does not answer is left alone.
+const LATER: Duration = Duration::from_millis(100);
+/// How long a guest may take to read what somebody has left who is gone.
+const LAST: Duration = Duration::from_secs(5);
+
+/// What comes of a look at the machine.
+enum Look {
+    Heard(Heard),
+    /// It is to be tried again.
+    Later,
+    /// The VM has ended, or the machine.
+    Over,
+}
+
+/// Somebody who is connected.
+struct Line<'a> {
+    client: UnixStream,
+    /// Asks the machine; `None` if that is gone.
+    ask: &'a dyn Fn(Wish) -> Option<Answer>,
+    connection: u32,
+    /// What was read of the client's, and not taken by the VM; and the place of the first byte of that.
+    input: Vec<u8>,
+    at: u64,
+    /// What the guest has said, and the client has not read; and the place of what comes behind.
+    output: Vec<u8>,
+    from: u64,
+    /// Nothing more comes of the client.
+    has_ended: bool,
+    /// Nor does it read.
+    is_gone: bool,
+}
+
+/// Serves whoever has connected until one side has gone. Each connection has a number of its own.
+pub(super) fn serve(client: UnixStream, connection: u32, ask: &dyn Fn(Wish) -> Option<Answer>) {
+    if client.set_nonblocking(true).is_err() {
+        return;
+    }
+    let (input, output) = (Vec::new(), Vec::new());
+    let mut line = Line { client, ask, connection, input, at: 0, output, from: 0, has_ended: false, is_gone: false };
+    line.follow();
+    // Whoever connects next is another one in any case.
+    let _ = (line.ask)(Wish::Close(connection));
+}
+
+impl Line<'_> {
+    fn follow(&mut self) {
+        let (mut pause, mut last) = (SHORTEST, None);
+        loop {
+            self.read();
+            let (before, place, asked) = (self.at, self.from, Instant::now());
+            let heard = match self.exchange() {
+                Look::Heard(heard) => heard,
+                Look::Over => return,
+                Look::Later => {
+                    self.wait(LATER);
+                    if self.is_gone {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            let took = asked.elapsed();
+            self.write();
+            if self.has_ended && self.input.is_empty() {
+                let is_heard = self.is_gone || heard.bytes.0.is_empty() && self.output.is_empty();
+                if heard.waiting == 0 && is_heard {
+                    return;
+                }
+            }
+            if self.is_gone {
+                // Who would take it?
+                let since = *last.get_or_insert_with(Instant::now);
+                if since.elapsed() > LAST {
+                    return;
+                }
+            }
+            if (self.at, self.from) == (before, place) {
+                pause = LONGEST.min(SHORTEST.max(pause * 2));
+                self.wait(pause);
+            } else {
+                pause = SHORTEST / 2;
+                thread::sleep(LONGEST.min(TURN.max(took * TURNS)));
+            }
+        }
+    }
+
+    /// Says what was read, and hears what the guest says as soon as all before has been read here.
+    fn exchange(&mut self) -> Look {
+        let most = if self.output.is_empty() && !self.is_gone { MOST_KEPT as u32 } else { 0 };
+        let bytes = Bytes(self.input[..self.input.len().min(MOST_SENT)].to_vec());
+        let said = Exchange { connection: self.connection, at: self.at, bytes, from: self.from, most };
+        let heard = match (self.ask)(Wish::Exchange(said)) {
+            // More than was asked for is no answer.
+            Some(Answer::Heard(heard)) if heard.bytes.0.len() <= most as usize => heard,
+            Some(Answer::Later) => return Look::Later,
+            Some(Answer::Refused(why)) if why == SILENT => return Look::Later,
+            _ => return Look::Over,
+        };
+        let taken = usize::try_from(heard.taken.saturating_sub(self.at)).unwrap_or(usize::MAX).min(self.input.len());
+        self.input.drain(..taken);
+        self.at += taken as u64;
+        self.from += heard.bytes.0.len() as u64;
+        self.output.extend_from_slice(&heard.bytes.0);
+        Look::Heard(heard)
+    }
+
+    fn read(&mut self) {
+        while !self.has_ended && self.input.len() < MOST_SENT {
+            let mut buffer = [0; MOST_SENT];
+            let room = MOST_SENT - self.input.len();
+            match self.client.read(&mut buffer[..room]) {
+                Ok(0) => self.has_ended = true,
+                Ok(count) => self.input.extend_from_slice(&buffer[..count]),
+                Err(why) if why.kind() == ErrorKind::WouldBlock => return,
+                Err(why) if why.kind() == ErrorKind::Interrupted => {}
+                Err(_) => (self.has_ended, self.is_gone) = (true, true),
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        while !self.output.is_empty() && !self.is_gone {
+            match self.client.write(&self.output) {
+                Ok(count) => drop(self.output.drain(..count)),
+                Err(why) if why.kind() == ErrorKind::WouldBlock => return,
+                Err(why) if why.kind() == ErrorKind::Interrupted => {}
+                Err(_) => (self.has_ended, self.is_gone) = (true, true),
+            }
+        }
+    }
+
+    /// Waits, but no longer than until the client says or reads something.
+    fn wait(&mut self, pause: Duration) {
+        if self.is_gone {
+            return thread::sleep(pause);
+        }
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::IN, !self.has_ended && self.input.len() < MOST_SENT);
+        wanted.set(PollFlags::OUT, !self.output.is_empty());
+        let mut polled = [PollFd::new(&self.client, wanted)];
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) };
+        // Whatever comes of it, the same is tried again.
+        let _ = poll(&mut polled, Some(&timeout));
+        // It says so of one that is gone altogether.
+        self.is_gone = polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR);
+        self.write();
+    }
+}

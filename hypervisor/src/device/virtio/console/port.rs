@@ -1,0 +1,191 @@
+//! A port that has a name, and whoever of the host's is connected to it.
+//!
+//! What the one says waits here until the other takes it, a few KiB in each direction: then whoever says more waits, the guest's driver
+//! without its buffer, the host's program without an answer that more was taken. What the guest says to nobody is nothing.
+
+use crate::device::interface::Outside;
+use crate::device::virtio::portion::{Budget, STEP, Stop};
+use crate::device::virtio::queue::{Chain, Queue};
+use abi::control::port::{Exchange, Heard, MOST_KEPT};
+use abi::snapshot::bytes::Bytes;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+
+/// Bytes that are taken of what the guest says at once.
+const PIECE: usize = 1 << 10;
+
+/// What was done so far. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PortCounts {
+    /// Bytes that the guest has sent.
+    pub bytes_out: u64,
+    /// Bytes that it was given.
+    pub bytes_in: u64,
+    /// Bytes that it has sent while nobody was connected.
+    pub unheard: u64,
+    /// Buffers that came back as they were, since there is no room in them, or no memory.
+    pub refused: u64,
+    /// What it has said of ports that means nothing.
+    pub nonsense: u64,
+}
+
+/// Somebody who is connected.
+#[derive(Debug, Default)]
+struct Line {
+    /// Which connection it is.
+    number: u32,
+    /// How many bytes were taken for the guest.
+    taken: u64,
+    /// Those of them that it does not have yet.
+    input: VecDeque<u8>,
+    /// The place of the first byte of the guest's that is kept.
+    from: u64,
+    /// What the guest has said from there on.
+    output: VecDeque<u8>,
+}
+
+/// A port.
+#[derive(Debug, Default)]
+pub(super) struct Port {
+    line: Option<Line>,
+    /// What the driver sends, and how many bytes of it were taken.
+    sending: Option<(Box<Chain>, u64)>,
+    /// Where the next bytes for the guest go, and how many are there.
+    receiving: Option<(Box<Chain>, usize)>,
+}
+
+impl Port {
+    /// Whoever is connected says something. Returns whether that is somebody new.
+    pub(super) fn hear(&mut self, said: &Exchange) -> bool {
+        let is_new = self.line.as_ref().is_none_or(|line| line.number != said.connection);
+        if is_new {
+            self.close();
+        }
+        let line = self.line.get_or_insert_with(|| Line { number: said.connection, ..Line::default() });
+        let has_come = said.from.saturating_sub(line.from).min(line.output.len() as u64);
+        line.output.drain(..has_come as usize);
+        line.from += has_come;
+        // Where some are missing between, none is taken.
+        let again = usize::try_from(line.taken.wrapping_sub(said.at)).unwrap_or(usize::MAX).min(said.bytes.0.len());
+        let new = &said.bytes.0[again..];
+        let new = &new[..new.len().min(MOST_KEPT.saturating_sub(line.input.len()))];
+        line.input.extend(new);
+        line.taken += new.len() as u64;
+        is_new
+    }
+
+    /// What there is to hear.
+    pub(super) fn heard(&self, said: &Exchange, is_open: bool) -> Heard {
+        let Some(line) = &self.line else { return Heard { is_open, ..Heard::default() } };
+        let most = if said.from == line.from { said.most as usize } else { 0 };
+        let (front, back) = line.output.as_slices();
+        let most = most.min(line.output.len());
+        let cut = most.min(front.len());
+        let bytes = Bytes([&front[..cut], &back[..most - cut]].concat());
+        Heard { taken: line.taken, waiting: line.input.len() as u32, bytes, is_open }
+    }
+
+    /// Whether that connection is there.
+    pub(super) fn has(&self, connection: u32) -> bool {
+        self.line.as_ref().is_some_and(|line| line.number == connection)
+    }
+
+    /// Nobody is connected any more.
+    pub(super) fn close(&mut self) {
+        self.line = None;
+        if let Some((_, done)) = &mut self.receiving {
+            *done = 0;
+        }
+    }
+
+    /// What was begun of a queue is nobody's.
+    pub(super) fn stop(&mut self, is_sent: bool) {
+        if is_sent { self.sending = None } else { self.receiving = None }
+    }
+
+    /// Whether something is begun of a queue.
+    pub(super) const fn has_begun(&self, is_sent: bool) -> bool {
+        if is_sent { self.sending.is_some() } else { self.receiving.is_some() }
+    }
+
+    /// Does one thing of what the driver sends.
+    pub(super) fn send(
+        &mut self,
+        counts: &mut PortCounts,
+        queue: &mut Queue,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let Some((chain, done)) = &mut self.sending else {
+            budget.pay(STEP)?;
+            return match queue.take(outside)? {
+                Some(chain) => {
+                    budget.pay_for_chain(&chain);
+                    self.sending = Some((Box::new(chain), 0));
+                    Ok(())
+                }
+                None if queue.await_more(outside)? => Ok(()),
+                None => Err(Stop::Idle),
+            };
+        };
+        let left = chain.room(false).saturating_sub(*done);
+        match &mut self.line {
+            Some(line) if left != 0 => {
+                let room = MOST_KEPT.saturating_sub(line.output.len());
+                if room == 0 {
+                    // Whoever takes some looks here again.
+                    return Err(Stop::Idle);
+                }
+                let (mut piece, mut copied) = ([0; PIECE], 0);
+                let piece = &mut piece[..left.min(room.min(PIECE) as u64) as usize];
+                let is_there = chain.copy((false, *done), (piece, &mut copied), outside, budget);
+                line.output.extend(&piece[..copied]);
+                *done += copied as u64;
+                counts.bytes_out += copied as u64;
+                if is_there? {
+                    return Ok(());
+                }
+                counts.refused += 1;
+            }
+            Some(_) => {}
+            // Nobody has looked whether there are so many.
+            None => counts.unheard = counts.unheard.saturating_add(left),
+        }
+        queue.give(chain, 0, outside)?;
+        self.sending = None;
+        Ok(())
+    }
+
+    /// Gives the driver some of what there is for it, if it has a buffer for that.
+    pub(super) fn receive(
+        &mut self,
+        counts: &mut PortCounts,
+        queue: &mut Queue,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let Some(line) = self.line.as_mut().filter(|line| !line.input.is_empty()) else { return Err(Stop::Idle) };
+        budget.pay(STEP)?;
+        let Some((chain, done)) = &mut self.receiving else {
+            return match queue.take(outside)? {
+                Some(chain) => {
+                    budget.pay_for_chain(&chain);
+                    self.receiving = Some((Box::new(chain), 0));
+                    Ok(())
+                }
+                None if queue.await_more(outside)? => Ok(()),
+                None => Err(Stop::Idle),
+            };
+        };
+        let (front, _) = line.input.as_mut_slices();
+        let count = chain.room(true).min(front.len() as u64) as usize;
+        let is_there = count != 0 && chain.copy((true, 0), (&mut front[..count], done), outside, budget)?;
+        let given = if is_there { count } else { 0 };
+        queue.give(chain, given as u32, outside)?;
+        line.input.drain(..given);
+        counts.bytes_in += given as u64;
+        counts.refused += u64::from(!is_there);
+        self.receiving = None;
+        Ok(())
+    }
+}
