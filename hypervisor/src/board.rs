@@ -51,7 +51,7 @@ pub fn disks(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Bloc
     let ports = config.disks.iter().take(MAX_DISKS).filter_map(|number| offer.disks.get(*number));
     ports.enumerate().map(|(at, port)| {
         let (start, source) = (DISK.0 + PAGE_BYTES * at as u64, DISK.1 + at as u32);
-        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}"), config.vcpus))
+        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}"), config.vcpus, offer.timebase))
     })
 }
 
@@ -68,7 +68,7 @@ pub fn shares(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Sha
     let ports = ports.filter_map(|share| Some((offer.shares.get(share.number)?, &share.tag)));
     ports.enumerate().map(|(at, (port, tag))| {
         let (start, source) = (SHARE.0 + PAGE_BYTES * at as u64, SHARE.1 + at as u32);
-        Mmio::new(start, source, Share::new(Arc::clone(port), tag))
+        Mmio::new(start, source, Share::new(Arc::clone(port), tag, offer.timebase))
     })
 }
 

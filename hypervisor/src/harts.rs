@@ -26,6 +26,8 @@ pub struct HartShared {
     pub frames: Frames,
     /// Whether it waits for work.
     pub idle: AtomicBool,
+    /// Whether a vCPU is loaded. Nobody else writes it.
+    pub has_guest: AtomicBool,
     /// Whether its vCPU keeps it although it waits for another one's store, because nobody else was ready.
     pub spins: AtomicBool,
     /// What it did.

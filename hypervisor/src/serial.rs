@@ -181,7 +181,8 @@ impl<E: Env> Outside for Reach<'_, E> {
 
     fn is_own(&self) -> bool {
         let hart = self.env.hart();
-        self.vm.vcpus.iter().any(|vcpu| vcpu.hart.load(Ordering::SeqCst) == hart)
+        !self.g.harts[hart].has_guest.load(Ordering::Relaxed)
+            || self.vm.vcpus.iter().any(|vcpu| vcpu.hart.load(Ordering::SeqCst) == hart)
     }
 
     fn at(&mut self, time: u64) {

@@ -147,7 +147,7 @@ pub trait Outside: GuestMemory {
     fn take_input(&mut self);
     /// Asks for a [`Device::moment`] soon: a fraction of a millisecond from now.
     fn soon(&mut self);
-    /// Whether this hart runs the guest: what it does for it then costs nobody else.
+    /// Whether this hart runs the guest, or nobody: what it does for it then costs nobody else.
     fn is_own(&self) -> bool;
     /// Asks for one at `time` of the host, or a little later.
     fn at(&mut self, time: u64);

@@ -16,7 +16,8 @@
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
-use super::portion::{self, Budget, STEP, Stop, free_place};
+use super::pace::Pace;
+use super::portion::{Budget, STEP, Stop, free_place};
 use super::queue::{Chain, MOST, Trouble, USUAL};
 use super::queues::Queues;
 use super::wire::block::{
@@ -164,13 +165,15 @@ pub struct Block {
     parts: Vec<Option<Part>>,
     /// Requests that are over, and are to be given back.
     over: VecDeque<usize>,
+    pace: Pace,
     counts: Counts,
 }
 
 impl Block {
-    /// One whose guest is told that name, of which it hears 20 bytes, and has so many harts: the disk has a queue for each, up to 8.
+    /// One whose guest is told that name, of which it hears 20 bytes, and has so many harts: the disk has a queue for each, up to 8. There
+    /// are so many ticks in a second.
     #[must_use]
-    pub fn new(port: Arc<Mutex<Port>>, name: &str, harts: u32) -> Self {
+    pub fn new(port: Arc<Mutex<Port>>, name: &str, harts: u32, timebase: u64) -> Self {
         let mut bytes = [0; NAME];
         bytes.iter_mut().zip(name.bytes()).for_each(|(byte, of)| *byte = of);
         Self {
@@ -188,6 +191,7 @@ impl Block {
             gathering: Gathering::default(),
             parts: Vec::new(),
             over: VecDeque::new(),
+            pace: Pace::new(timebase),
             counts: Counts::default(),
         }
     }
@@ -497,7 +501,10 @@ impl Block {
         let port = Arc::clone(&self.port);
         let mut port = port.lock();
         (self.has_taken, self.empty) = (false, 0);
-        portion::go_on(PORTION, |budget| self.step(&mut port, queues, outside, budget))
+        let mut pace = self.pace;
+        let progress = pace.go_on(PORTION, outside, |budget, outside| self.step(&mut port, queues, outside, budget));
+        self.pace = pace;
+        progress
     }
 }
 

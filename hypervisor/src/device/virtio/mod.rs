@@ -13,7 +13,7 @@
 //! | `rng` | a source of random bytes |
 //! | `share` | a folder of the host's |
 //! | `gather` | whether a disk's requests, or what a card sends, are looked after one by one or several at once |
-//! | `chain`, `portion` | what devices have in common: a chain's buffers, work in portions |
+//! | `chain`, `portion`, `pace` | what devices have in common: a chain's buffers, work in portions, how much of it where another guest runs |
 //! | `wire` | what drivers and devices say to each other |
 //!
 //! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
@@ -33,6 +33,7 @@ pub mod console;
 mod driver;
 mod gather;
 pub mod net;
+mod pace;
 mod portion;
 pub mod queue;
 mod queues;

@@ -40,6 +40,11 @@ impl Budget {
         Self(portion)
     }
 
+    /// What is left.
+    pub(super) const fn left(&self) -> usize {
+        self.0
+    }
+
     /// Pays, if anything is left.
     pub(super) fn pay(&mut self, cost: usize) -> Result<(), Stop> {
         if self.0 == 0 {

@@ -9,7 +9,8 @@
 //! another device of the host's.
 
 use super::backend::{Backend, Progress, read_bytes};
-use super::portion::{self, Budget, STEP, Stop, free_place};
+use super::pace::Pace;
+use super::portion::{Budget, STEP, Stop, free_place};
 use super::queue::{Chain, Queue, Trouble, USUAL};
 use super::queues::Queues;
 use super::wire::share::MOUNT_TAG;
@@ -69,15 +70,16 @@ pub struct Share {
     over: VecDeque<(usize, u32)>,
     /// How many numbers of files the guest has, since its session began.
     files: u32,
+    pace: Pace,
     counts: Counts,
 }
 
 impl Share {
-    /// One that the guest mounts by that tag.
+    /// One that the guest mounts by that tag, on a machine with so many ticks in a second.
     #[must_use]
-    pub fn new(port: Arc<Mutex<Port>>, tag: &str) -> Self {
-        let (works, over) = (Vec::new(), VecDeque::new());
-        Self { port, tag: tag.into(), works, asking: None, over, files: 0, counts: Counts::default() }
+    pub fn new(port: Arc<Mutex<Port>>, tag: &str, timebase: u64) -> Self {
+        let (works, over, pace) = (Vec::new(), VecDeque::new(), Pace::new(timebase));
+        Self { port, tag: tag.into(), works, asking: None, over, files: 0, pace, counts: Counts::default() }
     }
 
     /// What was done so far.
@@ -290,7 +292,10 @@ impl Backend for Share {
         let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         let port = Arc::clone(&self.port);
         let mut port = port.lock();
-        portion::go_on(PORTION, |budget| self.step(&mut port, queue, outside, budget))
+        let mut pace = self.pace;
+        let progress = pace.go_on(PORTION, outside, |budget, outside| self.step(&mut port, queue, outside, budget));
+        self.pace = pace;
+        progress
     }
 
     /// Of what is in flight nobody hears what came of it: each may have opened a file.

@@ -42,6 +42,7 @@ impl Hart {
         run.context.host_sp = self.stack_end;
         run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
         run.shared.hart.store(self.index, Ordering::SeqCst);
+        self.shared.has_guest.store(true, Ordering::Relaxed);
         self.slice_end = now + self.ticks.slice;
         run.watch.load(now, self.ticks.watch, self.ticks.least_run);
         if let Err(outcome) = loaded {
@@ -65,6 +66,7 @@ impl Hart {
         self.guest.save_registers(run, &self.g.offer);
         self.guest.clear_csrs(&self.g.offer);
         run.shared.hart.store(NOWHERE, Ordering::SeqCst);
+        self.shared.has_guest.store(false, Ordering::Relaxed);
     }
 
     /// Takes the loaded vCPU off this hart; it is no longer started.

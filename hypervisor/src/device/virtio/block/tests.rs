@@ -529,7 +529,7 @@ fn a_disk_goes_on_elsewhere_once_it_has_done_what_it_was_asked_for() {
     assert_eq!(rig.device.save(), Err(Unsaved::Busy));
     rig.finish_all();
     let state = rig.device.save().expect("all is done");
-    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", 1));
+    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", 1, 10_000_000));
     assert_eq!(other.restore(&state), Ok(()));
     assert_eq!(other.save(), Ok(state.clone()));
     assert_eq!((other.interrupt(), rig.device.interrupt()), (true, true), "what was done is still to be told");

@@ -239,7 +239,7 @@ impl Rig {
         let device = ModelDisk { model: Arc::clone(&model), buffer: vec![0; UNITS * UNIT_BYTES] };
         let port = Arc::new(Mutex::new(Port::new(Box::new(device))));
         let ram = (DATA - RAM + DATA_BYTES * MOST_MADE as u64) as usize;
-        let block = Block::new(Arc::clone(&port), "a disk with a name that is too long", queues as u32);
+        let block = Block::new(Arc::clone(&port), "a disk with a name that is too long", queues as u32, 10_000_000);
         let driver = Driver::with_queues(Mmio::new(0x1000_2000, 2, block), ram, queues);
         let told = vec![0; queues];
         let mut rig = Self { driver, port, model, made: [const { None }; 8], has_events: false, told };

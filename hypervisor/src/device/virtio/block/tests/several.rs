@@ -11,7 +11,7 @@ fn read(sector: u64) -> Made {
 fn there_are_as_many_as_harts_and_eight_at_most() {
     for (harts, queues) in [(1, 1), (2, 2), (8, 8), (9, 8), (32, 8)] {
         let mut rig = Rig::new();
-        rig.device = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", harts));
+        rig.device = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", harts, 10_000_000));
         let offset = 0x100 + NUM_QUEUES as u64;
         assert_eq!(rig.get(offset, 2), Answer::Done(queues));
         assert_eq!(rig.device.backend().features() & MQ != 0, queues > 1, "{harts}");
@@ -170,7 +170,7 @@ fn what_came_by_a_queue_before_it_was_stopped_does_not_come_back_by_the_next() {
     assert!((1..4).all(|place| !there(&rig, place)), "nothing is copied for a driver that has stopped");
     assert_eq!(rig.used().len(), 0, "nor given back");
     let state = rig.device.save().expect("nothing is under way");
-    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", 2));
+    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", 2, 10_000_000));
     assert_eq!(other.restore(&state), Ok(()));
     assert_eq!((rig.do_one(T_IN, 1, 512, Vec::new()), rig.free_units()), ((S_OK, 513), UNITS));
 }
@@ -197,7 +197,7 @@ fn what_two_queues_have_asked_for_is_done_before_it_is_saved_and_the_rest_elsewh
     let state = rig.device.save().expect("all that was taken is done");
     let DeviceState::Virtio(saved) = &state else { panic!("a virtio device's") };
     assert_eq!(saved.queues.iter().map(|queue| queue.ready).collect::<Vec<_>>(), [Some([1, 1, 1]); 2]);
-    let new = |harts| Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", harts));
+    let new = |harts| Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", harts, 10_000_000));
     // Fewer queues than the driver has set up, or than it was told of.
     assert!(new(1).restore(&state).is_err());
     let mut other = new(2);
@@ -218,7 +218,7 @@ fn a_state_of_one_queue_goes_on_where_there_are_more() {
     assert_eq!(rig.do_one(T_OUT, 8, 512, vec![5; 512]), (S_OK, 1));
     let state = rig.device.save().expect("nothing is under way");
     // As snapshots have it that are older than several queues.
-    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", 4));
+    let mut other = Mmio::new(0x1000_2000, 2, Block::new(Arc::clone(&rig.port), "x", 4, 10_000_000));
     assert_eq!(other.restore(&state), Ok(()));
     rig.device = other;
     assert_eq!(rig.do_one(T_IN, 8, 512, Vec::new()), (S_OK, 513));

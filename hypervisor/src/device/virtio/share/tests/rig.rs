@@ -126,7 +126,7 @@ impl Rig {
         let device = ModelShare { model: Arc::clone(&model), buffer: vec![0; UNITS * UNIT_BYTES] };
         let port = Arc::new(Mutex::new(Port::new(Box::new(device))));
         let ram = (MESSAGES - RAM + PLACE * MOST_PLACES as u64) as usize;
-        let driver = Driver::new(Mmio::new(0x1000_a000, 12, Share::new(Arc::clone(&port), "src")), ram);
+        let driver = Driver::new(Mmio::new(0x1000_a000, 12, Share::new(Arc::clone(&port), "src", 10_000_000)), ram);
         let mut rig = Self { driver, port, model };
         rig.start();
         rig

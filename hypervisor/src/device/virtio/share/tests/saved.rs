@@ -123,7 +123,7 @@ fn a_share_goes_on_elsewhere_with_another_device_of_the_hosts() {
     assert!(rig.ask(&version(8192, "9P2000.L"), 64).len() > 20);
     let state = rig.device.save().expect("nothing is open");
     let mut other = Rig::new();
-    other.device = Mmio::new(0x1000_a000, 12, Share::new(Arc::clone(&other.port), "src"));
+    other.device = Mmio::new(0x1000_a000, 12, Share::new(Arc::clone(&other.port), "src", 10_000_000));
     other.world.ram.clone_from(&rig.world.ram);
     (other.available, other.seen) = (rig.available, rig.seen);
     assert_eq!(other.device.restore(&state), Ok(()));
