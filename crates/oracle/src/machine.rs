@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 use rv::{Addr, Hpa, Pfn, PhysMem};
 use std::cell::Cell;
+use std::ops::Range;
 
 const WORDS: usize = 512;
 /// What each word of a frame is before anybody writes it. Not zero, so that a forgotten clearing
@@ -134,21 +135,37 @@ impl PhysMem for Machine {
     }
 
     fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
-        for (i, byte) in into.iter_mut().enumerate() {
-            let at = at.wrapping_add(i as u64);
-            *byte = self.frame(at.pfn())[(at.page_offset() / 8) as usize].to_le_bytes()[(at.raw() % 8) as usize];
+        for piece in pieces(at, into.len()) {
+            let place = at.wrapping_add(piece.start as u64);
+            let words = self.frame(place.pfn());
+            let first = place.page_offset() as usize;
+            for (n, byte) in into[piece].iter_mut().enumerate() {
+                *byte = words[(first + n) / 8].to_le_bytes()[(first + n) % 8];
+            }
         }
     }
 
     fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
-        for (i, byte) in from.iter().enumerate() {
-            let at = at.wrapping_add(i as u64);
-            let word = &mut self.frame_mut(at.pfn())[(at.page_offset() / 8) as usize];
-            let mut bytes = word.to_le_bytes();
-            bytes[(at.raw() % 8) as usize] = *byte;
-            *word = u64::from_le_bytes(bytes);
+        for piece in pieces(at, from.len()) {
+            let place = at.wrapping_add(piece.start as u64);
+            let words = self.frame_mut(place.pfn());
+            let first = place.page_offset() as usize;
+            for (n, byte) in from[piece].iter().enumerate() {
+                let word = &mut words[(first + n) / 8];
+                let mut bytes = word.to_le_bytes();
+                bytes[(first + n) % 8] = *byte;
+                *word = u64::from_le_bytes(bytes);
+            }
         }
     }
+}
+
+/// So many bytes at an address, taken apart where a frame ends.
+fn pieces(at: Addr<Hpa>, length: usize) -> impl Iterator<Item = Range<usize>> {
+    const FRAME: usize = 8 * WORDS;
+    let first = FRAME - at.page_offset() as usize;
+    let ends = (first..length).step_by(FRAME).chain((length > 0).then_some(length));
+    ends.scan(0, |start, end| Some(std::mem::replace(start, end)..end))
 }
 
 #[cfg(test)]
@@ -163,6 +180,11 @@ mod tests {
         let mut back = [0; 6];
         machine.read_bytes(at, &mut back);
         assert_eq!(&back, b"across");
+        let (long, mut back) = ([1; 8192], [0; 8192]);
+        machine.write_bytes(Pfn::new(8).base(), &long);
+        machine.read_bytes(Pfn::new(8).base(), &mut back);
+        assert_eq!(back, long);
+        machine.write_bytes(at, b"across");
         assert_eq!(machine.read_u64(Pfn::new(9).base()) & 0xff_ffff, u64::from_le_bytes(*b"oss\0\0\0\0\0"));
     }
 
