@@ -8,6 +8,7 @@ pub(super) use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, ENTRIES, 
 use crate::disks::{Clears, HostDisk, IoError, MOST_LENT, Token, UNITS};
 use crate::port::HostDevice;
 pub(super) use crate::random::Random;
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use core::ops::{Deref, DerefMut};
