@@ -14,9 +14,9 @@
 //! Each arrow is one atomic step, for one frame. A late frame is nobody's, and charged to the host: those are no more than are lent.
 
 use super::owner::{Owner, Use};
+use super::shared::Shared;
 use super::store::{numbers, within};
 use super::tags::{BLOCK, BLOCK_ORDER, Tag};
-use super::{Frames, Shared};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -57,6 +57,11 @@ impl fmt::Debug for Loan {
 }
 
 impl Loan {
+    /// One of nothing yet, of `most` pieces at most, which that hart asks for.
+    pub(super) const fn new(shared: Arc<Shared>, hart: usize, most: usize) -> Self {
+        Self { shared, hart, pieces: Vec::new(), bytes: 0, most }
+    }
+
     /// Lends so many bytes more, one at least, from `start` on. Returns false, and lends nothing, if there are as many pieces as there
     /// may be, or a frame is lent as often as can be counted.
     ///
@@ -149,34 +154,26 @@ impl Shared {
             }
         }
     }
-}
-
-impl Frames {
-    /// A loan of nothing yet, of `most` pieces at most.
-    #[must_use]
-    pub fn lend(&self, most: usize) -> Loan {
-        Loan { shared: Arc::clone(&self.shared), hart: self.hart, pieces: Vec::new(), bytes: 0, most }
-    }
 
     /// Frees frames, of which some are lent: those come free when they are not any more. They are nobody's account's.
-    pub(super) fn free_lent(&self, first: u64, pages: u64) {
+    pub(super) fn free_lent(&self, hart: usize, first: u64, pages: u64) {
         /// What is freed at once if nothing of it is lent.
         const CHUNK: u64 = 64;
-        let Shared { ledger, store, .. } = &*self.shared;
+        let Self { ledger, store, .. } = self;
         let chunk = pages.min(CHUNK);
         for first in (first..first + pages).step_by(chunk as usize) {
             let block = &store.blocks_of(first, 1)[0];
             if block.is_lent(within(first, chunk)) {
                 for frame in first..first + chunk {
                     if block.free_or_late((frame % BLOCK) as usize) {
-                        store.give(self.hart, core::slice::from_ref(block), frame, 1);
+                        store.give(hart, core::slice::from_ref(block), frame, 1);
                     } else {
                         ledger.charge_beyond(Owner::Host, Use::Other, 1);
                     }
                 }
             } else {
                 block.set_tag(within(first, chunk), Tag::FREE);
-                store.give(self.hart, core::slice::from_ref(block), first, chunk);
+                store.give(hart, core::slice::from_ref(block), first, chunk);
             }
         }
     }
