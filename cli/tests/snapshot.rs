@@ -5,12 +5,14 @@ mod background;
 mod says;
 
 use background::{Run, command};
+use gnomon::debian::{Files, Suite, Wanted};
 use says::says;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::{BufRead, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -152,6 +154,38 @@ fn work_that_is_begun_here_is_done_there() {
     assert!(said.contains("second\n") && said.contains("random\n"), "{said}");
     assert!(said.contains("spoken there\n"), "what came by the port, until its end: {said}");
     refuses(&scratch, &file, &disk, &there);
+}
+
+/// A C file is compiled, and once more: what the compiler has written is the same, though its first run ends in another mode.
+const COMPILE: &str = "
+n=0; while [ $n -lt 30 ]; do
+    echo \"int f$n(int *a, int n) { int s = $n; for (int i = 0; i < n; i++) for (int j = 0; j < i; j++) s += a[i] * a[j] % (s + $n); return s; }\"
+    n=$((n+1))
+done > x.c
+compile() { ./ld-linux-riscv64-lp64d.so.1 --library-path . ./cc1 -quiet -isystem . -O2 -march=rv64gc -mabi=lp64d x.c -o $1 || exit; }
+: > stdc-predef.h
+echo begun; compile a.s; echo done; compile b.s
+cmp a.s b.s && echo lines $(wc -l < a.s)";
+
+#[test]
+fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
+    let cc1 = Wanted::Program("usr/libexec/gcc/riscv64-linux-gnu/14/cc1");
+    let compiler = Files::provide(Suite::Trixie, "cpp-14-riscv64-linux-gnu", cc1).expect("Debian's compiler");
+    let scratch = Scratch(tempfile::tempdir().expect("a directory"));
+    let file = scratch.text("a.snap");
+    let mut args = vec!["--as", "first", "--mmu", "nested", "--memory", "256M", "--svvptc", "off", "--exec", COMPILE];
+    let files: Vec<_> = compiler.files.iter().map(|(_, file)| file.display().to_string()).collect();
+    args.extend(files.iter().flat_map(|file| ["--add", file]));
+    let mut run = scratch.run(&args);
+    wait_for(&mut run, "begun");
+    // It takes some seconds.
+    sleep(Duration::from_secs(1));
+    scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
+    let said = end(run);
+    assert!(!said.contains("done"), "it was stopped in the midst of it: {said}");
+    let said = end(scratch.run(&["--restore", &file, "--no-h"]));
+    let lines = said.lines().find_map(|line| line.trim().strip_prefix("lines ")?.parse::<u32>().ok());
+    assert!(said.contains("mmu = steered") && lines.is_some_and(|lines| lines > 500), "{said}");
 }
 
 /// Prints the alphabet, a letter in a line, with time between; then it powers off.
