@@ -15,12 +15,13 @@
 
 use super::owner::{Owner, Use};
 use super::store::{numbers, within};
-use super::tags::{BLOCK, BLOCK_ORDER, Tag};
+use super::tags::{BLOCK, BLOCK_ORDER};
 use super::{Frames, Shared};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
+use core::sync::atomic::Ordering::SeqCst;
 use rv::{Addr, Hpa, PAGE_SHIFT};
 
 /// Host RAM that lies together.
@@ -143,11 +144,23 @@ impl Shared {
             let Some(block) = self.store.block_of(first) else { continue };
             for frame in first..first + pages {
                 if block.end_loan((frame % BLOCK) as usize) {
-                    self.ledger.discharge(Owner::Host, Use::Other, 1);
                     self.store.give(hart, core::slice::from_ref(block), frame, 1);
+                    self.is_late_no_more();
                 }
             }
         }
+    }
+
+    /// A frame is about to be late: it is the host's from before it is, since its loan may end at any time then.
+    fn is_to_be_late(&self) {
+        self.late.fetch_add(1, SeqCst);
+        self.ledger.charge_beyond(Owner::Host, Use::Other, 1);
+    }
+
+    /// It is not, or has been given.
+    fn is_late_no_more(&self) {
+        self.ledger.discharge(Owner::Host, Use::Other, 1);
+        self.late.fetch_sub(1, SeqCst);
     }
 }
 
@@ -158,26 +171,34 @@ impl Frames {
         Loan { shared: Arc::clone(&self.shared), hart: self.hart, pieces: Vec::new(), bytes: 0, most }
     }
 
+    /// Frames that come free as soon as those have read them to whom they are lent.
+    #[must_use]
+    pub fn late_count(&self) -> u64 {
+        self.shared.late.load(SeqCst)
+    }
+
     /// Frees frames, of which some are lent: those come free when they are not any more. They are nobody's account's.
     pub(super) fn free_lent(&self, first: u64, pages: u64) {
-        /// What is freed at once if nothing of it is lent.
+        /// As many have their bits in one word.
         const CHUNK: u64 = 64;
-        let Shared { ledger, store, .. } = &*self.shared;
+        let shared = &*self.shared;
         let chunk = pages.min(CHUNK);
         for first in (first..first + pages).step_by(chunk as usize) {
-            let block = &store.blocks_of(first, 1)[0];
-            if block.is_lent(within(first, chunk)) {
-                for frame in first..first + chunk {
-                    if block.free_or_late((frame % BLOCK) as usize) {
-                        store.give(self.hart, core::slice::from_ref(block), frame, 1);
-                    } else {
-                        ledger.charge_beyond(Owner::Host, Use::Other, 1);
+            let block = &shared.store.blocks_of(first, 1)[0];
+            let mut bits = 0;
+            for n in 0..chunk {
+                let place = (first % BLOCK + n) as usize;
+                let is_free = block.free_unless_lent(place) || {
+                    shared.is_to_be_late();
+                    let is_free = block.free_or_late(place);
+                    if is_free {
+                        shared.is_late_no_more();
                     }
-                }
-            } else {
-                block.set_tag(within(first, chunk), Tag::FREE);
-                store.give(self.hart, core::slice::from_ref(block), first, chunk);
+                    is_free
+                };
+                bits |= u64::from(is_free) << n;
             }
+            shared.store.give_some(self.hart, block, first, bits);
         }
     }
 }

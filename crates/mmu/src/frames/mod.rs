@@ -59,6 +59,8 @@ struct Shared {
     kept: AtomicU64,
     /// Frames that are taken ahead, and nobody's yet.
     ahead: AtomicU64,
+    /// Frames that were freed while they were lent.
+    late: AtomicU64,
     zeroed: ZeroedCounters,
     originals: Originals,
 }
@@ -355,10 +357,9 @@ impl Frames {
     #[cold]
     #[inline(never)]
     fn free_unlike(&self, run: &Run, blocks: &[Block], part: Range<usize>) {
-        let tags = || blocks.iter().flat_map(|block| part.clone().map(|place| block.tag_of(place..place + 1)));
-        let first = tags().next().flatten().map(Tag::not_lent);
-        assert!(tags().all(|tag| tag.map(Tag::not_lent) == first), "{run:?} is not of one owner and use");
-        let Some((owner, for_)) = first.and_then(Tag::owner) else { panic!("{run:?} freed twice, or not RAM of ours") };
+        let tag = blocks[0].tag_of(part.start..part.start + 1).map_or(Tag::FREE, Tag::not_lent);
+        assert!(blocks.iter().all(|block| block.are(part.clone(), tag)), "{run:?} is not of one owner and use");
+        let Some((owner, for_)) = tag.owner() else { panic!("{run:?} freed twice, or not RAM of ours") };
         self.shared.ledger.discharge(owner, for_, run.pages());
         self.free_lent(run.first().raw(), run.pages());
     }
