@@ -49,6 +49,7 @@ pub struct Loan {
     pieces: Vec<Piece>,
     bytes: usize,
     most: usize,
+    added: usize,
 }
 
 impl fmt::Debug for Loan {
@@ -82,7 +83,14 @@ impl Loan {
             self.pieces.push(piece);
         }
         self.bytes += bytes;
+        self.added += 1;
         true
+    }
+
+    /// How often something was added: pieces before those that follow each other were one.
+    #[must_use]
+    pub const fn added(&self) -> usize {
+        self.added
     }
 
     /// What is lent, in the order in which it was added. What follows the piece before it is one with that.
@@ -168,7 +176,7 @@ impl Frames {
     /// A loan of nothing yet, of `most` pieces at most.
     #[must_use]
     pub fn lend(&self, most: usize) -> Loan {
-        Loan { shared: Arc::clone(&self.shared), hart: self.hart, pieces: Vec::new(), bytes: 0, most }
+        Loan { shared: Arc::clone(&self.shared), hart: self.hart, pieces: Vec::new(), bytes: 0, most, added: 0 }
     }
 
     /// Frames that come free as soon as those have read them to whom they are lent.

@@ -211,7 +211,13 @@ impl Block {
         outside: &mut dyn Outside,
         budget: &mut Budget,
     ) -> Result<(), Stop> {
-        if let Some((tag, result)) = port.landed() {
+        // One after the other: at the end of each loan as many frames may come free as were lent.
+        budget.check()?;
+        if let Some(lent) = port.collect_one() {
+            budget.pay_for_end(lent);
+            return Ok(());
+        }
+        if let Some((tag, result)) = port.landed_before() {
             budget.pay(STEP)?;
             return self.land((tag, result.is_ok()), port, outside, budget);
         }

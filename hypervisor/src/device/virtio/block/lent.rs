@@ -15,6 +15,9 @@ use crate::device::virtio::wire::block::{HEADER, S_IOERR};
 use crate::disks::{MOST_FLYING, MOST_LENT, NotBegun, Port, SECTOR, Units};
 use mmu::frames::Loan;
 
+/// Requests whose end is noticed each time that a driver asks whether the device stands still.
+const AT_ONCE: usize = 8;
+
 /// How far the next part of a request has come.
 pub(super) enum Lent {
     /// It was begun.
@@ -28,8 +31,15 @@ pub(super) enum Lent {
 impl Work {
     /// Lends what is written from byte `offset` of the data on, `most` bytes at most, in whole sectors: none if there is no memory for it,
     /// with the status that tells.
-    fn lend(&mut self, offset: u64, most: usize, mut loan: Loan, outside: &mut dyn Outside) -> Result<Loan, Trouble> {
-        let lent = outside.lend(&mut self.chain.places((false, HEADER as u64 + offset), most), &mut loan);
+    fn lend(
+        &mut self,
+        (offset, most): (u64, usize),
+        mut loan: Loan,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<Loan, Trouble> {
+        let (faults, lent) = outside.lend(&mut self.chain.places((false, HEADER as u64 + offset), most), &mut loan);
+        budget.pay_for_loan(&loan, faults);
         loan.cut(loan.bytes() - loan.bytes() % SECTOR as usize);
         match lent {
             Err(Unreached::Nowhere) => self.fail(S_IOERR),
@@ -45,7 +55,8 @@ impl Block {
     /// driver may put something else there when that is done, and it would be written.
     pub(super) fn stands_still(&mut self) -> bool {
         let mut port = self.port.lock();
-        port.collect();
+        // The rest when the driver asks again.
+        (0..AT_ONCE).all(|_| port.collect_one().is_some());
         let is_stopped = |part: &Part| self.works[part.work].as_ref().is_some_and(|work| work.queue.is_none());
         let mut parts = self.parts.iter().enumerate().filter_map(|(tag, part)| Some((tag, part.as_ref()?)));
         !port.has_lent_strangers() && !parts.any(|(tag, part)| part.is_lent && is_stopped(part) && port.is_flying(tag))
@@ -66,8 +77,7 @@ impl Block {
         let offset = work.begun;
         let most = usize::try_from(bytes - offset).map_or(MOST_LENT, |left| left.min(MOST_LENT));
         let loan = outside.loan(port.device().most_pieces());
-        let loan = work.lend(offset, most, loan, outside)?;
-        budget.pay_for_loan(loan.pieces().len());
+        let loan = work.lend((offset, most), loan, outside, budget)?;
         if !work.is_well() {
             return Ok(Lent::Failed);
         }
