@@ -21,9 +21,9 @@ const FRAME: usize = 1 << 6;
 /// What it costs to fault a page in: some 2,500.
 const FAULT: usize = 1 << 13;
 
-/// The frames that pieces are in, at most or one less for each.
+/// The frames that pieces are in, at most: each may begin and end within one.
 const fn frames(bytes: usize, pieces: usize) -> usize {
-    bytes / PAGE_BYTES as usize + pieces
+    bytes / PAGE_BYTES as usize + 2 * pieces
 }
 
 /// Why a device does not go on.
