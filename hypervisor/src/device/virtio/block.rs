@@ -31,7 +31,6 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use lent::Lent;
 use request::Request;
 
 mod lent;
@@ -77,6 +76,16 @@ struct Part {
     /// Bytes that were copied, one way or the other.
     copied: usize,
     is_lent: bool,
+}
+
+/// How far the next part of a request that is to be lent has come.
+enum Lent {
+    /// It was begun.
+    Begun(Part),
+    /// It is to be copied.
+    Not,
+    /// The request has failed.
+    Failed,
 }
 
 impl Work {

@@ -7,7 +7,7 @@
 //! A part is what was lent at once, down to a whole sector. If that is less than a sector, for the driver has cut it so finely or some of
 //! it may not be lent now, the part is copied as others are.
 
-use super::{Block, Part, Work};
+use super::{Block, Lent, Part, Work};
 use crate::device::interface::{Outside, Unreached};
 use crate::device::virtio::portion::{Budget, Stop, free_place};
 use crate::device::virtio::queue::Trouble;
@@ -17,16 +17,6 @@ use mmu::frames::Loan;
 
 /// Requests whose end is noticed each time that a driver asks whether the device stands still.
 const AT_ONCE: usize = 8;
-
-/// How far the next part of a request has come.
-pub(super) enum Lent {
-    /// It was begun.
-    Begun(Part),
-    /// It is to be copied.
-    Not,
-    /// The request has failed.
-    Failed,
-}
 
 impl Work {
     /// Lends what is written from byte `offset` of the data on, `most` bytes at most, in whole sectors: none if there is no memory for it,
