@@ -14,9 +14,9 @@
 //! Each arrow is one atomic step, for one frame. A late frame is nobody's, and charged to the host: those are no more than are lent.
 
 use super::owner::{Owner, Use};
+use super::shared::Shared;
 use super::store::{numbers, within};
 use super::tags::{BLOCK, BLOCK_ORDER};
-use super::{Frames, Shared};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -59,6 +59,11 @@ impl fmt::Debug for Loan {
 }
 
 impl Loan {
+    /// One of nothing yet, of `most` pieces at most.
+    pub(super) const fn of(shared: Arc<Shared>, hart: usize, most: usize) -> Self {
+        Self { shared, hart, pieces: Vec::new(), bytes: 0, most, added: 0 }
+    }
+
     /// Lends so many bytes more, one at least, from `start` on. Returns false, and lends nothing, if there are as many pieces as there
     /// may be, or a frame is lent as often as can be counted.
     ///
@@ -170,43 +175,28 @@ impl Shared {
         self.ledger.discharge(Owner::Host, Use::Other, 1);
         self.late.fetch_sub(1, SeqCst);
     }
-}
-
-impl Frames {
-    /// A loan of nothing yet, of `most` pieces at most.
-    #[must_use]
-    pub fn lend(&self, most: usize) -> Loan {
-        Loan { shared: Arc::clone(&self.shared), hart: self.hart, pieces: Vec::new(), bytes: 0, most, added: 0 }
-    }
-
-    /// Frames that come free as soon as those have read them to whom they are lent.
-    #[must_use]
-    pub fn late_count(&self) -> u64 {
-        self.shared.late.load(SeqCst)
-    }
 
     /// Frees frames, of which some are lent: those come free when they are not any more. They are nobody's account's.
-    pub(super) fn free_lent(&self, first: u64, pages: u64) {
+    pub(super) fn free_lent(&self, hart: usize, first: u64, pages: u64) {
         /// As many have their bits in one word.
         const CHUNK: u64 = 64;
-        let shared = &*self.shared;
         let chunk = pages.min(CHUNK);
         for first in (first..first + pages).step_by(chunk as usize) {
-            let block = &shared.store.blocks_of(first, 1)[0];
+            let block = &self.store.blocks_of(first, 1)[0];
             let mut bits = 0;
             for n in 0..chunk {
                 let place = (first % BLOCK + n) as usize;
                 let is_free = block.free_unless_lent(place) || {
-                    shared.is_to_be_late();
+                    self.is_to_be_late();
                     let is_free = block.free_or_late(place);
                     if is_free {
-                        shared.is_late_no_more();
+                        self.is_late_no_more();
                     }
                     is_free
                 };
                 bits |= u64::from(is_free) << n;
             }
-            shared.store.give_some(self.hart, block, first, bits);
+            self.store.give_some(hart, block, first, bits);
         }
     }
 }

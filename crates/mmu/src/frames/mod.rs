@@ -17,6 +17,7 @@ mod originals;
 mod owner;
 mod places;
 mod run;
+mod shared;
 mod store;
 mod tags;
 mod zeroed;
@@ -35,13 +36,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use block::Block;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use giga::GIGA_ORDER;
-use ledger::Ledger;
 use rv::{Hpa, Pfn, PhysMem};
-use store::{ORDERS, Store};
+use shared::Shared;
+use store::ORDERS;
 use tags::{BLOCK, Tag, TagsOfBlock};
-use zeroed::ZeroedCounters;
 
 /// All host RAM that is handed out by the frame, as one hart sees it.
 #[derive(Debug)]
@@ -49,20 +49,6 @@ pub struct Frames {
     shared: Arc<Shared>,
     /// Which hart it is, to the store.
     hart: usize,
-}
-
-#[derive(Default, Debug)]
-struct Shared {
-    ledger: Ledger,
-    store: Store,
-    /// Frames that are not for runs of 2 MiB.
-    kept: AtomicU64,
-    /// Frames that are taken ahead, and nobody's yet.
-    ahead: AtomicU64,
-    /// Frames that were freed while they were lent.
-    late: AtomicU64,
-    zeroed: ZeroedCounters,
-    originals: Originals,
 }
 
 /// Frames that are free for each of a run of zeroes: what is kept so is a small part of what is free.
@@ -361,7 +347,19 @@ impl Frames {
         assert!(blocks.iter().all(|block| block.are(part.clone(), tag)), "{run:?} is not of one owner and use");
         let Some((owner, for_)) = tag.owner() else { panic!("{run:?} freed twice, or not RAM of ours") };
         self.shared.ledger.discharge(owner, for_, run.pages());
-        self.free_lent(run.first().raw(), run.pages());
+        self.shared.free_lent(self.hart, run.first().raw(), run.pages());
+    }
+
+    /// A loan of nothing yet, of `most` pieces at most.
+    #[must_use]
+    pub fn lend(&self, most: usize) -> Loan {
+        Loan::of(Arc::clone(&self.shared), self.hart, most)
+    }
+
+    /// Frames that come free as soon as those have read them to whom they are lent.
+    #[must_use]
+    pub fn late_count(&self) -> u64 {
+        self.shared.late.load(SeqCst)
     }
 
     /// What `owner` has.

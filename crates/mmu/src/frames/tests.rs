@@ -1,4 +1,5 @@
 use super::*;
+use core::sync::atomic::AtomicU64;
 use rv::{Addr, PAGE_BYTES};
 
 const VM: Owner = Owner::Vm(3);
