@@ -133,7 +133,8 @@ impl Port {
     /// # Errors
     /// As for [`Port::begin`].
     pub fn begin_lent(&mut self, sector: u64, loan: Loan, tag: usize) -> Result<(), NotBegun> {
-        self.begin_by(|device| device.begin_lent(sector, loan), (Units::NONE, true), tag)
+        let lent = (loan.bytes(), loan.pieces().len());
+        self.begin_by(|device| device.begin_lent(sector, loan), (Units::NONE, lent), tag)
     }
 
     /// Whether it is worth while to look after several requests at once, a moment later: so many are in flight, or its user says so.

@@ -75,14 +75,18 @@ impl<E: Env> GuestMemory for Reach<'_, E> {
         self.g.harts[self.env.hart()].frames.lend(most)
     }
 
-    fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached> {
+    fn lend(
+        &mut self,
+        places: &mut dyn Iterator<Item = (u64, usize)>,
+        loan: &mut Loan,
+    ) -> (usize, Result<(), Unreached>) {
         /// Pages that are faulted in at once.
         const FAULTS: usize = 16;
         let mut next = places.next();
         for fault in 0..=FAULTS {
             // Under the lock nobody takes it away before it is lent.
             let guard = self.vm.memory.lock();
-            let memory = guard.as_ref().ok_or(Unreached::Later)?;
+            let Some(memory) = guard.as_ref() else { return (fault, Err(Unreached::Later)) };
             let mem = self.env.mem();
             // The leaf that was found last: where it begins in the guest and in the host, and its bytes.
             let mut leaf = (0, Addr::new(0), 0);
@@ -96,7 +100,7 @@ impl<E: Env> GuestMemory for Reach<'_, E> {
                 let at = gpa - leaf.0;
                 let part = bytes.min((leaf.2 - at) as usize);
                 if !loan.add(leaf.1.wrapping_add(at), part) {
-                    return Ok(());
+                    return (fault, Ok(()));
                 }
                 next = if part < bytes { Some((gpa + part as u64, bytes - part)) } else { places.next() };
             }
@@ -104,12 +108,14 @@ impl<E: Env> GuestMemory for Reach<'_, E> {
             match next {
                 Some((gpa, _)) if fault < FAULTS => {
                     let what = (Addr::new(gpa), Access::Load);
-                    self.vm.reach(self.g, what, &mut Ready::Never, self.env).map_err(unreached)?;
+                    if let Err(why) = self.vm.reach(self.g, what, &mut Ready::Never, self.env) {
+                        return (fault, Err(unreached(why)));
+                    }
                 }
-                _ => break,
+                _ => return (fault, Ok(())),
             }
         }
-        Ok(())
+        (FAULTS, Ok(()))
     }
 
     fn give_back(&mut self, spans: &[Span]) -> Returned {

@@ -100,9 +100,15 @@ struct Flight {
     tag: usize,
     /// The life that has asked.
     life: u64,
-    /// Whether the device reads what was lent for it.
-    is_lent: bool,
+    /// What was lent for it, that the device reads: bytes, and pieces.
+    lent: Lent,
 }
+
+/// How much is lent for a request: bytes, and pieces.
+pub(crate) type Lent = (usize, usize);
+
+/// Nothing is.
+pub(crate) const NOT_LENT: Lent = (0, 0);
 
 /// A port, with what is under way.
 pub struct Port<D: HostDevice + ?Sized> {
@@ -175,14 +181,14 @@ impl<D: HostDevice + ?Sized> Port<D> {
     /// # Errors
     /// Why not. Nothing has happened then. That the device is [`NotBegun::Busy`] means that something is in flight.
     pub fn begin(&mut self, asked: &D::Asked, tag: usize) -> Result<(), NotBegun> {
-        self.begin_by(|device| device.begin(asked), (asked.units(), false), tag)
+        self.begin_by(|device| device.begin(asked), (asked.units(), NOT_LENT), tag)
     }
 
     /// The same for what `begin` begins.
     pub(crate) fn begin_by(
         &mut self,
         begin: impl FnOnce(&mut D) -> Result<Token, NotBegun>,
-        (units, is_lent): (Units, bool),
+        (units, lent): (Units, Lent),
         tag: usize,
     ) -> Result<(), NotBegun> {
         if self.is_full() {
@@ -192,7 +198,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
             Err(NotBegun::Busy) if self.flying.is_empty() => return Err(NotBegun::Failed),
             begun => begun?,
         };
-        self.flying.push(Flight { token, units, tag, life: self.life, is_lent });
+        self.flying.push(Flight { token, units, tag, life: self.life, lent });
         Ok(())
     }
 
@@ -211,6 +217,11 @@ impl<D: HostDevice + ?Sized> Port<D> {
     /// What has landed first of all that is still to be looked after: its tag, and what has come of it.
     pub fn landed(&mut self) -> Option<(usize, D::Outcome)> {
         self.collect();
+        self.landed_before()
+    }
+
+    /// The same of what the device was known to have finished.
+    pub(crate) fn landed_before(&self) -> Option<(usize, D::Outcome)> {
         self.landed.front().copied()
     }
 
@@ -227,7 +238,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
 
     /// Whether one of those reads what was lent for it.
     pub(crate) fn has_lent_strangers(&self) -> bool {
-        self.flying.iter().any(|flight| flight.is_lent && flight.life != self.life)
+        self.flying.iter().any(|flight| flight.lent != NOT_LENT && flight.life != self.life)
     }
 
     /// Whether what this life knows by that tag is in flight.
@@ -242,16 +253,21 @@ impl<D: HostDevice + ?Sized> Port<D> {
 
     /// Looks what the device has finished.
     pub(crate) fn collect(&mut self) {
-        while let Some((token, outcome)) = self.device.finished() {
-            let at = self.flying.iter().position(|flight| flight.token == token);
-            let Some(at) = at else { panic!("a device has finished what was not begun") };
-            let flight = self.flying.swap_remove(at);
-            if flight.life == self.life {
-                self.landed.push_back((flight.tag, outcome));
-            } else {
-                self.give(flight.units);
-            }
+        while self.collect_one().is_some() {}
+    }
+
+    /// Looks whether the device has finished something, and says what was lent for it: that is not any more.
+    pub(crate) fn collect_one(&mut self) -> Option<Lent> {
+        let (token, outcome) = self.device.finished()?;
+        let at = self.flying.iter().position(|flight| flight.token == token);
+        let Some(at) = at else { panic!("a device has finished what was not begun") };
+        let flight = self.flying.swap_remove(at);
+        if flight.life == self.life {
+            self.landed.push_back((flight.tag, outcome));
+        } else {
+            self.give(flight.units);
         }
+        Some(flight.lent)
     }
 
     /// Its user starts over: what was asked for is nobody's any more.

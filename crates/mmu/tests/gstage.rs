@@ -31,9 +31,13 @@ struct Vm {
 }
 
 fn vm(superpages: Superpages, regions: &[Region]) -> Vm {
+    vm_on(PAGES, superpages, regions)
+}
+
+fn vm_on(pages: u64, superpages: Superpages, regions: &[Region]) -> Vm {
     let mut frames = Frames::new();
-    frames.add(Pfn::new(RAM), PAGES);
-    let mut mem = Machine::with_ram(Pfn::new(RAM), PAGES);
+    frames.add(Pfn::new(RAM), pages);
+    let mut mem = Machine::with_ram(Pfn::new(RAM), pages);
     let mut space = AddressSpace::new(
         &SV39X4,
         VM,
@@ -427,6 +431,15 @@ fn what_is_given_back_goes_whole_where_it_can() {
     assert!(portions <= 8, "{portions} portions");
     assert_eq!((vm.level(0), vm.level(999), vm.level(1000)), (None, Some(Level::PAGE), None));
     assert_eq!((vm.space.counters().splits, vm.frames.usage(VM).guest), (1, 2 * 512 - 24));
+}
+
+#[test]
+fn of_whole_leaves_no_more_go_at_once_than_can_be_freed_frame_by_frame() {
+    let mut vm = vm_on(60 * 512, Superpages::Mega, &[ram(0, 50 * 512)]);
+    (0..50).for_each(|n| drop(vm.touch(512 * n, Access::Store)));
+    let (portions, returned) = give_back(&mut vm, &[span(0, 50 * 512)]);
+    assert_eq!(returned, Returned { passed: 50 * 512, freed: 50 * 512, kept: 0 });
+    assert!((3..6).contains(&portions), "{portions} portions for 50 leaves");
 }
 
 #[test]

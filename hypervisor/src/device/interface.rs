@@ -128,11 +128,13 @@ pub trait GuestMemory {
     /// A loan of the guest's RAM: of nothing yet, and of so many pieces at most.
     fn loan(&self, most: usize) -> Loan;
     /// Lends what is at those places, by address and bytes (1 or more), to a device of the host's, which reads it while the guest may
-    /// change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at once.
-    ///
-    /// # Errors
-    /// [`Unreached`], for what follows that which is lent.
-    fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached>;
+    /// change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at once. Says how many pages were faulted
+    /// in, and [`Unreached`] for what follows that which is lent.
+    fn lend(
+        &mut self,
+        places: &mut dyn Iterator<Item = (u64, usize)>,
+        loan: &mut Loan,
+    ) -> (usize, Result<(), Unreached>);
     /// Pages of RAM become untouched again, as many as may be done at once: in their order, as if each span followed the one before.
     fn give_back(&mut self, spans: &[Span]) -> Returned;
 }
@@ -181,6 +183,8 @@ pub(super) mod tests {
         /// A third of the accesses find that memory is not there yet: which, this says.
         pub(in crate::device) later: Option<u64>,
         pub(in crate::device) accesses: u64,
+        /// How many pages were faulted in to be lent, if each is.
+        pub(in crate::device) faulted: Option<usize>,
     }
 
     /// Where it has RAM.
@@ -203,6 +207,7 @@ pub(super) mod tests {
                 portion,
                 later: None,
                 accesses: 0,
+                faulted: None,
             }
         }
     }
@@ -242,16 +247,29 @@ pub(super) mod tests {
             Frames::new().lend(most)
         }
         /// Where the guest has its RAM is where the host has it.
-        fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached> {
-            for (gpa, bytes) in places {
-                for (at, part) in crate::memory::by_page(Addr::new(gpa), bytes) {
-                    self.bytes(at.raw(), part.len())?;
-                    if !loan.add(Addr::new(at.raw()), part.len()) {
-                        return Ok(());
-                    }
+        fn lend(
+            &mut self,
+            places: &mut dyn Iterator<Item = (u64, usize)>,
+            loan: &mut Loan,
+        ) -> (usize, Result<(), Unreached>) {
+            let by_page = |(gpa, bytes)| crate::memory::by_page(Addr::new(gpa), bytes);
+            const FAULTS: usize = 16;
+            let mut faults = 0;
+            for (at, part) in places.flat_map(by_page) {
+                if let Err(why) = self.bytes(at.raw(), part.len()) {
+                    return (faults, Err(why));
+                }
+                if !loan.add(Addr::new(at.raw()), part.len()) {
+                    break;
+                }
+                if let Some(faulted) = &mut self.faulted {
+                    (*faulted, faults) = (*faulted + 1, faults + 1);
+                }
+                if faults == FAULTS {
+                    break;
                 }
             }
-            Ok(())
+            (faults, Ok(()))
         }
         fn give_back(&mut self, spans: &[Span]) -> Returned {
             let pages = spans.iter().flat_map(|span| span.start.raw()..span.start.raw() + span.pages);

@@ -236,6 +236,10 @@ impl Pager {
         if matches!(error, AllocError::OverLimit { .. }) {
             return Unreachable::OutOfFrames(error);
         }
+        // What a disk is about to have read of what somebody gave back comes by itself, and nobody is told: it is tried until then.
+        if frames.late_count() != 0 {
+            return Unreachable::Later;
+        }
         // One that ends already gives back what it has.
         let ends = |other: &Vm| {
             matches!(*other.phase.lock(), Phase::Leaving(Departure::End(_))) && frames.usage(other.owner()).total() > 0

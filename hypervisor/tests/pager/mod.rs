@@ -143,6 +143,33 @@ fn memory_that_is_reserved_is_got_even_when_nothing_can_go() {
 }
 
 #[test]
+fn nobody_ends_for_lack_of_memory_that_a_disk_is_about_to_have_read() {
+    let mut reserved = vm("reserved", MmuMode::Nested);
+    reserved.reserve_bytes = USED * PAGE_BYTES;
+    let mut rig = Rig::new(SHORT, None, vec![reserved, vm("other", MmuMode::Nested)]);
+    // The other one has lent it all to its disk, and given it back.
+    let (late, mut loan) = (rig.take_all(), rig.g.frames().lend(usize::MAX));
+    for frame in late {
+        assert!(loan.add(frame.first().base(), PAGE_BYTES as usize));
+        rig.g.frames().free(frame);
+    }
+    // What holds zeroes can go, and is had first.
+    let (mut pages, mut in_vain) = ((0..USED).rev(), 0);
+    while in_vain < 1000 {
+        if rig.guests[0].wants.is_none() {
+            rig.guests[0].wants = Some(Touch { page: pages.next().expect("there is too little"), store: Some(1) });
+            in_vain = 0;
+        }
+        in_vain += 1;
+        assert!(rig.step(0) != Done::Over && rig.runs(1), "{:?} {}", rig.usage(0), rig.said);
+        rig.turn();
+    }
+    drop(loan);
+    assert_eq!(rig.fill(0, 0..USED), Done::Yes);
+    assert!(!rig.end().contains("was stopped"));
+}
+
+#[test]
 fn wired_memory_stays() {
     let mut wired = vm("wired", MmuMode::Nested);
     wired.wired = true;

@@ -129,9 +129,15 @@ impl Block {
         self.tags.end_loan(place)
     }
 
-    /// Whether a frame of that part is lent.
-    pub fn is_lent(&self, part: Range<usize>) -> bool {
-        self.tags.is_lent(part)
+    /// Whether all of that part is written down as that, lent or not.
+    pub fn are(&self, part: Range<usize>, tag: Tag) -> bool {
+        self.tags.are(part, tag)
+    }
+
+    /// Writes down that a frame is freed, if it is not lent; says whether it is not.
+    #[inline(always)]
+    pub fn free_unless_lent(&self, place: usize) -> bool {
+        self.tags.free_unless_lent(place)
     }
 
     /// Writes down that a frame is freed. Says whether it is to be given, and not late.
@@ -177,6 +183,11 @@ impl Block {
                 Err(now) => bits = now,
             }
         }
+    }
+
+    /// Sets those bits of the word in which `place` is, from there on.
+    pub fn set_some(&self, place: u64, bits: u64) {
+        self.words[(place >> WORD_ORDER) as usize].fetch_or(bits << (place % 64), Release);
     }
 
     /// Sets the bits of a run that begins at `place`.

@@ -16,11 +16,12 @@
 use super::owner::{Owner, Use};
 use super::shared::Shared;
 use super::store::{numbers, within};
-use super::tags::{BLOCK, BLOCK_ORDER, Tag};
+use super::tags::{BLOCK, BLOCK_ORDER};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
+use core::sync::atomic::Ordering::SeqCst;
 use rv::{Addr, Hpa, PAGE_SHIFT};
 
 /// Host RAM that lies together.
@@ -48,6 +49,7 @@ pub struct Loan {
     pieces: Vec<Piece>,
     bytes: usize,
     most: usize,
+    added: usize,
 }
 
 impl fmt::Debug for Loan {
@@ -57,9 +59,9 @@ impl fmt::Debug for Loan {
 }
 
 impl Loan {
-    /// One of nothing yet, of `most` pieces at most, which that hart asks for.
-    pub(super) const fn new(shared: Arc<Shared>, hart: usize, most: usize) -> Self {
-        Self { shared, hart, pieces: Vec::new(), bytes: 0, most }
+    /// One of nothing yet, of `most` pieces at most.
+    pub(super) const fn of(shared: Arc<Shared>, hart: usize, most: usize) -> Self {
+        Self { shared, hart, pieces: Vec::new(), bytes: 0, most, added: 0 }
     }
 
     /// Lends so many bytes more, one at least, from `start` on. Returns false, and lends nothing, if there are as many pieces as there
@@ -86,7 +88,14 @@ impl Loan {
             self.pieces.push(piece);
         }
         self.bytes += bytes;
+        self.added += 1;
         true
+    }
+
+    /// How often something was added: pieces before those that follow each other were one.
+    #[must_use]
+    pub const fn added(&self) -> usize {
+        self.added
     }
 
     /// What is lent, in the order in which it was added. What follows the piece before it is one with that.
@@ -148,33 +157,46 @@ impl Shared {
             let Some(block) = self.store.block_of(first) else { continue };
             for frame in first..first + pages {
                 if block.end_loan((frame % BLOCK) as usize) {
-                    self.ledger.discharge(Owner::Host, Use::Other, 1);
                     self.store.give(hart, core::slice::from_ref(block), frame, 1);
+                    self.is_late_no_more();
                 }
             }
         }
     }
 
+    /// A frame is about to be late: it is the host's from before it is, since its loan may end at any time then.
+    fn is_to_be_late(&self) {
+        self.late.fetch_add(1, SeqCst);
+        self.ledger.charge_beyond(Owner::Host, Use::Other, 1);
+    }
+
+    /// It is not, or has been given.
+    fn is_late_no_more(&self) {
+        self.ledger.discharge(Owner::Host, Use::Other, 1);
+        self.late.fetch_sub(1, SeqCst);
+    }
+
     /// Frees frames, of which some are lent: those come free when they are not any more. They are nobody's account's.
     pub(super) fn free_lent(&self, hart: usize, first: u64, pages: u64) {
-        /// What is freed at once if nothing of it is lent.
+        /// As many have their bits in one word.
         const CHUNK: u64 = 64;
-        let Self { ledger, store, .. } = self;
         let chunk = pages.min(CHUNK);
         for first in (first..first + pages).step_by(chunk as usize) {
-            let block = &store.blocks_of(first, 1)[0];
-            if block.is_lent(within(first, chunk)) {
-                for frame in first..first + chunk {
-                    if block.free_or_late((frame % BLOCK) as usize) {
-                        store.give(hart, core::slice::from_ref(block), frame, 1);
-                    } else {
-                        ledger.charge_beyond(Owner::Host, Use::Other, 1);
+            let block = &self.store.blocks_of(first, 1)[0];
+            let mut bits = 0;
+            for n in 0..chunk {
+                let place = (first % BLOCK + n) as usize;
+                let is_free = block.free_unless_lent(place) || {
+                    self.is_to_be_late();
+                    let is_free = block.free_or_late(place);
+                    if is_free {
+                        self.is_late_no_more();
                     }
-                }
-            } else {
-                block.set_tag(within(first, chunk), Tag::FREE);
-                store.give(hart, core::slice::from_ref(block), first, chunk);
+                    is_free
+                };
+                bits |= u64::from(is_free) << n;
             }
+            self.store.give_some(hart, block, first, bits);
         }
     }
 }

@@ -36,7 +36,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use block::Block;
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use giga::GIGA_ORDER;
 use rv::{Hpa, Pfn, PhysMem};
 use shared::Shared;
@@ -343,10 +343,9 @@ impl Frames {
     #[cold]
     #[inline(never)]
     fn free_unlike(&self, run: &Run, blocks: &[Block], part: Range<usize>) {
-        let tags = || blocks.iter().flat_map(|block| part.clone().map(|place| block.tag_of(place..place + 1)));
-        let first = tags().next().flatten().map(Tag::not_lent);
-        assert!(tags().all(|tag| tag.map(Tag::not_lent) == first), "{run:?} is not of one owner and use");
-        let Some((owner, for_)) = first.and_then(Tag::owner) else { panic!("{run:?} freed twice, or not RAM of ours") };
+        let tag = blocks[0].tag_of(part.start..part.start + 1).map_or(Tag::FREE, Tag::not_lent);
+        assert!(blocks.iter().all(|block| block.are(part.clone(), tag)), "{run:?} is not of one owner and use");
+        let Some((owner, for_)) = tag.owner() else { panic!("{run:?} freed twice, or not RAM of ours") };
         self.shared.ledger.discharge(owner, for_, run.pages());
         self.shared.free_lent(self.hart, run.first().raw(), run.pages());
     }
@@ -354,7 +353,13 @@ impl Frames {
     /// A loan of nothing yet, of `most` pieces at most.
     #[must_use]
     pub fn lend(&self, most: usize) -> Loan {
-        Loan::new(Arc::clone(&self.shared), self.hart, most)
+        Loan::of(Arc::clone(&self.shared), self.hart, most)
+    }
+
+    /// Frames that come free as soon as those have read them to whom they are lent.
+    #[must_use]
+    pub fn late_count(&self) -> u64 {
+        self.shared.late.load(SeqCst)
     }
 
     /// What `owner` has.

@@ -1,4 +1,4 @@
-//! What all harts have in common of host RAM.
+//! What all harts' [`super::Frames`] share.
 
 use super::ledger::Ledger;
 use super::originals::Originals;
@@ -6,15 +6,16 @@ use super::store::Store;
 use super::zeroed::ZeroedCounters;
 use core::sync::atomic::AtomicU64;
 
-/// Whose frames are, and where the free ones are.
 #[derive(Default, Debug)]
 pub(super) struct Shared {
-    pub(super) ledger: Ledger,
-    pub(super) store: Store,
+    pub ledger: Ledger,
+    pub store: Store,
     /// Frames that are not for runs of 2 MiB.
-    pub(super) kept: AtomicU64,
+    pub kept: AtomicU64,
     /// Frames that are taken ahead, and nobody's yet.
-    pub(super) ahead: AtomicU64,
-    pub(super) zeroed: ZeroedCounters,
-    pub(super) originals: Originals,
+    pub ahead: AtomicU64,
+    /// Frames that were freed while they were lent.
+    pub late: AtomicU64,
+    pub zeroed: ZeroedCounters,
+    pub originals: Originals,
 }

@@ -264,6 +264,19 @@ impl Store {
         self.cursors[hart].given.fetch_add(1, Release);
     }
 
+    /// Gives those of up to 64 frames from `first` on, all of one word, whose bits are set.
+    pub fn give_some(&self, hart: usize, block: &Block, first: u64, bits: u64) {
+        if bits == 0 {
+            return;
+        }
+        let turn = block.count_free(bits.count_ones().into());
+        if turn.unlisted || turn.whole {
+            self.turned(block, turn);
+        }
+        block.set_some(first % BLOCK, bits);
+        self.cursors[hart].given.fetch_add(1, Release);
+    }
+
     /// A block has free frames again, or nothing else.
     #[inline(never)]
     fn turned(&self, block: &Block, turn: Turn) {

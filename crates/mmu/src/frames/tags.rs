@@ -102,6 +102,22 @@ impl TagsOfBlock {
         self[place].fetch_update(AcqRel, Acquire, end) == Ok(late)
     }
 
+    /// Makes a frame free if it is not lent; says whether it is. Whoever frees it has it, so nobody lends it meanwhile.
+    #[inline(always)]
+    pub fn free_unless_lent(&self, place: usize) -> bool {
+        let word = &self[place];
+        let is_free = !Tag(word.load(Acquire)).is_lent();
+        if is_free {
+            word.store(Tag::FREE.0, Relaxed);
+        }
+        is_free
+    }
+
+    /// Whether all of that part is written down as that, lent or not.
+    pub fn are(&self, part: Range<usize>, tag: Tag) -> bool {
+        self[part].iter().all(|word| Tag(word.load(Relaxed)).not_lent() == tag)
+    }
+
     /// Makes a frame free, or late if it is lent; says whether it is free.
     pub fn free_or_late(&self, place: usize) -> bool {
         let free = |tag| if Tag(tag).is_lent() { tag & !OWNER | Tag::LATE.0 } else { Tag::FREE.0 };
@@ -110,6 +126,7 @@ impl TagsOfBlock {
     }
 
     /// Whether a frame of that part is lent.
+    #[cfg(test)]
     pub fn is_lent(&self, part: Range<usize>) -> bool {
         self[part].iter().any(|word| Tag(word.load(Acquire)).is_lent())
     }

@@ -354,6 +354,30 @@ fn harts_lend_and_free_at_once_and_nothing_is_lost() {
     assert_eq!((harts[1].free_count(), harts[2].usage(Owner::Host).total()), (2048, 0));
 }
 
+#[test]
+fn what_is_late_is_the_hosts_before_its_loan_can_end() {
+    extern crate std;
+    let harts = frames(0, 64).share(2);
+    let [lender, device] = &harts[..] else { unreachable!() };
+    let (loans, lent) = std::sync::mpsc::sync_channel::<Loan>(64);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for loan in lent {
+                drop(loan);
+                let (late, of_host) = (device.late_count(), device.usage(Owner::Host));
+                assert!(late <= 64 && of_host.other <= 64 && of_host.total() <= 64, "{late} late, {of_host:?}");
+            }
+        });
+        for _ in 0..300_000 {
+            let Ok(run) = lender.alloc(VM, Use::Guest, 0) else { continue };
+            loans.send(lend(lender, &run)).unwrap();
+            lender.free(run);
+        }
+        drop(loans);
+    });
+    assert_eq!((lender.free_count(), lender.late_count(), lender.usage(Owner::Host).total()), (64, 0, 0));
+}
+
 /// A loan, and the count of those of its frame.
 struct Lent<'a> {
     #[expect(dead_code, reason = "it ends when it is dropped")]

@@ -63,6 +63,8 @@ const LOOK: u32 = 12;
 const COUNT: u32 = 300;
 /// To take a run of frames.
 const TAKE: u32 = 40;
+/// To free so many frames, each on its own where some of them are lent.
+const FREED: u32 = 8;
 /// To split 2 MiB.
 const SPLIT: u32 = 900;
 /// Runs of frames in one piece at most: 32 take some 20,000 instructions.
@@ -146,6 +148,7 @@ impl<'a> GiveBack<'a> {
                 let frames = stale.retired().iter().map(|run| run.pages()).sum::<u64>();
                 self.returned.freed += frames - u64::from(piece.has_table);
                 let cost = TAKE * stale.retired().len() as u32
+                    + frames as u32 / FREED
                     + SPLIT * (space.counters.splits + space.counters.splits_1g - splits) as u32;
                 self.spend(cost);
                 self.stale = core::mem::replace(&mut self.stale, Stale::none()).join(stale);

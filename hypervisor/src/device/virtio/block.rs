@@ -1,6 +1,6 @@
 //! A disk (chapter 5.2), behind which is one of the host's ([`crate::disks`]).
 //!
-//! A request is cut into *parts*, each of which the host's device does at once. What is written is [lent](work) to it; what is read goes
+//! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what is read goes
 //! through units of the port's buffer, from where it is copied when it has landed, and so does what cannot be lent. Nobody waits: a notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no
 //! room. Guest memory that is not there, since it is paged out, is asked for again a moment later.
 //!
@@ -18,23 +18,23 @@ use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
 use super::pace::Pace;
 use super::portion::{Budget, STEP, Stop, free_place};
-use super::queue::{MOST, Trouble, USUAL};
+use super::queue::{Chain, MOST, Trouble, USUAL};
 use super::queues::Queues;
 use super::wire::block::{
-    HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES,
+    HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
+    T_WRITE_ZEROES,
 };
 use crate::device::interface::{Outside, Unsaved, Wild};
-use crate::disks::{Asked, MOST_FLYING, MOST_LENT, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
+use crate::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
 use crate::sync::Mutex;
 use abi::snapshot::device::OwnState;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use request::Request;
-use work::{Part, Work};
 
+mod lent;
 mod request;
-mod work;
 
 pub use request::Counts;
 
@@ -46,7 +46,39 @@ const MOST_WORKS: usize = USUAL;
 /// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
 const PORTION: usize = 256 << 10;
 
-/// How far the next part of a request has come.
+/// A request that is worked on.
+#[derive(Default, Debug)]
+struct Work {
+    chain: Chain,
+    /// The queue by which it came, and goes back; `None` if the driver has stopped that.
+    queue: Option<usize>,
+    /// Once its header was read, and if it is one for the host's device.
+    request: Option<Request>,
+    /// Bytes for which parts were begun.
+    begun: u64,
+    /// Whether nothing more is to be begun.
+    is_asked: bool,
+    /// Parts in flight.
+    flying: u32,
+    /// What it has come to so far.
+    status: u8,
+}
+
+/// What the host's device does at once.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// The place of its request.
+    work: usize,
+    /// Where it begins in the request's data.
+    offset: u64,
+    bytes: usize,
+    units: Units,
+    /// Bytes that were copied, one way or the other.
+    copied: usize,
+    is_lent: bool,
+}
+
+/// How far the next part of a request that is to be lent has come.
 enum Lent {
     /// It was begun.
     Begun(Part),
@@ -54,6 +86,62 @@ enum Lent {
     Not,
     /// The request has failed.
     Failed,
+}
+
+impl Work {
+    /// Nothing is known of it but its chain.
+    const fn begin_anew(&mut self) {
+        let Self { chain: _, queue: _, request, begun, is_asked, flying, status } = self;
+        (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);
+    }
+
+    /// Whether nothing has failed so far.
+    const fn is_well(&self) -> bool {
+        self.status == S_OK
+    }
+
+    /// Fails, unless it has before.
+    const fn fail(&mut self, status: u8) {
+        if self.status == S_OK {
+            self.status = status;
+        }
+    }
+
+    /// Reads the one segment of a request to discard sectors or to zero them, as what is to be done, where, and with how many bytes.
+    /// Says the status if there is none, or not such a one.
+    fn segment(&self, kind: u32, outside: &mut dyn Outside) -> Result<Result<Request, u8>, Trouble> {
+        if self.chain.room(false) != (HEADER + SEGMENT) as u64 {
+            return Ok(Err(S_IOERR));
+        }
+        let segment = self.chain.hear::<SEGMENT>(HEADER as u64, outside)?;
+        let Some([sector @ .., n0, n1, n2, n3, f0, f1, f2, f3]) = segment else { return Ok(Err(S_IOERR)) };
+        let operation = match (kind, u32::from_le_bytes([f0, f1, f2, f3])) {
+            (T_DISCARD, 0) => Operation::Discard,
+            (T_WRITE_ZEROES, 0) => Operation::Zero,
+            (T_WRITE_ZEROES, SEGMENT_UNMAP) => Operation::ZeroUnmap,
+            _ => return Ok(Err(S_UNSUPP)),
+        };
+        let bytes = u64::from(u32::from_le_bytes([n0, n1, n2, n3])) * SECTOR;
+        Ok(Ok(Request { operation, sector: u64::from_le_bytes(sector), bytes }))
+    }
+
+    /// Copies the data of a part, or what is left of it, from or to the guest. Where there is no memory for it the request fails.
+    fn copy(
+        &mut self,
+        part: &mut Part,
+        operation: Operation,
+        port: &mut Port,
+        outside: &mut dyn Outside,
+        budget: &mut Budget,
+    ) -> Result<(), Stop> {
+        let is_read = operation == Operation::Read;
+        let place = (is_read, if is_read { 0 } else { HEADER as u64 } + part.offset);
+        let bytes = &mut port.buffer(part.units)[..part.bytes];
+        if self.is_well() && !self.chain.copy(place, (bytes, &mut part.copied), outside, budget)? {
+            self.fail(S_IOERR);
+        }
+        Ok(())
+    }
 }
 
 /// The device.
@@ -134,7 +222,13 @@ impl Block {
         outside: &mut dyn Outside,
         budget: &mut Budget,
     ) -> Result<(), Stop> {
-        if let Some((tag, result)) = port.landed() {
+        // One after the other: at the end of each loan as many frames may come free as were lent.
+        budget.check()?;
+        if let Some(lent) = port.collect_one() {
+            budget.pay_for_end(lent);
+            return Ok(());
+        }
+        if let Some((tag, result)) = port.landed_before() {
             budget.pay(STEP)?;
             return self.land((tag, result.is_ok()), port, outside, budget);
         }
@@ -282,55 +376,6 @@ impl Block {
         let work = self.work(part.work);
         work.flying += 1;
         work.begun += part.bytes as u64;
-    }
-
-    /// Whether the host's device reads nothing that was lent by a driver before it has reset the device, or by a queue that was stopped: a
-    /// driver may put something else there when that is done, and it would be written.
-    fn stands_still(&mut self) -> bool {
-        let mut port = self.port.lock();
-        port.collect();
-        let is_stopped = |part: &Part| self.works[part.work].as_ref().is_some_and(|work| work.queue.is_none());
-        let mut parts = self.parts.iter().enumerate().filter_map(|(tag, part)| Some((tag, part.as_ref()?)));
-        !port.has_lent_strangers() && !parts.any(|(tag, part)| part.is_lent && is_stopped(part) && port.is_flying(tag))
-    }
-
-    /// Begins the next part of a request to write, whose data is from `sector` on, if it can be lent.
-    fn begin_lent(
-        &mut self,
-        at: usize,
-        (sector, bytes): (u64, u64),
-        port: &mut Port,
-        outside: &mut dyn Outside,
-        budget: &mut Budget,
-    ) -> Result<Lent, Stop> {
-        // If there are as many as there may be, one of them lands first.
-        let tag = free_place(&mut self.parts, MOST_FLYING).filter(|_| !port.is_full()).ok_or(Stop::Idle)?;
-        let work = self.work(at);
-        let offset = work.begun;
-        let most = usize::try_from(bytes - offset).map_or(MOST_LENT, |left| left.min(MOST_LENT));
-        let loan = outside.loan(port.device().most_pieces());
-        let loan = work.lend(offset, most, loan, outside)?;
-        budget.pay_for_loan(loan.pieces().len());
-        if !work.is_well() {
-            return Ok(Lent::Failed);
-        }
-        let bytes = loan.bytes();
-        if bytes == 0 {
-            return Ok(Lent::Not);
-        }
-        match port.begin_lent(sector + offset / SECTOR, loan, tag) {
-            Err(NotBegun::Busy) => Err(Stop::Idle),
-            Err(NotBegun::Failed) => {
-                work.fail(S_IOERR);
-                Ok(Lent::Failed)
-            }
-            Ok(()) => {
-                self.counts.bytes_lent += bytes as u64;
-                let part = Part { work: at, offset, bytes, units: Units::NONE, copied: 0, is_lent: true };
-                self.began(tag, part);
-                Ok(Lent::Begun(part))
-            }
-        }
     }
 
     /// The next part of a request, with units for it, if there are any.

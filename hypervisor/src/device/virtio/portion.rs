@@ -3,6 +3,8 @@
 use super::backend::Progress;
 use super::queue::{Chain, Trouble};
 use alloc::vec::Vec;
+use mmu::frames::Loan;
+use rv::PAGE_BYTES;
 
 /// What each step costs, in bytes that are copied for as much: to take a request, to begin one, to look after its end, to give it back.
 pub(super) const STEP: usize = 4 << 10;
@@ -13,6 +15,16 @@ const ACCESS: usize = 5 << 8;
 const BUFFER: usize = 1 << 6;
 /// What it costs to lend a piece of guest memory: some 200.
 const LENT: usize = 5 << 7;
+
+/// What it costs to count a frame as lent: some 20. Twice as much where it comes free when it is not any more.
+const FRAME: usize = 1 << 6;
+/// What it costs to fault a page in: some 2,500.
+const FAULT: usize = 1 << 13;
+
+/// The frames that pieces are in, at most: each may begin and end within one.
+const fn frames(bytes: usize, pieces: usize) -> usize {
+    bytes / PAGE_BYTES as usize + 2 * pieces
+}
 
 /// Why a device does not go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +57,11 @@ impl Budget {
         self.0
     }
 
+    /// Whether anything is left.
+    pub(super) fn check(&self) -> Result<(), Stop> {
+        if self.0 == 0 { Err(Stop::Spent) } else { Ok(()) }
+    }
+
     /// Pays, if anything is left.
     pub(super) fn pay(&mut self, cost: usize) -> Result<(), Stop> {
         if self.0 == 0 {
@@ -65,9 +82,15 @@ impl Budget {
         self.0 = self.0.saturating_sub(ACCESS * chain.descriptors.saturating_sub(1) + BUFFER * chain.buffers.len());
     }
 
-    /// Pays for RAM that was lent by so many pieces.
-    pub(super) fn pay_for_loan(&mut self, pieces: usize) {
-        self.0 = self.0.saturating_sub(LENT * pieces);
+    /// Pays for RAM that was lent, for which so many pages were faulted in. It has looked for each piece, whatever is one with the one before.
+    pub(super) fn pay_for_loan(&mut self, loan: &Loan, faults: usize) {
+        self.0 =
+            self.0.saturating_sub(LENT * loan.added() + frames(loan.bytes(), loan.added()) * FRAME + FAULT * faults);
+    }
+
+    /// Pays for the end of such a loan, of so many bytes in so many pieces.
+    pub(super) fn pay_for_end(&mut self, (bytes, pieces): (usize, usize)) {
+        self.0 = self.0.saturating_sub(frames(bytes, pieces) * 2 * FRAME);
     }
 }
 

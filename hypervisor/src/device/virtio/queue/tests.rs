@@ -164,7 +164,11 @@ impl GuestMemory for Meddling<'_> {
     fn loan(&self, most: usize) -> Loan {
         self.world.loan(most)
     }
-    fn lend(&mut self, places: &mut dyn Iterator<Item = (u64, usize)>, loan: &mut Loan) -> Result<(), Unreached> {
+    fn lend(
+        &mut self,
+        places: &mut dyn Iterator<Item = (u64, usize)>,
+        loan: &mut Loan,
+    ) -> (usize, Result<(), Unreached>) {
         self.world.lend(places, loan)
     }
     fn give_back(&mut self, _: &[Span]) -> Returned {

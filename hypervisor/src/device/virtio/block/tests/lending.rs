@@ -187,6 +187,62 @@ fn a_portion_is_one_by_what_is_lent() {
     assert_eq!((rig.used().len(), rig.bytes(STATUSES, 1)), (64, &[S_OK][..]));
 }
 
+/// As many writes as there may be, each of 4 KiB buffers that follow each other, 64 of them: one piece.
+fn make_long_writes(rig: &mut Rig) {
+    rig.model.lock().most = MOST_FLYING;
+    rig.poke(HEADERS, &[u64::from(T_OUT), 0].map(u64::to_le_bytes).concat());
+    let buffers = [(HEADERS, 16, false), (DATA, 256 << 10, false), (STATUSES, 1, true)];
+    (0..usize::from(ENTRIES)).for_each(|place| rig.chain(place, &buffers));
+}
+
+#[test]
+fn a_portion_is_one_by_the_pages_that_are_lent_however_few_pieces_they_are() {
+    for (faults, bound) in [(None, 512), (Some(0), 64)] {
+        let mut rig = Rig::new();
+        make_long_writes(&mut rig);
+        rig.world.faulted = faults;
+        let lent = |rig: &Rig| match rig.world.faulted {
+            Some(faulted) => faulted,
+            None => rig.model.lock().lent.values().map(|loan| loan.bytes() / 4096).sum(),
+        };
+        let mut most = 0;
+        for _ in 0..10_000 {
+            let before = lent(&rig);
+            let answer = rig.set(0x050, 0);
+            most = most.max(lent(&rig) - before);
+            if answer == Answer::Done(()) {
+                break;
+            }
+        }
+        assert!((16..=bound).contains(&most), "{most} of {}", lent(&rig));
+        while !rig.model.lock().begun.is_empty() {
+            rig.finish(0, Ok(()));
+        }
+        assert_eq!((rig.used().len(), rig.bytes(STATUSES, 1)), (64, &[S_OK][..]));
+    }
+}
+
+#[test]
+fn a_portion_is_one_by_the_pages_whose_loans_end() {
+    let mut rig = Rig::new();
+    make_long_writes(&mut rig);
+    rig.notify();
+    let flying = |rig: &Rig| rig.port.lock().flying();
+    assert_eq!(flying(&rig), MOST_FLYING);
+    while !rig.model.lock().begun.is_empty() {
+        rig.finish_unsaid(0, Ok(()));
+    }
+    let mut most = 0;
+    while flying(&rig) != 0 {
+        let before = flying(&rig);
+        rig.moment();
+        most = most.max(before - flying(&rig));
+    }
+    assert!((4..=32).contains(&most), "{most} of 64 pages each");
+    rig.settle();
+    assert_eq!((rig.used().len(), rig.bytes(STATUSES, 1)), (64, &[S_OK][..]));
+}
+
 #[test]
 fn what_is_lent_is_said_by_pieces() {
     let mut rig = Rig::new();
