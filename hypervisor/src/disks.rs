@@ -16,6 +16,8 @@ pub const MOST_LENT: usize = 1 << 20;
 
 /// As many requests in flight are so many that nobody waits for one of them alone.
 const BUSY: usize = 4;
+/// Requests of an earlier life whose end is looked after at once.
+const AT_ONCE: usize = 8;
 
 /// The device has not done what it was asked to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,8 +153,12 @@ impl Port {
     /// The device has interrupted. Says whether what it has finished is to be looked after now; else it is in a moment, and until then
     /// the device does not interrupt again.
     pub fn attend(&mut self) -> bool {
+        // What an earlier life has asked for is nobody's: there may be no driver, and so no moment in which it is looked after. The end of
+        // what was lent takes its time: what is left has an exit of its own, for the device goes on to interrupt.
+        if self.has_strangers() && (0..AT_ONCE).all(|_| self.collect_one().is_some()) {
+            return true;
+        }
         self.acknowledge();
-        // What an earlier life has asked for is nobody's: there may be no driver, and so no moment in which it is looked after.
         if self.is_busy() && !self.has_strangers() {
             return false;
         }

@@ -253,3 +253,23 @@ fn what_is_lent_is_said_by_pieces() {
     // Where the guest has its RAM the host has it, and buffers that follow each other are one piece.
     assert_eq!(loan.pieces(), [Piece { start: rv::Addr::new(DATA), bytes: 9728 }]);
 }
+
+#[test]
+fn what_was_lent_in_an_earlier_life_ends_in_portions_though_there_is_no_driver() {
+    let mut rig = Rig::new();
+    rig.model.lock().most = MOST_FLYING;
+    for place in 0..20 {
+        let (header, status) = (HEADERS + 16 * place, STATUSES + place);
+        rig.poke(header, &[u64::from(T_OUT), place].map(u64::to_le_bytes).concat());
+        rig.chain(place as usize, &[(header, 16, false), (DATA, 512, false), (status, 1, true)]);
+    }
+    rig.notify();
+    assert_eq!(rig.set(0x070, 0), Answer::Again);
+    (0..20).for_each(|_| rig.finish_unsaid(0, Ok(())));
+    let ends = [(); 4].map(|()| {
+        let mut port = rig.port.lock();
+        port.attend();
+        port.flying()
+    });
+    assert_eq!((ends, rig.set(0x070, 0)), ([12, 4, 0, 0], Answer::Done(())));
+}
