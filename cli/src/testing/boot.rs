@@ -253,7 +253,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         }
         files[0].forward = Some(vec![server.forward]);
     }
-    let partner = if test.ports { Some(Partner::start(&case.vms())?) } else { None };
+    let partner = if test.ports { Some(Partner::start(&case.vms(), test.guest.is_some())?) } else { None };
     files[0].ports = partner.as_ref().map(|_| Partner::names());
     // A disk that is not there, and so a new one.
     let roots = test.root.as_ref().map(|_| run_dir()).transpose()?;

@@ -1,7 +1,8 @@
 //! Somebody on the host who speaks with the first VM by its two ports.
 //!
 //! By `there` the guest is sent a file, and hung up on. What it sends back by `back` is compared, and answered with `same`, or what was wrong
-//! with it. Then it is called by `there` once more, hears `again`, and is hung up on.
+//! with it. Then it is called by `there` once more, hears `again`, and is hung up on. A guest that keeps nothing of what it hears is sent
+//! the file again and again.
 
 use crate::control::bridge::Bridge;
 use crate::control::runs::Runs;
@@ -29,11 +30,11 @@ pub struct Partner {
 }
 
 impl Partner {
-    /// Makes the sockets of a run with these VMs, and begins to speak.
+    /// Makes the sockets of a run with these VMs, and begins to speak: by `there` without end, if that is what is wanted.
     ///
     /// # Errors
     /// If there can be no sockets.
-    pub fn start(vms: &[String]) -> miette::Result<Self> {
+    pub fn start(vms: &[String], is_endless: bool) -> miette::Result<Self> {
         let at = std::env::temp_dir();
         let dir = tempfile::tempdir_in(&at).map_err(IoError::at("make a directory in", &at))?;
         let runs = Runs::at(dir.path().join("r"))?;
@@ -46,7 +47,7 @@ impl Partner {
         let (call, hear) = (UnixStream::connect(&there), UnixStream::connect(back));
         let (call, hear) = (call.into_diagnostic()?, hear.into_diagnostic()?);
         // If the machine ends before, its test will tell.
-        thread::spawn(move || say(call, &content()));
+        thread::spawn(move || if is_endless { say_always(call, &content()) } else { say(call, &content()) });
         thread::spawn(move || hear_back(hear, &there));
         Ok(Self { _bridge: bridge, machine, _dir: dir })
     }
@@ -76,6 +77,13 @@ fn say(mut call: UnixStream, what: &[u8]) -> io::Result<()> {
     call.write_all(what)?;
     call.shutdown(Shutdown::Write)?;
     call.read_to_end(&mut Vec::new()).map(drop)
+}
+
+/// Says that as long as somebody hears it.
+fn say_always(mut call: UnixStream, what: &[u8]) -> io::Result<()> {
+    loop {
+        call.write_all(what)?;
+    }
 }
 
 fn hear_back(mut hear: UnixStream, there: &Path) -> io::Result<()> {
