@@ -15,8 +15,8 @@
 
 use super::owner::{Owner, Use};
 use super::shared::Shared;
-use super::store::{numbers, within};
-use super::tags::{BLOCK, BLOCK_ORDER};
+use super::store::{by_block, within};
+use super::tags::BLOCK;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -131,14 +131,6 @@ impl Drop for Loan {
     fn drop(&mut self) {
         self.pieces.iter().for_each(|piece| self.shared.end_loans(self.hart, piece.frames()));
     }
-}
-
-/// The parts of a range of frames that are in one block each: the first frame, and how many.
-fn by_block(frames: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
-    numbers(frames.start, frames.end - frames.start).map(move |number| {
-        let first = frames.start.max(number << BLOCK_ORDER);
-        (first, frames.end.min((number + 1) << BLOCK_ORDER) - first)
-    })
 }
 
 impl Shared {

@@ -87,6 +87,14 @@ pub(super) fn numbers(first: u64, pages: u64) -> Range<u64> {
     first >> BLOCK_ORDER..(first + pages).div_ceil(BLOCK)
 }
 
+/// The parts of a range of frames that are in one block each: the first frame, and how many.
+pub(super) fn by_block(frames: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+    numbers(frames.start, frames.end - frames.start).map(move |number| {
+        let first = frames.start.max(number << BLOCK_ORDER);
+        (first, frames.end.min((number + 1) << BLOCK_ORDER) - first)
+    })
+}
+
 impl Store {
     /// Lets so many harts take frames, each in a part of RAM of its own to begin with.
     pub fn set_harts(&mut self, harts: usize) {
@@ -108,17 +116,17 @@ impl Store {
         let mut place = self.blocks.partition_point(|block| block.number < numbers.start);
         // No more than is needed: that of a terabyte is megabytes.
         self.blocks.reserve_exact((numbers.end - numbers.start) as usize);
-        for number in numbers.clone() {
+        for (part, count) in by_block(first..end) {
+            let number = part >> BLOCK_ORDER;
             let is_there = self.blocks.get(place).is_some_and(|block| block.number == number);
-            let block = if first <= number << BLOCK_ORDER && (number + 1) << BLOCK_ORDER <= end && !is_there {
+            let block = if count == BLOCK && !is_there {
                 *self.whole_count.get_mut() += 1;
                 Block::untouched(number, tags())
             } else {
                 if !is_there {
                     self.blocks.insert(place, Block::absent(number, tags()));
                 }
-                let part = first.max(number << BLOCK_ORDER)..end.min((number + 1) << BLOCK_ORDER);
-                if !self.blocks[place].appear(within(part.start, part.end - part.start)) {
+                if !self.blocks[place].appear(within(part, count)) {
                     return false;
                 }
                 place += 1;
@@ -143,13 +151,13 @@ impl Store {
 
     /// Adds frames that somebody has, each 2 MiB of them with tags in the heap; says whether none of them was known.
     pub fn add_taken(&mut self, frames: Range<u64>, tag: Tag) -> bool {
-        for number in numbers(frames.start, frames.end - frames.start) {
+        for (first, count) in by_block(frames) {
+            let number = first >> BLOCK_ORDER;
             let place = self.blocks.partition_point(|block| block.number < number);
             if self.blocks.get(place).is_none_or(|block| block.number != number) {
                 self.blocks.insert(place, Block::absent(number, TagsOfBlock::in_heap()));
             }
-            let (first, end) = (frames.start.max(number << BLOCK_ORDER), frames.end.min((number + 1) << BLOCK_ORDER));
-            let part = within(first, end - first);
+            let part = within(first, count);
             if !self.blocks[place].appear(part.clone()) {
                 return false;
             }
