@@ -1,8 +1,9 @@
 //! A disk (chapter 5.2), behind which is one of the host's ([`crate::disks`]).
 //!
 //! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what is read goes
-//! through units of the port's buffer, from where it is copied when it has landed, and so does what cannot be lent. Nobody waits: a notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no
-//! room. Guest memory that is not there, since it is paged out, is asked for again a moment later.
+//! through units of the port's buffer, from where it is copied when it has landed, and so does what cannot be lent. Nobody waits: a
+//! notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no room. Guest
+//! memory that is not there, since it is paged out, is asked for again a moment later.
 //!
 //! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with the
 //! header, what it writes ends with the status.

@@ -13,7 +13,7 @@ mod control;
 mod port;
 
 use super::backend::{Backend, Progress, read_bytes};
-use super::portion::{self, Budget, STEP, Stop, go_on_with};
+use super::portion::{self, Budget, STEP, Stop, go_on_with, next_chain};
 use super::queue::{Chain, Trouble};
 use super::queues::Queues;
 use super::transport::Mmio;
@@ -23,7 +23,6 @@ use crate::device::uart::Uart;
 use abi::bundle::MAX_PORTS;
 use abi::control::port::{Exchange, Heard};
 use abi::snapshot::device::OwnState;
-use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use control::{Control, Kind};
@@ -98,13 +97,13 @@ pub struct Console {
     /// Whether port 0 is the VM's console; else nobody is there.
     is_console: bool,
     /// What the driver prints, and how many bytes of it were printed.
-    sending: Option<(Box<Chain>, u64)>,
+    sending: Option<(Chain, u64)>,
     /// How many bytes of the next one were, before the VM was saved.
     ahead: u32,
     /// Whether the driver has printed something.
     has_sent: bool,
     /// Where the next bytes go that were typed.
-    receiving: Option<Box<Chain>>,
+    receiving: Option<Chain>,
     /// The ports that have names.
     ports: Vec<Port>,
     control: Control,
@@ -168,15 +167,9 @@ impl Console {
         let Some(queue) = queues.ready(TRANSMIT) else { return Err(Stop::Idle) };
         let Some((chain, done)) = &mut self.sending else {
             budget.pay(STEP)?;
-            return match queue.take(outside)? {
-                Some(chain) => {
-                    budget.pay_for_chain(&chain);
-                    self.sending = Some((Box::new(chain), core::mem::take(&mut self.ahead).into()));
-                    Ok(())
-                }
-                None if queue.await_more(outside)? => Ok(()),
-                None => Err(Stop::Idle),
-            };
+            let chain = next_chain(queue, outside, budget)?;
+            self.sending = chain.map(|chain| (chain, core::mem::take(&mut self.ahead).into()));
+            return Ok(());
         };
         let left = if self.is_console { chain.room(false).saturating_sub(*done) } else { 0 };
         if left != 0 {
@@ -212,15 +205,8 @@ impl Console {
         let Some(queue) = queues.ready(RECEIVE).filter(|_| uart.has_received()) else { return Err(Stop::Idle) };
         budget.pay(STEP)?;
         let Some(chain) = &self.receiving else {
-            return match queue.take(outside)? {
-                Some(chain) => {
-                    budget.pay_for_chain(&chain);
-                    self.receiving = Some(Box::new(chain));
-                    Ok(())
-                }
-                None if queue.await_more(outside)? => Ok(()),
-                None => Err(Stop::Idle),
-            };
+            self.receiving = next_chain(queue, outside, budget)?;
+            return Ok(());
         };
         budget.pay(PIECE)?;
         let mut piece = [0; PIECE];

@@ -1,7 +1,8 @@
 //! Work in portions: what a device does at once, and why it stops.
 
 use super::backend::Progress;
-use super::queue::{Chain, Trouble};
+use super::queue::{Chain, Queue, Trouble};
+use crate::device::interface::Outside;
 use alloc::vec::Vec;
 use mmu::frames::Loan;
 use rv::PAGE_BYTES;
@@ -64,11 +65,14 @@ impl Budget {
 
     /// Pays, if anything is left.
     pub(super) fn pay(&mut self, cost: usize) -> Result<(), Stop> {
-        if self.0 == 0 {
-            return Err(Stop::Spent);
-        }
-        self.0 = self.0.saturating_sub(cost);
+        self.check()?;
+        self.spend(cost);
         Ok(())
+    }
+
+    /// Pays, whatever is left.
+    fn spend(&mut self, cost: usize) {
+        self.0 = self.0.saturating_sub(cost);
     }
 
     /// Pays for a copy. Where words are not aligned on both sides, each is made of two.
@@ -79,18 +83,34 @@ impl Budget {
 
     /// Pays for a chain that was taken, beside what that costs in any case.
     pub(super) fn pay_for_chain(&mut self, chain: &Chain) {
-        self.0 = self.0.saturating_sub(ACCESS * chain.descriptors.saturating_sub(1) + BUFFER * chain.buffers.len());
+        self.spend(ACCESS * chain.descriptors.saturating_sub(1) + BUFFER * chain.buffers.len());
     }
 
     /// Pays for RAM that was lent, for which so many pages were faulted in. It has looked for each piece, whatever is one with the one before.
     pub(super) fn pay_for_loan(&mut self, loan: &Loan, faults: usize) {
-        self.0 =
-            self.0.saturating_sub(LENT * loan.added() + frames(loan.bytes(), loan.added()) * FRAME + FAULT * faults);
+        self.spend(LENT * loan.added() + frames(loan.bytes(), loan.added()) * FRAME + FAULT * faults);
     }
 
     /// Pays for the end of such a loan, of so many bytes in so many pieces.
     pub(super) fn pay_for_end(&mut self, (bytes, pieces): (usize, usize)) {
-        self.0 = self.0.saturating_sub(frames(bytes, pieces) * 2 * FRAME);
+        self.spend(frames(bytes, pieces) * 2 * FRAME);
+    }
+}
+
+/// Takes the next chain of a queue, and pays for it beside a step. `None`: there was none, but is by now; where there is none still, the
+/// driver is asked to notify, and nothing is to be done until then.
+pub(super) fn next_chain(
+    queue: &mut Queue,
+    outside: &mut dyn Outside,
+    budget: &mut Budget,
+) -> Result<Option<Chain>, Stop> {
+    match queue.take(outside)? {
+        Some(chain) => {
+            budget.pay_for_chain(&chain);
+            Ok(Some(chain))
+        }
+        None if queue.await_more(outside)? => Ok(None),
+        None => Err(Stop::Idle),
     }
 }
 

@@ -286,7 +286,7 @@ impl Queue {
         Ok(self.take_into(&mut chain, mem)?.then_some(chain))
     }
 
-    /// The same, into a chain that is there: it is a kilobyte that need not be moved. Says whether there was one.
+    /// The same, into a chain that is there, and has room for buffers. Says whether there was one.
     ///
     /// # Errors
     /// [`Trouble`].

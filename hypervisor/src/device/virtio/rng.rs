@@ -4,7 +4,7 @@
 //! guest has no more work done for it than the host's device has pieces.
 
 use super::backend::{Backend, Progress};
-use super::portion::{self, Budget, STEP, Stop};
+use super::portion::{self, Budget, STEP, Stop, next_chain};
 use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
 use crate::device::interface::{Outside, Unsaved, Wild};
@@ -54,18 +54,13 @@ impl Rng {
     /// Does one thing of what there is to be done.
     fn step(&mut self, queue: &mut Queue, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some((chain, piece)) = &mut self.filling else {
-            return match queue.take(outside)? {
-                Some(chain) => {
-                    budget.pay_for_chain(&chain);
-                    if chain.room(true) != 0 {
-                        self.place.ask();
-                    }
-                    self.filling = Some((chain, None));
-                    budget.pay(STEP)
+            if let Some(chain) = next_chain(queue, outside, budget)? {
+                if chain.room(true) != 0 {
+                    self.place.ask();
                 }
-                None if queue.await_more(outside)? => budget.pay(STEP),
-                None => Err(Stop::Idle),
-            };
+                self.filling = Some((chain, None));
+            }
+            return budget.pay(STEP);
         };
         budget.pay(STEP)?;
         let room = chain.room(true);

@@ -10,7 +10,7 @@
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::pace::Pace;
-use super::portion::{Budget, STEP, Stop, free_place};
+use super::portion::{Budget, STEP, Stop, free_place, next_chain};
 use super::queue::{Chain, Queue, Trouble, USUAL};
 use super::queues::Queues;
 use super::wire::share::MOUNT_TAG;
@@ -121,16 +121,10 @@ impl Share {
             return self.ask(at, port, outside, budget);
         }
         let at = free_place(&mut self.works, USUAL).ok_or(Stop::Idle)?;
-        match queue.take(outside)? {
-            Some(chain) => {
-                budget.pay_for_chain(&chain);
-                self.works[at] = Some(Box::new(Work { chain, open: None, is_checked: false, copied: 0 }));
-                self.asking = Some(at);
-                Ok(())
-            }
-            None if queue.await_more(outside)? => budget.pay(STEP),
-            None => Err(Stop::Idle),
-        }
+        let Some(chain) = next_chain(queue, outside, budget)? else { return budget.pay(STEP) };
+        self.works[at] = Some(Box::new(Work { chain, open: None, is_checked: false, copied: 0 }));
+        self.asking = Some(at);
+        Ok(())
     }
 
     /// Goes on with a message that is still to be begun.

@@ -5,13 +5,12 @@
 
 use super::port::PortCounts;
 use crate::device::interface::Outside;
-use crate::device::virtio::portion::{Budget, STEP, Stop};
+use crate::device::virtio::portion::{Budget, STEP, Stop, next_chain};
 use crate::device::virtio::queue::Chain;
 use crate::device::virtio::queues::Queues;
 use crate::device::virtio::wire::console::{CONTROL_RECEIVE, CONTROL_TRANSMIT, event};
 use abi::bundle::{MAX_PORT_NAME, MAX_PORTS};
 use abi::snapshot::device::PortState;
-use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
@@ -53,9 +52,9 @@ pub(super) struct Control {
     /// To which ports somebody is connected.
     is_there: [bool; PORTS],
     /// What the driver says.
-    hearing: Option<Box<Chain>>,
+    hearing: Option<Chain>,
     /// Where the next message goes.
-    telling: Option<Box<Chain>>,
+    telling: Option<Chain>,
 }
 
 impl Control {
@@ -169,15 +168,8 @@ impl Control {
         let Some(queue) = queues.ready(CONTROL_TRANSMIT) else { return Err(Stop::Idle) };
         budget.pay(STEP)?;
         let Some(chain) = &self.hearing else {
-            return match queue.take(outside)? {
-                Some(chain) => {
-                    budget.pay_for_chain(&chain);
-                    self.hearing = Some(Box::new(chain));
-                    Ok(())
-                }
-                None if queue.await_more(outside)? => Ok(()),
-                None => Err(Stop::Idle),
-            };
+            self.hearing = next_chain(queue, outside, budget)?;
+            return Ok(());
         };
         let message = chain.hear(0, outside)?;
         queue.give(chain, 0, outside)?;
@@ -222,15 +214,8 @@ impl Control {
         let Some((port, what)) = self.due() else { return Err(Stop::Idle) };
         budget.pay(STEP)?;
         let Some(chain) = &self.telling else {
-            return match queue.take(outside)? {
-                Some(chain) => {
-                    budget.pay_for_chain(&chain);
-                    self.telling = Some(Box::new(chain));
-                    Ok(())
-                }
-                None if queue.await_more(outside)? => Ok(()),
-                None => Err(Stop::Idle),
-            };
+            self.telling = next_chain(queue, outside, budget)?;
+            return Ok(());
         };
         let message = self.message(port, what);
         // One that is too short is filled in part, and then its length says that nothing is in it. The next one has all.

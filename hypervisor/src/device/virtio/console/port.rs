@@ -4,11 +4,10 @@
 //! without its buffer, the host's program without an answer that more was taken. What the guest says to nobody is nothing.
 
 use crate::device::interface::Outside;
-use crate::device::virtio::portion::{Budget, STEP, Stop};
+use crate::device::virtio::portion::{Budget, STEP, Stop, next_chain};
 use crate::device::virtio::queue::{Chain, Queue};
 use abi::control::port::{Exchange, Heard, MOST_KEPT};
 use abi::snapshot::bytes::Bytes;
-use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 /// Bytes that are taken of what the guest says at once.
@@ -49,9 +48,9 @@ struct Line {
 pub(super) struct Port {
     line: Option<Line>,
     /// What the driver sends, and how many bytes of it were taken.
-    sending: Option<(Box<Chain>, u64)>,
+    sending: Option<(Chain, u64)>,
     /// Where the next bytes for the guest go, and how many are there.
-    receiving: Option<(Box<Chain>, usize)>,
+    receiving: Option<(Chain, usize)>,
 }
 
 impl Port {
@@ -118,15 +117,8 @@ impl Port {
     ) -> Result<(), Stop> {
         let Some((chain, done)) = &mut self.sending else {
             budget.pay(STEP)?;
-            return match queue.take(outside)? {
-                Some(chain) => {
-                    budget.pay_for_chain(&chain);
-                    self.sending = Some((Box::new(chain), 0));
-                    Ok(())
-                }
-                None if queue.await_more(outside)? => Ok(()),
-                None => Err(Stop::Idle),
-            };
+            self.sending = next_chain(queue, outside, budget)?.map(|chain| (chain, 0));
+            return Ok(());
         };
         let left = chain.room(false).saturating_sub(*done);
         match &mut self.line {
@@ -167,15 +159,8 @@ impl Port {
         let Some(line) = self.line.as_mut().filter(|line| !line.input.is_empty()) else { return Err(Stop::Idle) };
         budget.pay(STEP)?;
         let Some((chain, done)) = &mut self.receiving else {
-            return match queue.take(outside)? {
-                Some(chain) => {
-                    budget.pay_for_chain(&chain);
-                    self.receiving = Some((Box::new(chain), 0));
-                    Ok(())
-                }
-                None if queue.await_more(outside)? => Ok(()),
-                None => Err(Stop::Idle),
-            };
+            self.receiving = next_chain(queue, outside, budget)?.map(|chain| (chain, 0));
+            return Ok(());
         };
         let (front, _) = line.input.as_mut_slices();
         let count = chain.room(true).min(front.len() as u64) as usize;
