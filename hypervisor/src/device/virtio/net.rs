@@ -15,7 +15,6 @@ use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use crate::network::frame::{Frame, HEADER, MOST};
 use crate::network::{NotSent, Plug, SHARE};
 use abi::snapshot::device::OwnState;
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -70,12 +69,11 @@ pub struct Net {
     /// Where the search for a free one begins.
     next: usize,
     /// What the driver sends.
-    sending: Option<(Box<Chain>, Stage)>,
+    sending: Option<(Chain, Stage)>,
     /// Where the next frame goes that comes.
-    receiving: Option<Box<Chain>>,
-    /// What a next chain may be put into: it is a kilobyte.
-    #[expect(clippy::vec_box, reason = "they come from the two above and go there")]
-    spare: Vec<Box<Chain>>,
+    receiving: Option<Chain>,
+    /// What a next chain may be put into: it has room for buffers.
+    spare: Vec<Chain>,
     /// Whether several frames are sent at once, a moment later.
     gathering: Gathering,
     counts: Counts,
@@ -139,7 +137,7 @@ impl Net {
     }
 
     /// Takes the next chain of a queue.
-    fn take(&mut self, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Option<Box<Chain>>, Trouble> {
+    fn take(&mut self, queue: &mut Queue, outside: &mut dyn Outside) -> Result<Option<Chain>, Trouble> {
         let mut chain = self.spare.pop().unwrap_or_default();
         if queue.take_into(&mut chain, outside)? {
             return Ok(Some(chain));

@@ -18,7 +18,6 @@ use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
 use crate::sync::Mutex;
 use abi::snapshot::device::OwnState;
-use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -63,7 +62,7 @@ pub struct Share {
     port: Arc<Mutex<Port>>,
     /// What the guest mounts it by.
     tag: String,
-    works: Vec<Option<Box<Work>>>,
+    works: Vec<Option<Work>>,
     /// The one that is still to be begun.
     asking: Option<usize>,
     /// Those that are over, and are to be given back: with how many bytes.
@@ -122,7 +121,7 @@ impl Share {
         }
         let at = free_place(&mut self.works, USUAL).ok_or(Stop::Idle)?;
         let Some(chain) = next_chain(queue, outside, budget)? else { return budget.pay(STEP) };
-        self.works[at] = Some(Box::new(Work { chain, open: None, is_checked: false, copied: 0 }));
+        self.works[at] = Some(Work { chain, open: None, is_checked: false, copied: 0 });
         self.asking = Some(at);
         Ok(())
     }

@@ -9,6 +9,7 @@ pub(super) use crate::device::virtio::driver::{DRIVER, ENTRIES, TABLES};
 use crate::port::HostDevice;
 pub(super) use crate::random::Random;
 use crate::shares::{MOST_FLYING, Token, UNIT_BYTES, UNITS};
+use alloc::boxed::Box;
 use alloc::vec;
 use core::ops::{Deref, DerefMut};
 
