@@ -95,6 +95,7 @@ impl Debt {
     }
 
     /// What an entry owes that was `old` and is `new`. `old` may have been in TLBs, `new` may be at once.
+    #[inline]
     pub fn of(old: Pte, new: Pte) -> Self {
         let (was, is) = (old.flags(), new.flags());
         Debt(match State::of(old) {

@@ -160,6 +160,7 @@ pub fn walk<In: Space, Out: Space, M: ReadPte<Out>>(
 }
 
 /// What the entry that ends a walk comes to: a leaf that lets `req` through (A and D aside), or why not.
+#[inline(always)]
 pub(crate) fn judge<Out: Space, E>(entry: Entry<Out>, req: &Request) -> Result<Leaf<Out>, Reason<E>> {
     match entry {
         Entry::Leaf(leaf) if allows(leaf.flags, req) => Ok(leaf),
@@ -215,6 +216,7 @@ pub fn translate<In: Space, Out: Space, M: UpdatePte<Out>>(
 }
 
 /// Whether a leaf with `flags` lets `req` through (A and D aside).
+#[inline(always)]
 fn allows(flags: PteFlags, req: &Request) -> bool {
     let has = |flag| flags.contains(flag);
     let privileged_enough = match req.mode {

@@ -124,6 +124,8 @@ impl Pte {
 
     /// The meaning of this entry in a table of `level` whose output space is `S`, following
     /// steps 3 to 5 of the spec's "Virtual Address Translation Process".
+    // Faults decode one entry each.
+    #[inline(always)]
     #[must_use]
     pub fn decode<S: Space>(self, level: Level, caps: Caps) -> Entry<S> {
         let flags = self.flags();

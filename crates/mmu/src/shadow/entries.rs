@@ -15,7 +15,7 @@ use super::shadowed::Shadowed;
 use crate::gstage::{AddressSpace, Translation};
 use crate::table::{self, Debt, Owed, State, Writer};
 use core::sync::atomic::{Ordering, fence};
-use rv::{Entry, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// What a fill goes by: an entry of the shadow, and then the one of the guest that is behind it.
 #[derive(Clone, Copy)]
@@ -30,7 +30,12 @@ impl<S: Shadowed> Shadow<S> {
     /// Reads an entry and the guest's behind it, in the order that a fill needs.
     #[inline(always)]
     pub(super) fn look(&mut self, (id, index): At, space: &AddressSpace, mem: &impl PhysMem) -> Both {
-        let page = self.index.page(id);
+        Self::look_at(self.index.page_mut(id), index, space, mem)
+    }
+
+    /// The same for an entry of that page.
+    #[inline(always)]
+    pub(super) fn look_at(page: &mut Page, index: usize, space: &AddressSpace, mem: &impl PhysMem) -> Both {
         let ours = Pte(mem.read_u64(page.entry_at(index)));
         // The guest's entry is read after ours: see above.
         fence(Ordering::SeqCst);
@@ -39,7 +44,7 @@ impl<S: Shadowed> Shadow<S> {
             (Some(frame), Role::Table) => frame,
             (None, Role::Table) => match space.translate(page.key.gfn.base(), mem) {
                 Some(there) => {
-                    self.index.page_mut(id).guest = Some(there.hpa.pfn());
+                    page.guest = Some(there.hpa.pfn());
                     there.hpa.pfn()
                 }
                 None => return Both { ours, guests: None },
@@ -93,11 +98,9 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Writes an entry, unless it is no longer `old`. Returns what that owes, if it did.
     #[inline(always)]
-    fn write(&self, (id, index): At, old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
-        let page = self.index.page(id);
-        debug_assert!(State::of(new).may_be_made_by(Writer::Engine, page.key.level));
+    fn write(&self, (at, level): (Addr<Hpa>, Level), old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
+        debug_assert!(State::of(new).may_be_made_by(Writer::Engine, level));
         debug_assert!(self.is_alone());
-        let at = page.entry_at(index);
         if self.is_sabotaged(Sabotage::StoresBlindly) {
             mem.write_u64(at, new.0);
             Some(Debt::of(old, new))
@@ -151,11 +154,13 @@ impl<S: Shadowed> Shadow<S> {
     /// Takes from a leaf the right to store.
     pub(super) fn withdraw_writes_of<M: PhysMem, H>(&mut self, (id, index): At, host: &mut Host<'_, M, H>) {
         host.budget.spend(Budget::EDIT);
-        let pte = Pte(host.mem.read_u64(self.index.page(id).entry_at(index)));
+        let page = self.index.page(id);
+        let (at, level) = (page.entry_at(index), page.key.level);
+        let pte = Pte(host.mem.read_u64(at));
         if pte.flags().contains(PteFlags::V | PteFlags::W) {
             let narrower = Pte(pte.0 & !(PteFlags::W | PteFlags::D).bits());
             // If the lane passes now, it allows nothing at all.
-            if let Some(debt) = self.write((id, index), pte, narrower, host.mem) {
+            if let Some(debt) = self.write((at, level), pte, narrower, host.mem) {
                 self.owe(debt, host);
             }
         }
@@ -189,7 +194,7 @@ impl<S: Shadowed> Shadow<S> {
         mem: &mut impl PhysMem,
     ) -> Option<Debt> {
         let page = self.index.page(at.0);
-        let key = page.key;
+        let (key, entry) = (page.key, page.entry_at(at.1));
         let is_pointer = page.is_pointer(old);
         let known = page.mirror(at.1, mem);
         if is_pointer || known != Some(mirror) {
@@ -202,7 +207,7 @@ impl<S: Shadowed> Shadow<S> {
             }
             self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
         }
-        self.write(at, old, new, mem)
+        self.write((entry, key.level), old, new, mem)
     }
 
     /// What a guest's leaf with A allows.

@@ -199,10 +199,11 @@ impl<S: Shadowed> Shadow<S> {
             None if !root.format.fits(gva) => return None,
             None => self.descend_from_root(root, gva, mem),
         };
-        let Both { ours, guests } = self.look(at, space, mem);
         let page = self.index.page_mut(at.0);
         page.is_recent = true;
-        let Key { level, role: Role::Table, .. } = page.key else { return None };
+        let key = page.key;
+        let Both { ours, guests } = Self::look_at(page, at.1, space, mem);
+        let Key { level, role: Role::Table, .. } = key else { return None };
         let pte = guests?;
         let leaf = match walk::judge::<Gpa, Missing>(pte.decode(level, CAPS), request) {
             Ok(leaf) => leaf,
@@ -231,7 +232,7 @@ impl<S: Shadowed> Shadow<S> {
             return None;
         }
         let found = Found { gpa, allowed: self.rights(leaf.flags), level, pte };
-        let (answer, debt) = self.set(at, ours, &found, there, mem);
+        let (answer, debt) = self.set((at, key), ours, &found, there, mem);
         self.leave(debt);
         Some(answer)
     }
@@ -415,7 +416,7 @@ impl<S: Shadowed> Shadow<S> {
                 _ => return self.retry(),
             };
             if is_leaf && self.leaf_fits(found.gpa.pfn(), key.level, there.level) {
-                let (answer, debt) = self.set((id, index), ours, found, there, host.mem);
+                let (answer, debt) = self.set(((id, index), key), ours, found, there, host.mem);
                 self.owe(debt, host);
                 return match answer {
                     // Whatever the leaf was, and it may have been made with its table: nothing led to it.
@@ -542,8 +543,15 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Sets the leaf that the fault is about. Says what that owes, too.
     #[inline(always)]
-    fn set(&mut self, at: At, ours: Pte, found: &Found, there: Translation, mem: &mut impl PhysMem) -> (Answer, Debt) {
-        let Key { level, role, .. } = self.index.page(at.0).key;
+    fn set(
+        &mut self,
+        (at, key): (At, Key),
+        ours: Pte,
+        found: &Found,
+        there: Translation,
+        mem: &mut impl PhysMem,
+    ) -> (Answer, Debt) {
+        let Key { level, role, .. } = key;
         let (allowed, mirror) = match role {
             Role::Direct(allowed) => (allowed, NO_PTE),
             Role::Bare => (found.allowed, NO_PTE),

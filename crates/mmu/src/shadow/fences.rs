@@ -9,7 +9,9 @@ use super::root::Root;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use super::views::Views;
-use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Space};
+use crate::gstage::AddressSpace;
+use crate::table;
+use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte, Space};
 
 /// A fence of the guest's (`sfence.vma` and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +80,35 @@ impl<S: Shadowed> Shadow<S> {
             }
         }
         self.conclude(host);
+    }
+
+    /// A fence by address on one root, where the shadow's last table for the address is one that a walk ended at lately, as nearly all
+    /// are, and where it has to do with one entry at most. Says whether it was such a one, and is done.
+    ///
+    /// It takes no frames, and owes no fence but the guest's own.
+    #[inline(always)]
+    pub fn fence_in_known_table(
+        &mut self,
+        root: &Root<S>,
+        gva: Addr<S>,
+        space: &AddressSpace,
+        mem: &mut impl PhysMem,
+    ) -> bool {
+        let Some(at) = self.known(root, gva) else { return false };
+        if self.steers() {
+            return self.resync_in_known_table(at, gva, space, mem);
+        }
+        let page = self.index.page(at.0);
+        if page.may_lag() && page.is_live(at.1) && !self.is_sabotaged(Sabotage::ForgetsFence) {
+            if self.protects_new_tables() {
+                return false;
+            }
+            self.counters.invalidated += 1;
+            let (_, debt) = table::exchange(page.entry_at(at.1), Pte::INVALID, mem);
+            self.leave(debt);
+        }
+        self.pass_page(gva);
+        true
     }
 
     /// A fence of one page happens, on whatever root.

@@ -32,6 +32,7 @@ pub enum Wrote {
 
 impl<S: Shadowed> Shadow<S> {
     /// Whether stores to the frame must be seen.
+    #[inline]
     pub(super) fn is_protected(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         self.protects_new_tables() && self.index.tables_of(gfn, mem).any(|id| !self.index.page(id).is_unsync)
     }

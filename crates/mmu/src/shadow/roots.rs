@@ -80,6 +80,31 @@ impl<S: Shadowed> Shadow<S> {
         Some(self.loaded(present.insert(root), seen, (views, log), host))
     }
 
+    /// The same where the vCPU knows the root, and no fence has passed over it since the vCPU left it. Says whether it is so; if not,
+    /// nothing has changed.
+    ///
+    /// It takes no frames, and owes no fence.
+    #[inline(always)]
+    pub fn attach_up_to_date(
+        &mut self,
+        present: &mut Option<Root<S>>,
+        (paging, asid): (Paging, Asid),
+        views: &mut Views<S>,
+        log: &FenceLog<S>,
+    ) -> bool {
+        let known = views.find(paging.aligned::<S>(), asid).filter(|(_, root)| self.is_there(root));
+        let Some((at, _)) = known else { return false };
+        if views.seen(at) != Seen::At(log.head()) && !self.is_sabotaged(Sabotage::ForgetsToCatchUp) {
+            return false;
+        }
+        if let Some(old) = present {
+            self.detach(old, views, log);
+        }
+        let (root, _) = views.resume(at);
+        self.use_root(present.insert(root), views);
+        true
+    }
+
     /// A vCPU has got the root, which may be out of date for it.
     #[inline(always)]
     fn loaded<M: PhysMem, H: Fence<Gpa>>(
@@ -89,6 +114,15 @@ impl<S: Shadowed> Shadow<S> {
         (views, log): (&mut Views<S>, &FenceLog<S>),
         host: &mut Host<'_, M, H>,
     ) -> Loaded {
+        self.use_root(root, views);
+        let fence = root.paging != Paging::Bare && self.catch_up(root, seen, log, host);
+        self.conclude(host);
+        Loaded { fence }
+    }
+
+    /// A vCPU has got the root.
+    #[inline(always)]
+    fn use_root(&mut self, root: &Root<S>, views: &mut Views<S>) {
         let is_held = views.holds_present();
         for part in self.parts(root.id) {
             let page = self.index.page_mut(part);
@@ -101,9 +135,6 @@ impl<S: Shadowed> Shadow<S> {
         {
             self.let_held_go(&other);
         }
-        let fence = root.paging != Paging::Bare && self.catch_up(root, seen, log, host);
-        self.conclude(host);
-        Loaded { fence }
     }
 
     /// Takes its root from a vCPU.

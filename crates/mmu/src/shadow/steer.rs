@@ -97,19 +97,15 @@ impl<S: Shadowed> Shadow<S> {
         (!is_quiet && self.leaf_fits(gfn, level, there.level)).then(|| self.leaf(gfn, level, allowed, there, mem))?
     }
 
-    /// A fence by address on one root, where the shadow's last table for the address is one that a walk ended at lately: nearly all
-    /// are. Says whether it was one.
-    ///
-    /// It takes no frames, and owes no fence but the guest's own.
+    /// [`Shadow::fence_in_known_table`], in `steered`.
     #[inline(always)]
-    pub fn fence_in_known_table(
+    pub(super) fn resync_in_known_table(
         &mut self,
-        root: &Root<S>,
+        at: At,
         gva: Addr<S>,
         space: &AddressSpace,
         mem: &mut impl PhysMem,
     ) -> bool {
-        let Some(at) = self.known(root, gva).filter(|_| self.steers()) else { return false };
         self.pass_page(gva);
         let Both { ours, guests: Some(pte) } = self.look(at, space, mem) else { return false };
         if self.index.page(at.0).made_from(at.1, mem) != pte && !self.is_sabotaged(Sabotage::ForgetsFence) {

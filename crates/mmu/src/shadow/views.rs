@@ -163,15 +163,28 @@ impl<S: Shadowed> Views<S> {
         self.views[at].as_mut().expect("there is a view")
     }
 
+    /// Since when a root that is not the present one may be out of date.
+    #[inline(always)]
+    pub(super) fn seen(&self, at: usize) -> Seen {
+        match self.lane[at].head() {
+            LaneRoot::NEVER => Seen::Never,
+            token => Seen::At(FenceLog::<S>::head_of(token)),
+        }
+    }
+
+    /// Whether the vCPU knows the root that its `satp` leads to, and no fence has passed over it since the vCPU left it.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_up_to_date(&self, paging: Paging, asid: Asid, log: &FenceLog<S>) -> bool {
+        let known = self.find(paging.aligned::<S>(), asid);
+        known.is_some_and(|(at, _)| self.seen(at) == Seen::At(log.head()))
+    }
+
     /// A known root becomes the present one again. Returns it, and since when it may be out of date.
     #[inline(always)]
     pub(super) fn resume(&mut self, at: usize) -> (Root<S>, Seen) {
         self.present = Some(at);
-        let seen = match self.lane[at].head() {
-            LaneRoot::NEVER => Seen::Never,
-            token => Seen::At(FenceLog::<S>::head_of(token)),
-        };
-        (self.view(at).root, seen)
+        (self.view(at).root, self.seen(at))
     }
 
     /// A new root is the present one, up to date. Returns the root whose place it takes, if that was held.

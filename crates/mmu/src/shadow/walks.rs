@@ -45,6 +45,7 @@ impl<S: Space> Walks<S> {
     }
 
     /// Where the walk for `gva` from that root ends.
+    #[inline(always)]
     pub fn find(&self, root: u64, gva: Addr<S>) -> Option<Id> {
         let part = Self::part(gva);
         let walk = self.walks.get(Self::kind(root, part))?;

@@ -21,17 +21,23 @@ impl<S: Subject> Rig<S> {
     ) -> Root<S> {
         let log = Rc::clone(&self.bus.0.borrow().harts[n].log);
         let mut old = old;
-        let loaded = loop {
+        // As the hypervisor does, in an exit that is brief if it can be.
+        let is_up_to_date =
+            host!(self, |shadow, _host| shadow.attach_up_to_date(&mut old, (paging, asid), views, &log.borrow()));
+        let fence = loop {
+            if is_up_to_date {
+                break false;
+            }
             let attached =
                 ready!(self, |shadow, host| shadow.attach(&mut old, (paging, asid), views, &log.borrow(), host));
             if let Some(loaded) = attached {
-                break loaded;
+                break loaded.fence;
             }
         };
         let mut hardware = self.bus.0.borrow_mut();
         let root = old.expect("it is loaded");
         let hart = &mut hardware.harts[n];
-        if loaded.fence && self.setup.mutant != Mutant::KeepsOwn {
+        if fence && self.setup.mutant != Mutant::KeepsOwn {
             hart.forget_root(&root);
         }
         self.put_on(hart, &root);
