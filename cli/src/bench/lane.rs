@@ -15,7 +15,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// The figures of the guest, and what they are.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 12] = [
     ("fence_page_asid", "sfence.vma va, asid"),
     ("fence_page_asid_again", "sfence.vma va, asid, again"),
     ("fence_page", "sfence.vma va, x0"),
@@ -23,6 +23,8 @@ const KINDS: [(&str, &str); 10] = [
     ("write_satp", "csrw satp, the same value"),
     ("switch_satp", "csrw satp, a known root"),
     ("ecall", "SBI call (base)"),
+    ("set_timer", "SBI call, sets the timer"),
+    ("send_ipi", "SBI call, IPI to itself"),
     ("fault", "load, new table, known memory"),
     ("uart_byte", "sb to the UART, a byte"),
     ("dbcn_byte", "SBI debug console, a byte"),

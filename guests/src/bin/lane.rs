@@ -13,7 +13,7 @@ use guests::{Check, access, console, ensure, run, sbi};
 use metal::{csr, fence};
 use rv::PAGE_BYTES;
 use rv::format::SV39;
-use sbi_spec::base;
+use sbi_spec::{base, spi, time};
 
 guests::entry_point!(main);
 
@@ -25,11 +25,14 @@ const ROUNDS: u64 = 16;
 /// A function that executes an instruction for each page of the window, at its address in `{at}`, and
 /// returns the ticks that took.
 macro_rules! for_each_page {
-    ($(#[$about:meta])* $name:ident, $instruction:literal) => {
-        $(#[$about])*
+    ($name:ident, $instruction:literal) => {
+        for_each_page!($name, $instruction, (base::EID_BASE, base::GET_SBI_SPEC_VERSION));
+    };
+    ($name:ident, $instruction:literal, $call:expr) => {
         fn $name(flip: u64) -> u64 {
             let start = metal::time();
-            // SAFETY: fences and a call of SBI's base extension, which leave memory alone, and writes of
+            let (extension, function) = $call;
+            // SAFETY: fences and SBI calls that leave memory alone, and writes of
             // `satp` that map this code, all it uses and the window as it is mapped now.
             unsafe {
                 asm!(
@@ -47,8 +50,8 @@ macro_rules! for_each_page {
                     flip = in(reg) flip,
                     inout("a0") 0 => _,
                     inout("a1") 0 => _,
-                    in("a6") base::GET_SBI_SPEC_VERSION,
-                    in("a7") base::EID_BASE,
+                    in("a6") function,
+                    in("a7") extension,
                     options(nostack),
                 );
             }
@@ -62,6 +65,11 @@ for_each_page!(fence_page_asid, "sfence.vma {at}, {asid}");
 for_each_page!(fence_page, "sfence.vma {at}, x0");
 for_each_page!(write_satp, "csrw satp, {satp}");
 for_each_page!(ecall, "ecall");
+for_each_page!(call_of_page, "mv a0, {at}");
+// The deadline is the address, which is far ahead.
+for_each_page!(set_timer, "mv a0, {at}\n ecall", (time::EID_TIME, time::SET_TIMER));
+for_each_page!(call_of_first, "li a0, 1\n li a1, 0");
+for_each_page!(send_ipi, "li a0, 1\n li a1, 0\n ecall", (spi::EID_SPI, spi::SEND_IPI));
 for_each_page!(flip, "xor {satp}, {satp}, {flip}");
 for_each_page!(switch_satp, "xor {satp}, {satp}, {flip}\n csrw satp, {satp}");
 
@@ -99,6 +107,9 @@ fn measure() -> Check {
     measure("switch_satp", switch_satp, "", flip, by)?;
     output();
     faults(&window)?;
+    measure("set_timer", set_timer, "", call_of_page, 0)?;
+    // To itself, which keeps it pending.
+    measure("send_ipi", send_ipi, "", call_of_first, 0)?;
     paging::leave();
     Ok(())
 }
