@@ -36,8 +36,11 @@ pub trait Env {
     fn interrupt_pending(&self) -> bool;
     /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`, in S mode `mip.STIP`), for guests without Sstc.
     fn set_timer_interrupt(&mut self, high: bool);
-    /// Lowers the loaded vCPU's software interrupt (`hvip.VSSIP`, in S mode `mip.SSIP`).
-    fn clear_software_interrupt(&mut self);
+    /// Raises or lowers the loaded vCPU's software interrupt (`hvip.VSSIP`, in S mode `mip.SSIP`).
+    fn set_software_interrupt(&mut self, high: bool);
+    /// The deadline of this vCPU, which is the loaded one, has changed in a brief exit: Gnomon's timer is set for what comes first. After
+    /// all others it is anyway.
+    fn deadline_changed(&mut self, run: &VcpuRun);
     /// Sets the loaded vCPU's own comparator, in guest time, for guests with Sstc.
     fn set_guest_deadline(&mut self, deadline: u64);
     /// Makes `hart` leave its guest, or its wait.

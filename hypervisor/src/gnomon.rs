@@ -68,13 +68,30 @@ impl Gnomon {
     /// Posts requests to a vCPU and sees to it that it looks at them soon: a running one leaves its
     /// guest, a waiting one becomes ready.
     pub fn post<E: Env>(&self, vcpu: &Vcpu, requests: u64, env: &mut E) {
-        vcpu.posted.fetch_or(requests, Ordering::SeqCst);
-        if vcpu.waiting.load(Ordering::SeqCst) != NOWHERE
-            && let Some(hart) = self.sched.wake(vcpu, env.now())
-        {
-            self.rouse(hart, env);
+        if self.post_briefly(vcpu, requests, env) {
             return;
         }
+        match self.sched.wake(vcpu, env.now()) {
+            Some(hart) => self.rouse(hart, env),
+            // It waits no more.
+            None => self.kick_vcpu(vcpu, env),
+        }
+    }
+
+    /// The same, but for a vCPU that waits: its hart's queue has a lock. Says whether that is all; if not, it is to be posted again.
+    #[inline]
+    pub fn post_briefly<E: Env>(&self, vcpu: &Vcpu, requests: u64, env: &mut E) -> bool {
+        vcpu.posted.fetch_or(requests, Ordering::SeqCst);
+        if vcpu.waiting.load(Ordering::SeqCst) != NOWHERE {
+            return false;
+        }
+        self.kick_vcpu(vcpu, env);
+        true
+    }
+
+    /// Makes the hart of a vCPU leave its guest, unless that is this one.
+    #[inline]
+    fn kick_vcpu<E: Env>(&self, vcpu: &Vcpu, env: &mut E) {
         let hart = vcpu.hart.load(Ordering::SeqCst);
         if hart != NOWHERE && hart != env.hart() {
             self.kick(hart, env);

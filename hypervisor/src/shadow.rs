@@ -4,6 +4,7 @@
 //! when it is first put on a hart until it is parked, and never enters its guest without one: with no
 //! G-stage behind it, Bare would be all of memory.
 
+pub(crate) mod brief;
 pub(crate) mod paging;
 pub(crate) mod roots;
 pub(crate) mod steered;
@@ -13,7 +14,7 @@ pub(crate) mod way;
 
 use crate::chores::Remains;
 use crate::env::Env;
-use crate::exit::Faulted;
+use crate::exit::{Faulted, Known};
 use crate::fetch;
 use crate::gnomon::Gnomon;
 use crate::isa::Isa;
@@ -359,43 +360,89 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 #[inline(always)]
 fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
     let gva = Addr::new(run.context.exit.tval);
-    let (status, mode) = (env.status(), env.privilege());
-    let has = |bit| status & bit != 0;
-    let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false };
+    let request = request_of(access, env);
     let Some(root) = &run.root else { unreachable!("a guest without a root") };
     let mut memory = run.vm.memory.lock();
-    let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else {
-        return Faulted::Fatal(no_memory(Unreachable::Gone));
-    };
-    // All that most faults take. As a closure it would cost each 34 instructions.
-    let mut mem = env.mem();
-    shadow.close(&mut mem);
-    let known = shadow.fault_in_known_tables(root, gva, &request, space, &mut mem);
-    shadow.open(&mut mem);
-    let mut store = Store { gva, satp: run.csrs.vsatp, mode, context: &mut run.context };
-    let answer = match known {
+    match by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem()) {
         Some(Answer::Filled { forget, known }) => {
             drop(memory);
-            return filled(gva, access, (forget, known), env);
+            filled(gva, access, (forget, known), env)
         }
-        Some(Answer::Device { gpa }) => return Faulted::NoRam { access, gpa },
-        Some(Answer::Retry) => return Faulted::Settled,
+        Some(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
+        Some(Answer::Retry) => Faulted::Settled,
         Some(Answer::TableWrite { gpa, hpa }) => {
             let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+            let mut store = Store { gva, satp: run.csrs.vsatp, mode: request.mode, context: &mut run.context };
             // While the tables are as they were for the fault.
             lend((g, &run.vm, memory), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
                 store.carry_out((gpa, hpa), shadow, host);
             });
-            return Faulted::Settled;
+            Faulted::Settled
         }
-        _ => {
+        Some(Answer::Inject(_)) | None => {
             drop(memory);
-            other_fault(g, (&run.vm, root), store, (&request, &mut run.ready), env)
+            fault_from_root(g, run, (gva, &request), env)
         }
-    };
+    }
+}
+
+/// What a guest's access that has faulted asks for.
+#[inline(always)]
+fn request_of<E: Env>(access: Access, env: &E) -> Request {
+    let (status, mode) = (env.status(), env.privilege());
+    let has = |bit| status & bit != 0;
+    Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false }
+}
+
+/// What the tables that are known answer to a fault: all that most faults take.
+// As a closure it would cost each 34 instructions.
+#[inline(always)]
+fn by_known_tables<M: PhysMem>(
+    memory: Option<&mut Memory>,
+    root: &Root,
+    (gva, request): (Addr<Gva>, &Request),
+    mem: &mut M,
+) -> Option<Answer> {
+    let Memory { space, shadow: Some(shadow) } = memory? else { return None };
+    shadow.close(mem);
+    let answer = shadow.fault_in_known_tables(root, gva, request, space, mem);
+    shadow.open(mem);
+    answer
+}
+
+/// A fault of which that is known.
+#[inline(always)]
+fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Known, env: &mut E) -> Faulted {
+    if let Known::NoRam(gpa) = known {
+        return Faulted::NoRam { access, gpa };
+    }
+    run.follow_lane();
+    let gva = Addr::new(run.context.exit.tval);
+    let request = request_of(access, env);
+    fault_from_root(g, run, (gva, &request), env)
+}
+
+/// A fault that is not answered by what is known. A store to a guest's table is carried out.
+#[inline(never)]
+fn fault_from_root<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (gva, request): (Addr<Gva>, &Request),
+    env: &mut E,
+) -> Faulted {
+    let access = request.access;
+    let Some(root) = &run.root else { unreachable!("a guest without a root") };
+    let mut store = Store { gva, satp: run.csrs.vsatp, mode: request.mode, context: &mut run.context };
+    let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
+        let answer = shadow.fault_from_root(root, gva, request, host)?;
+        if let Answer::TableWrite { gpa, hpa } = answer {
+            store.carry_out((gpa, hpa), shadow, host);
+        }
+        Ok(answer)
+    });
     match answer {
         Ok(Answer::Filled { forget, known }) => filled(gva, access, (forget, known), env),
-        Ok(Answer::Inject(trap)) => refused(g, run, (gva, &request), trap, env),
+        Ok(Answer::Inject(trap)) => refused(g, run, (gva, request), trap, env),
         Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
         Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
         Err(why) => {
@@ -403,24 +450,6 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
             helped(g, &vm, why, env)
         }
     }
-}
-
-/// A page fault that is not answered by what is known. A store to a guest's table is carried out.
-#[inline(never)]
-fn other_fault<E: Env>(
-    g: &Gnomon,
-    (vm, root): (&Vm, &Root),
-    mut store: Store<'_>,
-    (request, ready): (&Request, &mut Ready),
-    env: &mut E,
-) -> Result<Answer, Unreachable> {
-    with_memory(g, vm, ready, env, |shadow, host| {
-        let answer = shadow.fault_from_root(root, store.gva, request, host)?;
-        if let Answer::TableWrite { gpa, hpa } = answer {
-            store.carry_out((gpa, hpa), shadow, host);
-        }
-        Ok(answer)
-    })
 }
 
 /// How long it takes to see whether wide fences are many, in ticks of the timebase.
@@ -445,8 +474,8 @@ pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
 
 /// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
-    run.count_lane();
     run.forget_way();
+    let logged = run.context.lane.log.count();
     let Some(root) = run.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
     let (views, log) = (&mut run.views, &mut run.context.lane.log);
@@ -462,7 +491,7 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     if done.expect("the VM of a loaded vCPU has memory") {
         run.watch.relax_at(now + interval);
     }
-    run.logged = run.context.lane.log.count();
+    run.has_logged(logged);
     match (fence.pages(), fence.asid) {
         (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page), None)),
         (None, Some(named)) if named == root.asid => env.fence_guest_root(),

@@ -26,7 +26,9 @@ impl Tenant {
     #[must_use]
     pub fn new(handle: Handle, what: (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vm = Arc::new(Vm::new(handle, what, offer));
-        let run = |vcpu: &Arc<_>| VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), offer.vlenb);
+        let run = |vcpu: &Arc<_>| {
+            VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), offer.vlenb, vm.translation.brief_causes(offer))
+        };
         let parked = vm.vcpus.iter().map(|vcpu| (vcpu.id, run(vcpu))).collect();
         Self { vm, parked, paused: None }
     }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`kind_of_instruction`](Translation::kind_of_instruction), [`handle_brief`](Translation::handle_brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
@@ -14,7 +14,7 @@
 use crate::chores::Remains;
 use crate::device::uart;
 use crate::env::Env;
-use crate::exit::{Faulted, Outcome};
+use crate::exit::{self, Brief, Faulted, Kind, Known, Outcome};
 use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
@@ -34,7 +34,7 @@ use mmu::frames::{Frames, Owner, Run};
 use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
 use mmu::{Promoted, Promotion};
-use rv::{Access, Addr, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
+use rv::{Access, Addr, BriefCauses, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
     /// Whether this machine can host such a VM's memory so.
@@ -284,7 +284,40 @@ impl Translation {
         }
     }
 
-    /// The exits that may be brief to begin with: those that send a byte by the UART.
+    /// By which causes a vCPU's exits may be brief.
+    #[must_use]
+    pub fn brief_causes(self, offer: &Offer) -> BriefCauses {
+        let causes = BriefCauses::NONE.and(exit::sbi_call(offer.guest).code());
+        match self {
+            TwoStage => causes,
+            Shadow(upkeep) => shadow::brief::causes(causes, upkeep, offer),
+            Adaptive => shadow::brief::causes(causes, adaptive::UPKEEP, offer),
+        }
+    }
+
+    /// What an instruction that trapped is about, if it is brief on shadow tables. `None` if not.
+    #[inline(always)]
+    #[must_use]
+    pub fn kind_of_instruction(self, run: &VcpuRun) -> Option<Kind> {
+        shadow::brief::kind_of_instruction(run)
+    }
+
+    /// Handles an exit of such a kind, if it is a brief one.
+    #[inline(always)]
+    pub fn handle_brief<E: Env>(self, kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
+        debug_assert!(self != TwoStage);
+        shadow::brief::handle(kind, g, run, env)
+    }
+
+    /// A fault that [`Translation::handle_brief`] has found to be none that is brief.
+    pub fn known_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
+        match self {
+            TwoStage => unreachable!("no fault behind a G-stage alone is looked at before"),
+            Shadow(_) | Adaptive => shadow::brief::known_fault(g, run, known, env),
+        }
+    }
+
+    /// Those that may be brief to begin with and send a byte by the UART.
     #[must_use]
     pub fn brief(self) -> BriefExits {
         match self {

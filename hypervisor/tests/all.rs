@@ -2,6 +2,7 @@
 
 mod adaptive;
 mod balloon;
+mod brief;
 mod connections;
 mod console;
 mod control;

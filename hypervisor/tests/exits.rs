@@ -337,6 +337,7 @@ fn supervisor() -> World {
     let mut w = nested();
     // Its memory stays that of a nested VM: what is tested here does not depend on it.
     w.g.offer.guest = GuestMode::Supervisor;
+    w.run.context.brief_causes = w.run.vm.translation.brief_causes(&w.g.offer);
     w
 }
 

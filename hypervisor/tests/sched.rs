@@ -5,6 +5,7 @@ use hypervisor::lifecycle;
 use hypervisor::offer::GuestTimer;
 use hypervisor::sched::Sched;
 use hypervisor::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
+use rv::BriefCauses;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -14,7 +15,7 @@ fn ready(vcpus: u32, harts: usize) -> (Sched, Vec<Arc<Vcpu>>) {
     let sched = Sched::new(harts);
     let vm = lifecycle::create(&g, g.vms.draw(vm_config("vm", vcpus), &g.offer), &mut hart).expect("there is room");
     for vcpu in &vm.vcpus {
-        let run = VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), 0);
+        let run = VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), 0, BriefCauses::NONE);
         let one_too_many = sched.start(run, vcpu.id as usize % harts, vcpu.id.into());
         assert_eq!(one_too_many, vcpu.id as usize == harts);
     }

@@ -3,7 +3,7 @@
 use crate::fake::{self, Event, World, shadow_world, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, VmConfig};
 use hypervisor::device::uart::START as UART;
-use hypervisor::exit::{Brief, Outcome, watch};
+use hypervisor::exit::{Brief, Known, Outcome, watch};
 use hypervisor::offer::{Denial, Offer};
 use hypervisor::vm::Translation;
 use mmu::two_stage::TINST_PTE_READ;
@@ -138,7 +138,7 @@ fn sender() -> World {
 fn bytes_by_the_uart_are_brief() {
     let mut w = sender();
     let exit = Exit { cause: STORE, tval: UART, tval2: 0, tinst: 0 };
-    assert_eq!(w.brief(exit), Brief::NO, "nobody knows the way");
+    assert_eq!(w.brief(exit).known(), Some(Known::NoRam(Addr::new(UART))), "nobody knows the way");
     assert_eq!(w.exit(STORE, UART, 0, 0), Outcome::Resume);
     assert_eq!(w.brief(exit), Brief::OVER);
     assert_eq!((w.run.context.pc, w.run.shared.counters.mmio_uart.get()), (GUEST_ENTRY + 8, 2));

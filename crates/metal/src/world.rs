@@ -10,8 +10,8 @@
 //! nothing. Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler
 //! ends with the context to enter ([`resume`]). So no register of Gnomon's survives a guest's run, and none need be saved.
 //!
-//! Some exits may be *brief* ([`BriefExits`]): their handler is an ordinary call, which preserves half of the guest's
-//! registers. If that says that this one is not, the exit goes on as all do, or as one of which is known what it does.
+//! Some exits may be *brief* ([`rv::BriefCauses`]): their handler is an ordinary call, which preserves half of the guest's
+//! registers. If that says that this one is not, the exit goes on as all do, or as one of which something is known.
 //!
 //! There are three guest vectors: from VS mode to M mode, from VS mode to HS mode, and, on harts
 //! without the H extension, from S mode to M mode.
@@ -21,7 +21,18 @@ use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use rv::{BriefExits, Context, Lane};
 
-/// Loads those of the guest's integer registers that a call preserves from the context in a0.
+/// Saves those of the guest's integer registers that a call preserves to the context in a0.
+macro_rules! save_saved {
+    () => {
+        concat!(
+            "sd x8, {x1} + 56(a0)\n sd x9, {x1} + 64(a0)\n sd x18, {x1} + 136(a0)\n sd x19, {x1} + 144(a0)\n",
+            "sd x20, {x1} + 152(a0)\n sd x21, {x1} + 160(a0)\n sd x22, {x1} + 168(a0)\n sd x23, {x1} + 176(a0)\n",
+            "sd x24, {x1} + 184(a0)\n sd x25, {x1} + 192(a0)\n sd x26, {x1} + 200(a0)\n sd x27, {x1} + 208(a0)\n",
+        )
+    };
+}
+
+/// Loads them.
 macro_rules! load_saved {
     () => {
         concat!(
@@ -58,12 +69,9 @@ macro_rules! guest_vector {
             concat!("csrrw a0, ", $scratch, ", a0"),
             front!($full, $roots, $reads, $cause, $tval, $fence_cause, $status, $mode_to_top),
             "sd x1, {x1}(a0)", "sd x2, {x1} + 8(a0)", "sd x3, {x1} + 16(a0)", "sd x4, {x1} + 24(a0)",
-            "sd x5, {x1} + 32(a0)", "sd x6, {x1} + 40(a0)", "sd x7, {x1} + 48(a0)", "sd x8, {x1} + 56(a0)",
-            "sd x9, {x1} + 64(a0)", "sd x11, {x1} + 80(a0)", "sd x12, {x1} + 88(a0)", "sd x13, {x1} + 96(a0)",
-            "sd x14, {x1} + 104(a0)", "sd x15, {x1} + 112(a0)", "sd x16, {x1} + 120(a0)", "sd x17, {x1} + 128(a0)",
-            "sd x18, {x1} + 136(a0)", "sd x19, {x1} + 144(a0)", "sd x20, {x1} + 152(a0)", "sd x21, {x1} + 160(a0)",
-            "sd x22, {x1} + 168(a0)", "sd x23, {x1} + 176(a0)", "sd x24, {x1} + 184(a0)", "sd x25, {x1} + 192(a0)",
-            "sd x26, {x1} + 200(a0)", "sd x27, {x1} + 208(a0)", "sd x28, {x1} + 216(a0)",
+            "sd x5, {x1} + 32(a0)", "sd x6, {x1} + 40(a0)", "sd x7, {x1} + 48(a0)", "sd x11, {x1} + 80(a0)",
+            "sd x12, {x1} + 88(a0)", "sd x13, {x1} + 96(a0)", "sd x14, {x1} + 104(a0)", "sd x15, {x1} + 112(a0)",
+            "sd x16, {x1} + 120(a0)", "sd x17, {x1} + 128(a0)", "sd x28, {x1} + 216(a0)",
             // From here on a trap is Gnomon's own, and finds Gnomon's stack.
             "ld sp, {sp}(a0)",
             concat!("la t0, ", $host), concat!("csrw ", $tvec, ", t0"),
@@ -76,24 +84,55 @@ macro_rules! guest_vector {
             $tinst, concat!("sd ", $of_tinst, ", {cause} + 24(a0)"),
             "ld t0, {brief}(a0)",
             "beq t0, t1, 2f",
+            "0: ld t0, {brief_causes}(a0)",
+            "sll t0, t0, t1",
+            "bltz t0, 4f",
+            "1:",
+            save_saved!(),
             // In a1 where to go on.
-            concat!("1: la a1, ", $resume),
+            concat!("7: la a1, ", $resume),
             "tail gnomon_exit",
-            // It may be brief, if it is by an access to the right place: what a call preserves is there when the guest goes on.
+            // It may send a byte, if it is by an access to the right place.
             "2: ld t0, {brief_mask}(a0)",
             "and t2, t2, t0",
             concat!("or t2, t2, ", $of_tval2),
             "ld t0, {brief_place}(a0)",
-            "bne t2, t0, 1b",
+            "bne t2, t0, 0b",
+            // The byte is in one of the guest's registers.
+            save_saved!(),
             concat!("csrw ", $scratch, ", a0"),
+            "call gnomon_byte",
+            "mv a2, a0",
+            concat!("csrr a0, ", $scratch),
+            "beqz a2, 7b",
+            "li t0, 1",
+            "beq a2, t0, 3f",
+            concat!("la a1, ", $resume),
+            "tail gnomon_known",
+            // It may be brief, unless it is an interrupt: what a call preserves is there when the guest goes on.
+            "4: bltz t1, 1b",
+            concat!("addi t0, t1, -", $fence_cause),
+            "beqz t0, 5f",
+            concat!("csrw ", $scratch, ", a0"),
+            "mv a1, t1",
             "call gnomon_brief",
             "mv a2, a0",
             concat!("csrr a0, ", $scratch),
             "beqz a2, 1b",
             "li t0, 1",
             "beq a2, t0, 3f",
+            save_saved!(),
             concat!("la a1, ", $resume),
-            "tail gnomon_send",
+            "tail gnomon_known",
+            // An instruction names registers.
+            "5:",
+            save_saved!(),
+            concat!("csrw ", $scratch, ", a0"),
+            "call gnomon_instruction",
+            "mv a2, a0",
+            concat!("csrr a0, ", $scratch),
+            "beqz a2, 7b",
+            "j 3f",
             // a0: the context to enter.
             concat!($resume, ":"),
             concat!("csrw ", $scratch, ", a0"),
@@ -105,6 +144,7 @@ macro_rules! guest_vector {
             x1 = const offset_of!(Context, x) + 8,
             pc = const offset_of!(Context, pc),
             cause = const offset_of!(Context, exit),
+            brief_causes = const offset_of!(Context, brief_causes),
             brief = const offset_of!(Context, brief) + BriefExits::CAUSE_AT,
             brief_mask = const offset_of!(Context, brief) + BriefExits::MASK_AT,
             brief_place = const offset_of!(Context, brief) + BriefExits::PLACE_AT,

@@ -1,25 +1,12 @@
 //! What an exit saves: the part of a vCPU that the trap vector touches.
 
 use crate::addr::{Addr, Gva, Hpa, Pfn, Space};
+use crate::brief::{BriefCauses, BriefExits};
 use crate::csr::atp;
+use crate::exit::Exit;
 use crate::fence::Asid;
-use crate::trap::Exception;
 use core::marker::PhantomData;
 use core::mem::offset_of;
-
-/// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Exit {
-    /// `mcause` or `scause`.
-    pub cause: u64,
-    /// `mtval` or `stval`.
-    pub tval: u64,
-    /// `mtval2` or `htval`.
-    pub tval2: u64,
-    /// `mtinst` or `htinst`.
-    pub tinst: u64,
-}
 
 /// Tokens: what the lane leaves in entries that it invalidates. Each is there once: it has the number of the vCPU, and a
 /// count; those of fences that go to the log have a bit of their own.
@@ -415,6 +402,12 @@ impl Lane {
         self.roots = LaneRoots { matches, read_matches, table, last, present, posting, ..self.roots };
     }
 
+    /// Whether it changes roots where it can.
+    #[must_use]
+    pub const fn changes_roots(&self) -> bool {
+        self.roots.matches != Self::NEVER
+    }
+
     /// How many times it has changed roots.
     #[must_use]
     #[inline(always)]
@@ -468,55 +461,6 @@ impl Lane {
     }
 }
 
-/// Which exits may be *brief*: those of one kind, by an access to one place. The trap vector looks.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BriefExits {
-    cause: u64,
-    /// Those bits of the trap value that count.
-    mask: u64,
-    /// What they are, together with those of the guest physical address that the trap names.
-    place: u64,
-}
-
-impl BriefExits {
-    /// Offset of the cause, in bytes.
-    pub const CAUSE_AT: usize = offset_of!(Self, cause);
-    /// Offset of the mask.
-    pub const MASK_AT: usize = offset_of!(Self, mask);
-    /// Offset of the place.
-    pub const PLACE_AT: usize = offset_of!(Self, place);
-    /// None.
-    pub const NONE: Self = Self { cause: u64::MAX, mask: 0, place: 0 };
-
-    /// Guest-page faults by stores to the 4 bytes around `gpa`.
-    #[must_use]
-    pub const fn of_guest_page(gpa: u64) -> Self {
-        Self { cause: Exception::StoreGuestPage.code(), mask: 0, place: gpa >> 2 }
-    }
-
-    /// Faults of the cause of `exit`, by stores to its virtual address. Where the trap names a guest physical address as well, one of
-    /// another virtual address may be among them.
-    #[must_use]
-    pub const fn like(exit: &Exit) -> Self {
-        Self { cause: exit.cause, mask: u64::MAX, place: exit.tval | exit.tval2 }
-    }
-
-    /// Whether they are told by the guest physical address alone.
-    #[inline(always)]
-    #[must_use]
-    pub const fn are_of_guest_page(&self) -> bool {
-        self.mask == 0
-    }
-
-    /// Whether that exit is one of them.
-    #[inline(always)]
-    #[must_use]
-    pub const fn has(&self, exit: &Exit) -> bool {
-        exit.cause == self.cause && exit.tval & self.mask | exit.tval2 == self.place
-    }
-}
-
 /// The registers that an exit saves and an entry loads. The layout is the trap vector's; it takes
 /// the offsets from here.
 #[repr(C)]
@@ -532,7 +476,9 @@ pub struct Context {
     pub host_sp: u64,
     /// What the exit handler finds in `tp`: the hart's own block.
     pub host_tp: u64,
-    /// Which exits may be brief.
+    /// By which causes exits may be brief.
+    pub brief_causes: BriefCauses,
+    /// Of these, which may send a byte by the UART.
     pub brief: BriefExits,
     /// What the lane works with.
     pub lane: Lane,
@@ -543,7 +489,14 @@ impl Context {
     #[must_use]
     pub const fn new(vcpu: u32) -> Self {
         let exit = Exit { cause: 0, tval: 0, tval2: 0, tinst: 0 };
-        Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, brief: BriefExits::NONE, lane: Lane::new(vcpu) }
+        let (brief_causes, brief) = (BriefCauses::NONE, BriefExits::NONE);
+        Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, brief_causes, brief, lane: Lane::new(vcpu) }
+    }
+
+    /// Whether a call preserves that register: the guest has it still at the end of a brief exit.
+    #[must_use]
+    pub const fn is_preserved(register: u8) -> bool {
+        matches!(register, 8 | 9 | 18..=27)
     }
 
     /// Goes past an instruction of that many bytes, wrapping as the hart's own adder does.

@@ -7,8 +7,10 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod brief;
 pub mod context;
 pub mod csr;
+pub mod exit;
 pub mod fence;
 pub mod format;
 pub mod insn;
@@ -19,7 +21,9 @@ pub mod step;
 pub mod trap;
 
 pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};
-pub use context::{BriefExits, Context, Exit, FenceLog, FloatState, Lane, LaneRoot, LaneRoots, LaneSync, VectorCsrs};
+pub use brief::{BriefCauses, BriefExits};
+pub use context::{Context, FenceLog, FloatState, Lane, LaneRoot, LaneRoots, LaneSync, VectorCsrs};
+pub use exit::Exit;
 pub use fence::{Asid, Elide, Fence, FenceScope, Vmid};
 pub use format::{Format, Level};
 pub use mem::PhysMem;

@@ -2,7 +2,7 @@
 
 use super::inject::{deny, inject};
 use super::mmio;
-use super::outcome::{Faulted, Outcome};
+use super::outcome::{Faulted, Known, Outcome};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::vcpu::VcpuRun;
@@ -67,6 +67,12 @@ pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 #[inline(never)]
 pub(super) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
     let faulted = run.vm.translation.access_fault(g, run, exception, env);
+    settled(g, run, faulted, env)
+}
+
+/// A fault on shadow tables of which something is known.
+pub(super) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Outcome {
+    let faulted = run.vm.translation.known_fault(g, run, known, env);
     settled(g, run, faulted, env)
 }
 

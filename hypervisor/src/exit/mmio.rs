@@ -2,7 +2,7 @@
 
 use super::code::{fetch, refetch};
 use super::inject::deny;
-use super::outcome::{Brief, Outcome};
+use super::outcome::{Brief, Known, Outcome};
 use crate::device::{Answer, uart};
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -51,7 +51,7 @@ pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce
             count_by_way(run);
             Brief::OVER
         }
-        Some((rs, length)) => Brief::sends(rs, length),
+        Some((rs, length)) => Brief::not(Known::Sends { rs, length }),
     }
 }
 
@@ -83,9 +83,12 @@ fn send(run: &mut VcpuRun, (rs, length): (u8, u8)) -> bool {
 }
 
 /// A page fault of a store that is known to send a byte, where more comes of it.
-pub fn send_whatever_comes<E: Env>(g: &Gnomon, run: &mut VcpuRun, brief: Brief, env: &mut E) -> Outcome {
-    let (rs, length) = brief.store();
-    run.shared.counters.exits.bump();
+pub(super) fn send_whatever_comes<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (rs, length): (u8, u8),
+    env: &mut E,
+) -> Outcome {
     count_by_way(run);
     let insn = MemInsn { op: MemOp::Store { rs, width: 1 }, length };
     perform(g, run, insn, (Target::Device(0), 0), env)

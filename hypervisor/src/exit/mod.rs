@@ -4,6 +4,7 @@
 //! Whatever the guest did ends in one of them (BLAME): it goes on, gets a trap, or its VM ends with
 //! a message.
 
+mod brief;
 mod code;
 mod inject;
 mod memory;
@@ -11,10 +12,10 @@ mod mmio;
 mod outcome;
 pub mod watch;
 
+pub use brief::{go_on, handle_brief, kind_of, kind_of_instruction, send_byte};
 pub use inject::{enter_trap, inject};
 pub(crate) use memory::wait_for_memory;
-pub use mmio::send_whatever_comes as send;
-pub use outcome::{Brief, Faulted, Outcome};
+pub use outcome::{Brief, Faulted, Kind, Known, Outcome};
 
 use crate::debug;
 use crate::env::Env;
@@ -24,16 +25,7 @@ use crate::sbi;
 use crate::vcpu::VcpuRun;
 use alloc::format;
 use memory::{access_fault, guest_page_fault, page_fault};
-use rv::{Access, Cause, Exception, Interrupt, Mode, PhysMem, Trap};
-
-/// Handles an exit that is over so soon that its hart need not say that it has left the guest: it waits for nobody, and changes
-/// neither the guest's memory nor its translations nor any register but `pc`. It is one of those that the vCPU has named
-/// ([`rv::BriefExits`]).
-#[inline(always)]
-pub fn handle_brief<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
-    debug_assert!(run.context.brief.has(&run.context.exit));
-    if run.context.brief.are_of_guest_page() { mmio::sends(run) } else { mmio::sends_by_way(run, privilege, mem) }
-}
+use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
 
 /// Handles an exit of the vCPU loaded on this hart.
 // A call of its own would save as many registers as a short exit has instructions to spare.
@@ -48,19 +40,18 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         run.context.skip(4);
         return sbi::call(g, run, env);
     }
+    // Next what a guest's kernel does about translation, on shadow tables.
+    if exit.cause == privileged(g.offer.guest).code() {
+        match g.offer.guest {
+            GuestMode::Virtual => counters.exits_virtual.bump(),
+            GuestMode::Supervisor => counters.exits_illegal.bump(),
+        }
+        return privileged_instruction(g, run, env);
+    }
     match Cause::from_register(exit.cause) {
         Cause::Exception(Exception::StoreGuestPage) => guest_page_fault(g, run, Access::Store, env),
         Cause::Exception(Exception::LoadGuestPage) => guest_page_fault(g, run, Access::Load, env),
         Cause::Exception(Exception::FetchGuestPage) => guest_page_fault(g, run, Access::Fetch, env),
-        Cause::Exception(Exception::VirtualInstruction) => {
-            counters.exits_virtual.bump();
-            privileged_instruction(g, run, env)
-        }
-        // In S mode that is how what traps does, among what is illegal.
-        Cause::Exception(Exception::IllegalInstruction) if g.offer.guest == GuestMode::Supervisor => {
-            counters.exits_illegal.bump();
-            privileged_instruction(g, run, env)
-        }
         Cause::Exception(e @ (Exception::FetchPage | Exception::LoadPage | Exception::StorePage)) => {
             page_fault(g, run, e, env)
         }
@@ -107,10 +98,18 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
 }
 
 /// What a guest's kernel calls the SBI by.
-fn sbi_call(guest: GuestMode) -> Exception {
+pub(crate) fn sbi_call(guest: GuestMode) -> Exception {
     match guest {
         GuestMode::Virtual => Exception::EcallFromVs,
         GuestMode::Supervisor => Exception::EcallFromS,
+    }
+}
+
+/// How instructions trap that Gnomon chose to trap: in S mode, among what is illegal.
+pub(crate) const fn privileged(guest: GuestMode) -> Exception {
+    match guest {
+        GuestMode::Virtual => Exception::VirtualInstruction,
+        GuestMode::Supervisor => Exception::IllegalInstruction,
     }
 }
 

@@ -40,27 +40,74 @@ pub enum Outcome {
     Depart(Departure),
 }
 
+/// What an exit that may be brief is about, if it is not a byte. Each has a handler, whose frame is no larger than it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// An SBI call that sets the timer.
+    Timer,
+    /// One that sends IPIs.
+    Ipi,
+    /// One of the base extension.
+    Base,
+    /// A fault on shadow tables.
+    Fault,
+    /// A fence of one page on shadow tables.
+    Fence,
+    /// An access to `satp`, on shadow tables.
+    Satp,
+}
+
 /// What has come of an exit that might be brief: in a register, since it must not take long to say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Brief(pub u64);
 
+/// What is known of an exit that is not brief after all. Nothing has happened yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Known {
+    /// It sends a register by the UART.
+    Sends {
+        /// The register.
+        rs: u8,
+        /// Bytes of the instruction: 2 or 4.
+        length: u8,
+    },
+    /// It is a fault on shadow tables that is about this guest physical address, where there is no RAM.
+    NoRam(Addr<Gpa>),
+    /// It is a fault on shadow tables that takes more than tables which are known.
+    Fault,
+}
+
 impl Brief {
-    /// It is not brief, and nothing has happened.
+    /// It is not brief, and nothing is known of it.
     pub const NO: Self = Self(0);
     /// It is over: the guest goes on.
     pub const OVER: Self = Self(1);
 
-    /// Nothing has happened, but it is known what it is: an instruction of `length` bytes (2 or 4) that sends register `rs` by the
-    /// UART ([`super::send`]).
+    const KIND: u64 = 0xff;
+    const SENDS: u64 = 2;
+    const NO_RAM: u64 = 3;
+    const FAULT: u64 = 4;
+
+    /// It is not brief, and that is known of it.
     #[must_use]
-    pub const fn sends(rs: u8, length: u8) -> Self {
-        Self((rs as u64) << 8 | length as u64)
+    pub const fn not(known: Known) -> Self {
+        Self(match known {
+            Known::Sends { rs, length } => (rs as u64) << 16 | (length as u64) << 8 | Self::SENDS,
+            // It has 56 bits at most.
+            Known::NoRam(gpa) => gpa.raw() << 8 | Self::NO_RAM,
+            Known::Fault => Self::FAULT,
+        })
     }
 
-    /// That register and that length.
+    /// What is known, if anything is.
     #[must_use]
-    pub const fn store(self) -> (u8, u8) {
-        ((self.0 >> 8) as u8 & 31, self.0 as u8)
+    pub const fn known(self) -> Option<Known> {
+        match self.0 & Self::KIND {
+            Self::SENDS => Some(Known::Sends { rs: (self.0 >> 16) as u8 & 31, length: (self.0 >> 8) as u8 }),
+            Self::NO_RAM => Some(Known::NoRam(Addr::new(self.0 >> 8))),
+            Self::FAULT => Some(Known::Fault),
+            _ => None,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The base extension (SBI 2.0, chapter 4).
 
-use super::encoding::{Args, Reply};
+use super::encoding::Reply;
 use super::error::Error;
 use super::legacy::EIDS as LEGACY;
 use sbi_spec::base::{self, UNAVAILABLE_EXTENSION, Version};
@@ -23,13 +23,13 @@ const OFFERED: [usize; 9] = [
     sse::EID_SSE,
 ];
 
-pub(super) fn call(function: usize, args: Args) -> Reply {
+pub(super) fn call(function: usize, argument: u64) -> Reply {
     match function {
         base::GET_SBI_SPEC_VERSION => Ok(((Version::V2_0.major() << 24) | Version::V2_0.minor()) as u64),
         base::GET_SBI_IMPL_ID => Ok(IMPLEMENTATION),
         base::GET_SBI_IMPL_VERSION => Ok(IMPLEMENTATION_VERSION),
         base::PROBE_EXTENSION => {
-            let wanted = args[0] as usize;
+            let wanted = argument as usize;
             let found = OFFERED.contains(&wanted) || LEGACY.contains(&wanted);
             Ok(if found { 1 } else { UNAVAILABLE_EXTENSION as u64 })
         }
@@ -47,9 +47,9 @@ mod tests {
 
     #[test]
     fn the_version_is_two() {
-        assert_eq!(call(base::GET_SBI_SPEC_VERSION, [0; 6]), Ok(0x0200_0000));
-        assert_eq!(call(99, [0; 6]), Err(Error::NotSupported));
-        assert_eq!(call(base::PROBE_EXTENSION, [hsm::EID_HSM as u64, 0, 0, 0, 0, 0]), Ok(1));
-        assert_eq!(call(base::PROBE_EXTENSION, [0x504d55, 0, 0, 0, 0, 0]), Ok(0));
+        assert_eq!(call(base::GET_SBI_SPEC_VERSION, 0), Ok(0x0200_0000));
+        assert_eq!(call(99, 0), Err(Error::NotSupported));
+        assert_eq!(call(base::PROBE_EXTENSION, hsm::EID_HSM as u64), Ok(1));
+        assert_eq!(call(base::PROBE_EXTENSION, 0x504d55), Ok(0));
     }
 }

@@ -4,8 +4,10 @@ use super::error::Error;
 use crate::env::Env;
 use crate::exit::{Outcome, wait_for_memory};
 use crate::gnomon::Gnomon;
+use crate::harts::each;
 use crate::vcpu::{Vcpu, VcpuRun};
 use crate::vm::Unreachable;
+use abi::bundle::MAX_VCPUS;
 use alloc::sync::Arc;
 
 /// What a call returns to the guest: a value, or an error.
@@ -34,22 +36,24 @@ pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
     run.context.x[11] = value;
 }
 
-/// The vCPUs that a hart mask names; an error if it names one that does not exist (SBI 2.0,
-/// chapter 3.1).
-pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
-    let count = run.vm.vcpus.len() as u64;
-    let all = base == u64::MAX;
-    // The mask covers 64 harts from `base`: every bit set must be a hart that exists.
-    let existing = match count.saturating_sub(base) {
-        64.. => u64::MAX,
-        n => (1 << n) - 1,
-    };
-    if !all && mask & !existing != 0 {
-        return Err(Error::InvalidParam);
+/// The vCPUs that a hart mask names, of `count`, as a set; an error if it names one that does not exist (SBI 2.0, chapter 3.1).
+#[inline(always)]
+pub(super) fn named(count: usize, mask: u64, base: u64) -> Result<u64, Error> {
+    const { assert!(MAX_VCPUS < 64, "a set of vCPUs is a word") };
+    let all = (1 << count) - 1;
+    match base {
+        u64::MAX => Ok(all),
+        // The mask covers 64 harts from `base`: every bit set must be a hart that exists.
+        0..64 if mask & !(all >> base) == 0 => Ok(mask << base),
+        _ if mask == 0 => Ok(0),
+        _ => Err(Error::InvalidParam),
     }
-    let named = move |id: &u64| all || id.checked_sub(base).is_some_and(|bit| bit < 64 && mask >> bit & 1 == 1);
+}
+
+/// The same, one after the other.
+pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
     let vm = Arc::clone(&run.vm);
-    Ok((0..count).filter(named).map(move |id| Arc::clone(&vm.vcpus[id as usize])))
+    Ok(each(named(vm.vcpus.len(), mask, base)?).map(move |id| Arc::clone(&vm.vcpus[id])))
 }
 
 /// What a call comes to that cannot reach memory: `error`; or, if that is only not ready yet and nothing has happened, the

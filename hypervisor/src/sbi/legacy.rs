@@ -67,7 +67,7 @@ fn own<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args: Args, env:
         }
         spec::LEGACY_CLEAR_IPI => {
             run.shared.posted.fetch_and(!request::SOFTWARE, Ordering::SeqCst);
-            env.clear_software_interrupt();
+            env.set_software_interrupt(false);
             Ok(0)
         }
         _ => Err(Error::NotSupported),

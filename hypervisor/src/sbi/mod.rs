@@ -17,14 +17,16 @@ pub use error::Error;
 pub use software_events::deliver;
 
 use crate::env::Env;
-use crate::exit::Outcome;
+use crate::exit::{Brief, Kind, Outcome};
 use crate::gnomon::Gnomon;
+use crate::offer::GuestTimer;
 use crate::vcpu::VcpuRun;
 use crate::vm::Departure;
 use abi::record::EndReason;
 use alloc::format;
 use core::sync::atomic::Ordering;
 use encoding::{Answer, Args, again, answer};
+use rv::Context;
 use sbi_spec::{base as spec_base, dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
 use signals::{send_ipi, set_timer};
 
@@ -37,7 +39,7 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let reply = match extension {
         spec_base::EID_BASE => {
             counters.sbi_base.bump();
-            base::call(function, args)
+            base::call(function, args[0])
         }
         time::EID_TIME => {
             counters.sbi_time.bump();
@@ -85,6 +87,56 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     }
     answer(run, reply);
     Outcome::Resume
+}
+
+/// Which of the calls that kernels make all the time, and that are over at once, the vCPU has made, if it is one.
+#[inline(always)]
+pub(crate) fn kind_of_brief(context: &Context) -> Option<Kind> {
+    match (context.x[17] as usize, context.x[16] as usize) {
+        (time::EID_TIME, time::SET_TIMER) => Some(Kind::Timer),
+        (spi::EID_SPI, spi::SEND_IPI) => Some(Kind::Ipi),
+        (spec_base::EID_BASE, _) => Some(Kind::Base),
+        _ => None,
+    }
+}
+
+/// Sets the timer; `pc` is still at the `ecall`.
+#[inline(always)]
+pub(crate) fn set_timer_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
+    signals::set_deadline(g, run, run.context.x[10], env);
+    if g.offer.timer == GuestTimer::Sbi {
+        env.deadline_changed(run);
+    }
+    run.shared.counters.sbi_time.bump();
+    over(run, 0)
+}
+
+/// Sends IPIs, unless somebody waits for one off its hart.
+#[inline(always)]
+pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
+    if !signals::send_ipi_briefly(g, run, (run.context.x[10], run.context.x[11]), env) {
+        return Brief::NO;
+    }
+    run.shared.counters.sbi_ipi.bump();
+    over(run, 0)
+}
+
+/// A call of the base extension, unless it has no such.
+#[inline(always)]
+pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
+    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10]) else { return Brief::NO };
+    run.shared.counters.sbi_base.bump();
+    over(run, value)
+}
+
+/// The end of a brief call.
+#[inline(always)]
+fn over(run: &mut VcpuRun, value: u64) -> Brief {
+    run.shared.counters.exits.bump();
+    run.shared.counters.exits_ecall.bump();
+    run.context.skip(4);
+    answer(run, Ok(value));
+    Brief::OVER
 }
 
 /// The extensions that are seldom called, and what is not there: apart, so that the others cost no more for them.

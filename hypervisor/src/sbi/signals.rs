@@ -1,9 +1,10 @@
 //! TIME and IPI (SBI 2.0, chapters 6 and 7).
 
-use super::encoding::{Args, Reply, targets};
+use super::encoding::{Args, Reply, named, targets};
 use super::error::Error;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
+use crate::harts::each;
 use crate::offer::GuestTimer;
 use crate::vcpu::{VcpuRun, request};
 use sbi_spec::{spi, time};
@@ -13,6 +14,13 @@ pub(super) fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, 
     if function != time::SET_TIMER {
         return Err(Error::NotSupported);
     }
+    set_deadline(g, run, deadline, env);
+    Ok(0)
+}
+
+/// The same of a deadline that is all right.
+#[inline(always)]
+pub(super) fn set_deadline<E: Env>(g: &Gnomon, run: &mut VcpuRun, deadline: u64, env: &mut E) {
     match g.offer.timer {
         GuestTimer::Sstc => env.set_guest_deadline(deadline),
         GuestTimer::Sbi => {
@@ -20,7 +28,6 @@ pub(super) fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, 
             env.set_timer_interrupt(false);
         }
     }
-    Ok(0)
 }
 
 /// IPI: supervisor software interrupts.
@@ -33,4 +40,22 @@ pub(super) fn send_ipi<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, a
         g.post(&vcpu, request::SOFTWARE, env);
     }
     Ok(0)
+}
+
+/// The same where nobody is to be waited for. Says whether that is so; if not, it is as if nothing were done: those who have it already
+/// may well get the same interrupt again.
+#[inline(always)]
+pub(super) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &VcpuRun, (mask, base): (u64, u64), env: &mut E) -> bool {
+    let Ok(named) = named(run.vm.vcpus.len(), mask, base) else { return false };
+    let mut sent = 0;
+    for id in each(named) {
+        sent += 1;
+        if id == run.shared.id as usize {
+            env.set_software_interrupt(true);
+        } else if !g.post_briefly(&run.vm.vcpus[id], request::SOFTWARE, env) {
+            return false;
+        }
+    }
+    run.shared.counters.inject_software.add(sent);
+    true
 }

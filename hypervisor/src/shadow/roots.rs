@@ -1,12 +1,12 @@
 //! The roots that a vCPU gets: when it comes to a hart, and by what its guest does about translation.
 
-use super::{fence, helped, lend, pages, steering, with_memory};
+use super::{fence, helped, lend, pages, with_memory};
 use crate::env::Env;
 use crate::exit::{Faulted, Outcome};
 use crate::gnomon::Gnomon;
 use crate::offer::Offer;
 use crate::vcpu::{NO_SPACE, VcpuRun};
-use crate::vm::Vm;
+use crate::vm::{Memory, Vm};
 use abi::bundle::VmConfig;
 use abi::tunable::Id;
 use alloc::sync::Arc;
@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering;
 use mmu::gstage::Ready;
 use mmu::shadow::{GuestFence, Loaded, Paging, Root, Upkeep, Views};
 use rv::csr::atp::{self, Satp};
-use rv::{Addr, Asid, Lane, LaneRoot, Mode};
+use rv::{Addr, Asid, Context, Gva, Lane, LaneRoot, Mode};
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
@@ -158,11 +158,12 @@ pub(crate) fn leave(run: &mut VcpuRun) {
 pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     let vm = Arc::clone(&run.vm);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let logged = run.context.lane.log.count();
     let log = &mut run.context.lane.log;
     let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, _| {
         shadow.came_back(log);
     });
-    run.logged = run.context.lane.log.count();
+    run.has_logged(logged);
     done.is_some() && matches!(attach(g, run, env), Ok(true))
 }
 
@@ -174,6 +175,38 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
 }
 
+/// `sfence.vma` and its like: all bits but those of rs1 and rs2 ...
+const FENCE_MASK: u64 = 0xfe00_7fff;
+/// ... are these.
+const SFENCE_VMA: u64 = 0x1200_0073;
+
+/// Whether it is `sfence.vma` with an address.
+pub(super) const fn is_fence_of_page(insn: u64) -> bool {
+    const RS1: u64 = 31 << 15;
+    insn & FENCE_MASK == SFENCE_VMA && insn & RS1 != 0
+}
+
+/// The address and the ASID that a fence names.
+#[inline(always)]
+pub(super) fn fenced(run: &VcpuRun, insn: u64) -> (Option<Addr<Gva>>, Option<Asid>) {
+    let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
+    let gva = (rs1 != 0).then(|| Addr::new(run.context.x[rs1]));
+    let asid = (rs2 != 0).then(|| Asid((run.context.x[rs2] & !run.asids_beyond) as u16));
+    (gva, asid)
+}
+
+/// Counts a fence of the vCPU's own.
+#[inline(always)]
+pub(super) fn count_fence(run: &VcpuRun, what: (Option<Addr<Gva>>, Option<Asid>)) {
+    let counters = &run.shared.counters;
+    match what {
+        (Some(_), Some(_)) => counters.fences_page.bump(),
+        (Some(_), None) => counters.fences_page_global.bump(),
+        (None, Some(_)) => counters.fences_asid.bump(),
+        (None, None) => counters.fences_all.bump(),
+    }
+}
+
 /// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is
 /// neither, or not for the guest's user mode.
 pub(crate) fn instruction<E: Env>(
@@ -182,8 +215,6 @@ pub(crate) fn instruction<E: Env>(
     (insn, from): (u64, Mode),
     env: &mut E,
 ) -> Option<Outcome> {
-    const FENCE_MASK: u64 = 0xfe00_7fff;
-    const SFENCE_VMA: u64 = 0x1200_0073;
     const SINVAL_VMA: u64 = 0x1600_0073;
     const SFENCE_W_INVAL: u64 = 0x1800_0073;
     const SFENCE_INVAL_IR: u64 = 0x1810_0073;
@@ -204,27 +235,15 @@ pub(crate) fn instruction<E: Env>(
 }
 
 fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Outcome {
-    let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
-    let range = (rs1 != 0).then(|| (Addr::new(run.context.x[rs1]), 1));
-    let asid = (rs2 != 0).then(|| Asid((run.context.x[rs2] & !run.asids_beyond) as u16));
-    let counters = &run.shared.counters;
-    match (range, asid) {
-        (Some(_), Some(_)) => counters.fences_page.bump(),
-        (Some(_), None) => counters.fences_page_global.bump(),
-        (None, Some(_)) => counters.fences_asid.bump(),
-        (None, None) => counters.fences_all.bump(),
-    }
-    if let Some((gva, _)) = range
-        && steering::fence_page(run, gva, asid, env)
-    {
-        return Outcome::Resume;
-    }
-    fence(g, run, &GuestFence { range, asid }, env);
+    let (gva, asid) = fenced(run, insn);
+    count_fence(run, (gva, asid));
+    // Those of one page whose tables are known are brief, but where another hart had the VM's lock.
+    fence(g, run, &GuestFence { range: gva.map(|gva| (gva, 1)), asid }, env);
     Outcome::Resume
 }
 
 /// Whether it is an instruction of SYSTEM that names `satp`.
-const fn is_of_satp(insn: u64) -> bool {
+pub(super) const fn is_of_satp(insn: u64) -> bool {
     insn & 0x7f == 0x73 && insn >> 20 == 0x180
 }
 
@@ -261,10 +280,68 @@ pub(crate) fn writes_satp(
         return false;
     }
     run.csrs.vsatp = new;
+    satp_accessed(run, rd, old);
+    true
+}
+
+/// Whether such an instruction may leave the guest's `satp` as it is, or lead to a root that the lane would not have found.
+#[inline(always)]
+pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
+    const WRITES: u64 = 0x1073;
+    let source = (insn >> 15 & 31) as usize;
+    let is_same = insn & 0x707f == WRITES && run.context.x[source] == run.shared.satp.load(Ordering::Relaxed);
+    is_same || !run.context.lane.changes_roots()
+}
+
+/// Carries such an instruction out if it leaves the guest's `satp` as it is, or leads to a root that is up to date, and that the lane
+/// would not have found. Says whether it has.
+#[inline(always)]
+pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> bool {
+    let old = run.csrs.vsatp;
+    let Some((rd, new)) = written(run, insn).filter(|(rd, _)| !Context::is_preserved(*rd)) else { return false };
+    // Of an adaptive vCPU, another root may be nested.
+    let may_attach = |run: &VcpuRun| !run.context.lane.changes_roots() && run.adapts.is_none();
+    if new != old && !(may_attach(run) && attach_briefly(g, run, new, env)) {
+        return false;
+    }
+    satp_accessed(run, rd, old);
+    true
+}
+
+/// Gives the vCPU the root that `satp` asks for, if it knows that, and no fence has passed over it since. Says whether it has.
+#[inline(never)]
+fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E) -> bool {
+    let decoded = Satp::decode(satp);
+    let (Some(paging @ Paging::Tables { .. }), asid) = (paging(&decoded, &g.offer), decoded.asid) else { return false };
+    let VcpuRun { vm, root: present, views, shared, .. } = run;
+    let log = &run.context.lane.log;
+    if !views.is_up_to_date(paging, asid, log) {
+        return false;
+    }
+    // Who has it may wait for this hart.
+    let Some(mut memory) = vm.memory.try_lock() else { return false };
+    let Some(Memory { shadow: Some(shadow), .. }) = memory.as_mut() else { return false };
+    // It is published first, and looked then what is posted: whoever sends a fence posts it first, and looks then at what is published.
+    let published = shared.satp.swap(satp, Ordering::SeqCst);
+    let is_attached = shared.posted.load(Ordering::SeqCst) == 0
+        && shadow.alone(&mut env.mem(), |shadow, _| shadow.attach_up_to_date(present, (paging, asid), views, log));
+    if !is_attached {
+        shared.satp.store(published, Ordering::SeqCst);
+        return false;
+    }
+    drop(memory);
+    run.csrs.vsatp = satp;
+    let Some(root) = run.root else { unreachable!("it has been loaded") };
+    put_on(g, run, &root, false, env);
+    true
+}
+
+/// The end of such an instruction, after which its `rd` has what `satp` had before.
+#[inline(always)]
+fn satp_accessed(run: &mut VcpuRun, rd: u8, old: u64) {
     run.context.set(rd, old);
     run.context.skip(4);
     run.shared.counters.satp_accesses.bump();
-    true
 }
 
 /// CSRRW and its like on `satp`. `None` if it is no such instruction.
@@ -285,8 +362,6 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
             Err(outcome) => return Some(outcome),
         }
     }
-    run.context.set(rd, old);
-    run.context.skip(4);
-    run.shared.counters.satp_accesses.bump();
+    satp_accessed(run, rd, old);
     Some(Outcome::Resume)
 }

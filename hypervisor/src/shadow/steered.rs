@@ -2,12 +2,12 @@
 //! guest-page faults, where it is a G-stage that denies them the frame which poison leads to ([`crate::offer::Denial`]).
 
 use crate::env::Env;
-use crate::exit::Faulted;
+use crate::exit::{Faulted, Known};
 use crate::gnomon::Gnomon;
 use crate::vcpu::{Unexplained, VcpuRun};
 use mmu::shadow::GuestFence;
 use mmu::two_stage::{self, TINST_PTE_READ, TINST_PTE_WRITE};
-use rv::{Access, Addr, Exception, Trap};
+use rv::{Access, Addr, Exception, Exit, Trap};
 
 /// Times in a row that an instruction makes an access fault for no reason that Gnomon knows of, after which it is the guest's.
 const MOST: u32 = 4;
@@ -16,12 +16,14 @@ const MOST: u32 = 4;
 // Of all guest-page faults those of guests behind a G-stage of their own are not to pay for it.
 #[inline(never)]
 pub(crate) fn denied_frame<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
-    let exit = &mut run.context.exit;
-    if matches!(exit.tinst, TINST_PTE_READ | TINST_PTE_WRITE) {
-        // By a pointer to poison: it says nothing of the instruction.
-        exit.tinst = 0;
-    }
-    denied(g, run, access, env)
+    forget_implicit(&mut run.context.exit);
+    denied(access, run, env, |run, env| super::fault(g, run, access, env))
+}
+
+/// Either of them, of which that is known.
+pub(super) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Known, env: &mut E) -> Faulted {
+    forget_implicit(&mut run.context.exit);
+    denied(access, run, env, |run, env| super::known_fault(g, run, access, known, env))
 }
 
 /// An access fault: by poison, or by memory that cannot be accessed so (an AMO or LR/SC where the platform allows none).
@@ -31,14 +33,26 @@ pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exc
         Exception::LoadAccess => Access::Load,
         _ => Access::Store,
     };
-    denied(g, run, access, env)
+    denied(access, run, env, |run, env| super::fault(g, run, access, env))
+}
+
+/// A fault by a pointer to poison says nothing of the instruction.
+fn forget_implicit(exit: &mut Exit) {
+    if matches!(exit.tinst, TINST_PTE_READ | TINST_PTE_WRITE) {
+        exit.tinst = 0;
+    }
 }
 
 #[inline(always)]
-fn denied<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
+fn denied<E: Env>(
+    access: Access,
+    run: &mut VcpuRun,
+    env: &mut E,
+    fault: impl FnOnce(&mut VcpuRun, &mut E) -> Faulted,
+) -> Faulted {
     run.follow_lane();
     run.shared.counters.exits_steered.bump();
-    match super::fault(g, run, access, env) {
+    match fault(run, env) {
         Faulted::Known if is_unexplained(run) => {
             Faulted::Inject(Trap::new(two_stage::access_fault(access), run.context.exit.tval))
         }

@@ -6,7 +6,7 @@ use crate::vcpu::VcpuRun;
 use crate::vm::Memory;
 use abi::bundle::VmConfig;
 use alloc::string::String;
-use rv::{Addr, Asid, BriefExits, Gva, PAGE_BYTES};
+use rv::{Addr, Asid, Gva, PAGE_BYTES};
 
 /// Whether a VM can be steered.
 ///
@@ -29,23 +29,22 @@ pub(super) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
 /// A fence of one page, of the vCPU's own. Says whether it is done: most are, for their tables are known.
 #[inline(always)]
 pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option<Asid>, env: &mut E) -> bool {
-    let Some(root) = run.root.as_ref().filter(|root| root.steers && asid.is_none_or(|asid| asid == root.asid)) else {
-        return false;
-    };
+    let Some(root) = run.root.as_ref().filter(|root| asid.is_none_or(|asid| asid == root.asid)) else { return false };
     let page = gva.align_down(PAGE_BYTES);
-    let mut memory = run.vm.memory.lock();
+    // Who has it may wait for this hart.
+    let Some(mut memory) = run.vm.memory.try_lock() else { return false };
     let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else { return false };
     if !shadow.alone(&mut env.mem(), |shadow, mem| shadow.fence_in_known_table(root, page, space, mem)) {
         return false;
     }
     drop(memory);
-    run.context.brief = BriefExits::NONE;
-    run.count_lane();
+    run.forget_way();
+    let logged = run.context.lane.log.count();
     match asid {
         None => run.context.lane.log.push(page),
         Some(asid) => run.views.outdate_others(Some(asid), &mut run.context.lane.log),
     }
-    run.logged = run.context.lane.log.count();
+    run.has_logged(logged);
     env.fence_guest(Some(page), None);
     true
 }

@@ -30,5 +30,5 @@ pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
         way = way.by(context.pc, there, edits);
     }
     run.way = way;
-    run.context.brief = BriefExits::like(&context.exit);
+    run.context.brief = BriefExits::like(&run.context.exit);
 }

@@ -17,7 +17,7 @@ use mmu::gstage::Ready;
 use mmu::ids::IdSlot;
 use mmu::shadow::{Root, Views};
 use rv::context::token;
-use rv::{BriefExits, Context, Exit, FenceLog, FloatState, Gva, Mode, VectorCsrs};
+use rv::{BriefCauses, BriefExits, Context, Exit, FenceLog, FloatState, Gva, Mode, VectorCsrs};
 
 /// A vCPU's vector state.
 #[derive(Clone, Debug)]
@@ -82,9 +82,10 @@ const VSSTATUS_AT_START: u64 = rv::csr::status::UXL_64;
 impl VcpuRun {
     /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
-    pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize) -> Box<Self> {
+    pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize, causes: BriefCauses) -> Box<Self> {
         let views = vm.translation.views(&vm.config);
-        let context = Context { brief: vm.translation.brief(), ..Context::new(shared.id) };
+        let brief = vm.translation.brief();
+        let context = Context { brief_causes: causes, brief, ..Context::new(shared.id) };
         let adapts = vm.translation.adapts(shared.id);
         Box::new(Self {
             shared,
@@ -141,8 +142,13 @@ impl VcpuRun {
         self.vm.hold(self.shared.id);
     }
 
-    /// Counts what the lane has done since the last time: before Gnomon itself writes to the lane's log, from the
-    /// timer, and when the vCPU leaves its hart.
+    /// Gnomon itself has written to the lane's log, whose count was that before: these are no fences of the lane's.
+    #[inline(always)]
+    pub const fn has_logged(&mut self, before: u64) {
+        self.logged = self.logged.wrapping_add(self.context.lane.log.count().wrapping_sub(before));
+    }
+
+    /// Counts what the lane has done since the last time: from the timer, and when the vCPU leaves its hart.
     pub fn count_lane(&mut self) {
         let counters = &self.shared.counters;
         counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());

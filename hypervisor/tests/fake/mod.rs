@@ -16,6 +16,7 @@ use hypervisor::counters::HeapUse;
 use hypervisor::disks::Disks;
 use hypervisor::entropy::Source;
 use hypervisor::env::Env;
+use hypervisor::exit::{self, Brief, Kind, Outcome};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::harts::HartShared;
 use hypervisor::isa::Isa;
@@ -33,7 +34,7 @@ use mmu::gstage::Ready;
 use mmu::ids::{IdSlot, Ids};
 use mmu::shadow::Root;
 use rv::csr::atp;
-use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
+use rv::{Addr, Asid, Context, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use share::FakeShare;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -98,7 +99,8 @@ pub enum Event {
     Deadline(u64),
     AttendSoon,
     AttendAt(u64),
-    SoftwareCleared,
+    SoftwareInterrupt(bool),
+    DeadlineChanged(u64),
     GoOnSoon,
 }
 
@@ -162,8 +164,11 @@ impl Env for Hart {
     fn set_timer_interrupt(&mut self, high: bool) {
         self.events.push(Event::TimerInterrupt(high));
     }
-    fn clear_software_interrupt(&mut self) {
-        self.events.push(Event::SoftwareCleared);
+    fn set_software_interrupt(&mut self, high: bool) {
+        self.events.push(Event::SoftwareInterrupt(high));
+    }
+    fn deadline_changed(&mut self, run: &VcpuRun) {
+        self.events.push(Event::DeadlineChanged(run.deadline));
     }
     fn set_guest_deadline(&mut self, deadline: u64) {
         self.events.push(Event::Deadline(deadline));
@@ -450,24 +455,59 @@ pub fn world_of(config: VmConfig, timer: GuestTimer) -> World {
 }
 
 impl World {
-    /// Handles an exit.
-    pub fn exit(&mut self, cause: u64, tval: u64, gpa: u64, tinst: u64) -> hypervisor::exit::Outcome {
-        self.run.context.exit = Exit { cause, tval, tval2: gpa >> 2, tinst };
-        hypervisor::exit::handle(&self.g, &mut self.run, &mut self.hart)
+    /// Handles an exit, as a hart does: some are brief.
+    pub fn exit(&mut self, cause: u64, tval: u64, gpa: u64, tinst: u64) -> Outcome {
+        let brief = self.brief(Exit { cause, tval, tval2: gpa >> 2, tinst });
+        match brief.known() {
+            _ if brief == Brief::OVER => Outcome::Resume,
+            Some(known) => exit::go_on(&self.g, &mut self.run, known, &mut self.hart),
+            None => exit::handle(&self.g, &mut self.run, &mut self.hart),
+        }
     }
 
-    /// Handles an exit that may be brief.
-    pub fn brief(&mut self, exit: Exit) -> hypervisor::exit::Brief {
+    /// Handles an exit, if it is a brief one.
+    pub fn brief(&mut self, exit: Exit) -> Brief {
         self.run.context.exit = exit;
-        if !self.run.context.brief.has(&self.run.context.exit) {
-            return hypervisor::exit::Brief::NO;
+        if self.run.context.brief.has(&exit) {
+            let (mode, mem) = (self.hart.mode, self.hart.mem.clone());
+            return self.preserving(true, |w| exit::send_byte(&mut w.run, || mode, &mem));
         }
-        let (mode, mem) = (self.hart.mode, self.hart.mem.clone());
-        hypervisor::exit::handle_brief(&mut self.run, || mode, &mem)
+        if !self.run.context.brief_causes.has(exit.cause) {
+            return Brief::NO;
+        }
+        let kind = match Exception::from_code(exit.cause) {
+            Some(Exception::VirtualInstruction | Exception::IllegalInstruction) => exit::kind_of_instruction(&self.run),
+            _ => exit::kind_of(&self.run, exit.cause),
+        };
+        let Some(kind) = kind else { return Brief::NO };
+        let are_saved = matches!(kind, Kind::Fence | Kind::Satp);
+        self.preserving(are_saved, |w| exit::handle_brief(kind, &w.g, &mut w.run, &mut w.hart))
+    }
+
+    /// Does that as the trap vector calls for it: registers that a call preserves have been saved or not, and are not loaded if the exit is
+    /// over.
+    fn preserving(&mut self, are_saved: bool, handle: impl FnOnce(&mut Self) -> Brief) -> Brief {
+        let before = self.run.context.x;
+        let preserved = || (0..32).filter(|n| Context::is_preserved(*n as u8));
+        if !are_saved {
+            preserved().for_each(|n| self.run.context.x[n] = 0x5a1e_5a1e_5a1e_0000 | n as u64);
+        }
+        let brief = handle(self);
+        if are_saved && brief == Brief::OVER {
+            preserved().for_each(|n| assert_eq!(self.run.context.x[n], before[n], "x{n} is lost"));
+        }
+        preserved().for_each(|n| self.run.context.x[n] = before[n]);
+        brief
+    }
+
+    /// Handles an exit as one that is not brief.
+    pub fn long_exit(&mut self, exit: Exit) -> Outcome {
+        self.run.context.exit = exit;
+        exit::handle(&self.g, &mut self.run, &mut self.hart)
     }
 
     /// Handles an exit, and those that the guest makes until its memory is ready.
-    pub fn exit_until_ready(&mut self, cause: u64, tval: u64, gpa: u64, tinst: u64) -> hypervisor::exit::Outcome {
+    pub fn exit_until_ready(&mut self, cause: u64, tval: u64, gpa: u64, tinst: u64) -> Outcome {
         loop {
             let outcome = self.exit(cause, tval, gpa, tinst);
             if !matches!(self.run.ready, Ready::Mega { .. }) {

@@ -440,7 +440,8 @@ impl Env for Hart {
         false
     }
     fn set_timer_interrupt(&mut self, _: bool) {}
-    fn clear_software_interrupt(&mut self) {}
+    fn set_software_interrupt(&mut self, _: bool) {}
+    fn deadline_changed(&mut self, _: &VcpuRun) {}
     fn set_guest_deadline(&mut self, _: u64) {}
     fn send_ipi(&mut self, hart: usize) {
         self.rig.interrupt(hart);

@@ -396,10 +396,16 @@ impl Hart {
     /// The last step of an entry that is announced.
     #[inline(always)]
     fn go(&mut self, run: Box<VcpuRun>) -> *mut Context {
-        let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
-        self.arm(slice_end.min(run.watch.due()).min(self.waiters).min(run.deadline).min(self.serial_due));
+        self.arm_for(&run);
         let run = self.current.insert(run);
         &raw mut run.context
+    }
+
+    /// Sets Gnomon's timer for what comes first while that vCPU runs.
+    #[inline(always)]
+    fn arm_for(&mut self, run: &VcpuRun) {
+        let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
+        self.arm(slice_end.min(run.watch.due()).min(self.waiters).min(run.deadline).min(self.serial_due));
     }
 
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
@@ -410,7 +416,14 @@ impl Hart {
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
-        match exit::handle(self.g, &mut run, self) {
+        let outcome = exit::handle(self.g, &mut run, self);
+        self.leave_exit(run, outcome)
+    }
+
+    /// The end of an exit that is handled.
+    #[inline(always)]
+    fn leave_exit(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
+        match outcome {
             // Most exits end here.
             Outcome::Resume if self.announce(&run) => self.go(run),
             outcome => self.go_on(run, outcome),
@@ -510,24 +523,6 @@ impl Hart {
         }
         run.shared.counters.preemptions.bump();
         self.requeue(run, if spun { now + self.ticks.behind } else { now });
-        None
-    }
-
-    /// The vCPU waits for another one's store. If somebody is ready who may make it, they go first. Else it waits in its
-    /// guest, without any exit, until somebody is.
-    fn give_way(&mut self, run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
-        let now = self.now();
-        if self.g.sched.ready_since() > now {
-            // It says so first and looks again then: who becomes ready between finds a hart that spins.
-            self.set_spins(self.traps_wfi);
-            let next = self.g.sched.ready_since();
-            if next > now {
-                self.slice_end = self.slice_end.min(next);
-                return Some(run);
-            }
-        }
-        run.shared.counters.yields.bump();
-        self.requeue(run, now + self.ticks.behind);
         None
     }
 

@@ -1,40 +1,119 @@
 //! Exits that may be brief: the trap vectors call their handler, and go on elsewhere only if that says so.
 
 use super::{Hart, this_hart};
-use hypervisor::exit::{self, Brief};
+use hypervisor::exit::{self, Brief, Kind, Known};
+use hypervisor::vcpu::VcpuRun;
 use metal::world;
 use rv::Context;
 
 impl Hart {
-    /// Handles the exit, if it is a brief one.
+    /// Sends a byte by the UART, if nothing else comes of the exit.
     #[inline(always)]
-    fn brief_exit(&mut self) -> Brief {
+    fn send_byte(&mut self) -> Brief {
         let Self { current, guest, ram, is_plain: true, .. } = self else { return Brief::NO };
-        current.as_deref_mut().map_or(Brief::NO, |run| exit::handle_brief(run, || guest.privilege(), ram))
+        current.as_deref_mut().map_or(Brief::NO, |run| exit::send_byte(run, || guest.privilege(), ram))
     }
 
-    /// Handles an exit of which it is known that it sends a byte.
-    fn sending_exit(&mut self, brief: Brief) -> *mut Context {
+    /// The vCPU on this hart, if its exits may be brief.
+    #[inline(always)]
+    fn plain(&self) -> Option<&VcpuRun> {
+        self.current.as_deref().filter(|_| self.is_plain)
+    }
+
+    /// Handles the exit, if it is a brief one of that kind.
+    #[inline(always)]
+    fn attempt(&mut self, kind: Kind) -> Brief {
+        let Some(mut run) = self.current.take() else { return Brief::NO };
+        let brief = exit::handle_brief(kind, self.g, &mut run, self);
+        self.current = Some(run);
+        brief
+    }
+
+    // Each has a frame of its own.
+
+    #[inline(never)]
+    fn brief_timer(&mut self) -> Brief {
+        self.attempt(Kind::Timer)
+    }
+
+    #[inline(never)]
+    fn brief_ipi(&mut self) -> Brief {
+        self.attempt(Kind::Ipi)
+    }
+
+    #[inline(never)]
+    fn brief_base(&mut self) -> Brief {
+        self.attempt(Kind::Base)
+    }
+
+    #[inline(never)]
+    fn brief_fault(&mut self) -> Brief {
+        self.attempt(Kind::Fault)
+    }
+
+    #[inline(never)]
+    fn brief_fence(&mut self) -> Brief {
+        self.attempt(Kind::Fence)
+    }
+
+    #[inline(never)]
+    fn brief_satp(&mut self) -> Brief {
+        self.attempt(Kind::Satp)
+    }
+
+    /// Handles an exit of which that is known.
+    #[inline(always)]
+    fn known_exit(&mut self, known: Known) -> *mut Context {
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
-        let outcome = exit::send(self.g, &mut run, brief, self);
-        self.go_on(run, outcome)
+        let outcome = exit::go_on(self.g, &mut run, known, self);
+        self.leave_exit(run, outcome)
     }
 }
 
-/// An exit that may be brief; returns what has come of it, a [`Brief`]. The trap vectors call it on the hart's empty stack.
+/// An exit that may send a byte; returns what has come of it, a [`Brief`]. The trap vectors call it on the hart's empty stack.
 #[unsafe(no_mangle)]
-extern "C" fn gnomon_brief() -> u64 {
+extern "C" fn gnomon_byte() -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
-    unsafe { this_hart(world::thread_pointer()) }.brief_exit().0
+    unsafe { this_hart(world::thread_pointer()) }.send_byte().0
 }
 
-/// An exit that is known to send a byte, by what [`gnomon_brief`] has returned; else as [`gnomon_exit`].
+/// An exit by a cause that may be brief, but for instructions; returns what has come of it, a [`Brief`]. The trap vectors call it on the
+/// hart's empty stack.
 #[unsafe(no_mangle)]
-extern "C" fn gnomon_send(_: *mut Context, resume: usize, brief: u64) -> ! {
+extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
     let hart = unsafe { this_hart(world::thread_pointer()) };
-    let context = hart.sending_exit(Brief(brief));
+    let brief = match hart.plain().and_then(|run| exit::kind_of(run, cause)) {
+        Some(Kind::Timer) => hart.brief_timer(),
+        Some(Kind::Ipi) => hart.brief_ipi(),
+        Some(Kind::Base) => hart.brief_base(),
+        Some(Kind::Fault) => hart.brief_fault(),
+        _ => Brief::NO,
+    };
+    brief.0
+}
+
+/// The same by an instruction. The guest's registers are all in its context. Nothing is known of one that is not brief.
+#[unsafe(no_mangle)]
+extern "C" fn gnomon_instruction() -> u64 {
+    // SAFETY: the vector has set `tp` and emptied the stack.
+    let hart = unsafe { this_hart(world::thread_pointer()) };
+    let brief = match hart.plain().and_then(exit::kind_of_instruction) {
+        Some(Kind::Fence) => hart.brief_fence(),
+        Some(Kind::Satp) => hart.brief_satp(),
+        _ => Brief::NO,
+    };
+    brief.0
+}
+
+/// An exit of which something is known, by what [`gnomon_byte`] or [`gnomon_brief`] has returned; else as `gnomon_exit`.
+#[unsafe(no_mangle)]
+extern "C" fn gnomon_known(_: *mut Context, resume: usize, brief: u64) -> ! {
+    // SAFETY: the vector has set `tp` and emptied the stack.
+    let hart = unsafe { this_hart(world::thread_pointer()) };
+    let Some(known) = Brief(brief).known() else { unreachable!("nothing is known of the exit") };
+    let context = hart.known_exit(known);
     // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
     unsafe { world::resume(context, resume) }
 }

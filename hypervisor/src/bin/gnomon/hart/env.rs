@@ -64,8 +64,12 @@ impl Env for Hart {
         self.guest.set_line(Line::Timer, high);
     }
 
-    fn clear_software_interrupt(&mut self) {
-        self.guest.set_line(Line::Software, false);
+    fn set_software_interrupt(&mut self, high: bool) {
+        self.guest.set_line(Line::Software, high);
+    }
+
+    fn deadline_changed(&mut self, run: &VcpuRun) {
+        self.arm_for(run);
     }
 
     fn set_guest_deadline(&mut self, deadline: u64) {

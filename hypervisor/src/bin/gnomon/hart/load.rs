@@ -85,6 +85,24 @@ impl Hart {
         self.g.sched.requeue(run, self.index, since);
     }
 
+    /// The vCPU waits for another one's store. If somebody is ready who may make it, they go first. Else it waits in its
+    /// guest, without any exit, until somebody is.
+    pub(super) fn give_way(&mut self, run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
+        let now = self.now();
+        if self.g.sched.ready_since() > now {
+            // It says so first and looks again then: who becomes ready between finds a hart that spins.
+            self.set_spins(self.traps_wfi);
+            let next = self.g.sched.ready_since();
+            if next > now {
+                self.slice_end = self.slice_end.min(next);
+                return Some(run);
+            }
+        }
+        run.shared.counters.yields.bump();
+        self.requeue(run, now + self.ticks.behind);
+        None
+    }
+
     /// Takes the vCPU off this hart, and its state from it, until an interrupt is pending or something is posted to it.
     pub(super) fn sleep(&mut self, mut run: Box<VcpuRun>, pc: u64, opaque: u64) {
         let until = if self.interrupt_pending() { 0 } else { self.next_timer(&run) };

@@ -1,0 +1,15 @@
+//! What the trap hardware says of an exit.
+
+/// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exit {
+    /// `mcause` or `scause`.
+    pub cause: u64,
+    /// `mtval` or `stval`.
+    pub tval: u64,
+    /// `mtval2` or `htval`.
+    pub tval2: u64,
+    /// `mtinst` or `htinst`.
+    pub tinst: u64,
+}

@@ -1,0 +1,62 @@
+//! Brief exits: those that are over so soon that their hart need not say that it has left the guest.
+//!
+//! They wait for nobody: a lock that somebody has makes them exits like all others. What they change of the VM's tables they change
+//! with its `memory` held, and it is nothing that another hart has to be told of.
+
+use super::memory;
+use super::mmio;
+use super::outcome::{Brief, Kind, Known, Outcome};
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::sbi;
+use crate::vcpu::VcpuRun;
+use rv::{Exception, Mode, PhysMem};
+
+/// Sends a byte by the UART, if an exit of which the trap vector has found that it may do so does so and nothing else comes of it
+/// ([`rv::BriefExits`]). Otherwise it may be known what it is.
+#[inline(always)]
+pub fn send_byte<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
+    debug_assert!(run.context.brief.has(&run.context.exit));
+    if run.context.brief.are_of_guest_page() { mmio::sends(run) } else { mmio::sends_by_way(run, privilege, mem) }
+}
+
+/// The kind of the vCPU's exit by this cause, one of those that it has named ([`rv::BriefCauses`]) and not by an instruction. `None` if it
+/// is not brief.
+#[inline(always)]
+#[must_use]
+pub fn kind_of(run: &VcpuRun, cause: u64) -> Option<Kind> {
+    const VIRTUAL_SBI_CALL: u64 = Exception::EcallFromVs.code();
+    const SBI_CALL: u64 = Exception::EcallFromS.code();
+    match cause {
+        VIRTUAL_SBI_CALL | SBI_CALL => sbi::kind_of_brief(&run.context),
+        _ => (!run.is_nested).then_some(Kind::Fault),
+    }
+}
+
+/// The kind of an exit by the instruction that its trap value is.
+#[inline(always)]
+#[must_use]
+pub fn kind_of_instruction(run: &VcpuRun) -> Option<Kind> {
+    if run.is_nested { None } else { run.vm.translation.kind_of_instruction(run) }
+}
+
+/// Handles an exit of that kind, if it is a brief one. It changes no other integer registers of the guest's than `pc` and those that a
+/// call does not preserve; it reads those, and all where an instruction has trapped.
+#[inline(always)]
+pub fn handle_brief<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
+    match kind {
+        Kind::Timer => sbi::set_timer_briefly(g, run, env),
+        Kind::Ipi => sbi::send_ipi_briefly(g, run, env),
+        Kind::Base => sbi::call_base_briefly(run),
+        Kind::Fault | Kind::Fence | Kind::Satp => run.vm.translation.handle_brief(kind, g, run, env),
+    }
+}
+
+/// Handles an exit that might have been brief, and of which something is known instead.
+pub fn go_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Outcome {
+    run.shared.counters.exits.bump();
+    match known {
+        Known::Sends { rs, length } => mmio::send_whatever_comes(g, run, (rs, length), env),
+        Known::NoRam(_) | Known::Fault => memory::known_fault(g, run, known, env),
+    }
+}
