@@ -64,6 +64,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     pub(super) all_have_headers: bool,
     /// Where the search for victims goes on.
     pub(super) hand: Id,
+    /// And where that for such as the guest seems to use no more does.
+    pub(super) dead_hand: Id,
     pub(super) counters: Counters,
     #[cfg(feature = "sabotage")]
     pub(super) sabotage: Option<Sabotage>,
@@ -116,6 +118,7 @@ impl<S: Shadowed> Shadow<S> {
             is_closed: false,
             all_have_headers: false,
             hand: 0,
+            dead_hand: 0,
             counters: Counters::default(),
             #[cfg(feature = "sabotage")]
             sabotage: None,

@@ -4,7 +4,7 @@
 use super::config::{Budget, DEEPEST, Host};
 use super::engine::Shadow;
 use super::index::List;
-use super::page::{At, Body, Id, Role, indices};
+use super::page::{At, Body, Id, PARTS, Role, indices};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{AllocError, Frames, Run, Use};
@@ -17,6 +17,8 @@ use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem, Pte};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
+/// Shadow pages that are looked at in search for some whose tables are used no more.
+const MOST_SEARCHED: u32 = 512;
 
 impl<S: Shadowed> Shadow<S> {
     /// Makes sure of shadow pages for one whole walk, and of one more for its root; those of other walks go for it
@@ -122,14 +124,17 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// Takes back an eighth of all pages, 64 at most, as many as the budget lets, those that no fault has used for longest
-    /// first, and makes all harts forget them. The roots of vCPUs stay.
+    /// Takes back an eighth of all pages, 64 at most, as many as the budget lets, and makes all harts forget them: those whose tables the
+    /// guest seems to use no more, as far as a short search finds some; else those that no fault has used for longest. The roots of
+    /// vCPUs stay.
     fn recycle<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) {
         let wanted = (self.config.pages / 8).clamp(DEEPEST + 1, MOST_AT_ONCE);
-        let mut taken = 0;
+        let mut taken = self.recycle_dead(wanted, host);
+        // What is in use goes only if it must, or a search finds too little.
+        let least = if taken > DEEPEST { 0 } else { wanted };
         // The clock: one round to clear what is recent, one to take.
         for _ in 0..2 * self.index.end() {
-            if taken == wanted || host.budget.is_spent() {
+            if taken >= least || host.budget.is_spent() {
                 break;
             }
             host.budget.spend(1);
@@ -153,6 +158,47 @@ impl<S: Shadowed> Shadow<S> {
         } else {
             self.flush(host);
         }
+    }
+
+    /// Takes back shadows of tables that the guest seems to use no more, as those of a process that has ended: as many as are wanted, or
+    /// a short search finds. Says how many.
+    fn recycle_dead<M: PhysMem, H: Fence<Gpa>>(&mut self, wanted: u32, host: &mut Host<'_, M, H>) -> u32 {
+        let (mut taken, end) = (0, self.index.end());
+        for _ in 0..end.min(MOST_SEARCHED) {
+            if taken == wanted || host.budget.is_spent() {
+                break;
+            }
+            let id = self.dead_hand;
+            self.dead_hand = if id + 1 >= end { 0 } else { id + 1 };
+            if self.is_dead(id, host) {
+                if !self.zap(id, host) {
+                    self.dead_hand = id;
+                    break;
+                }
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    /// Whether no entry is left in a guest's table of those that its shadow has. The frame may be anything by now.
+    fn is_dead<M: PhysMem, H>(&self, id: Id, host: &mut Host<'_, M, H>) -> bool {
+        host.budget.spend(2);
+        let Some(page) = self.index.get(id).filter(|page| page.users == 0 && page.key.role == Role::Table) else {
+            return false;
+        };
+        let (Some(guest), Some(first)) = (page.guest, page.next_live(0)) else { return false };
+        // Of those that are in use most say so at once.
+        let at = 8 * first as u64;
+        if host.mem.read_u64(guest.at(at)) == host.mem.read_own(page.mirror_at(first)) {
+            return false;
+        }
+        host.budget.spend(PARTS as u32 * Budget::COMPARE);
+        let frames = (guest, page.body.mirror.first());
+        (0..PARTS).all(|part| {
+            let live = page.live_in(part);
+            live == 0 || host.mem.differing(frames, part, live) == live
+        })
     }
 
     /// Makes all harts forget all translations of the VM.
