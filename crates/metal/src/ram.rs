@@ -15,6 +15,9 @@ pub struct Ram {
     zero_block: u64,
 }
 
+/// Blocks that are cleared in a row.
+const BLOCKS_AT_ONCE: u64 = 32;
+
 impl Ram {
     /// Gives access to RAM.
     ///
@@ -25,7 +28,8 @@ impl Ram {
     /// 4096), or 0 where the instruction does not exist or is not enabled for this mode.
     #[must_use]
     pub const unsafe fn new(zero_block: u64) -> Self {
-        Self { zero_block }
+        // No hart that is known has larger ones.
+        Self { zero_block: if zero_block * BLOCKS_AT_ONCE <= PAGE_BYTES { zero_block } else { 0 } }
     }
 
     #[inline(always)]
@@ -192,26 +196,23 @@ impl PhysMem for Ram {
         }
         let stride = self.zero_block;
         // SAFETY: as above; `cbo.zero` clears the block that holds its address, blocks divide the
-        // page. Four to a turn: a 2 MiB frame run is 32,768 blocks of 64 bytes, and this is on
+        // page, and so do that many in a row. A 2 MiB frame run is 32,768 blocks of 64 bytes, and this is on
         // the guest's fault path.
         unsafe {
             asm!(
                 ".option push",
                 ".option arch, +zicboz",
                 "2:",
+                ".rept {blocks}",
                 "cbo.zero ({at})",
                 "add {at}, {at}, {stride}",
-                "cbo.zero ({at})",
-                "add {at}, {at}, {stride}",
-                "cbo.zero ({at})",
-                "add {at}, {at}, {stride}",
-                "cbo.zero ({at})",
-                "add {at}, {at}, {stride}",
+                ".endr",
                 "bltu {at}, {end}, 2b",
                 ".option pop",
                 at = inout(reg) start => _,
                 end = in(reg) start + bytes,
                 stride = in(reg) stride,
+                blocks = const BLOCKS_AT_ONCE,
                 options(nostack)
             );
         }

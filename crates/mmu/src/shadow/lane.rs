@@ -25,6 +25,7 @@ use super::engine::Shadow;
 use super::index::List;
 use super::lane_memory::{ID_AT, LINE_BYTES, LOG_AT, LaneMemory, faults_always, whole_chunk};
 use super::page::{At, Id, MARK, Place, Role};
+use super::rows::Row;
 use super::passed::Mappings;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -105,7 +106,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         let stamp = self.begin_to_pass();
         // Most lines are of the table of the line before.
-        let (mut table, mut id) = (Addr::new(0), 0);
+        let (mut table, mut id, mut row) = (Addr::new(0), 0, Row::NONE);
         let (mut line, end) = (gate.wrapping_add(LOG_AT), Addr::new(end));
         while line != end {
             let (what, pte) = (mem.read_own(line), Pte(mem.read_own(line.wrapping_add(8))));
@@ -123,8 +124,14 @@ impl<S: Shadowed> Shadow<S> {
             if entry.align_down(PAGE_BYTES) != table {
                 table = entry.align_down(PAGE_BYTES);
                 id = self.learn_table(table, stamp, mem);
+                row = self.index.row(id);
             }
-            line = self.learn_entries((id, (entry.page_offset() / 8) as usize), pte, (line, end), mem);
+            let next = self.index.come_new(&row, line, end, mem);
+            line = if next != line {
+                next
+            } else {
+                self.learn_entries((id, (entry.page_offset() / 8) as usize), pte, (line, end), mem)
+            };
         }
     }
 

@@ -63,6 +63,28 @@ pub const fn whole_chunk(from: Pfn<Gpa>, to: Pfn<Hpa>) -> u64 {
     (to.raw() << 10).wrapping_sub(from.raw() << 10).wrapping_add(WHOLE)
 }
 
+/// What the lane makes leaves by.
+#[derive(Clone, Copy)]
+pub(super) struct Leaves {
+    words: Addr<Hpa>,
+    chunks: u64,
+    leaves: &'static [u64; 1 << 10],
+}
+
+impl Leaves {
+    /// The leaf that the lane makes of a guest's, where it is told that all of its 2 MiB are in one piece.
+    #[inline(always)]
+    pub fn of(&self, pte: Pte, mem: &impl PhysMem) -> Option<Pte> {
+        let chunk = pte.0 >> CHUNK_SHIFT;
+        if chunk >= self.chunks {
+            return None;
+        }
+        let whole = mem.read_u64(self.words.wrapping_add(8 * chunk));
+        let leaf = self.leaves[(pte.0 & 0x3ff) as usize];
+        (leaf != 0 && whole >> 63 == 1).then(|| Pte(pte.0.wrapping_add(leaf).wrapping_add(whole)))
+    }
+}
+
 /// The lane's memory.
 pub(super) struct LaneMemory {
     pub run: Run,
@@ -107,16 +129,9 @@ impl LaneMemory {
         LaneSync { gate: self.gate().raw(), leaves, chunks: self.words().base().raw(), count: self.chunks }
     }
 
-    /// The leaf that the lane makes of a guest's, where it is told that all of its 2 MiB are in one piece.
-    #[inline(always)]
-    pub fn leaf(&self, pte: Pte, mem: &impl PhysMem) -> Option<Pte> {
-        let chunk = pte.0 >> CHUNK_SHIFT;
-        if chunk >= self.chunks {
-            return None;
-        }
-        let whole = mem.read_u64(self.words().at(8 * chunk));
-        let leaf = self.leaves[(pte.0 & 0x3ff) as usize];
-        (leaf != 0 && whole >> 63 == 1).then(|| Pte(pte.0.wrapping_add(leaf).wrapping_add(whole)))
+    /// What makes leaves, for many.
+    pub const fn leaves(&self) -> Leaves {
+        Leaves { words: self.words().base(), chunks: self.chunks, leaves: self.leaves }
     }
 
     /// The word for the 2 MiB around a page.

@@ -58,6 +58,7 @@ mod rate;
 mod reclaim;
 mod root;
 mod roots;
+mod rows;
 mod sabotage;
 mod shadowed;
 mod steer;

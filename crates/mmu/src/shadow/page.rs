@@ -329,6 +329,19 @@ impl Page {
         mem.write_own(self.mirror_at(index), pte.0);
     }
 
+    /// The entry is live from now on, and its mirror is about to be written.
+    #[inline(always)]
+    pub fn enters(&mut self, index: usize) {
+        debug_assert!(!self.is_listed(index));
+        self.set_live(index, true);
+        self.written |= 1 << (index / 8);
+    }
+
+    /// Of 64 entries, from number 64 * `part` on, those are not live any more: a bit for each.
+    pub const fn leave(&mut self, part: usize, those: u64) {
+        self.live[part] &= !those;
+    }
+
     /// A bit for each eight mirrors: those of others are 0.
     pub const fn written(&self) -> u64 {
         self.written | self.settled

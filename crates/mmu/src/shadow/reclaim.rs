@@ -13,7 +13,7 @@ use crate::stale::Stale;
 use crate::table::{self, Debt, Owed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem, Pte};
+use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
@@ -287,20 +287,21 @@ impl<S: Shadowed> Shadow<S> {
     fn drop_leaves_around<M: PhysMem, H>(&mut self, (id, index): At, host: &mut Host<'_, M, H>) {
         let part = index / 64;
         let page = self.index.page(id);
-        let (live, table, mirrors) = (page.live_in(part), page.table(), page.body.mirror.first());
-        let mut debt = Debt::none();
-        for index in indices(part, live) {
-            if host.budget.is_spent() {
-                break;
-            }
-            host.budget.spend(Budget::UNLIST);
-            self.emptied += 1;
+        let (live, row) = (page.live_in(part), self.index.row(id));
+        let poison = [PteFlags::empty(), PteFlags::U].map(|user| self.unfilled(page, Pte(user.bits())));
+        let most = host.budget.affords(Budget::UNLIST) as usize;
+        let (mut those, mut debt) = (0u64, Debt::none());
+        for index in indices(part, live).take(most) {
             let at = 8 * index as u64;
-            let mirror = Pte(host.mem.read_own(mirrors.at(at)));
-            let unfilled = self.unfilled(self.index.page(id), mirror);
-            debt.add(table::exchange(table.at(at), unfilled, host.mem).1);
-            self.index.remove((id, index), List::Frame(mirror.pfn()), host.mem);
+            let mirror = Pte(host.mem.read_own(row.mirrors.wrapping_add(at)));
+            let unfilled = poison[usize::from(mirror.flags().contains(PteFlags::U))];
+            debt.add(table::exchange(row.table.wrapping_add(at), unfilled, host.mem).1);
+            self.index.unlink_in(&row, index, mirror, host.mem);
+            those |= 1 << (index % 64);
         }
+        self.index.page_mut(id).leave(part, those);
+        host.budget.spend(those.count_ones() * Budget::UNLIST);
+        self.emptied += u64::from(those.count_ones());
         self.owe(debt, host);
     }
 

@@ -18,6 +18,7 @@ use super::engine::Shadow;
 use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
+use super::lane_memory::LaneMemory;
 use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role};
 use super::passed::Compared;
 use super::root::{Paging, Root};
@@ -244,29 +245,28 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Fills 64 entries of a new page from the guest's table in `frame`.
     fn fill_part<M: PhysMem, H>(&mut self, id: Id, frame: Pfn<Hpa>, part: usize, host: &mut Host<'_, M, H>) {
+        // Filled as the lane would, if that is told of what they lead to.
+        let (row, leaves) = (self.index.row(id), self.lane.as_ref().map(LaneMemory::leaves));
         for first in (64 * part..64 * part + 64).step_by(8) {
             if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
                 continue;
             }
-            let may_fill = !host.budget.is_spent();
+            let leaves = leaves.as_ref().filter(|_| !host.budget.is_spent());
             for index in first..first + 8 {
                 let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
-                if pte.0 != 0 && !(may_fill && self.fill_at_once((id, index), pte, host)) {
-                    self.remake_within_budget((id, index), pte, host);
+                if pte.0 == 0 {
+                    continue;
                 }
+                let Some(new) = leaves.and_then(|leaves| leaves.of(pte, host.mem)) else {
+                    self.remake_within_budget((id, index), pte, host);
+                    continue;
+                };
+                host.budget.spend(Budget::INSERT);
+                table::fill(row.table.wrapping_add(8 * index as u64), new, host.mem);
+                self.index.insert_in(&row, index, pte, host.mem);
             }
         }
         self.index.page_mut(id).settle(part, host.mem);
-    }
-
-    /// Fills an entry of a new page as the lane would, if the lane is told of what it leads to. Says whether it did.
-    #[inline(always)]
-    fn fill_at_once<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) -> bool {
-        let Some(new) = self.lane.as_ref().and_then(|lane| lane.leaf(pte, host.mem)) else { return false };
-        host.budget.spend(Budget::INSERT);
-        table::fill(self.index.page(at.0).entry_at(at.1), new, host.mem);
-        self.index.insert(at, pte, List::Frame(pte.pfn()), host.mem);
-        true
     }
 
     fn remake_within_budget<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) {

@@ -1,0 +1,85 @@
+//! Leaves of one shadow page of level 0, of a table, that enter their lists or leave them one after another: as [`super::index::Index`] does
+//! it for each, but where the page has what is found out once. A process that begins and ends has hundreds of them.
+
+use super::index::Index;
+use super::lane_memory::faults_always;
+use super::page::{Id, Ref};
+use rv::{Addr, Hpa, Lane, LaneSync, PAGE_BYTES, PhysMem, Pte};
+
+/// Where a shadow page has what changes with a leaf.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    id: Id,
+    pub table: Addr<Hpa>,
+    pub mirrors: Addr<Hpa>,
+    links: Addr<Hpa>,
+}
+
+impl Row {
+    /// Before there is one.
+    pub const NONE: Self = Self { id: 0, table: Addr::new(0), mirrors: Addr::new(0), links: Addr::new(0) };
+}
+
+impl Index {
+    /// That of a shadow page of level 0.
+    #[inline(always)]
+    pub fn row(&self, id: Id) -> Row {
+        let page = self.page(id);
+        let (mirrors, links) = (page.body.mirror.first().base(), page.body.links.first().base());
+        Row { id, table: page.table().base(), mirrors, links }
+    }
+
+    /// [`Index::insert`] of a leaf made from `mirror`.
+    #[inline(always)]
+    pub fn insert_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
+        let own = Ref::new((row.id, index));
+        let next = self.heads.swap_leaves(mirror.pfn(), own, mem);
+        self.set_before(next, own, mem);
+        self.page_mut(row.id).enters(index);
+        let at = 8 * index as u64;
+        mem.write_own(row.links.wrapping_add(at), u64::from(next.0));
+        mem.write_own(row.mirrors.wrapping_add(at), mirror.0);
+    }
+
+    /// Takes note of what the lane has made of entries, by its log's lines from `line` on, up to `end`: as long as they are entries of this
+    /// table that are in no list, and are leaves now. Returns the first line that is not.
+    // Each new page of a guest's comes by here.
+    pub fn come_new(&mut self, row: &Row, mut line: Addr<Hpa>, end: Addr<Hpa>, mem: &mut impl PhysMem) -> Addr<Hpa> {
+        let table = row.table.wrapping_add(Lane::POINTER_FLAGS);
+        while line != end {
+            let at = mem.read_own(line).wrapping_sub(table.raw());
+            let pte = Pte(mem.read_own(line.wrapping_add(8)));
+            let index = (at / 8) as usize;
+            if at >= PAGE_BYTES || !at.is_multiple_of(8) || faults_always(pte) || self.page(row.id).is_listed(index) {
+                break;
+            }
+            self.insert_in(row, index, pte, mem);
+            line = line.wrapping_add(LaneSync::LINE_BYTES);
+        }
+        line
+    }
+
+    /// Takes a leaf that was made from `mirror` out of its list. The page says that it is live still.
+    #[inline(always)]
+    pub fn unlink_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
+        let links = mem.read_own(row.links.wrapping_add(8 * index as u64));
+        let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
+        match before.entry() {
+            Some((id, index)) => {
+                let at = self.page(id).links_at(index);
+                mem.write_own(at, mem.read_own(at) >> 32 << 32 | u64::from(next.0));
+            }
+            None => _ = self.heads.swap_leaves(mirror.pfn(), next, mem),
+        }
+        self.set_before(next, before, mem);
+    }
+
+    /// Says of an entry, if it is one, which is before it in its list.
+    #[inline(always)]
+    fn set_before(&self, entry: Ref, before: Ref, mem: &mut impl PhysMem) {
+        if let Some((id, index)) = entry.entry() {
+            let at = self.page(id).links_at(index);
+            mem.write_own(at, mem.read_own(at) & 0xffff_ffff | u64::from(before.0) << 32);
+        }
+    }
+}
