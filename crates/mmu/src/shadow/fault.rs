@@ -270,6 +270,7 @@ impl<S: Shadowed> Shadow<S> {
                 // A table outside of RAM is a failed access, of the kind that the guest's own was.
                 let is_access = matches!(reason, Reason::Memory(_));
                 self.counters.guest_faults += 1;
+                self.link_ahead(root, gva, host);
                 let trap = if is_access { S::access_fault(gva, access) } else { S::page_fault(gva, access) };
                 return Ok(Answer::Inject(trap));
             }
@@ -293,6 +294,27 @@ impl<S: Shadowed> Shadow<S> {
         // What led the walk there still does, unless pages have gone since.
         let from = if gone == self.gone { deepest } else { self.part(root, gva) };
         Ok(self.fill(root, from, gva, &found, there, host))
+    }
+
+    /// The guest refuses an access itself, in a table that was not linked. When it has mended that, it will come again: then the table says
+    /// by itself whose the fault is, so it is linked now. Otherwise that would be one exit more, for each table of a process that was forked.
+    /// (A hart that remembers the pointer to poison makes it all the same.)
+    #[inline(never)]
+    fn link_ahead<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, gva: Addr<S>, host: &mut Host<'_, M, H>) {
+        if !self.steers() || !matches!(self.prepare(host), Ok(true)) {
+            return;
+        }
+        let mut id = self.part(root, gva);
+        while self.index.page(id).key.level > Level::PAGE && self.index.page(id).key.role == Role::Table {
+            let index = root.format.index_in_frame(gva, self.index.page(id).key.level);
+            let Both { ours, guests: Some(pte) } = self.look((id, index), host.space, host.mem) else { return };
+            if !pte.is_pointer() {
+                return;
+            }
+            let child = self.pointer((id, index), (ours, pte), host);
+            let Some(child) = child.or_else(|| self.link((id, index), pte, gva, host)) else { return };
+            id = child;
+        }
     }
 
     /// The walk of the guest's tables, which sets A and D as promised; and the last shadow page on its way.
