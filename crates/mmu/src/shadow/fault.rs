@@ -306,9 +306,10 @@ impl<S: Shadowed> Shadow<S> {
         }
         let mut id = self.part(root, gva);
         while self.index.page(id).key.level > Level::PAGE && self.index.page(id).key.role == Role::Table {
-            let index = root.format.index_in_frame(gva, self.index.page(id).key.level);
+            let level = self.index.page(id).key.level;
+            let index = root.format.index_in_frame(gva, level);
             let Both { ours, guests: Some(pte) } = self.look((id, index), host.space, host.mem) else { return };
-            if !pte.is_pointer() {
+            if !matches!(pte.decode::<Gpa>(level, CAPS), Entry::Table(_)) {
                 return;
             }
             let child = self.pointer((id, index), (ours, pte), host);

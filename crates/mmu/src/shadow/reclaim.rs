@@ -17,8 +17,6 @@ use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// Shadow pages taken back at once: others wait for the lock meanwhile.
 const MOST_AT_ONCE: u32 = 64;
-/// Shadow pages that are looked at in search for some whose tables are used no more.
-const MOST_SEARCHED: u32 = 512;
 
 impl<S: Shadowed> Shadow<S> {
     /// Makes sure of shadow pages for one whole walk, and of one more for its root; those of other walks go for it
@@ -164,13 +162,15 @@ impl<S: Shadowed> Shadow<S> {
     /// a short search finds. Says how many.
     fn recycle_dead<M: PhysMem, H: Fence<Gpa>>(&mut self, wanted: u32, host: &mut Host<'_, M, H>) -> u32 {
         let (mut taken, end) = (0, self.index.end());
-        for _ in 0..end.min(MOST_SEARCHED) {
-            if taken == wanted || host.budget.is_spent() {
+        // Where there are none, the search is to leave enough to take back others.
+        let mut search = host.budget.half().half();
+        for _ in 0..end {
+            if taken == wanted || search.is_spent() || host.budget.is_spent() {
                 break;
             }
             let id = self.dead_hand;
             self.dead_hand = if id + 1 >= end { 0 } else { id + 1 };
-            if self.is_dead(id, host) {
+            if host.sharing(&mut search, |host| self.is_dead(id, host)) {
                 if !self.zap(id, host) {
                     self.dead_hand = id;
                     break;

@@ -18,7 +18,7 @@ use super::engine::Shadow;
 use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
-use super::lane_memory::LaneMemory;
+use super::lane_memory::{LaneMemory, faults_always};
 use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role};
 use super::passed::Compared;
 use super::root::{Paging, Root};
@@ -254,7 +254,10 @@ impl<S: Shadowed> Shadow<S> {
             let leaves = leaves.as_ref().filter(|_| !host.budget.is_spent());
             for index in first..first + 8 {
                 let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
-                if pte.0 == 0 {
+                if faults_always(pte) {
+                    if pte.0 != 0 {
+                        self.index.page_mut(id).set_mirror(index, pte, host.mem);
+                    }
                     continue;
                 }
                 let Some(new) = leaves.and_then(|leaves| leaves.of(pte, host.mem)) else {
