@@ -14,6 +14,7 @@ mod random;
 mod rig;
 mod shadow_bounded;
 mod shadow_digest;
+mod shadow_ends;
 mod shadow_matrix;
 mod shadow_places;
 mod shadow_quiet;
