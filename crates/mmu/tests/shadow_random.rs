@@ -154,7 +154,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 67] = [
     (
         Mutant::Engine(Sabotage::ForgetsParked),
         Upkeep::Steered,
-        &["the number of a shadow page", "OWNERSHIP", "in no list"],
+        &["the number of a shadow page", "OWNERSHIP", "in no list", "in a wrong list"],
     ),
     (Mutant::Engine(Sabotage::HoldsForEver), Upkeep::Lazy, &["HELD"]),
     (Mutant::Engine(Sabotage::ForgetsToCatchUp), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
