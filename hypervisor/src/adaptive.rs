@@ -10,6 +10,7 @@
 //!   ([`mmu::shadow::Shadow::came_back`]): all its roots are brought up to date before they are loaded. Its ASIDs are new ones.
 //! - What the guest fences while it is steered its VMID does not see. So it gets a new one each time that it goes nested.
 
+use crate::coalescing;
 use crate::counters::{Counter, VcpuCounters};
 use crate::device::uart;
 use crate::env::Env;
@@ -161,6 +162,7 @@ fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     env.fence_shadows();
     if roots::come_back(g, run, env) {
         run.shared.counters.adapt_steered.bump();
+        coalescing::begin(g, run, env);
         return true;
     }
     begin_nested(run);

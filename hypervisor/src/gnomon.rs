@@ -18,6 +18,7 @@ use crate::vms::Vms;
 use abi::record::Record;
 use abi::tunable::Id;
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::frames::Frames;
@@ -140,6 +141,16 @@ impl Gnomon {
             (0..self.harts.len()).find(idle).into_iter().for_each(|hart| self.kick(hart, env));
         }
         why.map(Unreachable::from)
+    }
+
+    /// Memory is short: gives back the frames that are taken for what is done in the background. Returns whether there were some.
+    pub(crate) fn give_back_ahead(&self, frames: &Frames) -> bool {
+        let stops_moving = |vm: Arc<Vm>| {
+            let mut guard = vm.memory.lock();
+            let shadow = guard.as_mut().and_then(|memory| memory.shadow.as_mut());
+            shadow.is_some_and(|shadow| shadow.stop_moving(frames))
+        };
+        self.promoter.give_back(frames) || self.vms.all().any(stops_moving)
     }
 
     /// This hart has nothing to do: says so first, and looks again then, so that no wake-up falls between; waits if there is still

@@ -14,6 +14,7 @@ pub mod breaks;
 mod build;
 pub mod channel;
 pub mod chores;
+mod coalescing;
 pub mod connections;
 pub mod console;
 pub mod control;

@@ -28,9 +28,9 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use mmu::frames::{Frames, Owner};
+use mmu::frames::{Frames, MEGA_ORDER, Owner};
 use mmu::gstage::{Ready, Unresolved, in_portions};
-use mmu::shadow::{Answer, Config, Counters, Forget, GuestFence, Host, Lists, Root, Shadow, Upkeep};
+use mmu::shadow::{Answer, Config, Counters, Forget, Gathered, GuestFence, Host, Lists, Root, Shadow, Upkeep};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
@@ -174,6 +174,10 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: M
         past.serials = shadow.next_serial();
     }
     drop(past);
+    let shadow = shadow.map(|mut shadow| {
+        shadow.stop_moving(&g.harts[env.hart()].frames);
+        shadow
+    });
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
     // its roots' ASIDs are never loaded again.
     let space = space.destroy(&mut ShadowFence { g, vm, env });
@@ -450,6 +454,23 @@ fn fault_from_root<E: Env>(
             helped(g, &vm, why, env)
         }
     }
+}
+
+/// A portion of looking for what may be coalesced below a root, and of moving pages for that.
+#[cold]
+#[inline(never)]
+pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, env: &mut E) -> Gathered {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    // Whoever has no memory is in greater need of it.
+    let is_short = g.pager.has_work();
+    let take = || if is_short { None } else { frames.take_ahead(MEGA_ORDER) };
+    let gathered = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        if is_short {
+            shadow.stop_moving(frames);
+        }
+        shadow.gather(root, take, host)
+    });
+    gathered.unwrap_or(Gathered::Round(false))
 }
 
 /// How long it takes to see whether wide fences are many, in ticks of the timebase.

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`kind_of_instruction`](Translation::kind_of_instruction), [`handle_brief`](Translation::handle_brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`kind_of_instruction`](Translation::kind_of_instruction), [`handle_brief`](Translation::handle_brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
@@ -23,7 +23,7 @@ use crate::tunables::Tunables;
 use crate::vcpu::{Adapts, Vcpu, VcpuRun};
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
-use crate::{adaptive, shadow, two_stage};
+use crate::{adaptive, coalescing, shadow, two_stage};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use abi::tunable::Id;
 use alloc::boxed::Box;
@@ -162,7 +162,12 @@ impl Translation {
                 two_stage::load(run, env);
                 Ok(())
             }
-            Shadow(upkeep) => shadow::roots::load(g, run, upkeep, env),
+            Shadow(upkeep) => {
+                if upkeep == Upkeep::Steered {
+                    coalescing::begin(g, run, env);
+                }
+                shadow::roots::load(g, run, upkeep, env)
+            }
             Adaptive => adaptive::load(g, run, env),
         }
     }
@@ -271,6 +276,13 @@ impl Translation {
     pub fn choose<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
         if self == Adaptive {
             adaptive::look(g, run, now, env);
+        }
+    }
+
+    /// A look whether pages of the vCPU on this hart can be coalesced, at host time `now`.
+    pub fn gather<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
+        if self != TwoStage {
+            coalescing::look(g, run, now, env);
         }
     }
 

@@ -3,6 +3,7 @@
 mod adaptive;
 mod balloon;
 mod brief;
+mod coalescing;
 mod connections;
 mod console;
 mod control;

@@ -38,6 +38,9 @@ pub struct Gnomon {
 /// variant of its own.
 const PARTS: [Id; 4] = [Id::Steer, Id::Roots, Id::Globals, Id::Track];
 
+/// What is of no use but where much memory is used.
+const PARTS_OF_MEMORY: [Id; 1] = [Id::Coalesce];
+
 /// What tells subjects without superpages from others.
 const SMALL: &str = "-4k";
 
@@ -148,7 +151,7 @@ pub enum Extra {
     Nested,
     /// The same, and mode `steered` without each of its parts.
     Parts,
-    /// Those with 4 KiB leaves in every mode.
+    /// Those with 4 KiB leaves in every mode, and mode `steered` without what is for memory.
     Small,
 }
 
@@ -171,7 +174,7 @@ pub enum ChoiceError {
     /// An experiment has none of those that are chosen.
     #[error("there is nothing to measure: no subject that is chosen takes part in `{0}`")]
     #[diagnostic(help(
-        "`lane` has no KVM; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and the last two some without a part of `steered`"
+        "`lane` has no KVM; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`"
     ))]
     NotHere(&'static str),
 }
@@ -189,10 +192,13 @@ impl Choice {
                     Extra::Small => variant.lane && seat == Seat::Firmware,
                 };
                 let is_steered = variant.mmu == Some(MmuMode::Steered) && variant.lane;
-                let has_parts = extra == Extra::Parts && is_steered && seat == Seat::Firmware;
+                let parts: &[Id] = match extra {
+                    Extra::Parts if is_steered && seat == Seat::Firmware => &PARTS,
+                    Extra::Small if is_steered && seat == Seat::Firmware => &PARTS_OF_MEMORY,
+                    _ => &[],
+                };
                 let gnomon = Gnomon { seat, variant, superpages: true, without: None };
-                let parts = PARTS.into_iter().filter(move |_| has_parts);
-                let parts = parts.map(move |part| Gnomon { without: Some(part), ..gnomon });
+                let parts = parts.iter().map(move |part| Gnomon { without: Some(*part), ..gnomon });
                 let small = has_small.then_some(Gnomon { superpages: false, ..gnomon });
                 std::iter::once(gnomon).chain(small).chain(parts).map(Subject::Gnomon)
             })
@@ -278,7 +284,7 @@ mod tests {
         once.sort();
         once.dedup();
         assert_eq!(once.len(), all.len());
-        assert_eq!(all.len(), 1 + (9 + 6) + 9 + (6 + 4) + 2);
+        assert_eq!(all.len(), 1 + (9 + 6 + 1) + 9 + (6 + 4 + 1) + 2);
         assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 9 + 1 + 6 + 9 + 2);
         assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (9 + 1 + 4) + (6 + 4) + 9 + 2);
         assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 9 + 6 + 9 + 1);

@@ -62,6 +62,10 @@ tunables! {
     Globals = "globals", Kind::Switch, 1, "shadow tables keep the guest's G, if each vCPU on such tables can have a hart of its own; of VMs that start from now on";
     /// Quiet tables.
     Track = "track", Kind::Switch, 1, "tables of steered guests that stay as they are become quiet, and fences leave them out; of VMs that start from now on";
+    /// Coalescing.
+    Coalesce = "coalesce", Kind::Switch, 1, "512 pages of 4 KiB of a guest's on steered tables that agree get one leaf of 2 MiB, and are moved together for it";
+    /// What that may cost.
+    CoalesceShare = "coalesce-share", Kind::Number(900), 300, "thousandths of its time that a vCPU may take for looking for such pages and moving them";
     /// Steering.
     Steer = "steer", Kind::Switch, 1, "guests in mode steered take their page faults themselves; if off, Gnomon delivers them";
     /// What a steered root may cost.

@@ -13,6 +13,7 @@ mod originals;
 mod random;
 mod rig;
 mod shadow_bounded;
+mod shadow_coalesce;
 mod shadow_digest;
 mod shadow_ends;
 mod shadow_matrix;

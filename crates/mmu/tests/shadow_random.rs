@@ -80,7 +80,7 @@ fn a_guests_own_g_stage() {
 }
 
 /// Each mutant, the upkeep that it is for, and the checks that may catch it, by their messages.
-const MUTANTS: [(Mutant, Upkeep, &[&str]); 67] = [
+const MUTANTS: [(Mutant, Upkeep, &[&str]); 70] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::DropsFences, Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::KeepsOwn, Upkeep::Lazy, &["TLB-LIKE", "PROGRESS", "not Ok"]),
@@ -156,6 +156,9 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 67] = [
         Upkeep::Steered,
         &["the number of a shadow page", "OWNERSHIP", "in no list", "in a wrong list"],
     ),
+    (Mutant::Engine(Sabotage::KeepsCoalesced), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP"]),
+    (Mutant::Engine(Sabotage::SplitsOneParent), Upkeep::Steered, &["TLB-LIKE", "STEERED", "OWNERSHIP"]),
+    (Mutant::Engine(Sabotage::MovesUnderOthers), Upkeep::Steered, &["TLB-LIKE", "OWNERSHIP"]),
     (Mutant::Engine(Sabotage::HoldsForEver), Upkeep::Lazy, &["HELD"]),
     (Mutant::Engine(Sabotage::ForgetsToCatchUp), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
     (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),

@@ -115,6 +115,12 @@ impl Pte {
         Pfn::new((self.0 & PPN_MASK) >> PPN_SHIFT)
     }
 
+    /// The same entry, but that it leads to another frame.
+    #[must_use]
+    pub const fn leading_to<S: Space>(self, pfn: Pfn<S>) -> Pte {
+        Pte(self.0 & !PPN_MASK | pfn.raw() << PPN_SHIFT)
+    }
+
     /// Whether this is a pointer to the next table, if it is legal at all: valid, and no leaf.
     #[must_use]
     pub const fn is_pointer(self) -> bool {

@@ -38,6 +38,12 @@ pub fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u64), 
             return None;
         }
     }
+    if run.watch.is_to_gather(now) {
+        run.vm.translation.gather(g, run, now, env);
+        if run.watch.due() > now {
+            return None;
+        }
+    }
     run.vm.translation.look_again(g, run, env);
     let found = stuck(run, env);
     let is_proof = run.watch.looked(found, now.saturating_add(interval));

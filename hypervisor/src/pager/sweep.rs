@@ -69,7 +69,7 @@ impl Pager {
         if goal == Goal::Nothing {
             return false;
         }
-        if goal == Goal::Free && g.promoter.give_back(frames) {
+        if goal == Goal::Free && g.give_back_ahead(frames) {
             return true;
         }
         self.counters.portions.fetch_add(1, SeqCst);

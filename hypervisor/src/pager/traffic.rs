@@ -42,7 +42,7 @@ impl Pager {
                 let fetched = self.fetch_original(g, vm, (page, home), env);
                 self.fetched(g, vm, (page, fetched, since), env)
             }
-            Unreachable::OutOfFrames(AllocError::OutOfMemory) if g.promoter.give_back(&g.harts[env.hart()].frames) => {
+            Unreachable::OutOfFrames(AllocError::OutOfMemory) if g.give_back_ahead(&g.harts[env.hart()].frames) => {
                 Ok(())
             }
             Unreachable::OutOfFrames(error) => Err(self.short_of(g, vm, (error, since), env)),

@@ -3,6 +3,7 @@
 mod adapts;
 mod csrs;
 mod features;
+mod looks;
 mod run;
 mod shared;
 mod unexplained;
@@ -12,6 +13,7 @@ mod way;
 pub use adapts::Adapts;
 pub use csrs::{VsCsrs, VsTrapRegs};
 pub use features::Features;
+pub use looks::Looks;
 pub use run::{VcpuRun, VectorState};
 pub use shared::{ANY_SPACE, FenceQueue, NO_SPACE, NOWHERE, Vcpu, hsm, request};
 pub use unexplained::Unexplained;

@@ -3,6 +3,7 @@
 use super::adapts::Adapts;
 use super::csrs::VsCsrs;
 use super::features::Features;
+use super::looks::Looks;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::unexplained::Unexplained;
 use super::watch::Watch;
@@ -58,6 +59,8 @@ pub struct VcpuRun {
     pub features: Features,
     /// When it is looked at even if it makes no exit, and what the last look found.
     pub watch: Watch,
+    /// What looks have found that are for coalescing.
+    pub looks: Looks,
     /// Its root, on shadow tables, from its first load until it is parked.
     pub root: Option<Root>,
     /// Access faults that nothing on shadow tables explains.
@@ -102,6 +105,7 @@ impl VcpuRun {
             adapts,
             features: Features::default(),
             watch: Watch::default(),
+            looks: Looks::default(),
             root: None,
             unexplained: Unexplained::NONE,
             asids_beyond: 0,
@@ -196,6 +200,7 @@ impl VcpuRun {
         self.deadline = u64::MAX;
         self.features = Features::default();
         self.watch = Watch::default();
+        self.looks = Looks::default();
         self.vm.events.lock().start(self.shared.id);
         // Whatever was asked of an earlier life is moot; the external line is not of the vCPU.
         self.shared.posted.store(request::EXTERNAL | request::FENCE_I, Ordering::Release);

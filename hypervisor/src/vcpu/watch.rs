@@ -10,7 +10,9 @@ pub struct Watch {
     relax: u64,
     /// When what its root costs is to be looked at; 0: it is not.
     choose: u64,
-    /// The soonest of the three.
+    /// When it is to be looked at whether its pages can be coalesced; 0: it is not.
+    gather: u64,
+    /// The soonest of the four.
     due: u64,
     last: Option<Stuck>,
 }
@@ -35,6 +37,9 @@ impl Watch {
         self.due = if self.relax != 0 && self.relax < self.look { self.relax } else { self.look };
         if self.choose != 0 && self.choose < self.due {
             self.due = self.choose;
+        }
+        if self.gather != 0 && self.gather < self.due {
+            self.due = self.gather;
         }
     }
 
@@ -73,6 +78,25 @@ impl Watch {
     #[must_use]
     pub const fn is_to_choose(&self, now: u64) -> bool {
         self.choose != 0 && self.choose <= now
+    }
+
+    /// Whether its pages can be coalesced is to be looked at, at host time `due`, if nobody has said so before.
+    pub const fn gather_at(&mut self, due: u64) {
+        if self.gather == 0 {
+            self.gather_again(due);
+        }
+    }
+
+    /// The same, whatever was said before.
+    pub const fn gather_again(&mut self, due: u64) {
+        self.gather = due;
+        self.reckon();
+    }
+
+    /// Whether that is to be looked at now. Whoever does says when it is next.
+    #[must_use]
+    pub const fn is_to_gather(&self, now: u64) -> bool {
+        self.gather != 0 && self.gather <= now
     }
 
     /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner

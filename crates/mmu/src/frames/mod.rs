@@ -26,7 +26,7 @@ pub use giga::Giga;
 pub use loan::{Loan, Piece};
 pub use originals::{Neglect, Original, Originals};
 pub use owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
-pub use run::{Ahead, MEGA_ORDER, Run};
+pub use run::{Ahead, MEGA_ORDER, Row, Run};
 pub use tags::Tags;
 pub use zeroed::MOST_ZEROED;
 #[cfg(feature = "sabotage")]
@@ -318,6 +318,13 @@ impl Frames {
         self.shared.ahead.fetch_sub(ahead.pages(), Relaxed);
         let (store, first) = (&self.shared.store, ahead.first.raw());
         store.give(self.hart, store.blocks_of(first, ahead.pages()), first, ahead.pages());
+    }
+
+    /// Gives back what is left of some.
+    pub fn put_back_row(&self, mut row: Row) {
+        while let Some(ahead) = row.take_run() {
+            self.put_back(ahead);
+        }
     }
 
     /// Gives frames back. No table and no TLB may lead to them any more: runs that one did come

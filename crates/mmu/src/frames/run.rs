@@ -89,6 +89,44 @@ impl Ahead {
     }
 }
 
+/// What is left of frames that were taken ahead, and are used one after another. Dropping it leaks the frames.
+#[must_use = "dropping it leaks its frames"]
+#[derive(PartialEq, Eq, Debug)]
+pub struct Row {
+    next: Pfn<Hpa>,
+    left: u64,
+}
+
+impl Row {
+    /// All of them.
+    pub const fn of(ahead: Ahead) -> Self {
+        Self { next: ahead.first, left: ahead.pages() }
+    }
+
+    /// The next one, if any is left.
+    #[must_use]
+    pub const fn take(&mut self) -> Option<Ahead> {
+        if self.left == 0 {
+            return None;
+        }
+        let first = self.next;
+        (self.next, self.left) = (first.add(1), self.left - 1);
+        Some(Ahead { first, order: 0 })
+    }
+
+    /// As many as are one run, if any are left.
+    pub(super) const fn take_run(&mut self) -> Option<Ahead> {
+        if self.left == 0 {
+            return None;
+        }
+        let (first, left) = (self.next, self.left);
+        let (aligned, most) = (first.raw().trailing_zeros(), left.ilog2());
+        let order = if aligned < most { aligned } else { most };
+        (self.next, self.left) = (first.add(1 << order), left - (1 << order));
+        Some(Ahead { first, order: order as u8 })
+    }
+}
+
 impl fmt::Debug for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} +{} frames", self.first(), self.pages())

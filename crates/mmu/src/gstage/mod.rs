@@ -14,7 +14,7 @@
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
 //!   leaf; one without leads to originals of images ([`originals`]) and has W=0 (OWNERSHIP).
 //! - Leaves are 4 KiB or 2 MiB, or 1 GiB where that is asked for ([`giga`]). Pointers never change but from invalid and, in `remove`,
-//!   `mega`, `giga` and `promote`, back.
+//!   `mega`, `giga` and `promote`, back; and from a leaf where that is split.
 //! - An invalid entry is 0, or keeps a page ([`kept`]).
 //! - A new table or page is complete before the one write that links it, which releases, so a concurrent hardware
 //!   walk finds the old state or the new one. It says what it owes, as all writes of tables do ([`crate::table`]).
@@ -31,6 +31,7 @@ mod originals;
 mod promote;
 mod ready;
 mod region;
+mod relocate;
 mod remains;
 mod remove;
 mod space;
@@ -41,6 +42,7 @@ pub use kept::{Comes, Sight};
 pub use promote::{Promoted, Promotion};
 pub use ready::{Content, Ready, Unresolved, in_portions, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
+pub(crate) use relocate::{Leaving, Near};
 pub use remains::{Remain, Remains};
 pub use space::{
     Ad, AddressSpace, Counters, How, Images, OWNED, Policy, Publish, Residence, ResolveError, Resolved, Superpages,

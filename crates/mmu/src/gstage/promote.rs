@@ -9,7 +9,8 @@
 //! ```
 //!
 //! What the guest writes to meanwhile has W again ([`AddressSpace::dirty`]), so it shows. Frames that follow one another as the
-//! pages do stay, and nothing is copied. A page of which the swap device has a copy, and one that is idle or out, keeps its leaf.
+//! pages do stay, and nothing is copied. A page of which the swap device has a copy, and one that is idle or out, keeps its leaf; so do pages that stand where
+//! a guest's addresses want them ([`super::relocate`]).
 
 use super::mega::MOST_TAKEN;
 use super::space::{AddressSpace, OWNED, Publish, Superpages, Taken, around, settle};
@@ -91,7 +92,7 @@ impl AddressSpace {
     /// can stay.
     fn small_leaves(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<bool> {
         let (first, _) = self.mega_around(page)?;
-        if self.has_copies(first) {
+        if self.has_copies(first) || self.apart.contains(&first.raw()) {
             return None;
         }
         let (_, table) = self.table_at(first, mem)?;

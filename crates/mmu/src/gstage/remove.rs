@@ -67,6 +67,7 @@ impl AddressSpace {
         }
         // From here on nothing fails.
         self.disturb(&range);
+        self.forget_apart(&range);
         let mut stale = Stale::none();
         for page in gigas {
             let table = tables.pop().expect("one table for each leaf that is cut");

@@ -7,7 +7,7 @@ use crate::table;
 use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
@@ -314,6 +314,8 @@ pub struct AddressSpace {
     pub(super) copies: BTreeMap<u64, SwapSlot>,
     /// The first page of 2 MiB that are being copied ([`super::promote`]), as long as nothing but stores happens to them.
     pub(super) moving: Option<Pfn<Gpa>>,
+    /// The first pages of 2 MiB of which some have moved to where a guest's addresses want them ([`super::relocate`]): they stay apart.
+    pub(super) apart: BTreeSet<u64>,
 }
 
 impl AddressSpace {
@@ -345,6 +347,7 @@ impl AddressSpace {
             forgone: Vec::new(),
             copies: BTreeMap::new(),
             moving: None,
+            apart: BTreeSet::new(),
         })
     }
 

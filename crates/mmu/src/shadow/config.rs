@@ -249,6 +249,14 @@ counters! {
     split = "shadow.leaves_split",
     /// Times that such 2 MiB could have a leaf again.
     rejoined = "shadow.leaves_rejoined",
+    /// Times that a leaf of 2 MiB came to stand for 512 of 4 KiB.
+    coalesced = "shadow.coalesced",
+    /// Times that it did no more, since one of those changed.
+    coalesced_split = "shadow.coalesced_split",
+    /// Of those that do, the ones whose pages were moved for it.
+    gathered = "shadow.gathered",
+    /// Pages that were moved for that.
+    moved = "shadow.pages_moved",
     /// Quiet tables that somebody came to.
     woken = "shadow.tables_woken",
     /// Entries that the lane brought in step.

@@ -3,6 +3,7 @@
 use super::candidates::{Candidates, STIRS};
 use super::config::{Config, Counters, Host, Upkeep};
 use super::digest::Digests;
+use super::gathering::Gathering;
 use super::index::Index;
 use super::lane_memory::LaneMemory;
 use super::lists::Lists;
@@ -62,6 +63,8 @@ pub struct Shadow<S: Shadowed = Gva> {
     pub(super) is_closed: bool,
     /// Every shadow page says in its header who it is.
     pub(super) all_have_headers: bool,
+    /// The search for what may be coalesced.
+    pub(super) gathering: Gathering<S>,
     /// Where the search for victims goes on.
     pub(super) hand: Id,
     /// And where that for such as the guest seems to use no more does.
@@ -117,6 +120,7 @@ impl<S: Shadowed> Shadow<S> {
             lane: None,
             is_closed: false,
             all_have_headers: false,
+            gathering: Gathering::new(),
             hand: 0,
             dead_hand: 0,
             counters: Counters::default(),
@@ -194,6 +198,7 @@ impl<S: Shadowed> Shadow<S> {
     pub fn audit(&self, mem: &impl PhysMem) {
         self.index.audit(mem);
         self.audit_quiet(mem);
+        self.audit_coalesced(mem);
     }
 
     /// Whether it is broken so.

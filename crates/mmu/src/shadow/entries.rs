@@ -132,6 +132,7 @@ impl<S: Shadowed> Shadow<S> {
         let Some(mirror) = self.index.page(id).mirror(index, host.mem) else {
             return self.index.unpark(at, host.mem);
         };
+        self.split(id, host);
         self.emptied += 1;
         let page = self.index.page(id);
         let (old, debt) = table::exchange(page.entry_at(index), self.unfilled(page, mirror), host.mem);
@@ -168,10 +169,9 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Makes an entry, not live now, a pointer to `child`.
     pub(super) fn set_pointer<M: PhysMem, H>(&mut self, at: At, mirror: Pte, child: Id, host: &mut Host<'_, M, H>) {
-        let leads_to = self.index.page(child);
-        let mut pte = Entry::Table(leads_to.table()).encode();
-        if leads_to.key.role == Role::Table {
-            pte.0 |= self.mark(child, host.mem).bits();
+        debug_assert!(!self.index.page(child).is_coalesced || self.is_sabotaged(Sabotage::KeepsCoalesced));
+        let pte = self.pointer_to(child, host.mem);
+        if self.index.page(child).key.role == Role::Table {
             self.index.page_mut(at.0).leads_at(at.1);
         }
         self.index.insert(at, mirror, List::Parents(child), host.mem);

@@ -168,7 +168,7 @@ impl<S: Shadowed> Shadow<S> {
             let (key, index) = (page.key, format.index_in_frame(gva, page.key.level));
             let Some(level) = key.level.down() else {
                 // A fault there is the guest's, whatever the tables say: those who find a walk ask no more.
-                if format.fits(gva) {
+                if format.fits(gva) && !page.is_coalesced {
                     self.walks.remember(root.serial, gva, id);
                 }
                 return (id, index);
@@ -197,7 +197,14 @@ impl<S: Shadowed> Shadow<S> {
             Some(at) => at,
             // None is remembered there.
             None if !root.format.fits(gva) => return None,
-            None => self.descend_from_root(root, gva, mem),
+            None => {
+                let at = self.descend_from_root(root, gva, mem);
+                // One leaf stands for all of them: it has to be split first.
+                if self.index.page(at.0).is_coalesced {
+                    return None;
+                }
+                at
+            }
         };
         let page = self.index.page_mut(at.0);
         page.is_recent = true;
@@ -424,6 +431,7 @@ impl<S: Shadowed> Shadow<S> {
     ) -> Answer {
         let (mut id, mut is_new) = (from, false);
         loop {
+            self.split(id, host);
             let page = self.index.page_mut(id);
             page.is_recent = true;
             let key = page.key;
@@ -540,6 +548,7 @@ impl<S: Shadowed> Shadow<S> {
             if self.steers() && key.role == Role::Table && self.index.page(id).guest.is_none() {
                 self.index.page_mut(id).guest = Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn());
             }
+            self.split(id, host);
             let fences = self.passed.fences();
             self.index.page_mut(id).use_.comes(fences);
             let mappings = self.place(id, (above, gva), host);

@@ -343,6 +343,7 @@ impl<S: Shadowed> Shadow<S> {
         if behind == 0 {
             return Ok(());
         }
+        self.split(id, host);
         if is_free {
             behind = self.empty_faulting(id, part, behind, host);
         }

@@ -24,7 +24,7 @@ use super::candidates::STIRS;
 use super::engine::Shadow;
 use super::index::List;
 use super::lane_memory::{ID_AT, LINE_BYTES, LOG_AT, LaneMemory, faults_always, whole_chunk};
-use super::page::{At, Id, MARK, Place, Role};
+use super::page::{At, COALESCED, Id, MARK, Place, Role};
 use super::passed::Mappings;
 use super::rows::Row;
 use super::sabotage::Sabotage;
@@ -257,8 +257,10 @@ impl<S: Shadowed> Shadow<S> {
             return self.index.table_below(at, mem);
         }
         let entry = Pte(mem.read_u64(self.index.page(at.0).entry_at(at.1)));
-        let leads = entry.is_pointer() && entry.flags().contains(MARK);
-        leads.then(|| self.id_of(entry.pfn::<Hpa>().base(), mem))
+        if entry.is_pointer() && entry.flags().contains(MARK) {
+            return Some(self.id_of(entry.pfn::<Hpa>().base(), mem));
+        }
+        if entry.flags().contains(PteFlags::V | COALESCED) { self.index.table_below(at, mem) } else { None }
     }
 
     /// The flag of a pointer to a shadow of a guest's table that the lane may follow.

@@ -18,6 +18,7 @@
 //! | `digest`, `by_digest` | what is to be compared of a part that many roots share, in a row |
 //! | `steer` | what an entry is to be where the guest gets its page faults itself |
 //! | `lane`, `lane_memory` | what the lane needs to do the same for one entry, and how the engine learns of it |
+//! | `coalesce`, `gather` | leaves that one of 2 MiB stands for, and who sees to it that there are some |
 //! | `protect` | write protection of guest tables |
 //! | `upkeep` | what the upkeeps answer differently, one file each |
 //! | `root`, `roots`, `views` | roots, and what one vCPU remembers of those that it used |
@@ -39,12 +40,15 @@
 
 mod by_digest;
 mod candidates;
+mod coalesce;
 mod config;
 mod digest;
 mod engine;
 mod entries;
 mod fault;
 mod fences;
+mod gather;
+mod gathering;
 mod heads;
 mod index;
 mod lane;
@@ -70,6 +74,7 @@ pub use config::{Budget, Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::{Answer, Forget};
 pub use fences::GuestFence;
+pub use gather::Gathered;
 pub use lane_memory::{GLOBAL_LEAVES, LEAVES, whole_chunk};
 pub use lists::Lists;
 pub use page::MARK;

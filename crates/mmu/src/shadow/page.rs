@@ -17,6 +17,7 @@
 //!   header says of it, four bytes for each entry. A guest that has taken a page from an address often puts it there again.
 //! - Pointers from one shadowed table to another carry [`MARK`]; others do not, and so the lane stays out of
 //!   what is not a shadow of a guest's table.
+//! - A leaf with [`COALESCED`] stands for the pointer that was there: it is in the list of parents of the page that this led to.
 
 mod parked;
 
@@ -28,6 +29,9 @@ use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space}
 
 /// The software bit of pointers between shadows of guest tables.
 pub const MARK: PteFlags = PteFlags::RSW0;
+
+/// The software bit of a leaf of 2 MiB that stands for a shadow page of level 0, and in place of the pointer to it (`coalesce`).
+pub const COALESCED: PteFlags = PteFlags::RSW1;
 
 /// The guest's entries are read without Svnapot and Svpbmt: the guest is not offered them.
 pub(super) const CAPS: Caps = Caps { svnapot: false, svpbmt: false };
@@ -199,6 +203,10 @@ pub(super) struct Page {
     pub seen: u8,
     /// How calm its table is.
     pub calm: Calm,
+    /// Whether a leaf of 2 MiB stands for it in all entries that led to it (`coalesce`).
+    pub is_coalesced: bool,
+    /// What its leaves looked like when they were looked at last (`gather`).
+    pub looks_like: u64,
 }
 
 /// Where a shadow page translates, by all that it is linked below, or was: what fences there are about it. The lane does not say which
@@ -291,6 +299,8 @@ impl Page {
             digest: NO_DIGEST,
             seen: 0,
             calm: Calm::NEW,
+            is_coalesced: false,
+            looks_like: 0,
         }
     }
 
@@ -423,9 +433,15 @@ impl Page {
         self.stirred[index / 64] >> (index % 64) & 1 == 1
     }
 
-    /// Whether the entry, live and as it stands in the table, is a pointer.
+    /// Whether the entry, live and as it stands in the table, is a pointer, or stands in place of one.
     pub fn is_pointer(&self, entry: Pte) -> bool {
-        self.key.level > Level::PAGE && !entry.flags().intersects(PteFlags::R | PteFlags::X)
+        let flags = entry.flags();
+        self.key.level > Level::PAGE && (!flags.intersects(PteFlags::R | PteFlags::X) || flags.contains(COALESCED))
+    }
+
+    /// Whether all entries are live.
+    pub fn is_full(&self) -> bool {
+        self.live.iter().all(|part| *part == u64::MAX)
     }
 
     /// Whether the page is one whose entries may be out of step with the guest's.

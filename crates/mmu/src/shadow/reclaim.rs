@@ -209,7 +209,7 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// All harts have forgotten all translations of the VM.
-    fn flushed<M, H>(&mut self, host: &mut Host<'_, M, H>) {
+    pub(super) fn flushed<M, H>(&mut self, host: &mut Host<'_, M, H>) {
         let _ = host.debt.take().paid();
         self.stores_may_pass = false;
         self.spare.append(&mut self.retired);

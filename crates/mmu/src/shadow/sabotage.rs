@@ -104,4 +104,10 @@ pub enum Sabotage {
     ForgetsPassedSpells,
     /// The lane goes by a G-stage that was.
     KeepsChunks,
+    /// A leaf of 2 MiB goes on to stand for leaves that have changed.
+    KeepsCoalesced,
+    /// Of the entries that lead to a page, the first alone is a pointer again when it is split.
+    SplitsOneParent,
+    /// Of the other leaves that lead to a frame that a page leaves, only the first is found.
+    MovesUnderOthers,
 }

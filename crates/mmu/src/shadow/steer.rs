@@ -128,6 +128,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         self.counters.synced_entries += 1;
         host.budget.spend(Budget::DERIVE);
+        self.split(at.0, host);
         self.remake(at, ours, pte, host);
     }
 

@@ -1,11 +1,11 @@
 //! A VM on steered tables: its guest writes its tables, and what hardware finds by ours is asked.
 
 use super::{HOST, Hardware, RAM, REGION};
-use mmu::shadow::{Answer, Config, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::shadow::{Answer, Config, Gathered, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::table::is_poison;
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};
 use oracle::Machine;
-use rv::{Access, Addr, Asid, FenceLog, Format, Gva, Hpa, Level, Pfn, PhysMem, Pte, Request};
+use rv::{Access, Addr, Asid, FenceLog, Format, Gva, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request};
 
 /// One, with memory for the lane.
 pub struct Steered {
@@ -135,6 +135,42 @@ impl Steered {
         let (root, request) = (self.root(), Request::supervisor(Access::Load));
         let mut answers = (0..10).map(|_| self.operate(|shadow, host| shadow.fault(&root, gva, &request, host)));
         answers.find(|answer| *answer != Answer::Retry).unwrap_or_else(|| panic!("PROGRESS: {gva}"))
+    }
+
+    /// Its user mode loads from an address, which it may.
+    pub fn access_as_user(&mut self, gva: Addr<Gva>) {
+        let (root, request) = (self.root(), Request { mode: Mode::User, ..Request::supervisor(Access::Load) });
+        let mut answers = (0..10).map(|_| self.operate(|shadow, host| shadow.fault(&root, gva, &request, host)));
+        assert!(answers.any(|answer| matches!(answer, Answer::Filled { .. })), "{gva}");
+    }
+
+    /// A portion of looking for what may be coalesced.
+    pub fn gather(&mut self) -> Gathered {
+        let root = self.root();
+        let Self { mem, frames, space, shadow, .. } = self;
+        shadow.alone(mem, |shadow, mem| {
+            let (mut ready, mut hw) = (Ready::Nothing, Hardware);
+            shadow.gather(&root, || frames.take_ahead(9), &mut Host::new(space, (frames, &mut ready), mem, &mut hw))
+        })
+    }
+
+    /// What is being moved is not moved any more. Says whether something was.
+    pub fn stop_moving(&mut self) -> bool {
+        self.shadow.stop_moving(&self.frames)
+    }
+
+    /// The leaf that hardware finds for an address, and its level.
+    pub fn walk(&self, gva: Addr<Gva>) -> (Pte, Level) {
+        let Root { mut table, format, .. } = self.root();
+        let mut level = format.root_level();
+        loop {
+            let pte = Pte(self.mem.read_u64(table.at(8 * format.index(gva, level) as u64)));
+            assert!(pte.flags().contains(PteFlags::V) && !is_poison(pte), "{gva}: {pte:x?}");
+            if !pte.is_pointer() {
+                return (pte, level);
+            }
+            (table, level) = (pte.pfn(), level.down().expect("a pointer is above level 0"));
+        }
     }
 
     /// Where the entry of level 0 is that hardware finds, if marked pointers lead to one.

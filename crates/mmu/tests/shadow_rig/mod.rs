@@ -45,6 +45,7 @@ macro_rules! host {
 mod accesses;
 mod audit;
 mod edits;
+mod gathering;
 pub mod hardware;
 pub mod history;
 pub mod lane;
@@ -115,6 +116,13 @@ pub struct Setup {
     pub upkeep: Upkeep,
     pub seed: u64,
     pub mutant: Mutant,
+}
+
+impl Setup {
+    /// Whether the guest has tables of user pages in this life that can be coalesced: in others it would hide what else may be wrong.
+    const fn gathers(&self) -> bool {
+        matches!(self.upkeep, Upkeep::Steered) && self.seed % 5 == 3
+    }
 }
 
 struct Vcpu<S: Subject> {
@@ -200,6 +208,12 @@ impl<S: Subject> Rig<S> {
         let is_paged = pick(3) == 0;
         let is_stubborn = pick(2) == 0;
         let globals = S::HAS_GLOBALS && pick(4) != 0;
+        // To fill a table of 512 entries takes some.
+        let (pages, budget) = match setup.gathers() {
+            true if setup.seed.is_multiple_of(2) => (256, budget),
+            true => (256, AMPLE),
+            false => (pages, budget),
+        };
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
         machine.zero_frames(IMAGE, 512);
@@ -485,6 +499,10 @@ impl<S: Subject> Rig<S> {
         }
         let n = self.pick(self.vcpus.len() as u64) as usize;
         self.arm(n);
+        if self.setup.gathers() && self.pick(10) == 0 {
+            self.lay_out_or_gather(n);
+            self.learn();
+        }
         match self.pick(if self.is_paged { 37 } else { 32 }) {
             0..=14 => {
                 let (gva, request) = (self.address(), self.request());
@@ -522,6 +540,7 @@ impl<S: Subject> Rig<S> {
             promotion.discard(&self.frames);
         }
         let mut shadow = self.shadow.take().expect("until the end");
+        shadow.stop_moving(&self.frames);
         for (vcpu, hart) in self.vcpus.iter_mut().zip(&self.bus.0.borrow().harts) {
             shadow.detach_all(Some(&vcpu.root), &mut vcpu.views, &hart.log.borrow());
         }

@@ -50,7 +50,7 @@ impl<S: Subject> Rig<S> {
         self.promoting = self.space.begin_promotion(first, || self.frames.take_ahead(9), &mem);
     }
 
-    fn own(&mut self, page: Pfn<Gpa>) {
+    pub(super) fn own(&mut self, page: Pfn<Gpa>) {
         loop {
             let reached = host!(self, (&mut Ready::Never, self.budget), |shadow, host| {
                 shadow.resolve(page.base(), Access::Store, host)

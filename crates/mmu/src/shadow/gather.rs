@@ -1,0 +1,313 @@
+//! Who looks for pages that may be coalesced, and moves frames so that they can be.
+//!
+//! Where a guest's pages lie in another order than their addresses, no leaf of 2 MiB says what theirs do. Only Gnomon sees where the
+//! host's frames are; so it takes 2 MiB of them, and puts the pages there in the order of their addresses, some in each portion:
+//!
+//! ```text
+//!   no leaf leads to some pages ──► fence ──► copy them ──► fence ──► their own leaves, and the G-stage, lead to the copies
+//! ```
+//!
+//! Nobody waits for the rest: between two portions each page is in one frame or the other, and every table says which.
+
+use super::coalesce::Leaves;
+use super::config::Host;
+use super::engine::Shadow;
+use super::gathering::Moving;
+use super::index::List;
+use super::page::{At, Id, PARTS, Page, below, indices};
+use super::root::{Paging, Root};
+use super::sabotage::Sabotage;
+use super::shadowed::Shadowed;
+use crate::frames::{Ahead, Frames, Row};
+use crate::gstage::{Leaving, Near};
+use crate::stale::Stale;
+use crate::table::{self, State};
+use alloc::vec::Vec;
+use rv::format::ENTRIES;
+use rv::{Addr, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+
+/// Pages that are moved in one portion: some 60,000 instructions.
+const PORTION: usize = 32;
+
+/// Pages of which it is seen in one portion whether they may be moved.
+const SEEN_AT_ONCE: usize = 128;
+/// Portions for 2 MiB, where 21 are enough if nothing is in the way.
+const PORTIONS: u32 = 100;
+
+/// What a portion has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gathered {
+    /// There is more to look at, or to move.
+    More,
+    /// All that the root leads to has been looked at since this was said last. Whether anything has come of it.
+    Round(bool),
+}
+
+impl<S: Shadowed> Shadow<S> {
+    /// Does a portion of looking for what may be coalesced below a root, in `steered`: goes on with what it has begun, or looks at some
+    /// tables, and coalesces those whose frames follow one another. Those whose frames do not it moves, with frames that `take` gives, if
+    /// they are as they were the time before.
+    pub fn gather<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root<S>,
+        take: impl FnOnce() -> Option<Ahead>,
+        host: &mut Host<'_, M, H>,
+    ) -> Gathered {
+        let gathered = self.gather_some(root, take, host);
+        self.conclude(host);
+        gathered
+    }
+
+    fn gather_some<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root<S>,
+        take: impl FnOnce() -> Option<Ahead>,
+        host: &mut Host<'_, M, H>,
+    ) -> Gathered {
+        if !self.steers() || root.paging == Paging::Bare || !S::HAS_LANE || !host.space.may_have_mega() {
+            return Gathered::Round(false);
+        }
+        if self.gathering.moving.is_some() {
+            self.move_some(take, host);
+            return Gathered::More;
+        }
+        if self.gathering.root != root.serial {
+            (self.gathering.root, self.gathering.next) = (root.serial, Addr::new(0));
+        }
+        while !host.budget.is_spent() {
+            let from = self.gathering.next;
+            // The lower half: the other is the kernel's, whose pages are no user's.
+            let Some((id, there)) = self.table_from(root.id, Addr::new(0), (from, root), host) else {
+                self.gathering.next = Addr::new(0);
+                return Gathered::Round(core::mem::take(&mut self.gathering.has_found));
+            };
+            self.gathering.next = there.wrapping_add(Level::MEGA.bytes());
+            let page = self.index.page(id);
+            if page.is_coalesced {
+                continue;
+            }
+            match self.leaves_of(page, host) {
+                Leaves::Various => self.index.page_mut(id).looks_like = 0,
+                Leaves::Run(first) => {
+                    self.gathering.has_found = true;
+                    self.coalesce(id, first, host);
+                }
+                // Twice the same: nobody is about to change it.
+                Leaves::Scattered(sum) if page.looks_like == sum => {
+                    // Whatever comes of it, it is not tried again before something is different.
+                    let serial = page.serial;
+                    self.index.page_mut(id).looks_like = !sum;
+                    self.gathering.moving = Some(Moving { id, serial, row: None, seen: 0, done: 0, left: PORTIONS });
+                    return Gathered::More;
+                }
+                Leaves::Scattered(sum) if page.looks_like == !sum => {}
+                Leaves::Scattered(sum) => {
+                    self.gathering.has_found = true;
+                    self.index.page_mut(id).looks_like = sum;
+                }
+            }
+        }
+        Gathered::More
+    }
+
+    /// The first shadow page of level 0 below a page, in the lower half of addresses, that translates `from` or what is behind it, and
+    /// where that is. `gva`: an address that the page translates.
+    fn table_from<M: PhysMem, H>(
+        &self,
+        id: Id,
+        gva: Addr<S>,
+        (from, root): (Addr<S>, &Root<S>),
+        host: &mut Host<'_, M, H>,
+    ) -> Option<(Id, Addr<S>)> {
+        let page = self.index.page(id);
+        let level = page.key.level;
+        let end = if level == root.format.root_level() { ENTRIES / 2 } else { ENTRIES };
+        let behind = from.raw().saturating_sub(below(level, gva, 0).raw()) >> level.shift();
+        let start = (behind as usize).min(end);
+        for part in start / 64..PARTS {
+            let leading = page.leading_in(part);
+            host.budget.spend(1);
+            for index in indices(part, leading).skip_while(|index| *index < start).take_while(|index| *index < end) {
+                let there = below(level, gva, index);
+                host.budget.spend(2);
+                let Some(child) = self.table_below((id, index), host.mem) else { continue };
+                if level == Level::MEGA {
+                    return Some((child, there));
+                }
+                let found = self.table_from(child, there, (from, root), host);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether a page that a shadow page leads to may be moved.
+    fn may_move<M: PhysMem, H>(&self, at: At, host: &Host<'_, M, H>) -> bool {
+        let gfn = self.index.page(at.0).made_from(at.1, host.mem).pfn();
+        self.index.heads.contains(gfn)
+            && !self.is_shadowed(gfn, host.mem)
+            && self.is_only_users(at, gfn, host.mem)
+            && host.space.may_move(gfn, host.mem)
+    }
+
+    /// Whether no other leaf for user mode leads to the frame, nor any of the same page. Two that want it in different places would take it
+    /// from each other for ever.
+    fn is_only_users(&self, at: At, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+        /// Leaves that are looked at; most frames have two, the other being the kernel's.
+        const MOST: u32 = 4;
+        let mut left = MOST;
+        for list in [List::Frame(gfn), List::Mega(gfn)] {
+            let mut next = self.index.first(list, mem);
+            while let Some((id, index)) = next {
+                let page = self.index.page(id);
+                let is_users = || Pte(mem.read_u64(page.entry_at(index))).flags().contains(PteFlags::U);
+                left -= 1;
+                if left == 0 || (id, index) != at && page.is_live(index) && (id == at.0 || is_users()) {
+                    return false;
+                }
+                next = self.index.next((id, index), mem);
+            }
+        }
+        true
+    }
+
+    /// Moves the next pages, and coalesces when that was all. Where something is not as it was, they stay where they are.
+    fn move_some<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        take: impl FnOnce() -> Option<Ahead>,
+        host: &mut Host<'_, M, H>,
+    ) {
+        let Some(mut moving) = self.gathering.moving.take() else { return };
+        let is_there = |page: &Page| page.serial == moving.serial && !page.is_coalesced && page.is_full();
+        if moving.left == 0 || !self.index.get(moving.id).is_some_and(is_there) {
+            return moving.end(host.frames);
+        }
+        moving.left -= 1;
+        let Some(row) = &mut moving.row else {
+            let some = moving.seen..moving.seen + SEEN_AT_ONCE;
+            if !some.clone().all(|index| self.may_move((moving.id, index), host)) {
+                return;
+            }
+            moving.seen = some.end;
+            if moving.seen == ENTRIES {
+                let Some(taken) = take() else { return };
+                self.gathering.has_found = true;
+                moving.row = Some(Row::of(taken));
+            }
+            self.gathering.moving = Some(moving);
+            return;
+        };
+        let may_go_on = self.move_pages(moving.id, (row, &mut moving.done), host);
+        if !may_go_on {
+            return moving.end(host.frames);
+        }
+        if moving.done < ENTRIES {
+            self.gathering.moving = Some(moving);
+            return;
+        }
+        if let Leaves::Run(first) = self.leaves_of(self.index.page(moving.id), host) {
+            self.counters.gathered += 1;
+            self.coalesce(moving.id, first, host);
+        }
+    }
+
+    /// Moves some pages, from number `done` on. Says whether it may go on.
+    fn move_pages<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        (row, done): (&mut Row, &mut usize),
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
+        /// To copy a page, and what is around it.
+        const MOVE: u32 = 150;
+        /// To split 2 MiB.
+        const SPLIT: u32 = 900;
+        let (mut stale, mut near, mut may_go_on) = (Stale::none(), Near::default(), true);
+        let mut leaving: Vec<(Addr<Hpa>, Pte, Leaving)> = Vec::with_capacity(PORTION);
+        for index in *done..ENTRIES.min(*done + PORTION) {
+            if host.budget.is_spent() {
+                break;
+            }
+            let page = self.index.page(id);
+            let (at, mirror) = (page.entry_at(index), page.made_from(index, host.mem));
+            let gfn = mirror.pfn();
+            // Since it was looked at the guest may have done anything to it.
+            let is_leaf = State::of(Pte(host.mem.read_u64(at))) == State::Leaf;
+            if !is_leaf || self.is_shadowed(gfn, host.mem) || !self.is_only_users((id, index), gfn, host.mem) {
+                may_go_on = false;
+                break;
+            }
+            if !self.forget_others((id, index), gfn, host) {
+                break;
+            }
+            let splits = host.space.counters().splits;
+            let Some(page) = host.space.leave(gfn, (&mut near, &mut stale), host.frames, host.mem) else {
+                may_go_on = false;
+                break;
+            };
+            host.budget.spend(MOVE + SPLIT * (host.space.counters().splits - splits) as u32);
+            self.unteach(FenceScope::Range { start: gfn.base(), bytes: PAGE_BYTES }, host.mem);
+            let (leaf, debt) = table::exchange(at, self.unfilled(self.index.page(id), mirror), host.mem);
+            self.owe(debt, host);
+            leaving.push((at, leaf, page));
+        }
+        if stale.is_none() {
+            return may_go_on;
+        }
+        self.counters.flushes += 1;
+        self.emptied += 1;
+        let retired = stale.fence(host.hw);
+        self.flushed(host);
+        let mut frames = Vec::with_capacity(PORTION);
+        for (.., page) in &leaving {
+            let frame = row.take().expect("as many as there are pages");
+            host.mem.copy_frames(page.from(), frame.first(), 1);
+            frames.push(frame);
+        }
+        // Code may be in them, and a fence orders for instructions what was stored before it alone.
+        self.flush(host);
+        for ((at, leaf, page), frame) in leaving.into_iter().zip(frames) {
+            let to = frame.first();
+            host.space.arrive(page, frame, host.frames, host.mem);
+            table::fill(at, leaf.leading_to(to), host.mem);
+            self.counters.moved += 1;
+            *done += 1;
+        }
+        retired.release(host.frames);
+        may_go_on
+    }
+
+    /// Drops all other leaves that lead to the frame of that one. Says whether that was all, within the budget.
+    fn forget_others<M: PhysMem, H>(&mut self, at: At, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
+        for list in [List::Frame(gfn), List::Mega(gfn)] {
+            let mut next = self.index.first(list, host.mem);
+            while let Some(other) = next {
+                next = self.index.next(other, host.mem);
+                if host.budget.is_spent() {
+                    return false;
+                }
+                host.budget.spend(1);
+                // Parked ones lead nowhere.
+                if other == at || !self.index.page(other.0).is_live(other.1) {
+                    continue;
+                }
+                self.drop_entry(other, host);
+                if self.is_sabotaged(Sabotage::MovesUnderOthers) {
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    /// Gives back the frames of a move that has begun; what has moved stays where it is. Says whether there were some.
+    pub fn stop_moving(&mut self, frames: &Frames) -> bool {
+        self.gathering.moving.take().is_some_and(|moving| {
+            let has_frames = moving.row.is_some();
+            moving.end(frames);
+            has_frames
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! Where the search for what may be coalesced is (`gather`), and what it has begun.
+
+use super::page::Id;
+use super::shadowed::Shadowed;
+use crate::frames::{Frames, Row};
+use rv::Addr;
+
+/// Where the search is, and what it has begun.
+pub(super) struct Gathering<S: Shadowed> {
+    /// The root that it goes through, by its serial, and the next address.
+    pub root: u64,
+    pub next: Addr<S>,
+    /// Whether something has come of this round.
+    pub has_found: bool,
+    pub moving: Option<Moving>,
+}
+
+/// Pages on their way to 2 MiB.
+pub(super) struct Moving {
+    /// The shadow page that leads to them.
+    pub id: Id,
+    pub serial: u64,
+    /// The frames that are left; none are taken before it has been seen that all pages may be moved.
+    pub row: Option<Row>,
+    /// Pages that may be moved, as far as has been seen.
+    pub seen: usize,
+    /// Pages that have moved.
+    pub done: usize,
+    /// Portions that it may still take: some only make room for others.
+    pub left: u32,
+}
+
+impl Moving {
+    /// Gives back what it has taken.
+    pub fn end(self, frames: &Frames) {
+        if let Some(row) = self.row {
+            frames.put_back_row(row);
+        }
+    }
+}
+
+impl<S: Shadowed> Gathering<S> {
+    pub const fn new() -> Self {
+        Self { root: 0, next: Addr::new(0), has_found: false, moving: None }
+    }
+}

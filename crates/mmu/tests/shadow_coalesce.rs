@@ -1,0 +1,228 @@
+//! Coalescing, in `steered`: what one leaf of 2 MiB stands for, when it does no more, and where pages are moved for it.
+
+use crate::engine::IS_MEGA;
+use crate::engine::steered::{Steered, gva, leaf, pointer};
+use mmu::shadow::{Gathered, GuestFence};
+use rv::format::SV39;
+use rv::{Addr, Asid, Gva, Level, PhysMem, Pte, PteFlags};
+
+/// Guest pages: a root, a table of level 1, two of level 0, and pages of data from the second 2 MiB on.
+const ROOT: u64 = 0;
+const MIDDLE: u64 = 1;
+const TABLES: [u64; 2] = [2, 3];
+const DATA: u64 = 512;
+/// Another table of level 1 that leads to the first table.
+const ALIAS: u64 = 4;
+const USER: u64 = PteFlags::U.bits();
+
+fn address(table: u64, index: u64) -> Addr<Gva> {
+    gva([0, table, index])
+}
+
+/// A guest whose tables are full of user pages: the `n`th leads to page `order(n)` of the data, which has its number in each word that is
+/// looked at.
+fn vm(order: impl Fn(u64) -> u64) -> Steered {
+    IS_MEGA.set(true);
+    let mut vm = Steered::sized(4, (8192, 128, 0), (0..4).map(|n| 512 * n), None);
+    for page in DATA..2048 {
+        let at = vm.there(page);
+        [0, 2048, 4088].into_iter().for_each(|offset| vm.mem.write_u64(at.at(offset), page));
+    }
+    vm.store(ROOT, 0, pointer(MIDDLE));
+    vm.store(ROOT, 1, pointer(ALIAS));
+    for (n, table) in (0..).zip(TABLES) {
+        vm.store(MIDDLE, n, pointer(table));
+        vm.store(ALIAS, n, pointer(table));
+        (0..512).for_each(|index| vm.store(table, index, leaf(DATA + order(512 * n + index)) | USER));
+    }
+    vm.load((&SV39, ROOT, Asid(0)));
+    // To fill a table takes more than one operation.
+    (0..1024).for_each(|n| vm.access_as_user(address(n / 512, n % 512)));
+    vm
+}
+
+/// A round; says whether something has come of it.
+fn round(vm: &mut Steered) -> bool {
+    for _ in 0..1000 {
+        if let Gathered::Round(has_found) = vm.gather() {
+            return has_found;
+        }
+    }
+    panic!("a round without end")
+}
+
+/// What hardware finds for an address: the leaf, and its level.
+fn found(vm: &Steered, gva: Addr<Gva>) -> (Pte, Level) {
+    vm.walk(gva)
+}
+
+/// The number in the page that hardware finds there.
+fn number(vm: &Steered, at: Addr<Gva>) -> u64 {
+    let (leaf, level) = found(vm, at);
+    let page = leaf.pfn().add(at.pfn().raw() % level.pages());
+    let words = [0, 2048, 4088].map(|offset| vm.mem.read_u64(page.at(offset)));
+    assert!(words.iter().all(|word| *word == words[0]), "{at}: {words:?}");
+    words[0]
+}
+
+fn counts(vm: &Steered) -> [u64; 4] {
+    let c = vm.shadow.counters();
+    [c.coalesced, c.coalesced_split, c.gathered, c.moved]
+}
+
+fn page(at: Addr<Gva>) -> GuestFence {
+    GuestFence { range: Some((at, 1)), asid: None }
+}
+
+const ALL: GuestFence = GuestFence { range: None, asid: None };
+
+#[test]
+fn what_follows_one_another_has_one_leaf() {
+    let mut vm = vm(|n| n);
+    assert!(round(&mut vm));
+    assert_eq!(counts(&vm), [2, 0, 0, 0]);
+    for (table, index) in [(0, 0), (0, 511), (1, 17)] {
+        let at = address(table, index);
+        let (leaf, level) = found(&vm, at);
+        assert_eq!((level, leaf.flags().contains(PteFlags::U | PteFlags::W)), (Level::MEGA, true));
+        assert_eq!(number(&vm, at), DATA + 512 * table + index);
+    }
+    assert!(!round(&mut vm), "nothing is left to do");
+    // Fences that find all as it was leave it.
+    vm.fence(page(address(0, 9)));
+    vm.fence(ALL);
+    assert_eq!(counts(&vm), [2, 0, 0, 0]);
+    vm.end();
+}
+
+#[test]
+fn one_entry_that_changes_splits_it() {
+    for fence in [page(address(0, 9)), ALL] {
+        let mut vm = vm(|n| n);
+        round(&mut vm);
+        vm.store(TABLES[0], 9, leaf(DATA + 1000) | USER);
+        assert_eq!(found(&vm, address(0, 9)).1, Level::MEGA, "no fence has passed");
+        vm.fence(fence);
+        assert_eq!(counts(&vm), [2, 1, 0, 0]);
+        assert_eq!(number(&vm, address(0, 9)), DATA + 1000);
+        for index in (0..512).filter(|index| *index != 9) {
+            assert_eq!(found(&vm, address(0, index)).1, Level::PAGE);
+            assert_eq!(number(&vm, address(0, index)), DATA + index);
+        }
+        assert_eq!(found(&vm, address(1, 9)).1, Level::MEGA, "another table's");
+        // When it is as it was, one leaf is enough again.
+        vm.store(TABLES[0], 9, leaf(DATA + 9) | USER);
+        vm.fence(page(address(0, 9)));
+        assert!(round(&mut vm));
+        assert_eq!(found(&vm, address(0, 9)).1, Level::MEGA);
+        vm.end();
+    }
+}
+
+#[test]
+fn pages_in_another_order_are_moved() {
+    let mut vm = vm(|n| n * 387 % 1024);
+    assert!(round(&mut vm), "seen for the first time");
+    assert_eq!(counts(&vm), [0; 4]);
+    assert!(round(&mut vm), "and as it was");
+    assert_eq!(counts(&vm), [2, 0, 2, 1024]);
+    for n in 0..1024 {
+        let at = address(n / 512, n % 512);
+        assert_eq!((number(&vm, at), found(&vm, at).1), (DATA + n * 387 % 1024, Level::MEGA));
+        // The guest's own table leads to the same, by way of the G-stage.
+        let there = vm.there(DATA + n * 387 % 1024);
+        assert_eq!(vm.mem.read_u64(there.at(0)), DATA + n * 387 % 1024);
+        assert_eq!(found(&vm, at).0.pfn().add(n % 512), there);
+    }
+    vm.shadow.audit(&vm.mem);
+    vm.end();
+}
+
+#[test]
+fn what_differs_has_none() {
+    // One that may not be written, one of the kernel's, one without A, one that is global.
+    for changed in [0x4, 0x10, 0x40, 0x20] {
+        let mut vm = vm(|n| n);
+        vm.store(TABLES[0], 300, (leaf(DATA + 300) | USER) ^ changed);
+        vm.fence(page(address(0, 300)));
+        (0..3).for_each(|_| _ = round(&mut vm));
+        assert_eq!((found(&vm, address(0, 0)).1, counts(&vm)), (Level::PAGE, [1, 0, 0, 0]), "{changed:#x}");
+        vm.end();
+    }
+}
+
+#[test]
+fn a_table_at_two_places_is_coalesced_at_both() {
+    let mut vm = vm(|n| n);
+    let there = gva([1, 0, 5]);
+    vm.access_as_user(there);
+    round(&mut vm);
+    let levels = |vm: &Steered| [found(vm, there).1, found(vm, address(0, 5)).1];
+    assert_eq!(levels(&vm), [Level::MEGA; 2]);
+    vm.store(TABLES[0], 6, 0);
+    vm.fence(page(gva([1, 0, 6])));
+    assert_eq!(levels(&vm), [Level::PAGE; 2]);
+    vm.end();
+}
+
+#[test]
+fn what_the_host_takes_splits_it() {
+    let mut vm = vm(|n| n);
+    round(&mut vm);
+    vm.give_back(DATA + 40, 1);
+    assert_eq!(counts(&vm)[1], 1);
+    assert_eq!(number(&vm, address(0, 41)), DATA + 41);
+    vm.end();
+}
+
+#[test]
+fn where_two_want_a_page_nothing_is_moved() {
+    let mut vm = vm(|n| if n < 512 { 511 - n } else { n - 512 });
+    (0..4).for_each(|_| _ = round(&mut vm));
+    // The second has them in their order.
+    assert_eq!(counts(&vm), [1, 0, 0, 0]);
+    vm.end();
+}
+
+#[test]
+fn a_move_that_is_stopped_leaves_all_where_it_is() {
+    let mut vm = vm(|n| n * 387 % 1024);
+    round(&mut vm);
+    for _ in 0..12 {
+        assert_eq!(vm.gather(), Gathered::More);
+    }
+    let moved = counts(&vm)[3];
+    assert!((1..512).contains(&moved), "{moved}");
+    assert!(vm.stop_moving());
+    for n in 0..1024 {
+        assert_eq!(number(&vm, address(n / 512, n % 512)), DATA + n * 387 % 1024);
+    }
+    vm.end();
+}
+
+#[test]
+fn what_the_guest_changes_between_two_portions_does_not_move() {
+    // Another user's leaf, a kernel's, one that may not be written, none.
+    let changes =
+        [Some(leaf(DATA + 387) | USER), Some(leaf(DATA + 387)), Some((leaf(DATA + 3 * 387 % 1024) | USER) ^ 4), None];
+    for change in changes {
+        for portions in 0..22 {
+            let mut vm = vm(|n| n * 387 % 1024);
+            round(&mut vm);
+            (0..portions).for_each(|_| _ = vm.gather());
+            vm.store(TABLES[0], 3, change.unwrap_or(0));
+            vm.fence(page(address(0, 3)));
+            (0..3).for_each(|_| _ = round(&mut vm));
+            vm.shadow.audit(&vm.mem);
+            for n in (0..1024).filter(|n| *n != 3) {
+                assert_eq!(
+                    number(&vm, address(n / 512, n % 512)),
+                    DATA + n * 387 % 1024,
+                    "{n} after {portions} portions"
+                );
+            }
+            assert_eq!(found(&vm, address(0, 2)).1, Level::PAGE);
+            vm.end();
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What sees to it that shadow tables have leaves of 2 MiB where a guest has mapped 4 KiB ([`mmu::shadow::Gathered`]): the timer of the
+//! vCPU whose root it is, while that is loaded. So neither faults nor fences look for anything.
+//!
+//! - A root that is not the same for 100 ms is left alone: most processes are over by then.
+//! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable `coalesce-share`).
+//! - Where nothing comes of a round, the next comes after twice as long.
+
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::shadow;
+use crate::vcpu::{Looks, VcpuRun};
+use abi::tunable::Id;
+use alloc::sync::Arc;
+use mmu::shadow::Gathered;
+
+/// Microseconds between two looks at which root there is. They take some 1,000 instructions each.
+const LOOK: u64 = 20_000;
+/// Microseconds for which a root is to have been there before anything is done for it.
+const OLD: u64 = 100_000;
+/// Microseconds between two rounds, two to the power of [`MOST_IN_VAIN`] times as many where nothing has come of the last ones.
+const ROUND: u64 = 5000;
+const MOST_IN_VAIN: u32 = 7;
+
+const fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
+    let ticks = microseconds * g.offer.timebase / 1_000_000;
+    if ticks == 0 { 1 } else { ticks }
+}
+
+/// A vCPU goes on by steered tables on this hart.
+pub(crate) fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
+    run.watch.gather_at(env.now() + ticks(g, LOOK));
+}
+
+/// Looks at the root of the vCPU on this hart, at host time `now`, and says when to look again.
+pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
+    run.follow_lane();
+    let (share, again) = (g.tunables.get(Id::CoalesceShare), now + ticks(g, LOOK));
+    let is_on = g.tunables.is_on(Id::Coalesce) && share != 0;
+    let Some(root) = run.root.filter(|_| is_on) else { return run.watch.gather_again(again) };
+    if run.looks.root != root.serial {
+        run.looks = Looks { root: root.serial, due: now + ticks(g, OLD), in_vain: 0 };
+    }
+    if now < run.looks.due {
+        return run.watch.gather_again(again.min(run.looks.due));
+    }
+    let vm = Arc::clone(&run.vm);
+    let gathered = shadow::gather(g, &vm, &root, env);
+    let end = env.now();
+    let wait = match gathered {
+        Gathered::More => (end - now).max(1) * (1000 - share) / share,
+        Gathered::Round(has_found) => {
+            run.looks.in_vain = if has_found { 0 } else { (run.looks.in_vain + 1).min(MOST_IN_VAIN) };
+            ticks(g, ROUND) << run.looks.in_vain
+        }
+    };
+    run.looks.due = end + wait.max(1);
+    run.watch.gather_again(run.looks.due.min(end + ticks(g, LOOK)));
+}

@@ -1,0 +1,12 @@
+//! What a vCPU's looks have found that are for coalescing ([`crate::coalescing`]).
+
+/// That.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Looks {
+    /// The serial of the root that was there.
+    pub root: u64,
+    /// When something is to be done for it next, in host time.
+    pub due: u64,
+    /// Rounds in a row of which nothing has come, as far as that is counted.
+    pub in_vain: u32,
+}
