@@ -258,3 +258,23 @@ fn full_pages_are_recycled() {
         world.check_within(5000, &format!("recycled, {upkeep:?}"));
     }
 }
+
+/// The guest has changed the first entry of all its tables, or all but the last, or all entries of some: a search for tables that are used
+/// no more looks at much then, and finds none, or full ones.
+#[test]
+fn tables_that_seem_to_be_used_no_more_are_recycled() {
+    for upkeep in ALL {
+        for (of, entries) in [(1, 1), (1, 511), (2, 512), (1, 512)] {
+            let mut world = World::new(upkeep, 128, DATA, READ_WRITE);
+            for table in (0..TABLES).step_by(of) {
+                (0..entries)
+                    .for_each(|entry| world.poke(LEAVES + table, entry, (RAM.raw() + DATA + 1) << 10 | READ_WRITE));
+            }
+            world.most = 0;
+            for table in 0..TABLES {
+                (0..512).for_each(|entry| world.access(gva(table, entry), Access::Load));
+            }
+            world.check(&format!("recycled, {entries} entries of each {of}. table changed, {upkeep:?}"));
+        }
+    }
+}

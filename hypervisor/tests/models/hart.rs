@@ -4,7 +4,7 @@
 use crate::fake::Mem;
 use abi::bundle::GUEST_RAM_BASE;
 use hypervisor::env::Env;
-use hypervisor::exit::{self, Outcome};
+use hypervisor::exit::{self, Brief, Outcome};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::lifecycle;
 use hypervisor::shootdown::{arrive, behind, shoot_down};
@@ -14,6 +14,7 @@ use hypervisor::vm::Vm;
 use mmu::ids::{Acquired, Group, IdSlot, Ids};
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
+use sbi_spec::spi;
 use shuttle::thread::{self, Thread};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -42,6 +43,8 @@ pub enum Mutant {
     DoesNotPark,
     /// A vCPU looks whether memory has come, and only then says that it waits for some.
     LooksBeforeItHolds,
+    /// A call that might have been brief, and is not, is taken for one that is over.
+    TakesAllForBrief,
 }
 
 /// What a guest does next.
@@ -112,6 +115,8 @@ pub struct Hart {
     root: Pfn<Hpa>,
     /// Its timer is set, for what is to be done soon.
     goes_on: bool,
+    /// The loaded vCPU's software interrupt is to be raised or lowered.
+    software: Option<bool>,
 }
 
 /// So few that they run out.
@@ -135,6 +140,7 @@ impl Hart {
             regs: VsTrapRegs::default(),
             root: Pfn::new(0),
             goes_on: false,
+            software: None,
         }
     }
 
@@ -331,6 +337,9 @@ impl Hart {
                         return None;
                     }
                 }
+                Step::Sbi(extension, function, arguments)
+                    if self.call_briefly(run, extension, function, arguments)
+                        || extension == spi::EID_SPI && self.rig.is(Mutant::TakesAllForBrief) => {}
                 // The hart itself waits, in the guest.
                 Step::Wait if !self.traps_wfi => {
                     if run.csrs.hvip & HVIP_SSIP == 0 {
@@ -404,6 +413,22 @@ impl Hart {
         let rig = Arc::clone(&self.rig);
         exit::handle(&rig.g, run, self)
     }
+
+    /// The same, if it is brief: others see the hart in its guest meanwhile. Says whether it is.
+    fn call_briefly(&mut self, run: &mut VcpuRun, extension: usize, function: usize, arguments: [u64; 3]) -> bool {
+        run.context.x[10..13].copy_from_slice(&arguments);
+        (run.context.x[16], run.context.x[17]) = (function as u64, extension as u64);
+        run.context.exit = Exit { cause: Exception::EcallFromVs.code(), ..Exit::default() };
+        let rig = Arc::clone(&self.rig);
+        let kind = exit::kind_of(run, run.context.exit.cause);
+        let is_over = kind.is_some_and(|kind| exit::handle_brief(kind, &rig.g, run, self) == Brief::OVER);
+        match self.software.take() {
+            Some(true) => run.csrs.hvip |= HVIP_SSIP,
+            Some(false) => run.csrs.hvip &= !HVIP_SSIP,
+            None => {}
+        }
+        is_over
+    }
 }
 
 impl Env for Hart {
@@ -440,7 +465,9 @@ impl Env for Hart {
         false
     }
     fn set_timer_interrupt(&mut self, _: bool) {}
-    fn set_software_interrupt(&mut self, _: bool) {}
+    fn set_software_interrupt(&mut self, high: bool) {
+        self.software = Some(high);
+    }
     fn deadline_changed(&mut self, _: &VcpuRun) {}
     fn set_guest_deadline(&mut self, _: u64) {}
     fn send_ipi(&mut self, hart: usize) {
