@@ -219,8 +219,12 @@ impl PhysMem for Ram {
     }
 
     fn zeroed_at_once(&self) -> u64 {
-        // Two instructions a block, or two for 8 bytes.
-        if self.zero_block == 0 { 64 } else { 512 }
+        // Two instructions a block, or two for 8 bytes: so many take 65,536 at most.
+        const AT_ONCE: u64 = 2 << 20;
+        match self.zero_block {
+            0 => 64,
+            block => (block * AT_ONCE / 64 / PAGE_BYTES).min(AT_ONCE / PAGE_BYTES),
+        }
     }
 
     fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
