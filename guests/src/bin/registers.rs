@@ -2,7 +2,6 @@
 //! with random numbers in all 31.
 #![no_std]
 #![no_main]
-#![expect(unsafe_code, reason = "instructions with all registers loaded")]
 
 use core::arch::naked_asm;
 use core::sync::atomic::Ordering::Relaxed;
