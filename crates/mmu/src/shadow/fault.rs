@@ -303,28 +303,6 @@ impl<S: Shadowed> Shadow<S> {
         Ok(self.fill(root, from, gva, &found, there, host))
     }
 
-    /// The guest refuses an access itself, in a table that was not linked. When it has mended that, it will come again: then the table says
-    /// by itself whose the fault is, so it is linked now. Otherwise that would be one exit more, for each table of a process that was forked.
-    /// (A hart that remembers the pointer to poison makes it all the same.)
-    #[inline(never)]
-    fn link_ahead<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, gva: Addr<S>, host: &mut Host<'_, M, H>) {
-        if !self.steers() || !matches!(self.prepare(host), Ok(true)) {
-            return;
-        }
-        let mut id = self.part(root, gva);
-        while self.index.page(id).key.level > Level::PAGE && self.index.page(id).key.role == Role::Table {
-            let level = self.index.page(id).key.level;
-            let index = root.format.index_in_frame(gva, level);
-            let Both { ours, guests: Some(pte) } = self.look((id, index), host.space, host.mem) else { return };
-            if !matches!(pte.decode::<Gpa>(level, CAPS), Entry::Table(_)) {
-                return;
-            }
-            let child = self.pointer((id, index), (ours, pte), host);
-            let Some(child) = child.or_else(|| self.link((id, index), pte, gva, host)) else { return };
-            id = child;
-        }
-    }
-
     /// The walk of the guest's tables, which sets A and D as promised; and the last shadow page on its way.
     fn find_leaf<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
@@ -476,7 +454,12 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// The shadow page that the entry leads to, if it leads where the guest's does.
-    fn pointer<M: PhysMem, H>(&self, (id, index): At, (ours, pte): (Pte, Pte), host: &Host<'_, M, H>) -> Option<Id> {
+    pub(super) fn pointer<M: PhysMem, H>(
+        &self,
+        (id, index): At,
+        (ours, pte): (Pte, Pte),
+        host: &Host<'_, M, H>,
+    ) -> Option<Id> {
         let page = self.index.page(id);
         let key = page.key.child(index, pte)?;
         let leads_there = page.mirror(index, host.mem) == Some(pte) && page.is_pointer(ours);
@@ -484,7 +467,7 @@ impl<S: Shadowed> Shadow<S> {
     }
 
     /// Links the shadow page that the entry should lead to. `None` if there is none, or not yet.
-    fn link<M: PhysMem, H: Fence<Gpa>>(
+    pub(super) fn link<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         (id, index): At,
         pte: Pte,

@@ -118,6 +118,33 @@ impl<S: Shadowed> Shadow<S> {
         true
     }
 
+    /// The guest refuses an access itself, in a table that was not linked. When it has mended that, it will come again: then the table says
+    /// by itself whose the fault is, so it is linked now. Otherwise that would be one exit more, for each table of a process that was forked.
+    /// (A hart that remembers the pointer to poison makes it all the same.)
+    #[inline(never)]
+    pub(super) fn link_ahead<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root<S>,
+        gva: Addr<S>,
+        host: &mut Host<'_, M, H>,
+    ) {
+        if !self.steers() || !matches!(self.prepare(host), Ok(true)) {
+            return;
+        }
+        let mut id = self.part(root, gva);
+        while self.index.page(id).key.level > Level::PAGE && self.index.page(id).key.role == Role::Table {
+            let level = self.index.page(id).key.level;
+            let index = root.format.index_in_frame(gva, level);
+            let Both { ours, guests: Some(pte) } = self.look((id, index), host.space, host.mem) else { return };
+            if !matches!(pte.decode::<Gpa>(level, CAPS), Entry::Table(_)) {
+                return;
+            }
+            let child = self.pointer((id, index), (ours, pte), host);
+            let Some(child) = child.or_else(|| self.link((id, index), pte, gva, host)) else { return };
+            id = child;
+        }
+    }
+
     /// Brings one entry of the shadow of a table in step with the guest's.
     pub(super) fn resync<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         host.budget.spend(1);
