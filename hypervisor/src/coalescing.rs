@@ -4,6 +4,7 @@
 //! - A root that is not the same for 100 ms is left alone: most processes are over by then.
 //! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable `coalesce-share`).
 //! - Where nothing comes of a round, the next comes after twice as long.
+//! - While the guest is found where it was, which is where it is idle, looks are rarer and rarer: some one a second.
 
 use crate::env::Env;
 use crate::gnomon::Gnomon;
@@ -20,6 +21,8 @@ const OLD: u64 = 100_000;
 /// Microseconds between two rounds, two to the power of [`MOST_IN_VAIN`] times as many where nothing has come of the last ones.
 const ROUND: u64 = 5000;
 const MOST_IN_VAIN: u32 = 7;
+/// Two to the power of this is as many times [`LOOK`] as there are at most between two looks at a guest that is where it was.
+const MOST_STILL: u32 = 6;
 
 const fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
     let ticks = microseconds * g.offer.timebase / 1_000_000;
@@ -34,11 +37,15 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
 /// Looks at the root of the vCPU on this hart, at host time `now`, and says when to look again.
 pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
     run.follow_lane();
-    let (share, again) = (g.tunables.get(Id::CoalesceShare), now + ticks(g, LOOK));
+    let pc = run.context.pc;
+    run.looks.still = if run.looks.pc == pc { (run.looks.still + 1).min(MOST_STILL) } else { 0 };
+    run.looks.pc = pc;
+    let look = ticks(g, LOOK) << run.looks.still;
+    let (share, again) = (g.tunables.get(Id::CoalesceShare), now + look);
     let is_on = g.tunables.is_on(Id::Coalesce) && share != 0;
     let Some(root) = run.root.filter(|_| is_on) else { return run.watch.gather_again(again) };
     if run.looks.root != root.serial {
-        run.looks = Looks { root: root.serial, due: now + ticks(g, OLD), in_vain: 0 };
+        run.looks = Looks { root: root.serial, due: now + ticks(g, OLD), in_vain: 0, ..run.looks };
     }
     if now < run.looks.due {
         return run.watch.gather_again(again.min(run.looks.due));
@@ -54,5 +61,5 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         }
     };
     run.looks.due = end + wait.max(1);
-    run.watch.gather_again(run.looks.due.min(end + ticks(g, LOOK)));
+    run.watch.gather_again(run.looks.due.min(end + look));
 }

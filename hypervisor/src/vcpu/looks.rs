@@ -9,4 +9,8 @@ pub struct Looks {
     pub due: u64,
     /// Rounds in a row of which nothing has come, as far as that is counted.
     pub in_vain: u32,
+    /// Where the guest was, and how many looks in a row have found it there, as far as that is counted.
+    pub pc: u64,
+    /// See `pc`.
+    pub still: u32,
 }
