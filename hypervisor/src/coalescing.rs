@@ -21,6 +21,8 @@ const OLD: u64 = 100_000;
 /// Microseconds between two rounds, two to the power of [`MOST_IN_VAIN`] times as many where nothing has come of the last ones.
 const ROUND: u64 = 5000;
 const MOST_IN_VAIN: u32 = 7;
+/// Microseconds that the guest runs at least between two looks.
+const LEAST: u64 = 100;
 /// Two to the power of this is as many times [`LOOK`] as there are at most between two looks at a guest that is where it was.
 const MOST_STILL: u32 = 6;
 
@@ -48,7 +50,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         run.looks = Looks { root: root.serial, due: now + ticks(g, OLD), in_vain: 0, ..run.looks };
     }
     if now < run.looks.due {
-        return run.watch.gather_again(again.min(run.looks.due));
+        return run.watch.gather_again(again.min(run.looks.due).max(env.now() + ticks(g, LEAST)));
     }
     let vm = Arc::clone(&run.vm);
     let gathered = shadow::gather(g, &vm, &root, env);
@@ -61,5 +63,5 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         }
     };
     run.looks.due = end + wait.max(1);
-    run.watch.gather_again(run.looks.due.min(end + look));
+    run.watch.gather_again(run.looks.due.min(end + look).max(end + ticks(g, LEAST)));
 }
