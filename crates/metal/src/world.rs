@@ -43,6 +43,13 @@ macro_rules! load_saved {
     };
 }
 
+/// Calls a handler of brief exits with the context in a0, where that is again then. In a2 what it says.
+macro_rules! ask {
+    ($scratch:literal, $handler:literal) => {
+        concat!("csrw ", $scratch, ", a0\n call ", $handler, "\n mv a2, a0\n csrr a0, ", $scratch, "\n")
+    };
+}
+
 /// Loads the others, a0 itself last.
 macro_rules! load_others {
     () => {
@@ -100,10 +107,7 @@ macro_rules! guest_vector {
             "bne t2, t0, 0b",
             // The byte is in one of the guest's registers.
             save_saved!(),
-            concat!("csrw ", $scratch, ", a0"),
-            "call gnomon_byte",
-            "mv a2, a0",
-            concat!("csrr a0, ", $scratch),
+            ask!($scratch, "gnomon_byte"),
             "beqz a2, 7b",
             "li t0, 1",
             "beq a2, t0, 3f",
@@ -113,11 +117,8 @@ macro_rules! guest_vector {
             "4: bltz t1, 1b",
             concat!("addi t0, t1, -", $fence_cause),
             "beqz t0, 5f",
-            concat!("csrw ", $scratch, ", a0"),
             "mv a1, t1",
-            "call gnomon_brief",
-            "mv a2, a0",
-            concat!("csrr a0, ", $scratch),
+            ask!($scratch, "gnomon_brief"),
             "beqz a2, 1b",
             "li t0, 1",
             "beq a2, t0, 3f",
@@ -127,10 +128,7 @@ macro_rules! guest_vector {
             // An instruction names registers.
             "5:",
             save_saved!(),
-            concat!("csrw ", $scratch, ", a0"),
-            "call gnomon_instruction",
-            "mv a2, a0",
-            concat!("csrr a0, ", $scratch),
+            ask!($scratch, "gnomon_instruction"),
             "beqz a2, 7b",
             "j 3f",
             // a0: the context to enter.
