@@ -6,7 +6,7 @@ use super::page::{At, Body, Id, Key, Page, Ref, Role};
 use crate::frames::Run;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use rv::{Gpa, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// Where a list begins.
 #[derive(Clone, Copy)]
@@ -211,11 +211,7 @@ impl Index {
     /// Puts an entry that is in none at the front of `list`: it is live from now on.
     #[inline(always)]
     pub fn insert(&mut self, at: At, mirror: Pte, list: List, mem: &mut impl PhysMem) {
-        let next = self.swap_head(list, Ref::new(at), mem);
-        if let Some((id, index)) = next.entry() {
-            let links = self.page(id).links_at(index);
-            mem.write_own(links, mem.read_own(links) & 0xffff_ffff | u64::from(Ref::new(at).0) << 32);
-        }
+        let next = self.put_first(Ref::new(at), list, mem);
         self.changes(at, list);
         let (id, index) = at;
         let page = self.page_mut(id);
@@ -223,6 +219,23 @@ impl Index {
         page.set_live(index, true);
         mem.write_own(page.links_at(index), u64::from(next.0));
         page.set_mirror(index, mirror, mem);
+    }
+
+    /// Makes an entry the first of a list. Returns which is the next one there: that is its link.
+    #[inline(always)]
+    pub fn put_first(&mut self, own: Ref, list: List, mem: &mut impl PhysMem) -> Ref {
+        let next = self.swap_head(list, own, mem);
+        self.set_before(next, own, mem);
+        next
+    }
+
+    /// Says of an entry, if it is one, which is before it in its list.
+    #[inline(always)]
+    fn set_before(&self, entry: Ref, before: Ref, mem: &mut impl PhysMem) {
+        if let Some((id, index)) = entry.entry() {
+            let at = self.page(id).links_at(index);
+            mem.write_own(at, mem.read_own(at) & 0xffff_ffff | u64::from(before.0) << 32);
+        }
     }
 
     /// Takes the entry out of `list`: it is not live any more.
@@ -233,7 +246,8 @@ impl Index {
         if !matches!(list, List::Frame(_)) {
             page.calm_at(index);
         }
-        self.unlink((id, index), list, mem);
+        let links = page.links_at(index);
+        self.unlink(links, list, mem);
     }
 
     /// Takes an entry out of the list that it is in, live or parked. `is_pointer` says what it is.
@@ -249,10 +263,10 @@ impl Index {
         }
     }
 
+    /// Takes the entry whose links are at that place out of the list that it is in.
     #[inline(always)]
-    fn unlink(&mut self, (id, index): At, list: List, mem: &mut impl PhysMem) {
-        let page = self.page(id);
-        let links = mem.read_own(page.links_at(index));
+    pub fn unlink(&mut self, links: Addr<Hpa>, list: List, mem: &mut impl PhysMem) {
+        let links = mem.read_own(links);
         let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
         match before.entry() {
             Some((id, index)) => {
@@ -261,10 +275,7 @@ impl Index {
             }
             None => _ = self.swap_head(list, next, mem),
         }
-        if let Some((id, index)) = next.entry() {
-            let at = self.page(id).links_at(index);
-            mem.write_own(at, mem.read_own(at) & 0xffff_ffff | u64::from(before.0) << 32);
-        }
+        self.set_before(next, before, mem);
     }
 
     /// A leaf of the shadow of a table is not live any more, but may be soon, and lead to the same frame: if it can be, it is parked
@@ -283,8 +294,8 @@ impl Index {
     pub fn unpark(&mut self, (id, index): At, mem: &mut impl PhysMem) {
         let page = self.page_mut(id);
         page.set_parked(index, false);
-        let list = List::Frame(page.parked_at(index, mem));
-        self.unlink((id, index), list, mem);
+        let (list, links) = (List::Frame(page.parked_at(index, mem)), page.links_at(index));
+        self.unlink(links, list, mem);
     }
 
     /// Checks the rules of the structure (`page`): every page is found, every entry that is live or parked is in the list that it

@@ -1,7 +1,7 @@
 //! Leaves of one shadow page of level 0, of a table, that enter their lists or leave them one after another: as [`super::index::Index`] does
 //! it for each, but where the page has what is found out once. A process that begins and ends has hundreds of them.
 
-use super::index::Index;
+use super::index::{Index, List};
 use super::lane_memory::faults_always;
 use super::page::{Id, Ref};
 use rv::{Addr, Hpa, Lane, LaneSync, PAGE_BYTES, PhysMem, Pte};
@@ -32,9 +32,7 @@ impl Index {
     /// [`Index::insert`] of a leaf made from `mirror`.
     #[inline(always)]
     pub fn insert_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
-        let own = Ref::new((row.id, index));
-        let next = self.heads.swap_leaves(mirror.pfn(), own, mem);
-        self.set_before(next, own, mem);
+        let next = self.put_first(Ref::new((row.id, index)), List::Frame(mirror.pfn()), mem);
         self.page_mut(row.id).enters(index);
         let at = 8 * index as u64;
         mem.write_own(row.links.wrapping_add(at), u64::from(next.0));
@@ -62,24 +60,6 @@ impl Index {
     /// Takes a leaf that was made from `mirror` out of its list. The page says that it is live still.
     #[inline(always)]
     pub fn unlink_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
-        let links = mem.read_own(row.links.wrapping_add(8 * index as u64));
-        let (before, next) = (Ref((links >> 32) as u32), Ref(links as u32));
-        match before.entry() {
-            Some((id, index)) => {
-                let at = self.page(id).links_at(index);
-                mem.write_own(at, mem.read_own(at) >> 32 << 32 | u64::from(next.0));
-            }
-            None => _ = self.heads.swap_leaves(mirror.pfn(), next, mem),
-        }
-        self.set_before(next, before, mem);
-    }
-
-    /// Says of an entry, if it is one, which is before it in its list.
-    #[inline(always)]
-    fn set_before(&self, entry: Ref, before: Ref, mem: &mut impl PhysMem) {
-        if let Some((id, index)) = entry.entry() {
-            let at = self.page(id).links_at(index);
-            mem.write_own(at, mem.read_own(at) & 0xffff_ffff | u64::from(before.0) << 32);
-        }
+        self.unlink(row.links.wrapping_add(8 * index as u64), List::Frame(mirror.pfn()), mem);
     }
 }
