@@ -91,15 +91,8 @@ fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
                 w.hart.vsatp = satp(u)?;
             }
             w.hart.time = w.hart.time.max(w.run.watch.due());
-            let mut stuck = None;
-            // While one look is done another may fall due, but none again.
-            for _ in 0..4 {
-                let now = w.hart.time;
-                stuck = stuck.or(watch::look(&w.g, &mut w.run, (now, SECOND), &mut w.hart));
-                if w.run.watch.due() > w.hart.time {
-                    break;
-                }
-            }
+            let now = w.hart.time;
+            let stuck = watch::look(&w.g, &mut w.run, (now, SECOND), &mut w.hart);
             assert!(w.run.watch.due() > w.hart.time, "it is looked at again before it has run");
             return Ok(stuck.is_none());
         }

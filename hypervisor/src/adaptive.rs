@@ -19,7 +19,7 @@ use crate::gnomon::Gnomon;
 use crate::offer::{GuestMode, Offer};
 use crate::shadow::{self, roots};
 use crate::two_stage;
-use crate::vcpu::{ANY_SPACE, Adapts, VcpuRun};
+use crate::vcpu::{ANY_SPACE, Adapts, Concern, VcpuRun};
 use abi::bundle::VmConfig;
 use abi::tunable::Id;
 use alloc::format;
@@ -82,7 +82,7 @@ const fn present(run: &VcpuRun) -> Choice {
 /// # Errors
 /// As for [`roots::load`].
 pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
-    run.watch.choose_at(env.now() + interval(g));
+    run.watch.begin(Concern::Root, env.now() + interval(g));
     if run.is_nested {
         run.shared.satp.store(ANY_SPACE, Ordering::SeqCst);
         two_stage::load(run, env);
@@ -208,7 +208,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     // change, and a trial would be judged by time in which it has not run.
     let begun = env.now();
     adapts.begin(spent, begun);
-    run.watch.choose_again(begun + interval * times);
+    run.watch.again(Concern::Root, begun + interval * times);
 }
 
 impl Adapts {

@@ -9,7 +9,7 @@
 use crate::env::Env;
 use crate::gnomon::Gnomon;
 use crate::shadow;
-use crate::vcpu::{Looks, VcpuRun};
+use crate::vcpu::{Concern, Looks, VcpuRun};
 use abi::tunable::Id;
 use alloc::sync::Arc;
 use mmu::shadow::Gathered;
@@ -21,8 +21,6 @@ const OLD: u64 = 100_000;
 /// Microseconds between two rounds, two to the power of [`MOST_IN_VAIN`] times as many where nothing has come of the last ones.
 const ROUND: u64 = 5000;
 const MOST_IN_VAIN: u32 = 7;
-/// Microseconds that the guest runs at least between two looks.
-const LEAST: u64 = 100;
 /// Two to the power of this is as many times [`LOOK`] as there are at most between two looks at a guest that is where it was.
 const MOST_STILL: u32 = 6;
 
@@ -33,7 +31,7 @@ const fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
 
 /// A vCPU goes on by steered tables on this hart.
 pub(crate) fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
-    run.watch.gather_at(env.now() + ticks(g, LOOK));
+    run.watch.begin(Concern::Pages, env.now() + ticks(g, LOOK));
 }
 
 /// Looks at the root of the vCPU on this hart, at host time `now`, and says when to look again.
@@ -45,12 +43,12 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     let look = ticks(g, LOOK) << run.looks.still;
     let (share, again) = (g.tunables.get(Id::CoalesceShare), now + look);
     let is_on = g.tunables.is_on(Id::Coalesce) && share != 0;
-    let Some(root) = run.root.filter(|_| is_on) else { return run.watch.gather_again(again) };
+    let Some(root) = run.root.filter(|_| is_on) else { return run.watch.again(Concern::Pages, again) };
     if run.looks.root != root.serial {
         run.looks = Looks { root: root.serial, due: now + ticks(g, OLD), in_vain: 0, ..run.looks };
     }
     if now < run.looks.due {
-        return run.watch.gather_again(again.min(run.looks.due).max(env.now() + ticks(g, LEAST)));
+        return run.watch.again(Concern::Pages, again.min(run.looks.due));
     }
     let vm = Arc::clone(&run.vm);
     let gathered = shadow::gather(g, &vm, &root, env);
@@ -63,5 +61,5 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         }
     };
     run.looks.due = end + wait.max(1);
-    run.watch.gather_again(run.looks.due.min(end + look).max(end + ticks(g, LEAST)));
+    run.watch.again(Concern::Pages, run.looks.due.min(end + look));
 }

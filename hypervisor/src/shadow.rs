@@ -20,7 +20,7 @@ use crate::gnomon::Gnomon;
 use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::shootdown::shoot_down;
-use crate::vcpu::{ANY_SPACE, NO_SPACE, Vcpu, VcpuRun};
+use crate::vcpu::{ANY_SPACE, Concern, NO_SPACE, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use abi::tunable::Id;
@@ -489,7 +489,7 @@ pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         shadow.is_strained()
     });
     if is_strained == Some(true) {
-        run.watch.relax_at(now + interval);
+        run.watch.begin(Concern::Fences, now + interval);
     }
 }
 
@@ -510,7 +510,7 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
         now != 0 && shadow.is_strained()
     });
     if done.expect("the VM of a loaded vCPU has memory") {
-        run.watch.relax_at(now + interval);
+        run.watch.begin(Concern::Fences, now + interval);
     }
     run.has_logged(logged);
     match (fence.pages(), fence.asid) {

@@ -3,6 +3,7 @@
 use crate::fake::{self, Event, World, shadow_world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use hypervisor::exit::{Outcome, watch};
+use hypervisor::vcpu::Concern;
 use mmu::adapt::Choice;
 use rv::{Addr, Exception};
 
@@ -28,7 +29,7 @@ fn nested(settings: &[&str]) -> World {
     w.hart.vsatp = SATP;
     let now = w.hart.time;
     w.run.watch.load(now, SECOND, 1);
-    w.run.watch.choose_again(now + INTERVAL);
+    w.run.watch.again(Concern::Root, now + INTERVAL);
     w.hart.events.clear();
     w
 }

@@ -13,7 +13,7 @@
 use super::code;
 use crate::env::Env;
 use crate::gnomon::Gnomon;
-use crate::vcpu::{Stuck, VcpuRun};
+use crate::vcpu::{Concern, Stuck, VcpuRun};
 use alloc::format;
 use alloc::string::String;
 use rv::csr::status;
@@ -26,19 +26,29 @@ use rv::{Exception, Mode};
 #[cold]
 #[inline(never)]
 pub fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u64), env: &mut E) -> Option<String> {
-    if run.watch.takes_relax(now) {
+    let found = look_for_each(g, run, (now, interval), env);
+    let least = (g.offer.timebase / MOST_PER_SECOND).min(interval).max(1);
+    run.watch.lets_run(env.now().saturating_add(least));
+    found
+}
+
+/// Looks at a vCPU in a second, at most.
+const MOST_PER_SECOND: u64 = 10_000;
+
+fn look_for_each<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u64), env: &mut E) -> Option<String> {
+    if run.watch.takes(Concern::Fences, now) {
         run.vm.translation.relax(g, run, env);
         if run.watch.due() > now {
             return None;
         }
     }
-    if run.watch.is_to_choose(now) {
+    if run.watch.is_for(Concern::Root, now) {
         run.vm.translation.choose(g, run, now, env);
         if run.watch.due() > now {
             return None;
         }
     }
-    if run.watch.is_to_gather(now) {
+    if run.watch.is_for(Concern::Pages, now) {
         run.vm.translation.gather(g, run, now, env);
         if run.watch.due() > now {
             return None;

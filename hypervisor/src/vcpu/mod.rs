@@ -17,5 +17,5 @@ pub use looks::Looks;
 pub use run::{VcpuRun, VectorState};
 pub use shared::{ANY_SPACE, FenceQueue, NO_SPACE, NOWHERE, Vcpu, hsm, request};
 pub use unexplained::Unexplained;
-pub use watch::{Stuck, Watch};
+pub use watch::{Concern, Stuck, Watch};
 pub use way::Way;

@@ -2,17 +2,28 @@
 
 use super::csrs::VsTrapRegs;
 
+/// What a vCPU may be looked at for, beside whether it is stuck.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Concern {
+    /// The VM's shadow tables: whether wide fences are still many.
+    Fences,
+    /// What its root costs.
+    Root,
+    /// Whether its pages can be coalesced.
+    Pages,
+}
+
+const CONCERNS: usize = 3;
+
 /// When a vCPU is looked at next, and what the last look found.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Watch {
     look: u64,
-    /// When the VM's shadow tables are to be looked at; 0: they are not.
-    relax: u64,
-    /// When what its root costs is to be looked at; 0: it is not.
-    choose: u64,
-    /// When it is to be looked at whether its pages can be coalesced; 0: it is not.
-    gather: u64,
-    /// The soonest of the four.
+    /// When there is a look for each concern; 0: there is none.
+    concerns: [u64; CONCERNS],
+    /// No look comes before.
+    least: u64,
+    /// The soonest of all.
     due: u64,
     last: Option<Stuck>,
 }
@@ -34,69 +45,50 @@ impl Watch {
     }
 
     const fn reckon(&mut self) {
-        self.due = if self.relax != 0 && self.relax < self.look { self.relax } else { self.look };
-        if self.choose != 0 && self.choose < self.due {
-            self.due = self.choose;
+        let (mut due, mut n) = (self.look, 0);
+        while n < CONCERNS {
+            if self.concerns[n] != 0 && self.concerns[n] < due {
+                due = self.concerns[n];
+            }
+            n += 1;
         }
-        if self.gather != 0 && self.gather < self.due {
-            self.due = self.gather;
+        self.due = if due < self.least { self.least } else { due };
+    }
+
+    /// A look for that is to come at host time `due`, if nobody has said so before.
+    #[inline(always)]
+    pub const fn begin(&mut self, what: Concern, due: u64) {
+        if self.concerns[what as usize] == 0 {
+            self.again(what, due);
         }
     }
 
-    /// The VM's shadow tables are to be looked at, at host time `due`, if nobody has said so before.
-    pub const fn relax_at(&mut self, due: u64) {
-        if self.relax == 0 {
-            self.relax = due;
-            self.reckon();
-        }
+    /// The same, whatever was said before.
+    pub const fn again(&mut self, what: Concern, due: u64) {
+        self.concerns[what as usize] = due;
+        self.reckon();
     }
 
-    /// Whether they are to be looked at now. It is up to the caller to do it.
-    pub const fn takes_relax(&mut self, now: u64) -> bool {
-        let is_due = self.relax != 0 && self.relax <= now;
+    /// Whether a look for that is to come now. Whoever does it says when it is next.
+    #[must_use]
+    pub const fn is_for(&self, what: Concern, now: u64) -> bool {
+        let due = self.concerns[what as usize];
+        due != 0 && due <= now
+    }
+
+    /// The same, and there is no next one unless somebody says so.
+    pub const fn takes(&mut self, what: Concern, now: u64) -> bool {
+        let is_due = self.is_for(what, now);
         if is_due {
-            self.relax = 0;
-            self.reckon();
+            self.again(what, 0);
         }
         is_due
     }
 
-    /// What its root costs is to be looked at, at host time `due`, if nobody has said so before.
-    pub const fn choose_at(&mut self, due: u64) {
-        if self.choose == 0 {
-            self.choose_again(due);
-        }
-    }
-
-    /// The same, whatever was said before.
-    pub const fn choose_again(&mut self, due: u64) {
-        self.choose = due;
+    /// The vCPU is to run until then: while one look was done, another may have fallen due.
+    pub const fn lets_run(&mut self, until: u64) {
+        self.least = until;
         self.reckon();
-    }
-
-    /// Whether that is to be looked at now. Whoever does says when it is next.
-    #[must_use]
-    pub const fn is_to_choose(&self, now: u64) -> bool {
-        self.choose != 0 && self.choose <= now
-    }
-
-    /// Whether its pages can be coalesced is to be looked at, at host time `due`, if nobody has said so before.
-    pub const fn gather_at(&mut self, due: u64) {
-        if self.gather == 0 {
-            self.gather_again(due);
-        }
-    }
-
-    /// The same, whatever was said before.
-    pub const fn gather_again(&mut self, due: u64) {
-        self.gather = due;
-        self.reckon();
-    }
-
-    /// Whether that is to be looked at now. Whoever does says when it is next.
-    #[must_use]
-    pub const fn is_to_gather(&self, now: u64) -> bool {
-        self.gather != 0 && self.gather <= now
     }
 
     /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner
@@ -128,27 +120,41 @@ mod tests {
     fn what_a_root_costs_is_looked_at_again_and_again() {
         let mut watch = Watch::default();
         watch.load(1000, 500, 2);
-        watch.choose_at(1200);
-        watch.choose_at(1100);
-        assert!(watch.due() == 1200 && !watch.is_to_choose(1199) && watch.is_to_choose(1200));
-        watch.relax_at(1150);
+        watch.begin(Concern::Root, 1200);
+        watch.begin(Concern::Root, 1100);
+        assert!(watch.due() == 1200 && !watch.is_for(Concern::Root, 1199) && watch.is_for(Concern::Root, 1200));
+        watch.begin(Concern::Fences, 1150);
         assert_eq!(watch.due(), 1150);
-        assert!(watch.takes_relax(1150) && watch.due() == 1200);
-        watch.choose_again(1600);
-        assert!(watch.due() == 1500 && !watch.is_to_choose(1500));
+        assert!(watch.takes(Concern::Fences, 1150) && watch.due() == 1200);
+        watch.again(Concern::Root, 1600);
+        assert!(watch.due() == 1500 && !watch.is_for(Concern::Root, 1500));
     }
 
     #[test]
     fn shadow_tables_are_looked_at_between_two_looks() {
         let mut watch = Watch::default();
         watch.load(1000, 500, 2);
-        assert!(watch.due() == 1500 && !watch.takes_relax(1499));
-        watch.relax_at(1100);
-        watch.relax_at(1050);
+        assert!(watch.due() == 1500 && !watch.takes(Concern::Fences, 1499));
+        watch.begin(Concern::Fences, 1100);
+        watch.begin(Concern::Fences, 1050);
         assert_eq!(watch.due(), 1100, "who has said so first");
-        assert!(!watch.takes_relax(1099) && watch.takes_relax(1100) && !watch.takes_relax(1101));
+        assert!(!watch.takes(Concern::Fences, 1099) && watch.takes(Concern::Fences, 1100));
+        assert!(!watch.takes(Concern::Fences, 1101));
         assert_eq!(watch.due(), 1500);
-        watch.relax_at(1600);
+        watch.begin(Concern::Fences, 1600);
         assert_eq!(watch.due(), 1500);
+    }
+
+    #[test]
+    fn a_vcpu_runs_between_two_looks() {
+        let mut watch = Watch::default();
+        watch.load(1000, 500, 2);
+        watch.begin(Concern::Root, 1100);
+        watch.begin(Concern::Pages, 1120);
+        watch.again(Concern::Root, 1300);
+        watch.lets_run(1150);
+        assert!(watch.due() == 1150 && watch.is_for(Concern::Pages, 1150));
+        watch.again(Concern::Pages, 1400);
+        assert_eq!(watch.due(), 1300);
     }
 }
