@@ -189,6 +189,7 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::ForgetsSpells | Sabotage::ForgetsPassedSpells), Upkeep::Steered) => &[30],
         (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[56],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[1641],
+        (Mutant::Engine(Sabotage::MovesUnderOthers), Upkeep::Steered) => &[871],
         _ => &[],
     }
 }
