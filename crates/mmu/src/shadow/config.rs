@@ -114,7 +114,7 @@ impl Budget {
     /// To take a right from an entry costs as much as to look at so many.
     pub(super) const EDIT: u32 = 14;
     /// To drop an entry.
-    pub(super) const DROP: u32 = 21;
+    pub(super) const DROP: u32 = 28;
     /// To bring an entry in step that is not.
     pub(super) const DERIVE: u32 = 24;
     /// To empty one for which the guest's faults.
@@ -123,6 +123,8 @@ impl Budget {
     pub(super) const UNLIST: u32 = 15;
     /// To take a parked entry out of its list.
     pub(super) const UNPARK: u32 = 10;
+    /// To look whether a table's first entry is as it was.
+    pub(super) const GLANCE: u32 = 3;
     /// To begin with another shadow page.
     pub(super) const VISIT: u32 = 16;
     /// To fill one of a new page that leads to where the lane may go.
@@ -137,6 +139,11 @@ impl Budget {
     /// Takes steps from it.
     pub(super) const fn spend(&mut self, steps: u32) {
         self.0 = self.0.saturating_sub(steps);
+    }
+
+    /// How many steps more it is than `other`.
+    pub(super) const fn less(self, other: Self) -> u32 {
+        self.0.saturating_sub(other.0)
     }
 
     /// How often so many steps can be taken from it; the last time there may be fewer.

@@ -170,7 +170,10 @@ impl<S: Shadowed> Shadow<S> {
             }
             let id = self.dead_hand;
             self.dead_hand = if id + 1 >= end { 0 } else { id + 1 };
-            if host.sharing(&mut search, |host| self.is_dead(id, host)) {
+            let left = search;
+            let is_dead = host.sharing(&mut search, |host| self.is_dead(id, host));
+            host.budget.spend(left.less(search));
+            if is_dead {
                 if !self.zap(id, host) {
                     self.dead_hand = id;
                     break;
@@ -183,7 +186,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Whether no entry is left in a guest's table of those that its shadow has. The frame may be anything by now.
     fn is_dead<M: PhysMem, H>(&self, id: Id, host: &mut Host<'_, M, H>) -> bool {
-        host.budget.spend(2);
+        host.budget.spend(Budget::GLANCE);
         let Some(page) = self.index.get(id).filter(|page| page.users == 0 && page.key.role == Role::Table) else {
             return false;
         };
