@@ -274,7 +274,9 @@ fn tables_that_seem_to_be_used_no_more_are_recycled() {
             for table in 0..TABLES {
                 (0..512).for_each(|entry| world.access(gva(table, entry), Access::Load));
             }
-            world.check(&format!("recycled, {entries} entries of each {of}. table changed, {upkeep:?}"));
+            // The search is part of what the operation may do. It compares whole tables where all but the last entry has changed.
+            let most = if entries == 511 { 15_300 } else { 5_250 };
+            world.check_within(most, &format!("recycled, {entries} entries of each {of}. table changed, {upkeep:?}"));
         }
     }
 }
