@@ -10,11 +10,11 @@
 //! Nobody waits for the rest: between two portions each page is in one frame or the other, and every table says which.
 
 use super::coalesce::Leaves;
-use super::config::Host;
+use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::gathering::Moving;
 use super::index::List;
-use super::page::{At, Id, PARTS, Page, below, indices};
+use super::page::{At, Id, Page, below, indices};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -119,17 +119,19 @@ impl<S: Shadowed> Shadow<S> {
         (from, root): (Addr<S>, &Root<S>),
         host: &mut Host<'_, M, H>,
     ) -> Option<(Id, Addr<S>)> {
+        /// To find the page that an entry leads to.
+        const FOLLOW: u32 = 10;
         let page = self.index.page(id);
         let level = page.key.level;
         let end = if level == root.format.root_level() { ENTRIES / 2 } else { ENTRIES };
         let behind = from.raw().saturating_sub(below(level, gva, 0).raw()) >> level.shift();
         let start = (behind as usize).min(end);
-        for part in start / 64..PARTS {
-            let leading = page.leading_in(part);
-            host.budget.spend(1);
-            for index in indices(part, leading).skip_while(|index| *index < start).take_while(|index| *index < end) {
+        host.budget.spend(Budget::VISIT);
+        for part in start / 64..end / 64 {
+            let before = if part == start / 64 { (1 << (start % 64)) - 1 } else { 0 };
+            for index in indices(part, page.leading_in(part) & !before) {
                 let there = below(level, gva, index);
-                host.budget.spend(2);
+                host.budget.spend(FOLLOW);
                 let Some(child) = self.table_below((id, index), host.mem) else { continue };
                 if level == Level::MEGA {
                     return Some((child, there));
