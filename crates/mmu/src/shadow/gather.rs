@@ -26,12 +26,12 @@ use alloc::vec::Vec;
 use rv::format::ENTRIES;
 use rv::{Addr, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
-/// Pages that are moved in one portion: some 60,000 instructions.
+/// Pages that are moved in one portion at most.
 const PORTION: usize = 32;
 
 /// Pages of which it is seen in one portion whether they may be moved.
 const SEEN_AT_ONCE: usize = 128;
-/// Portions for 2 MiB, where 21 are enough if nothing is in the way.
+/// Portions for 2 MiB, where 28 are enough if nothing is in the way.
 const PORTIONS: u32 = 100;
 
 /// What a portion has come to.
@@ -53,6 +53,8 @@ impl<S: Shadowed> Shadow<S> {
         take: impl FnOnce() -> Option<Ahead>,
         host: &mut Host<'_, M, H>,
     ) -> Gathered {
+        // The timer's exit may have had a fault to answer, too.
+        host.budget = host.budget.half();
         let gathered = self.gather_some(root, take, host);
         self.conclude(host);
         gathered
