@@ -18,6 +18,9 @@ use mmu::shadow::Gathered;
 const LOOK: u64 = 20_000;
 /// Microseconds for which a root is to have been there before anything is done for it.
 const OLD: u64 = 100_000;
+/// Microseconds for which the leaves of a table are to have been as they are before what they lead to is moved. That takes a
+/// millisecond, and most of what programs do not keep is gone by then.
+const SETTLED: u64 = 150_000;
 /// Microseconds between two rounds, two to the power of [`MOST_IN_VAIN`] times as many where nothing has come of the last ones.
 const ROUND: u64 = 5000;
 const MOST_IN_VAIN: u32 = 7;
@@ -51,7 +54,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         return run.watch.again(Concern::Pages, again.min(run.looks.due));
     }
     let vm = Arc::clone(&run.vm);
-    let gathered = shadow::gather(g, &vm, &root, env);
+    let gathered = shadow::gather(g, &vm, &root, ticks(g, SETTLED), env);
     let end = env.now();
     let wait = match gathered {
         Gathered::More => (end - now).max(1) * (1000 - share) / share,

@@ -46,16 +46,17 @@ pub enum Gathered {
 impl<S: Shadowed> Shadow<S> {
     /// Does a portion of looking for what may be coalesced below a root, in `steered`: goes on with what it has begun, or looks at some
     /// tables, and coalesces those whose frames follow one another. Those whose frames do not it moves, with frames that `take` gives, if
-    /// they are as they were the time before.
+    /// they are as they were `settled` ticks of any clock before `now`.
     pub fn gather<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: &Root<S>,
+        (now, settled): (u64, u64),
         take: impl FnOnce() -> Option<Ahead>,
         host: &mut Host<'_, M, H>,
     ) -> Gathered {
         // The timer's exit may have had a fault to answer, too.
         host.budget = host.budget.half();
-        let gathered = self.gather_some(root, take, host);
+        let gathered = self.gather_some(root, (now, settled), take, host);
         self.conclude(host);
         gathered
     }
@@ -63,6 +64,7 @@ impl<S: Shadowed> Shadow<S> {
     fn gather_some<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: &Root<S>,
+        (now, settled): (u64, u64),
         take: impl FnOnce() -> Option<Ahead>,
         host: &mut Host<'_, M, H>,
     ) -> Gathered {
@@ -85,16 +87,19 @@ impl<S: Shadowed> Shadow<S> {
             };
             self.gathering.next = there.wrapping_add(Level::MEGA.bytes());
             let page = self.index.page(id);
-            if page.is_coalesced {
+            if page.is_coalesced || page.looks_like != 0 && now.saturating_sub(page.looked) < settled {
                 continue;
             }
-            match self.leaves_of(page, host) {
+            let leaves = self.leaves_of(page, host);
+            self.index.page_mut(id).looked = now;
+            let page = self.index.page(id);
+            match leaves {
                 Leaves::Various => self.index.page_mut(id).looks_like = 0,
                 Leaves::Run(first) => {
                     self.gathering.has_found = true;
                     self.coalesce(id, first, host);
                 }
-                // Twice the same: nobody is about to change it.
+                // Nobody seems to be about to change it.
                 Leaves::Scattered(sum) if page.looks_like == sum => {
                     // Whatever comes of it, it is not tried again before something is different.
                     let serial = page.serial;

@@ -205,8 +205,9 @@ pub(super) struct Page {
     pub calm: Calm,
     /// Whether a leaf of 2 MiB stands for it in all entries that led to it (`coalesce`).
     pub is_coalesced: bool,
-    /// What its leaves looked like when they were looked at last (`gather`).
+    /// What its leaves looked like when they were looked at last (`gather`), and when that was.
     pub looks_like: u64,
+    pub looked: u64,
 }
 
 /// Where a shadow page translates, by all that it is linked below, or was: what fences there are about it. The lane does not say which
@@ -301,6 +302,7 @@ impl Page {
             calm: Calm::NEW,
             is_coalesced: false,
             looks_like: 0,
+            looked: 0,
         }
     }
 

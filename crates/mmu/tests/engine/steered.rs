@@ -150,7 +150,12 @@ impl Steered {
         let Self { mem, frames, space, shadow, .. } = self;
         shadow.alone(mem, |shadow, mem| {
             let (mut ready, mut hw) = (Ready::Nothing, Hardware);
-            shadow.gather(&root, || frames.take_ahead(9), &mut Host::new(space, (frames, &mut ready), mem, &mut hw))
+            shadow.gather(
+                &root,
+                (0, 0),
+                || frames.take_ahead(9),
+                &mut Host::new(space, (frames, &mut ready), mem, &mut hw),
+            )
         })
     }
 

@@ -109,13 +109,19 @@ impl<S: Subject> Rig<S> {
     /// Some portions of looking, and moving; nothing that the guest has is different after it.
     fn gather(&mut self, n: usize) {
         let before = self.contents();
-        for _ in 0..1 + self.pick(40) {
+        for portion in 0..1 + self.pick(40) as u64 {
             let root = self.vcpus[n].root;
             let may_take = self.pick(16) != 0;
             let budget = if self.pick(4) == 0 { 1 + self.pick(400) as u32 } else { self.budget };
             let frames = &self.frames;
             let take = || if may_take { frames.take_ahead(9) } else { None };
-            host!(self, (&mut Ready::Nothing, budget), |shadow, host| shadow.gather(&root, take, host));
+            let settled = u64::from(self.pick(16) == 0);
+            host!(self, (&mut Ready::Nothing, budget), |shadow, host| shadow.gather(
+                &root,
+                (portion, settled),
+                take,
+                host
+            ));
             self.learn();
         }
         assert!(before == self.contents(), "MOVED: a page holds something else");
