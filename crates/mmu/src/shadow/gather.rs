@@ -87,7 +87,14 @@ impl<S: Shadowed> Shadow<S> {
             };
             self.gathering.next = there.wrapping_add(Level::MEGA.bytes());
             let page = self.index.page(id);
-            if page.is_coalesced || page.looks_like != 0 && now.saturating_sub(page.looked) < settled {
+            if page.is_coalesced {
+                continue;
+            }
+            if page.looks_like != 0 && now.saturating_sub(page.looked) < settled {
+                // They may all come back as they were, and go again.
+                if !page.is_full() {
+                    self.index.page_mut(id).looks_like = 0;
+                }
                 continue;
             }
             let leaves = self.leaves_of(page, host);

@@ -109,7 +109,7 @@ impl<S: Subject> Rig<S> {
     /// Some portions of looking, and moving; nothing that the guest has is different after it.
     fn gather(&mut self, n: usize) {
         let before = self.contents();
-        for portion in 0..1 + self.pick(40) as u64 {
+        for portion in 0..1 + self.pick(40) {
             let root = self.vcpus[n].root;
             let may_take = self.pick(16) != 0;
             let budget = if self.pick(4) == 0 { 1 + self.pick(400) as u32 } else { self.budget };
