@@ -2,6 +2,7 @@
 //! vCPU whose root it is, while that is loaded. So neither faults nor fences look for anything.
 //!
 //! - A root that is not the same for 100 ms is left alone: most processes are over by then.
+//! - Pages whose leaves are not the same for 150 ms stay where they are.
 //! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable `coalesce-share`).
 //! - Where nothing comes of a round, the next comes after twice as long.
 //! - While the guest is found where it was, which is where it is idle, looks are rarer and rarer: some one a second.
@@ -54,7 +55,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
         return run.watch.again(Concern::Pages, again.min(run.looks.due));
     }
     let vm = Arc::clone(&run.vm);
-    let gathered = shadow::gather(g, &vm, &root, ticks(g, SETTLED), env);
+    let gathered = shadow::gather(g, &vm, &root, (now, ticks(g, SETTLED)), env);
     let end = env.now();
     let wait = match gathered {
         Gathered::More => (end - now).max(1) * (1000 - share) / share,

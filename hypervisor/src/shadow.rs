@@ -456,11 +456,11 @@ fn fault_from_root<E: Env>(
     }
 }
 
-/// A portion of looking for what may be coalesced below a root, and of moving pages for that which were as they are for `settled` ticks.
+/// A portion of looking for what may be coalesced below a root, and of moving pages for that, `when` as for [`Shadow::gather`].
 #[cold]
 #[inline(never)]
-pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, settled: u64, env: &mut E) -> Gathered {
-    let (now, frames, mut mem) = (env.now(), &g.harts[env.hart()].frames, env.mem());
+pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64), env: &mut E) -> Gathered {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     // Whoever has no memory is in greater need of it.
     let is_short = g.pager.has_work();
     let take = || if is_short { None } else { frames.take_ahead(MEGA_ORDER) };
@@ -468,7 +468,7 @@ pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, settled: u64, env
         if is_short {
             shadow.stop_moving(frames);
         }
-        shadow.gather(root, (now, settled), take, host)
+        shadow.gather(root, when, take, host)
     });
     gathered.unwrap_or(Gathered::Round(false))
 }

@@ -43,8 +43,13 @@ fn vm(order: impl Fn(u64) -> u64) -> Steered {
 
 /// A round; says whether something has come of it.
 fn round(vm: &mut Steered) -> bool {
+    round_at(vm, (0, 0))
+}
+
+/// The same, at a time, where leaves are to be as they are for so long.
+fn round_at(vm: &mut Steered, when: (u64, u64)) -> bool {
     for _ in 0..1000 {
-        if let Gathered::Round(has_found) = vm.gather() {
+        if let Gathered::Round(has_found) = vm.gather_at(when) {
             return has_found;
         }
     }
@@ -181,6 +186,29 @@ fn where_two_want_a_page_nothing_is_moved() {
     (0..4).for_each(|_| _ = round(&mut vm));
     // The second has them in their order.
     assert_eq!(counts(&vm), [1, 0, 0, 0]);
+    vm.end();
+}
+
+#[test]
+fn only_what_is_as_it_was_for_long_enough_moves() {
+    const SETTLED: u64 = 10;
+    let mut vm = vm(|n| n * 387 % 1024);
+    assert!(round_at(&mut vm, (100, SETTLED)));
+    round_at(&mut vm, (105, SETTLED));
+    // A leaf goes, is seen to be gone, and comes back as it was.
+    vm.store(TABLES[1], 3, 0);
+    vm.fence(page(address(1, 3)));
+    round_at(&mut vm, (107, SETTLED));
+    vm.store(TABLES[1], 3, leaf(DATA + 387 * 515 % 1024) | USER);
+    vm.fence(page(address(1, 3)));
+    vm.access_as_user(address(1, 3));
+    round_at(&mut vm, (109, SETTLED));
+    assert_eq!(counts(&vm), [0, 0, 0, 0]);
+    round_at(&mut vm, (110, SETTLED));
+    assert_eq!(counts(&vm), [1, 0, 1, 512]);
+    assert_eq!([0, 1].map(|table| found(&vm, address(table, 3)).1), [Level::MEGA, Level::PAGE]);
+    round_at(&mut vm, (119, SETTLED));
+    assert_eq!(counts(&vm), [2, 0, 2, 1024]);
     vm.end();
 }
 

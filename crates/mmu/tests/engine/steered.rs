@@ -146,16 +146,17 @@ impl Steered {
 
     /// A portion of looking for what may be coalesced.
     pub fn gather(&mut self) -> Gathered {
+        self.gather_at((0, 0))
+    }
+
+    /// The same, at a time, where leaves are to be as they are for so long.
+    pub fn gather_at(&mut self, when: (u64, u64)) -> Gathered {
         let root = self.root();
         let Self { mem, frames, space, shadow, .. } = self;
         shadow.alone(mem, |shadow, mem| {
             let (mut ready, mut hw) = (Ready::Nothing, Hardware);
-            shadow.gather(
-                &root,
-                (0, 0),
-                || frames.take_ahead(9),
-                &mut Host::new(space, (frames, &mut ready), mem, &mut hw),
-            )
+            let mut host = Host::new(space, (frames, &mut ready), mem, &mut hw);
+            shadow.gather(&root, when, || frames.take_ahead(9), &mut host)
         })
     }
 
