@@ -127,9 +127,7 @@ fn one_entry_that_changes_splits_it() {
 #[test]
 fn pages_in_another_order_are_moved() {
     let mut vm = vm(|n| n * 387 % 1024);
-    assert!(round(&mut vm), "seen for the first time");
-    assert_eq!(counts(&vm), [0; 4]);
-    assert!(round(&mut vm), "and as it was");
+    assert!(round(&mut vm));
     assert_eq!(counts(&vm), [2, 0, 2, 1024]);
     for n in 0..1024 {
         let at = address(n / 512, n % 512);
@@ -190,32 +188,43 @@ fn where_two_want_a_page_nothing_is_moved() {
 }
 
 #[test]
-fn only_what_is_as_it_was_for_long_enough_moves() {
+fn only_what_is_as_it_was_for_long_enough_is_changed() {
     const SETTLED: u64 = 10;
-    let mut vm = vm(|n| n * 387 % 1024);
-    assert!(round_at(&mut vm, (100, SETTLED)));
-    round_at(&mut vm, (105, SETTLED));
-    // A leaf goes, is seen to be gone, and comes back as it was.
-    vm.store(TABLES[1], 3, 0);
-    vm.fence(page(address(1, 3)));
-    round_at(&mut vm, (107, SETTLED));
-    vm.store(TABLES[1], 3, leaf(DATA + 387 * 515 % 1024) | USER);
-    vm.fence(page(address(1, 3)));
-    vm.access_as_user(address(1, 3));
-    round_at(&mut vm, (109, SETTLED));
-    assert_eq!(counts(&vm), [0, 0, 0, 0]);
-    round_at(&mut vm, (110, SETTLED));
-    assert_eq!(counts(&vm), [1, 0, 1, 512]);
-    assert_eq!([0, 1].map(|table| found(&vm, address(table, 3)).1), [Level::MEGA, Level::PAGE]);
-    round_at(&mut vm, (119, SETTLED));
-    assert_eq!(counts(&vm), [2, 0, 2, 1024]);
-    vm.end();
+    // The first table's leaves follow one another, the second's do not.
+    let order = |n: u64| if n < 512 { n } else { 512 + n * 387 % 512 };
+    // By which way the engine hears of a leaf that goes and comes back.
+    let ways: [fn(&mut Steered, Addr<Gva>); 3] =
+        [Steered::fence_in_lane, Steered::fence_in_known_table, |vm, gva| vm.fence(page(gva))];
+    for fence in ways {
+        let mut vm = vm(order);
+        // So that the lane knows where its memory is.
+        [0, 1].into_iter().for_each(|table| vm.fence_in_known_table(address(table, 4)));
+        assert!(round_at(&mut vm, (100, SETTLED)), "seen for the first time");
+        round_at(&mut vm, (109, SETTLED));
+        assert_eq!(counts(&vm), [0; 4]);
+        for (n, table) in (0..).zip(TABLES) {
+            for entry in [0, leaf(DATA + order(512 * n + 3)) | USER] {
+                vm.store(table, 3, entry);
+                fence(&mut vm, address(n, 3));
+            }
+            vm.access_as_user(address(n, 3));
+        }
+        round_at(&mut vm, (110, SETTLED));
+        round_at(&mut vm, (119, SETTLED));
+        assert_eq!(counts(&vm), [0; 4], "they were gone, and nobody looked meanwhile");
+        assert!(round_at(&mut vm, (120, SETTLED)));
+        assert_eq!(counts(&vm), [2, 0, 1, 512]);
+        for n in 0..1024 {
+            assert_eq!(number(&vm, address(n / 512, n % 512)), DATA + order(n));
+        }
+        assert!(!round_at(&mut vm, (200, SETTLED)), "nothing is left to do");
+        vm.end();
+    }
 }
 
 #[test]
 fn a_move_that_is_stopped_leaves_all_where_it_is() {
     let mut vm = vm(|n| n * 387 % 1024);
-    round(&mut vm);
     for _ in 0..12 {
         assert_eq!(vm.gather(), Gathered::More);
     }
@@ -236,7 +245,6 @@ fn what_the_guest_changes_between_two_portions_does_not_move() {
     for change in changes {
         for portions in 0..22 {
             let mut vm = vm(|n| n * 387 % 1024);
-            round(&mut vm);
             (0..portions).for_each(|_| _ = vm.gather());
             vm.store(TABLES[0], 3, change.unwrap_or(0));
             vm.fence(page(address(0, 3)));

@@ -17,7 +17,7 @@
 use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::index::List;
-use super::page::{COALESCED, Id, Page, Role};
+use super::page::{COALESCED, Id, Page, Role, Stay};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::table;
@@ -34,8 +34,8 @@ pub(super) enum Leaves {
     Various,
     /// One leaf of 2 MiB says the same: this one.
     Run(Pte),
-    /// They agree, but their frames do not follow one another. What tells these leaves from others.
-    Scattered(u64),
+    /// They agree, but their frames do not follow one another.
+    Scattered,
 }
 
 /// What the flags of leaves that may be coalesced have to be: a user page's, and no global one's, since a fence of one page of it ends
@@ -56,7 +56,7 @@ impl<S: Shadowed> Shadow<S> {
         if first & AMONG != WANTED {
             return Leaves::Various;
         }
-        let (mut sum, mut any, mut next) = (0u64, 0, first);
+        let (mut any, mut next) = (0, first);
         let mut strays = first >> PPN_SHIFT & (Level::MEGA.pages() - 1);
         for eight in (0..ENTRIES).step_by(8) {
             let mut others = 0;
@@ -65,7 +65,6 @@ impl<S: Shadowed> Shadow<S> {
                 others |= this ^ first;
                 any |= this;
                 strays |= this ^ next;
-                sum = sum.rotate_left(1) ^ this;
                 next += 1 << PPN_SHIFT;
             }
             if others & FLAGS != 0 {
@@ -77,7 +76,7 @@ impl<S: Shadowed> Shadow<S> {
         match strays {
             _ if table::is_poison(Pte(any)) => Leaves::Various,
             0 => Leaves::Run(Pte(first)),
-            _ => Leaves::Scattered(sum),
+            _ => Leaves::Scattered,
         }
     }
 
@@ -103,7 +102,9 @@ impl<S: Shadowed> Shadow<S> {
     /// A leaf of a page is about to change, or more entries are to lead to it: those that do are pointers again.
     #[inline(always)]
     pub(super) fn split<M: PhysMem, H>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
-        if self.index.page(id).is_coalesced {
+        let page = self.index.page_mut(id);
+        page.stay = Stay::Changed;
+        if page.is_coalesced {
             self.split_page(id, host);
         }
     }

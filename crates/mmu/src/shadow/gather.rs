@@ -14,7 +14,7 @@ use super::config::{Budget, Host};
 use super::engine::Shadow;
 use super::gathering::Moving;
 use super::index::List;
-use super::page::{At, Id, Page, below, indices};
+use super::page::{At, Id, Page, Stay, below, indices};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
@@ -45,8 +45,8 @@ pub enum Gathered {
 
 impl<S: Shadowed> Shadow<S> {
     /// Does a portion of looking for what may be coalesced below a root, in `steered`: goes on with what it has begun, or looks at some
-    /// tables, and coalesces those whose frames follow one another. Those whose frames do not it moves, with frames that `take` gives, if
-    /// they are as they were `settled` ticks of any clock before `now`.
+    /// tables. Those whose leaves have been as they are for `settled` ticks of any clock, which says `now`, it coalesces. Where the frames
+    /// do not follow one another, it moves them before, into frames that `take` gives.
     pub fn gather<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: &Root<S>,
@@ -86,38 +86,27 @@ impl<S: Shadowed> Shadow<S> {
                 return Gathered::Round(core::mem::take(&mut self.gathering.has_found));
             };
             self.gathering.next = there.wrapping_add(Level::MEGA.bytes());
-            let page = self.index.page(id);
-            if page.is_coalesced {
+            let page = self.index.page_mut(id);
+            if matches!(page.stay, Stay::Changed) {
+                page.stay = Stay::Since(now);
+                self.gathering.has_found |= page.is_full();
+            }
+            let Stay::Since(since) = page.stay else { continue };
+            if page.is_coalesced || now.saturating_sub(since) < settled {
                 continue;
             }
-            if page.looks_like != 0 && now.saturating_sub(page.looked) < settled {
-                // They may all come back as they were, and go again.
-                if !page.is_full() {
-                    self.index.page_mut(id).looks_like = 0;
-                }
-                continue;
-            }
-            let leaves = self.leaves_of(page, host);
-            self.index.page_mut(id).looked = now;
-            let page = self.index.page(id);
-            match leaves {
-                Leaves::Various => self.index.page_mut(id).looks_like = 0,
+            // Whatever comes of it, it is not tried again before something is different.
+            page.stay = Stay::Judged;
+            match self.leaves_of(self.index.page(id), host) {
+                Leaves::Various => {}
                 Leaves::Run(first) => {
                     self.gathering.has_found = true;
                     self.coalesce(id, first, host);
                 }
-                // Nobody seems to be about to change it.
-                Leaves::Scattered(sum) if page.looks_like == sum => {
-                    // Whatever comes of it, it is not tried again before something is different.
-                    let serial = page.serial;
-                    self.index.page_mut(id).looks_like = !sum;
+                Leaves::Scattered => {
+                    let serial = self.index.page(id).serial;
                     self.gathering.moving = Some(Moving { id, serial, row: None, seen: 0, done: 0, left: PORTIONS });
                     return Gathered::More;
-                }
-                Leaves::Scattered(sum) if page.looks_like == !sum => {}
-                Leaves::Scattered(sum) => {
-                    self.gathering.has_found = true;
-                    self.index.page_mut(id).looks_like = sum;
                 }
             }
         }

@@ -24,7 +24,7 @@ use super::candidates::STIRS;
 use super::engine::Shadow;
 use super::index::List;
 use super::lane_memory::{ID_AT, LINE_BYTES, LOG_AT, LaneMemory, faults_always, whole_chunk};
-use super::page::{At, COALESCED, Id, MARK, Place, Role};
+use super::page::{At, COALESCED, Id, MARK, Place, Role, Stay};
 use super::passed::Mappings;
 use super::rows::Row;
 use super::sabotage::Sabotage;
@@ -148,6 +148,7 @@ impl<S: Shadowed> Shadow<S> {
         let id = self.id_of(table, mem);
         let page = self.index.page_mut(id);
         page.is_recent = true;
+        page.stay = Stay::Changed;
         debug_assert!(page.key.level == Level::PAGE && page.key.role == Role::Table);
         match page.place {
             Place::At(gva) => self.pass_one(Addr::new(gva), stamp),

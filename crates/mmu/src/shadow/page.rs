@@ -56,6 +56,15 @@ pub(super) fn indices(part: usize, mut bits: u64) -> impl Iterator<Item = usize>
     })
 }
 
+/// A bit for each eight entries of 64 of which `bits` has any.
+const fn eights_of(mut bits: u64) -> u64 {
+    bits |= bits >> 4;
+    bits |= bits >> 2;
+    bits |= bits >> 1;
+    // The lowest bit of each byte, brought together.
+    (bits & 0x0101_0101_0101_0101).wrapping_mul(0x0102_0408_1020_4080) >> 56
+}
+
 /// Where what an entry leads to translates: an address there, by one that its page, of `level`, translates.
 pub(super) fn below<S: Space>(level: Level, gva: Addr<S>, index: usize) -> Addr<S> {
     Addr::new(gva.raw() & !((ENTRIES as u64 - 1) << level.shift()) | (index as u64) << level.shift())
@@ -205,9 +214,19 @@ pub(super) struct Page {
     pub calm: Calm,
     /// Whether a leaf of 2 MiB stands for it in all entries that led to it (`coalesce`).
     pub is_coalesced: bool,
-    /// What its leaves looked like when they were looked at last (`gather`), and when that was.
-    pub looks_like: u64,
-    pub looked: u64,
+    /// For how long its leaves have been as they are.
+    pub stay: Stay,
+}
+
+/// For how long the leaves of a page of level 0 have been as they are, as far as has been looked at them (`gather`).
+#[derive(Clone, Copy)]
+pub(super) enum Stay {
+    /// They may have changed since.
+    Changed,
+    /// At least since that time.
+    Since(u64),
+    /// For so long that what could be done about them has been done.
+    Judged,
 }
 
 /// Where a shadow page translates, by all that it is linked below, or was: what fences there are about it. The lane does not say which
@@ -301,8 +320,7 @@ impl Page {
             seen: 0,
             calm: Calm::NEW,
             is_coalesced: false,
-            looks_like: 0,
-            looked: 0,
+            stay: Stay::Changed,
         }
     }
 
@@ -347,6 +365,13 @@ impl Page {
         debug_assert!(!self.is_listed(index));
         self.set_live(index, true);
         self.written |= 1 << (index / 8);
+    }
+
+    /// Of 64 entries, from number 64 * `part` on, those are live from now on, a bit for each, and have mirrors.
+    #[inline(always)]
+    pub fn enter(&mut self, part: usize, those: u64) {
+        self.live[part] |= those;
+        self.written |= eights_of(those) << (8 * part);
     }
 
     /// Of 64 entries, from number 64 * `part` on, those are not live any more: a bit for each.
@@ -500,7 +525,13 @@ impl Page {
 
     /// Whether it is in a list: live or parked.
     pub fn is_listed(&self, index: usize) -> bool {
-        (self.live[index / 64] | self.parked[index / 64]) >> (index % 64) & 1 == 1
+        self.listed_in(index / 64) >> (index % 64) & 1 == 1
+    }
+
+    /// A bit for each entry that is in a list of the 64 from number 64 * `part` on.
+    #[inline(always)]
+    pub fn listed_in(&self, part: usize) -> u64 {
+        self.live[part] | self.parked[part]
     }
 
     pub fn set_parked(&mut self, index: usize, parked: bool) {
@@ -516,4 +547,17 @@ pub(super) fn permissions(flags: PteFlags) -> PteFlags {
     let mut allowed = flags & all;
     allowed.set(PteFlags::W, flags.contains(PteFlags::W | PteFlags::D));
     allowed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::eights_of;
+
+    #[test]
+    fn eights_are_those_of_which_a_bit_is_set() {
+        for bits in (0..64).map(|n| 1 << n).chain([0, u64::MAX, 0x8000_0000_0100_00ff, 0x7f00_fe00_1001_0000]) {
+            let expected = (0..8).filter(|n| bits >> (8 * n) & 0xff != 0).map(|n| 1 << n).sum();
+            assert_eq!(eights_of(bits), expected, "{bits:#x}");
+        }
+    }
 }

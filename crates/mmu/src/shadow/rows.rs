@@ -3,7 +3,7 @@
 
 use super::index::{Index, List};
 use super::lane_memory::faults_always;
-use super::page::{Id, Ref};
+use super::page::{Id, PARTS, Ref};
 use rv::{Addr, Hpa, Lane, LaneSync, PAGE_BYTES, PhysMem, Pte};
 
 /// Where a shadow page has what changes with a leaf.
@@ -44,17 +44,37 @@ impl Index {
     // Each new page of a guest's comes by here.
     pub fn come_new(&mut self, row: &Row, mut line: Addr<Hpa>, end: Addr<Hpa>, mem: &mut impl PhysMem) -> Addr<Hpa> {
         let table = row.table.wrapping_add(Lane::POINTER_FLAGS);
+        // Of the 64 entries that the last one is among: which are in lists, and which of these have just come.
+        let (mut part, mut listed, mut new) = (PARTS, 0, 0);
         while line != end {
             let at = mem.read_own(line).wrapping_sub(table.raw());
             let pte = Pte(mem.read_own(line.wrapping_add(8)));
-            let index = (at / 8) as usize;
-            if at >= PAGE_BYTES || !at.is_multiple_of(8) || faults_always(pte) || self.page(row.id).is_listed(index) {
+            if at >= PAGE_BYTES || !at.is_multiple_of(8) || faults_always(pte) {
                 break;
             }
-            self.insert_in(row, index, pte, mem);
+            let (here, bit) = ((at / 512) as usize, 1 << (at / 8 % 64));
+            if here != part {
+                self.enter_in(row, part, new);
+                (part, listed, new) = (here, self.page(row.id).listed_in(here), 0);
+            }
+            if listed & bit != 0 {
+                break;
+            }
+            let next = self.put_first(Ref::new((row.id, (at / 8) as usize)), List::Frame(pte.pfn()), mem);
+            (listed, new) = (listed | bit, new | bit);
+            mem.write_own(row.links.wrapping_add(at), u64::from(next.0));
+            mem.write_own(row.mirrors.wrapping_add(at), pte.0);
             line = line.wrapping_add(LaneSync::LINE_BYTES);
         }
+        self.enter_in(row, part, new);
         line
+    }
+
+    #[inline(always)]
+    fn enter_in(&mut self, row: &Row, part: usize, new: u64) {
+        if new != 0 {
+            self.page_mut(row.id).enter(part, new);
+        }
     }
 
     /// Takes a leaf that was made from `mirror` out of its list. The page says that it is live still.

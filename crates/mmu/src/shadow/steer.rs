@@ -19,7 +19,7 @@ use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
 use super::lane_memory::{LaneMemory, faults_always};
-use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role};
+use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, Stay};
 use super::passed::Compared;
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
@@ -111,6 +111,7 @@ impl<S: Shadowed> Shadow<S> {
         let Both { ours, guests: Some(pte) } = self.look(at, space, mem) else { return false };
         if self.index.page(at.0).made_from(at.1, mem) != pte && !self.is_sabotaged(Sabotage::ForgetsFence) {
             self.counters.synced_entries += 1;
+            self.index.page_mut(at.0).stay = Stay::Changed;
             let debt = self.remade(at, ours, pte, space, mem);
             self.leave(debt);
         }

@@ -1,6 +1,7 @@
 //! A VM on steered tables: its guest writes its tables, and what hardware finds by ours is asked.
 
 use super::{HOST, Hardware, RAM, REGION};
+use crate::shadow_rig::lane;
 use mmu::shadow::{Answer, Config, Gathered, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::table::is_poison;
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};
@@ -114,6 +115,20 @@ impl Steered {
             let mut host = Host::new(space, (frames, &mut ready), mem, &mut hw);
             shadow.fence(&fence, root, views, log, &mut host);
         });
+    }
+
+    /// The guest fences one page in a table that is known, which is over soon.
+    pub fn fence_in_known_table(&mut self, gva: Addr<Gva>) {
+        let root = self.root();
+        let Self { mem, space, shadow, .. } = self;
+        assert!(shadow.alone(mem, |shadow, mem| shadow.fence_in_known_table(&root, gva, space, mem)), "{gva}");
+    }
+
+    /// The guest fences one page, which the lane does.
+    pub fn fence_in_lane(&mut self, gva: Addr<Gva>) {
+        let Root { table, format, .. } = self.root();
+        let inputs = self.shadow.lane_inputs().expect("it has memory");
+        assert!(lane::sync(&mut self.mem, &inputs, (table, format), gva), "{gva}");
     }
 
     /// What comes some time after fences.

@@ -2,7 +2,7 @@
 //! number is noted in the page's header.
 
 use super::super::lane_memory::faults_always;
-use super::Page;
+use super::{Page, eights_of};
 use crate::frames::Run;
 use crate::table::Debt;
 use rv::{Addr, Gpa, Hpa, Lane, LaneSync, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
@@ -109,8 +109,7 @@ impl Page {
     fn parked_these(&mut self, part: usize, done: u64, flags: u64) -> (u64, Debt) {
         self.parked[part] |= self.live[part] & done;
         self.live[part] &= !done;
-        let eights = (0..8).filter(|n| done >> (8 * n) & 0xff != 0);
-        self.written |= eights.fold(0, |eights, n| eights | 1 << (8 * part + n));
+        self.written |= eights_of(done) << (8 * part);
         (done, Debt::of(Pte(flags & PteFlags::all().bits()), Pte::INVALID))
     }
 
