@@ -16,6 +16,7 @@ mod shadow_bounded;
 mod shadow_coalesce;
 mod shadow_digest;
 mod shadow_ends;
+mod shadow_filled;
 mod shadow_matrix;
 mod shadow_places;
 mod shadow_quiet;

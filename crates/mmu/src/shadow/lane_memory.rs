@@ -72,16 +72,25 @@ pub(super) struct Leaves {
 }
 
 impl Leaves {
-    /// The leaf that the lane makes of a guest's, where it is told that all of its 2 MiB are in one piece.
+    /// The leaf that the lane makes of a guest's, where it is told of its 2 MiB and the page allows everything.
     #[inline(always)]
     pub fn of(&self, pte: Pte, mem: &impl PhysMem) -> Option<Pte> {
+        const ALL: u64 = PteFlags::V.union(PteFlags::R).union(PteFlags::W).union(PteFlags::X).bits();
         let chunk = pte.0 >> CHUNK_SHIFT;
         if chunk >= self.chunks {
             return None;
         }
-        let whole = mem.read_u64(self.words.wrapping_add(8 * chunk));
+        let there = mem.read_u64(self.words.wrapping_add(8 * chunk));
         let leaf = self.leaves[(pte.0 & 0x3ff) as usize];
-        (leaf != 0 && whole >> 63 == 1).then(|| Pte(pte.0.wrapping_add(leaf).wrapping_add(whole)))
+        if leaf == 0 || there == 0 {
+            return None;
+        }
+        if there >> 63 == 1 {
+            return Some(Pte(pte.0.wrapping_add(leaf).wrapping_add(there)));
+        }
+        // In pieces: a table of the G-stage.
+        let page = mem.read_u64(Addr::new(there).wrapping_add(8 * (pte.pfn::<Gpa>().raw() % Level::MEGA.pages())));
+        (page & ALL == ALL).then(|| Pte(page >> 10 << 10 | pte.0.wrapping_add(leaf) & 0x3ff))
     }
 }
 
