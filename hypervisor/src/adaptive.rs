@@ -34,6 +34,9 @@ use rv::{BriefExits, Mode};
 /// How the shadow tables are kept in step.
 pub(crate) const UPKEEP: Upkeep = Upkeep::Steered;
 
+/// So many fences since the last look are many: the lane comes to the end of its log some time after.
+const MANY: u64 = 200;
+
 /// Whether a VM can be both nested and steered.
 ///
 /// # Errors
@@ -52,15 +55,52 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
 fn spent(counters: &VcpuCounters) -> u64 {
     /// In the lane (docs/lane.md).
     const LANE: u64 = 85;
+    /// In the lane, and when the engine learns of it.
+    const FENCE: u64 = 150;
     /// A fault that is answered, or a fence by address.
     const EXIT: u64 = 900;
     /// A fence that compares tables; some take ten times as long.
     const WIDE: u64 = 6000;
     let sum = |of: &[&Counter]| of.iter().map(|counter| counter.get()).sum::<u64>();
     let c = counters;
-    LANE * sum(&[&c.lane_page, &c.lane_page_global, &c.lane_satp, &c.lane_all, &c.lane_satp_read])
+    LANE * sum(&[&c.lane_satp, &c.lane_all, &c.lane_satp_read])
+        + FENCE * sum(&[&c.lane_page, &c.lane_page_global])
         + EXIT * sum(&[&c.exits_page_fault, &c.exits_steered, &c.fences_page, &c.fences_page_global, &c.satp_accesses])
         + WIDE * sum(&[&c.fences_asid, &c.fences_all])
+}
+
+/// Fences by address that the lane has done for the vCPU.
+fn fences(counters: &VcpuCounters) -> u64 {
+    counters.lane_page.get() + counters.lane_page_global.get()
+}
+
+/// A fence of a steered vCPU on this hart comes to Gnomon, as one of some hundred does that the lane has done. Says whether there were
+/// so many that it is to be looked at before the next look is due: it goes the full path for it ([`instruction`]).
+#[inline(always)]
+pub(crate) fn is_busy(run: &mut VcpuRun) -> bool {
+    run.adapts.is_some() && has_fenced_much(run)
+}
+
+#[inline(never)]
+fn has_fenced_much(run: &mut VcpuRun) -> bool {
+    run.count_lane();
+    let adapts = run.adapts.as_deref().expect("an adaptive vCPU");
+    fences(&run.shared.counters) >= adapts.busy_at
+}
+
+/// It is: what follows is measured by itself. If as much comes again, a look is due at once.
+fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
+    let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
+    let satp = run.csrs.vsatp;
+    let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
+    if adapts.is_busy {
+        adapts.busy_at = u64::MAX;
+        return run.watch.again(Concern::Root, now);
+    }
+    (adapts.is_busy, adapts.busy_at) = (true, fences + MANY);
+    adapts.chooser.suspect(satp);
+    adapts.begin(spent, now);
+    run.watch.again(Concern::Root, now + interval(g));
 }
 
 /// Microseconds in ticks of the timebase, one at least.
@@ -127,6 +167,9 @@ fn is_to_be_nested(g: &Gnomon, run: &mut VcpuRun, satp: u64) -> bool {
 /// nested.
 pub(crate) fn instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
     run.follow_lane();
+    if is_busy(run) {
+        hasten(g, run, env);
+    }
     if roots::writes_satp(g, run, what, |run, satp| is_to_be_nested(g, run, satp)) {
         go_nested(run, env);
         return Some(Outcome::Resume);
@@ -208,6 +251,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     // change, and a trial would be judged by time in which it has not run.
     let begun = env.now();
     adapts.begin(spent, begun);
+    (adapts.is_busy, adapts.busy_at) = (false, fences(&run.shared.counters) + MANY);
     run.watch.again(Concern::Root, begun + interval * times);
 }
 

@@ -2,7 +2,7 @@
 //! vCPU whose root it is, while that is loaded. So neither faults nor fences look for anything.
 //!
 //! - A root that is not the same for 100 ms is left alone: most processes are over by then.
-//! - Pages whose leaves are not the same for 150 ms stay where they are.
+//! - Tables of which a leaf has changed within 150 ms are left as they are.
 //! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable `coalesce-share`).
 //! - Where nothing comes of a round, the next comes after twice as long.
 //! - While the guest is found where it was, which is where it is idle, looks are rarer and rarer: some one a second.
@@ -19,7 +19,7 @@ use mmu::shadow::Gathered;
 const LOOK: u64 = 20_000;
 /// Microseconds for which a root is to have been there before anything is done for it.
 const OLD: u64 = 100_000;
-/// Microseconds for which the leaves of a table are to have been as they are before what they lead to is moved. That takes a
+/// Microseconds for which the leaves of a table are to have been as they are before one comes in their place. To move what they lead to takes a
 /// millisecond, and most of what programs do not keep is gone by then.
 const SETTLED: u64 = 150_000;
 /// Microseconds between two rounds, two to the power of [`MOST_IN_VAIN`] times as many where nothing has come of the last ones.

@@ -2,10 +2,10 @@
 
 use crate::fake::{self, Event, World, shadow_world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
-use hypervisor::exit::{Outcome, watch};
+use hypervisor::exit::{Brief, Outcome, watch};
 use hypervisor::vcpu::Concern;
 use mmu::adapt::Choice;
-use rv::{Addr, Exception};
+use rv::{Addr, Exception, Exit};
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
 /// The guest's root: the first page of RAM. Its entry 2 is a gigapage over RAM.
@@ -88,4 +88,60 @@ fn a_steered_guest_stays_so_on_roots_that_are_and_takes_others_nested() {
     // Nobody sees that it goes back, but the next look.
     w.hart.vsatp = SATP;
     assert!(!look(&mut w), "it is known to cost little");
+}
+
+/// The lane has done so many fences of a steered guest's pages, and one more comes to Gnomon. Whether it is in
+/// just so many ticks that what the root costs is looked at then.
+fn fences(w: &mut World, many: u64) -> impl Fn(u64) -> bool + use<> {
+    /// `sfence.vma a0, zero`.
+    const FENCE: u64 = 0x1200_0073 | 10 << 15;
+    w.run.context.x[10] = GUEST_RAM_BASE;
+    (0..many).for_each(|_| w.run.context.lane.log.push(Addr::new(GUEST_RAM_BASE)));
+    assert_eq!(w.brief(Exit { cause: VIRTUAL, tval: FENCE, tval2: 0, tinst: 0 }), Brief::NO, "of no table of level 0");
+    assert_eq!(w.exit(VIRTUAL, FENCE, 0, 0), Outcome::Resume);
+    let (watch, now) = (w.run.watch, w.hart.time);
+    move |ticks| watch.is_for(Concern::Root, now + ticks) && !watch.is_for(Concern::Root, now + ticks - 1)
+}
+
+/// The same as [`look`], if it is one for what the root costs.
+fn look_at_root(w: &mut World) -> bool {
+    while !w.run.watch.is_for(Concern::Root, w.run.watch.due()) {
+        look(w);
+    }
+    look(w)
+}
+
+/// A guest that is steered, in a root that was found to cost little, and is looked at every 50 milliseconds.
+fn steered() -> World {
+    let mut w = nested(&[]);
+    assert!((0..8).any(|_| !look(&mut w)), "it is not tried");
+    w.g.tunables.set("adapt-look=50000").expect("a tunable");
+    assert!(!look(&mut w), "it costs nothing");
+    w
+}
+
+#[test]
+fn a_steered_guest_that_begins_to_fence_much_is_looked_at_soon_and_is_nested_then() {
+    let mut w = steered();
+    // It does nothing for a long time.
+    w.hart.time += 300_000;
+    assert!(!fences(&mut w, 100)(500_000));
+    assert!(fences(&mut w, 100)(500_000), "what follows is measured");
+    w.hart.time += 2000;
+    assert!(fences(&mut w, 100)(498_000));
+    assert!(fences(&mut w, 100)(0), "as much again");
+    w.hart.time += 10;
+    assert!(!fences(&mut w, 1000)(0), "the look is due already");
+    assert!(look_at_root(&mut w), "30 of 200 microseconds");
+}
+
+#[test]
+fn a_steered_guest_that_fences_as_much_in_more_time_stays_so() {
+    let mut w = steered();
+    for _ in 0..5 {
+        assert!(fences(&mut w, 200)(500_000));
+        w.hart.time += 200_000;
+        assert!(fences(&mut w, 200)(0));
+        assert!(!look_at_root(&mut w), "30 microseconds of 20 milliseconds");
+    }
 }

@@ -103,11 +103,11 @@ impl Chooser {
         match was {
             Choice::Nested if known.choice == Choice::Steered => {}
             Choice::Nested => {
+                // Its tables are made first, which one look may find to be too much.
                 if now >= known.until && now >= all_until {
-                    (known.choice, known.is_suspect) = (Choice::Steered, true);
+                    (known.choice, known.is_suspect) = (Choice::Steered, false);
                 }
             }
-            // Between the two limits whatever is goes on: a trial must do better to succeed.
             Choice::Steered if share > limit && known.is_suspect || share > limit.saturating_mul(4) => {
                 known.choice = Choice::Nested;
                 known.failed = (known.failed + 1).min(MOST_TIMES);
@@ -124,6 +124,13 @@ impl Chooser {
             }
         }
         self.choice(key)
+    }
+
+    /// A steered root begins to cost much, as it seems: if the next look finds that, too, it is enough.
+    pub fn suspect(&mut self, key: u64) {
+        if let Some(known) = self.known.iter_mut().flatten().find(|known| known.key == key) {
+            known.is_suspect = true;
+        }
     }
 
     /// It could not be steered now: there was no memory for it, or not at once. It is tried again at a later look.
@@ -180,6 +187,15 @@ mod tests {
         assert_eq!(chooser.looked(1, Choice::Steered, found(500, LIMIT + 1)), Choice::Steered);
         let mut chooser = steered();
         assert_eq!(chooser.looked(1, Choice::Steered, found(300, 4 * LIMIT + 1)), Choice::Nested);
+        // Or somebody has seen it coming.
+        for (share, choice) in [(LIMIT + 1, Choice::Nested), (LIMIT, Choice::Steered)] {
+            let mut chooser = steered();
+            [1, 2].into_iter().for_each(|key| chooser.suspect(key));
+            assert_eq!(
+                (chooser.looked(1, Choice::Steered, found(300, share)), chooser.choice(2)),
+                (choice, Choice::Nested)
+            );
+        }
     }
 
     #[test]

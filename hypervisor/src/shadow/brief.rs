@@ -2,6 +2,7 @@
 //! fence of one page, and a write of `satp` that changes nothing.
 
 use super::{by_known_tables, filled, request_of, roots, steered, steering};
+use crate::adaptive;
 use crate::env::Env;
 use crate::exit::{Brief, Faulted, Kind, Known, privileged};
 use crate::gnomon::Gnomon;
@@ -75,6 +76,9 @@ pub(crate) fn handle<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mu
     match kind {
         Kind::Fault => fault(run, env),
         Kind::Fence => instruction(run, env, |run, insn, env| {
+            if adaptive::is_busy(run) {
+                return false;
+            }
             let (gva, asid) = roots::fenced(run, insn);
             let is_done = gva.is_some_and(|gva| steering::fence_page(run, gva, asid, env));
             if is_done {

@@ -13,6 +13,10 @@ pub struct Adapts {
     pub spent: u64,
     /// Looks in a row that changed nothing.
     pub calm: u32,
+    /// When as many fences of the lane's have been counted, there were many since the last look.
+    pub busy_at: u64,
+    /// There were already, and what has followed is being measured.
+    pub is_busy: bool,
     /// For choices at random.
     pub dice: u64,
 }
@@ -21,11 +25,12 @@ impl Adapts {
     /// Of vCPU `id`, before its first life.
     #[must_use]
     pub fn new(id: u32) -> Self {
-        Self { chooser: Chooser::new(), since: 0, spent: 0, calm: 0, dice: 0x9e37_79b9_7f4a_7c15 ^ u64::from(id) << 32 }
+        let dice = 0x9e37_79b9_7f4a_7c15 ^ u64::from(id) << 32;
+        Self { chooser: Chooser::new(), since: 0, spent: 0, calm: 0, busy_at: 0, is_busy: false, dice }
     }
 
     /// Its roots are no more.
     pub fn forget(&mut self) {
-        (self.chooser, self.calm) = (Chooser::new(), 0);
+        (self.chooser, self.calm, self.is_busy) = (Chooser::new(), 0, false);
     }
 }
