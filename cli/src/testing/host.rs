@@ -126,8 +126,9 @@ impl Group {
         if let Some(wrapper) = self.wrapper {
             command.env("RUSTC_WORKSPACE_WRAPPER", root().join(wrapper));
         }
-        let processors = processors.to_string();
-        command.env("CARGO_BUILD_JOBS", &processors).env("RUST_TEST_THREADS", &processors);
+        command.env("CARGO_BUILD_JOBS", processors.to_string());
+        // Some wait for machines and for time: another goes on meanwhile.
+        command.env("RUST_TEST_THREADS", (processors + 1).to_string());
         follow(command, LIMIT)
     }
 
