@@ -274,8 +274,8 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Fills 64 entries of a new page from the guest's table in `frame`.
     fn fill_part<M: PhysMem, H>(&mut self, id: Id, frame: Pfn<Hpa>, part: usize, host: &mut Host<'_, M, H>) {
-        // Filled as the lane would, which is told now of what they lead to, if it can be: once for each 2 MiB.
-        let mut told = u64::MAX;
+        // Filled as the lane would, which is told now of what they lead to, unless it is kept out there.
+        let mut told = None;
         let (row, leaves) = (self.index.row(id), self.lane.as_ref().map(LaneMemory::leaves));
         for first in (64 * part..64 * part + 64).step_by(8) {
             if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
@@ -291,10 +291,11 @@ impl<S: Shadowed> Shadow<S> {
                     continue;
                 }
                 let mut new = leaves.and_then(|leaves| leaves.of(pte, host.mem));
+                let chunk = pte.pfn::<Gpa>().align_down(Level::MEGA.pages());
                 if let (None, Some(leaves)) = (new, leaves)
-                    && told != pte.pfn::<Gpa>().raw() / Level::MEGA.pages()
+                    && told.replace(chunk) != Some(chunk)
+                    && !self.index.heads.has_protected_around(chunk)
                 {
-                    told = pte.pfn::<Gpa>().raw() / Level::MEGA.pages();
                     host.budget.spend(Budget::DERIVE);
                     self.teach(pte.pfn(), host.space, host.mem);
                     new = leaves.of(pte, host.mem);
