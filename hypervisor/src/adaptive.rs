@@ -69,7 +69,7 @@ fn spent(counters: &VcpuCounters) -> u64 {
         + WIDE * sum(&[&c.fences_asid, &c.fences_all])
 }
 
-/// Fences by address that the lane has done for the vCPU.
+/// Fences by address that the lane has done for the vCPU, of all ASIDs: of a steered vCPU's it does not count those that name one.
 fn fences(counters: &VcpuCounters) -> u64 {
     counters.lane_page.get() + counters.lane_page_global.get()
 }
@@ -93,13 +93,13 @@ fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
     let satp = run.csrs.vsatp;
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
-    if adapts.is_busy {
+    if adapts.is_measured {
         adapts.busy_at = u64::MAX;
         return run.watch.again(Concern::Root, now);
     }
-    (adapts.is_busy, adapts.busy_at) = (true, fences + MANY);
+    adapts.is_measured = true;
     adapts.chooser.suspect(satp);
-    adapts.begin(spent, now);
+    adapts.begin((spent, fences), now);
     run.watch.again(Concern::Root, now + interval(g));
 }
 
@@ -250,21 +250,21 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     // A change may take longer than an interval. Counted from before, the guest would make no step until a look finds nothing to
     // change, and a trial would be judged by time in which it has not run.
     let begun = env.now();
-    adapts.begin(spent, begun);
-    (adapts.is_busy, adapts.busy_at) = (false, fences(&run.shared.counters) + MANY);
+    adapts.is_measured = false;
+    adapts.begin((spent, fences(&run.shared.counters)), begun);
     run.watch.again(Concern::Root, begun + interval * times);
 }
 
 impl Adapts {
-    /// Thousandths of the time since the last look that traps took, at an instruction each nanosecond.
+    /// Thousandths of the time since [`Adapts::begin`] that traps took, at an instruction each nanosecond.
     fn share(&self, spent: u64, now: u64, timebase: u64) -> u64 {
         let passed = (now.saturating_sub(self.since).max(1)).saturating_mul(1_000_000_000 / timebase.max(1)).max(1);
         (spent.saturating_sub(self.spent)).saturating_mul(1000) / passed
     }
 
-    /// From now on that is counted.
-    const fn begin(&mut self, spent: u64, now: u64) {
-        (self.spent, self.since) = (spent, now);
+    /// From now on is counted what traps take, and which fences the lane does.
+    const fn begin(&mut self, (spent, fences): (u64, u64), now: u64) {
+        (self.spent, self.since, self.busy_at) = (spent, now, fences + MANY);
     }
 
     /// How many intervals it is until the next look.

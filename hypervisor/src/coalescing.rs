@@ -19,8 +19,8 @@ use mmu::shadow::Gathered;
 const LOOK: u64 = 20_000;
 /// Microseconds for which a root is to have been there before anything is done for it.
 const OLD: u64 = 100_000;
-/// Microseconds for which the leaves of a table are to have been as they are before one comes in their place. To move what they lead to takes a
-/// millisecond, and most of what programs do not keep is gone by then.
+/// Microseconds for which the leaves of a table are to have been as they are before one comes in their place. To move what they lead to
+/// takes a millisecond, and most of what programs do not keep is gone by then.
 const SETTLED: u64 = 150_000;
 /// Microseconds between two rounds, two to the power of [`MOST_IN_VAIN`] times as many where nothing has come of the last ones.
 const ROUND: u64 = 5000;

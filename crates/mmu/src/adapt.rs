@@ -41,7 +41,7 @@ struct Known {
     until: u64,
     /// Trials that have failed, one after another.
     failed: u8,
-    /// Whether the look before found too many traps.
+    /// Whether the look before found too many traps, or somebody has seen them coming.
     is_suspect: bool,
 }
 

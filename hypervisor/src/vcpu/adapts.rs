@@ -7,16 +7,16 @@ use mmu::adapt::Chooser;
 pub struct Adapts {
     /// What its roots were found to cost.
     pub chooser: Chooser,
-    /// Host time of the last look.
+    /// Host time of the last look, or of when it was seen that there were many fences.
     pub since: u64,
     /// What traps had taken until then.
     pub spent: u64,
     /// Looks in a row that changed nothing.
     pub calm: u32,
-    /// When as many fences of the lane's have been counted, there were many since the last look.
+    /// When as many fences of the lane's have been counted, there were many since `since`.
     pub busy_at: u64,
-    /// There were already, and what has followed is being measured.
-    pub is_busy: bool,
+    /// There were already since the last look, and what has followed is being measured by itself.
+    pub is_measured: bool,
     /// For choices at random.
     pub dice: u64,
 }
@@ -26,11 +26,11 @@ impl Adapts {
     #[must_use]
     pub fn new(id: u32) -> Self {
         let dice = 0x9e37_79b9_7f4a_7c15 ^ u64::from(id) << 32;
-        Self { chooser: Chooser::new(), since: 0, spent: 0, calm: 0, busy_at: 0, is_busy: false, dice }
+        Self { chooser: Chooser::new(), since: 0, spent: 0, calm: 0, busy_at: 0, is_measured: false, dice }
     }
 
     /// Its roots are no more.
     pub fn forget(&mut self) {
-        (self.chooser, self.calm, self.is_busy) = (Chooser::new(), 0, false);
+        (self.chooser, self.calm) = (Chooser::new(), 0);
     }
 }

@@ -152,7 +152,8 @@ impl VcpuRun {
         self.logged = self.logged.wrapping_add(self.context.lane.log.count().wrapping_sub(before));
     }
 
-    /// Counts what the lane has done since the last time: from the timer, and when the vCPU leaves its hart.
+    /// Counts what the lane has done since the last time: from the timer, when the vCPU leaves its hart, and at the fences of an
+    /// adaptive one.
     pub fn count_lane(&mut self) {
         let counters = &self.shared.counters;
         counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());

@@ -271,7 +271,7 @@ impl<S: Shadowed> Shadow<S> {
         if is_open { MARK } else { PteFlags::empty() }
     }
 
-    /// Tells the lane, which went the full path, where what is around `gfn` is, if it may go there.
+    /// Tells the lane, which went the full path or will come there, where what is around `gfn` is, if it may go there.
     #[inline(always)]
     pub(super) fn teach(&mut self, gfn: Pfn<Gpa>, space: &AddressSpace, mem: &mut impl PhysMem) {
         const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);

@@ -90,7 +90,7 @@ impl Leaves {
         }
         // In pieces: a table of the G-stage.
         let page = mem.read_u64(Addr::new(there).wrapping_add(8 * (pte.pfn::<Gpa>().raw() % Level::MEGA.pages())));
-        (page & ALL == ALL).then(|| Pte(page >> 10 << 10 | pte.0.wrapping_add(leaf) & 0x3ff))
+        (page & ALL == ALL).then(|| Pte(pte.0.wrapping_add(leaf) & 0x3ff).leading_to(Pte(page).pfn::<Hpa>()))
     }
 }
 

@@ -369,7 +369,7 @@ impl Page {
 
     /// Of 64 entries, from number 64 * `part` on, those are live from now on, a bit for each, and have mirrors.
     #[inline(always)]
-    pub fn enter(&mut self, part: usize, those: u64) {
+    pub fn enter_these(&mut self, part: usize, those: u64) {
         self.live[part] |= those;
         self.written |= eights_of(those) << (8 * part);
     }

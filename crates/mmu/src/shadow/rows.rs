@@ -32,8 +32,14 @@ impl Index {
     /// [`Index::insert`] of a leaf made from `mirror`.
     #[inline(always)]
     pub fn insert_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
-        let next = self.put_first(Ref::new((row.id, index)), List::Frame(mirror.pfn()), mem);
+        self.list_in(row, index, mirror, mem);
         self.page_mut(row.id).enters(index);
+    }
+
+    /// The same, but the page does not say yet that it is live.
+    #[inline(always)]
+    fn list_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
+        let next = self.put_first(Ref::new((row.id, index)), List::Frame(mirror.pfn()), mem);
         let at = 8 * index as u64;
         mem.write_own(row.links.wrapping_add(at), u64::from(next.0));
         mem.write_own(row.mirrors.wrapping_add(at), mirror.0);
@@ -60,20 +66,19 @@ impl Index {
             if listed & bit != 0 {
                 break;
             }
-            let next = self.put_first(Ref::new((row.id, (at / 8) as usize)), List::Frame(pte.pfn()), mem);
+            self.list_in(row, (at / 8) as usize, pte, mem);
             (listed, new) = (listed | bit, new | bit);
-            mem.write_own(row.links.wrapping_add(at), u64::from(next.0));
-            mem.write_own(row.mirrors.wrapping_add(at), pte.0);
             line = line.wrapping_add(LaneSync::LINE_BYTES);
         }
         self.enter_in(row, part, new);
         line
     }
 
+    /// Those 64 entries are live now, of which there are some but before the first.
     #[inline(always)]
     fn enter_in(&mut self, row: &Row, part: usize, new: u64) {
         if new != 0 {
-            self.page_mut(row.id).enter(part, new);
+            self.page_mut(row.id).enter_these(part, new);
         }
     }
 

@@ -18,7 +18,7 @@ use super::engine::Shadow;
 use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
-use super::lane_memory::{LaneMemory, faults_always};
+use super::lane_memory::{LaneMemory, Leaves, faults_always};
 use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, Stay};
 use super::passed::Compared;
 use super::root::{Paging, Root};
@@ -274,9 +274,8 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Fills 64 entries of a new page from the guest's table in `frame`.
     fn fill_part<M: PhysMem, H>(&mut self, id: Id, frame: Pfn<Hpa>, part: usize, host: &mut Host<'_, M, H>) {
-        // Filled as the lane would, which is told now of what they lead to, unless it is kept out there.
-        let mut told = None;
         let (row, leaves) = (self.index.row(id), self.lane.as_ref().map(LaneMemory::leaves));
+        let mut told = None;
         for first in (64 * part..64 * part + 64).step_by(8) {
             if !host.mem.any_of_eight(frame.at(8 * first as u64)) {
                 continue;
@@ -290,17 +289,7 @@ impl<S: Shadowed> Shadow<S> {
                     }
                     continue;
                 }
-                let mut new = leaves.and_then(|leaves| leaves.of(pte, host.mem));
-                let chunk = pte.pfn::<Gpa>().align_down(Level::MEGA.pages());
-                if let (None, Some(leaves)) = (new, leaves)
-                    && told.replace(chunk) != Some(chunk)
-                    && !self.index.heads.has_protected_around(chunk)
-                {
-                    host.budget.spend(Budget::DERIVE);
-                    self.teach(pte.pfn(), host.space, host.mem);
-                    new = leaves.of(pte, host.mem);
-                }
-                let Some(new) = new else {
+                let Some(new) = leaves.and_then(|leaves| self.leaf_as_lane(leaves, pte, &mut told, host)) else {
                     self.remake_within_budget((id, index), pte, host);
                     continue;
                 };
@@ -310,6 +299,28 @@ impl<S: Shadowed> Shadow<S> {
             }
         }
         self.index.page_mut(id).settle(part, host.mem);
+    }
+
+    /// The leaf that the lane would make of a guest's. Where it has not been told of what is around the page, it is now, unless it is kept
+    /// out there: not once more for the 2 MiB that it was `told` of last.
+    #[inline(always)]
+    fn leaf_as_lane<M: PhysMem, H>(
+        &mut self,
+        leaves: &Leaves,
+        pte: Pte,
+        told: &mut Option<Pfn<Gpa>>,
+        host: &mut Host<'_, M, H>,
+    ) -> Option<Pte> {
+        if let Some(leaf) = leaves.of(pte, host.mem) {
+            return Some(leaf);
+        }
+        let chunk = pte.pfn().align_down(Level::MEGA.pages());
+        if told.replace(chunk) == Some(chunk) || self.index.heads.has_protected_around(chunk) {
+            return None;
+        }
+        host.budget.spend(Budget::DERIVE);
+        self.teach(pte.pfn(), host.space, host.mem);
+        leaves.of(pte, host.mem)
     }
 
     fn remake_within_budget<M: PhysMem, H>(&mut self, at: At, pte: Pte, host: &mut Host<'_, M, H>) {
