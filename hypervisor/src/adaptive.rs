@@ -26,7 +26,7 @@ use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
 use mmu::IdSlot;
-use mmu::adapt::{Choice, Found};
+use mmu::adapt::{Choice, FAR_TOO_MUCH, Found};
 use mmu::shadow::Upkeep;
 use rv::csr::atp::Satp;
 use rv::{BriefExits, Mode};
@@ -69,7 +69,7 @@ fn spent(counters: &VcpuCounters) -> u64 {
         + WIDE * sum(&[&c.fences_asid, &c.fences_all])
 }
 
-/// Fences by address that the lane has done for the vCPU, of all ASIDs: of a steered vCPU's it does not count those that name one.
+/// Fences by address that the lane has done for the vCPU.
 fn fences(counters: &VcpuCounters) -> u64 {
     counters.lane_page.get() + counters.lane_page_global.get()
 }
@@ -88,12 +88,13 @@ fn has_fenced_much(run: &mut VcpuRun) -> bool {
     fences(&run.shared.counters) >= adapts.busy_at
 }
 
-/// It is: what follows is measured by itself. If as much comes again, a look is due at once.
+/// It is: at once, if what there was since the last look is far too much already. Else what follows is measured by itself, and if as much
+/// comes again, a look is due then; if not, the next look comes an interval later, for what it measures must not be too short.
 fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
-    let satp = run.csrs.vsatp;
+    let (satp, limit) = (run.csrs.vsatp, g.tunables.get(Id::AdaptShare));
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
-    if adapts.is_measured {
+    if adapts.is_measured || adapts.share(spent, now, g.offer.timebase) > limit.saturating_mul(FAR_TOO_MUCH) {
         adapts.busy_at = u64::MAX;
         return run.watch.again(Concern::Root, now);
     }

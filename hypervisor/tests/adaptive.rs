@@ -136,10 +136,19 @@ fn a_steered_guest_that_begins_to_fence_much_is_looked_at_soon_and_is_nested_the
 }
 
 #[test]
+fn a_steered_guest_that_has_fenced_far_too_much_since_the_last_look_is_looked_at_at_once() {
+    let mut w = steered();
+    w.hart.time += 3000;
+    assert!(fences(&mut w, 200)(0), "30 of 300 microseconds");
+    assert!(look_at_root(&mut w));
+}
+
+#[test]
 fn a_steered_guest_that_fences_as_much_in_more_time_stays_so() {
     let mut w = steered();
     for _ in 0..5 {
-        assert!(fences(&mut w, 200)(500_000));
+        w.hart.time += 5000;
+        assert!(fences(&mut w, 200)(500_000), "30 of 500 microseconds");
         w.hart.time += 200_000;
         assert!(fences(&mut w, 200)(0));
         assert!(!look_at_root(&mut w), "30 microseconds of 20 milliseconds");

@@ -50,10 +50,10 @@ const OF_SYNCING: [&str; 12] = [
 /// words whose address takes one instruction more without Zba.
 const COSTS: [(&str, [u64; 2], u64, u64); 5] = [
     ("a token", [60, 59], 3, 0),
-    ("emptied", [81, 82], 3, 1),
-    ("a whole leaf", [90, 91], 3, 2),
-    ("a leaf among others", [104, 105], 3, 2),
-    ("noted", [68, 68], 1, 0),
+    ("emptied", [83, 82], 3, 1),
+    ("a whole leaf", [92, 91], 3, 2),
+    ("a leaf among others", [106, 105], 3, 2),
+    ("noted", [70, 68], 1, 0),
 ];
 
 /// The same for a change to another root, by an ASID. One without takes one more, and the second of a pair three more.

@@ -71,8 +71,7 @@ impl Point {
 
     /// Traps that the fast lane served.
     pub fn lane_traps(&self) -> u64 {
-        // In `steered` the one count has those of all ASIDs, too.
-        self.counter("lane.page") + self.counter("lane.page_global").max(self.counter("lane.synced"))
+        self.counter("lane.page") + self.counter("lane.page_global")
     }
 
     /// Traps in total.

@@ -22,7 +22,7 @@ const CAUSES: [(&str, &str); 12] = [
     ("others", "exits.other"),
 ];
 /// What the lane does, without an exit.
-const LANE: [&str; 6] = ["lane.page", "lane.page_global", "lane.all", "lane.satp", "lane.satp_read", "lane.synced"];
+const LANE: [&str; 5] = ["lane.page", "lane.page_global", "lane.all", "lane.satp", "lane.satp_read"];
 const FAULTS: [&str; 3] = ["faults.memory", "faults.mmio", "exits.page_fault"];
 /// Most VMs whose exits are shown by cause.
 const MOST_VMS: usize = 4;

@@ -223,6 +223,47 @@ fn only_what_is_as_it_was_for_long_enough_is_changed() {
 }
 
 #[test]
+fn a_leaf_that_comes_late_makes_its_table_one_that_is_looked_at_again() {
+    let mut vm = vm(|n| n);
+    vm.give_back(DATA + 40, 1);
+    round_at(&mut vm, (100, 10));
+    round_at(&mut vm, (110, 10));
+    assert_eq!(counts(&vm), [1, 0, 0, 0], "one of its leaves is missing");
+    // The page is there again before its user comes, who finds all that it needs.
+    vm.bring(DATA + 40);
+    vm.access_as_user(address(0, 40));
+    assert!(round_at(&mut vm, (120, 10)));
+    round_at(&mut vm, (129, 10));
+    assert_eq!(counts(&vm), [1, 0, 0, 0], "it has changed lately");
+    assert!(round_at(&mut vm, (130, 10)));
+    assert_eq!(counts(&vm)[0], 2);
+    vm.end();
+}
+
+#[test]
+fn a_table_that_is_linked_once_more_has_the_leaves_that_it_had() {
+    let mut vm = vm(|n| n);
+    round_at(&mut vm, (100, 10));
+    vm.access_as_user(gva([1, 0, 5]));
+    assert!(round_at(&mut vm, (110, 10)));
+    assert_eq!(counts(&vm), [2, 0, 0, 0]);
+    vm.end();
+}
+
+#[test]
+fn a_table_that_too_many_lead_to_is_left_as_it_is() {
+    let mut vm = vm(|n| n);
+    // At five places, with its first.
+    (5..8).for_each(|index| vm.store(ALIAS, index, pointer(TABLES[0])));
+    (5..8).for_each(|index| vm.access_as_user(gva([1, index, 5])));
+    vm.access_as_user(gva([1, 0, 5]));
+    round(&mut vm);
+    assert_eq!(counts(&vm), [1, 0, 0, 0], "the other");
+    assert!(!round(&mut vm), "nothing has come of it");
+    vm.end();
+}
+
+#[test]
 fn a_move_that_is_stopped_leaves_all_where_it_is() {
     let mut vm = vm(|n| n * 387 % 1024);
     for _ in 0..12 {

@@ -190,7 +190,7 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[69],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[244],
         (Mutant::Engine(Sabotage::KeepsCoalesced), Upkeep::Steered) => &[138],
-        (Mutant::Engine(Sabotage::SplitsOneParent), Upkeep::Steered) => &[58],
+        (Mutant::Engine(Sabotage::SplitsOneParent), Upkeep::Steered) => &[43],
         (Mutant::Engine(Sabotage::MovesUnderOthers), Upkeep::Steered) => &[871],
         _ => &[],
     }

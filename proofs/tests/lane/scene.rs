@@ -2,7 +2,7 @@
 
 use super::hart::{Event, Hart, Stuck};
 use super::image::{
-    BRIEF, Block, CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, READS_SATP, SFENCE_VMA, VALID, WRITES_SATP, X,
+    Block, CONTEXT, FENCE_MASK, Image, LANE, MARK, NEVER, READS_SATP, SFENCE_VMA, VALID, WRITES_SATP, X,
 };
 use super::memory::Memory;
 use super::roots;
@@ -265,7 +265,7 @@ impl Scene {
             let slot = head / token::STEP % <FenceLog>::LENGTH;
             hart.memory.set(LANE + Lane::LOG_RING_AT as u64 + 8 * slot, address);
         } else if self.block.syncs {
-            hart.memory.set(BRIEF, 0);
+            hart.memory.set(LANE + Lane::TOKEN_AT as u64, self.lane(Lane::TOKEN_AT) + token::STEP);
         }
         hart.events.push(Event::Forget { address, is_virtual: self.block.way.is_virtual });
         self.goes_on(what, hart)

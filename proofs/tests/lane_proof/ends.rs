@@ -289,12 +289,7 @@ impl Prover<'_> {
         let Gate::Opened(position, now) = state.gate else { return Err("the gate stays closed".into()) };
         let longer = self.solver.with(How::Add, position, LaneSync::LINE_BYTES);
         self.same(now, longer, "the log has not a line more")?;
-        let is_counted = if self.before.fence.is_some_and(|(_, of_all)| of_all) {
-            self.counted(HEAD)
-        } else {
-            // What was known by the address may be so no more.
-            (BRIEF, Value::Known(0))
-        };
+        let is_counted = self.counted(if self.before.fence.is_some_and(|(_, of_all)| of_all) { HEAD } else { TOKEN });
         self.context_is(state, &[is_counted])?;
         let noted = self.solver.with(How::Or, address, 1);
         match &state.did[..] {

@@ -80,26 +80,37 @@ impl<S: Shadowed> Shadow<S> {
         }
     }
 
-    /// Puts a leaf of 2 MiB into all entries that lead to a page, if they are not too many.
-    pub(super) fn coalesce<M: PhysMem, H>(&mut self, id: Id, first: Pte, host: &mut Host<'_, M, H>) {
+    /// Puts a leaf of 2 MiB into all entries that lead to a page, if there are some, and not too many. Says whether it has.
+    pub(super) fn coalesce<M: PhysMem, H>(&mut self, id: Id, first: Pte, host: &mut Host<'_, M, H>) -> bool {
         let mut parents = 0;
         let mut next = self.index.first(List::Parents(id), host.mem);
         while let Some(at) = next {
             parents += 1;
             next = self.index.next(at, host.mem);
             if parents > MOST_PARENTS {
-                return;
+                return false;
             }
         }
         if parents == 0 {
-            return;
+            // Its table may be linked again, with the leaves that it has.
+            self.index.page_mut(id).stay = Stay::Changed;
+            return false;
         }
         self.counters.coalesced += 1;
         self.index.page_mut(id).is_coalesced = true;
         self.write_parents(id, Pte(first.0 | COALESCED.bits()), host);
+        true
     }
 
-    /// A leaf of a page is about to change, or more entries are to lead to it: those that do are pointers again.
+    /// More entries are to lead to a page, or one of its leaves may change: those that lead there are pointers again.
+    #[inline(always)]
+    pub(super) fn unfold<M: PhysMem, H>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
+        if self.index.page(id).is_coalesced {
+            self.split(id, host);
+        }
+    }
+
+    /// A leaf of a page is about to change: the same, and its leaves are not as they were.
     #[inline(always)]
     pub(super) fn split<M: PhysMem, H>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         let page = self.index.page_mut(id);

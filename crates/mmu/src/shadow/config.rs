@@ -117,6 +117,10 @@ impl Budget {
     pub(super) const DROP: u32 = 28;
     /// To bring an entry in step that is not.
     pub(super) const DERIVE: u32 = 24;
+    /// The same in `steered`, where it is not one of those that the lane would make.
+    pub(super) const RESYNC: u32 = 50;
+    /// If it is.
+    pub(super) const RELIST: u32 = 14;
     /// To empty one for which the guest's faults.
     pub(super) const PARK: u32 = 8;
     /// To drop a leaf of a page that is to end.
@@ -266,8 +270,6 @@ counters! {
     moved = "shadow.pages_moved",
     /// Quiet tables that somebody came to.
     woken = "shadow.tables_woken",
-    /// Entries that the lane brought in step.
-    lane_synced = "lane.synced",
     /// Operations that left a part of their work for later.
     postponed = "shadow.postponed",
     /// Shadow pages filled as a whole.

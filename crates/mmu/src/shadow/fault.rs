@@ -8,7 +8,7 @@
 use super::config::Host;
 use super::engine::Shadow;
 use super::entries::Both;
-use super::page::{At, CAPS, Id, Key, NO_PTE, PARTS, Place, Ref, Role, below, indices};
+use super::page::{At, CAPS, Id, Key, NO_PTE, PARTS, Place, Ref, Role, Stay, below, indices};
 use super::passed::{Compared, Mappings};
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
@@ -409,7 +409,7 @@ impl<S: Shadowed> Shadow<S> {
     ) -> Answer {
         let (mut id, mut is_new) = (from, false);
         loop {
-            self.split(id, host);
+            self.unfold(id, host);
             let page = self.index.page_mut(id);
             page.is_recent = true;
             let key = page.key;
@@ -531,7 +531,7 @@ impl<S: Shadowed> Shadow<S> {
             if self.steers() && key.role == Role::Table && self.index.page(id).guest.is_none() {
                 self.index.page_mut(id).guest = Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn());
             }
-            self.split(id, host);
+            self.unfold(id, host);
             let fences = self.passed.fences();
             self.index.page_mut(id).use_.comes(fences);
             let mappings = self.place(id, (above, gva), host);
@@ -575,12 +575,16 @@ impl<S: Shadowed> Shadow<S> {
         let new = self.leaf(found.gpa.pfn(), level, allowed, there, mem);
         let debt = new.and_then(|new| self.set_leaf(at, (ours, new), mirror, mem));
         let Some(debt) = debt else { return (self.retry(), Debt::none()) };
+        let known = new == Some(ours);
+        if !known {
+            self.index.page_mut(at.0).stay = Stay::Changed;
+        }
         if level == Level::PAGE {
             self.counters.filled_4k += 1
         } else {
             self.counters.filled_2m += 1
         }
         let forget = if ours.flags().contains(PteFlags::V) { Forget::Page } else { Forget::Nothing };
-        (Answer::Filled { forget, known: new == Some(ours) }, debt)
+        (Answer::Filled { forget, known }, debt)
     }
 }

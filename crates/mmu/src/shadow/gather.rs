@@ -100,8 +100,8 @@ impl<S: Shadowed> Shadow<S> {
             match self.leaves_of(self.index.page(id), host) {
                 Leaves::Various => {}
                 Leaves::Run(first) => {
-                    self.gathering.has_found = true;
-                    self.coalesce(id, first, host);
+                    let is_coalesced = self.coalesce(id, first, host);
+                    self.gathering.has_found |= is_coalesced;
                 }
                 Leaves::Scattered => {
                     let serial = self.index.page(id).serial;
@@ -213,8 +213,7 @@ impl<S: Shadowed> Shadow<S> {
             return;
         }
         if let Leaves::Run(first) = self.leaves_of(self.index.page(moving.id), host) {
-            self.counters.gathered += 1;
-            self.coalesce(moving.id, first, host);
+            self.counters.gathered += u64::from(self.coalesce(moving.id, first, host));
         }
     }
 

@@ -98,7 +98,6 @@ impl<S: Shadowed> Shadow<S> {
     /// Learns what the log says, up to its line at `end`.
     #[inline(never)]
     fn learn(&mut self, gate: Addr<Hpa>, end: u64, mem: &mut impl PhysMem) {
-        self.counters.lane_synced += (end - gate.raw() - LOG_AT) / LINE_BYTES;
         // Another hart, or another ASID, may have the leaves still that it took away.
         self.stores_may_pass = true;
         if self.is_sabotaged(Sabotage::ForgetsLaneLog) {

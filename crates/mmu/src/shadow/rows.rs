@@ -36,7 +36,23 @@ impl Index {
         self.page_mut(row.id).enters(index);
     }
 
-    /// The same, but the page does not say yet that it is live.
+    /// The same, of an entry that may be in a list: it stays there if it leads where it led.
+    #[inline(always)]
+    pub fn relist_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
+        let listed = self.page(row.id).listed_at(index, mem);
+        if listed != Some(mirror.pfn()) {
+            if let Some(frame) = listed {
+                self.unlink(row.links.wrapping_add(8 * index as u64), List::Frame(frame), mem);
+            }
+            self.list_in(row, index, mirror, mem);
+        }
+        let page = self.page_mut(row.id);
+        page.set_parked(index, false);
+        page.set_live(index, true);
+        page.set_mirror(index, mirror, mem);
+    }
+
+    /// [`Index::insert_in`], but the page does not say yet that it is live.
     #[inline(always)]
     fn list_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
         let next = self.put_first(Ref::new((row.id, index)), List::Frame(mirror.pfn()), mem);

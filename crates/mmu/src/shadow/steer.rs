@@ -19,7 +19,7 @@ use super::entries::Both;
 use super::fault::Found;
 use super::index::List;
 use super::lane_memory::{LaneMemory, Leaves, faults_always};
-use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, Stay};
+use super::page::{At, CAPS, Id, NO_PTE, PARTS, Page, Role, Stay, indices};
 use super::passed::Compared;
 use super::root::{Paging, Root};
 use super::sabotage::Sabotage;
@@ -155,7 +155,7 @@ impl<S: Shadowed> Shadow<S> {
             return;
         }
         self.counters.synced_entries += 1;
-        host.budget.spend(Budget::DERIVE);
+        host.budget.spend(Budget::RESYNC);
         self.split(at.0, host);
         self.remake(at, ours, pte, host);
     }
@@ -178,6 +178,37 @@ impl<S: Shadowed> Shadow<S> {
         self.counters.synced_entries += u64::from(done.count_ones());
         self.owe(debt, host);
         behind & !done
+    }
+
+    /// Of the same, brings those in step that are leaves which the lane would make as well, as far as the budget goes. Returns which are left.
+    // After a fork all of a process's have less rights than before.
+    pub(super) fn remake_leaves<M: PhysMem, H>(
+        &mut self,
+        id: Id,
+        part: usize,
+        behind: u64,
+        host: &mut Host<'_, M, H>,
+    ) -> u64 {
+        let leaves = self.lane.as_ref().map(LaneMemory::leaves);
+        let (Some(leaves), Some(frame)) = (leaves, self.index.page(id).guest) else { return behind };
+        let row = self.index.row(id);
+        let (mut left, mut told, mut debt) = (behind, None, Debt::none());
+        for index in indices(part, behind) {
+            if host.budget.is_spent() {
+                break;
+            }
+            let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
+            host.budget.spend(1);
+            let Some(new) = self.leaf_as_lane(&leaves, pte, &mut told, host) else { continue };
+            host.budget.spend(Budget::RELIST);
+            let (_, owed) = table::exchange(row.table.wrapping_add(8 * index as u64), new, host.mem);
+            debt.add(owed);
+            self.index.relist_in(&row, index, pte, host.mem);
+            left &= !(1 << (index % 64));
+        }
+        self.counters.synced_entries += u64::from((behind & !left).count_ones());
+        self.owe(debt, host);
+        left
     }
 
     fn remake<M: PhysMem, H>(&mut self, at: At, ours: Pte, pte: Pte, host: &mut Host<'_, M, H>) {
@@ -315,7 +346,8 @@ impl<S: Shadowed> Shadow<S> {
             return Some(leaf);
         }
         let chunk = pte.pfn().align_down(Level::MEGA.pages());
-        if told.replace(chunk) == Some(chunk) || self.index.heads.has_protected_around(chunk) {
+        let is_told = told.replace(chunk) == Some(chunk);
+        if is_told || host.budget.is_spent() || self.index.heads.has_protected_around(chunk) {
             return None;
         }
         host.budget.spend(Budget::DERIVE);

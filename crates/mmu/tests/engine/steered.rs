@@ -60,11 +60,14 @@ impl Steered {
         }
         shadow.begin_lane(RAM.add(ram), &frames, &mut mem);
         let mut vm = Self { mem, shadow, root: None, frames, space, views: Views::default(), log: FenceLog::new(0) };
-        for page in there {
-            let gpa = RAM.add(page).base();
-            vm.operate(|shadow, host| shadow.resolve(gpa, Access::Store, host)).expect("RAM");
-        }
+        there.into_iter().for_each(|page| vm.bring(page));
         vm
+    }
+
+    /// A page of RAM is there from now on.
+    pub fn bring(&mut self, page: u64) {
+        let gpa = RAM.add(page).base();
+        self.operate(|shadow, host| shadow.resolve(gpa, Access::Store, host)).expect("RAM");
     }
 
     /// The guest writes `satp`.

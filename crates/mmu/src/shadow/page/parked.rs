@@ -23,6 +23,15 @@ impl Page {
         Pfn::new(mem.read_own(at) >> shift & 0xffff_ffff)
     }
 
+    /// The frame in whose list an entry is, live or parked, of a leaf of the shadow of a table.
+    #[inline(always)]
+    pub fn listed_at(&self, index: usize, mem: &impl PhysMem) -> Option<Pfn<Gpa>> {
+        if self.is_live(index) {
+            return Some(self.made_from(index, mem).pfn());
+        }
+        self.is_parked(index).then(|| self.parked_at(index, mem))
+    }
+
     /// Takes note of what the lane has made of entries, by its log's lines from `line` on, up to `end`: as long as they are entries of this
     /// table that were leaves, live or parked, and are leaves again that lead where they led. Returns the first line that is not.
     // What the guest takes away and maps again comes by here, page by page.
