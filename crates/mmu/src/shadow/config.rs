@@ -120,7 +120,7 @@ impl Budget {
     /// The same in `steered`, where it is not one of those that the lane would make.
     pub(super) const RESYNC: u32 = 50;
     /// If it is.
-    pub(super) const RELIST: u32 = 14;
+    pub(super) const RELIST: u32 = 21;
     /// To empty one for which the guest's faults.
     pub(super) const PARK: u32 = 8;
     /// To drop a leaf of a page that is to end.
