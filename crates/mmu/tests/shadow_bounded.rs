@@ -202,7 +202,9 @@ fn a_fence_of_everything() {
         }
         world.most = 0;
         world.fence();
-        world.check(&format!("fence, {upkeep:?}"));
+        // A leaf that is made anew takes more for each access than what else there is to do.
+        let most = if upkeep == Upkeep::Steered { 5500 } else { 11_500 };
+        world.check_within(most, &format!("fence, {upkeep:?}"));
     }
 }
 
