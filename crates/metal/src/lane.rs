@@ -18,7 +18,7 @@
 //! instructions. Where it is a read, another one tells what the guest has written.
 //!
 //! There are blocks for fences of two kinds. One leaves a token in the entry. The other brings the entry in step with the guest's
-//! ([`Deed::Sync`]), and takes 92 instructions for a leaf by one word for its 2 MiB. It has t1 to t3, too: t1 is where the log goes
+//! ([`Deed::Sync`]), and takes 91 instructions for a leaf by one word for its 2 MiB. It has t1 to t3, too: t1 is where the log goes
 //! on, t3 the guest's entry, t2 scratch. What it finds saved is for the full path to save again.
 
 pub use crate::lane_table::{Deed, Way, table};
@@ -148,7 +148,8 @@ global_asm!(
     "sd t3, {t3}(a0)",
     "ld t1, {gate}(a0)",
     "amoswap.d.aqrl t1, x0, (t1)", // what the guest stored, or had seen, before its fence comes first
-    "beqz t1, lane_busy_\\tag",
+    "slli t2, t1, 52", // 0, if somebody has it, and if the log is full
+    "beqz t2, lane_shut_\\tag",
     "lane_descend \\levels, \\tag, \\zba",
     "ld t3, {guest}-{flags}(t4)", // the guest's table
     "lane_index 43, \\zba",
@@ -158,8 +159,6 @@ global_asm!(
     "add t3, t3, t6",
     ".endif",
     "ld t3, 0(t3)", // the guest's entry
-    "slli t2, t1, 52",
-    "beqz t2, lane_return_\\tag", // the log is full
     "sd t4, 0(t1)",
     "sd t3, 8(t1)",
     "andi t6, t3, 0x3ff",
@@ -282,8 +281,6 @@ global_asm!(
     "lane_bail_\\tag:",
     "srli t6, t4, 53",
     "beqz t6, lane_return_\\tag",
-    "slli t6, t1, 52",
-    "beqz t6, lane_return_\\tag",
     "ori t6, t5, 1",
     "sd t6, 0(t1)",
     "lane_open",
@@ -292,6 +289,8 @@ global_asm!(
     "andi t4, t4, 31",
     "beqz t4, lane_log_\\tag", // it names no ASID
     "j lane_synced_\\tag",
+    "lane_shut_\\tag:",
+    "beqz t1, lane_busy_\\tag",
     "lane_return_\\tag:",
     "ld t2, {gate}(a0)",
     "amoswap.d.rl x0, t1, (t2)",
@@ -314,7 +313,6 @@ global_asm!(
     "ld t4, {epoch}(t6)",
     "bne t4, t5, \\full", // some table may have been written
     "amoswap.d.aqrl t5, x0, (t6)",
-    "beqz t5, \\full",
     "slli t4, t5, 52",
     "beqz t4, lane_full_\\tag",
     "sd x0, 0(t5)",
@@ -334,6 +332,7 @@ global_asm!(
     ".endif",
     "lane_resume \\scratch, \\epc, \\xret",
     "lane_full_\\tag:",
+    "beqz t5, \\full",
     "amoswap.d.rl x0, t5, (t6)",
     "j \\full",
     ".else",
