@@ -9,7 +9,7 @@ use mmu::table::is_poison;
 use mmu::walk::AdPolicy;
 use mmu::{AddressSpace, Use};
 use oracle::{Ad, Machine, Table};
-use rv::{Addr, Caps, Entry, Format, Gpa, Hpa, Level, Pfn, Pte, PteFlags, Request};
+use rv::{Addr, Caps, Entry, Format, Gpa, Hpa, Leaf, Level, Pfn, Pte, PteFlags, Request};
 use std::collections::BTreeMap;
 
 impl<S: Subject> Rig<S> {
@@ -102,15 +102,7 @@ impl<S: Subject> Rig<S> {
                 }
                 Entry::Leaf(leaf) if leaves.iter().any(|(_, known)| *known == value) => {
                     let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
-                    let mut most = leaf.flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G);
-                    most.set(PteFlags::W, leaf.flags.contains(PteFlags::W | PteFlags::D));
-                    let rights = flags & (PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G);
-                    let same_user = !most.symmetric_difference(rights).contains(PteFlags::U);
-                    if leaf.flags.contains(PteFlags::A)
-                        && same_user
-                        && most.contains(rights)
-                        && self.leads_to(gpa, flags, hpa)
-                    {
+                    if allows(leaf.flags, flags) && self.leads_to(gpa, flags, hpa) {
                         return Some(gpa);
                     }
                 }
@@ -118,6 +110,44 @@ impl<S: Subject> Rig<S> {
             }
         }
         None
+    }
+
+    /// Whether vCPU `n`'s tables translate `gva` by a page to that leaf's now, with its rights at least: then [`Rig::check`] has nothing to
+    /// object. `near`: where the table of the address before is.
+    // A table of 512 leaves has one way to it.
+    fn is_so_now(&self, n: usize, gva: Addr<S>, leaf: &Leaf<Hpa>, near: &mut Option<(u64, Option<Pfn<Hpa>>)>) -> bool {
+        let Paging::Tables { format, root } = self.vcpus[n].paging else { return false };
+        let part = gva.raw() >> Level::MEGA.shift();
+        let table = match near {
+            Some((known, table)) if *known == part => *table,
+            _ => self.table_of(format, root, gva),
+        };
+        *near = Some((part, table));
+        let entry = table.map(|table| {
+            let words = self.bus.0.borrow();
+            Pte(words.machine.frame(table)[format.index(gva, Level::PAGE)]).decode::<Gpa>(Level::PAGE, Caps::default())
+        });
+        match entry {
+            Some(Entry::Leaf(guests)) => {
+                allows(guests.flags, leaf.flags) && self.leads_to(guests.pfn.base(), leaf.flags, leaf.pfn.base())
+            }
+            _ => false,
+        }
+    }
+
+    /// Where the guest's table of leaves is by which `gva` is translated now, if it is in memory.
+    fn table_of(&self, format: &'static Format, root: Pfn<Gpa>, gva: Addr<S>) -> Option<Pfn<Hpa>> {
+        let mut levels = format.levels_down().filter(|level| *level > Level::PAGE);
+        let table = levels.try_fold(root, |table, level| {
+            let word = self.guest_word(table.at(8 * format.index(gva, level) as u64))?;
+            match Pte(word).decode::<Gpa>(level, Caps::default()) {
+                Entry::Table(next) => Some(next),
+                _ => None,
+            }
+        })?;
+        let is_away = self.away.contains_key(&table);
+        let there = self.space.resident(table.base(), &self.bus.0.borrow().machine).filter(|_| !is_away);
+        there.map(|there| there.hpa.pfn())
     }
 
     /// Whether vCPU `n`'s tables gave a page fault for the access at some time since the last fence that covers it.
@@ -190,12 +220,17 @@ impl<S: Subject> Rig<S> {
                 seen.push((cached.page << 12, cached.level, cached.leaf));
             }
         }
+        let mut near = None;
         for (at, (gva, level, leaf)) in seen.into_iter().enumerate() {
             if is_poison(Entry::Leaf(leaf).encode()) {
                 continue;
             }
             self.check_owner(leaf.pfn, level, leaf.flags);
             let offset = self.pick(level.pages()) << 12;
+            let is_plain = level == Level::PAGE && !leaf.flags.contains(PteFlags::G);
+            if is_plain && self.is_so_now(n, Addr::new(gva), &leaf, &mut near) {
+                continue;
+            }
             self.check(n, Addr::new(gva + offset), (leaf.flags, level), leaf.pfn.at(offset), at >= walked);
         }
     }
@@ -255,6 +290,15 @@ impl<S: Subject> Rig<S> {
             assert!(is_own || is_image && !flags.contains(PteFlags::W), "OWNERSHIP: {page:?} {flags:?}");
         }
     }
+}
+
+/// Whether a guest's leaf allows a leaf of ours with these rights.
+fn allows(guests: PteFlags, ours: PteFlags) -> bool {
+    let rights = PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G;
+    let mut most = guests & rights;
+    most.set(PteFlags::W, guests.contains(PteFlags::W | PteFlags::D));
+    let same_user = !most.symmetric_difference(ours).contains(PteFlags::U);
+    guests.contains(PteFlags::A) && same_user && most.contains(ours & rights)
 }
 
 /// The address that the format translates, with those of its bits that are significant.
