@@ -4,7 +4,7 @@
 //! - A root that is not the same for 100 ms is left alone: most processes are over by then.
 //! - Tables of which a leaf has changed within 150 ms are left as they are.
 //! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable `coalesce-share`).
-//! - Where nothing comes of a round, the next comes after twice as long.
+//! - Where nothing comes of a round, the next comes after twice as long, or when what it has found to be new is so no more.
 //! - While the guest is found where it was, which is where it is idle, looks are rarer and rarer: some one a second.
 
 use crate::env::Env;
@@ -59,9 +59,10 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     let end = env.now();
     let wait = match gathered {
         Gathered::More => (end - now).max(1) * (1000 - share) / share,
-        Gathered::Round(has_found) => {
+        Gathered::Round { has_found, settles } => {
             run.looks.in_vain = if has_found { 0 } else { (run.looks.in_vain + 1).min(MOST_IN_VAIN) };
-            ticks(g, ROUND) << run.looks.in_vain
+            let settles = settles.map_or(u64::MAX, |time| time.saturating_sub(end).max(ticks(g, ROUND)));
+            (ticks(g, ROUND) << run.looks.in_vain).min(settles)
         }
     };
     run.looks.due = end + wait.max(1);

@@ -470,7 +470,7 @@ pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64),
         }
         shadow.gather(root, when, take, host)
     });
-    gathered.unwrap_or(Gathered::Round(false))
+    gathered.unwrap_or(Gathered::NOTHING)
 }
 
 /// How long it takes to see whether wide fences are many, in ticks of the timebase.

@@ -49,7 +49,7 @@ fn round(vm: &mut Steered) -> bool {
 /// The same, at a time, where leaves are to be as they are for so long.
 fn round_at(vm: &mut Steered, when: (u64, u64)) -> bool {
     for _ in 0..1000 {
-        if let Gathered::Round(has_found) = vm.gather_at(when) {
+        if let Gathered::Round { has_found, .. } = vm.gather_at(when) {
             return has_found;
         }
     }
@@ -220,6 +220,22 @@ fn only_what_is_as_it_was_for_long_enough_is_changed() {
         assert!(!round_at(&mut vm, (200, SETTLED)), "nothing is left to do");
         vm.end();
     }
+}
+
+#[test]
+fn a_round_says_when_the_first_leaves_have_been_as_they_are_for_long_enough() {
+    let mut vm = vm(|n| n);
+    let round =
+        |vm: &mut Steered, now| (0..9).map(|_| vm.gather_at((now, 10))).find(|gathered| *gathered != Gathered::More);
+    assert_eq!(round(&mut vm, 100), Some(Gathered::Round { has_found: true, settles: Some(110) }));
+    vm.store(TABLES[0], 9, leaf(DATA + 1000) | USER);
+    vm.fence(page(address(0, 9)));
+    assert_eq!(round(&mut vm, 104), Some(Gathered::Round { has_found: true, settles: Some(110) }), "the other's");
+    assert_eq!(round(&mut vm, 110), Some(Gathered::Round { has_found: true, settles: Some(114) }));
+    // The page that both want is not moved.
+    assert_eq!(round(&mut vm, 114), Some(Gathered::NOTHING));
+    assert_eq!(round(&mut vm, 115), Some(Gathered::NOTHING));
+    vm.end();
 }
 
 #[test]

@@ -39,8 +39,18 @@ const PORTIONS: u32 = 100;
 pub enum Gathered {
     /// There is more to look at, or to move.
     More,
-    /// All that the root leads to has been looked at since this was said last. Whether anything has come of it.
-    Round(bool),
+    /// All that the root leads to has been looked at since this was said last.
+    Round {
+        /// Whether anything has come of it, or has changed meanwhile.
+        has_found: bool,
+        /// When the first leaves that have not been as they are for long enough will have been.
+        settles: Option<u64>,
+    },
+}
+
+impl Gathered {
+    /// Nothing is there to be looked at.
+    pub const NOTHING: Self = Self::Round { has_found: false, settles: None };
 }
 
 impl<S: Shadowed> Shadow<S> {
@@ -69,7 +79,7 @@ impl<S: Shadowed> Shadow<S> {
         host: &mut Host<'_, M, H>,
     ) -> Gathered {
         if !self.steers() || root.paging == Paging::Bare || !S::HAS_LANE || !host.space.may_have_mega() {
-            return Gathered::Round(false);
+            return Gathered::NOTHING;
         }
         if self.gathering.moving.is_some() {
             self.move_some(take, host);
@@ -82,8 +92,7 @@ impl<S: Shadowed> Shadow<S> {
             let from = self.gathering.next;
             // The lower half: the other is the kernel's, whose pages are no user's.
             let Some((id, there)) = self.table_from(root.id, Addr::new(0), (from, root), host) else {
-                self.gathering.next = Addr::new(0);
-                return Gathered::Round(core::mem::take(&mut self.gathering.has_found));
+                return self.gathering.end_round();
             };
             self.gathering.next = there.wrapping_add(Level::MEGA.bytes());
             let page = self.index.page_mut(id);
@@ -92,7 +101,13 @@ impl<S: Shadowed> Shadow<S> {
                 self.gathering.has_found |= page.is_full();
             }
             let Stay::Since(since) = page.stay else { continue };
-            if page.is_coalesced || now.saturating_sub(since) < settled {
+            if page.is_coalesced {
+                continue;
+            }
+            if now.saturating_sub(since) < settled {
+                if page.is_full() {
+                    self.gathering.settles_at(since.saturating_add(settled));
+                }
                 continue;
             }
             // Whatever comes of it, it is not tried again before something is different.

@@ -1,8 +1,10 @@
 //! Where the search for what may be coalesced is (`gather`), and what it has begun.
 
+use super::gather::Gathered;
 use super::page::Id;
 use super::shadowed::Shadowed;
 use crate::frames::{Frames, Row};
+use core::mem::take;
 use rv::Addr;
 
 /// Where the search is, and what it has begun.
@@ -12,6 +14,8 @@ pub(super) struct Gathering<S: Shadowed> {
     pub next: Addr<S>,
     /// Whether something has come of this round.
     pub has_found: bool,
+    /// When the first of the leaves that it has passed have been as they are for long enough.
+    settles: Option<u64>,
     pub moving: Option<Moving>,
 }
 
@@ -41,6 +45,17 @@ impl Moving {
 
 impl<S: Shadowed> Gathering<S> {
     pub const fn new() -> Self {
-        Self { root: 0, next: Addr::new(0), has_found: false, moving: None }
+        Self { root: 0, next: Addr::new(0), has_found: false, settles: None, moving: None }
+    }
+
+    /// Leaves that it passes have been as they are for long enough at that time.
+    pub fn settles_at(&mut self, time: u64) {
+        self.settles = Some(self.settles.map_or(time, |first| first.min(time)));
+    }
+
+    /// The round ends, and another begins.
+    pub fn end_round(&mut self) -> Gathered {
+        self.next = Addr::new(0);
+        Gathered::Round { has_found: take(&mut self.has_found), settles: self.settles.take() }
     }
 }
