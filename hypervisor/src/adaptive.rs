@@ -94,7 +94,10 @@ fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
     let (satp, limit) = (run.csrs.vsatp, g.tunables.get(Id::AdaptShare));
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
-    if adapts.is_measured || adapts.share(spent, now, g.offer.timebase) > limit.saturating_mul(FAR_TOO_MUCH) {
+    // Of a root that is new here, tables are made first: that is judged by a whole interval.
+    let is_known = adapts.calm != 0;
+    let is_far = |adapts: &Adapts| adapts.share(spent, now, g.offer.timebase) > limit.saturating_mul(FAR_TOO_MUCH);
+    if adapts.is_measured || is_known && is_far(adapts) {
         adapts.busy_at = u64::MAX;
         return run.watch.again(Concern::Root, now);
     }

@@ -61,7 +61,7 @@ const COST_OF_A_ROOT: u64 = 68;
 /// More, where fences have passed over it which had nothing to do.
 const COST_OF_A_LOOK: u64 = 7;
 /// And for a fence of everything that has nothing to do, and for a read of `satp`.
-const COST_OF_ALL: u64 = 52;
+const COST_OF_ALL: u64 = 51;
 const COST_OF_A_READ: u64 = 44;
 
 /// What docs/lane.md says that it costs, if it is done.

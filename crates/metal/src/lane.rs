@@ -324,7 +324,6 @@ global_asm!(
     "ld t6, {wide}(a0)",
     "addi t6, t6, 1",
     "sd t6, {wide}(a0)",
-    "sd x0, {brief}(a0)",
     ".if \\is_virtual",
     ".insn r 0x73, 0, 0x11, x0, x0, x0", // hfence.vvma x0, x0
     ".else",

@@ -291,6 +291,9 @@ fn a_move_that_is_stopped_leaves_all_where_it_is() {
     for n in 0..1024 {
         assert_eq!(number(&vm, address(n / 512, n % 512)), DATA + n * 387 % 1024);
     }
+    // It is begun once more, when this round has ended.
+    assert!(round(&mut vm) && round(&mut vm));
+    assert_eq!(counts(&vm)[0], 2);
     vm.end();
 }
 

@@ -2,7 +2,7 @@
 //! says where guest memory is. And what docs/lane.md says that comes of it.
 
 use super::hart::{Event, Hart};
-use super::image::{BRIEF, LANE, X};
+use super::image::{LANE, X};
 use super::insn::Order;
 use super::memory::Memory;
 use super::scene::{After, INDICES, Place, Random, Scene};
@@ -218,7 +218,6 @@ impl Scene {
             (GATE, line + LINE),
             count(Lane::LOG_HEAD_AT, <FenceLog>::EVERYTHING),
             count(Lane::WIDE_AT, 1),
-            (BRIEF, 0),
         ] {
             hart.memory.set(at, value);
         }

@@ -1,6 +1,6 @@
 //! What has to be true where a path ends.
 
-use super::image::{BRIEF, Block, CONTEXT, FENCE_MASK, LANE, READS_SATP, SFENCE_VMA, VALID, X};
+use super::image::{Block, CONTEXT, FENCE_MASK, LANE, READS_SATP, SFENCE_VMA, VALID, X};
 use super::insn::{How, Test};
 use super::memory::{Gate, Place, RING, RING_BYTES};
 use super::prover::{Did, HEAD, Proved, Prover, State, TOKEN};
@@ -221,8 +221,7 @@ impl Prover<'_> {
         self.goes_on(state, &self.before.x.clone(), &[])?;
         let wide = LANE + Lane::WIDE_AT as u64;
         let count = |prover: &mut Self, at, more| prover.solver.with(How::Add, prover.before.context.word(at), more);
-        let words =
-            [(HEAD, count(self, HEAD, <FenceLog>::EVERYTHING)), (wide, count(self, wide, 1)), (BRIEF, Value::Known(0))];
+        let words = [(HEAD, count(self, HEAD, <FenceLog>::EVERYTHING)), (wide, count(self, wide, 1))];
         self.ends.insert(End::Wide);
         self.context_is(state, &words)
     }

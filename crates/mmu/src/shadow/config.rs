@@ -115,11 +115,11 @@ impl Budget {
     pub(super) const EDIT: u32 = 14;
     /// To drop an entry.
     pub(super) const DROP: u32 = 28;
-    /// To bring an entry in step that is not.
+    /// To bring an entry in step that is not, or to tell the lane of 2 MiB.
     pub(super) const DERIVE: u32 = 24;
-    /// The same in `steered`, where it is not one of those that the lane would make.
+    /// To bring an entry in step in `steered`, by itself.
     pub(super) const RESYNC: u32 = 50;
-    /// If it is.
+    /// As one of many that are leaves which the lane would make.
     pub(super) const RELIST: u32 = 21;
     /// To empty one for which the guest's faults.
     pub(super) const PARK: u32 = 8;

@@ -168,8 +168,8 @@ impl<S: Shadowed> Shadow<S> {
     /// Brings the page, and all that can be reached from it, in step with the guest's tables. What the budget does not
     /// suffice for cannot be reached from it any more: faults will find it again. `gva`: an address that it translates.
     ///
-    /// Says whether it may be linked. A steered page of level 0 may not before all of it is in step, for which another attempt
-    /// or two suffice: to poison the rest would take as long.
+    /// Says whether it may be linked. A steered page of level 0 may not before all of it is in step, for which some more
+    /// attempts suffice.
     pub(super) fn sync_below<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         id: Id,

@@ -86,7 +86,7 @@ impl<S: Shadowed> Shadow<S> {
             return Gathered::More;
         }
         if self.gathering.root != root.serial {
-            (self.gathering.root, self.gathering.next) = (root.serial, Addr::new(0));
+            self.gathering.begin(root.serial);
         }
         while !host.budget.is_spent() {
             let from = self.gathering.next;
@@ -212,7 +212,11 @@ impl<S: Shadowed> Shadow<S> {
             }
             moving.seen = some.end;
             if moving.seen == ENTRIES {
-                let Some(taken) = take() else { return };
+                let Some(taken) = take() else {
+                    // There may be some later.
+                    self.index.page_mut(moving.id).stay = Stay::Changed;
+                    return;
+                };
                 self.gathering.has_found = true;
                 moving.row = Some(Row::of(taken));
             }
@@ -321,12 +325,15 @@ impl<S: Shadowed> Shadow<S> {
         true
     }
 
-    /// Gives back the frames of a move that has begun; what has moved stays where it is. Says whether there were some.
+    /// Gives back the frames of a move that has begun; what has moved stays where it is, and the rest may later. Says whether there were
+    /// some.
     pub fn stop_moving(&mut self, frames: &Frames) -> bool {
-        self.gathering.moving.take().is_some_and(|moving| {
-            let has_frames = moving.row.is_some();
-            moving.end(frames);
-            has_frames
-        })
+        let Some(moving) = self.gathering.moving.take() else { return false };
+        if self.index.get(moving.id).is_some_and(|page| page.serial == moving.serial) {
+            self.index.page_mut(moving.id).stay = Stay::Changed;
+        }
+        let has_frames = moving.row.is_some();
+        moving.end(frames);
+        has_frames
     }
 }

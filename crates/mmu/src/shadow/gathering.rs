@@ -48,6 +48,11 @@ impl<S: Shadowed> Gathering<S> {
         Self { root: 0, next: Addr::new(0), has_found: false, settles: None, moving: None }
     }
 
+    /// It goes through that root, by its serial, from the beginning on.
+    pub fn begin(&mut self, root: u64) {
+        (self.root, self.next, self.has_found, self.settles) = (root, Addr::new(0), false, None);
+    }
+
     /// Leaves that it passes have been as they are for long enough at that time.
     pub fn settles_at(&mut self, time: u64) {
         self.settles = Some(self.settles.map_or(time, |first| first.min(time)));

@@ -278,18 +278,6 @@ impl Index {
         self.set_before(next, before, mem);
     }
 
-    /// A leaf of the shadow of a table is not live any more, but may be soon, and lead to the same frame: if it can be, it is parked
-    /// ([`Page::park`]).
-    pub fn park(&mut self, (id, index): At, known: Pte, mem: &mut impl PhysMem) {
-        let page = self.page_mut(id);
-        if page.park(index, known, mem) {
-            page.set_live(index, false);
-            page.set_parked(index, true);
-        } else {
-            self.remove((id, index), List::Frame(known.pfn()), mem);
-        }
-    }
-
     /// A parked entry is to be in no list.
     pub fn unpark(&mut self, (id, index): At, mem: &mut impl PhysMem) {
         let page = self.page_mut(id);

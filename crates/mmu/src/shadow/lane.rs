@@ -22,11 +22,9 @@
 
 use super::candidates::STIRS;
 use super::engine::Shadow;
-use super::index::List;
-use super::lane_memory::{ID_AT, LINE_BYTES, LOG_AT, LaneMemory, faults_always, whole_chunk};
+use super::lane_memory::{ID_AT, LINE_BYTES, LOG_AT, LaneMemory, whole_chunk};
 use super::page::{At, COALESCED, Id, MARK, Place, Role, Stay};
 use super::passed::Mappings;
-use super::rows::Row;
 use super::sabotage::Sabotage;
 use super::shadowed::Shadowed;
 use crate::frames::{Frames, Use};
@@ -104,33 +102,23 @@ impl<S: Shadowed> Shadow<S> {
             return;
         }
         let stamp = self.begin_to_pass();
-        // Most lines are of the table of the line before.
-        let (mut table, mut id, mut row) = (Addr::new(0), 0, Row::NONE);
+        let is_blind = self.is_sabotaged(Sabotage::ListsBlindly);
         let (mut line, end) = (gate.wrapping_add(LOG_AT), Addr::new(end));
         while line != end {
-            let (what, pte) = (mem.read_own(line), Pte(mem.read_own(line.wrapping_add(8))));
-            if what == LaneSync::WIDE || what & 1 == 1 {
-                if what == LaneSync::WIDE {
-                    self.learn_wide(stamp);
-                } else {
-                    // There is no table of level 0 for that address.
-                    self.pass_one(Addr::new(what), stamp);
-                }
-                line = line.wrapping_add(LINE_BYTES);
+            let what = mem.read_own(line);
+            if what != LaneSync::WIDE && what & 1 == 0 {
+                let table = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS)).align_down(PAGE_BYTES);
+                let id = self.learn_table(table, stamp, mem);
+                line = self.index.follow(&self.index.row(id), (line, end), is_blind, mem);
                 continue;
             }
-            let entry = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS));
-            if entry.align_down(PAGE_BYTES) != table {
-                table = entry.align_down(PAGE_BYTES);
-                id = self.learn_table(table, stamp, mem);
-                row = self.index.row(id);
-            }
-            let next = self.index.come_new(&row, line, end, mem);
-            line = if next != line {
-                next
+            if what == LaneSync::WIDE {
+                self.learn_wide(stamp);
             } else {
-                self.learn_entries((id, (entry.page_offset() / 8) as usize), pte, (line, end), mem)
-            };
+                // There is no table of level 0 for that address.
+                self.pass_one(Addr::new(what), stamp);
+            }
+            line = line.wrapping_add(LINE_BYTES);
         }
     }
 
@@ -154,41 +142,6 @@ impl<S: Shadowed> Shadow<S> {
             Place::Nowhere | Place::Various => self.passed.any_page(stamp),
         }
         id
-    }
-
-    /// The lane has made an entry from `pte`, as its line says, and maybe others after it. Returns the first line that is not learned then.
-    #[inline(always)]
-    fn learn_entries(
-        &mut self,
-        at: At,
-        pte: Pte,
-        (line, end): (Addr<Hpa>, Addr<Hpa>),
-        mem: &mut impl PhysMem,
-    ) -> Addr<Hpa> {
-        let (id, index) = at;
-        let is_leaf = !faults_always(pte);
-        let is_blind = self.is_sabotaged(Sabotage::ListsBlindly);
-        let page = self.index.page_mut(id);
-        if page.is_listed(index) {
-            let next = page.come_back(line, end, mem);
-            if next != line {
-                return next;
-            }
-            match page.mirror(index, mem) {
-                Some(known) if !is_leaf => self.index.park(at, known, mem),
-                Some(known) => self.index.remove(at, List::Frame(known.pfn()), mem),
-                // It stays where it is, and is put into another list.
-                None if is_leaf && is_blind => page.set_parked(index, false),
-                None if is_leaf => self.index.unpark(at, mem),
-                None => {}
-            }
-        }
-        if is_leaf {
-            self.index.insert(at, pte, List::Frame(pte.pfn()), mem);
-        } else {
-            self.index.page_mut(id).set_mirror(index, pte, mem);
-        }
-        line.wrapping_add(LINE_BYTES)
     }
 
     /// The header of a page of level 0 that is about to be linked. Says whether it has one: the lane stays out of others.

@@ -21,6 +21,8 @@
 
 mod parked;
 
+pub(super) use parked::{note_frame, noted_frame};
+
 use super::candidates::Calm;
 use super::passed::{Compared, Mappings, Passed};
 use crate::frames::Run;
@@ -367,11 +369,12 @@ impl Page {
         self.written |= 1 << (index / 8);
     }
 
-    /// Of 64 entries, from number 64 * `part` on, those are live from now on, a bit for each, and have mirrors.
+    /// Of 64 entries, from number 64 * `part` on, those are live, those are parked, and the mirrors of those have been written: a bit for
+    /// each.
     #[inline(always)]
-    pub fn enter_these(&mut self, part: usize, those: u64) {
-        self.live[part] |= those;
-        self.written |= eights_of(those) << (8 * part);
+    pub fn set_part(&mut self, part: usize, live: u64, parked: u64, written: u64) {
+        (self.live[part], self.parked[part]) = (live, parked);
+        self.written |= eights_of(written) << (8 * part);
     }
 
     /// Of 64 entries, from number 64 * `part` on, those are not live any more: a bit for each.
@@ -521,6 +524,11 @@ impl Page {
 
     pub fn is_parked(&self, index: usize) -> bool {
         self.parked[index / 64] >> (index % 64) & 1 == 1
+    }
+
+    /// A bit for each parked entry of the 64 from number 64 * `part` on.
+    pub fn parked_in(&self, part: usize) -> u64 {
+        self.parked[part]
     }
 
     /// Whether it is in a list: live or parked.

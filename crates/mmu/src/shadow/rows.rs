@@ -3,8 +3,8 @@
 
 use super::index::{Index, List};
 use super::lane_memory::faults_always;
-use super::page::{Id, PARTS, Ref};
-use rv::{Addr, Hpa, Lane, LaneSync, PAGE_BYTES, PhysMem, Pte};
+use super::page::{Id, Ref, note_frame, noted_frame};
+use rv::{Addr, Hpa, Lane, LaneSync, PAGE_BYTES, Pfn, PhysMem, Pte};
 
 /// Where a shadow page has what changes with a leaf.
 #[derive(Clone, Copy)]
@@ -13,11 +13,7 @@ pub(super) struct Row {
     pub table: Addr<Hpa>,
     pub mirrors: Addr<Hpa>,
     links: Addr<Hpa>,
-}
-
-impl Row {
-    /// Before there is one.
-    pub const NONE: Self = Self { id: 0, table: Addr::new(0), mirrors: Addr::new(0), links: Addr::new(0) };
+    notes: Option<Pfn<Hpa>>,
 }
 
 impl Index {
@@ -26,7 +22,7 @@ impl Index {
     pub fn row(&self, id: Id) -> Row {
         let page = self.page(id);
         let (mirrors, links) = (page.body.mirror.first().base(), page.body.links.first().base());
-        Row { id, table: page.table().base(), mirrors, links }
+        Row { id, table: page.table().base(), mirrors, links, notes: page.notes() }
     }
 
     /// [`Index::insert`] of a leaf made from `mirror`.
@@ -62,39 +58,71 @@ impl Index {
     }
 
     /// Takes note of what the lane has made of entries, by its log's lines from `line` on, up to `end`: as long as they are entries of this
-    /// table that are in no list, and are leaves now. Returns the first line that is not.
-    // Each new page of a guest's comes by here.
-    pub fn come_new(&mut self, row: &Row, mut line: Addr<Hpa>, end: Addr<Hpa>, mem: &mut impl PhysMem) -> Addr<Hpa> {
+    /// table. Returns the first line that is not. `is_blind`: a fault that is planted.
+    // Each page that a guest maps or takes away comes by here.
+    pub fn follow(
+        &mut self,
+        row: &Row,
+        (mut line, end): (Addr<Hpa>, Addr<Hpa>),
+        is_blind: bool,
+        mem: &mut impl PhysMem,
+    ) -> Addr<Hpa> {
         let table = row.table.wrapping_add(Lane::POINTER_FLAGS);
-        // Of the 64 entries that the last one is among: which are in lists, and which of these have just come.
-        let (mut part, mut listed, mut new) = (PARTS, 0, 0);
+        // Of the 64 entries that the last one is among: which are live, which are parked, and which have been written.
+        let (mut part, mut live, mut parked, mut written) = (0, 0, 0, 0);
         while line != end {
             let at = mem.read_own(line).wrapping_sub(table.raw());
+            if at >= PAGE_BYTES || !at.is_multiple_of(8) {
+                break;
+            }
             let pte = Pte(mem.read_own(line.wrapping_add(8)));
-            if at >= PAGE_BYTES || !at.is_multiple_of(8) || faults_always(pte) {
-                break;
-            }
-            let (here, bit) = ((at / 512) as usize, 1 << (at / 8 % 64));
-            if here != part {
-                self.enter_in(row, part, new);
-                (part, listed, new) = (here, self.page(row.id).listed_in(here), 0);
-            }
-            if listed & bit != 0 {
-                break;
-            }
-            self.list_in(row, (at / 8) as usize, pte, mem);
-            (listed, new) = (listed | bit, new | bit);
             line = line.wrapping_add(LaneSync::LINE_BYTES);
+            let (here, index, bit) = ((at / 512) as usize, (at / 8) as usize, 1 << (at / 8 % 64));
+            if here != part || written == 0 {
+                self.write_part(row, part, (live, parked, written));
+                let page = self.page(row.id);
+                (part, live, parked, written) = (here, page.live_in(here), page.parked_in(here), 0);
+            }
+            written |= bit;
+            let mirror = row.mirrors.wrapping_add(at);
+            if faults_always(pte) {
+                // What was a leaf stays in its list, if that can be.
+                if live & bit != 0 {
+                    let known = Pte(mem.read_own(mirror));
+                    if row.notes.is_some_and(|notes| note_frame(notes, at / 8, known, mem)) {
+                        parked |= bit;
+                    } else {
+                        self.unlink_in(row, index, known, mem);
+                    }
+                    live &= !bit;
+                }
+                mem.write_own(mirror, pte.0);
+                continue;
+            }
+            let listed = match row.notes {
+                Some(notes) if parked & bit != 0 => Some(noted_frame(notes, at / 8, mem)),
+                _ if live & bit != 0 => Some(Pte(mem.read_own(mirror)).pfn()),
+                _ => None,
+            };
+            if listed == Some(pte.pfn()) {
+                mem.write_own(mirror, pte.0);
+            } else {
+                if let Some(frame) = listed.filter(|_| !(is_blind && parked & bit != 0)) {
+                    self.unlink(row.links.wrapping_add(at), List::Frame(frame), mem);
+                }
+                self.list_in(row, index, pte, mem);
+            }
+            (live, parked) = (live | bit, parked & !bit);
         }
-        self.enter_in(row, part, new);
+        self.write_part(row, part, (live, parked, written));
         line
     }
 
-    /// Those 64 entries are live now, of which there are some but before the first.
+    /// That is so of 64 entries: which are live, parked, and have been written, if any have.
     #[inline(always)]
-    fn enter_in(&mut self, row: &Row, part: usize, new: u64) {
-        if new != 0 {
-            self.page_mut(row.id).enter_these(part, new);
+    fn write_part(&mut self, row: &Row, part: usize, (live, parked, written): (u64, u64, u64)) {
+        if written != 0 {
+            self.page_mut(row.id).set_part(part, live, parked, written);
         }
     }
 

@@ -191,6 +191,7 @@ impl<S: Shadowed> Shadow<S> {
     ) -> u64 {
         let leaves = self.lane.as_ref().map(LaneMemory::leaves);
         let (Some(leaves), Some(frame)) = (leaves, self.index.page(id).guest) else { return behind };
+        debug_assert!(self.is_alone());
         let row = self.index.row(id);
         let (mut left, mut told, mut debt) = (behind, None, Debt::none());
         for index in indices(part, behind) {

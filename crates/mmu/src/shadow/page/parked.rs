@@ -5,22 +5,19 @@ use super::super::lane_memory::faults_always;
 use super::{Page, eights_of};
 use crate::frames::Run;
 use crate::table::Debt;
-use rv::{Addr, Gpa, Hpa, Lane, LaneSync, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Gpa, Hpa, Pfn, PhysMem, Pte, PteFlags};
 
 impl Page {
-    /// Notes in which list an entry stays that is not live any more: that of the frame that it led to, by `known`, what it was made from.
-    /// Says whether it can be noted: there is a header, and room in it for so large a frame number.
+    /// Where is noted in which lists parked entries are.
     #[inline(always)]
-    pub fn park(&self, index: usize, known: Pte, mem: &mut impl PhysMem) -> bool {
-        self.body.header.as_ref().is_some_and(|header| note_frame(header.first(), index as u64, known, mem))
+    pub fn notes(&self) -> Option<Pfn<Hpa>> {
+        self.body.header.as_ref().map(Run::first)
     }
 
     /// The frame in whose list a parked entry is.
     #[inline(always)]
     pub fn parked_at(&self, index: usize, mem: &impl PhysMem) -> Pfn<Gpa> {
-        let header = self.body.header.as_ref().expect("parked entries are noted there");
-        let (at, shift) = note_at(header.first(), index as u64);
-        Pfn::new(mem.read_own(at) >> shift & 0xffff_ffff)
+        noted_frame(self.notes().expect("parked entries are noted there"), index as u64, mem)
     }
 
     /// The frame in whose list an entry is, live or parked, of a leaf of the shadow of a table.
@@ -30,40 +27,6 @@ impl Page {
             return Some(self.made_from(index, mem).pfn());
         }
         self.is_parked(index).then(|| self.parked_at(index, mem))
-    }
-
-    /// Takes note of what the lane has made of entries, by its log's lines from `line` on, up to `end`: as long as they are entries of this
-    /// table that were leaves, live or parked, and are leaves again that lead where they led. Returns the first line that is not.
-    // What the guest takes away and maps again comes by here, page by page.
-    pub fn come_back(&mut self, mut line: Addr<Hpa>, end: Addr<Hpa>, mem: &mut impl PhysMem) -> Addr<Hpa> {
-        let Some(header) = &self.body.header else { return line };
-        let (notes, mirrors) = (header.first(), self.body.mirror.first().base());
-        let table = self.table().base().wrapping_add(Lane::POINTER_FLAGS);
-        while line != end {
-            let at = mem.read_own(line).wrapping_sub(table.raw());
-            if at >= PAGE_BYTES || !at.is_multiple_of(8) {
-                break;
-            }
-            let (part, bit) = ((at / 512) as usize, 1 << (at / 8 % 64));
-            let pte = Pte(mem.read_own(line.wrapping_add(8)));
-            let frame = if self.parked[part] & bit != 0 {
-                let (note, shift) = note_at(notes, at / 8);
-                mem.read_own(note) >> shift & 0xffff_ffff
-            } else if self.live[part] & bit != 0 {
-                Pte(mem.read_own(mirrors.wrapping_add(at))).pfn::<Gpa>().raw()
-            } else {
-                break;
-            };
-            if frame != pte.pfn::<Gpa>().raw() || faults_always(pte) {
-                break;
-            }
-            self.parked[part] &= !bit;
-            self.live[part] |= bit;
-            self.written |= 1 << (at / 64);
-            mem.write_own(mirrors.wrapping_add(at), pte.0);
-            line = line.wrapping_add(LaneSync::LINE_BYTES);
-        }
-        line
     }
 
     /// Of 64 entries of the shadow of a table, empties those for which the entry in the frame `guest` faults whatever the access, and
@@ -77,7 +40,7 @@ impl Page {
         mem: &mut impl PhysMem,
     ) -> (u64, Debt) {
         let (table, mirror, live) = (self.table(), self.body.mirror.first(), self.live[part]);
-        let notes = self.body.header.as_ref().map(Run::first);
+        let notes = self.notes();
         // What of the flags of leaves is owed for all of them.
         let (mut done, mut flags, mut count) = (0u64, 0, 0);
         // Mostly there are many, one beside the other.
@@ -135,9 +98,16 @@ const fn note_at(header: Pfn<Hpa>, index: u64) -> (Addr<Hpa>, u64) {
     (header.at(index / 2 * 8), index % 2 * 32)
 }
 
-/// Notes there the frame that an entry led to which was made from `known`. Says whether there is room for its number.
+/// The frame that is noted there.
 #[inline(always)]
-fn note_frame(header: Pfn<Hpa>, index: u64, known: Pte, mem: &mut impl PhysMem) -> bool {
+pub fn noted_frame(header: Pfn<Hpa>, index: u64, mem: &impl PhysMem) -> Pfn<Gpa> {
+    let (at, shift) = note_at(header, index);
+    Pfn::new(mem.read_own(at) >> shift & 0xffff_ffff)
+}
+
+/// Notes there the frame that an entry led to, in whose list it stays when it is not live any more, which was made from `known`. Says whether there is room for its number.
+#[inline(always)]
+pub fn note_frame(header: Pfn<Hpa>, index: u64, known: Pte, mem: &mut impl PhysMem) -> bool {
     let frame = known.pfn::<Gpa>().raw();
     if frame >> 32 != 0 {
         return false;
