@@ -12,7 +12,7 @@
 use super::coalesce::Leaves;
 use super::config::{Budget, Host};
 use super::engine::Shadow;
-use super::gathering::Moving;
+use super::gathering::{Gathered, Moving};
 use super::index::List;
 use super::page::{At, Id, Page, Stay, below, indices};
 use super::root::{Paging, Root};
@@ -33,25 +33,6 @@ const PORTION: usize = 32;
 const SEEN_AT_ONCE: usize = 128;
 /// Portions for 2 MiB, where 28 are enough if nothing is in the way.
 const PORTIONS: u32 = 100;
-
-/// What a portion has come to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Gathered {
-    /// There is more to look at, or to move.
-    More,
-    /// All that the root leads to has been looked at since this was said last.
-    Round {
-        /// Whether anything has come of it, or has changed meanwhile.
-        has_found: bool,
-        /// When the first leaves that have not been as they are for long enough will have been.
-        settles: Option<u64>,
-    },
-}
-
-impl Gathered {
-    /// Nothing is there to be looked at.
-    pub const NOTHING: Self = Self::Round { has_found: false, settles: None };
-}
 
 impl<S: Shadowed> Shadow<S> {
     /// Does a portion of looking for what may be coalesced below a root, in `steered`: goes on with what it has begun, or looks at some

@@ -1,11 +1,29 @@
 //! Where the search for what may be coalesced is (`gather`), and what it has begun.
 
-use super::gather::Gathered;
 use super::page::Id;
 use super::shadowed::Shadowed;
 use crate::frames::{Frames, Row};
 use core::mem::take;
 use rv::Addr;
+
+/// What a portion has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gathered {
+    /// There is more to look at, or to move.
+    More,
+    /// All that the root leads to has been looked at since this was said last.
+    Round {
+        /// Whether anything has come of it, or has changed meanwhile.
+        has_found: bool,
+        /// When the first leaves that have not been as they are for long enough will have been.
+        settles: Option<u64>,
+    },
+}
+
+impl Gathered {
+    /// Nothing is there to be looked at.
+    pub const NOTHING: Self = Self::Round { has_found: false, settles: None };
+}
 
 /// Where the search is, and what it has begun.
 pub(super) struct Gathering<S: Shadowed> {

@@ -17,6 +17,7 @@
 //! | `fences` | the guest's fences, and comparing tables |
 //! | `digest`, `by_digest` | what is to be compared of a part that many roots share, in a row |
 //! | `steer` | what an entry is to be where the guest gets its page faults itself |
+//! | `rows`, `notes` | many leaves of one page that enter and leave lists, and where parked ones are noted |
 //! | `lane`, `lane_memory` | what the lane needs to do the same for one entry, and how the engine learns of it |
 //! | `coalesce`, `gather` | leaves that one of 2 MiB stands for, and who sees to it that there are some |
 //! | `protect` | write protection of guest tables |
@@ -54,6 +55,7 @@ mod index;
 mod lane;
 mod lane_memory;
 mod lists;
+mod notes;
 mod page;
 mod passed;
 mod protect;
@@ -74,7 +76,7 @@ pub use config::{Budget, Config, Counters, Host, Upkeep};
 pub use engine::Shadow;
 pub use fault::{Answer, Forget};
 pub use fences::GuestFence;
-pub use gather::Gathered;
+pub use gathering::Gathered;
 pub use lane_memory::{GLOBAL_LEAVES, LEAVES, whole_chunk};
 pub use lists::Lists;
 pub use page::MARK;

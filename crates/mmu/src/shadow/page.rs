@@ -21,8 +21,6 @@
 
 mod parked;
 
-pub(super) use parked::{note_frame, noted_frame};
-
 use super::candidates::Calm;
 use super::passed::{Compared, Mappings, Passed};
 use crate::frames::Run;

@@ -3,7 +3,8 @@
 
 use super::index::{Index, List};
 use super::lane_memory::faults_always;
-use super::page::{Id, Ref, note_frame, noted_frame};
+use super::notes::{note_frame, noted_frame};
+use super::page::{Id, Ref};
 use rv::{Addr, Hpa, Lane, LaneSync, PAGE_BYTES, Pfn, PhysMem, Pte};
 
 /// Where a shadow page has what changes with a leaf.

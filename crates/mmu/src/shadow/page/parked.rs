@@ -2,10 +2,11 @@
 //! number is noted in the page's header.
 
 use super::super::lane_memory::faults_always;
+use super::super::notes::{note_frame, noted_frame};
 use super::{Page, eights_of};
 use crate::frames::Run;
 use crate::table::Debt;
-use rv::{Addr, Gpa, Hpa, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Gpa, Hpa, Pfn, PhysMem, Pte, PteFlags};
 
 impl Page {
     /// Where is noted in which lists parked entries are.
@@ -90,30 +91,4 @@ impl Page {
         let part = self.parked.iter().position(|part| *part != 0)?;
         Some((part, self.parked[part]))
     }
-}
-
-/// Where a parked entry's frame is noted: a word of the header's, and at which bit of it the four bytes begin.
-#[inline(always)]
-const fn note_at(header: Pfn<Hpa>, index: u64) -> (Addr<Hpa>, u64) {
-    (header.at(index / 2 * 8), index % 2 * 32)
-}
-
-/// The frame that is noted there.
-#[inline(always)]
-pub fn noted_frame(header: Pfn<Hpa>, index: u64, mem: &impl PhysMem) -> Pfn<Gpa> {
-    let (at, shift) = note_at(header, index);
-    Pfn::new(mem.read_own(at) >> shift & 0xffff_ffff)
-}
-
-/// Notes there the frame that an entry led to, in whose list it stays when it is not live any more, which was made from `known`. Says whether there is room for its number.
-#[inline(always)]
-pub fn note_frame(header: Pfn<Hpa>, index: u64, known: Pte, mem: &mut impl PhysMem) -> bool {
-    let frame = known.pfn::<Gpa>().raw();
-    if frame >> 32 != 0 {
-        return false;
-    }
-    let (at, shift) = note_at(header, index);
-    let others = mem.read_own(at) & !(0xffff_ffff << shift);
-    mem.write_own(at, others | frame << shift);
-    true
 }
