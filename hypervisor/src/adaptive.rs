@@ -26,7 +26,7 @@ use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
 use mmu::IdSlot;
-use mmu::adapt::{Choice, FAR_TOO_MUCH, Found};
+use mmu::adapt::{Choice, Found, is_far_too_much};
 use mmu::shadow::Upkeep;
 use rv::csr::atp::Satp;
 use rv::{BriefExits, Mode};
@@ -88,16 +88,15 @@ fn has_fenced_much(run: &mut VcpuRun) -> bool {
     fences(&run.shared.counters) >= adapts.busy_at
 }
 
-/// It is: at once, if what there was since the last look is far too much already. Else what follows is measured by itself, and if as much
-/// comes again, a look is due then; if not, the next look comes an interval later, for what it measures must not be too short.
+/// It is to be looked at soon: at once, if what there was since the last look is far too much already. Else what follows is measured by
+/// itself; if as much comes again, a look is due then, and if not, an interval later, for what is measured must not be too short.
 fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
     let (satp, limit) = (run.csrs.vsatp, g.tunables.get(Id::AdaptShare));
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
     // Of a root that is new here, tables are made first: that is judged by a whole interval.
-    let is_known = adapts.calm != 0;
-    let is_far = |adapts: &Adapts| adapts.share(spent, now, g.offer.timebase) > limit.saturating_mul(FAR_TOO_MUCH);
-    if adapts.is_measured || is_known && is_far(adapts) {
+    let is_far = adapts.calm != 0 && is_far_too_much(adapts.share(spent, now, g.offer.timebase), limit);
+    if adapts.is_measured || is_far {
         adapts.busy_at = u64::MAX;
         return run.watch.again(Concern::Root, now);
     }

@@ -28,8 +28,12 @@ pub struct Found {
     pub interval: u64,
 }
 
-/// As many times the limit for traps are reason enough at one look.
-pub const FAR_TOO_MUCH: u64 = 4;
+/// Whether traps took so many times the limit that one look is reason enough; both in thousandths of the time.
+#[must_use]
+pub const fn is_far_too_much(share: u64, limit: u64) -> bool {
+    share > limit.saturating_mul(4)
+}
+
 /// Roots that are remembered; most guests have few that run for long.
 const ROOTS: usize = 32;
 /// A trial is put off for at most 2^6 times as long.
@@ -110,7 +114,7 @@ impl Chooser {
                     (known.choice, known.is_suspect) = (Choice::Steered, false);
                 }
             }
-            Choice::Steered if share > limit && known.is_suspect || share > limit.saturating_mul(FAR_TOO_MUCH) => {
+            Choice::Steered if share > limit && known.is_suspect || is_far_too_much(share, limit) => {
                 known.choice = Choice::Nested;
                 known.failed = (known.failed + 1).min(MOST_TIMES);
                 known.until = now.saturating_add(interval << known.failed);

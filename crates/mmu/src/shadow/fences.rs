@@ -345,8 +345,7 @@ impl<S: Shadowed> Shadow<S> {
         }
         self.split(id, host);
         if is_free {
-            behind = self.empty_faulting(id, part, behind, host);
-            behind = self.remake_leaves(id, part, behind, host);
+            behind = self.resync_as_lane(id, part, behind, host);
         }
         for index in indices(part, behind) {
             if host.budget.is_spent() && !core::mem::take(&mut is_free) {

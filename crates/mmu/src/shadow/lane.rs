@@ -106,17 +106,16 @@ impl<S: Shadowed> Shadow<S> {
         let (mut line, end) = (gate.wrapping_add(LOG_AT), Addr::new(end));
         while line != end {
             let what = mem.read_own(line);
-            if what != LaneSync::WIDE && what & 1 == 0 {
+            if what == LaneSync::WIDE {
+                self.learn_wide(stamp);
+            } else if what & 1 == 1 {
+                // There is no table of level 0 for that address.
+                self.pass_one(Addr::new(what), stamp);
+            } else {
                 let table = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS)).align_down(PAGE_BYTES);
                 let id = self.learn_table(table, stamp, mem);
                 line = self.index.follow(&self.index.row(id), (line, end), is_blind, mem);
                 continue;
-            }
-            if what == LaneSync::WIDE {
-                self.learn_wide(stamp);
-            } else {
-                // There is no table of level 0 for that address.
-                self.pass_one(Addr::new(what), stamp);
             }
             line = line.wrapping_add(LINE_BYTES);
         }

@@ -5,7 +5,7 @@ use super::index::{Index, List};
 use super::lane_memory::faults_always;
 use super::notes::{note_frame, noted_frame};
 use super::page::{Id, Ref};
-use rv::{Addr, Hpa, Lane, LaneSync, PAGE_BYTES, Pfn, PhysMem, Pte};
+use rv::{Addr, Gpa, Hpa, Lane, LaneSync, PAGE_BYTES, Pfn, PhysMem, Pte};
 
 /// Where a shadow page has what changes with a leaf.
 #[derive(Clone, Copy)]
@@ -15,6 +15,19 @@ pub(super) struct Row {
     pub mirrors: Addr<Hpa>,
     links: Addr<Hpa>,
     notes: Option<Pfn<Hpa>>,
+}
+
+impl Row {
+    /// The frame in whose list an entry is, if it is in one: one that is live, or parked.
+    #[inline(always)]
+    fn listed(&self, index: usize, (is_live, is_parked): (bool, bool), mem: &impl PhysMem) -> Option<Pfn<Gpa>> {
+        let at = 8 * index as u64;
+        match self.notes {
+            Some(notes) if is_parked => Some(noted_frame(notes, index as u64, mem)),
+            _ if is_live => Some(Pte(mem.read_own(self.mirrors.wrapping_add(at))).pfn()),
+            _ => None,
+        }
+    }
 }
 
 impl Index {
@@ -36,17 +49,25 @@ impl Index {
     /// The same, of an entry that may be in a list: it stays there if it leads where it led.
     #[inline(always)]
     pub fn relist_in(&mut self, row: &Row, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
-        let listed = self.page(row.id).listed_at(index, mem);
-        if listed != Some(mirror.pfn()) {
-            if let Some(frame) = listed {
-                self.unlink(row.links.wrapping_add(8 * index as u64), List::Frame(frame), mem);
-            }
-            self.list_in(row, index, mirror, mem);
+        let (part, bit) = (index / 64, 1 << (index % 64));
+        let page = self.page(row.id);
+        let (live, parked) = (page.live_in(part), page.parked_in(part));
+        let listed = row.listed(index, (live & bit != 0, parked & bit != 0), mem);
+        self.lead_in(row, index, (listed, mirror), mem);
+        self.page_mut(row.id).set_part(part, live | bit, parked & !bit, bit);
+    }
+
+    /// The same of one that is in that list, if in any, but the page does not say yet that it is live.
+    #[inline(always)]
+    fn lead_in(&mut self, row: &Row, index: usize, (listed, mirror): (Option<Pfn<Gpa>>, Pte), mem: &mut impl PhysMem) {
+        let at = 8 * index as u64;
+        if listed == Some(mirror.pfn()) {
+            return mem.write_own(row.mirrors.wrapping_add(at), mirror.0);
         }
-        let page = self.page_mut(row.id);
-        page.set_parked(index, false);
-        page.set_live(index, true);
-        page.set_mirror(index, mirror, mem);
+        if let Some(frame) = listed {
+            self.unlink(row.links.wrapping_add(at), List::Frame(frame), mem);
+        }
+        self.list_in(row, index, mirror, mem);
     }
 
     /// [`Index::insert_in`], but the page does not say yet that it is live.
@@ -100,19 +121,9 @@ impl Index {
                 mem.write_own(mirror, pte.0);
                 continue;
             }
-            let listed = match row.notes {
-                Some(notes) if parked & bit != 0 => Some(noted_frame(notes, at / 8, mem)),
-                _ if live & bit != 0 => Some(Pte(mem.read_own(mirror)).pfn()),
-                _ => None,
-            };
-            if listed == Some(pte.pfn()) {
-                mem.write_own(mirror, pte.0);
-            } else {
-                if let Some(frame) = listed.filter(|_| !(is_blind && parked & bit != 0)) {
-                    self.unlink(row.links.wrapping_add(at), List::Frame(frame), mem);
-                }
-                self.list_in(row, index, pte, mem);
-            }
+            let listed = row.listed(index, (live & bit != 0, parked & bit != 0), mem);
+            let is_forgotten = |frame: &Pfn<Gpa>| is_blind && parked & bit != 0 && *frame != pte.pfn();
+            self.lead_in(row, index, (listed.filter(|frame| !is_forgotten(frame)), pte), mem);
             (live, parked) = (live | bit, parked & !bit);
         }
         self.write_part(row, part, (live, parked, written));

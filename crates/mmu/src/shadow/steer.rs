@@ -160,52 +160,38 @@ impl<S: Shadowed> Shadow<S> {
         self.remake(at, ours, pte, host);
     }
 
-    /// Of 64 entries of the shadow of a table, brings those in step for which the guest's faults whatever the access: nothing has to be
-    /// found out for them, and a guest that takes memory back has hundreds. Returns which of `behind` are left.
-    pub(super) fn empty_faulting<M: PhysMem, H>(
+    /// Of 64 entries of the shadow of a table, brings those in step for which the lane would do, as far as the budget goes: empties those for
+    /// which the guest's faults whatever the access, and makes leaves. Returns which of `behind` are left.
+    // A guest that takes memory back has hundreds of the one, and one that forks of the other: all have less rights than before.
+    pub(super) fn resync_as_lane<M: PhysMem, H>(
         &mut self,
         id: Id,
         part: usize,
         behind: u64,
         host: &mut Host<'_, M, H>,
     ) -> u64 {
-        let page = self.index.page_mut(id);
-        let Some(guest) = page.guest else { return behind };
-        let most = host.budget.affords(Budget::PARK);
-        let (done, debt) = page.park_faulting(guest, part, behind, most, host.mem);
-        host.budget.spend(done.count_ones() * Budget::PARK);
-        self.emptied += u64::from(done.count_ones());
-        self.counters.synced_entries += u64::from(done.count_ones());
-        self.owe(debt, host);
-        behind & !done
-    }
-
-    /// Of the same, brings those in step that are leaves which the lane would make as well, as far as the budget goes. Returns which are left.
-    // After a fork all of a process's have less rights than before.
-    pub(super) fn remake_leaves<M: PhysMem, H>(
-        &mut self,
-        id: Id,
-        part: usize,
-        behind: u64,
-        host: &mut Host<'_, M, H>,
-    ) -> u64 {
-        let leaves = self.lane.as_ref().map(LaneMemory::leaves);
-        let (Some(leaves), Some(frame)) = (leaves, self.index.page(id).guest) else { return behind };
         debug_assert!(self.is_alone());
-        let row = self.index.row(id);
-        let (mut left, mut told, mut debt) = (behind, None, Debt::none());
-        for index in indices(part, behind) {
-            if host.budget.is_spent() {
-                break;
+        let page = self.index.page_mut(id);
+        let Some(frame) = page.guest else { return behind };
+        let most = host.budget.affords(Budget::PARK);
+        let (emptied, mut debt) = page.park_faulting(frame, part, behind, most, host.mem);
+        host.budget.spend(emptied.count_ones() * Budget::PARK);
+        self.emptied += u64::from(emptied.count_ones());
+        let (mut left, mut told) = (behind & !emptied, None);
+        if let Some(leaves) = self.lane.as_ref().map(LaneMemory::leaves) {
+            let row = self.index.row(id);
+            for index in indices(part, left) {
+                if host.budget.is_spent() {
+                    break;
+                }
+                let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
+                host.budget.spend(1);
+                let Some(new) = self.leaf_as_lane(&leaves, pte, &mut told, host) else { continue };
+                host.budget.spend(Budget::RELIST);
+                debt.add(table::exchange(row.table.wrapping_add(8 * index as u64), new, host.mem).1);
+                self.index.relist_in(&row, index, pte, host.mem);
+                left &= !(1 << (index % 64));
             }
-            let pte = Pte(host.mem.read_u64(frame.at(8 * index as u64)));
-            host.budget.spend(1);
-            let Some(new) = self.leaf_as_lane(&leaves, pte, &mut told, host) else { continue };
-            host.budget.spend(Budget::RELIST);
-            let (_, owed) = table::exchange(row.table.wrapping_add(8 * index as u64), new, host.mem);
-            debt.add(owed);
-            self.index.relist_in(&row, index, pte, host.mem);
-            left &= !(1 << (index % 64));
         }
         self.counters.synced_entries += u64::from((behind & !left).count_ones());
         self.owe(debt, host);

@@ -3,7 +3,7 @@
 
 use super::super::lane_memory::faults_always;
 use super::super::notes::{note_frame, noted_frame};
-use super::{Page, eights_of};
+use super::Page;
 use crate::frames::Run;
 use crate::table::Debt;
 use rv::{Gpa, Hpa, Pfn, PhysMem, Pte, PteFlags};
@@ -19,15 +19,6 @@ impl Page {
     #[inline(always)]
     pub fn parked_at(&self, index: usize, mem: &impl PhysMem) -> Pfn<Gpa> {
         noted_frame(self.notes().expect("parked entries are noted there"), index as u64, mem)
-    }
-
-    /// The frame in whose list an entry is, live or parked, of a leaf of the shadow of a table.
-    #[inline(always)]
-    pub fn listed_at(&self, index: usize, mem: &impl PhysMem) -> Option<Pfn<Gpa>> {
-        if self.is_live(index) {
-            return Some(self.made_from(index, mem).pfn());
-        }
-        self.is_parked(index).then(|| self.parked_at(index, mem))
     }
 
     /// Of 64 entries of the shadow of a table, empties those for which the entry in the frame `guest` faults whatever the access, and
@@ -80,9 +71,8 @@ impl Page {
     }
 
     fn parked_these(&mut self, part: usize, done: u64, flags: u64) -> (u64, Debt) {
-        self.parked[part] |= self.live[part] & done;
-        self.live[part] &= !done;
-        self.written |= eights_of(done) << (8 * part);
+        let (live, parked) = (self.live[part], self.parked[part]);
+        self.set_part(part, live & !done, parked | live & done, done);
         (done, Debt::of(Pte(flags & PteFlags::all().bits()), Pte::INVALID))
     }
 
