@@ -23,6 +23,8 @@ impl Page {
 
     /// Of 64 entries of the shadow of a table, empties those for which the entry in the frame `guest` faults whatever the access, and
     /// parks them: as many as `most`, and none that cannot be parked. Returns which those are, and what it owes.
+    // For 64 a call is little, and what calls it needs the registers.
+    #[inline(never)]
     pub fn park_faulting(
         &mut self,
         guest: Pfn<Hpa>,
