@@ -21,6 +21,7 @@ pub mod ram;
 pub mod random;
 pub mod region;
 pub mod report;
+pub mod root_cache;
 pub mod sbi;
 pub mod schedule;
 pub mod sleep;

@@ -90,6 +90,8 @@ counters! {
         sbi_fwft = "sbi.fwft",
         /// SBI software event calls.
         sbi_sse = "sbi.sse",
+        /// SBI root cache calls.
+        sbi_root_cache = "sbi.root_cache",
         /// SBI legacy calls.
         sbi_legacy = "sbi.legacy",
         /// SBI calls of extensions or functions that do not exist.

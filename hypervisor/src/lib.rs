@@ -46,6 +46,7 @@ pub mod probe;
 pub mod promoter;
 #[cfg(test)]
 mod random;
+mod root_cache;
 mod saving;
 pub mod savings;
 pub mod sbi;

@@ -184,6 +184,7 @@ fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
         timer: if is_due { timer.min(time) } else { timer },
         delegates_misaligned: run.features.delegates_misaligned,
         is_locked: run.features.is_locked,
+        root_cache: run.root_cache.as_ref().map(|cache| cache.save()),
     }
 }
 

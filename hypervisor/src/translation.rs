@@ -3,7 +3,7 @@
 //!
 //! | event | methods |
 //! |---|---|
-//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
+//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`is_tagged`](Translation::is_tagged), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`kind_of_instruction`](Translation::kind_of_instruction), [`handle_brief`](Translation::handle_brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
@@ -105,6 +105,13 @@ impl Translation {
             Shadow(upkeep) => shadow::isa(upkeep, config, offer),
             Adaptive => shadow::isa(adaptive::UPKEEP, config, offer),
         }
+    }
+
+    /// Whether each of a guest's roots has translations of its own, whatever ASID the guest gives it: behind a G-stage the ASID is all
+    /// that tells them apart.
+    #[must_use]
+    pub const fn is_tagged(self) -> bool {
+        matches!(self, Shadow(_))
     }
 
     /// The lists for a VM's shadow tables, if it is to have some.

@@ -15,13 +15,15 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// The figures of the guest, and what they are.
-const KINDS: [(&str, &str); 12] = [
+const KINDS: [(&str, &str); 14] = [
     ("fence_page_asid", "sfence.vma va, asid"),
     ("fence_page_asid_again", "sfence.vma va, asid, again"),
     ("fence_page", "sfence.vma va, x0"),
     ("fence_page_again", "sfence.vma va, x0, again"),
     ("write_satp", "csrw satp, the same value"),
     ("switch_satp", "csrw satp, a known root"),
+    ("switch_fenced", "another root of ASID 0, two fences"),
+    ("switch_shared", "the same by the root cache"),
     ("ecall", "SBI call (base)"),
     ("set_timer", "SBI call, sets the timer"),
     ("send_ipi", "SBI call, IPI to itself"),

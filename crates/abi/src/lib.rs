@@ -1,6 +1,6 @@
 //! What crosses a boundary: the bundle of VM images that the command line hands to the hypervisor,
-//! the records that the hypervisor prints for programs to read, what both say on the control channel, snapshots of VMs, and the reports of
-//! test guests.
+//! the records that the hypervisor prints for programs to read, what both say on the control channel, snapshots of VMs, the page that a
+//! kernel may share with it, and the reports of test guests.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ pub mod control;
 pub mod mac;
 pub mod record;
 pub mod report;
+pub mod root_cache;
 pub mod snapshot;
 pub mod tunable;
 

@@ -6,8 +6,10 @@
 #![no_main]
 #![expect(unsafe_code, reason = "loops of known instructions")]
 
+use abi::root_cache::{VERSION, bytes};
 use core::arch::asm;
-use guests::paging::{self, RW, Space};
+use guests::paging::{self, RW, Space, page};
+use guests::root_cache::{RootCache, change_alone};
 use guests::window::{ASID, PAGES, Window, address};
 use guests::{Check, access, console, ensure, run, sbi};
 use metal::{csr, fence};
@@ -110,6 +112,7 @@ fn measure() -> Check {
     measure("set_timer", set_timer, "", call_of_page, 0)?;
     // To itself, which keeps it pending.
     measure("send_ipi", send_ipi, "", call_of_first, 0)?;
+    without_asids(&window);
     paging::leave();
     Ok(())
 }
@@ -134,6 +137,25 @@ fn output() {
         }
     });
     console::figure("dbcn_byte", dbcn);
+}
+
+/// Changes between two address spaces that both have ASID 0: with the fences that this takes on any hart, and as a page says that is
+/// shared, with the search for the root there.
+fn without_asids(window: &Window) {
+    let roots = [(); 2].map(|()| beside(window, 0).satp());
+    let ticks = |change: &dyn Fn(u64)| {
+        let start = metal::time();
+        roots.iter().cycle().take((ROUNDS * PAGES) as usize).for_each(|root| change(*root));
+        metal::time() - start
+    };
+    let floor = ticks(&|root| _ = core::hint::black_box(root));
+    // Twice: only then is all known that is used.
+    let [_, fenced] = [(); 2].map(|()| ticks(&change_alone));
+    console::figure("switch_fenced", fenced.saturating_sub(floor));
+    if let Ok(shared) = RootCache::share(page(), VERSION, bytes(4) as u32) {
+        let [_, shared] = [(); 2].map(|()| ticks(&|root| _ = shared.change(root)));
+        console::figure("switch_shared", shared.saturating_sub(floor));
+    }
 }
 
 /// Another address space with the window as it is mapped now.

@@ -3,6 +3,7 @@
 use super::encoding::Reply;
 use super::error::Error;
 use super::legacy::EIDS as LEGACY;
+use abi::root_cache;
 use sbi_spec::base::{self, UNAVAILABLE_EXTENSION, Version};
 use sbi_spec::{dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
 
@@ -11,7 +12,7 @@ pub const IMPLEMENTATION: u64 = 0x676e_6f6d;
 /// Gnomon's version: major in bits 31:16, minor in bits 15:0.
 pub const IMPLEMENTATION_VERSION: u64 = 1;
 
-const OFFERED: [usize; 9] = [
+const OFFERED: [usize; 10] = [
     base::EID_BASE,
     time::EID_TIME,
     spi::EID_SPI,
@@ -21,6 +22,7 @@ const OFFERED: [usize; 9] = [
     dbcn::EID_DBCN,
     fwft::EID_FWFT,
     sse::EID_SSE,
+    root_cache::EXTENSION,
 ];
 
 pub(super) fn call(function: usize, argument: u64) -> Reply {

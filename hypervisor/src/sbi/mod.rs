@@ -1,5 +1,5 @@
 //! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST and DBCN, the legacy calls, and of version 3.0
-//! FWFT and SSE.
+//! FWFT and SSE; and an extension of Gnomon's own.
 //! Numbers come from the `sbi-spec` crate.
 
 mod base;
@@ -10,6 +10,7 @@ mod features;
 mod fences;
 mod hart_state;
 mod legacy;
+mod root_cache;
 mod signals;
 mod software_events;
 
@@ -23,6 +24,7 @@ use crate::offer::GuestTimer;
 use crate::vcpu::VcpuRun;
 use crate::vm::Departure;
 use abi::record::EndReason;
+use abi::root_cache::EXTENSION as ROOT_CACHE;
 use alloc::format;
 use core::sync::atomic::Ordering;
 use encoding::{Answer, Args, again, answer};
@@ -157,6 +159,15 @@ fn seldom<E: Env>(
         sse::EID_SSE => {
             run.shared.counters.sbi_sse.bump();
             match software_events::call(g, run, function, args, env) {
+                Some(Answer::Reply(reply)) => Some(reply),
+                Some(Answer::Outcome(outcome)) => return outcome,
+                Some(Answer::Again) => return again(run, env),
+                None => None,
+            }
+        }
+        ROOT_CACHE => {
+            run.shared.counters.sbi_root_cache.bump();
+            match root_cache::call(g, run, function, args, env) {
                 Some(Answer::Reply(reply)) => Some(reply),
                 Some(Answer::Outcome(outcome)) => return outcome,
                 Some(Answer::Again) => return again(run, env),

@@ -5,6 +5,7 @@ use crate::env::Env;
 use crate::exit::{Faulted, Outcome};
 use crate::gnomon::Gnomon;
 use crate::offer::Offer;
+use crate::root_cache;
 use crate::vcpu::{NO_SPACE, VcpuRun};
 use crate::vm::{Memory, Vm};
 use abi::bundle::VmConfig;
@@ -363,5 +364,6 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
         }
     }
     satp_accessed(run, rd, old);
+    root_cache::note(g, run, env);
     Some(Outcome::Resume)
 }

@@ -5,14 +5,15 @@ use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::sync::Mutex;
 use crate::vm::Translation;
-use abi::bundle::{MAX_VCPUS, VmConfig};
+use abi::bundle::{GUEST_RAM_BASE, MAX_VCPUS, VmConfig};
+use abi::root_cache::MOST_PLACES;
 use abi::snapshot::{DiskState, MOST_TIME, State, Told};
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use rv::Format;
 use rv::csr::atp::Satp;
+use rv::{Format, PAGE_BYTES};
 
 /// The state that a VM is to go on from, if it is.
 ///
@@ -50,6 +51,7 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
             return Err(format!("vCPU {id} of its snapshot has page tables of mode {mode}, which these harts lack"));
         }
     }
+    check_root_caches(&state, config, offer)?;
     if !state.vcpus.iter().any(|vcpu| vcpu.is_started) {
         return Err("no vCPU of its snapshot is started".into());
     }
@@ -88,6 +90,25 @@ fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String
     }
     if told.svadu != config.svadu {
         return Err(format!("its guest was told svadu = {}, and it is to have {}", told.svadu, config.svadu));
+    }
+    Ok(())
+}
+
+/// The pages that its kernels share, and what they were told there.
+fn check_root_caches(state: &State, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+    let mode = offer.mode(config);
+    for (id, cache) in state.vcpus.iter().enumerate().filter_map(|(id, vcpu)| Some((id, vcpu.root_cache?))) {
+        let offset = cache.at.checked_sub(GUEST_RAM_BASE);
+        let is_page = offset.is_some_and(|offset| offset % PAGE_BYTES == 0 && offset < config.memory_bytes);
+        if !is_page || !(1..=MOST_PLACES).contains(&(cache.places as usize)) {
+            return Err(format!("vCPU {id} of its snapshot shares a root cache that cannot be"));
+        }
+        if cache.is_tagged && !Translation::from(mode).is_tagged() {
+            return Err(format!(
+                "its guest was told by its root cache that no change of address spaces needs a fence, and with mmu = {mode} some do: \
+                 restore it on shadow tables (--mmu)"
+            ));
+        }
     }
     Ok(())
 }

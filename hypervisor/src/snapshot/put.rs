@@ -8,7 +8,7 @@ use crate::events::Events;
 use crate::gnomon::Gnomon;
 use crate::lines;
 use crate::offer::{GuestMode, GuestTimer, Offer};
-use crate::vcpu::{Features, VcpuRun, hsm, request};
+use crate::vcpu::{Features, RootCache, VcpuRun, hsm, request};
 use crate::vm::Vm;
 use abi::snapshot::{NEVER, State, VcpuState};
 use alloc::boxed::Box;
@@ -16,7 +16,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use rv::csr::status;
-use rv::{Interrupt, Mode, VectorCsrs};
+use rv::{Addr, Interrupt, Mode, VectorCsrs};
 
 /// What a guest can set in its `sstatus`.
 const STATUS: u64 = status::SIE | status::SPIE | status::SPP | status::VS | status::FS | status::SUM | status::MXR;
@@ -101,6 +101,10 @@ fn set(run: &mut VcpuRun, saved: &VcpuState, offer: &Offer, now: u64) {
         GuestTimer::Sbi => run.deadline = due,
     }
     run.features = Features { delegates_misaligned: saved.delegates_misaligned, is_locked: saved.is_locked };
+    run.root_cache = saved.root_cache.map(|it| {
+        // Checked before. What its places have is out of date, and does no harm.
+        Box::new(RootCache::new(Addr::new(it.at), it.places as usize, it.is_tagged))
+    });
     // An event may be due, and its line may be high.
     run.shared.posted.fetch_or(request::EVENTS, Ordering::SeqCst);
 }

@@ -4,6 +4,7 @@ use super::adapts::Adapts;
 use super::csrs::VsCsrs;
 use super::features::Features;
 use super::looks::Looks;
+use super::root_cache::RootCache;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::unexplained::Unexplained;
 use super::watch::Watch;
@@ -57,6 +58,8 @@ pub struct VcpuRun {
     pub adapts: Option<Box<Adapts>>,
     /// What its kernel has asked for.
     pub features: Features,
+    /// The page that its kernel shares, if it does.
+    pub root_cache: Option<Box<RootCache>>,
     /// When it is looked at even if it makes no exit, and what the last look found.
     pub watch: Watch,
     /// What looks have found that are for coalescing.
@@ -104,6 +107,7 @@ impl VcpuRun {
             is_nested: adapts.is_some(),
             adapts,
             features: Features::default(),
+            root_cache: None,
             watch: Watch::default(),
             looks: Looks::default(),
             root: None,
@@ -200,6 +204,7 @@ impl VcpuRun {
         self.csrs.vstimecmp = u64::MAX;
         self.deadline = u64::MAX;
         self.features = Features::default();
+        self.root_cache = None;
         self.watch = Watch::default();
         self.looks = Looks::default();
         self.vm.events.lock().start(self.shared.id);

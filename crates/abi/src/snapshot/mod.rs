@@ -122,6 +122,19 @@ pub struct VcpuState {
     pub delegates_misaligned: bool,
     /// And that is locked.
     pub is_locked: bool,
+    /// The page that it shares ([`crate::root_cache`]), if it does.
+    pub root_cache: Option<RootCacheState>,
+}
+
+/// The page that a vCPU's kernel shares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RootCacheState {
+    /// GPA of the page.
+    pub at: u64,
+    /// Places in it.
+    pub places: u32,
+    /// Whether the kernel was told [`crate::root_cache::TAGGED`].
+    pub is_tagged: bool,
 }
 
 /// A vCPU's supervisor state, by the names that the guest knows.

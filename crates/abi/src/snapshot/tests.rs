@@ -19,6 +19,7 @@ fn state() -> State {
         timer: NEVER,
         delegates_misaligned: true,
         is_locked: false,
+        root_cache: Some(RootCacheState { at: 0x8000_3000, places: 4, is_tagged: true }),
     };
     let queue = QueueState { size: 64, ready: Some([1, 0, u16::MAX]), ..QueueState::default() };
     let devices = [

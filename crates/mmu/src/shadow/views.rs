@@ -15,6 +15,7 @@ use super::shadowed::Shadowed;
 use crate::ids::IdSlot;
 use alloc::vec::Vec;
 use core::ops::Range;
+use rv::csr::atp::Satp;
 use rv::{Asid, FenceLog, Gva, LaneRoot};
 
 /// Since when a root may be out of date for the vCPU.
@@ -313,6 +314,16 @@ impl<S: Shadowed> Views<S> {
     /// What the lane loads roots by. They stay where they are as long as there is a present root.
     pub fn lane_roots(&mut self) -> &mut [LaneRoot] {
         &mut self.lane
+    }
+
+    /// Whether the lane may load a root where the guest writes that.
+    #[must_use]
+    pub fn lane_loads(&self, key: u64) -> bool {
+        let satp = Satp::decode(key);
+        // What stands in a place that no root has is no root of a guest's: it has no mode.
+        let first = LaneRoot::place(satp.asid, satp.ppn, self.places);
+        let pair = self.lane.get(first..first + LaneRoot::PAIR);
+        satp.mode != 0 && pair.is_some_and(|pair| pair.iter().any(|root| root.key() == key))
     }
 
     /// What the guest has written for the root at that place, which the lane has loaded.

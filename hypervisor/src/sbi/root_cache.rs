@@ -1,0 +1,65 @@
+//! The root cache's extension ([`abi::root_cache`]): a kernel shares a page with Gnomon, or does so no more.
+
+use super::encoding::{Answer, Args, Reply, unreached};
+use super::error::Error;
+use crate::env::Env;
+use crate::gnomon::Gnomon;
+use crate::root_cache;
+use crate::vcpu::{RootCache, VcpuRun};
+use crate::vm::Unreachable;
+use abi::root_cache::{HOST_VERSION_AT, NO_PAGE, SET_PAGE, VERSION, places};
+use alloc::boxed::Box;
+use rv::{Addr, Gpa, PAGE_BYTES};
+
+/// Handles a call; `None` if there is no such function.
+pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Option<Answer> {
+    (function == SET_PAGE).then(|| match named(run, args) {
+        Ok(Some(at)) => match share(g, run, at, env) {
+            Ok(reply) => Answer::Reply(reply),
+            Err(why) => unreached(g, run, why, Error::InvalidAddress),
+        },
+        Ok(None) => {
+            run.root_cache = None;
+            Answer::Reply(Ok(0))
+        }
+        Err(error) => Answer::Reply(Err(error)),
+    })
+}
+
+/// The page that a call names, or that it is none.
+fn named(run: &VcpuRun, [low, high, flags, ..]: Args) -> Result<Option<Addr<Gpa>>, Error> {
+    if flags != 0 {
+        return Err(Error::InvalidParam);
+    }
+    if (low, high) == (NO_PAGE, NO_PAGE) {
+        return Ok(None);
+    }
+    if low % PAGE_BYTES != 0 {
+        return Err(Error::InvalidParam);
+    }
+    if high != 0 || !run.vm.in_ram(low, PAGE_BYTES) {
+        return Err(Error::InvalidAddress);
+    }
+    Ok(Some(Addr::new(low)))
+}
+
+/// Shares a page, if the kernel's version of it is one that Gnomon knows. Whether it is or not, the page says then which Gnomon has.
+fn share<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: Addr<Gpa>, env: &mut E) -> Result<Reply, Unreachable> {
+    let mut words = [0; 12];
+    run.vm.read(g, at, &mut words, &mut run.ready, env)?;
+    let word = |at: usize| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+    let (version, size) = (word(0), word(8));
+    if !(1..=VERSION).contains(&version) {
+        let host = at.wrapping_add(HOST_VERSION_AT);
+        run.vm.write(g, host, &VERSION.to_le_bytes(), &mut run.ready, env)?;
+        return Ok(Err(Error::NotSupported));
+    }
+    let Some(places) = places(size) else { return Ok(Err(Error::InvalidParam)) };
+    let cache = RootCache::new(at, places, run.vm.translation.is_tagged());
+    run.vm.write(g, at.wrapping_add(HOST_VERSION_AT), &VERSION.to_le_bytes(), &mut run.ready, env)?;
+    let (after_size, rest) = cache.begin();
+    run.vm.write(g, after_size, &rest, &mut run.ready, env)?;
+    run.root_cache = Some(Box::new(cache));
+    root_cache::note(g, run, env);
+    Ok(Ok(0))
+}
