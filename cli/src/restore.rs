@@ -6,7 +6,7 @@ use crate::share::{self, ShareSpec};
 use crate::size::{PAGE, SUPERPAGE, Size};
 use crate::spec;
 use crate::vmfile::{Balloon, Console, VmFile};
-use abi::bundle::GUEST_RAM_BASE;
+use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use abi::snapshot::State;
 use abi::snapshot::file::{Bad, Part, Reader};
 use miette::Diagnostic;
@@ -171,6 +171,11 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     vm.vcpus = Some(u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX));
     vm.svvptc = Some(told.isa.iter().any(|name| name == "svvptc"));
     vm.svadu = Some(told.svadu);
+    if state.vcpus.iter().any(|vcpu| vcpu.root_cache.is_some_and(|cache| cache.is_tagged)) {
+        // It fences no changes of address spaces, so it goes on on shadow tables only: on those that suit what else it was told.
+        let is_steered = vm.svvptc == Some(false) && !told.svadu;
+        vm.mmu.get_or_insert(if is_steered { MmuMode::Steered } else { MmuMode::Lazy });
+    }
     vm.balloon = Some(Balloon::Is(told.has_balloon));
     vm.net = Some(told.mac.is_some());
     vm.mac = told.mac;
@@ -247,7 +252,7 @@ mod tests {
     use abi::bundle::{Config, ConsoleMode};
     use abi::snapshot::device::PlicState;
     use abi::snapshot::file::Writer;
-    use abi::snapshot::{EventsState, Told, VcpuState};
+    use abi::snapshot::{EventsState, RootCacheState, Told, VcpuState};
     use std::io::Cursor;
 
     const RAM: u64 = 9 << 20;
@@ -355,6 +360,27 @@ mod tests {
         assert_eq!(described(&state).ports, Some(vec!["agent".to_owned()]));
         state.told.has_virtio_console = true;
         assert_eq!(described(&state).console, Some(Console::Virtio));
+    }
+
+    #[test]
+    fn a_vm_that_fences_no_changes_goes_on_on_shadow_tables() {
+        let mode = |state: &State, mmu| {
+            with_file(&file_of(state, &[]), |path| {
+                let vm = VmFile { restore: Some(path.into()), mmu, ..VmFile::default() };
+                describe(vm).expect("it is whole").mmu
+            })
+        };
+        let mut state = state();
+        let shares = |is_tagged| Some(RootCacheState { at: 0x8000_0000, places: 4, is_tagged });
+        state.vcpus[1].root_cache = shares(false);
+        assert_eq!(mode(&state, None), None);
+        state.vcpus[1].root_cache = shares(true);
+        assert_eq!(mode(&state, None), Some(MmuMode::Lazy), "Svadu");
+        state.told.svadu = false;
+        assert_eq!(mode(&state, None), Some(MmuMode::Steered));
+        state.told.isa.push("svvptc".into());
+        assert_eq!(mode(&state, None), Some(MmuMode::Lazy));
+        assert_eq!(mode(&state, Some(MmuMode::Nested)), Some(MmuMode::Nested), "it says why not when it starts");
     }
 
     #[test]

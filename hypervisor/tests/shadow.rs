@@ -2,6 +2,7 @@
 
 use crate::fake::{self, Event, MEMORY, World, printed, shadow_world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
+use abi::root_cache::{EXTENSION, NO_PAGE, SET_PAGE, bytes};
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::{Brief, Known, Outcome};
 use hypervisor::vcpu::NO_SPACE;
@@ -75,6 +76,41 @@ fn satp_is_what_the_guest_wrote() {
         assert!(w.run.root.is_some());
     }
     assert_eq!(w.run.shared.satp.load(Ordering::SeqCst), NO_SPACE);
+}
+
+#[test]
+fn a_page_that_the_kernel_shares_has_the_roots_that_the_lane_changes_to() {
+    const AT: u64 = GUEST_RAM_BASE + 0x5000;
+    let root = |asid: u64| SV39 | asid << 44 | ROOT;
+    for (mode, has_lane) in [(MmuMode::Lazy, true), (MmuMode::Steered, true), (MmuMode::Shadow, false)] {
+        let mut w = paging(mode);
+        let change = |w: &mut World, satp_to: u64| {
+            w.run.context.x[A0] = satp_to;
+            assert_eq!(w.exit(VIRTUAL, satp(1, A0 as u64), 0, 0), Outcome::Resume);
+        };
+        let entries = |w: &mut World| [0, 16, 32].map(|at| (read(w, AT + 64 + at), read(w, AT + 72 + at)));
+        let shown = |roots: [u64; 3]| roots.map(|root| if has_lane { (root, root) } else { (0, 0) });
+        write(&mut w, AT, 1);
+        write(&mut w, AT + 8, bytes(2));
+        write(&mut w, AT + 96, 0x3e57);
+        assert_eq!(w.sbi(EXTENSION, SET_PAGE as u64, &[AT, 0, 0]), (0, 0), "{mode:?}");
+        assert_eq!([0, 8, 16].map(|at| read(&mut w, AT + at)), [1 | 1 << 32, 1 << 32 | bytes(2), 2], "{mode:?}");
+        // It is there from the start, if there is one; what is not shared stays as it was.
+        assert_eq!(entries(&mut w)[..2], shown([root(5), 0, 0])[..2], "{mode:?}");
+        assert_eq!(read(&mut w, AT + 96), 0x3e57);
+        change(&mut w, root(6));
+        assert_eq!(entries(&mut w)[..2], shown([root(5), root(6), 0])[..2], "{mode:?}");
+        change(&mut w, root(7));
+        // The oldest is gone, and whatever the lane loads no more: such a small VM has few roots that are held.
+        let other = if w.run.views.lane_loads(root(6)) { root(6) } else { 0 };
+        assert_eq!(entries(&mut w)[..2], shown([root(7), other, 0])[..2], "{mode:?}");
+        w.run.views.forget_ids();
+        change(&mut w, root(8));
+        assert_eq!(entries(&mut w)[..2], shown([0, root(8), 0])[..2], "{mode:?}");
+        assert_eq!(w.sbi(EXTENSION, SET_PAGE as u64, &[NO_PAGE, NO_PAGE, 0]), (0, 0));
+        change(&mut w, root(9));
+        assert_eq!(entries(&mut w)[..2], shown([0, root(8), 0])[..2], "{mode:?}: it is shared no more");
+    }
 }
 
 #[test]

@@ -7,14 +7,14 @@ use abi::control::frame::{Reader, decode, encode};
 use abi::control::save::{NOT_YET, Save, Saving};
 use abi::control::{Answer, MOST_ANSWER_BYTES, Request};
 use abi::snapshot::bytes::Bytes;
-use abi::snapshot::{NEVER, State};
+use abi::snapshot::{NEVER, RootCacheState, State};
 use hypervisor::control;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::isa::Isa;
 use hypervisor::lifecycle::{self, put_aside};
 use hypervisor::offer::{GuestMode, GuestTimer};
 use hypervisor::serial;
-use hypervisor::vcpu::{VcpuRun, hsm, request};
+use hypervisor::vcpu::{RootCache, VcpuRun, hsm, request};
 use hypervisor::vm::{Departure, Phase};
 use rv::csr::status;
 use rv::{Addr, Mode, PhysMem};
@@ -103,6 +103,7 @@ fn busy(mmu: Option<MmuMode>, timer: GuestTimer) -> World {
         GuestTimer::Sbi => run.deadline = run.vm.host_time(5000, w.hart.time),
     }
     run.features.is_locked = true;
+    run.root_cache = Some(Box::new(RootCache::new(Addr::new(GUEST_RAM_BASE + 0x3000), 4, false)));
     run.shared.posted.store(request::SOFTWARE, Ordering::SeqCst);
     let mut devices = run.vm.devices.lock();
     devices.uart.receive(b'x');
@@ -300,11 +301,16 @@ fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String 
     printed()
 }
 
+/// Its second vCPU's kernel shares a page: its GPA, places, and whether changes need no fence.
+fn share(state: &mut State, (at, places, is_tagged): (u64, u32, bool)) {
+    state.vcpus[1].root_cache = Some(RootCacheState { at, places, is_tagged });
+}
+
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let (.., taken, _) = snapshot_of(busy(None, GuestTimer::Sstc));
     type Change = fn(&mut State, &mut VmConfig);
-    let cases: [(&str, Change); 31] = [
+    let cases: [(&str, Change); 36] = [
         ("malformed", |_, config| config.restore = Some(Bytes(vec![0xff; 40]))),
         ("malformed", |_, config| config.restore = Some(Bytes(Vec::new()))),
         ("3 vCPUs, and it is to have 2", |_, config| config.vcpus = 2),
@@ -338,6 +344,11 @@ fn what_cannot_be_is_refused_by_name() {
         }),
         ("5 bytes of vector registers", |state, _| state.vcpus[1].v = Bytes(vec![0; 5])),
         ("page tables of mode 15", |state, _| state.vcpus[1].csrs.satp = u64::MAX),
+        ("a root cache that cannot be", |state, _| share(state, (GUEST_RAM_BASE + 8, 4, false))),
+        ("a root cache that cannot be", |state, config| share(state, (GUEST_RAM_BASE + config.memory_bytes, 4, false))),
+        ("a root cache that cannot be", |state, _| share(state, (0, 4, false))),
+        ("a root cache that cannot be", |state, _| share(state, (GUEST_RAM_BASE, 65, false))),
+        ("with mmu = nested some do", |state, _| share(state, (GUEST_RAM_BASE, 4, true))),
         ("no vCPU of its snapshot is started", |state, _| {
             state.vcpus.iter_mut().for_each(|vcpu| vcpu.is_started = false);
         }),

@@ -1,6 +1,6 @@
 //! The root cache (docs/root-cache.md): a kernel without ASIDs, which shares a page with Gnomon for it, goes through its address spaces at
 //! random and fences only as the page says. What the page says, and what is refused. On a bare machine, and beside a Gnomon that has none,
-//! it fences as any such kernel.
+//! it fences as any such kernel. Boot argument: how many steps, else [`STEPS`].
 #![no_std]
 #![no_main]
 
@@ -21,7 +21,7 @@ guests::entry_point!(main);
 
 /// Address spaces of each hart: more than the paper's four places, and than one pair of the lane's.
 const SPACES: usize = 12;
-/// What each hart does in them.
+/// What each hart does in them, where the boot arguments name no number.
 const STEPS: u64 = 3000;
 /// Each space's own page, and what it changes to lead to another.
 const OWN: u64 = TEST_VA;
@@ -175,7 +175,7 @@ fn changes(places: usize) -> Check {
     let mut processes: [Process; SPACES] = core::array::from_fn(|_| Process::new());
     let mut present = 0;
     processes[present].space.enter();
-    let outcome = (0..STEPS).try_for_each(|_| {
+    let outcome = (0..board().number().unwrap_or(STEPS)).try_for_each(|_| {
         match random.below(8) {
             0 => processes[present].change(),
             1 => {
