@@ -172,9 +172,8 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     vm.svvptc = Some(told.isa.iter().any(|name| name == "svvptc"));
     vm.svadu = Some(told.svadu);
     if state.vcpus.iter().any(|vcpu| vcpu.root_cache.is_some_and(|cache| cache.is_tagged)) {
-        // It fences no changes of address spaces, so it goes on on shadow tables only: on those that suit what else it was told.
-        let is_steered = vm.svvptc == Some(false) && !told.svadu;
-        vm.mmu.get_or_insert(if is_steered { MmuMode::Steered } else { MmuMode::Lazy });
+        // It fences no changes of address spaces, so it goes on on shadow tables only: on those that suit whatever else it was told.
+        vm.mmu.get_or_insert(MmuMode::Lazy);
     }
     vm.balloon = Some(Balloon::Is(told.has_balloon));
     vm.net = Some(told.mac.is_some());
@@ -375,10 +374,6 @@ mod tests {
         state.vcpus[1].root_cache = shares(false);
         assert_eq!(mode(&state, None), None);
         state.vcpus[1].root_cache = shares(true);
-        assert_eq!(mode(&state, None), Some(MmuMode::Lazy), "Svadu");
-        state.told.svadu = false;
-        assert_eq!(mode(&state, None), Some(MmuMode::Steered));
-        state.told.isa.push("svvptc".into());
         assert_eq!(mode(&state, None), Some(MmuMode::Lazy));
         assert_eq!(mode(&state, Some(MmuMode::Nested)), Some(MmuMode::Nested), "it says why not when it starts");
     }

@@ -96,3 +96,9 @@ pub fn change_alone(root: u64) {
     unsafe { csr::satp::write(root) };
     fence::sfence_all();
 }
+
+/// Turns paging off, without any fence.
+pub fn go_bare() {
+    // SAFETY: as above.
+    unsafe { csr::satp::write(0) };
+}

@@ -8,17 +8,15 @@ use mmu::gstage::Ready;
 /// The vCPU has another root since: the page says so, if the kernel shares one. Where it cannot be written now, the next time.
 #[inline(never)]
 pub(crate) fn note<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-    if run.root_cache.is_none() {
+    if !run.has_places() {
         return;
     }
     let root = run.satp();
-    let VcpuRun { vm, views, context, root_cache: Some(cache), .. } = run else { return };
-    let mut changed = cache.clone();
-    let has_lane = context.lane.changes_roots();
-    if changed.follow(root, |root| has_lane && views.lane_loads(root)) {
-        let (first, contents) = changed.contents();
-        if vm.write(g, first, &contents, &mut Ready::Never, env).is_ok() {
-            *cache = changed;
+    let VcpuRun { vm, views, root_cache: Some(cache), .. } = run else { return };
+    if let Some(next) = cache.after(root, |root| views.lane_loads(root)) {
+        let (at, contents) = next.differing(cache);
+        if vm.write(g, at, &contents, &mut Ready::Never, env).is_ok() {
+            **cache = next;
         }
     }
 }

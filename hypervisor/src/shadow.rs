@@ -515,7 +515,8 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     run.has_logged(logged);
     match (fence.pages(), fence.asid) {
         (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page), None)),
-        (None, Some(named)) if named == root.asid => env.fence_guest_root(),
+        // Several roots may have none, and each has an ASID of its own on the hart.
+        (None, Some(named)) if named == root.asid && named.0 != 0 => env.fence_guest_root(),
         (None, _) => env.fence_guest(None, None),
     }
 }

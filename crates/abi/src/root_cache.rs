@@ -11,7 +11,7 @@
 //! | 20 | 44 | Gnomon | 0 |
 //! | 64 | 16 each | Gnomon | a place: the kernel's root, as it writes it to `satp`, and what it is to write instead; both 0 if it is free |
 
-/// The SBI extension: of those that are an implementation's own (SBI 2.0, chapter 3.3), that with the lower 24 bits of Gnomon's id.
+/// The SBI extension: of those that are an implementation's own (SBI 2.0, chapter 19), that with the lower 24 bits of Gnomon's id.
 pub const EXTENSION: usize = 0x0a6e_6f6d;
 /// Its function: shares a page from now on. Arguments: the page's GPA; its upper half, 0; flags, 0. Or [`NO_PAGE`] twice, and 0.
 pub const SET_PAGE: usize = 0;
@@ -20,8 +20,8 @@ pub const NO_PAGE: u64 = u64::MAX;
 
 /// The newest version that Gnomon knows. It knows all before.
 pub const VERSION: u32 = 1;
-/// Flag: no translation of one root is ever used by another, whatever ASID the kernel gives them. So a change of address spaces needs no
-/// fence.
+/// Flag: no translation of one root is ever used under another, but global ones, whatever ASID the kernel gives them. So a change of
+/// address spaces needs no fence by itself.
 pub const TAGGED: u32 = 1;
 
 /// Where the kernel's version is.
@@ -38,7 +38,7 @@ pub const PLACES_AT: u64 = 16;
 pub const FIRST_PLACE_AT: u64 = 64;
 /// Bytes of a place.
 pub const PLACE_BYTES: u64 = 16;
-/// Most places that there are.
+/// Most places that there are. None where the lane changes no roots.
 pub const MOST_PLACES: usize = 64;
 
 /// How much of the page is shared with so many places.

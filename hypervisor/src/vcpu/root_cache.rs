@@ -3,7 +3,7 @@
 //! It names roots that the [lane](../../../../docs/lane.md) changes to. Gnomon reads nothing of it after it was shared, and the lane never: a kernel
 //! that writes something else there, or what it was told long ago, gets what its `satp` then asks for, as any does.
 
-use abi::root_cache::{FIRST_PLACE_AT, FLAGS_AT, MOST_PLACES, PLACE_BYTES, TAGGED, bytes};
+use abi::root_cache::{FLAGS_AT, MOST_PLACES, PLACE_BYTES, TAGGED, bytes};
 use abi::snapshot::RootCacheState;
 use alloc::vec::Vec;
 use rv::{Addr, Gpa};
@@ -17,15 +17,15 @@ pub struct RootCache {
     places: usize,
     /// The roots in them; 0, which is none, where one is free.
     roots: [u64; MOST_PLACES],
-    /// Where the next goes: round robin, as in *Paravirtualized KVM with a CR3 cache*.
+    /// Where the next goes if none is free: round robin, as in *Paravirtualized KVM with a CR3 cache*.
     next: usize,
 }
 
 impl RootCache {
-    /// A page with so many places, all free; from 1 to [`MOST_PLACES`].
+    /// A page with so many places, all free; at most [`MOST_PLACES`].
     #[must_use]
     pub fn new(at: Addr<Gpa>, places: usize, is_tagged: bool) -> Self {
-        assert!((1..=MOST_PLACES).contains(&places), "{places} places");
+        assert!(places <= MOST_PLACES, "{places} places");
         Self { at, is_tagged, places, roots: [0; MOST_PLACES], next: 0 }
     }
 
@@ -38,31 +38,43 @@ impl RootCache {
         (self.at.wrapping_add(FLAGS_AT), rest)
     }
 
-    /// Puts in what the kernel has written to `satp` now, if it is to be there; takes out what is not any more. Says whether anything has
-    /// changed.
-    pub fn follow(&mut self, root: u64, is_loaded: impl Fn(u64) -> bool) -> bool {
-        let mut has_changed = false;
-        for known in &mut self.roots[..self.places] {
-            if *known != 0 && !is_loaded(*known) {
-                *known = 0;
-                has_changed = true;
-            }
-        }
-        if is_loaded(root) && !self.roots.contains(&root) {
-            self.roots[self.next] = root;
-            self.next = (self.next + 1) % self.places;
-            has_changed = true;
-        }
-        has_changed
+    /// How many places it has.
+    #[must_use]
+    pub const fn places(&self) -> usize {
+        self.places
     }
 
-    /// What its places have, and where they begin.
+    /// How it is to be when the kernel has written that to `satp`, and the lane loads those roots: that is there, if the lane loads it, and
+    /// nothing that it does not. `None` if it is so.
     #[must_use]
-    pub fn contents(&self) -> (Addr<Gpa>, Vec<u8>) {
+    pub fn after(&self, root: u64, is_loaded: impl Fn(u64) -> bool) -> Option<Self> {
+        let places = &self.roots[..self.places];
+        let is_gone = |known: &u64| *known != 0 && !is_loaded(*known);
+        let comes = is_loaded(root) && !places.contains(&root);
+        if !comes && !places.iter().any(is_gone) {
+            return None;
+        }
+        let mut next = self.clone();
+        let places = &mut next.roots[..self.places];
+        places.iter_mut().filter(|known| is_gone(known)).for_each(|known| *known = 0);
+        if comes {
+            let at = places.iter().position(|known| *known == 0).unwrap_or(self.next);
+            places[at] = root;
+            next.next = (at + 1) % self.places;
+        }
+        Some(next)
+    }
+
+    /// The places in which it is another than `before`, from the first to the last: where they begin, and what they have.
+    #[must_use]
+    pub fn differing(&self, before: &Self) -> (Addr<Gpa>, Vec<u8>) {
+        let differs = |at: &usize| self.roots[*at] != before.roots[*at];
+        let first = (0..self.places).find(differs).unwrap_or(0);
+        let end = (0..self.places).rfind(differs).map_or(first, |last| last + 1);
         // The lane takes what the kernel writes for itself. That is good in mode `adaptive`, too, where a kernel may be behind its
         // G-stage by the time that it writes it.
-        let places = self.roots[..self.places].iter().flat_map(|root| [*root; PLACE_BYTES as usize / size_of::<u64>()]);
-        (self.at.wrapping_add(FIRST_PLACE_AT), places.flat_map(u64::to_le_bytes).collect())
+        let places = self.roots[first..end].iter().flat_map(|root| [*root; PLACE_BYTES as usize / size_of::<u64>()]);
+        (self.at.wrapping_add(bytes(first)), places.flat_map(u64::to_le_bytes).collect())
     }
 
     /// What a snapshot says of it.
@@ -82,17 +94,21 @@ mod tests {
     fn roots_come_by_turns_and_go_when_the_lane_has_them_no_more() {
         let mut cache = RootCache::new(Addr::new(0x8000_0000), 3, true);
         let all = |_| true;
-        assert!((0..4).all(|n| cache.follow(FIRST + n, all)));
+        for n in 0..4 {
+            cache = cache.after(FIRST + n, all).expect("it is new");
+        }
         assert_eq!(cache.roots[..4], [FIRST + 3, FIRST + 1, FIRST + 2, 0]);
-        assert!(!cache.follow(FIRST + 1, all), "it is there");
-        assert!(cache.follow(FIRST + 1, |root| root != FIRST + 2), "one is the lane's no more");
-        assert_eq!(cache.roots[..3], [FIRST + 3, FIRST + 1, 0]);
-        assert!(!cache.follow(FIRST + 9, |root| root != FIRST + 9), "nor is the new one");
-        let (at, text) = cache.contents();
-        assert_eq!(at.raw(), 0x8000_0040);
-        assert_eq!(text.len(), 48);
-        assert_eq!(text[..16], [(FIRST + 3).to_le_bytes(), (FIRST + 3).to_le_bytes()].as_flattened()[..]);
-        assert!(text[32..].iter().all(|byte| *byte == 0));
+        assert_eq!(cache.after(FIRST + 1, all), None, "it is there");
+        let without = cache.after(FIRST + 1, |root| root != FIRST + 1).expect("the lane has one no more");
+        assert_eq!(without.roots[..3], [FIRST + 3, 0, FIRST + 2]);
+        assert_eq!(without.after(FIRST + 9, |root| root != FIRST + 9), None, "nor has it the new one");
+        let (at, text) = without.differing(&cache);
+        assert_eq!((at.raw(), text), (0x8000_0050, [0; 16].to_vec()));
+        let filled = without.after(FIRST + 4, all).expect("it is new");
+        assert_eq!(filled.roots[..3], [FIRST + 3, FIRST + 4, FIRST + 2], "a free place comes first");
+        let (at, text) = filled.differing(&RootCache::new(Addr::new(0x8000_0000), 3, true));
+        let places = [3, 4, 2].map(|n| [(FIRST + n).to_le_bytes(); 2]);
+        assert_eq!((at.raw(), text.as_slice()), (0x8000_0040, places.as_flattened().as_flattened()));
     }
 
     #[test]
