@@ -8,9 +8,6 @@ use mmu::gstage::Ready;
 /// The vCPU has another root since: the page says so, if the kernel shares one. Where it cannot be written now, the next time.
 #[inline(never)]
 pub(crate) fn note<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-    if !run.has_places() {
-        return;
-    }
     let root = run.satp();
     let VcpuRun { vm, views, root_cache: Some(cache), .. } = run else { return };
     if let Some(next) = cache.after(root, |root| views.lane_loads(root)) {

@@ -118,6 +118,7 @@ fn measure() -> Check {
 }
 
 /// What a byte of output costs, through the UART and by the debug console.
+#[inline(never)]
 fn output() {
     let bytes = (ROUNDS * PAGES) as usize;
     let ticks = |work: &dyn Fn()| {
@@ -141,6 +142,8 @@ fn output() {
 
 /// Changes between two address spaces that both have ASID 0: with the fences that this takes on any hart, and as a page says that is
 /// shared, with the search for the root there.
+// Apart, so that the other loops are compiled as they are without.
+#[inline(never)]
 fn without_asids(window: &Window) {
     let roots = [(); 2].map(|()| beside(window, 0).satp());
     let ticks = |change: &dyn Fn(u64)| {

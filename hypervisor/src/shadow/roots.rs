@@ -300,8 +300,8 @@ pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
 pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> bool {
     let old = run.csrs.vsatp;
     let Some((rd, new)) = written(run, insn).filter(|(rd, _)| !Context::is_preserved(*rd)) else { return false };
-    // Of an adaptive vCPU, another root may be nested; and what a page names is to be told of it.
-    let may_attach = |run: &VcpuRun| !run.context.lane.changes_roots() && run.adapts.is_none() && !run.has_places();
+    // Of an adaptive vCPU, another root may be nested.
+    let may_attach = |run: &VcpuRun| !run.context.lane.changes_roots() && run.adapts.is_none();
     if new != old && !(may_attach(run) && attach_briefly(g, run, new, env)) {
         return false;
     }
@@ -364,6 +364,8 @@ fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) ->
         }
     }
     satp_accessed(run, rd, old);
-    root_cache::note(g, run, env);
+    if run.root_cache.is_some() {
+        root_cache::note(g, run, env);
+    }
     Some(Outcome::Resume)
 }

@@ -38,19 +38,13 @@ impl RootCache {
         (self.at.wrapping_add(FLAGS_AT), rest)
     }
 
-    /// How many places it has.
-    #[must_use]
-    pub const fn places(&self) -> usize {
-        self.places
-    }
-
     /// How it is to be when the kernel has written that to `satp`, and the lane loads those roots: that is there, if the lane loads it, and
     /// nothing that it does not. `None` if it is so.
     #[must_use]
     pub fn after(&self, root: u64, is_loaded: impl Fn(u64) -> bool) -> Option<Self> {
         let places = &self.roots[..self.places];
         let is_gone = |known: &u64| *known != 0 && !is_loaded(*known);
-        let comes = is_loaded(root) && !places.contains(&root);
+        let comes = self.places != 0 && is_loaded(root) && !places.contains(&root);
         if !comes && !places.iter().any(is_gone) {
             return None;
         }

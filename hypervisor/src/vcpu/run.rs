@@ -140,13 +140,6 @@ impl VcpuRun {
         self.context.brief = BriefExits::NONE;
     }
 
-    /// Whether its kernel shares a page that may name roots.
-    #[inline(always)]
-    #[must_use]
-    pub fn has_places(&self) -> bool {
-        self.root_cache.as_ref().is_some_and(|cache| cache.places() != 0)
-    }
-
     /// Gives back what was being made ready for it.
     pub fn discard_ready(&mut self, frames: &Frames) {
         core::mem::replace(&mut self.ready, Ready::Nothing).discard(frames);
