@@ -1,6 +1,5 @@
 //! Sparse RAM.
 
-use rustc_hash::FxHashMap;
 use rv::{Addr, Hpa, Pfn, PhysMem};
 use std::cell::Cell;
 use std::ops::Range;
@@ -15,12 +14,29 @@ type Words = [u64; WORDS];
 
 static UNTOUCHED: Words = [GARBAGE; WORDS];
 
+/// A frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Frame {
+    /// It does not exist.
+    Absent,
+    /// Nobody has written there.
+    Untouched,
+    Written(Box<Words>),
+}
+
+/// Frames side by side, from the first one's number on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Region {
+    first: u64,
+    frames: Vec<Frame>,
+}
+
 /// RAM of which only some frames exist. Reading or writing any other is a bug of the code under
 /// test, and panics.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Machine {
-    /// Those that exist; with nothing while nobody has written there.
-    frames: FxHashMap<u64, Option<Box<Words>>>,
+    /// They do not overlap. There are few: random tests look for frames more than they do anything else.
+    regions: Vec<Region>,
     reads: Cell<u64>,
 }
 
@@ -41,16 +57,47 @@ impl Machine {
 
     /// Makes `pages` more frames exist, full of garbage. Those that exist already stay as they are.
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64) {
-        for frame in first.raw()..first.raw() + pages {
-            self.frames.entry(frame).or_default();
+        for number in first.raw()..first.raw() + pages {
+            let frame = self.make(number);
+            if matches!(frame, Frame::Absent) {
+                *frame = Frame::Untouched;
+            }
         }
     }
 
     /// Makes frames vanish, as if never handed out: any access to them panics.
     pub fn remove(&mut self, first: Pfn<Hpa>, pages: u64) {
-        for frame in first.raw()..first.raw() + pages {
-            self.frames.remove(&frame);
+        for number in first.raw()..first.raw() + pages {
+            *self.make(number) = Frame::Absent;
         }
+    }
+
+    fn find(&self, number: u64) -> Option<&Words> {
+        let frame =
+            self.regions.iter().find_map(|region| region.frames.get(number.wrapping_sub(region.first) as usize));
+        match frame? {
+            Frame::Absent => None,
+            Frame::Untouched => Some(&UNTOUCHED),
+            Frame::Written(words) => Some(words),
+        }
+    }
+
+    /// The place of a frame, which does not exist if it was unknown.
+    fn make(&mut self, number: u64) -> &mut Frame {
+        let place = |region: &Region| number.wrapping_sub(region.first) as usize;
+        let known = self.regions.iter().position(|region| place(region) < region.frames.len());
+        let at = known.unwrap_or_else(|| {
+            let behind = self.regions.iter().position(|region| place(region) == region.frames.len());
+            let at = behind.unwrap_or_else(|| {
+                self.regions.push(Region { first: number, frames: Vec::new() });
+                self.regions.len() - 1
+            });
+            self.regions[at].frames.push(Frame::Absent);
+            at
+        });
+        let region = &mut self.regions[at];
+        let place = place(region);
+        &mut region.frames[place]
     }
 
     /// How many 8-byte reads there have been: the memory references of walks.
@@ -63,15 +110,17 @@ impl Machine {
     #[must_use]
     pub fn peek(&self, at: u64) -> Option<u64> {
         assert!(at.is_multiple_of(8), "a reference to {at:#x} is not aligned");
-        let words = self.frames.get(&(at >> 12))?.as_deref().unwrap_or(&UNTOUCHED);
-        Some(words[(at >> 3) as usize % WORDS])
+        Some(self.find(at >> 12)?[(at >> 3) as usize % WORDS])
     }
 
     /// Writes 8 bytes, bringing the frame into existence, zeroed, if need be: for building tables.
     pub fn poke(&mut self, at: u64, value: u64) {
         assert!(at.is_multiple_of(8), "a reference to {at:#x} is not aligned");
-        let words = self.frames.entry(at >> 12).or_insert_with(|| Some(Box::new([0; WORDS])));
-        touched(words)[(at >> 3) as usize % WORDS] = value;
+        let frame = self.make(at >> 12);
+        if matches!(frame, Frame::Absent) {
+            *frame = Frame::Written(Box::new([0; WORDS]));
+        }
+        frame.written().expect("it exists")[(at >> 3) as usize % WORDS] = value;
     }
 
     /// The words of a frame.
@@ -80,12 +129,14 @@ impl Machine {
     /// If it does not exist.
     #[must_use]
     pub fn frame(&self, frame: Pfn<Hpa>) -> &Words {
-        let words = self.frames.get(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out"));
-        words.as_deref().unwrap_or(&UNTOUCHED)
+        self.find(frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out"))
     }
 
     fn frame_mut(&mut self, frame: Pfn<Hpa>) -> &mut Words {
-        touched(self.frames.get_mut(&frame.raw()).unwrap_or_else(|| panic!("{frame:?} was never handed out")))
+        let number = frame.raw();
+        let mut regions = self.regions.iter_mut();
+        let found = regions.find_map(|region| region.frames.get_mut(number.wrapping_sub(region.first) as usize));
+        found.and_then(Frame::written).unwrap_or_else(|| panic!("{frame:?} was never handed out"))
     }
 
     fn word_of(at: Addr<Hpa>) -> usize {
@@ -94,9 +145,17 @@ impl Machine {
     }
 }
 
-/// The words of a frame, to be written.
-fn touched(words: &mut Option<Box<Words>>) -> &mut Words {
-    words.get_or_insert_with(|| Box::new(UNTOUCHED))
+impl Frame {
+    /// Its words, to be written, if it exists.
+    fn written(&mut self) -> Option<&mut Words> {
+        if matches!(self, Self::Untouched) {
+            *self = Self::Written(Box::new(UNTOUCHED));
+        }
+        match self {
+            Self::Written(words) => Some(words),
+            _ => None,
+        }
+    }
 }
 
 impl PhysMem for Machine {

@@ -284,7 +284,9 @@ impl<S: Subject> Rig<S> {
     }
 
     pub(super) fn check_owner(&self, frame: Pfn<Hpa>, level: Level, flags: PteFlags) {
-        for page in [frame, frame.add(level.pages() - 1)] {
+        // The first and the last of a superpage.
+        let last = (level > Level::PAGE).then(|| frame.add(level.pages() - 1));
+        for page in core::iter::once(frame).chain(last) {
             let is_image = page >= IMAGE && page < IMAGE.add(512);
             let is_own = self.frames.owner_of(page) == Some((VM, Use::Guest));
             assert!(is_own || is_image && !flags.contains(PteFlags::W), "OWNERSHIP: {page:?} {flags:?}");
