@@ -208,7 +208,8 @@ fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     env.fence_shadows();
     if roots::come_back(g, run, env) {
         run.shared.counters.adapt_steered.bump();
-        coalescing::begin(g, run, env);
+        let age = run.adapts.as_deref().expect("an adaptive vCPU").chooser.age(run.csrs.vsatp, env.now());
+        coalescing::begin_again(g, run, age, env);
         return true;
     }
     begin_nested(run);
@@ -247,7 +248,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     };
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
     if !has_gone && !at_random {
-        adapts.chooser.postpone(satp, now + 2 * interval);
+        adapts.chooser.postpone(satp, now, now + 2 * interval);
     }
     let times = if at_random { 1 } else { adapts.calm(was != chosen, chosen) };
     // A change may take longer than an interval. Counted from before, the guest would make no step until a look finds nothing to

@@ -73,6 +73,21 @@ fn a_trial_is_judged_by_what_came_after_its_beginning() {
 }
 
 #[test]
+fn what_a_root_has_mapped_while_it_was_nested_is_half_as_old_as_that_without_its_youth() {
+    const MS: u64 = 10 * INTERVAL;
+    for (age, before, due) in [(1, 0, 100), (300, 0, 100), (400, 50, 50), (2000, 850, 5)] {
+        let mut w = nested(&[]);
+        assert!(look(&mut w), "it has just been found");
+        let since = w.hart.time;
+        w.hart.time = since + age * MS;
+        assert!(!look(&mut w), "it is tried");
+        let (looks, now) = (w.run.looks, w.hart.time);
+        assert_eq!((now - since, looks.before, looks.due - now), (age * MS, before * MS, due * MS), "{age} ms");
+        assert!(w.run.watch.is_for(Concern::Pages, now + due.min(20) * MS), "{age} ms");
+    }
+}
+
+#[test]
 fn a_steered_guest_stays_so_on_roots_that_are_and_takes_others_nested() {
     let mut w = nested(&[]);
     assert!((0..8).any(|_| !look(&mut w)), "it is not tried");

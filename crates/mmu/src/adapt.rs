@@ -42,6 +42,8 @@ const MOST_TIMES: u8 = 6;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Known {
     key: u64,
+    /// When it was first found.
+    since: u64,
     choice: Choice,
     /// Not to be tried before.
     until: u64,
@@ -87,13 +89,19 @@ impl Chooser {
         self.known.iter().flatten().any(|known| known.choice == Choice::Steered)
     }
 
-    fn find(&mut self, key: u64, until: u64) -> &mut Known {
+    /// For how long a root has been there, as far as is known.
+    #[must_use]
+    pub fn age(&self, key: u64, now: u64) -> u64 {
+        self.known.iter().flatten().find(|known| known.key == key).map_or(0, |known| now.saturating_sub(known.since))
+    }
+
+    fn find(&mut self, key: u64, now: u64, until: u64) -> &mut Known {
         let at = self.known.iter().position(|known| known.is_some_and(|known| known.key == key));
         let at = at.or_else(|| self.known.iter().position(Option::is_none)).unwrap_or_else(|| {
             self.hand = (self.hand + 1) % ROOTS;
             self.hand
         });
-        let fresh = Known { key, choice: Choice::Nested, until, failed: 0, is_suspect: false };
+        let fresh = Known { key, since: now, choice: Choice::Nested, until, failed: 0, is_suspect: false };
         let known = self.known[at].get_or_insert(fresh);
         if known.key != key {
             *known = fresh;
@@ -105,7 +113,7 @@ impl Chooser {
     pub fn looked(&mut self, key: u64, was: Choice, found: Found) -> Choice {
         let Found { share, limit, now, interval } = found;
         let (all_until, all_failed) = (self.until, self.failed);
-        let known = self.find(key, now.saturating_add(interval));
+        let known = self.find(key, now, now.saturating_add(interval));
         match was {
             Choice::Nested if known.choice == Choice::Steered => {}
             Choice::Nested => {
@@ -140,14 +148,14 @@ impl Chooser {
     }
 
     /// It could not be steered now: there was no memory for it, or not at once. It is tried again at a later look.
-    pub fn postpone(&mut self, key: u64, until: u64) {
-        let known = self.find(key, until);
+    pub fn postpone(&mut self, key: u64, now: u64, until: u64) {
+        let known = self.find(key, now, until);
         (known.choice, known.until) = (Choice::Nested, until);
     }
 
     /// For tests: that is chosen for the root.
     pub fn force(&mut self, key: u64, choice: Choice) {
-        self.find(key, 0).choice = choice;
+        self.find(key, 0, 0).choice = choice;
     }
 }
 
@@ -171,6 +179,20 @@ mod tests {
         assert!((2..50).all(|n| chooser.looked(1, Choice::Steered, found(100 * n, 5)) == Choice::Steered));
         assert!(chooser.steers_any());
         assert_eq!(chooser.choice(2), Choice::Nested);
+    }
+
+    #[test]
+    fn a_root_is_as_old_as_the_first_look_at_it() {
+        let mut chooser = Chooser::new();
+        assert_eq!(chooser.age(1, 50), 0);
+        let _ = chooser.looked(1, Choice::Nested, found(100, 0));
+        let _ = chooser.looked(1, Choice::Nested, found(300, 0));
+        assert_eq!((chooser.age(1, 350), chooser.age(1, 50), chooser.age(2, 350)), (250, 0, 0));
+        // One that another has the place of begins anew.
+        let others = 2..2 + ROOTS as u64;
+        others.clone().for_each(|key| _ = chooser.looked(key, Choice::Nested, found(400, 0)));
+        assert_eq!(others.filter(|key| chooser.age(*key, 500) == 0).count(), 1);
+        assert_eq!((chooser.age(1, 500), chooser.age(1 + ROOTS as u64, 500)), (400, 100));
     }
 
     #[test]
@@ -247,7 +269,7 @@ mod tests {
             assert_eq!(chooser.choice(key), Choice::Steered);
         }
         assert_eq!((chooser.choice(0), chooser.choice(3 * ROOTS as u64 - 1)), (Choice::Nested, Choice::Steered));
-        chooser.postpone(3 * ROOTS as u64 - 1, 500);
+        chooser.postpone(3 * ROOTS as u64 - 1, 100, 500);
         assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::Nested, found(499, 0)), Choice::Nested);
         assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::Nested, found(500, 0)), Choice::Steered);
     }

@@ -7,6 +7,11 @@ pub struct Looks {
     pub root: u64,
     /// When something is to be done for it next, in host time.
     pub due: u64,
+    /// For how long its tables may have been as they are already when they were made, in ticks of the timebase, and until when that is taken
+    /// into account.
+    pub before: u64,
+    /// See `before`; host time.
+    pub until: u64,
     /// Rounds in a row of which nothing has come, as far as that is counted.
     pub in_vain: u32,
     /// Where the guest was, and how many looks in a row have found it there, as far as that is counted.
