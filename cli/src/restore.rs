@@ -146,6 +146,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         return Err(RestoreError::Given { path, what });
     }
     let state = Source::open(&path)?.state()?;
+    let is_tagged = state.is_tagged();
     let told = state.told;
     // Nothing of a file's is printed that could mean something to a terminal.
     let has_names =
@@ -171,7 +172,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     vm.vcpus = Some(u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX));
     vm.svvptc = Some(told.isa.iter().any(|name| name == "svvptc"));
     vm.svadu = Some(told.svadu);
-    if state.vcpus.iter().any(|vcpu| vcpu.root_cache.is_some_and(|cache| cache.is_tagged)) {
+    if is_tagged {
         // It fences no changes of address spaces, so it goes on on shadow tables only: on those that suit whatever else it was told.
         vm.mmu.get_or_insert(MmuMode::Lazy);
     }

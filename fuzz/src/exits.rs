@@ -11,25 +11,8 @@ use rv::{Exit, Mode};
 
 /// SBI extensions that Gnomon has, and legacy ones; see `hypervisor::sbi`.
 const EXTENSIONS: [u64; 19] = [
-    0x10,
-    0x54494d45,
-    0x735049,
-    0x52464e43,
-    0x48534d,
-    0x53525354,
-    0x4442434e,
-    0x504d55,
-    0x53555350,
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    8,
-    0x46574654,
-    0x535345,
-    abi::root_cache::EXTENSION as u64,
+    0x10, 0x54494d45, 0x735049, 0x52464e43, 0x48534d, 0x53525354, 0x4442434e, 0x504d55, 0x53555350, 0, 1, 2, 3, 4, 5,
+    8, 0x46574654, 0x535345, 0xa6e6f6d,
 ];
 /// Exceptions that reach Gnomon from a guest, and interrupts.
 const CAUSES: [u64; 21] = {

@@ -228,8 +228,21 @@ impl Space {
 
 /// Turns paging off on this hart.
 pub fn leave() {
+    go_bare();
+    fence::sfence_all();
+}
+
+/// The same without any fence.
+pub fn go_bare() {
     // SAFETY: every space maps Rust's memory to itself, so nothing moves.
     unsafe { csr::satp::write(0) };
+}
+
+/// Changes to the space of a `satp`, as a kernel without ASIDs does, such as xv6: fences everything before and after.
+pub fn change(satp: u64) {
+    fence::sfence_all();
+    // SAFETY: as above.
+    unsafe { csr::satp::write(satp) };
     fence::sfence_all();
 }
 

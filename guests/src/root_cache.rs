@@ -88,17 +88,3 @@ impl RootCache {
         found.is_some()
     }
 }
-
-/// The same by a kernel that shares nothing, as xv6 does it.
-pub fn change_alone(root: u64) {
-    fence::sfence_all();
-    // SAFETY: as above.
-    unsafe { csr::satp::write(root) };
-    fence::sfence_all();
-}
-
-/// Turns paging off, without any fence.
-pub fn go_bare() {
-    // SAFETY: as above.
-    unsafe { csr::satp::write(0) };
-}

@@ -3,7 +3,7 @@
 //!
 //! | event | methods |
 //! |---|---|
-//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`is_tagged`](Translation::is_tagged), [`changes_roots_in_lane`](Translation::changes_roots_in_lane), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
+//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`is_tagged`](Translation::is_tagged), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`kind_of_instruction`](Translation::kind_of_instruction), [`handle_brief`](Translation::handle_brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
@@ -112,17 +112,6 @@ impl Translation {
     #[must_use]
     pub const fn is_tagged(self) -> bool {
         matches!(self, Shadow(_))
-    }
-
-    /// Whether the lane changes between a VM's roots, while they are shadowed.
-    #[must_use]
-    pub const fn changes_roots_in_lane(self, config: &VmConfig) -> bool {
-        let has_lane = match self {
-            TwoStage => false,
-            Shadow(upkeep) => matches!(upkeep, Upkeep::Lazy | Upkeep::Steered),
-            Adaptive => true,
-        };
-        has_lane && config.lane
     }
 
     /// The lists for a VM's shadow tables, if it is to have some.

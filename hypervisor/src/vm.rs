@@ -500,7 +500,6 @@ impl Vm {
     /// Whether `[gpa, gpa + bytes)` lies within the VM's RAM.
     #[must_use]
     pub fn in_ram(&self, gpa: u64, bytes: u64) -> bool {
-        let Some(offset) = gpa.checked_sub(abi::bundle::GUEST_RAM_BASE) else { return false };
-        offset.checked_add(bytes).is_some_and(|end| end <= self.config.memory_bytes)
+        self.config.has_ram(gpa, bytes)
     }
 }

@@ -128,6 +128,15 @@ pub struct VmConfig {
     pub restore: Option<Bytes>,
 }
 
+impl VmConfig {
+    /// Whether all of so many bytes from that GPA on are RAM.
+    #[must_use]
+    pub fn has_ram(&self, gpa: u64, bytes: u64) -> bool {
+        let Some(offset) = gpa.checked_sub(GUEST_RAM_BASE) else { return false };
+        offset.checked_add(bytes).is_some_and(|end| end <= self.memory_bytes)
+    }
+}
+
 /// A folder of the host that a VM reaches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ShareConfig {

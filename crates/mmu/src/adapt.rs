@@ -77,10 +77,14 @@ impl Chooser {
         Self { known: [None; ROOTS], hand: 0, until: 0, failed: 0 }
     }
 
+    fn get(&self, key: u64) -> Option<&Known> {
+        self.known.iter().flatten().find(|known| known.key == key)
+    }
+
     /// What has been chosen for a root.
     #[must_use]
     pub fn choice(&self, key: u64) -> Choice {
-        self.known.iter().flatten().find(|known| known.key == key).map_or(Choice::Nested, |known| known.choice)
+        self.get(key).map_or(Choice::Nested, |known| known.choice)
     }
 
     /// Whether any root is steered.
@@ -92,7 +96,7 @@ impl Chooser {
     /// For how long a root has been there, as far as is known.
     #[must_use]
     pub fn age(&self, key: u64, now: u64) -> u64 {
-        self.known.iter().flatten().find(|known| known.key == key).map_or(0, |known| now.saturating_sub(known.since))
+        self.get(key).map_or(0, |known| now.saturating_sub(known.since))
     }
 
     fn find(&mut self, key: u64, now: u64, until: u64) -> &mut Known {

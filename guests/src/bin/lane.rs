@@ -9,7 +9,7 @@
 use abi::root_cache::{VERSION, bytes};
 use core::arch::asm;
 use guests::paging::{self, RW, Space, page};
-use guests::root_cache::{RootCache, change_alone};
+use guests::root_cache::RootCache;
 use guests::window::{ASID, PAGES, Window, address};
 use guests::{Check, access, console, ensure, run, sbi};
 use metal::{csr, fence};
@@ -118,6 +118,7 @@ fn measure() -> Check {
 }
 
 /// What a byte of output costs, through the UART and by the debug console.
+// Apart, for what its loops come to depends on how they are compiled.
 #[inline(never)]
 fn output() {
     let bytes = (ROUNDS * PAGES) as usize;
@@ -153,7 +154,7 @@ fn without_asids(window: &Window) {
     };
     let floor = ticks(&|root| _ = core::hint::black_box(root));
     // Twice: only then is all known that is used.
-    let [_, fenced] = [(); 2].map(|()| ticks(&change_alone));
+    let [_, fenced] = [(); 2].map(|()| ticks(&paging::change));
     console::figure("switch_fenced", fenced.saturating_sub(floor));
     if let Ok(shared) = RootCache::share(page(), VERSION, bytes(4) as u32) {
         let [_, shared] = [(); 2].map(|()| ticks(&|root| _ = shared.change(root)));

@@ -11,7 +11,7 @@ use guests::access::{ld, peek, poke};
 use guests::expect::{LOAD_PAGE, ensure_trap};
 use guests::paging::{self, Page, RW, Space, TEST_VA, fence_asid, fence_page, fence_page_asid, page};
 use guests::random::Random;
-use guests::root_cache::{RootCache, change_alone, go_bare};
+use guests::root_cache::RootCache;
 use guests::sbi::{ALL_HARTS, INVALID_ADDRESS, INVALID_PARAM, NOT_SUPPORTED, SUCCESS, remote_fence};
 use guests::{Check, board, console, ensure, ensure_eq, hart, ram, run, sbi};
 use metal::fence;
@@ -212,7 +212,7 @@ impl Kernel {
                 let which = if shared.change(root) { &FOUND } else { &MISSED };
                 which.fetch_add(1, Relaxed);
             }
-            None => change_alone(root),
+            None => paging::change(root),
         }
     }
 
@@ -253,7 +253,7 @@ fn changes(places: usize) -> Check {
                 }
             }
             17 => {
-                go_bare();
+                paging::go_bare();
                 kernel.change(processes[present].space.satp());
             }
             // A kernel turns to the same few ones most often.
@@ -331,7 +331,7 @@ fn look(kernel: &Kernel, spaces: &[Space; 4]) -> Check {
 fn no_longer() -> Check {
     let spaces: [_; 3] = core::array::from_fn(|_| Space::new(&SV39, 0));
     let [first, second] = [(); 2].map(|()| page());
-    let walk = || spaces.iter().cycle().take(9).for_each(|space| change_alone(space.satp()));
+    let walk = || spaces.iter().cycle().take(9).for_each(|space| paging::change(space.satp()));
     let set = |page: &Page| page.0.iter().for_each(|word| word.store(7, Relaxed));
     let is_as_set = |page: &Page| page.0.iter().all(|word| word.load(Relaxed) == 7);
     for page in [first, second] {
@@ -359,7 +359,7 @@ fn in_a_table() -> Check {
         space.slot(at, rv::Level::MEGA).store(paging::pointer(table.address()), Relaxed);
         (0..512).for_each(|n| space.map(at + n * PAGE_BYTES, marked.address(), RW));
     }
-    let go = |space: &Space| change_alone(space.satp());
+    let go = |space: &Space| paging::change(space.satp());
     go(&spaces[0]);
     (0..512).for_each(|n| poke(at + n * PAGE_BYTES, peek(at + n * PAGE_BYTES)));
     let outcome = (|| {

@@ -148,21 +148,13 @@ impl Kernel {
         AGAIN + (number << Level::MEGA.shift())
     }
 
-    /// Fences, changes to a space, and fences again.
-    fn change(satp: u64) {
-        fence::sfence_all();
-        // SAFETY: both spaces map Rust's memory and the devices to themselves.
-        unsafe { csr::satp::write(satp) };
-        fence::sfence_all();
-    }
-
     /// A call from user mode.
     fn call(&self, user: &mut User, number: u64) -> Check {
         // xv6 leaves in the trap frame which space is the kernel's.
         let kernel = csr::satp::read();
-        Self::change(self.user.satp());
+        paging::change(self.user.satp());
         let trap = user.run();
-        Self::change(kernel);
+        paging::change(kernel);
         ensure_eq!((trap.cause, user.x[10]), (ECALL_U, number), "cause and a0 of call {number}");
         user.pc += 4;
         Ok(())
@@ -195,13 +187,13 @@ impl Kernel {
             self.call(&mut user, WARM_UP + call)?;
         }
         let took = metal::time() - start;
-        Self::change(self.user.satp());
+        paging::change(self.user.satp());
         let start = metal::time();
         for call in 1..=number {
             Self::plain_call(&mut user, WARM_UP + number + call)?;
         }
         let plain = metal::time() - start;
-        Self::change(self.space.satp());
+        paging::change(self.space.satp());
         // A table that is written is seen by the next fence, also where none was for long.
         let other = page();
         self.user.map(DATA, other.address(), RW | PteFlags::U);

@@ -154,32 +154,27 @@ fn seldom<E: Env>(
     let found = match extension {
         fwft::EID_FWFT => {
             run.shared.counters.sbi_fwft.bump();
-            features::call(g, run, function, args)
+            features::call(g, run, function, args).map(Answer::Reply)
         }
         sse::EID_SSE => {
             run.shared.counters.sbi_sse.bump();
-            match software_events::call(g, run, function, args, env) {
-                Some(Answer::Reply(reply)) => Some(reply),
-                Some(Answer::Outcome(outcome)) => return outcome,
-                Some(Answer::Again) => return again(run, env),
-                None => None,
-            }
+            software_events::call(g, run, function, args, env)
         }
         ROOT_CACHE => {
             run.shared.counters.sbi_root_cache.bump();
-            match root_cache::call(g, run, function, args, env) {
-                Some(Answer::Reply(reply)) => Some(reply),
-                Some(Answer::Outcome(outcome)) => return outcome,
-                Some(Answer::Again) => return again(run, env),
-                None => None,
-            }
+            root_cache::call(g, run, function, args, env)
         }
         _ => None,
     };
-    let reply = found.unwrap_or_else(|| {
-        refused(g, run, Error::NotSupported, (extension, function));
-        Err(Error::NotSupported)
-    });
+    let reply = match found {
+        Some(Answer::Reply(reply)) => reply,
+        Some(Answer::Outcome(outcome)) => return outcome,
+        Some(Answer::Again) => return again(run, env),
+        None => {
+            refused(g, run, Error::NotSupported, (extension, function));
+            Err(Error::NotSupported)
+        }
+    };
     answer(run, reply);
     Outcome::Resume
 }

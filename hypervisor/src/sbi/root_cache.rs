@@ -7,7 +7,7 @@ use crate::gnomon::Gnomon;
 use crate::root_cache;
 use crate::vcpu::{RootCache, VcpuRun};
 use crate::vm::Unreachable;
-use abi::root_cache::{HOST_VERSION_AT, NO_PAGE, SET_PAGE, VERSION, places};
+use abi::root_cache::{FLAGS_AT, GUEST_VERSION_AT, HOST_VERSION_AT, NO_PAGE, SET_PAGE, SIZE_AT, VERSION, places};
 use alloc::boxed::Box;
 use rv::{Addr, Gpa, PAGE_BYTES};
 
@@ -46,19 +46,19 @@ fn named(run: &VcpuRun, [low, high, flags, ..]: Args) -> Result<Option<Addr<Gpa>
 /// Shares a page, if the kernel's version of it is one that Gnomon knows, and the size is good. Whether it is or not, the page says then
 /// which version Gnomon has.
 fn share<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: Addr<Gpa>, env: &mut E) -> Result<Reply, Unreachable> {
-    let mut words = [0; 12];
+    let mut words = [0; FLAGS_AT as usize];
     run.vm.read(g, at, &mut words, &mut run.ready, env)?;
-    let word = |at: usize| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
-    let (version, size) = (word(0), word(8));
+    let word = |at: u64| u32::from_le_bytes(core::array::from_fn(|n| words[at as usize + n]));
+    let (version, size) = (word(GUEST_VERSION_AT), word(SIZE_AT));
     run.vm.write(g, at.wrapping_add(HOST_VERSION_AT), &VERSION.to_le_bytes(), &mut run.ready, env)?;
     if !(1..=VERSION).contains(&version) {
         return Ok(Err(Error::NotSupported));
     }
     let Some(places) = places(size) else { return Ok(Err(Error::InvalidParam)) };
-    let (translation, config) = (run.vm.translation, &run.vm.config);
+    let config = &run.vm.config;
     // Where there are none, no kernel searches in vain.
-    let places = if translation.changes_roots_in_lane(config) { places } else { 0 };
-    let cache = RootCache::new(at, places, translation.is_tagged());
+    let places = if config.lane && g.offer.mode(config).has_lane() { places } else { 0 };
+    let cache = RootCache::new(at, places, run.vm.translation.is_tagged());
     let (after_size, rest) = cache.begin();
     run.vm.write(g, after_size, &rest, &mut run.ready, env)?;
     run.root_cache = Some(Box::new(cache));

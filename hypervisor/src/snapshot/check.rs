@@ -5,9 +5,9 @@ use crate::isa::Isa;
 use crate::offer::Offer;
 use crate::sync::Mutex;
 use crate::vm::Translation;
-use abi::bundle::{GUEST_RAM_BASE, MAX_VCPUS, VmConfig};
+use abi::bundle::{MAX_VCPUS, VmConfig};
 use abi::root_cache::MOST_PLACES;
-use abi::snapshot::{DiskState, MOST_TIME, State, Told};
+use abi::snapshot::{DiskState, MOST_TIME, RootCacheState, State, Told};
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -96,19 +96,20 @@ fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String
 
 /// The pages that its kernels share, and what they were told there.
 fn check_root_caches(state: &State, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+    let is_possible = |cache: &RootCacheState| {
+        cache.at.is_multiple_of(PAGE_BYTES)
+            && config.has_ram(cache.at, PAGE_BYTES)
+            && cache.places as usize <= MOST_PLACES
+    };
+    if let Some(id) = state.vcpus.iter().position(|vcpu| vcpu.root_cache.is_some_and(|cache| !is_possible(&cache))) {
+        return Err(format!("vCPU {id} of its snapshot shares a root cache that cannot be"));
+    }
     let mode = offer.mode(config);
-    for (id, cache) in state.vcpus.iter().enumerate().filter_map(|(id, vcpu)| Some((id, vcpu.root_cache?))) {
-        let offset = cache.at.checked_sub(GUEST_RAM_BASE);
-        let is_page = offset.is_some_and(|offset| offset % PAGE_BYTES == 0 && offset < config.memory_bytes);
-        if !is_page || cache.places as usize > MOST_PLACES {
-            return Err(format!("vCPU {id} of its snapshot shares a root cache that cannot be"));
-        }
-        if cache.is_tagged && !Translation::from(mode).is_tagged() {
-            return Err(format!(
-                "its guest was told by its root cache that no change of address spaces needs a fence, and with mmu = {mode} some do: \
-                 restore it on shadow tables (--mmu)"
-            ));
-        }
+    if state.is_tagged() && !Translation::from(mode).is_tagged() {
+        return Err(format!(
+            "its guest was told by its root cache that no change of address spaces needs a fence, and with mmu = {mode} some do: \
+             restore it on shadow tables (--mmu)"
+        ));
     }
     Ok(())
 }

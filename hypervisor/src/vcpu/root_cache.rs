@@ -13,10 +13,8 @@ use rv::{Addr, Gpa};
 pub struct RootCache {
     at: Addr<Gpa>,
     is_tagged: bool,
-    /// How many places there are, at most [`MOST_PLACES`].
-    places: usize,
-    /// The roots in them; 0, which is none, where one is free.
-    roots: [u64; MOST_PLACES],
+    /// The roots in its places, at most [`MOST_PLACES`]; 0, which is none, where one is free.
+    roots: Vec<u64>,
     /// Where the next goes if none is free: round robin, as in *Paravirtualized KVM with a CR3 cache*.
     next: usize,
 }
@@ -26,14 +24,14 @@ impl RootCache {
     #[must_use]
     pub fn new(at: Addr<Gpa>, places: usize, is_tagged: bool) -> Self {
         assert!(places <= MOST_PLACES, "{places} places");
-        Self { at, is_tagged, places, roots: [0; MOST_PLACES], next: 0 }
+        Self { at, is_tagged, roots: alloc::vec![0; places], next: 0 }
     }
 
     /// What is behind the kernel's size at first, and where.
     #[must_use]
     pub fn begin(&self) -> (Addr<Gpa>, Vec<u8>) {
-        let mut rest = alloc::vec![0; (bytes(self.places) - FLAGS_AT) as usize];
-        let words = [if self.is_tagged { TAGGED } else { 0 }, self.places as u32];
+        let mut rest = alloc::vec![0; (bytes(self.roots.len()) - FLAGS_AT) as usize];
+        let words = [if self.is_tagged { TAGGED } else { 0 }, self.roots.len() as u32];
         rest[..8].copy_from_slice(words.map(u32::to_le_bytes).as_flattened());
         (self.at.wrapping_add(FLAGS_AT), rest)
     }
@@ -42,19 +40,17 @@ impl RootCache {
     /// nothing that it does not. `None` if it is so.
     #[must_use]
     pub fn after(&self, root: u64, is_loaded: impl Fn(u64) -> bool) -> Option<Self> {
-        let places = &self.roots[..self.places];
         let is_gone = |known: &u64| *known != 0 && !is_loaded(*known);
-        let comes = self.places != 0 && is_loaded(root) && !places.contains(&root);
-        if !comes && !places.iter().any(is_gone) {
+        let comes = !self.roots.is_empty() && is_loaded(root) && !self.roots.contains(&root);
+        if !comes && !self.roots.iter().any(is_gone) {
             return None;
         }
         let mut next = self.clone();
-        let places = &mut next.roots[..self.places];
-        places.iter_mut().filter(|known| is_gone(known)).for_each(|known| *known = 0);
+        next.roots.iter_mut().filter(|known| is_gone(known)).for_each(|known| *known = 0);
         if comes {
-            let at = places.iter().position(|known| *known == 0).unwrap_or(self.next);
-            places[at] = root;
-            next.next = (at + 1) % self.places;
+            let at = next.roots.iter().position(|known| *known == 0).unwrap_or(self.next);
+            next.roots[at] = root;
+            next.next = (at + 1) % next.roots.len();
         }
         Some(next)
     }
@@ -63,8 +59,8 @@ impl RootCache {
     #[must_use]
     pub fn differing(&self, before: &Self) -> (Addr<Gpa>, Vec<u8>) {
         let differs = |at: &usize| self.roots[*at] != before.roots[*at];
-        let first = (0..self.places).find(differs).unwrap_or(0);
-        let end = (0..self.places).rfind(differs).map_or(first, |last| last + 1);
+        let first = (0..self.roots.len()).find(differs).unwrap_or(0);
+        let end = (0..self.roots.len()).rfind(differs).map_or(first, |last| last + 1);
         // The lane takes what the kernel writes for itself. That is good in mode `adaptive`, too, where a kernel may be behind its
         // G-stage by the time that it writes it.
         let places = self.roots[first..end].iter().flat_map(|root| [*root; PLACE_BYTES as usize / size_of::<u64>()]);
@@ -74,7 +70,7 @@ impl RootCache {
     /// What a snapshot says of it.
     #[must_use]
     pub fn save(&self) -> RootCacheState {
-        RootCacheState { at: self.at.raw(), places: self.places as u32, is_tagged: self.is_tagged }
+        RootCacheState { at: self.at.raw(), places: self.roots.len() as u32, is_tagged: self.is_tagged }
     }
 }
 
@@ -91,15 +87,15 @@ mod tests {
         for n in 0..4 {
             cache = cache.after(FIRST + n, all).expect("it is new");
         }
-        assert_eq!(cache.roots[..4], [FIRST + 3, FIRST + 1, FIRST + 2, 0]);
+        assert_eq!(cache.roots, [FIRST + 3, FIRST + 1, FIRST + 2]);
         assert_eq!(cache.after(FIRST + 1, all), None, "it is there");
         let without = cache.after(FIRST + 1, |root| root != FIRST + 1).expect("the lane has one no more");
-        assert_eq!(without.roots[..3], [FIRST + 3, 0, FIRST + 2]);
+        assert_eq!(without.roots, [FIRST + 3, 0, FIRST + 2]);
         assert_eq!(without.after(FIRST + 9, |root| root != FIRST + 9), None, "nor has it the new one");
         let (at, text) = without.differing(&cache);
         assert_eq!((at.raw(), text), (0x8000_0050, [0; 16].to_vec()));
         let filled = without.after(FIRST + 4, all).expect("it is new");
-        assert_eq!(filled.roots[..3], [FIRST + 3, FIRST + 4, FIRST + 2], "a free place comes first");
+        assert_eq!(filled.roots, [FIRST + 3, FIRST + 4, FIRST + 2], "a free place comes first");
         let (at, text) = filled.differing(&RootCache::new(Addr::new(0x8000_0000), 3, true));
         let places = [3, 4, 2].map(|n| [(FIRST + n).to_le_bytes(); 2]);
         assert_eq!((at.raw(), text.as_slice()), (0x8000_0040, places.as_flattened().as_flattened()));

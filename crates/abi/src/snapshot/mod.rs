@@ -38,6 +38,14 @@ pub struct State {
     pub devices: Vec<Placed>,
 }
 
+impl State {
+    /// Whether one of its kernels was told [`crate::root_cache::TAGGED`].
+    #[must_use]
+    pub fn is_tagged(&self) -> bool {
+        self.vcpus.iter().any(|vcpu| vcpu.root_cache.is_some_and(|cache| cache.is_tagged))
+    }
+}
+
 /// A device, and where on the board it is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Placed {

@@ -111,11 +111,17 @@ impl<S: Shadowed> Views<S> {
         }
     }
 
-    /// The places that a root may have.
+    /// The places that a root may have, by the frame of its table.
+    #[inline(always)]
+    fn pair_of(&self, asid: Asid, frame: u64) -> Range<usize> {
+        let first = LaneRoot::place(asid, frame, self.places);
+        first..first + LaneRoot::PAIR
+    }
+
+    /// The same, by what the guest's `satp` says.
     fn pair(&self, paging: Paging, asid: Asid) -> Range<usize> {
         let Paging::Tables { root, .. } = paging else { return 0..0 };
-        let first = LaneRoot::place(asid, root.raw(), self.places);
-        first..first + LaneRoot::PAIR
+        self.pair_of(asid, root.raw())
     }
 
     /// The view of what the guest's `satp` leads to, if there is one, and the root as it was.
@@ -141,9 +147,8 @@ impl<S: Shadowed> Views<S> {
             // Those without are all that such a guest has.
             None | Some(Asid(0)) => log.push_everything(),
             Some(asid) => {
-                let first = LaneRoot::place(asid, 0, self.places);
                 let is_its_own = |at: &usize| self.get(*at).is_some_and(|view| view.root.asid == asid);
-                if let Some(at) = (first..first + LaneRoot::PAIR).find(is_its_own)
+                if let Some(at) = self.pair_of(asid, 0).find(is_its_own)
                     && Some(at) != self.present
                 {
                     self.lane[at].set_head(LaneRoot::NEVER);
@@ -321,8 +326,7 @@ impl<S: Shadowed> Views<S> {
     pub fn lane_loads(&self, key: u64) -> bool {
         let satp = Satp::decode(key);
         // What stands in a place that no root has is no root of a guest's: it has no mode.
-        let first = LaneRoot::place(satp.asid, satp.ppn, self.places);
-        let pair = self.lane.get(first..first + LaneRoot::PAIR);
+        let pair = self.lane.get(self.pair_of(satp.asid, satp.ppn));
         satp.mode != 0 && pair.is_some_and(|pair| pair.iter().any(|root| root.key() == key))
     }
 
