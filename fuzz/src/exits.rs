@@ -4,12 +4,12 @@ use crate::fake::{World, printed, shadow_world, world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use abi::record::EndReason;
 use arbitrary::{Arbitrary, Result, Unstructured};
-use hypervisor::exit::Outcome;
-use hypervisor::offer::GuestTimer;
+use hypervisor::device::offer::GuestTimer;
 use hypervisor::vm::Departure;
+use hypervisor::vm::outcome::Outcome;
 use rv::{Exit, Mode};
 
-/// SBI extensions that Gnomon has, and legacy ones; see `hypervisor::sbi`.
+/// SBI extensions that Gnomon has, and legacy ones; see `hypervisor::exit::sbi`.
 const EXTENSIONS: [u64; 19] = [
     0x10, 0x54494d45, 0x735049, 0x52464e43, 0x48534d, 0x53525354, 0x4442434e, 0x504d55, 0x53555350, 0, 1, 2, 3, 4, 5,
     8, 0x46574654, 0x535345, 0xa6e6f6d,

@@ -3,7 +3,7 @@
 use abi::bundle::Config;
 use gnomon::payload::Payload;
 use gnomon::vmfile::VmFile;
-use hypervisor::machine::{Machine, Span};
+use hypervisor::machine::description::{Machine, Span};
 
 /// A bundle that is read is written and read again as the same.
 pub fn bundle(data: &[u8]) {

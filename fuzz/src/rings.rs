@@ -10,10 +10,10 @@ use abi::control::Answer as Told;
 use abi::control::port::{Exchange, MOST_KEPT, Wish};
 use abi::snapshot::bytes::Bytes;
 use arbitrary::{Arbitrary, Result, Unstructured};
-use hypervisor::connections::ask;
+use hypervisor::control::connections::ask;
 use hypervisor::device::Answer;
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach, attend_disk, attend_entropy, attend_share, go_on, type_in};
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::io::serial::{Output, Reach, attend_disk, attend_entropy, attend_share, go_on, type_in};
 use rv::Addr;
 
 /// Devices: where the registers are, what they offer, and how many frames a notification may take: a page of each ring, a copy among them, and

@@ -1,20 +1,20 @@
 //! What all harts share.
 
-use crate::channel::Channel;
-use crate::chores::Chores;
-use crate::console::Console;
-use crate::counters::HeapUse;
-use crate::env::Env;
-use crate::harts::HartShared;
-use crate::offer::Offer;
+use crate::backend::channel::Channel;
+use crate::backend::console::Console;
+use crate::device::offer::Offer;
+use crate::hart::env::Env;
+use crate::hart::harts::HartShared;
+use crate::hart::sched::Sched;
+use crate::machine::tunables::Tunables;
+use crate::measure::counters::HeapUse;
+use crate::measure::probe::Asked;
 use crate::pager::Pager;
-use crate::probe::Asked;
-use crate::promoter::Promoter;
-use crate::sched::Sched;
-use crate::tunables::Tunables;
-use crate::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
+use crate::pager::promoter::Promoter;
+use crate::vm::chores::Chores;
+use crate::vm::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
+use crate::vm::vms::Vms;
 use crate::vm::{Unreachable, Vm};
-use crate::vms::Vms;
 use abi::record::Record;
 use abi::tunable::Id;
 use alloc::boxed::Box;

@@ -4,7 +4,8 @@
 //! that has left finds nobody, and not the tenant that came after it.
 
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use crate::sync::atomic::AtomicUsize;
+use crate::sync::atomic::Ordering::SeqCst;
 use alloc::vec::Vec;
 
 /// Names one tenant for ever.

@@ -2,8 +2,9 @@
 
 use crate::fake::{self, Event, World, shadow_world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
-use hypervisor::exit::{Brief, Outcome, watch};
-use hypervisor::vcpu::Concern;
+use hypervisor::exit::watch;
+use hypervisor::vm::outcome::{Brief, Outcome};
+use hypervisor::vm::vcpu::Concern;
 use mmu::adapt::Choice;
 use rv::{Addr, Exception, Exit};
 

@@ -3,11 +3,11 @@
 use crate::fake::driver::{self, counters, write};
 use crate::fake::{self, MEMORY, World, printed, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
-use hypervisor::ballooning;
-use hypervisor::console::Step;
+use hypervisor::backend::console::Step;
+use hypervisor::control::ballooning;
 use hypervisor::device::Answer;
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach};
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::io::serial::{Output, Reach};
 use hypervisor::vm::Target;
 use rv::Addr;
 

@@ -2,9 +2,9 @@
 
 use crate::fake::{self, Event, MEMORY, World, shadow_world, world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
-use hypervisor::exit::{Brief, Known, Outcome};
-use hypervisor::offer::GuestTimer;
-use hypervisor::vcpu::{NOWHERE, request};
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::vm::outcome::{Brief, Known, Outcome};
+use hypervisor::vm::vcpu::{NOWHERE, request};
 use rv::{Addr, Exception, Exit, Mode};
 use sbi_spec::{base, spi, time};
 use std::sync::atomic::Ordering::SeqCst;

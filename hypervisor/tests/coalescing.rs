@@ -2,7 +2,8 @@
 
 use crate::fake::{self, World, shadow_world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
-use hypervisor::exit::{Outcome, watch};
+use hypervisor::exit::watch;
+use hypervisor::vm::outcome::Outcome;
 use rv::{Addr, Exception, Mode};
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;

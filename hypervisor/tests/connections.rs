@@ -6,8 +6,8 @@ use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::control::Answer;
 use abi::control::port::{Exchange, Heard, MOST_SENT, Wish};
 use abi::snapshot::bytes::Bytes;
-use hypervisor::connections::ask;
-use hypervisor::serial::{go_on, type_in};
+use hypervisor::control::connections::ask;
+use hypervisor::io::serial::{go_on, type_in};
 use hypervisor::vm::Departure;
 use std::sync::atomic::Ordering;
 

@@ -3,7 +3,7 @@
 use crate::fake::driver::{self, USED, ask_by, counters, read, write};
 use crate::fake::{World, depart, park, printed, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
-use hypervisor::serial::{go_on, type_in};
+use hypervisor::io::serial::{go_on, type_in};
 use hypervisor::vm::Departure;
 use std::sync::atomic::Ordering;
 

@@ -8,13 +8,14 @@ use abi::control::{
     VmState, Whose,
 };
 use abi::record::EndReason;
-use hypervisor::channel::{Channel, Line};
+use hypervisor::backend::channel::{Channel, Line};
 use hypervisor::control;
+use hypervisor::device::offer::GuestTimer;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle::{self, put_aside};
-use hypervisor::offer::GuestTimer;
-use hypervisor::probe::Doing;
-use hypervisor::vcpu::request;
+use hypervisor::life::lifecycle;
+use hypervisor::life::lifecycle::put_aside;
+use hypervisor::measure::probe::Doing;
+use hypervisor::vm::vcpu::request;
 use hypervisor::vm::{Departure, Phase};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

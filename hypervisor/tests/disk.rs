@@ -5,8 +5,8 @@ use crate::fake::driver::{self, USED, counters, read, write};
 use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::record::EndReason;
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial::attend_disk;
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::io::serial::attend_disk;
 use hypervisor::vm::Departure;
 use rv::PhysMem;
 
@@ -134,7 +134,7 @@ fn what_is_under_way_when_a_vm_ends_harms_nobody() {
 fn a_vm_without_its_disk_does_not_start() {
     let config = VmConfig { disks: vec![DISK], ..vm_config("vm", 1) };
     let (mut g, mut hart) = fake::machine(vec![], 1, GuestTimer::Sstc);
-    g.offer.disks = hypervisor::disks::Disks::default();
+    g.offer.disks = hypervisor::backend::disks::Disks::default();
     g.vms.wish(config, &g.offer);
     start_due(&g, &mut hart);
     assert!(printed().contains("could not be started: the machine has no block device with the serial gnomon-disk-3"));

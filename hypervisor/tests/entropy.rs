@@ -4,8 +4,8 @@ use crate::fake::driver::{self, read, write};
 use crate::fake::entropy::come;
 use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial::attend_entropy;
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::io::serial::attend_entropy;
 use hypervisor::vm::Departure;
 
 const DEVICE: u64 = 0x1000_e000;

@@ -3,11 +3,12 @@
 use crate::fake::{self, Event, MEMORY, World, printed, world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
 use abi::record::EndReason;
+use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::uart::START as UART;
-use hypervisor::exit::{Brief, Outcome, watch};
-use hypervisor::offer::{GuestMode, GuestTimer};
-use hypervisor::vcpu::VsTrapRegs;
+use hypervisor::exit::watch;
+use hypervisor::vm::outcome::{Brief, Outcome};
+use hypervisor::vm::vcpu::VsTrapRegs;
 use hypervisor::vm::{Departure, Target};
 use mmu::frames::{MEGA_ORDER, Owner, Use};
 use rv::csr::status;
@@ -204,7 +205,7 @@ fn the_uart_prints_what_is_stored_whoever_decodes() {
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 6);
     assert_eq!(w.run.shared.counters.mmio_decoded.get(), 1);
     assert!(w.hart.events.contains(&Event::AttendSoon) && !printed().ends_with("AB"), "more may come");
-    hypervisor::serial::go_on(&w.g, 1, &mut w.hart);
+    hypervisor::io::serial::go_on(&w.g, 1, &mut w.hart);
     assert!(printed().ends_with("AB"));
 }
 
@@ -240,7 +241,7 @@ fn one_more_byte_for_the_uart_is_a_brief_exit_and_nothing_else_is() {
     assert_eq!(w.brief(trap(STORE, UART, SB)), Brief::NO);
     drop(devices);
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 16);
-    hypervisor::serial::go_on(&w.g, 1, &mut w.hart);
+    hypervisor::io::serial::go_on(&w.g, 1, &mut w.hart);
     assert!(printed().ends_with("AAAA"));
 }
 
@@ -300,7 +301,7 @@ fn uart_input_reaches_the_guest_through_the_plic() {
     let vm = w.run.vm.clone();
     let mut devices = vm.devices.lock();
     devices.uart.receive(b'k');
-    hypervisor::lines::settle(&w.g, &vm, (devices, Target::Device(0)), &mut w.hart);
+    hypervisor::io::lines::settle(&w.g, &vm, (devices, Target::Device(0)), &mut w.hart);
     assert!(w.run.shared.external.load(Ordering::SeqCst));
     let claim = PLIC + 0x20_1004;
     assert_eq!(w.exit(LOAD, claim, claim, LW), Outcome::Resume);
@@ -483,7 +484,7 @@ fn no_exit_panics() {
         // vCPUs that were started wait in the queue for a hart; stop them again now and then.
         while let Some(other) = w.g.sched.take(0) {
             w.g.sched.stopped();
-            other.shared.hsm.store(hypervisor::vcpu::hsm::STOPPED, Ordering::SeqCst);
+            other.shared.hsm.store(hypervisor::vm::vcpu::hsm::STOPPED, Ordering::SeqCst);
             w.set_aside(other);
         }
         w.hart.events.clear();

@@ -1,7 +1,7 @@
 //! Gnomon's identity map in the payload seat, read back by the oracle.
 
-use hypervisor::host_map::{Builder, Kind, MapError, map_onto_itself};
-use hypervisor::machine::Span;
+use hypervisor::machine::description::Span;
+use hypervisor::machine::host_map::{Builder, Kind, MapError, map_onto_itself};
 use mmu::two_stage::{Stage, through_g};
 use mmu::walk::{AdPolicy, Ram};
 use rv::format::{SV39, SV39X4, SV48X4, SV57X4};

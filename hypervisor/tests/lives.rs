@@ -4,12 +4,13 @@ use crate::fake::{self, Event, MEMORY, depart, machine, park, printed, start_due
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VMS, MmuMode, Segment, ShareConfig, VmConfig};
 use abi::mac::Mac;
 use abi::record::{EndReason, Record};
-use hypervisor::board;
-use hypervisor::exit::Outcome;
+use hypervisor::device::board;
+use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle::{self, pause, put_aside, resume};
-use hypervisor::offer::{GuestMode, GuestTimer};
-use hypervisor::vcpu::{VcpuRun, hsm, request};
+use hypervisor::life::lifecycle;
+use hypervisor::life::lifecycle::{pause, put_aside, resume};
+use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::vcpu::{VcpuRun, hsm, request};
 use hypervisor::vm::{Departure, Phase};
 use mmu::frames::Owner;
 use rv::Addr;

@@ -1,10 +1,10 @@
 //! Harts, as threads, that take vCPUs from each other, let them wait, and post to them: nothing is lost.
 
 use crate::fake::{machine, vm_config};
-use hypervisor::lifecycle;
-use hypervisor::offer::GuestTimer;
-use hypervisor::sched::Sched;
-use hypervisor::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::hart::sched::Sched;
+use hypervisor::life::lifecycle;
+use hypervisor::vm::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
 use rv::BriefCauses;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};

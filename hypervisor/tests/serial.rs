@@ -2,11 +2,11 @@
 //! output.
 
 use crate::fake::{self, Event, LISTENS, ROOM, TYPED, World, world};
+use hypervisor::device::offer::GuestTimer;
 use hypervisor::device::uart::START as UART;
-use hypervisor::exit::Outcome;
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial;
-use hypervisor::vcpu::request;
+use hypervisor::io::serial;
+use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::vcpu::request;
 use sbi_spec::{dbcn, legacy};
 use std::sync::atomic::Ordering;
 

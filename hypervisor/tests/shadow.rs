@@ -4,8 +4,8 @@ use crate::fake::{self, Event, MEMORY, World, printed, shadow_world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
 use abi::root_cache::{EXTENSION, NO_PAGE, SET_PAGE, bytes};
 use hypervisor::device::uart::START as UART;
-use hypervisor::exit::{Brief, Known, Outcome};
-use hypervisor::vcpu::NO_SPACE;
+use hypervisor::vm::outcome::{Brief, Known, Outcome};
+use hypervisor::vm::vcpu::NO_SPACE;
 use mmu::ids::IdSlot;
 use mmu::shadow::GuestFence;
 use rv::csr::status;
@@ -227,7 +227,7 @@ fn a_vcpu_remembers_its_way_to_the_uart() {
         assert_eq!(w.run.context.pc, GUEST_ENTRY + 20);
         let c = &w.run.shared.counters;
         assert_eq!((c.exits_page_fault.get(), c.mmio_uart.get(), c.faults_mmio.get()), (5, 5, 5));
-        hypervisor::serial::go_on(&w.g, 1, &mut w.hart);
+        hypervisor::io::serial::go_on(&w.g, 1, &mut w.hart);
         assert!(printed().ends_with("AAAA\r\n"));
     }
 }

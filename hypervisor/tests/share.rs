@@ -5,8 +5,8 @@ use crate::fake::share::server;
 use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
 use abi::record::EndReason;
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial::attend_share;
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::io::serial::attend_share;
 use hypervisor::vm::Departure;
 
 /// Its number, and where its registers are.
@@ -97,7 +97,7 @@ fn what_is_under_way_when_a_vm_ends_harms_nobody() {
 #[test]
 fn a_vm_without_its_share_does_not_start() {
     let (mut g, mut hart) = fake::machine(vec![], 1, GuestTimer::Sstc);
-    g.offer.shares = hypervisor::shares::Shares::default();
+    g.offer.shares = hypervisor::backend::shares::Shares::default();
     g.vms.wish(config("vm", 1), &g.offer);
     start_due(&g, &mut hart);
     assert!(printed().contains("could not be started: the machine has no 9P device with the tag gnomon-share-5"));

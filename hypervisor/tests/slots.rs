@@ -3,12 +3,12 @@
 use crate::fake::{self, Hart, MEMORY, ROOM, depart, end_all, machine, park, printed, start, start_due, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MAX_VCPUS, MAX_VMS, MmuMode, VmConfig};
 use abi::record::{EndReason, Record};
+use hypervisor::device::offer::GuestTimer;
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle::{create, pause, put_aside, resume};
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial;
-use hypervisor::vcpu::VcpuRun;
+use hypervisor::io::serial;
+use hypervisor::life::lifecycle::{create, pause, put_aside, resume};
+use hypervisor::vm::vcpu::VcpuRun;
 use hypervisor::vm::{Departure, Phase, Vm};
 use mmu::frames::Owner;
 use rv::{Addr, Exit};

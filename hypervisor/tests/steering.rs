@@ -2,10 +2,11 @@
 
 use crate::fake::{self, Event, World, shadow_world, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, VmConfig};
+use hypervisor::device::offer::{Denial, Offer};
 use hypervisor::device::uart::START as UART;
-use hypervisor::exit::{Brief, Known, Outcome, watch};
-use hypervisor::offer::{Denial, Offer};
+use hypervisor::exit::watch;
 use hypervisor::vm::Translation;
+use hypervisor::vm::outcome::{Brief, Known, Outcome};
 use mmu::two_stage::TINST_PTE_READ;
 use rv::{Addr, Exception, Exit, Pfn};
 

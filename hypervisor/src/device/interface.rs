@@ -252,7 +252,7 @@ pub(super) mod tests {
             places: &mut dyn Iterator<Item = (u64, usize)>,
             loan: &mut Loan,
         ) -> (usize, Result<(), Unreached>) {
-            let by_page = |(gpa, bytes)| crate::memory::by_page(Addr::new(gpa), bytes);
+            let by_page = |(gpa, bytes)| crate::memory::reach::by_page(Addr::new(gpa), bytes);
             const FAULTS: usize = 16;
             let mut faults = 0;
             for (at, part) in places.flat_map(by_page) {

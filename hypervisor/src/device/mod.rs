@@ -1,9 +1,11 @@
 //! The devices of a guest's board, as state machines without hardware.
 //!
-//! A device is a file here that implements [`Device`], and a line in [`crate::board::devices`]. The interrupt controller
+//! A device is a file here that implements [`Device`], and a line in [`crate::device::board::devices`]. The interrupt controller
 //! is apart: it is what the others' lines lead to.
 
+pub mod board;
 mod interface;
+pub mod offer;
 pub mod plic;
 pub mod rtc;
 #[cfg(test)]

@@ -5,11 +5,11 @@
 
 use super::memory;
 use super::mmio;
-use super::outcome::{Brief, Kind, Known, Outcome};
-use crate::env::Env;
+use crate::exit::sbi;
 use crate::gnomon::Gnomon;
-use crate::sbi;
-use crate::vcpu::VcpuRun;
+use crate::hart::env::Env;
+use crate::vm::outcome::{Brief, Kind, Known, Outcome};
+use crate::vm::vcpu::VcpuRun;
 use rv::{Exception, Mode, PhysMem};
 
 /// Sends a byte by the UART, if an exit of which the trap vector has found that it may do so does so and nothing else comes of it

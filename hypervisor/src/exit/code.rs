@@ -1,10 +1,10 @@
 //! The guest's code at an exit.
 
-use super::outcome::Outcome;
-use crate::env::Env;
-use crate::fetch;
 use crate::gnomon::Gnomon;
-use crate::vcpu::VcpuRun;
+use crate::hart::env::Env;
+use crate::vm::fetch;
+use crate::vm::outcome::Outcome;
+use crate::vm::vcpu::VcpuRun;
 use mmu::shadow::GuestFence;
 use rv::Addr;
 

@@ -1,8 +1,8 @@
 //! Delivery of exceptions to the guest, as hardware would take them.
 
-use super::outcome::Outcome;
-use crate::env::Env;
-use crate::vcpu::{VcpuRun, VsTrapRegs};
+use crate::hart::env::Env;
+use crate::vm::outcome::Outcome;
+use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::two_stage::access_fault;
 use rv::csr::status;
 use rv::{Access, Mode, Trap};

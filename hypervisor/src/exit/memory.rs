@@ -2,11 +2,11 @@
 
 use super::inject::{deny, inject};
 use super::mmio;
-use super::outcome::{Faulted, Known, Outcome};
-use crate::env::Env;
 use crate::gnomon::Gnomon;
-use crate::vcpu::VcpuRun;
+use crate::hart::env::Env;
 use crate::vm::Unreachable;
+use crate::vm::outcome::{Faulted, Known, Outcome};
+use crate::vm::vcpu::VcpuRun;
 use alloc::format;
 use alloc::sync::Arc;
 use rv::{Access, Addr, Exception, Gpa};

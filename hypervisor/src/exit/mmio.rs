@@ -2,14 +2,15 @@
 
 use super::code::{fetch, refetch};
 use super::inject::deny;
-use super::outcome::{Brief, Known, Outcome};
 use crate::device::{Answer, uart};
-use crate::env::Env;
 use crate::gnomon::Gnomon;
-use crate::lines;
-use crate::serial::{self, Output, Reach};
-use crate::vcpu::VcpuRun;
+use crate::hart::env::Env;
+use crate::io::lines;
+use crate::io::serial;
+use crate::io::serial::{Output, Reach};
 use crate::vm::Target;
+use crate::vm::outcome::{Brief, Known, Outcome};
+use crate::vm::vcpu::VcpuRun;
 use core::sync::atomic::Ordering;
 use rv::insn::{MemInsn, MemOp, byte_store, byte_store_from_tinst};
 use rv::{Access, Mode, PhysMem};

@@ -9,20 +9,19 @@ mod code;
 mod inject;
 mod memory;
 mod mmio;
-mod outcome;
+pub mod sbi;
 pub mod watch;
 
+pub use crate::vm::outcome::{Brief, Faulted, Kind, Known, Outcome};
 pub use brief::{go_on, handle_brief, kind_of, kind_of_instruction, send_byte};
 pub use inject::{enter_trap, inject};
 pub(crate) use memory::wait_for_memory;
-pub use outcome::{Brief, Faulted, Kind, Known, Outcome};
 
-use crate::debug;
-use crate::env::Env;
+use crate::control::debug;
+use crate::device::offer::GuestMode;
 use crate::gnomon::Gnomon;
-use crate::offer::GuestMode;
-use crate::sbi;
-use crate::vcpu::VcpuRun;
+use crate::hart::env::Env;
+use crate::vm::vcpu::VcpuRun;
 use alloc::format;
 use memory::{access_fault, guest_page_fault, page_fault};
 use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
@@ -35,13 +34,13 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let counters = &run.shared.counters;
     counters.exits.bump();
     // Before all else: what an SBI call costs is mostly its way here.
-    if exit.cause == sbi_call(g.offer.guest).code() {
+    if exit.cause == g.offer.guest.sbi_call().code() {
         counters.exits_ecall.bump();
         run.context.skip(4);
         return sbi::call(g, run, env);
     }
     // Next what a guest's kernel does about translation, on shadow tables.
-    if exit.cause == privileged(g.offer.guest).code() {
+    if exit.cause == g.offer.guest.privileged().code() {
         match g.offer.guest {
             GuestMode::Virtual => counters.exits_virtual.bump(),
             GuestMode::Supervisor => counters.exits_illegal.bump(),
@@ -94,22 +93,6 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
                 run.shared.id, run.context.pc, exit.tval
             ))
         }
-    }
-}
-
-/// What a guest's kernel calls the SBI by.
-pub(crate) fn sbi_call(guest: GuestMode) -> Exception {
-    match guest {
-        GuestMode::Virtual => Exception::EcallFromVs,
-        GuestMode::Supervisor => Exception::EcallFromS,
-    }
-}
-
-/// How instructions trap that Gnomon chose to trap: in S mode, among what is illegal.
-pub(crate) const fn privileged(guest: GuestMode) -> Exception {
-    match guest {
-        GuestMode::Virtual => Exception::VirtualInstruction,
-        GuestMode::Supervisor => Exception::IllegalInstruction,
     }
 }
 

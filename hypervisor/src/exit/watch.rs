@@ -11,9 +11,9 @@
 //! 3. the look before found the same, with the same registers, and the vCPU has run since.
 
 use super::code;
-use crate::env::Env;
 use crate::gnomon::Gnomon;
-use crate::vcpu::{Concern, Stuck, VcpuRun};
+use crate::hart::env::Env;
+use crate::vm::vcpu::{Concern, Stuck, VcpuRun};
 use alloc::format;
 use alloc::string::String;
 use rv::csr::status;

@@ -8,7 +8,7 @@ use rv::{Addr, Gpa, Level, Pfn, PhysMem};
 
 /// What a sweep is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Goal {
+pub(crate) enum Goal {
     /// There is enough.
     Nothing,
     /// Those VMs, by slot, want more than they may have.
@@ -19,7 +19,7 @@ pub(super) enum Goal {
 
 /// Where the hand is.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     /// The slot of the VM whose memory it is in; behind all of them come the images.
     pub slot: usize,
     /// The page that it comes to next.
@@ -36,7 +36,7 @@ pub(super) struct Clock {
 
 /// Originals that are being taken from all VMs, one VM after another. They have lapsed: who touches one meanwhile is seen.
 #[derive(Debug)]
-pub(super) struct Taking {
+pub(crate) struct Taking {
     /// Which they are, a bit for each.
     pub which: u64,
     /// Those that some VM keeps.
@@ -46,7 +46,7 @@ pub(super) struct Taking {
 }
 
 /// The first page of a VM's RAM.
-pub(super) const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
+pub(crate) const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
 
 impl Default for Clock {
     fn default() -> Self {
@@ -75,48 +75,48 @@ impl Clock {
 /// What one part of a sweep may do, in steps of some 10 instructions.
 #[derive(Debug)]
 pub struct Portion {
-    pub(super) steps: u32,
+    pub(crate) steps: u32,
     /// What it may do to shadow tables, of all VMs together (BOUNDED).
-    pub(super) leaves: Budget,
+    pub(crate) leaves: Budget,
     /// Pages that went, or are on their way.
-    pub(super) gone: u64,
+    pub(crate) gone: u64,
     /// What is mapped goes as well: nothing else has.
-    pub(super) is_forced: bool,
+    pub(crate) is_forced: bool,
     /// Nothing goes.
-    pub(super) only_rests: bool,
+    pub(crate) only_rests: bool,
     /// Frames of guest memory that the VM keeps, which the hand is in.
-    pub(super) keeps: u64,
+    pub(crate) keeps: u64,
 }
 
 impl Portion {
     /// Some 40,000 instructions.
     const STEPS: u32 = 4000;
     /// To look at an entry.
-    pub(super) const LOOK: u32 = 6;
+    pub(crate) const LOOK: u32 = 6;
     /// To make a page idle, with its part of the fence.
-    pub(super) const REST: u32 = 20;
+    pub(crate) const REST: u32 = 20;
     /// To let one go: to see whether it holds zeroes, most of all.
-    pub(super) const GO: u32 = 180;
+    pub(crate) const GO: u32 = 180;
     /// To split 2 MiB.
-    pub(super) const SPLIT: u32 = 1000;
+    pub(crate) const SPLIT: u32 = 1000;
     /// To take what there is from another VM: its locks, and its harts.
-    pub(super) const VISIT: u32 = 100;
+    pub(crate) const VISIT: u32 = 100;
 
-    pub(super) const fn new(is_forced: bool) -> Self {
+    pub(crate) const fn new(is_forced: bool) -> Self {
         Self { steps: Self::STEPS, leaves: Budget::WHOLE, gone: 0, is_forced, only_rests: false, keeps: 0 }
     }
 
-    pub(super) const fn spend(&mut self, steps: u32) {
+    pub(crate) const fn spend(&mut self, steps: u32) {
         self.steps = self.steps.saturating_sub(steps);
     }
 
-    pub(super) const fn is_spent(&self) -> bool {
+    pub(crate) const fn is_spent(&self) -> bool {
         self.steps == 0 || self.leaves.is_spent()
     }
 
     /// Whether what has been tried, and was too much for what was left then of [`Portion::leaves`], is to be tried once more at the
     /// beginning of a portion. What is too much for a whole one is passed over: guests may be as fast as the sweep.
-    pub(super) fn is_to_come_again(&self, before: Budget) -> bool {
+    pub(crate) fn is_to_come_again(&self, before: Budget) -> bool {
         self.leaves.is_spent() && before != Budget::WHOLE
     }
 }

@@ -1,6 +1,6 @@
 //! The swap device: what Gnomon asks of it, and which of its pages are free.
 
-use crate::disks::{IoError, NotBegun, Token};
+use crate::backend::disks::{IoError, NotBegun, Token};
 use alloc::vec::Vec;
 use mmu::gstage::SwapSlot;
 use rv::{Hpa, Pfn};
@@ -31,7 +31,7 @@ pub trait Disk: Send {
 
 /// Which pages of the device are free: a bit for each.
 #[derive(Debug, Default)]
-pub(super) struct Slots {
+pub(crate) struct Slots {
     free: Vec<u64>,
     count: u64,
     /// The word where the search goes on.
@@ -93,7 +93,7 @@ impl Slots {
 
 /// Where on the device the originals are that have been there.
 #[derive(Default)]
-pub(super) struct Shelf {
+pub(crate) struct Shelf {
     /// By number; less than all are known until one is put there.
     slots: Vec<u32>,
     count: u64,

@@ -21,22 +21,21 @@
 //!
 //! Locks: a VM's memory, then the pager's.
 
-mod clock;
-mod disk;
-mod homes;
-mod originals;
-mod sweep;
-mod traffic;
+pub(crate) mod clock;
+pub(crate) mod disk;
+pub(crate) mod homes;
+pub mod promoter;
 
-pub use crate::disks::{IoError, NotBegun, Token};
+pub use crate::backend::disks::{IoError, NotBegun, Token};
 pub use clock::{Pageable, Portion};
 pub use disk::{Disk, Way};
 pub use homes::homes_of_all;
 
-use crate::env::Env;
+use crate::hart::env::Env;
 use crate::slots::Handle;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use crate::sync::atomic::Ordering::SeqCst;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -49,12 +48,12 @@ use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, Pfn};
 
 /// Writes that fail one after another, after which none is begun any more: each takes long, and is for nothing.
-const MOST_FAILED: u32 = 8;
+pub(crate) const MOST_FAILED: u32 = 8;
 /// Frames that the pager keeps for tables: it needs some when there are none.
-const STOCK: usize = 4;
+pub(crate) const STOCK: usize = 4;
 
 /// What is to be done about a page that is out.
-enum Fetched {
+pub(crate) enum Fetched {
     /// It is there, or on its way elsewhere: the access is attempted anew.
     Again,
     /// It comes, or something else has to come first.
@@ -66,23 +65,23 @@ enum Fetched {
 }
 
 /// A request that has been begun, until all is done about it.
-struct Request {
+pub(crate) struct Request {
     /// `None`: the device has finished it. Another one may have that token now.
-    token: Option<Token>,
-    way: Way,
-    whose: Whose,
-    slot: SwapSlot,
+    pub(crate) token: Option<Token>,
+    pub(crate) way: Way,
+    pub(crate) whose: Whose,
+    pub(crate) slot: SwapSlot,
     /// Its frame; `None` if the guest has it back already, or whoever looks after its end has it.
-    frame: Option<Run>,
+    pub(crate) frame: Option<Run>,
     /// How it comes, if it does.
-    comes: Comes,
+    pub(crate) comes: Comes,
     /// Nobody asks for what is on the page of the device any more.
-    is_moot: bool,
+    pub(crate) is_moot: bool,
 }
 
 /// Whose page a request is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Whose {
+pub(crate) enum Whose {
     /// A VM's.
     Vm { vm: Handle, page: Pfn<Gpa> },
     /// The original of that number, with the VM that has asked for it, and where.
@@ -90,11 +89,11 @@ enum Whose {
 }
 
 impl Whose {
-    fn is_of(&self, handle: Handle) -> bool {
+    pub(crate) fn is_of(&self, handle: Handle) -> bool {
         matches!(self, Whose::Vm { vm, .. } if *vm == handle)
     }
 
-    fn is_original(&self, other: u64) -> bool {
+    pub(crate) fn is_original(&self, other: u64) -> bool {
         matches!(self, Whose::Image { number, .. } if *number == other)
     }
 }
@@ -102,58 +101,58 @@ impl Whose {
 /// What has been counted. All only grow.
 #[derive(Debug, Default)]
 pub struct Counters {
-    reads: atomic::AtomicU64,
-    writes: atomic::AtomicU64,
-    rescues: atomic::AtomicU64,
-    errors: atomic::AtomicU64,
-    waits: atomic::AtomicU64,
-    portions: atomic::AtomicU64,
-    image_drops: atomic::AtomicU64,
-    image_reads: atomic::AtomicU64,
+    pub(crate) reads: atomic::AtomicU64,
+    pub(crate) writes: atomic::AtomicU64,
+    pub(crate) rescues: atomic::AtomicU64,
+    pub(crate) errors: atomic::AtomicU64,
+    pub(crate) waits: atomic::AtomicU64,
+    pub(crate) portions: atomic::AtomicU64,
+    pub(crate) image_drops: atomic::AtomicU64,
+    pub(crate) image_reads: atomic::AtomicU64,
 }
 
 /// What VMs share of paging.
 pub struct Pager {
-    inner: Mutex<Inner>,
+    pub(crate) inner: Mutex<Inner>,
     /// Whoever has it sweeps.
-    clock: Mutex<clock::Clock>,
+    pub(crate) clock: Mutex<clock::Clock>,
     /// Whether a VM may have to give memory away.
-    is_on: AtomicBool,
+    pub(crate) is_on: AtomicBool,
     /// Requests that the device has not finished.
-    in_flight: AtomicUsize,
+    pub(crate) in_flight: AtomicUsize,
     /// Those of them by which a page leaves memory.
-    leaving: AtomicUsize,
+    pub(crate) leaving: AtomicUsize,
     /// Whether a frame is wanted that the host has not.
-    is_short: AtomicBool,
+    pub(crate) is_short: AtomicBool,
     /// Frames that are to be free for somebody who needs some side by side; 0: nobody does.
-    aim: AtomicU64,
+    pub(crate) aim: AtomicU64,
     /// Pages that have gone for that.
-    gone_for_it: AtomicU64,
+    pub(crate) gone_for_it: AtomicU64,
     /// VMs, by slot, that want a frame more than they may have.
-    over_limit: AtomicU64,
+    pub(crate) over_limit: AtomicU64,
     /// VMs, by slot, of which a vCPU waits for a frame, or for room among the requests.
-    waiting: AtomicU64,
+    pub(crate) waiting: AtomicU64,
     /// What a sweep was for that found nothing to take, and the count of events then: it means something until the next one.
-    exhausted: Mutex<Option<(u64, Goal)>>,
+    pub(crate) exhausted: Mutex<Option<(u64, Goal)>>,
     /// VMs that are to end, and why.
-    doomed: Mutex<Vec<(Handle, String)>>,
-    has_doomed: AtomicBool,
+    pub(crate) doomed: Mutex<Vec<(Handle, String)>>,
+    pub(crate) has_doomed: AtomicBool,
     /// Counts what a vCPU may have waited for.
-    events: AtomicU64,
+    pub(crate) events: AtomicU64,
     /// When guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]), in host time.
-    shaken_at: AtomicU64,
-    counters: Counters,
+    pub(crate) shaken_at: AtomicU64,
+    pub(crate) counters: Counters,
 }
 
-struct Inner {
-    disk: Option<Box<dyn Disk>>,
-    slots: Slots,
-    shelf: Shelf,
-    requests: Vec<Request>,
+pub(crate) struct Inner {
+    pub(crate) disk: Option<Box<dyn Disk>>,
+    pub(crate) slots: Slots,
+    pub(crate) shelf: Shelf,
+    pub(crate) requests: Vec<Request>,
     /// Writes that have failed, since one has not.
-    failed: u32,
+    pub(crate) failed: u32,
     /// For tables that split 2 MiB.
-    stock: Vec<Ahead>,
+    pub(crate) stock: Vec<Ahead>,
 }
 
 impl Default for Pager {
@@ -296,7 +295,7 @@ impl Pager {
     }
 
     /// Frames that are to be free, and how many a sweep makes free once there are fewer.
-    fn marks(frames: &Frames) -> (u64, u64) {
+    pub(crate) fn marks(frames: &Frames) -> (u64, u64) {
         let low = (frames.total_count() / 64).clamp(64, 2048);
         (low, 2 * low)
     }
@@ -316,7 +315,7 @@ impl Pager {
     }
 
     /// Whether memory is not short.
-    fn has_enough(frames: &Frames) -> bool {
+    pub(crate) fn has_enough(frames: &Frames) -> bool {
         frames.at_hand() >= Self::marks(frames).0
     }
 
@@ -331,7 +330,18 @@ impl Pager {
         }
     }
 
-    fn refill(&self, frames: &Frames) {
+    /// Notes that a VM is to end, since there is no memory for it. It ends soon: the caller may hold a device's lock.
+    pub(crate) fn doom(&self, vm: &Vm, message: String) {
+        self.doomed.lock().push((vm.handle, message));
+        self.has_doomed.store(true, SeqCst);
+    }
+
+    /// Takes the VMs that are to end, each with the message of its end.
+    pub(crate) fn take_doomed(&self) -> Vec<(Handle, String)> {
+        if self.has_doomed.swap(false, SeqCst) { core::mem::take(&mut *self.doomed.lock()) } else { Vec::new() }
+    }
+
+    pub(crate) fn refill(&self, frames: &Frames) {
         let mut inner = self.inner.lock();
         while inner.stock.len() < STOCK
             && let Some(frame) = frames.take_ahead(0)

@@ -1,10 +1,10 @@
 //! A disk of the host's, which finishes requests when it is told to.
 
 use super::Mem;
-use hypervisor::disks::{
+use hypervisor::backend::disks::{
     Asked, Clears, HostDisk, IoError, NotBegun, Operation, SECTOR, Token, UNIT_BYTES, UNITS, Units,
 };
-use hypervisor::port::HostDevice;
+use hypervisor::backend::port::HostDevice;
 use mmu::frames::Loan;
 use rv::PhysMem;
 use std::cell::RefCell;

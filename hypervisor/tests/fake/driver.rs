@@ -3,8 +3,8 @@
 use super::{World, read as read_guest, world_of, write as write_guest};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use hypervisor::device::Answer;
-use hypervisor::offer::GuestTimer;
-use hypervisor::serial::{Output, Reach};
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::io::serial::{Output, Reach};
 use rv::Addr;
 
 const TABLE: u64 = GUEST_RAM_BASE;

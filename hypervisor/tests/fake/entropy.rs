@@ -1,6 +1,6 @@
 //! A source of random bytes of the host's, which has some when it is told to: pieces of one byte each, the next one each time.
 
-use hypervisor::entropy::{HostEntropy, PIECE};
+use hypervisor::backend::entropy::{HostEntropy, PIECE};
 use std::cell::Cell;
 
 thread_local! {

@@ -10,25 +10,26 @@ use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
 use abi::record::EndReason;
 use disk::FakeDisk;
 use entropy::FakeEntropy;
-use hypervisor::chores::Chores;
-use hypervisor::console::{Console, Listen, Port};
-use hypervisor::counters::HeapUse;
-use hypervisor::disks::Disks;
-use hypervisor::entropy::Source;
-use hypervisor::env::Env;
-use hypervisor::exit::{self, Brief, Kind, Outcome};
+use hypervisor::backend::console::{Console, Listen, Port};
+use hypervisor::backend::disks::Disks;
+use hypervisor::backend::entropy::Source;
+use hypervisor::backend::network::Network;
+use hypervisor::backend::shares::Shares;
+use hypervisor::device::offer::{Denial, GuestMode, GuestTimer, Offer};
+use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::harts::HartShared;
-use hypervisor::isa::Isa;
-use hypervisor::lifecycle;
-use hypervisor::network::Network;
-use hypervisor::offer::{Denial, GuestMode, GuestTimer, Offer};
+use hypervisor::hart::env::Env;
+use hypervisor::hart::harts::HartShared;
+use hypervisor::hart::sched::Sched;
+use hypervisor::life::lifecycle;
+use hypervisor::machine::isa::Isa;
+use hypervisor::measure::counters::HeapUse;
 use hypervisor::pager::{Pager, homes_of_all};
-use hypervisor::sched::Sched;
-use hypervisor::shares::Shares;
-use hypervisor::vcpu::{VcpuRun, VsTrapRegs};
+use hypervisor::vm::chores::Chores;
+use hypervisor::vm::outcome::{Brief, Kind, Outcome};
+use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
+use hypervisor::vm::vms::Vms;
 use hypervisor::vm::{Departure, Unreachable, Vm};
-use hypervisor::vms::Vms;
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::Ready;
 use mmu::ids::{IdSlot, Ids};
@@ -362,12 +363,12 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         sched: Sched::new(harts),
         harts: frames.share(harts).into_iter().map(HartShared::new).collect(),
         chores: Chores::default(),
-        promoter: hypervisor::promoter::Promoter::default(),
+        promoter: hypervisor::pager::promoter::Promoter::default(),
         pager,
-        tunables: hypervisor::tunables::Tunables::default(),
+        tunables: hypervisor::machine::tunables::Tunables::default(),
         console: Console::new(&Printer, config.console, has_names),
-        channel: hypervisor::channel::Channel::default(),
-        asked: hypervisor::probe::Asked::default(),
+        channel: hypervisor::backend::channel::Channel::default(),
+        asked: hypervisor::measure::probe::Asked::default(),
         heap: HeapUse::default,
         heap_at_start: 0,
         bundle: Pfn::new(RAM),
@@ -527,7 +528,7 @@ impl World {
         while self.run.context.pc == pc && matches!(self.run.ready, Ready::Mega { .. }) {
             outcome = self.exit(10, 0, 0, 0);
         }
-        assert_eq!(outcome, hypervisor::exit::Outcome::Resume);
+        assert_eq!(outcome, hypervisor::vm::outcome::Outcome::Resume);
         assert_eq!(self.run.context.pc, pc + 4);
         (self.run.context.x[10] as i64, self.run.context.x[11])
     }

@@ -1,7 +1,7 @@
 //! A share of the host's, which answers when it is told to: each message with one of the next type and the same tag.
 
-use hypervisor::port::HostDevice;
-use hypervisor::shares::{Asked, NotBegun, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::backend::port::HostDevice;
+use hypervisor::backend::shares::{Asked, NotBegun, Token, UNIT_BYTES, UNITS, Units};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

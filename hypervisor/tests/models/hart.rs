@@ -3,14 +3,15 @@
 
 use crate::fake::Mem;
 use abi::bundle::GUEST_RAM_BASE;
-use hypervisor::env::Env;
-use hypervisor::exit::{self, Brief, Outcome};
+use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle;
-use hypervisor::shootdown::{arrive, behind, shoot_down};
+use hypervisor::hart::env::Env;
+use hypervisor::life::lifecycle;
+use hypervisor::memory::shootdown::{arrive, behind, shoot_down};
 use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
-use hypervisor::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
 use hypervisor::vm::Vm;
+use hypervisor::vm::outcome::{Brief, Outcome};
+use hypervisor::vm::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
 use mmu::ids::{Acquired, Group, IdSlot, Ids};
 use mmu::shadow::Root;
 use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
@@ -275,7 +276,7 @@ impl Hart {
                 None => {
                     self.clear_interrupt();
                     // As often as it takes for the hand to come round.
-                    (0..3).for_each(|_| _ = rig.g.pager.go_on(&rig.g, self));
+                    (0..3).for_each(|_| _ = hypervisor::life::idle::page(&rig.g, self));
                 }
                 Some(Step::Access) => unreachable!("no exit"),
                 Some(Step::Touch(page)) => match self.fault(&mut run, page) {

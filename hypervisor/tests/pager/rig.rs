@@ -3,12 +3,13 @@
 use super::disk::Hand;
 use crate::fake::{self, Hart, Mem, machine_of, vm_config};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode, Segment, VmConfig};
-use hypervisor::exit::{self, Outcome};
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::lifecycle;
-use hypervisor::offer::GuestTimer;
+use hypervisor::life::lifecycle;
 use hypervisor::pager::Pager;
-use hypervisor::vcpu::{VcpuRun, request};
+use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::vcpu::{VcpuRun, request};
 use hypervisor::vm::{Departure, Phase, Translation, Vm};
 use mmu::frames::{Owner, Run, Use};
 use rv::{Addr, Exit, Gpa, Hpa, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
@@ -172,7 +173,7 @@ impl Rig {
     pub fn turn(&mut self) {
         self.turns = 1..self.exits_per_turn;
         let before = fake::ACCESSES.get();
-        self.g.pager.go_on(&self.g, &mut self.hart);
+        hypervisor::life::idle::page(&self.g, &mut self.hart);
         self.longest_look = self.longest_look.max(fake::ACCESSES.get() - before);
         if let Some(mut between) = self.between.take() {
             self.break_up(&mut between);

@@ -9,13 +9,13 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::hint::spin_loop;
 use core::sync::atomic::{Ordering, fence};
+use hypervisor::backend::disks::{Clears, IoError, NotBegun, Operation, SECTOR, Token};
 use hypervisor::device::virtio::wire::block::{
     DISCARD, FLUSH, HEADER, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, NAME, READ_ONLY, S_OK, SEG_MAX, SEGMENT,
     SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES, WRITE_ZEROES, WRITE_ZEROES_MAY_UNMAP,
 };
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
-use hypervisor::disks::{Clears, IoError, NotBegun, Operation, SECTOR, Token};
-use hypervisor::machine::VirtioSlot;
+use hypervisor::machine::description::VirtioSlot;
 use mmu::frames::{Loan, Piece};
 use rv::Addr;
 use virtio_drivers::queue::VirtQueue;

@@ -1,7 +1,7 @@
 //! Bytes of host RAM that devices reach, and the buffers of guests' ports.
 
 use core::ptr;
-use hypervisor::port::{UNIT_BYTES, UNITS, Units};
+use hypervisor::backend::port::{UNIT_BYTES, UNITS, Units};
 use mmu::frames::{Frames, Owner, Piece, Use};
 use rv::{Addr, Hpa, PAGE_BYTES};
 

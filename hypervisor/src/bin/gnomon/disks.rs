@@ -8,9 +8,9 @@ use crate::rng::EntropyDevice;
 use crate::share::ShareDevice;
 use crate::swap::SwapDisk;
 use alloc::vec::Vec;
-use hypervisor::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, Units};
-use hypervisor::machine::{Machine, VirtioSlot};
-use hypervisor::port::HostDevice;
+use hypervisor::backend::disks::{Asked, Clears, HostDisk, IoError, NotBegun, Token, Units};
+use hypervisor::backend::port::HostDevice;
+use hypervisor::machine::description::{Machine, VirtioSlot};
 use mmu::frames::{Frames, Loan};
 
 /// Those of the machine.

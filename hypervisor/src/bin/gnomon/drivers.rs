@@ -3,8 +3,8 @@
 use core::hint::spin_loop;
 use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use hypervisor::console::{Listen, Port};
-use hypervisor::machine::{Machine, Span, Uart};
+use hypervisor::backend::console::{Listen, Port};
+use hypervisor::machine::description::{Machine, Span, Uart};
 use metal::mmio;
 
 /// Base of the UART's registers; 0 until there is one.

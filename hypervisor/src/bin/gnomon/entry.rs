@@ -4,7 +4,7 @@ use crate::boot;
 use crate::pen::{HART_IDS, RELEASED, STACK_BYTES};
 use core::arch::global_asm;
 use core::sync::atomic::AtomicU32;
-use hypervisor::harts::MAX_HARTS;
+use hypervisor::hart::harts::MAX_HARTS;
 
 /// Taken by the first hart to arrive. In `.data`: it must survive the clearing of `.bss`.
 #[unsafe(link_section = ".data.boot")]

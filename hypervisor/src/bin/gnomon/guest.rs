@@ -3,7 +3,7 @@
 //!
 //! Guests run in VS mode or, where the hart lacks the H extension, in S mode itself. Only this file and those below it
 //! know what that means for registers and instructions, and only here do seat and guest mode meet. Three pairs exist: the
-//! payload seat has VS mode only. What else depends on the guest mode is decided by `hypervisor::offer::GuestMode`.
+//! payload seat has VS mode only. What else depends on the guest mode is decided by `hypervisor::device::offer::GuestMode`.
 
 mod bank;
 mod probe;
@@ -14,10 +14,10 @@ pub use probe::Abilities;
 use crate::seat::Seat;
 use alloc::string::String;
 use bank::with_bank;
-use hypervisor::isa::Isa;
-use hypervisor::machine::HostHart;
-use hypervisor::offer::GuestMode;
-use hypervisor::vcpu::VsTrapRegs;
+use hypervisor::device::offer::GuestMode;
+use hypervisor::machine::description::HostHart;
+use hypervisor::machine::isa::Isa;
+use hypervisor::vm::vcpu::VsTrapRegs;
 use metal::{csr, fence, lane, world};
 use rv::csr::{atp, envcfg, hstatus, status};
 use rv::{Addr, Asid, Context, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
@@ -108,7 +108,7 @@ impl GuestHart {
         if mode == GuestMode::Supervisor {
             check_registers(&hart.isa, common)?;
         }
-        // Svadu and Svpbmt stay off: see `hypervisor::isa`; and shadow tables are Gnomon's to change.
+        // Svadu and Svpbmt stay off: see `hypervisor::machine::isa`; and shadow tables are Gnomon's to change.
         // What the hart lacks reads back as zero.
         let stce = if common.has("sstc") { envcfg::STCE } else { 0 };
         let wanted = stce | envcfg::CBZE | envcfg::CBCFE | envcfg::CBIE_FLUSH;

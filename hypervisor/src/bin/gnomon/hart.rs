@@ -21,21 +21,23 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
+use hypervisor::backend::disks::Port;
+use hypervisor::backend::shares;
 use hypervisor::control;
-use hypervisor::disks::Port;
-use hypervisor::env::Env;
-use hypervisor::exit::{self, Outcome, watch};
+use hypervisor::device::offer::{Denial, GuestTimer};
+use hypervisor::exit;
+use hypervisor::exit::watch;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::harts::HartShared;
-use hypervisor::lifecycle;
-use hypervisor::offer::{Denial, GuestTimer};
-use hypervisor::probe::Doing;
-use hypervisor::serial;
-use hypervisor::shares;
-use hypervisor::shootdown;
+use hypervisor::hart::env::Env;
+use hypervisor::hart::harts::HartShared;
+use hypervisor::io::serial;
+use hypervisor::life::lifecycle;
+use hypervisor::measure::probe::Doing;
+use hypervisor::memory::shootdown;
 use hypervisor::sync::Mutex;
-use hypervisor::vcpu::{NOWHERE, VcpuRun, request};
 use hypervisor::vm::Departure;
+use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::vcpu::{NOWHERE, VcpuRun, request};
 use metal::ram::Ram;
 use metal::{fence, world};
 use mmu::globals::Globals;
@@ -300,7 +302,7 @@ impl Hart {
                 self.load(&mut run, now);
                 return run;
             }
-            if hypervisor::idle::go_on(self.g, self) {
+            if hypervisor::life::idle::go_on(self.g, self) {
                 if self.seat.external_pending() {
                     self.external();
                 }
@@ -545,7 +547,7 @@ impl Hart {
             if self.chores_due <= now {
                 self.chores_due = u64::MAX;
                 lifecycle::go_on(self.g, self);
-                self.g.pager.go_on(self.g, self);
+                hypervisor::life::idle::page(self.g, self);
             }
             self.serial_due = self.serial_due.min(self.chores_due);
         }

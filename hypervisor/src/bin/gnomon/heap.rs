@@ -4,8 +4,8 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use hypervisor::counters::HeapUse;
-use hypervisor::machine::Span;
+use hypervisor::machine::description::Span;
+use hypervisor::measure::counters::HeapUse;
 use rlsf::Tlsf;
 use spin::{Mutex, MutexGuard};
 

@@ -1,4 +1,4 @@
-//! Gnomon's image: boot, the trap handler, and [`hypervisor::env::Env`] made of instructions.
+//! Gnomon's image: boot, the trap handler, and [`hypervisor::hart::env::Env`] made of instructions.
 //!
 //! Boot order: [`entry`] finds its seat and a stack; [`boot`] reads the machine, sets memory up and
 //! releases the other harts; every hart then runs [`hart::Hart`]'s loop.

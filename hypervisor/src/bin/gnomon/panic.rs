@@ -5,7 +5,7 @@ use crate::{drivers, seat};
 use core::fmt::{self, Write};
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, Ordering};
-use hypervisor::harts::MAX_HARTS;
+use hypervisor::hart::harts::MAX_HARTS;
 
 /// Writes past the console's lock, which the failing code may hold, and without the heap.
 struct Raw;

@@ -1,8 +1,8 @@
 //! Where each hart's stack is, and where those wait that did not boot.
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use hypervisor::harts::MAX_HARTS;
-use hypervisor::machine::Span;
+use hypervisor::hart::harts::MAX_HARTS;
+use hypervisor::machine::description::Span;
 
 /// Bytes of stack for each hart, the guard page at its lower end among them.
 pub const STACK_BYTES: usize = 64 << 10;

@@ -5,9 +5,9 @@
 use crate::virtio::{HeapHal, Opened};
 use alloc::boxed::Box;
 use core::sync::atomic::{Ordering, fence};
+use hypervisor::backend::entropy::{HostEntropy, PIECE};
 use hypervisor::device::virtio::wire::VERSION_1;
-use hypervisor::entropy::{HostEntropy, PIECE};
-use hypervisor::machine::VirtioSlot;
+use hypervisor::machine::description::VirtioSlot;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
 use virtio_drivers::transport::{DeviceType, Transport};

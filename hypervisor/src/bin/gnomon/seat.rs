@@ -4,7 +4,7 @@
 
 use crate::pen;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use hypervisor::machine::{HostHart, Machine};
+use hypervisor::machine::description::{HostHart, Machine};
 use metal::csr;
 use metal::{fence, mmio, sbi, world};
 use rv::Interrupt;

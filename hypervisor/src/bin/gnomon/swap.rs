@@ -1,7 +1,7 @@
 //! The host's block device that Gnomon pages to.
 
 use crate::block::BlockDevice;
-use hypervisor::disks::{IoError, NotBegun, Operation, SECTOR, Token};
+use hypervisor::backend::disks::{IoError, NotBegun, Operation, SECTOR, Token};
 use hypervisor::pager::{Disk, Way};
 use mmu::frames::Piece;
 use mmu::gstage::SwapSlot;

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC};
-use hypervisor::machine::VirtioSlot;
+use hypervisor::machine::description::VirtioSlot;
 use rv::PAGE_BYTES;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};

@@ -1,4 +1,4 @@
-//! A disk (chapter 5.2), behind which is one of the host's ([`crate::disks`]).
+//! A disk (chapter 5.2), behind which is one of the host's ([`crate::backend::disks`]).
 //!
 //! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what is read goes
 //! through units of the port's buffer, from where it is copied when it has landed, and so does what cannot be lent. Nobody waits: a
@@ -25,8 +25,8 @@ use super::wire::block::{
     HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
     T_WRITE_ZEROES,
 };
+use crate::backend::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
 use crate::device::interface::{Outside, Unsaved, Wild};
-use crate::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
 use crate::sync::Mutex;
 use abi::snapshot::device::OwnState;
 use alloc::collections::VecDeque;

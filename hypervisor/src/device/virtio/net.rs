@@ -1,4 +1,4 @@
-//! A network card (chapter 5.1), which is plugged into the network of the run ([`crate::network`]).
+//! A network card (chapter 5.1), which is plugged into the network of the run ([`crate::backend::network`]).
 //!
 //! What the driver sends is copied, header and all, into a frame of the card's own, and is looked at there. What comes for it is copied
 //! from others' frames into buffers that the driver has offered. Where it has offered none, frames wait, but not for long. Guest memory that
@@ -11,9 +11,9 @@ use super::gather::Gathering;
 use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
 use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
+use crate::backend::network::frame::{Frame, HEADER, MOST};
+use crate::backend::network::{NotSent, Plug, SHARE};
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
-use crate::network::frame::{Frame, HEADER, MOST};
-use crate::network::{NotSent, Plug, SHARE};
 use abi::snapshot::device::OwnState;
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! A source of random bytes (chapter 5.4), which are the host's ([`crate::entropy`]).
+//! A source of random bytes (chapter 5.4), which are the host's ([`crate::backend::entropy`]).
 //!
 //! Each buffer that the driver offers comes back with up to one piece of them. The next is looked at when the one before has come back, so a
 //! guest has no more work done for it than the host's device has pieces.
@@ -7,8 +7,8 @@ use super::backend::{Backend, Progress};
 use super::portion::{self, Budget, STEP, Stop, next_chain};
 use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
+use crate::backend::entropy::{Piece, Place};
 use crate::device::interface::{Outside, Unsaved, Wild};
-use crate::entropy::{Piece, Place};
 use abi::snapshot::device::OwnState;
 
 /// What a portion may cost, in bytes that are copied.

@@ -1,4 +1,4 @@
-//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's ([`crate::shares`]).
+//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's ([`crate::backend::shares`]).
 //!
 //! A request is a chain with a message to be read, and room for the answer. The message is copied, looked through where the guest
 //! reaches it no more (`message`), and given to the host's device. The answer is copied back when that interrupts. Nobody waits: many are in
@@ -14,8 +14,8 @@ use super::portion::{Budget, STEP, Stop, free_place, next_chain};
 use super::queue::{Chain, Queue, Trouble, USUAL};
 use super::queues::Queues;
 use super::wire::share::MOUNT_TAG;
+use crate::backend::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
 use crate::device::interface::{Outside, Unsaved, Wild};
-use crate::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
 use crate::sync::Mutex;
 use abi::snapshot::device::OwnState;
 use alloc::collections::VecDeque;

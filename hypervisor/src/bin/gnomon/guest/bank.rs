@@ -5,11 +5,11 @@
 macro_rules! with_bank {
     ($mode:expr, |$bank:ident| $body:expr) => {
         match $mode {
-            hypervisor::offer::GuestMode::Virtual => {
+            hypervisor::device::offer::GuestMode::Virtual => {
                 use metal::csr::vs as $bank;
                 $body
             }
-            hypervisor::offer::GuestMode::Supervisor => {
+            hypervisor::device::offer::GuestMode::Supervisor => {
                 use metal::csr as $bank;
                 $body
             }

@@ -3,7 +3,7 @@
 use super::bank::with_bank;
 use alloc::string::String;
 use alloc::vec::Vec;
-use hypervisor::offer::GuestMode;
+use hypervisor::device::offer::GuestMode;
 use metal::csr;
 use rv::Format;
 use rv::csr::atp;

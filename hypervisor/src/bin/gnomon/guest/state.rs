@@ -4,8 +4,8 @@
 use super::bank::with_bank;
 use super::{GuestHart, S_INTERRUPTS};
 use crate::seat::Seat;
-use hypervisor::offer::{GuestMode, GuestTimer, Offer};
-use hypervisor::vcpu::{VcpuRun, VsCsrs};
+use hypervisor::device::offer::{GuestMode, GuestTimer, Offer};
+use hypervisor::vm::vcpu::{VcpuRun, VsCsrs};
 use metal::{csr, float, vector};
 use rv::csr::status;
 

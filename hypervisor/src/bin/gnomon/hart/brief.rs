@@ -1,8 +1,9 @@
 //! Exits that may be brief: the trap vectors call their handler, and go on elsewhere only if that says so.
 
 use super::{Hart, this_hart};
-use hypervisor::exit::{self, Brief, Kind, Known};
-use hypervisor::vcpu::VcpuRun;
+use hypervisor::exit;
+use hypervisor::vm::outcome::{Brief, Kind, Known};
+use hypervisor::vm::vcpu::VcpuRun;
 use metal::world;
 use rv::Context;
 

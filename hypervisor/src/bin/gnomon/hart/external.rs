@@ -3,12 +3,12 @@
 use super::{Hart, Interrupts};
 use crate::drivers::Claimed;
 use abi::record::EndReason;
-use hypervisor::ballooning;
-use hypervisor::console::Command;
+use hypervisor::backend::console::Command;
 use hypervisor::control;
-use hypervisor::env::Env;
-use hypervisor::lifecycle;
-use hypervisor::serial;
+use hypervisor::control::ballooning;
+use hypervisor::hart::env::Env;
+use hypervisor::io::serial;
+use hypervisor::life::lifecycle;
 use hypervisor::vm::Departure;
 
 impl Hart {
@@ -25,7 +25,7 @@ impl Hart {
                     Some(Interrupts::Network) => serial::attend_network(self.g, self),
                     Some(Interrupts::Entropy) => serial::attend_entropy(self.g, self),
                     Some(Interrupts::Control) => control::attend(self.g, self),
-                    Some(Interrupts::Swap) => _ = self.g.pager.go_on(self.g, self),
+                    Some(Interrupts::Swap) => _ = hypervisor::life::idle::page(self.g, self),
                     None => {}
                 }
             }

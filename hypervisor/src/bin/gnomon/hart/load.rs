@@ -4,11 +4,11 @@ use super::{Hart, Leaves, View};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use hypervisor::env::Env;
-use hypervisor::exit::Outcome;
-use hypervisor::lifecycle;
-use hypervisor::shootdown;
-use hypervisor::vcpu::{NOWHERE, VcpuRun};
+use hypervisor::hart::env::Env;
+use hypervisor::life::lifecycle;
+use hypervisor::memory::shootdown;
+use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::vcpu::{NOWHERE, VcpuRun};
 
 impl Hart {
     /// Puts a vCPU on this hart.

@@ -5,9 +5,9 @@
 use super::{Hart, Probed};
 use abi::control::Event;
 use core::sync::atomic::Ordering;
-use hypervisor::env::Env;
-use hypervisor::probe::Doing;
-use hypervisor::vcpu::request;
+use hypervisor::hart::env::Env;
+use hypervisor::measure::probe::Doing;
+use hypervisor::vm::vcpu::request;
 use rv::{Cause, Exception};
 
 impl Hart {

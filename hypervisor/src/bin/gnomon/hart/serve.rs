@@ -3,8 +3,8 @@
 use super::{Hart, Leaves};
 use crate::guest::Line;
 use core::sync::atomic::Ordering;
-use hypervisor::sbi;
-use hypervisor::vcpu::{VcpuRun, request};
+use hypervisor::exit::sbi;
+use hypervisor::vm::vcpu::{VcpuRun, request};
 use metal::fence;
 use mmu::shadow::GuestFence;
 

@@ -8,11 +8,11 @@
 //! it may not be lent now, the part is copied as others are.
 
 use super::{Block, Lent, Part, Work};
+use crate::backend::disks::{MOST_FLYING, MOST_LENT, NotBegun, Port, SECTOR, Units};
 use crate::device::interface::{Outside, Unreached};
 use crate::device::virtio::portion::{Budget, Stop, free_place};
 use crate::device::virtio::queue::Trouble;
 use crate::device::virtio::wire::block::{HEADER, S_IOERR};
-use crate::disks::{MOST_FLYING, MOST_LENT, NotBegun, Port, SECTOR, Units};
 use mmu::frames::Loan;
 
 /// Requests whose end is noticed each time that a driver asks whether the device stands still.

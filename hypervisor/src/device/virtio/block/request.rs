@@ -1,11 +1,11 @@
 //! What a disk is asked for, and what it says that it can do.
 
+use crate::backend::disks::{Clears, Operation, Port, SECTOR};
 use crate::device::virtio::queue::MOST;
 use crate::device::virtio::wire::block::{
     BLK_SIZE, DISCARD, FLUSH, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, MQ, NUM_QUEUES, READ_ONLY, S_IOERR,
     S_UNSUPP, SEG_MAX, WRITE_ZEROES, WRITE_ZEROES_MAY_UNMAP,
 };
-use crate::disks::{Clears, Operation, Port, SECTOR};
 
 /// Bytes of the configuration, as far as it is read.
 const CONFIG: usize = 60;

@@ -5,11 +5,11 @@ mod rig;
 mod several;
 
 use super::*;
+use crate::backend::disks::{Clears, IoError, UNITS};
 use crate::device::interface::tests::RAM;
 use crate::device::interface::{Answer, Device, Unsaved};
 use crate::device::virtio::Mmio;
 use crate::device::virtio::wire::block::{BLK_SIZE, DISCARD, FLUSH, READ_ONLY, SEG_MAX, SEGMENT_UNMAP, WRITE_ZEROES};
-use crate::disks::{Clears, IoError, UNITS};
 use abi::snapshot::device::{DeviceState, VirtioState};
 use alloc::vec;
 use rig::*;

@@ -3,9 +3,9 @@
 mod rig;
 
 use super::*;
+use crate::backend::network::frame::LEAST;
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
-use crate::network::frame::LEAST;
 use crate::slots::Handle;
 use abi::snapshot::device::DeviceState;
 use rig::*;

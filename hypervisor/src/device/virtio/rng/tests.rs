@@ -1,11 +1,11 @@
 //! The source of random bytes behind its transport, as drivers see it.
 
 use super::*;
+use crate::backend::entropy::{HostEntropy, PIECE, Source};
 use crate::device::interface::tests::RAM;
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
 use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, TABLE};
-use crate::entropy::{HostEntropy, PIECE, Source};
 use crate::slots::Handle;
 use crate::sync::Mutex;
 use abi::snapshot::device::DeviceState;

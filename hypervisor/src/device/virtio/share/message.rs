@@ -4,7 +4,7 @@
 //! through before it comes there: every field that its type has is in it. What the fields mean is the host's affair; but for the
 //! lengths of what is to come back, since Gnomon has the room for that, and the numbers of files, whose count the host does not bound.
 
-use crate::shares::MOST_MESSAGE;
+use crate::backend::shares::MOST_MESSAGE;
 
 /// Bytes of a message's head: its length (4 bytes), its type, its tag (2 bytes).
 pub(super) const HEAD: usize = 7;

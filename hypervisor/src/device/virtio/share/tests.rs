@@ -5,9 +5,9 @@ mod saved;
 
 use super::message::{ERROR, HEAD, MOST_FILES, SMALL};
 use super::*;
+use crate::backend::shares::{MOST_FLYING, UNITS};
 use crate::device::interface::Answer as Access;
 use crate::device::interface::tests::RAM;
-use crate::shares::{MOST_FLYING, UNITS};
 use alloc::vec;
 use rig::*;
 

@@ -1,12 +1,12 @@
 //! A driver, and a model of the host's device that finishes requests when it is told to.
 
 use super::super::*;
+use crate::backend::disks::{Clears, HostDisk, IoError, MOST_LENT, Token, UNITS};
+use crate::backend::port::HostDevice;
 use crate::device::interface::Answer;
 use crate::device::interface::tests::RAM;
 use crate::device::virtio::Mmio;
 pub(super) use crate::device::virtio::driver::{DEVICE, DRIVER, Driver, ENTRIES, TABLE, TABLES};
-use crate::disks::{Clears, HostDisk, IoError, MOST_LENT, Token, UNITS};
-use crate::port::HostDevice;
 pub(super) use crate::random::Random;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

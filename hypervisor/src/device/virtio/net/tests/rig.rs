@@ -1,13 +1,13 @@
 //! Drivers of cards on one network, and a model of the host's device, which is the world.
 
 use super::super::*;
+use crate::backend::network::frame::LEAST;
+pub(super) use crate::backend::network::switch::WORLD;
+use crate::backend::network::{Full, HostNetwork, Network};
 pub(super) use crate::device::interface::tests::RAM;
 use crate::device::interface::tests::World;
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
-use crate::network::frame::LEAST;
-pub(super) use crate::network::switch::WORLD;
-use crate::network::{Full, HostNetwork, Network};
 pub(super) use crate::random::Random;
 use crate::slots::Handle;
 use crate::sync::Mutex;

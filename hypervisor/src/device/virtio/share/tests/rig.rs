@@ -1,14 +1,14 @@
 //! A driver, and a model of the host's device that answers when it is told to.
 
 use super::super::*;
+use crate::backend::port::HostDevice;
+use crate::backend::shares::{MOST_FLYING, Token, UNIT_BYTES, UNITS};
 use crate::device::interface::Answer as Access;
 use crate::device::interface::tests::RAM;
 use crate::device::virtio::Mmio;
 use crate::device::virtio::driver::Driver;
 pub(super) use crate::device::virtio::driver::{DRIVER, ENTRIES, TABLES};
-use crate::port::HostDevice;
 pub(super) use crate::random::Random;
-use crate::shares::{MOST_FLYING, Token, UNIT_BYTES, UNITS};
 use alloc::boxed::Box;
 use alloc::vec;
 use core::ops::{Deref, DerefMut};

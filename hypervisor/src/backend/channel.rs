@@ -1,0 +1,90 @@
+//! The control channel's line, with the requests that have come by it. [`crate::control`] answers them.
+
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::Ordering::SeqCst;
+use abi::control::MOST_REQUEST_BYTES;
+use abi::control::frame::{Bad, Reader};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// A device of the host's by which bytes come and go.
+pub trait Line: Send {
+    /// Its interrupt is noticed: what comes after this interrupts anew.
+    fn acknowledge(&mut self);
+    /// Takes a piece of what has come, some KiB at most; returns whether there was any.
+    fn receive(&mut self, into: &mut Vec<u8>) -> bool;
+    /// Whether there is another piece.
+    fn has_more(&mut self) -> bool;
+    /// Sends a frame, and waits for nobody: if what was sent before is not read yet, it is lost.
+    fn send(&mut self, frame: Vec<u8>);
+}
+
+/// The channel. Without a line nobody ever asks.
+#[derive(Default)]
+pub struct Channel {
+    end: Mutex<Option<End>>,
+    /// There is more to be answered, and no interrupt says so.
+    is_due: AtomicBool,
+}
+
+struct End {
+    line: Box<dyn Line>,
+    reader: Reader,
+    /// What has come last.
+    piece: Vec<u8>,
+    /// How much of it was looked at.
+    done: usize,
+}
+
+impl End {
+    /// The next frame, from no more than one piece.
+    fn next(&mut self) -> Option<Result<Vec<u8>, Bad>> {
+        if self.done == self.piece.len() {
+            self.piece.clear();
+            self.done = 0;
+            if !self.line.receive(&mut self.piece) {
+                return None;
+            }
+        }
+        let mut rest = &self.piece[self.done..];
+        let frame = self.reader.next(&mut rest);
+        self.done = self.piece.len() - rest.len();
+        frame
+    }
+}
+
+impl Channel {
+    /// The channel at that line.
+    #[must_use]
+    pub fn new(line: Option<Box<dyn Line>>) -> Self {
+        let end = |line| End { line, reader: Reader::new(MOST_REQUEST_BYTES), piece: Vec::new(), done: 0 };
+        Self { end: Mutex::new(line.map(end)), is_due: AtomicBool::new(false) }
+    }
+
+    /// Whether there is more to be answered, and no interrupt says so.
+    #[inline]
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.is_due.load(SeqCst)
+    }
+
+    /// The next frame that has come, if there is one. What is behind it waits.
+    pub fn next(&self) -> Option<Result<Vec<u8>, Bad>> {
+        let mut end = self.end.lock();
+        let end = end.as_mut()?;
+        // Before it is looked at.
+        end.line.acknowledge();
+        let found = end.next();
+        // There is an interrupt of what comes from here on: not of what has come since the last, which is acknowledged.
+        self.is_due.store(end.done < end.piece.len() || end.line.has_more(), SeqCst);
+        found
+    }
+
+    /// Sends an answer.
+    pub fn send(&self, frame: Vec<u8>) {
+        if let Some(end) = self.end.lock().as_mut() {
+            end.line.send(frame);
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! The network of a run: a switch that joins its VMs with each other and with the world.
+//!
+//! ```text
+//!  guest's memory ── copied ──► a frame of its card's ──► queues of those that it is for ── copied ──► their guests' memory
+//!                                        ▲                └──► the host's device ──► the world
+//!  the world ──► the host's device ──► a frame of its
+//! ```
+//!
+//! A *frame* is a buffer of Gnomon's own. Each sender has a few: whoever has none left waits until one of them is where it goes, and
+//! takes nothing from others. Frames wait in the queue of the *member* that they are for until that takes them, which is at once: whoever
+//! sends looks after whom it has sent to. Where somebody takes none for a while, what waits is lost. So nobody is held up by another one
+//! for long, and what a VM leaves behind is nobody's.
+//!
+//! No host device is ever given a guest's memory.
+
+pub mod frame;
+pub mod switch;
+
+use crate::slots::Handle;
+use crate::sync::Mutex;
+use crate::sync::atomic::Ordering::SeqCst;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
+use abi::mac::Mac;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use frame::Frame;
+use switch::{Route, Switch, WORLD};
+
+/// Frames of one sender that wait for one member, at most: a VM has no more.
+pub const SHARE: usize = 32;
+/// Members whose frames may be lost at a time: of each some two thousand, where there are many VMs.
+const AT_ONCE: usize = 2;
+/// Frames that are lost for one that comes.
+const LOST_AT_ONCE: usize = 8;
+/// Frames that are taken from the world at a time.
+const BATCH: usize = 8;
+/// How long a member may take no frame, in parts of a second, until those that wait for it are lost.
+const PATIENCE: u64 = 20;
+/// How often a hart looks after what a guest sends that it does not run, in parts of a second.
+const SELDOM: u64 = 1000;
+
+/// There is no room for a frame at the host's device for now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+/// Why a frame was not sent. Nothing has happened then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotSent {
+    /// There is no room for now.
+    Full,
+    /// It says that it comes from somebody else.
+    Forged,
+}
+
+/// A network device of the host's.
+pub trait HostNetwork: Send {
+    /// Takes the next frame that has come, if there is one.
+    fn receive(&mut self) -> Option<Arc<Frame>>;
+    /// Makes room for further ones, in those frames that nobody else has any more. Says whether there is room for some.
+    fn make_room(&mut self) -> bool;
+    /// Sends a frame. The device may wait for [`HostNetwork::notify`] until it looks for it.
+    ///
+    /// # Errors
+    /// [`Full`].
+    fn send(&mut self, frame: &Arc<Frame>) -> Result<(), Full>;
+    /// Lets frames go that were sent, and are done with.
+    fn reclaim(&mut self);
+    /// Tells the device of what was sent.
+    fn notify(&mut self);
+    /// Its interrupt is noticed: what comes after this interrupts anew.
+    fn acknowledge(&mut self);
+}
+
+/// What went through, for the world. All only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Frames from the world.
+    pub received: u64,
+    /// Frames to the world.
+    pub sent: u64,
+    /// Of those from the world, the ones that say they come from a VM, or a group.
+    pub forged: u64,
+}
+
+/// Somebody on the network.
+#[derive(Debug, Default)]
+struct Member {
+    /// Whose it is. The world is nobody's.
+    user: Option<Handle>,
+    /// Whether there is a driver that takes frames.
+    is_up: bool,
+    /// Frames for it, whose they are, and since when they wait.
+    queue: VecDeque<(usize, Arc<Frame>, u64)>,
+    /// How many of them are the world's.
+    of_world: usize,
+    /// Whether one has waited for too long, and none was taken in time since.
+    is_stuck: bool,
+    /// Frames for it that were lost.
+    lost: u64,
+}
+
+impl Member {
+    /// A frame for it. If it takes none, the oldest of those that wait are lost, until this is the only one.
+    fn push(&mut self, from: usize, frame: &Arc<Frame>, now: u64, patience: u64) {
+        if self.is_too_late(now, patience) {
+            self.lost += (0..LOST_AT_ONCE).filter(|_| self.pop()).count() as u64;
+        }
+        if from == WORLD && self.of_world == SHARE {
+            self.lost += 1;
+        } else {
+            self.of_world += usize::from(from == WORLD);
+            self.queue.push_back((from, Arc::clone(frame), now));
+        }
+    }
+
+    /// Takes the oldest one out, if there is one.
+    fn pop(&mut self) -> bool {
+        let taken = self.queue.pop_front();
+        self.of_world -= usize::from(matches!(taken, Some((WORLD, ..))));
+        taken.is_some()
+    }
+
+    /// Whether what waits has waited for too long.
+    fn is_too_late(&mut self, now: u64, patience: u64) -> bool {
+        self.is_stuck |= self.queue.front().is_some_and(|(.., since)| now.saturating_sub(*since) > patience);
+        self.is_stuck && !self.queue.is_empty()
+    }
+
+    fn expire(&mut self, now: u64, patience: u64) {
+        if self.is_too_late(now, patience) {
+            self.lost += self.queue.len() as u64;
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.queue.clear();
+        self.of_world = 0;
+    }
+
+    fn start_over(&mut self) {
+        self.clear();
+        (self.is_up, self.is_stuck) = (false, false);
+    }
+}
+
+/// A VM's bit. The world is never looked after like them.
+const fn bit(member: usize) -> u64 {
+    1 << (member - 1)
+}
+
+struct Inner {
+    switch: Switch,
+    members: Vec<Member>,
+    world: Option<Box<dyn HostNetwork>>,
+    /// Whether the world's device is to be told of frames.
+    has_sent: bool,
+    counts: Counts,
+    /// In ticks.
+    patience: u64,
+    /// The member whose frames were looked at last, for such as nobody takes.
+    hand: usize,
+}
+
+impl Inner {
+    /// Sends a frame of a member's where it goes. Returns the members that got it, by bit.
+    fn send(&mut self, from: usize, frame: &Arc<Frame>, now: u64) -> Result<u64, NotSent> {
+        let route = self.switch.route(from, frame.source(), frame.destination());
+        let route = route.map_err(|_| NotSent::Forged)?;
+        if from != WORLD
+            && matches!(route, Route::All | Route::To(WORLD))
+            && let Some(world) = &mut self.world
+        {
+            world.send(frame).map_err(|Full| NotSent::Full)?;
+            self.has_sent = true;
+            self.counts.sent += 1;
+        }
+        let mut due = 0;
+        let patience = self.patience;
+        for (to, member) in self.members.iter_mut().enumerate() {
+            let is_for = match route {
+                Route::To(this) => to == this,
+                Route::All => to != from,
+                Route::Nowhere => false,
+            };
+            if is_for && member.is_up {
+                member.push(from, frame, now, patience);
+                due |= bit(to);
+            }
+        }
+        Ok(due)
+    }
+
+    /// Frames that nobody takes are lost: their senders need them. Of some members; of others the next time.
+    fn expire(&mut self, now: u64) {
+        for _ in 0..AT_ONCE {
+            self.hand = (self.hand + 1) % self.members.len();
+            self.members[self.hand].expire(now, self.patience);
+        }
+        self.world.iter_mut().for_each(|world| world.reclaim());
+    }
+}
+
+struct Shared {
+    inner: Mutex<Inner>,
+    /// Members (by bit) that frames wait for, and that are still to be looked after.
+    due: AtomicU64,
+    /// The member that was looked after last.
+    last: AtomicU64,
+    /// More may have come from the world.
+    has_more: AtomicBool,
+    /// Ticks of a second.
+    timebase: u64,
+}
+
+/// The network.
+#[derive(Clone)]
+pub struct Network(Arc<Shared>);
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Network").field("switch", &self.0.inner.lock().switch).finish_non_exhaustive()
+    }
+}
+
+impl Network {
+    /// One for cards of those addresses, 64 at most, and a device of the host's if there is one. A second of the host's has so many ticks.
+    #[must_use]
+    pub fn new(macs: impl IntoIterator<Item = Mac>, world: Option<Box<dyn HostNetwork>>, timebase: u64) -> Self {
+        let macs: Vec<Mac> = macs.into_iter().take(u64::BITS as usize).collect();
+        let mut members = Vec::new();
+        members.resize_with(macs.len() + 1, Member::default);
+        let inner = Inner {
+            switch: Switch::new(macs),
+            members,
+            world,
+            has_sent: false,
+            counts: Counts::default(),
+            patience: timebase / PATIENCE,
+            hand: 0,
+        };
+        let (due, last, has_more) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        Self(Arc::new(Shared { inner: Mutex::new(inner), due, last, has_more, timebase }))
+    }
+
+    /// Where the card of that address is plugged in.
+    #[must_use]
+    pub fn plug(&self, mac: Mac) -> Option<Plug> {
+        let member = self.0.inner.lock().switch.owner(mac)?;
+        Some(Plug { network: self.clone(), member, mac })
+    }
+
+    /// What went through.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.0.inner.lock().counts
+    }
+
+    /// Whether something is left to be done, for members or for the world.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.0.due.load(SeqCst) != 0 || self.0.has_more.load(SeqCst)
+    }
+
+    /// The slot of a VM that frames wait for, or of any.
+    #[must_use]
+    pub fn any_user(&self) -> usize {
+        let (due, inner) = (self.0.due.load(SeqCst), self.0.inner.lock());
+        let is_due = |at: usize| at != WORLD && due & bit(at) != 0;
+        let first = (0..inner.members.len()).find(|at| is_due(*at)).and_then(|at| inner.members[at].user);
+        first.or_else(|| inner.members.iter().find_map(|member| member.user)).map_or(0, |user| user.slot)
+    }
+
+    /// The host's device has interrupted.
+    pub fn acknowledge(&self) {
+        self.0.inner.lock().world.iter_mut().for_each(|world| world.acknowledge());
+        self.0.has_more.store(true, SeqCst);
+    }
+
+    /// Takes some of the frames that have come from the world, if there may be any.
+    pub fn take_in(&self, now: u64) {
+        if !self.0.has_more.swap(false, SeqCst) {
+            return;
+        }
+        let mut inner = self.0.inner.lock();
+        let Some(mut world) = inner.world.take() else { return };
+        let (mut due, mut taken) = (0, 0);
+        while taken < BATCH
+            && let Some(frame) = world.receive()
+        {
+            taken += 1;
+            inner.counts.received += 1;
+            match inner.send(WORLD, &frame, now) {
+                Ok(members) => due |= members,
+                Err(_) => inner.counts.forged += 1,
+            }
+        }
+        let has_room = world.make_room();
+        inner.world = Some(world);
+        if !has_room {
+            // Nothing comes, and nothing interrupts, while others have all its frames.
+            inner.expire(now);
+        }
+        drop(inner);
+        self.0.due.fetch_or(due, SeqCst);
+        if taken == BATCH || !has_room {
+            self.0.has_more.store(true, SeqCst);
+        }
+    }
+
+    /// The next member that frames wait for: whose it is, and how many there are.
+    #[must_use]
+    pub fn next_due(&self) -> Option<(Handle, usize)> {
+        loop {
+            let due = self.0.due.load(SeqCst);
+            if due == 0 {
+                return None;
+            }
+            // Whoever comes behind the one that was looked after last.
+            let last = self.0.last.load(SeqCst);
+            let behind = due & u64::MAX.checked_shl(last as u32).unwrap_or(0);
+            let at = if behind == 0 { due } else { behind }.trailing_zeros() as usize + 1;
+            self.0.last.store(at as u64, SeqCst);
+            if self.0.due.fetch_and(!bit(at), SeqCst) & bit(at) != 0 {
+                let mut inner = self.0.inner.lock();
+                let member = &mut inner.members[at];
+                match member.user {
+                    Some(user) if !member.queue.is_empty() => return Some((user, member.queue.len())),
+                    Some(_) => {}
+                    None => member.start_over(),
+                }
+            }
+        }
+    }
+
+    /// A VM that frames waited for is gone.
+    pub fn forget(&self, user: Handle) {
+        let mut inner = self.0.inner.lock();
+        if let Some(at) = inner.members.iter().position(|member| member.user == Some(user)) {
+            inner.members[at].start_over();
+            inner.switch.forget(at);
+        }
+    }
+}
+
+/// Where a VM's card is plugged in.
+#[derive(Clone, Debug)]
+pub struct Plug {
+    network: Network,
+    member: usize,
+    mac: Mac,
+}
+
+impl Plug {
+    /// The card's address.
+    #[must_use]
+    pub const fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&mut Inner) -> R) -> R {
+        act(&mut self.network.0.inner.lock())
+    }
+
+    /// Whose card it is from now on.
+    pub fn set_user(&self, user: Handle) {
+        self.with(|inner| inner.members[self.member].user = Some(user));
+    }
+
+    /// There is a driver that takes frames.
+    pub fn come_up(&self) {
+        self.with(|inner| inner.members[self.member].is_up = true);
+    }
+
+    /// Sends a frame. Returns how many members got it.
+    ///
+    /// # Errors
+    /// [`NotSent`].
+    pub fn send(&self, frame: &Arc<Frame>, now: u64) -> Result<u32, NotSent> {
+        let due = self.with(|inner| inner.send(self.member, frame, now))?;
+        if due != 0 {
+            self.network.0.due.fetch_or(due, SeqCst);
+        }
+        Ok(due.count_ones())
+    }
+
+    /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
+    #[must_use]
+    pub fn seldom(&self) -> u64 {
+        self.network.0.timebase / SELDOM
+    }
+
+    /// The host's device is told of what was sent to it, if anything was.
+    pub fn flush(&self) {
+        self.with(|inner| {
+            if core::mem::take(&mut inner.has_sent) {
+                inner.world.iter_mut().for_each(|world| world.notify());
+            }
+        });
+    }
+
+    /// The sender has no frame left: gets those back that nobody takes.
+    pub fn expire(&self, now: u64) {
+        self.with(|inner| inner.expire(now));
+    }
+
+    /// The first frame that waits for it, which stays there.
+    #[must_use]
+    pub fn next(&self) -> Option<Arc<Frame>> {
+        self.with(|inner| inner.members[self.member].queue.front().map(|(_, frame, _)| Arc::clone(frame)))
+    }
+
+    /// That one is done with, unless it has been lost meanwhile.
+    pub fn taken(&self, frame: &Arc<Frame>, now: u64) {
+        self.with(|inner| {
+            let patience = inner.patience;
+            let member = &mut inner.members[self.member];
+            let Some((_, first, since)) = member.queue.front() else { return };
+            if Arc::ptr_eq(first, frame) {
+                member.is_stuck &= now.saturating_sub(*since) > patience;
+                let _ = member.pop();
+            }
+        });
+    }
+
+    /// Frames for it that were lost because it took none.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.with(|inner| inner.members[self.member].lost)
+    }
+
+    /// The card starts over: what waits for it is nobody's any more.
+    pub fn start_over(&self) {
+        self.with(|inner| {
+            inner.members[self.member].start_over();
+            inner.switch.forget(self.member);
+        });
+    }
+}

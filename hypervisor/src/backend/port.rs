@@ -1,0 +1,315 @@
+//! Ports, by which guests reach devices of the host's: [disks](crate::backend::disks), [shares](crate::backend::shares).
+//!
+//! ```text
+//!  guest's memory ◄── copied ──► units of the port's buffer ◄── the host's device ──► its file
+//!     the VM's                    Gnomon's own, for ever
+//! ```
+//!
+//! What the host's device writes is never a guest's memory, nor is what it reads, but for what a guest has [lent](mmu::frames::Loan) to a
+//! disk: it is a *buffer* that belongs to the *port* from the start
+//! of the machine to its end. So whatever becomes of a VM while a request of its is in flight, the device writes where nobody else
+//! is. A port is one VM's, and so what is left in its buffer is nobody else's either.
+//!
+//! The buffer is divided into *units*. Who asks for something takes some, fills them or has them filled, and gives them back. When
+//! a VM, or its driver, starts over, all that was asked for before is forgotten: units come free as the device finishes with them, and
+//! nothing is asked for on behalf of the next life until it has finished with all.
+
+use crate::slots::Handle;
+use crate::sync::Mutex;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// Units of a port's buffer.
+pub const UNITS: usize = 64;
+/// Bytes of a unit.
+pub const UNIT_BYTES: usize = 8 << 10;
+
+/// What a request that was begun is known by until it is finished.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Token(pub u16);
+
+/// Why a request was not begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotBegun {
+    /// There are as many as the device takes at a time: one has to be finished first.
+    Busy,
+    /// The device refuses it.
+    Failed,
+}
+
+/// Units that follow each other.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Units {
+    /// The first one.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+}
+
+impl Units {
+    /// None: for what has no data.
+    pub const NONE: Self = Self { first: 0, count: 0 };
+
+    /// Bytes that they have.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        self.count * UNIT_BYTES
+    }
+
+    /// A bit for each.
+    const fn mask(self) -> u64 {
+        ((1 << self.count) - 1) << self.first
+    }
+}
+
+/// What a device is asked for.
+pub trait Request: Copy {
+    /// The units that it goes through.
+    fn units(&self) -> Units;
+}
+
+/// A device of the host's, with a buffer of [`UNITS`] units.
+pub trait HostDevice: Send {
+    /// What it is asked for.
+    type Asked: Request;
+    /// What comes of that.
+    type Outcome: Copy;
+
+    /// Units of its buffer, none of which is in flight.
+    fn buffer(&mut self, units: Units) -> &mut [u8];
+    /// Begins what is asked. The units are the device's until it is finished.
+    ///
+    /// # Errors
+    /// Why not. Nothing has happened then.
+    fn begin(&mut self, asked: &Self::Asked) -> Result<Token, NotBegun>;
+    /// A request that was finished since the last time, and what has come of it.
+    fn finished(&mut self) -> Option<(Token, Self::Outcome)>;
+    /// Its interrupt is noticed: what is finished after this interrupts anew.
+    fn acknowledge(&mut self);
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    token: Token,
+    units: Units,
+    /// By what who has asked knows it.
+    tag: usize,
+    /// The life that has asked.
+    life: u64,
+    /// What was lent for it, that the device reads: bytes, and pieces.
+    lent: Lent,
+}
+
+/// How much is lent for a request: bytes, and pieces.
+pub(crate) type Lent = (usize, usize);
+
+/// Nothing is.
+pub(crate) const NOT_LENT: Lent = (0, 0);
+
+/// A port, with what is under way.
+pub struct Port<D: HostDevice + ?Sized> {
+    device: Box<D>,
+    /// Most requests in flight.
+    most_flying: usize,
+    /// Whose it is.
+    user: Option<Handle>,
+    /// Counts how often its user has started over.
+    life: u64,
+    /// Units that are nobody's, by bit.
+    free: u64,
+    flying: Vec<Flight>,
+    /// What is finished and was asked by this life: what it was, and what has come of it.
+    landed: VecDeque<(usize, D::Outcome)>,
+    /// Whether its user looks after several of those at once.
+    pub(crate) gathers: bool,
+}
+
+impl<D: HostDevice + ?Sized> fmt::Debug for Port<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port").field("user", &self.user).field("flying", &self.flying).finish_non_exhaustive()
+    }
+}
+
+impl<D: HostDevice + ?Sized> Port<D> {
+    /// One that nobody has yet, with so many requests in flight at most.
+    pub(crate) fn of(device: Box<D>, most_flying: usize) -> Self {
+        let (flying, landed) = (Vec::new(), VecDeque::new());
+        Self { device, most_flying, user: None, life: 0, free: u64::MAX, flying, landed, gathers: false }
+    }
+
+    /// Whose it is from now on.
+    pub const fn set_user(&mut self, user: Handle) {
+        self.user = Some(user);
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub const fn user(&self) -> Option<Handle> {
+        self.user
+    }
+
+    /// The device itself.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Takes so many units that follow each other, fewer than all, if there are as many.
+    pub(crate) fn take_exactly(&mut self, count: usize) -> Option<Units> {
+        let starts = (1..count).fold(self.free, |starts, n| starts & self.free >> n);
+        let units = (starts != 0).then(|| Units { first: starts.trailing_zeros() as usize, count })?;
+        self.free &= !units.mask();
+        Some(units)
+    }
+
+    /// Gives units back.
+    pub const fn give(&mut self, units: Units) {
+        self.free |= units.mask();
+    }
+
+    /// The bytes of units that were taken and are not in flight.
+    pub fn buffer(&mut self, units: Units) -> &mut [u8] {
+        self.device.buffer(units)
+    }
+
+    /// Begins what is asked. It is known by `tag` when it has landed; until it has, its units are the device's.
+    ///
+    /// # Errors
+    /// Why not. Nothing has happened then. That the device is [`NotBegun::Busy`] means that something is in flight.
+    pub fn begin(&mut self, asked: &D::Asked, tag: usize) -> Result<(), NotBegun> {
+        self.begin_by(|device| device.begin(asked), (asked.units(), NOT_LENT), tag)
+    }
+
+    /// The same for what `begin` begins.
+    pub(crate) fn begin_by(
+        &mut self,
+        begin: impl FnOnce(&mut D) -> Result<Token, NotBegun>,
+        (units, lent): (Units, Lent),
+        tag: usize,
+    ) -> Result<(), NotBegun> {
+        if self.is_full() {
+            return Err(NotBegun::Busy);
+        }
+        let token = match begin(&mut self.device) {
+            Err(NotBegun::Busy) if self.flying.is_empty() => return Err(NotBegun::Failed),
+            begun => begun?,
+        };
+        self.flying.push(Flight { token, units, tag, life: self.life, lent });
+        Ok(())
+    }
+
+    /// Whether as many requests are in flight as may be.
+    #[must_use]
+    pub const fn is_full(&self) -> bool {
+        self.flying.len() >= self.most_flying
+    }
+
+    /// How many requests are in flight.
+    #[must_use]
+    pub const fn flying(&self) -> usize {
+        self.flying.len()
+    }
+
+    /// What has landed first of all that is still to be looked after: its tag, and what has come of it.
+    pub fn landed(&mut self) -> Option<(usize, D::Outcome)> {
+        self.collect();
+        self.landed_before()
+    }
+
+    /// The same of what the device was known to have finished.
+    pub(crate) fn landed_before(&self) -> Option<(usize, D::Outcome)> {
+        self.landed.front().copied()
+    }
+
+    /// That has been looked after.
+    pub fn forget_landed(&mut self) {
+        self.landed.pop_front();
+    }
+
+    /// Whether something is in flight that an earlier life has asked for.
+    #[must_use]
+    pub fn has_strangers(&self) -> bool {
+        self.flying.iter().any(|flight| flight.life != self.life)
+    }
+
+    /// Whether one of those reads what was lent for it.
+    pub(crate) fn has_lent_strangers(&self) -> bool {
+        self.flying.iter().any(|flight| flight.lent != NOT_LENT && flight.life != self.life)
+    }
+
+    /// Whether what this life knows by that tag is in flight.
+    pub(crate) fn is_flying(&self, tag: usize) -> bool {
+        self.flying.iter().any(|flight| flight.tag == tag && flight.life == self.life)
+    }
+
+    /// The device's interrupt is noticed.
+    pub(crate) fn acknowledge(&mut self) {
+        self.device.acknowledge();
+    }
+
+    /// Looks what the device has finished.
+    pub(crate) fn collect(&mut self) {
+        while self.collect_one().is_some() {}
+    }
+
+    /// Looks whether the device has finished something, and says what was lent for it: that is not any more.
+    pub(crate) fn collect_one(&mut self) -> Option<Lent> {
+        let (token, outcome) = self.device.finished()?;
+        let at = self.flying.iter().position(|flight| flight.token == token);
+        let Some(at) = at else { panic!("a device has finished what was not begun") };
+        let flight = self.flying.swap_remove(at);
+        if flight.life == self.life {
+            self.landed.push_back((flight.tag, outcome));
+        } else {
+            self.give(flight.units);
+        }
+        Some(flight.lent)
+    }
+
+    /// Its user starts over: what was asked for is nobody's any more.
+    pub fn start_over(&mut self) {
+        self.life += 1;
+        self.gathers = false;
+        self.landed.clear();
+        self.free = self.flying.iter().fold(u64::MAX, |free, flight| free & !flight.units.mask());
+    }
+}
+
+/// Ports of one kind, by the numbers of their devices.
+pub struct Ports<D: HostDevice + ?Sized>(Vec<(u32, Arc<Mutex<Port<D>>>)>);
+
+impl<D: HostDevice + ?Sized> Ports<D> {
+    /// Those, each with its number.
+    pub(crate) fn of(ports: impl Iterator<Item = (u32, Port<D>)>) -> Self {
+        Self(ports.map(|(number, port)| (number, Arc::new(Mutex::new(port)))).collect())
+    }
+
+    /// The port of the device of that number.
+    #[must_use]
+    pub fn get(&self, number: u32) -> Option<&Arc<Mutex<Port<D>>>> {
+        self.0.iter().find(|(other, _)| *other == number).map(|(_, port)| port)
+    }
+}
+
+// What is derived would ask the same of devices.
+impl<D: HostDevice + ?Sized> Default for Ports<D> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<D: HostDevice + ?Sized> Clone for Ports<D> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<D: HostDevice + ?Sized> fmt::Debug for Ports<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(number, _)| number)).finish()
+    }
+}

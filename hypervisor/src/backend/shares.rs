@@ -1,0 +1,79 @@
+//! Folders of the host's that guests reach, by [ports](crate::backend::port) of devices that speak the protocol 9P. A message and room for the
+//! answer to it lie in units that follow each other.
+
+use crate::backend::port;
+use crate::backend::port::{HostDevice, Request};
+pub use crate::backend::port::{NotBegun, Token, UNIT_BYTES, UNITS, Units};
+use alloc::boxed::Box;
+
+/// The longest message, in bytes: what `msize` is at most.
+pub const MOST_MESSAGE: usize = 128 << 10;
+/// Most messages in flight.
+pub const MOST_FLYING: usize = 32;
+
+/// A message for the host's device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Where it is, from their first byte on.
+    pub units: Units,
+    /// Its length, in bytes.
+    pub message: usize,
+    /// Room for the answer, in bytes, from [`Asked::answer_at`] on.
+    pub room: usize,
+}
+
+impl Asked {
+    /// Where in the units the answer is to be.
+    #[must_use]
+    pub const fn answer_at(&self) -> usize {
+        self.message.next_multiple_of(8)
+    }
+
+    /// Bytes of units that it needs.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.answer_at() + self.room
+    }
+}
+
+impl Request for Asked {
+    fn units(&self) -> Units {
+        self.units
+    }
+}
+
+/// A device of the host's. What comes of a message is how many bytes it says that the answer has.
+pub type HostShare = dyn HostDevice<Asked = Asked, Outcome = usize>;
+
+/// A share, with what is under way.
+pub type Port = port::Port<HostShare>;
+
+impl Port {
+    /// A share that nobody has yet.
+    #[must_use]
+    pub fn new(device: Box<HostShare>) -> Self {
+        Self::of(device, MOST_FLYING)
+    }
+
+    /// Takes units for so many bytes, fewer than all, if there are as many that follow each other.
+    pub fn take(&mut self, bytes: usize) -> Option<Units> {
+        self.take_exactly(bytes.div_ceil(UNIT_BYTES).clamp(1, UNITS - 1))
+    }
+
+    /// The device has interrupted.
+    pub fn attend(&mut self) {
+        self.acknowledge();
+        self.collect();
+    }
+}
+
+/// The shares of the host's that guests have, by their number.
+pub type Shares = port::Ports<HostShare>;
+
+impl Shares {
+    /// Those, each with its number.
+    #[must_use]
+    pub fn new(shares: impl IntoIterator<Item = (u32, Box<HostShare>)>) -> Self {
+        Self::of(shares.into_iter().map(|(number, device)| (number, Port::new(device))))
+    }
+}

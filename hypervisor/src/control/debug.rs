@@ -1,0 +1,324 @@
+//! A debugger at a VM ([`abi::control::debug`]): breakpoints, steps, registers, memory.
+//!
+//! A breakpoint is a `c.ebreak` in the guest's memory. Breakpoint exceptions come to Gnomon while a debugger is attached; those that
+//! are not the debugger's are given to the guest as ever. The VM is changed while it stands still only: so no vCPU has trapped at a
+//! breakpoint that is gone when its exit is handled. Who steps has `sie` 0 meanwhile, so that no interrupt leads away.
+
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::life::lifecycle;
+use crate::life::undone::{Done, Undone, answer, refuse};
+use crate::vm::breaks::{Break, State};
+use crate::vm::fetch::{Astray, guest_physical};
+use crate::vm::vcpu::{VcpuRun, request};
+use crate::vm::{Unreachable, Vm};
+use abi::control::Answer;
+use abi::control::debug::{Debug, MOST_BREAKS, MOST_READ, MOST_WRITE, Registers, Stopped};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use mmu::gstage::Ready;
+use rv::{Access, Addr, Gpa, Mode, PAGE_BYTES, Request, step};
+
+/// A vCPU on this hart has come to an `ebreak`. If that is the debugger's, its VM stops, and the vCPU finds that when it is about to
+/// enter its guest.
+pub fn stops<E: Env>(g: &Gnomon, run: &VcpuRun, env: &mut E) -> bool {
+    let vm = &run.vm;
+    if !vm.breaks.is_on() {
+        return false;
+    }
+    let satp = vm.translation.satp(run, env);
+    let Ok(gpa) = physical(vm, satp, run.context.pc, env) else { return false };
+    {
+        let mut state = vm.breaks.state.lock();
+        let Some(found) = state.all.iter().find(|at| at.gpa == gpa).copied() else { return false };
+        let id = run.shared.id;
+        let stopped = if found.is_for_step { Stopped::Stepped(id) } else { Stopped::AtBreak(id) };
+        // Others that come to one at the same time do so again when they go on.
+        state.stopped.get_or_insert(stopped);
+    }
+    if !lifecycle::pause(g, vm, env) {
+        // The others are aside already, or somebody else has just paused it.
+        g.post(&run.shared, request::PAUSE, env);
+    }
+    true
+}
+
+/// Does what a debugger asks for.
+pub fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Answer {
+    answer(act(g, vm, wish, env))
+}
+
+fn act<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Done<Answer> {
+    if wish == Debug::Attach {
+        return attach(g, vm, env);
+    }
+    if !vm.breaks.is_on() {
+        return refuse("no debugger is attached to it");
+    }
+    match wish {
+        Debug::Halt => return halt(g, vm, env),
+        Debug::Detach => return detach(g, vm, env),
+        Debug::State => return state(g, vm, env).map(Answer::Stopped),
+        _ if !is_still(g, vm) => return refuse("it has not stopped"),
+        _ => {}
+    }
+    match wish {
+        Debug::Registers(vcpu) => return with(g, vm, vcpu, |run| Answer::Registers(Box::new(registers(run)))),
+        Debug::SetRegister { vcpu, register, value } => with(g, vm, vcpu, |run| match register {
+            32 => run.context.pc = value & !1,
+            _ => run.context.set(register & 31, value),
+        })?,
+        Debug::Read { vcpu, at, bytes } => return read(g, vm, (vcpu, at, bytes), env).map(Answer::Memory),
+        Debug::Write { vcpu, at, bytes } => {
+            if bytes.len() > MOST_WRITE || at % PAGE_BYTES + bytes.len() as u64 > PAGE_BYTES {
+                return refuse("these are too many bytes, or on two pages");
+            }
+            let gpa = physical(vm, satp(g, vm, vcpu)?, at, env)?;
+            vm.write(g, gpa, &bytes, &mut Ready::Never, env)?;
+        }
+        Debug::Break { vcpu, at } => set(g, vm, (satp(g, vm, vcpu)?, at, false), env)?,
+        Debug::Unbreak(gva) => lift(g, vm, |at| !at.is_for_step && at.gva == gva, env)?,
+        Debug::Continue => {
+            vm.breaks.state.lock().stopped = None;
+            forget_code(g, vm, env);
+            lifecycle::resume(g, vm, env);
+        }
+        Debug::Step(vcpu) => make_step(g, vm, vcpu, env)?,
+        Debug::Attach | Debug::Halt | Debug::Detach | Debug::State => {}
+    }
+    Ok(Answer::Done)
+}
+
+fn attach<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
+    if vm.savings.lock().is_on() {
+        return refuse("a snapshot of it is being taken");
+    }
+    if vm.breaks.set_on(true) {
+        return refuse("another debugger is attached to it");
+    }
+    *vm.breaks.state.lock() = State::default();
+    let halted = halt(g, vm, env);
+    if halted.is_err() {
+        vm.breaks.set_on(false);
+    }
+    halted
+}
+
+fn detach<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
+    if !is_still(g, vm) {
+        // It may be about to start over; then there is nothing of the debugger's left in it.
+        return match halt(g, vm, env) {
+            Ok(_) => Err(Undone::Later),
+            Err(_) => {
+                *vm.breaks.state.lock() = State::default();
+                vm.breaks.set_on(false);
+                Ok(Answer::Done)
+            }
+        };
+    }
+    lift(g, vm, |_| true, env)?;
+    state(g, vm, env)?;
+    vm.breaks.set_on(false);
+    forget_code(g, vm, env);
+    lifecycle::resume(g, vm, env);
+    Ok(Answer::Done)
+}
+
+/// Has the VM stop: those of its vCPUs that have not are asked to leave their harts.
+fn halt<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
+    if lifecycle::pause(g, vm, env) {
+        return Ok(Answer::Done);
+    }
+    let out = g.vms.tenant(vm, |tenant| {
+        let aside = tenant.paused.as_ref()?;
+        let is_out = |id| !tenant.parked.contains_key(&id) && !aside.iter().any(|run| run.shared.id == id);
+        Some(vm.vcpus.iter().filter(|vcpu| is_out(vcpu.id)).collect::<Vec<_>>())
+    });
+    let Some(out) = out.flatten() else { return refuse("it does not run: it starts, or comes to its end") };
+    out.into_iter().for_each(|vcpu| g.post(vcpu, request::PAUSE, env));
+    Ok(Answer::Done)
+}
+
+/// Whether all vCPUs have left their harts.
+fn is_still(g: &Gnomon, vm: &Vm) -> bool {
+    g.vms.tenant(vm, |tenant| tenant.is_still()) == Some(true)
+}
+
+/// Whether it has stopped, and why. What was there for a step is taken away then.
+fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Stopped> {
+    if !is_still(g, vm) {
+        return Ok(Stopped::Not);
+    }
+    lift(g, vm, |at| at.is_for_step, env)?;
+    let (step, stopped) = {
+        let mut state = vm.breaks.state.lock();
+        (state.step.take(), state.stopped)
+    };
+    if let Some((vcpu, sie)) = step {
+        // It may have been started over meanwhile, and have set its own.
+        with(g, vm, vcpu, |run| run.csrs.vsie = if run.csrs.vsie == 0 { sie } else { run.csrs.vsie })?;
+    }
+    Ok(stopped.unwrap_or(Stopped::Halted))
+}
+
+/// Does something with a vCPU of a VM that stands still.
+fn with<T>(g: &Gnomon, vm: &Vm, vcpu: u32, act: impl FnOnce(&mut VcpuRun) -> T) -> Done<T> {
+    let done = g.vms.tenant(vm, |tenant| {
+        let aside = tenant.paused.iter_mut().flatten().find(|run| run.shared.id == vcpu);
+        aside.or_else(|| tenant.parked.get_mut(&vcpu)).map(|run| act(run))
+    });
+    done.flatten().map_or_else(|| refuse("it has no such vCPU"), Ok)
+}
+
+fn registers(run: &VcpuRun) -> Registers {
+    let csrs = &run.csrs;
+    Registers {
+        x: run.context.x,
+        pc: run.context.pc,
+        is_supervisor: run.mode == Mode::Supervisor,
+        sstatus: csrs.vsstatus,
+        sie: csrs.vsie,
+        stvec: csrs.vstvec,
+        sscratch: csrs.vsscratch,
+        sepc: csrs.vsepc,
+        scause: csrs.vscause,
+        stval: csrs.vstval,
+        satp: run.satp(),
+    }
+}
+
+fn satp(g: &Gnomon, vm: &Vm, vcpu: u32) -> Done<u64> {
+    with(g, vm, vcpu, |run| run.satp())
+}
+
+/// Where a virtual address leads by the guest's own tables, whatever they allow.
+fn physical<E: Env>(vm: &Vm, satp: u64, gva: u64, env: &E) -> Done<Addr<Gpa>> {
+    let guard = vm.memory.lock();
+    let Some(memory) = guard.as_ref() else { return refuse("it has no memory now") };
+    let any = Request { sum: true, mxr: true, hs_mxr: true, ..Request::supervisor(Access::Load) };
+    match guest_physical(&memory.space, satp, Addr::new(gva), &any, &env.mem()) {
+        Ok(gpa) => Ok(gpa),
+        Err(Astray::Refused) => refuse("the guest's tables lead nowhere there"),
+        Err(Astray::Away(_)) => refuse("the guest's tables for it are not in memory now"),
+    }
+}
+
+fn read<E: Env>(g: &Gnomon, vm: &Vm, (vcpu, at, bytes): (u32, u64, u32), env: &mut E) -> Done<Vec<u8>> {
+    let gpa = physical(vm, satp(g, vm, vcpu)?, at, env)?;
+    let count = u64::from(bytes.min(MOST_READ)).min(PAGE_BYTES - at % PAGE_BYTES);
+    let mut into = alloc::vec![0; count as usize];
+    vm.read(g, gpa, &mut into, &mut Ready::Never, env)?;
+    Ok(into)
+}
+
+/// Puts a breakpoint there, unless there is one.
+fn set<E: Env>(g: &Gnomon, vm: &Vm, (satp, gva, is_for_step): (u64, u64, bool), env: &mut E) -> Done<()> {
+    if gva % 2 != 0 {
+        return refuse("no instruction begins at an odd address");
+    }
+    let gpa = physical(vm, satp, gva, env)?;
+    {
+        let state = vm.breaks.state.lock();
+        if state.all.iter().any(|at| at.gpa == gpa) {
+            return Ok(());
+        }
+        // A step has room always.
+        if state.all.len() >= MOST_BREAKS && !is_for_step {
+            return refuse("it has as many breakpoints as there may be");
+        }
+    }
+    let mut original = [0; 2];
+    vm.read(g, gpa, &mut original, &mut Ready::Never, env)?;
+    vm.write(g, gpa, &step::C_EBREAK.to_le_bytes(), &mut Ready::Never, env)?;
+    vm.breaks.state.lock().all.push(Break { gva, gpa, original, is_for_step });
+    Ok(())
+}
+
+/// Takes those breakpoints away. Where the guest has something else by now, that stays.
+fn lift<E: Env>(g: &Gnomon, vm: &Vm, which: impl Fn(&Break) -> bool, env: &mut E) -> Done<()> {
+    loop {
+        let found = vm.breaks.state.lock().all.iter().copied().find(|at| which(at));
+        let Some(found) = found else { return Ok(()) };
+        let mut now = [0; 2];
+        let there = vm.read(g, found.gpa, &mut now, &mut Ready::Never, env);
+        let back = match there {
+            Ok(()) if now == step::C_EBREAK.to_le_bytes() => {
+                vm.write(g, found.gpa, &found.original, &mut Ready::Never, env)
+            }
+            there => there,
+        };
+        if back.is_err_and(Unreachable::is_for_now) {
+            return Err(Undone::Later);
+        }
+        vm.breaks.state.lock().all.retain(|at| *at != found);
+    }
+}
+
+/// Before they go on, its vCPUs forget the code that they have fetched.
+fn forget_code<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    vm.vcpus.iter().for_each(|vcpu| g.post(vcpu, request::FENCE_I, env));
+}
+
+/// Lets that vCPU execute one instruction, while the others stay where they are.
+fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
+    let is_aside = g.vms.tenant(vm, |tenant| tenant.paused.iter().flatten().any(|run| run.shared.id == vcpu));
+    if is_aside != Some(true) {
+        return refuse("this vCPU is not started");
+    }
+    let (now, is_later) = (with(g, vm, vcpu, |run| registers(run))?, core::cell::Cell::new(false));
+    let mut fetch = |at: u64| {
+        let mut half = |at: u64| {
+            let mut bytes = [0; 2];
+            let gpa = physical(vm, now.satp, at, env).ok()?;
+            let there = vm.read(g, gpa, &mut bytes, &mut Ready::Never, env);
+            is_later.set(is_later.get() || there.is_err_and(Unreachable::is_for_now));
+            there.is_ok().then_some(u32::from(u16::from_le_bytes(bytes)))
+        };
+        let low = half(at)?;
+        if low & 3 == 3 { Some(half(at.wrapping_add(2))? << 16 | low) } else { Some(low) }
+    };
+    let insn = fetch(now.pc);
+    let mut next = Vec::with_capacity(step::MOST + 1);
+    step::successors((now.pc, &now.x), now.sepc, &mut fetch, |at| next.push(at));
+    if is_later.get() {
+        return Err(Undone::Later);
+    }
+    let is_wait = insn == Some(step::WFI);
+    if is_wait || next == [now.pc] {
+        // WFI may do nothing, and what jumps to itself has arrived.
+        with(g, vm, vcpu, |run| run.context.skip(if is_wait { 4 } else { 0 }))?;
+        vm.breaks.state.lock().stopped = Some(Stopped::Stepped(vcpu));
+        return Ok(());
+    }
+    // It may trap, too.
+    next.push(now.stvec & !3);
+    let mut count = 0;
+    for at in next.into_iter().filter(|at| *at != now.pc) {
+        match set(g, vm, (now.satp, at, true), env) {
+            Ok(()) => count += 1,
+            Err(Undone::Later) => return Err(Undone::Later),
+            // Nothing is there: then a trap comes first.
+            Err(Undone::Refused(_)) => {}
+        }
+    }
+    if count == 0 {
+        return refuse("no instruction can follow: neither this one's successors nor its trap handler are mapped");
+    }
+    let uses_sie = insn.is_some_and(|insn| insn & 0x7f == 0x73 && insn >> 12 & 7 != 0 && insn >> 20 == 0x104);
+    {
+        let mut state = vm.breaks.state.lock();
+        state.stopped = None;
+        state.step = (!uses_sie).then_some((vcpu, now.sie));
+    }
+    if !uses_sie {
+        with(g, vm, vcpu, |run| run.csrs.vsie = 0)?;
+    }
+    forget_code(g, vm, env);
+    let run = g.vms.tenant(vm, |tenant| {
+        let aside = tenant.paused.as_mut()?;
+        let at = aside.iter().position(|run| run.shared.id == vcpu)?;
+        Some(aside.swap_remove(at))
+    });
+    run.flatten().into_iter().for_each(|run| g.start(run, env));
+    Ok(())
+}

@@ -1,0 +1,9 @@
+//! The control channel: requests of clients, the debugger, statistics, ports of VMs, and the balloon's target.
+
+pub mod ballooning;
+pub mod connections;
+pub mod debug;
+mod requests;
+pub mod stats;
+
+pub use requests::{answer_frame, attend, go_on};

@@ -1,0 +1,258 @@
+//! All counters, gathered for programs and for people.
+
+use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
+use crate::gnomon::Gnomon;
+use crate::measure::counters::VcpuCounters;
+use crate::vm::Vm;
+use crate::vm::vms::Report;
+use abi::record::{Record, Stats, VmStats};
+use alloc::collections::BTreeMap;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use mmu::frames::Owner;
+use mmu::shadow::Counters;
+
+impl Gnomon {
+    /// Prints all counters, for programs and for people.
+    pub fn print_stats(&self) {
+        let stats = self.stats();
+        let console = &self.console;
+        for vm in &stats.vms {
+            console.say(&alloc::format!("counters of {}:", vm.vm));
+            for (name, count) in vm.counters.iter().filter(|(_, count)| **count != 0) {
+                console.say(&alloc::format!("  {name:24} {count}"));
+            }
+        }
+        console.say("counters of the host:");
+        for (name, count) in &stats.host {
+            console.say(&alloc::format!("  {name:24} {count}"));
+        }
+        console.record(&Record::Stats(stats));
+    }
+
+    /// Prints all tunables, for people.
+    pub fn print_tunables(&self) {
+        for (name, value) in self.tunables.each() {
+            self.console.say(&alloc::format!("  {name} = {value}"));
+        }
+    }
+
+    /// Sets a tunable (`name=value`), and says so, or why not.
+    pub fn change(&self, setting: &str) {
+        match self.tunables.set(setting) {
+            Ok(()) => self.console.say(&alloc::format!("set: {setting}")),
+            Err(why) => self.console.say(&alloc::format!("{why}")),
+        }
+    }
+
+    /// All counters as they stand.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        // What is gathered below is in the heap as well.
+        let host = self.host_counters();
+        // None goes meanwhile: each is told of once.
+        let gone = self.vms.reports();
+        let mut all: Vec<Report> = gone.iter().cloned().chain(self.vms.all().map(|vm| self.report(&vm))).collect();
+        let gone_count = gone.len() as u64;
+        drop(gone);
+        all.sort_by_key(|report| report.number);
+        let named = |(name, count): (&str, u64)| (name.to_string(), count);
+        let told =
+            |report: Report| VmStats { vm: report.name, counters: report.counters.into_iter().map(named).collect() };
+        let vms = all.into_iter().map(told).collect();
+        let mut host: BTreeMap<_, _> = host.into_iter().map(named).collect();
+        host.insert("vms.gone".into(), gone_count);
+        Stats { vms, host }
+    }
+
+    /// Those of Gnomon itself.
+    #[must_use]
+    pub fn host_counters(&self) -> BTreeMap<&'static str, u64> {
+        let heap = (self.heap)();
+        let mut host = BTreeMap::new();
+        for (name, count) in self.harts.iter().flat_map(|hart| hart.counters.each()) {
+            *host.entry(name).or_default() += count;
+        }
+        let frames = self.frames();
+        host.insert("frames.total", frames.total_count());
+        host.insert("frames.free", frames.free_count());
+        host.extend(frames.each_zeroed());
+        host.insert("frames.images", frames.usage(Owner::Host).image);
+        host.extend(self.pager.each());
+        let network = self.offer.network.counts();
+        host.insert("net.world_received", network.received);
+        host.insert("net.world_sent", network.sent);
+        host.insert("net.world_forged", network.forged);
+        host.insert("heap.waits", heap.waits);
+        host.insert("heap.used", heap.used);
+        host.insert("heap.at_start", self.heap_at_start);
+        host.insert("vms.most", self.vms.most() as u64);
+        host.insert("vms.gone", self.vms.reports().len() as u64);
+        host
+    }
+
+    /// What a VM has done.
+    #[must_use]
+    pub fn report(&self, vm: &Vm) -> Report {
+        // By their places first: there may be many vCPUs.
+        let mut sums: Vec<(&str, u64)> = VcpuCounters::default().each().collect();
+        for vcpu in &vm.vcpus {
+            sums.iter_mut().zip(vcpu.counters.each()).for_each(|((_, sum), (_, count))| *sum += count);
+        }
+        let mut counters: BTreeMap<&str, u64> = sums.into_iter().collect();
+        let mut space = vm.past.lock().space;
+        if let Some(memory) = vm.memory.lock().as_ref() {
+            space += *memory.space.counters();
+        }
+        counters.extend(g_stage(&space));
+        counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
+        {
+            let devices = vm.devices.lock();
+            counters.extend(devices.balloon.iter().flat_map(|device| balloon(device)));
+            counters.extend(devices.net.iter().flat_map(|device| net(device)));
+            counters.extend(devices.rng.iter().flat_map(|device| rng(device)));
+            counters.extend(devices.console.iter().flat_map(|device| console(device)));
+            counters.extend(
+                devices.console.iter().filter(|device| device.backend().has_ports()).flat_map(|device| ports(device)),
+            );
+            // Of these there may be several.
+            for (name, count) in devices.disks.iter().flat_map(disk).chain(devices.shares.iter().flat_map(share)) {
+                *counters.entry(name).or_default() += count;
+            }
+        }
+        let usage = self.frames().usage(vm.owner());
+        counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
+        Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
+    }
+}
+
+/// An address space's counters by name.
+fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 21] {
+    [
+        ("gstage.anonymous_4k", c.anonymous_4k),
+        ("gstage.anonymous_2m", c.anonymous_2m),
+        ("gstage.mega_denied", c.mega_denied),
+        ("gstage.image_4k", c.image_4k),
+        ("gstage.image_2m", c.image_2m),
+        ("gstage.copies", c.copies),
+        ("gstage.copies_2m", c.copies_2m),
+        ("gstage.promoted", c.promoted),
+        ("gstage.splits", c.splits),
+        ("gstage.joined_1g", c.joined_1g),
+        ("gstage.splits_1g", c.splits_1g),
+        ("gstage.spurious", c.spurious),
+        ("gstage.denied", c.denied),
+        ("gstage.tables", c.tables),
+        ("gstage.rested", c.rested),
+        ("gstage.revived", c.revived),
+        ("gstage.swapped_out", c.swapped_out),
+        ("gstage.swapped_in", c.swapped_in),
+        ("gstage.zero_pages", c.zero_pages),
+        ("gstage.clean", c.clean),
+        ("gstage.dirtied", c.dirtied),
+    ]
+}
+
+/// A balloon's counters by name.
+fn balloon(balloon: &Mmio<Balloon>) -> [(&'static str, u64); 10] {
+    let (counts, (target, actual)) = (balloon.backend().counts(), balloon.backend().target_and_actual());
+    let (notifications, malformed) = balloon.counts();
+    [
+        ("balloon.target", target),
+        ("balloon.actual", actual),
+        ("balloon.reported", counts.reported),
+        ("balloon.inflated", counts.inflated),
+        ("balloon.deflated", counts.deflated),
+        ("balloon.freed", counts.freed),
+        ("balloon.kept", counts.kept),
+        ("balloon.refused", counts.refused),
+        ("balloon.notifications", notifications),
+        ("balloon.malformed", malformed),
+    ]
+}
+
+/// A disk's counters by name.
+fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 13] {
+    let (counts, (notifications, malformed)) = (disk.backend().counts(), disk.counts());
+    [
+        ("disk.reads", counts.reads),
+        ("disk.writes", counts.writes),
+        ("disk.flushes", counts.flushes),
+        ("disk.discards", counts.discards),
+        ("disk.zeroes", counts.zeroes),
+        ("disk.bytes_read", counts.bytes_read),
+        ("disk.bytes_written", counts.bytes_written),
+        ("disk.bytes_lent", counts.bytes_lent),
+        ("disk.parts", counts.parts),
+        ("disk.errors", counts.errors),
+        ("disk.refused", counts.refused),
+        ("disk.notifications", notifications),
+        ("disk.malformed", malformed),
+    ]
+}
+
+/// A network card's counters by name.
+fn net(net: &Mmio<Net>) -> [(&'static str, u64); 10] {
+    let (counts, (notifications, malformed)) = (net.backend().counts(), net.counts());
+    [
+        ("net.frames_out", counts.frames_out),
+        ("net.bytes_out", counts.bytes_out),
+        ("net.frames_in", counts.frames_in),
+        ("net.bytes_in", counts.bytes_in),
+        ("net.refused", counts.refused),
+        ("net.forged", counts.forged),
+        ("net.unfit", counts.unfit),
+        ("net.lost", net.backend().plug().lost()),
+        ("net.notifications", notifications),
+        ("net.malformed", malformed),
+    ]
+}
+
+/// The counters of a source of random bytes by name.
+fn rng(rng: &Mmio<Rng>) -> [(&'static str, u64); 4] {
+    let (counts, (notifications, malformed)) = (rng.backend().counts(), rng.counts());
+    [
+        ("rng.bytes", counts.bytes),
+        ("rng.refused", counts.refused),
+        ("rng.notifications", notifications),
+        ("rng.malformed", malformed),
+    ]
+}
+
+/// A virtio console's counters by name.
+fn console(console: &Mmio<Console>) -> [(&'static str, u64); 5] {
+    let (counts, (notifications, malformed)) = (console.backend().counts(), console.counts());
+    [
+        ("console.bytes_out", counts.bytes_out),
+        ("console.bytes_in", counts.bytes_in),
+        ("console.refused", counts.refused),
+        ("console.notifications", notifications),
+        ("console.malformed", malformed),
+    ]
+}
+
+/// Those of ports by name, all of a VM's together.
+fn ports(console: &Mmio<Console>) -> [(&'static str, u64); 5] {
+    let counts = &console.backend().counts().ports;
+    [
+        ("ports.bytes_out", counts.bytes_out),
+        ("ports.bytes_in", counts.bytes_in),
+        ("ports.unheard", counts.unheard),
+        ("ports.refused", counts.refused),
+        ("ports.nonsense", counts.nonsense),
+    ]
+}
+
+/// A share's counters by name.
+fn share(share: &Mmio<Share>) -> [(&'static str, u64); 7] {
+    let (counts, (notifications, malformed)) = (share.backend().counts(), share.counts());
+    [
+        ("share.messages", counts.messages),
+        ("share.bytes_out", counts.bytes_out),
+        ("share.bytes_in", counts.bytes_in),
+        ("share.refused", counts.refused),
+        ("share.unfit", counts.unfit),
+        ("share.notifications", notifications),
+        ("share.malformed", malformed),
+    ]
+}

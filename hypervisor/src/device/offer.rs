@@ -1,0 +1,117 @@
+//! What the machine offers to guests.
+
+use crate::backend::disks::Disks;
+use crate::backend::entropy::Source;
+use crate::backend::network::Network;
+use crate::backend::shares::Shares;
+use crate::device::rtc::Clock;
+use crate::machine::isa::Isa;
+use crate::sync::Mutex;
+use abi::bundle::{MmuMode, VmConfig};
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use rv::{Exception, Format, Hpa, Pfn};
+
+/// What a guest's timer rests on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuestTimer {
+    /// Sstc: the guest has a comparator of its own.
+    Sstc,
+    /// SBI calls, and Gnomon's timer.
+    Sbi,
+}
+
+/// Where a guest's kernel runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuestMode {
+    /// VS mode, on harts with the H extension.
+    Virtual,
+    /// S mode itself, on harts without: in the firmware seat, with `mstatus.TVM` set.
+    Supervisor,
+}
+
+impl GuestMode {
+    /// The exception by which a guest's kernel calls the SBI.
+    #[must_use]
+    pub const fn sbi_call(self) -> Exception {
+        match self {
+            Self::Virtual => Exception::EcallFromVs,
+            Self::Supervisor => Exception::EcallFromS,
+        }
+    }
+
+    /// The exception of instructions that Gnomon makes trap. In S mode it is shared with instructions that are illegal.
+    #[must_use]
+    pub const fn privileged(self) -> Exception {
+        match self {
+            Self::Virtual => Exception::VirtualInstruction,
+            Self::Supervisor => Exception::IllegalInstruction,
+        }
+    }
+}
+
+/// Who denies guests the frame that poison leads to, so that what they do by it comes to Gnomon (mode `steered`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Denial {
+    /// PMP, which is Gnomon's: it is an access fault.
+    Pmp,
+    /// A G-stage of Gnomon's that maps RAM onto itself, and has a hole there ([`crate::machine::host_map::map_onto_itself`]): it is a guest-page
+    /// fault.
+    Hole {
+        /// The root of its table.
+        table: Pfn<Hpa>,
+    },
+    /// Nobody, since RAM ends behind what the harts' G-stage maps.
+    Nobody,
+}
+
+/// What the machine offers to guests; the same on every hart.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Where guests' kernels run.
+    pub guest: GuestMode,
+    /// The G-stage format in use. Without the H extension no hart walks it: such tables are what
+    /// shadow tables are made from.
+    pub g_format: &'static Format,
+    /// The formats that a guest's root register takes (`vsatp`; in S mode `satp`), the smallest first.
+    pub formats: Vec<&'static Format>,
+    /// Extensions that guests are told of, their own MMU's apart (`Translation::isa`).
+    pub isa: Isa,
+    /// Whether hardware can set A and D for guests behind a G-stage.
+    pub nested_svadu: bool,
+    /// Who denies guests frames, so that their faults can be steered.
+    pub denial: Denial,
+    /// `mmu-type` of guests' cpu nodes.
+    pub mmu_type: String,
+    /// Guests' timers.
+    pub timer: GuestTimer,
+    /// Bytes in a vector register, 0 without V.
+    pub vlenb: usize,
+    /// Ticks of `time` in a second.
+    pub timebase: u64,
+    /// The time of day, if the host knows it.
+    pub clock: Option<Clock>,
+    /// The host's disks that are for guests.
+    pub disks: Disks,
+    /// Folders of the host that are for guests.
+    pub shares: Shares,
+    /// Where guests' random bytes come from, if the host has a device for that.
+    pub entropy: Option<Arc<Mutex<Source>>>,
+    /// The network of guests.
+    pub network: Network,
+}
+
+impl Offer {
+    /// How a VM's memory is virtualized: as it asks for, or else as suits the harts best.
+    #[must_use]
+    pub fn mode(&self, config: &VmConfig) -> MmuMode {
+        config.mmu.unwrap_or(match self.guest {
+            GuestMode::Virtual => MmuMode::Nested,
+            // What the guest of a snapshot was told has to hold, and Svvptc does not where faults are steered.
+            GuestMode::Supervisor if config.restore.is_some() && config.svvptc => MmuMode::Lazy,
+            GuestMode::Supervisor if self.denial != Denial::Nobody && !config.svadu => MmuMode::Steered,
+            GuestMode::Supervisor => MmuMode::Lazy,
+        })
+    }
+}

@@ -1,0 +1,87 @@
+//! How calls are encoded (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
+
+use crate::exit::wait_for_memory;
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::hart::harts::each;
+use crate::vm::Unreachable;
+use crate::vm::outcome::Outcome;
+use crate::vm::sbi_error::Error;
+use crate::vm::vcpu::{Vcpu, VcpuRun};
+use abi::bundle::MAX_VCPUS;
+use alloc::sync::Arc;
+
+/// What a call returns to the guest: a value, or an error.
+pub(super) type Reply = Result<u64, Error>;
+
+/// How a call goes on.
+pub(super) enum Answer {
+    /// With a reply.
+    Reply(Reply),
+    /// With something else; what is to be said to the guest has been said.
+    Outcome(Outcome),
+    /// It cannot be done now: the guest makes the same call again.
+    Again,
+}
+
+/// The arguments a0 to a5 of a call.
+pub(super) type Args = [u64; 6];
+
+/// Says it to the guest.
+pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
+    let (error, value) = match reply {
+        Ok(value) => (0, value),
+        Err(e) => (e as i64 as u64, 0),
+    };
+    run.context.x[10] = error;
+    run.context.x[11] = value;
+}
+
+/// The vCPUs that a hart mask names, of `count`, as a set; an error if it names one that does not exist (SBI 2.0, chapter 3.1).
+#[inline(always)]
+pub(super) fn named(count: usize, mask: u64, base: u64) -> Result<u64, Error> {
+    const { assert!(MAX_VCPUS < 64, "a set of vCPUs is a word") };
+    let all = (1 << count) - 1;
+    match base {
+        u64::MAX => Ok(all),
+        // The mask covers 64 harts from `base`: every bit set must be a hart that exists.
+        0..64 if mask & !(all >> base) == 0 => Ok(mask << base),
+        _ if mask == 0 => Ok(0),
+        _ => Err(Error::InvalidParam),
+    }
+}
+
+/// The same, one after the other.
+pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
+    let vm = Arc::clone(&run.vm);
+    Ok(each(named(vm.vcpus.len(), mask, base)?).map(move |id| Arc::clone(&vm.vcpus[id])))
+}
+
+/// What a call comes to that cannot reach memory: `error`; or, if that is only not ready yet and nothing has happened, the
+/// `ecall` is executed once more: after what interrupts there are, or when the memory is there.
+pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
+    match why {
+        Unreachable::Waits { since } => {
+            run.context.pc = run.context.pc.wrapping_sub(4);
+            Answer::Outcome(wait_for_memory(g, run, since))
+        }
+        // The VM is leaving, and this vCPU about to be parked; or there is more to be done.
+        Unreachable::Later | Unreachable::Gone => Answer::Outcome(at_once(run)),
+        _ => Answer::Reply(Err(error)),
+    }
+}
+
+/// The `ecall` is executed once more, after what interrupts there are.
+pub(super) fn at_once(run: &mut VcpuRun) -> Outcome {
+    run.context.pc = run.context.pc.wrapping_sub(4);
+    Outcome::Resume
+}
+
+/// The console has no room, and nothing has happened yet: the `ecall` is executed once more when there is some.
+pub(super) fn again<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
+    run.context.pc = run.context.pc.wrapping_sub(4);
+    run.hold();
+    // After that, so that whoever looks finds it.
+    env.attend_soon(Some(run.vm.slot()));
+    Outcome::Later
+}

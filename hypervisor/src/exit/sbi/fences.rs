@@ -1,0 +1,63 @@
+//! RFENCE (SBI 2.0, chapter 8). A call returns when no target can use a translation, or an
+//! instruction, from before it: those in the guest have left it, and all fence before they enter.
+
+use super::encoding::{Args, Reply, targets};
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::hart::harts;
+use crate::vm::sbi_error::Error;
+use crate::vm::vcpu::{NOWHERE, VcpuRun, request};
+use core::sync::atomic::Ordering;
+use mmu::shadow::GuestFence;
+use rv::{Addr, Asid};
+use sbi_spec::rfnc;
+
+pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
+    let [mask, base, start, size, asid, _] = args;
+    let fence = match function {
+        rfnc::REMOTE_FENCE_I => None,
+        rfnc::REMOTE_SFENCE_VMA => Some(GuestFence { range: range(start, size), asid: None }),
+        rfnc::REMOTE_SFENCE_VMA_ASID => Some(GuestFence { range: range(start, size), asid: Some(Asid(asid as u16)) }),
+        // The guest's machine has no H extension.
+        _ => return Err(Error::NotSupported),
+    };
+    let mut on_harts = 0u64;
+    for vcpu in targets(run, mask, base)? {
+        run.shared.counters.fences_remote.bump();
+        let requests = match fence {
+            None => request::FENCE_I,
+            Some(fence) => {
+                vcpu.fences.lock().push(fence);
+                request::FENCES
+            }
+        };
+        vcpu.posted.fetch_or(requests, Ordering::SeqCst);
+        let is_urgent = fence.is_none_or(|fence| run.vm.translation.is_urgent(&vcpu, &fence));
+        let hart = vcpu.hart.load(Ordering::SeqCst);
+        if hart != NOWHERE && is_urgent {
+            on_harts |= 1 << hart;
+        }
+    }
+    harts::drive_out(&g.harts, run.vm.slot(), env, on_harts);
+    Ok(0)
+}
+
+/// The whole address space if start and size are 0, or size is all ones (SBI 2.0, chapter 8), or
+/// the range wraps.
+fn range(start: u64, size: u64) -> Option<(Addr<rv::Gva>, u64)> {
+    let whole = size == 0 || size == u64::MAX || start.checked_add(size).is_none();
+    (!whole).then(|| (Addr::new(start), size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges() {
+        assert_eq!(range(0, 0), None);
+        assert_eq!(range(0x1000, u64::MAX), None);
+        assert_eq!(range(u64::MAX - 1, 4096), None);
+        assert_eq!(range(0x1000, 8192), Some((Addr::new(0x1000), 8192)));
+    }
+}

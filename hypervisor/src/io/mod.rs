@@ -1,0 +1,6 @@
+//! Between a VM's devices and the rest: interrupt lines to its vCPUs, devices' access to guest memory, and the events of the
+//! host's devices.
+
+mod dma;
+pub mod lines;
+pub mod serial;

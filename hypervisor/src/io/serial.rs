@@ -1,0 +1,315 @@
+//! The host's serial port and the guests: what they print, and what is typed for them.
+
+use crate::backend::console::{Command, Left};
+use crate::backend::disks::Port;
+use crate::backend::shares;
+use crate::device::Outside;
+use crate::device::virtio::wire::net::RECEIVE;
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::io::lines;
+use crate::slots::Handle;
+use crate::sync::{Mutex, MutexGuard};
+use crate::vm::{Devices, Target, Vm};
+use core::sync::atomic::Ordering;
+
+const UART: Target = Target::Device(0);
+
+/// Prints output of a guest; returns how many bytes were taken. The others are to be offered again.
+pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usize {
+    let (taken, left) = g.console.write(guest, bytes);
+    if left == Left::More {
+        env.attend_soon(None);
+    }
+    taken
+}
+
+/// A disk has interrupted: whose it is goes on with what it has finished.
+pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
+    let (user, is_now) = {
+        let mut port = port.lock();
+        (port.user(), port.attend())
+    };
+    if is_now {
+        resume(g, user, env);
+    } else if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
+        Reach { g, vm: &vm, env, output: Output::Leave }.soon();
+    }
+}
+
+/// A share's device has interrupted: whose it is goes on with what was answered.
+pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E) {
+    let user = {
+        let mut port = port.lock();
+        port.attend();
+        port.user()
+    };
+    resume(g, user, env);
+}
+
+/// The host's entropy device has interrupted: whose bytes have come goes on.
+pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
+    let user = g.offer.entropy.as_ref().and_then(|source| source.lock().attend());
+    resume(g, user, env);
+}
+
+/// The VM goes on with what a device of the host's has done for it, if it is still there.
+fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
+    if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
+        give_moment(g, &vm, env);
+        deliver(g, env);
+    }
+}
+
+/// The host's network device has interrupted.
+pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
+    g.offer.network.acknowledge();
+    deliver(g, env);
+}
+
+/// Looks after those that frames wait for, and after what has come from the world: a portion, and what is left a moment later. To be
+/// called when a device may have sent something, with no lock held.
+#[inline]
+pub fn deliver<E: Env>(g: &Gnomon, env: &mut E) {
+    if g.offer.network.has_work() {
+        deliver_some(g, env);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
+    /// Frames in a portion.
+    const MOST: usize = 8;
+    let network = &g.offer.network;
+    network.take_in(env.now());
+    let mut done = 0;
+    while done < MOST
+        && let Some((user, frames)) = network.next_due()
+    {
+        match g.vms.get(user) {
+            Some(vm) => {
+                let mut devices = vm.devices.lock();
+                // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
+                if let Some(net) = &mut devices.net
+                    && !vm.is_frozen.load(Ordering::SeqCst)
+                {
+                    // What it sends is its own hart's to do.
+                    net.moment_of(RECEIVE, &mut Reach { g, vm: &vm, env, output: Output::Leave });
+                }
+                lines::settle_all(g, &vm, devices, env);
+            }
+            None => network.forget(user),
+        }
+        done += frames;
+    }
+    if network.has_work() {
+        // Any guest will do: whoever looks after one looks after these.
+        env.attend_soon(Some(network.any_user()));
+    }
+}
+
+/// The same, after what the guest's UART still has to send: nothing, if that is not taken.
+pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
+    if vm.has_moment.load(Ordering::SeqCst) {
+        give_moment(g, vm, env);
+        deliver(g, env);
+        if vm.has_moment.load(Ordering::SeqCst) {
+            let _ = g.console.print();
+            return 0;
+        }
+    }
+    print(g, vm.slot(), bytes, env)
+}
+
+/// Gives a guest's devices their moment, the UART among them: what that has to send is left with the console.
+fn give_moment<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    let mut devices = vm.devices.lock();
+    if vm.is_frozen.load(Ordering::SeqCst) {
+        // Whoever lets it go looks after them.
+        return;
+    }
+    vm.has_moment.store(false, Ordering::SeqCst);
+    devices.moment(&mut Reach { g, vm, env, output: Output::Leave });
+    lines::settle_all(g, vm, devices, env);
+}
+
+/// How far a guest's devices reach, from this hart.
+pub struct Reach<'a, E> {
+    /// All.
+    pub g: &'a Gnomon,
+    /// The guest.
+    pub vm: &'a Vm,
+    /// The hart.
+    pub env: &'a mut E,
+    /// What becomes of output.
+    pub output: Output,
+}
+
+/// What becomes of output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// It is printed, with what others have left.
+    Print,
+    /// It is left for whoever prints next.
+    Leave,
+}
+
+impl<E: Env> Outside for Reach<'_, E> {
+    fn now(&self) -> u64 {
+        self.env.now()
+    }
+
+    fn print(&mut self, bytes: &[u8]) -> usize {
+        match self.output {
+            Output::Print => print(self.g, self.vm.slot(), bytes, self.env),
+            Output::Leave => self.g.console.leave(self.vm.slot(), bytes),
+        }
+    }
+
+    fn take_input(&mut self) {
+        self.g.console.release_input();
+    }
+
+    fn soon(&mut self) {
+        // Whoever has said so sees to it. Mostly somebody has: only then is a look enough.
+        let has_moment = &self.vm.has_moment;
+        if !has_moment.load(Ordering::SeqCst) && !has_moment.swap(true, Ordering::SeqCst) {
+            self.env.attend_soon(Some(self.vm.slot()));
+        }
+    }
+
+    fn is_own(&self) -> bool {
+        let hart = self.env.hart();
+        !self.g.harts[hart].has_guest.load(Ordering::Relaxed)
+            || self.vm.vcpus.iter().any(|vcpu| vcpu.hart.load(Ordering::SeqCst) == hart)
+    }
+
+    fn at(&mut self, time: u64) {
+        self.env.attend_at(time, self.vm.slot());
+    }
+
+    fn wake(&mut self) {
+        if self.vm.held.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        if !self.g.console.has_room(self.vm.slot()) {
+            self.soon();
+        } else {
+            self.g.release_held(self.vm, self.env);
+        }
+    }
+}
+
+/// The guest makes no more output in this life: what its UART still has to send joins the rest.
+pub fn last_words(g: &Gnomon, vm: &Vm) {
+    let mut devices = vm.devices.lock();
+    g.console.append(vm.slot(), devices.uart.sending());
+    let count = devices.uart.sending().len();
+    devices.uart.sent(count);
+}
+
+/// Goes on with output that is left, with frames that wait, and with the devices of `guests` (by bit): those that this hart was to look
+/// after.
+pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
+    /// Guests that are looked after at once.
+    const AT_ONCE: u32 = 2;
+    // None of them is always the first.
+    let first = (env.now() % u64::from(u64::BITS)) as u32;
+    let mut left = guests.rotate_right(first);
+    let mut next = || {
+        let at = left.trailing_zeros();
+        left &= left.wrapping_sub(1);
+        (at < u64::BITS).then_some((at + first) as usize % u64::BITS as usize)
+    };
+    for _ in 0..AT_ONCE {
+        // Whoever had the slot may be gone. To whoever has it now, it does no harm.
+        if let Some(vm) = next().and_then(|slot| g.vms.at(slot)) {
+            give_moment(g, &vm, env);
+        }
+    }
+    while let Some(slot) = next() {
+        env.attend_soon(Some(slot));
+    }
+    if guests != 0 {
+        deliver(g, env);
+    }
+    print_left(g, env);
+}
+
+/// Prints output that is left.
+fn print_left<E: Env>(g: &Gnomon, env: &mut E) {
+    if g.console.is_dirty() && g.console.print() == Left::More {
+        env.attend_soon(None);
+    }
+}
+
+/// The port wants attention: prints what it has room for, and takes in what was typed, as far as the guests have room for
+/// that. Returns what a key asks for beyond that.
+pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
+    print_left(g, env);
+    while has_taker(g)
+        && let Some(byte) = g.console.receive()
+    {
+        match g.console.key(byte) {
+            Some(Command::Input(guest, byte)) => {
+                let Some(vm) = g.vms.get(guest) else { continue };
+                let mut devices = vm.devices.lock();
+                devices.uart.receive(byte);
+                pass_input(g, &vm, devices, env);
+            }
+            Some(command) => return Some(command),
+            None => {}
+        }
+    }
+    None
+}
+
+/// Types bytes on a guest's console, as many as it has room for; returns how many. What else is typed there comes in between.
+pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
+    let mut devices = vm.devices.lock();
+    let mut taken = 0;
+    while taken < bytes.len() && devices.uart.has_room() {
+        devices.uart.receive(bytes[taken]);
+        taken += 1;
+    }
+    pass_input(g, vm, devices, env);
+    taken
+}
+
+/// Something was typed: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
+fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
+    // Of one that is frozen nobody changes memory: whoever lets it go looks after this.
+    if devices.console.is_none() || vm.is_frozen.load(Ordering::SeqCst) {
+        return lines::settle(g, vm, (devices, UART), env);
+    }
+    devices.pass_input(&mut Reach { g, vm, env, output: Output::Leave });
+    lines::settle_all(g, vm, devices, env);
+}
+
+/// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever
+/// sends.
+fn has_taker(g: &Gnomon) -> bool {
+    // Asked anew each time: somebody else may listen by now.
+    let listener = || g.console.listener().and_then(|guest| g.vms.get(guest));
+    let has_room = || listener().is_none_or(|vm| vm.devices.lock().uart.has_room());
+    if has_room() {
+        return true;
+    }
+    // Whoever makes room, or ends, does so and then looks whether input is held.
+    g.console.hold_input();
+    let has_room = has_room();
+    if has_room {
+        g.console.release_input();
+    }
+    has_room
+}
+
+/// To be called when input was taken from the UART: passes its line on, and there may be room for more.
+pub fn input_taken<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
+    let has_room = devices.uart.has_room();
+    lines::settle(g, vm, (devices, UART), env);
+    if has_room {
+        g.console.release_input();
+    }
+}

@@ -1,0 +1,281 @@
+//! Takes a snapshot of a paused VM, in pieces: what is asked for by the control channel.
+//!
+//! ```text
+//!  Save::Begin ──► paused ──► all vCPUs aside, devices done with what they were asked for ──► frozen: the state is encoded
+//!                   Later ◄────────┘                                                            │
+//!  Save::Pages, Save::State ◄──── RAM and state, which nobody changes ◄─────────────────────────┤
+//!  Save::End, or resume, or stop ──► nobody can ask for more of it ◄────────────────────────────┘
+//! ```
+
+use crate::device::Unsaved;
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::life::lifecycle;
+use crate::life::lifecycle::let_go;
+use crate::life::snapshot;
+use crate::life::undone::{Done, Undone, answer, refuse};
+use crate::vm::savings::Saving;
+use crate::vm::vcpu::{VcpuRun, hsm, request};
+use crate::vm::{Devices, Vm};
+use abi::bundle::GUEST_RAM_BASE;
+use abi::control::Answer;
+use abi::control::save::{self, MOST_PAGES, MOST_STATE, NOT_YET, Pages, Save};
+use abi::snapshot::bytes::Bytes;
+use abi::snapshot::{Csrs, MOST_STATE_BYTES, NEVER, Placed, State, Told, VcpuState};
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use mmu::gstage::{Object, Ready};
+use rv::{Addr, Gpa, Interrupt, Mode, PAGE_BYTES, Pfn, PhysMem};
+
+/// Does what is asked for.
+pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answer {
+    answer(match wish {
+        Save::Begin => begin(g, vm, env).map(Answer::Saving),
+        Save::State { id, from } => state(vm, id, from).map(|bytes| Answer::State(Bytes(bytes))),
+        Save::Pages { id, from } => pages(g, vm, (id, from), env).map(Answer::Pages),
+        Save::End(id) => end(g, vm, id, env).map(|()| Answer::Done),
+    })
+}
+
+fn end<E: Env>(g: &Gnomon, vm: &Vm, id: u32, env: &mut E) -> Done<()> {
+    let own = |saving: &&Saving| if id == NOT_YET { !saving.is_given } else { saving.id == id };
+    let was_running = vm.savings.lock().now.as_ref().filter(own).map(|saving| saving.was_running);
+    let Some(was_running) = was_running else { return refuse(NONE) };
+    let_go(vm, env);
+    if was_running {
+        lifecycle::resume(g, vm, env);
+    }
+    Ok(())
+}
+
+fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<save::Saving> {
+    if vm.breaks.is_on() {
+        return refuse("a debugger is attached to it");
+    }
+    // No lock is held while the VM is paused.
+    let is_given_out = vm.savings.lock().now.as_ref().map(|saving| saving.state.is_some());
+    match is_given_out {
+        Some(true) => return refuse("another snapshot of it is being taken"),
+        Some(false) => {}
+        None => start(g, vm, env)?,
+    }
+    if g.vms.tenant(vm, |tenant| tenant.is_still()) != Some(true) {
+        return Err(Undone::Later);
+    }
+    let saving = freeze(g, vm, env.now());
+    if matches!(saving, Err(Undone::Refused(_))) {
+        let _ = end(g, vm, NOT_YET, env);
+    }
+    saving
+}
+
+/// Pauses the VM, unless it is paused.
+fn start<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<()> {
+    let was_running = lifecycle::pause(g, vm, env);
+    if !was_running && g.vms.tenant(vm, |tenant| tenant.paused.is_some()) != Some(true) {
+        return refuse("it does not run: it starts, or comes to its end");
+    }
+    let mut savings = vm.savings.lock();
+    // The one that is meant when none is yet is no snapshot's.
+    savings.last = savings.last.wrapping_add(1).max(NOT_YET + 1);
+    savings.now = Some(Saving { id: savings.last, was_running, state: None, is_given: false });
+    Ok(())
+}
+
+/// Encodes the state of a VM that stands still. From then on its devices do, too.
+fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
+    let time = now.wrapping_sub(vm.time_zero.load(Ordering::Relaxed));
+    let (told, plic, devices) = {
+        let devices = vm.devices.lock();
+        let mut placed = Vec::new();
+        for device in devices.iter() {
+            match device.save() {
+                Ok(state) => placed.push(Placed { at: device.place().start, device: state }),
+                Err(Unsaved::Busy) => return Err(Undone::Later),
+                Err(Unsaved::Never(why)) => return refuse(why),
+            }
+        }
+        let told = told(g, vm, &devices, time);
+        let savings = vm.savings.lock();
+        if !savings.is_on() {
+            return refuse(NONE);
+        }
+        // No device of its does anything between the two.
+        vm.is_frozen.store(true, Ordering::SeqCst);
+        (told, devices.plic.save(), placed)
+    };
+    let vcpus = g.vms.tenant(vm, |tenant| {
+        let all = tenant.paused.iter().flatten().chain(tenant.parked.values());
+        let mut all: Vec<&VcpuRun> = all.map(|run| &**run).collect();
+        all.sort_by_key(|run| run.shared.id);
+        all.into_iter().map(|run| vcpu(run, time)).collect()
+    });
+    let events = vm.events.lock().save();
+    let state = State { told, vcpus: vcpus.unwrap_or_default(), events, plic, devices }.encode();
+    if state.len() > MOST_STATE_BYTES {
+        return refuse("its state is too long");
+    }
+    let state_bytes = state.len() as u32;
+    let mut savings = vm.savings.lock();
+    // Whoever lets the VM go on says so here.
+    let Some(saving) = &mut savings.now else { return refuse(NONE) };
+    saving.state = Some(state);
+    let pages = vm.config.memory_bytes / PAGE_BYTES;
+    Ok(save::Saving { id: saving.id, state_bytes, pages, was_running: saving.was_running })
+}
+
+fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
+    let (config, offer) = (&vm.config, &g.offer);
+    let isa = vm.translation.isa(config, offer);
+    Told {
+        name: config.name.clone(),
+        memory_bytes: config.memory_bytes,
+        timebase: offer.timebase,
+        time,
+        isa: isa.ordered().map(ToString::to_string).collect(),
+        blocks: [isa.cbom_block, isa.cboz_block, isa.cbop_block],
+        formats: offer.formats.iter().map(|format| format.mode).collect(),
+        vlenb: offer.vlenb as u32,
+        svadu: config.svadu,
+        has_balloon: devices.balloon.is_some(),
+        disks: snapshot::disks(config, offer),
+        mac: config.mac.filter(|_| devices.net.is_some()),
+        shares: config.shares.iter().map(|share| share.tag.clone()).collect(),
+        has_rng: devices.rng.is_some(),
+        has_virtio_console: config.virtio_console,
+        ports: config.ports.clone(),
+    }
+}
+
+/// A vCPU that is on no hart, at guest time `time`.
+fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
+    if run.shared.hsm.load(Ordering::SeqCst) == hsm::STOPPED {
+        // What is left in its registers is nothing of the guest's.
+        return VcpuState { timer: NEVER, v: Bytes(alloc::vec![0; run.vector.bytes.len()]), ..VcpuState::default() };
+    }
+    let (csrs, posted) = (&run.csrs, run.shared.posted.load(Ordering::SeqCst));
+    let zero = run.vm.time_zero.load(Ordering::Relaxed);
+    let is_due = csrs.hvip & Interrupt::VsTimer.bit() != 0 || posted & request::TIMER != 0;
+    // One of the two is not in use, and says never.
+    let deadline = if run.deadline == NEVER { NEVER } else { run.deadline.wrapping_sub(zero) };
+    let timer = deadline.min(csrs.vstimecmp);
+    VcpuState {
+        is_started: true,
+        is_supervisor: run.mode == Mode::Supervisor,
+        x: run.context.x,
+        pc: run.context.pc,
+        f: run.float.f,
+        fcsr: run.float.fcsr,
+        v: Bytes(run.vector.bytes.clone()),
+        vector: [run.vector.csrs.vstart, run.vector.csrs.vl, run.vector.csrs.vtype, run.vector.csrs.vcsr],
+        csrs: Csrs {
+            sstatus: csrs.vsstatus,
+            sie: csrs.vsie,
+            stvec: csrs.vstvec,
+            sscratch: csrs.vsscratch,
+            sepc: csrs.vsepc,
+            scause: csrs.vscause,
+            stval: csrs.vstval,
+            satp: run.satp(),
+            scounteren: csrs.scounteren,
+            senvcfg: csrs.senvcfg,
+        },
+        is_software_pending: csrs.hvip & Interrupt::VsSoft.bit() != 0 || posted & request::SOFTWARE != 0,
+        timer: if is_due { timer.min(time) } else { timer },
+        delegates_misaligned: run.features.delegates_misaligned,
+        is_locked: run.features.is_locked,
+        root_cache: run.root_cache.as_ref().map(|cache| cache.save()),
+    }
+}
+
+const NONE: &str = "no snapshot of it is being taken, or it went on meanwhile";
+
+fn state(vm: &Vm, id: u32, from: u32) -> Done<Vec<u8>> {
+    match &mut vm.savings.lock().now {
+        Some(Saving { state: Some(state), id: own, is_given, .. }) if *own == id => {
+            *is_given = true;
+            let rest = state.get(from as usize..).unwrap_or_default();
+            Ok(rest[..rest.len().min(MOST_STATE)].into())
+        }
+        _ => refuse(NONE),
+    }
+}
+
+/// A page's bytes, where they are copied by words.
+#[repr(align(8))]
+struct Copy([u8; PAGE_BYTES as usize]);
+
+/// What a page is.
+enum Seen {
+    /// It was copied out.
+    Copied,
+    /// It is zero, and so are all up to that one.
+    Zero(Pfn<Gpa>),
+    /// It has to be brought in, or mapped first.
+    Away,
+}
+
+fn pages<E: Env>(g: &Gnomon, vm: &Vm, (id, from): (u32, u64), env: &mut E) -> Done<Pages> {
+    /// Steps of one answer: a page that is zero, or copied, takes some 2,000 instructions.
+    const MOST_STEPS: usize = 64;
+    // It asks for the state first: without that there is no snapshot.
+    state(vm, id, u32::MAX)?;
+    let base = Addr::<Gpa>::new(GUEST_RAM_BASE).pfn();
+    let end = base.add(vm.config.memory_bytes / PAGE_BYTES);
+    if from > end.raw() - base.raw() {
+        return refuse("it has not so many pages");
+    }
+    let mut page = base.add(from);
+    let mut answer = Pages { next: 0, first: Vec::new(), bytes: Bytes::default() };
+    let mut copy = Copy([0; PAGE_BYTES as usize]);
+    let copy = &mut copy.0;
+    for _ in 0..MOST_STEPS {
+        if page >= end || answer.first.len() == MOST_PAGES {
+            break;
+        }
+        let seen = see(vm, page, copy, &env.mem())?;
+        match seen {
+            Seen::Zero(next) => page = next.min(end),
+            Seen::Copied => {}
+            Seen::Away => match vm.read(g, page.base(), copy, &mut Ready::Never, env) {
+                Ok(()) => {}
+                // What was found before is not lost.
+                Err(why) if why.is_for_now() && !answer.first.is_empty() => break,
+                Err(why) => return Err(why.into()),
+            },
+        }
+        if !matches!(seen, Seen::Zero(_)) {
+            if copy.iter().any(|byte| *byte != 0) {
+                answer.first.push(page.raw() - base.raw());
+                answer.bytes.0.extend_from_slice(copy);
+            }
+            page = page.add(1);
+        }
+    }
+    answer.next = page.raw() - base.raw();
+    Ok(answer)
+}
+
+/// Looks at a page without touching what the guest has not touched.
+fn see(vm: &Vm, page: Pfn<Gpa>, copy: &mut [u8], mem: &impl PhysMem) -> Done<Seen> {
+    let guard = vm.memory.lock();
+    let Some(memory) = guard.as_ref() else { return refuse("it has no memory now") };
+    let space = &memory.space;
+    let Some(region) = space.region_of(page) else { return Ok(Seen::Zero(page.add(1))) };
+    if let Some(there) = space.resident(page.base(), mem) {
+        // By words, and mostly the first ones tell.
+        let is_zero = (0..PAGE_BYTES).step_by(8).all(|at| mem.read_u64(there.hpa.wrapping_add(at)) == 0);
+        if is_zero {
+            return Ok(Seen::Zero(page.add(1)));
+        }
+        mem.read_bytes(there.hpa, copy);
+        return Ok(Seen::Copied);
+    }
+    let is_image = !matches!(region.object, Object::Anonymous);
+    if is_image || space.is_out(page, mem).is_some() {
+        return Ok(Seen::Away);
+    }
+    let (_, next) = space.look(page, mem);
+    Ok(Seen::Zero(next.min(region.start.add(region.pages))))
+}

@@ -1,0 +1,13 @@
+//! Memory of VMs: its translation in two stages and on shadow tables, accesses of Gnomon's own, fences on other harts, paging and
+//! promotion.
+
+mod adaptive;
+mod coalescing;
+mod paging;
+mod promote;
+pub mod reach;
+pub(crate) mod root_cache;
+mod shadow;
+pub mod shootdown;
+pub mod translation;
+mod two_stage;

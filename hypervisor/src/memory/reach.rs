@@ -1,0 +1,119 @@
+//! A VM's memory, as Gnomon reaches it.
+
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::vm::{Unreachable, Vm};
+use core::ops::Range;
+use mmu::gstage::Ready;
+use rv::{Access, Addr, Gpa, Hpa, PAGE_BYTES, PhysMem, PteFlags};
+
+impl Vm {
+    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes. What was made ready before, and not
+    /// used, is in `ready`, and left there if it is to be done once more.
+    ///
+    /// # Errors
+    /// [`Unreachable`]; the guest sees no change then.
+    pub fn reach<E: Env>(
+        &self,
+        g: &Gnomon,
+        (gpa, access): (Addr<Gpa>, Access),
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<Addr<Hpa>, Unreachable> {
+        self.translation.reach(g, self, (gpa, access), ready, env)
+    }
+
+    /// The same for all pages of a range.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`].
+    pub fn reach_all<E: Env>(
+        &self,
+        g: &Gnomon,
+        (gpa, bytes, access): (Addr<Gpa>, usize, Access),
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<(), Unreachable> {
+        by_page(gpa, bytes).try_for_each(|(at, _)| self.reach(g, (at, access), ready, env).map(|_| ()))
+    }
+
+    /// Does something with a page of guest memory while nobody can take it away: under the VM's lock.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`]; `act` has not been called then.
+    pub(crate) fn with_page<E: Env, T>(
+        &self,
+        g: &Gnomon,
+        (gpa, access): (Addr<Gpa>, Access),
+        ready: &mut Ready,
+        env: &mut E,
+        act: impl FnOnce(Addr<Hpa>, &mut E::Mem) -> T,
+    ) -> Result<T, Unreachable> {
+        /// Another hart may take it away in between, but not often.
+        const ATTEMPTS: usize = 4;
+        let needed = match access {
+            Access::Store => PteFlags::W | PteFlags::D,
+            _ => PteFlags::R,
+        };
+        let mut mem = env.mem();
+        for _ in 0..ATTEMPTS {
+            let guard = self.memory.lock();
+            let memory = guard.as_ref().ok_or(Unreachable::Gone)?;
+            if let Some(there) = memory.space.translate(gpa, &mem).filter(|there| there.flags.contains(needed)) {
+                return Ok(act(there.hpa, &mut mem));
+            }
+            drop(guard);
+            self.reach(g, (gpa, access), ready, env)?;
+        }
+        Err(Unreachable::Later)
+    }
+
+    /// Copies bytes out of guest memory, faulting it in.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`]; `into` may be partly filled.
+    pub fn read<E: Env>(
+        &self,
+        g: &Gnomon,
+        gpa: Addr<Gpa>,
+        into: &mut [u8],
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<(), Unreachable> {
+        for (at, part) in by_page(gpa, into.len()) {
+            self.with_page(g, (at, Access::Load), ready, env, |hpa, mem| mem.read_bytes(hpa, &mut into[part]))?;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes into guest memory, faulting it in.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`]; a part may have been written.
+    pub fn write<E: Env>(
+        &self,
+        g: &Gnomon,
+        gpa: Addr<Gpa>,
+        from: &[u8],
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<(), Unreachable> {
+        for (at, part) in by_page(gpa, from.len()) {
+            let what = (at, Access::Store);
+            self.with_page(g, what, ready, env, |hpa, mem| mem.write_bytes(hpa, &from[part]))?;
+            self.translation.host_wrote(self, at.pfn(), env);
+        }
+        Ok(())
+    }
+}
+
+/// The pieces of `bytes` from `gpa` on that lie in one page each: where, and which of the bytes.
+pub(crate) fn by_page(gpa: Addr<Gpa>, bytes: usize) -> impl Iterator<Item = (Addr<Gpa>, Range<usize>)> {
+    let mut done = 0;
+    core::iter::from_fn(move || {
+        let at = gpa.wrapping_add(done as u64);
+        let part = done..bytes.min(done + (PAGE_BYTES - at.page_offset()) as usize);
+        done = part.end;
+        (!part.is_empty()).then_some((at, part))
+    })
+}

@@ -1,0 +1,522 @@
+//! Guests on shadow tables: their page faults, `satp`, fences, and stores to their tables.
+//!
+//! The engine is [`mmu::shadow`]; here are the exits that drive it. A vCPU owns its root (`VcpuRun::root`) from
+//! when it is first put on a hart until it is parked, and never enters its guest without one: with no
+//! G-stage behind it, Bare would be all of memory.
+
+pub(crate) mod brief;
+pub(crate) mod paging;
+pub(crate) mod roots;
+pub(crate) mod steered;
+mod steering;
+mod store;
+pub(crate) mod way;
+
+use crate::device::offer::Offer;
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::machine::isa::Isa;
+use crate::memory::shootdown::shoot_down;
+use crate::vm::chores::Remains;
+use crate::vm::fetch;
+use crate::vm::outcome::{Faulted, Known};
+use crate::vm::vcpu::{ANY_SPACE, Concern, NO_SPACE, Vcpu, VcpuRun};
+use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
+use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
+use abi::tunable::Id;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use mmu::frames::{Frames, MEGA_ORDER, Owner};
+use mmu::gstage::{Ready, Unresolved, in_portions};
+use mmu::shadow::{Answer, Config, Counters, Forget, Gathered, GuestFence, Host, Lists, Root, Shadow, Upkeep};
+use mmu::walk::AdPolicy;
+use rv::csr::atp::Satp;
+use rv::csr::{envcfg, status};
+use rv::insn::is_cache_block_management;
+use rv::{
+    Access, Addr, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request, Trap,
+};
+use store::Store;
+
+/// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
+fn lend<E: Env, R>(
+    (g, vm, mut guard): (&Gnomon, &Vm, Locked<'_>),
+    from: (&Frames, &mut Ready),
+    mem: &mut E::Mem,
+    env: &mut E,
+    to: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> R,
+) -> Option<R> {
+    let Memory { space, shadow: Some(shadow) } = guard.as_mut()? else { return None };
+    let mut hw = ShadowFence { g, vm, env };
+    let result = shadow.alone(mem, |shadow, mem| to(shadow, &mut Host::new(space, from, mem, &mut hw)));
+    g.pager.forgo_all(space);
+    Some(result)
+}
+
+/// The same for what takes memory: for an attempt. Where 2 MiB are to be made ready first, a portion of them is, and the caller
+/// comes back.
+fn with_memory<E: Env, R>(
+    g: &Gnomon,
+    vm: &Vm,
+    ready: &mut Ready,
+    env: &mut E,
+    mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> Result<R, Unresolved>,
+) -> Result<R, Unreachable> {
+    let frames = &g.harts[env.hart()].frames;
+    let mut is_first = true;
+    let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
+        // To make 2 MiB ready takes as long as an exit may: what they are for comes in another.
+        if !core::mem::take(&mut is_first) {
+            return Err(Unresolved::Later);
+        }
+        let attempted = lend((g, vm, vm.memory.lock()), (frames, ready), mem, env, &mut attempt);
+        let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
+        attempted.map_err(|why| g.unresolved(why, env))
+    });
+    let done = done?;
+    if g.pager.is_on() {
+        g.pager.look(frames, env);
+    }
+    done.ok_or(Unreachable::Later)
+}
+
+/// Comparisons after which a table becomes quiet. To become so and to wake costs some ten of them.
+const QUIET_AFTER: u16 = 16;
+
+/// Most shadow pages of a VM.
+fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
+    let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
+    let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
+    if bytes < least {
+        return Err(format!("{bytes} bytes for its shadow tables: at least {least} are needed for its vCPUs"));
+    }
+    Ok((bytes / Config::bytes_each(upkeep)).min(Config::MOST_PAGES.into()) as u32)
+}
+
+/// The frames that a VM's shadow tables may take.
+///
+/// # Errors
+/// A message, if it is given too little for them.
+pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
+    let ram = (Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES);
+    Ok(Config::frames(upkeep, pages(upkeep, config)?, ram))
+}
+
+/// What a VM's harts are told to have.
+pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
+    // Who steers lives by the fence after an entry has become valid.
+    offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(config.svadu)
+}
+
+/// Whether a VM can be shadowed so.
+///
+/// # Errors
+/// A message, if not.
+pub(crate) fn check(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+    if upkeep != Upkeep::Steered { Ok(()) } else { steering::check(config, offer) }
+}
+
+/// The lists for a VM's engine.
+pub(crate) fn lists(config: &VmConfig) -> Lists {
+    Lists::new(Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES)
+}
+
+/// Whether leaves are global where a guest's are. A hart that goes from one vCPU to another forgets everything then, so only where
+/// each vCPU on shadow tables can have a hart of its own.
+fn keeps_globals(g: &Gnomon) -> bool {
+    let shadowed = g.vms.all().filter(|vm| matches!(vm.translation, Translation::Shadow(_) | Translation::Adaptive));
+    let vcpus: u64 = shadowed.map(|vm| u64::from(vm.config.vcpus)).sum();
+    g.tunables.is_on(Id::Globals) && vcpus <= g.harts.len() as u64
+}
+
+/// Makes a VM's engine.
+///
+/// # Errors
+/// A message, if there is no memory for it.
+pub(crate) fn build(
+    g: &Gnomon,
+    vm: &Vm,
+    (upkeep, lists): (Upkeep, Lists),
+    (owner, frames): (Owner, &Frames),
+    mem: &mut impl PhysMem,
+) -> Result<Shadow, String> {
+    let config = &vm.config;
+    let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
+    let first_serial = vm.past.lock().serials;
+    let pages = match pages(upkeep, config) {
+        Ok(pages) => pages,
+        Err(message) => {
+            lists.release(frames);
+            return Err(message);
+        }
+    };
+    // What a vCPU stores while it is nested is not seen.
+    let may_be_quiet = vm.translation != Translation::Adaptive;
+    let quiet_after = if may_be_quiet && g.tunables.is_on(Id::Track) { QUIET_AFTER } else { 0 };
+    let config = Config { upkeep, ad, globals: keeps_globals(g), pages, first_serial, quiet_after };
+    let shadow = Shadow::new(config, owner, lists, frames);
+    let mut shadow = shadow.map_err(|e| format!("no memory for its shadow tables: {e}"))?;
+    if vm.config.lane {
+        let end = Addr::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn();
+        shadow.begin_lane(end, frames, mem);
+    }
+    Ok(shadow)
+}
+
+/// Takes the VM's memory away. None of its vCPUs is on a hart.
+pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: Memory, env: &mut E) -> Remains {
+    let mut past = vm.past.lock();
+    past.space += *space.counters();
+    if let Some(shadow) = &shadow {
+        past.shadow += *shadow.counters();
+        past.serials = shadow.next_serial();
+    }
+    drop(past);
+    let shadow = shadow.map(|mut shadow| {
+        shadow.stop_moving(&g.harts[env.hart()].frames);
+        shadow
+    });
+    // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
+    // its roots' ASIDs are never loaded again.
+    let space = space.destroy(&mut ShadowFence { g, vm, env });
+    Remains::of(space, shadow.into_iter().flat_map(Shadow::destroy))
+}
+
+/// What the VM's engines have counted.
+pub(crate) fn counters(vm: &Vm) -> Counters {
+    let mut counters = vm.past.lock().shadow;
+    if let Some(shadow) = vm.memory.lock().as_ref().and_then(|memory| memory.shadow.as_ref()) {
+        counters += *shadow.counters();
+    }
+    counters
+}
+
+/// Makes `gpa` ready for `access`.
+pub(crate) fn reach<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (gpa, access): (Addr<Gpa>, Access),
+    ready: &mut Ready,
+    env: &mut E,
+) -> Result<Addr<Hpa>, Unreachable> {
+    with_memory(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
+}
+
+/// The same where a hart may walk the G-stage as well.
+pub(crate) fn reach_in_both<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    (gpa, access): (Addr<Gpa>, Access),
+    ready: &mut Ready,
+    env: &mut E,
+) -> Result<Addr<Hpa>, Unreachable> {
+    let reached = with_memory(g, vm, ready, env, |shadow, host| {
+        let known = host.space.translate(gpa, &*host.mem);
+        let hpa = shadow.resolve(gpa, access, host)?;
+        Ok((hpa, known.is_some_and(|known| Some(known.hpa) == hpa)))
+    });
+    let (hpa, was_there) = reached?;
+    if was_there {
+        // Another hart was faster, or this TLB remembers the older entry. Forget it, here only.
+        let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
+        g.harts[env.hart()].counters.fences.bump();
+        env.fence_g_stage(vm.slot(), page);
+    }
+    if access == Access::Fetch {
+        // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
+        env.fence_instructions();
+    }
+    hpa.ok_or(Unreachable::Hole)
+}
+
+/// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.
+pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
+    if let Some(shadow) = vm.memory.lock().as_mut().and_then(|memory| memory.shadow.as_mut()) {
+        shadow.host_wrote(gfn, &mut env.mem());
+    }
+}
+
+/// Whether a hart in the guest must leave it for this fence at once. One whose root the fence is not about need not: to use
+/// one that it is about, the guest writes `satp`. In the lane or at an exit, that is published before it is looked at what is posted.
+pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
+    let present = vcpu.satp.load(Ordering::SeqCst);
+    match fence.asid {
+        _ if present == NO_SPACE => false,
+        _ if present == ANY_SPACE => true,
+        Some(asid) => Satp::decode(present).asid == asid,
+        None => true,
+    }
+}
+
+/// What a fault comes to that did not get the memory which it takes.
+#[cold]
+#[inline(never)]
+fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted {
+    match g.pager.help(g, vm, why, env) {
+        Ok(()) | Err(Unreachable::Later) => Faulted::Settled,
+        Err(Unreachable::Waits { since }) => Faulted::Waits { since },
+        Err(error) => Faulted::Fatal(no_memory(error)),
+    }
+}
+
+fn no_memory(error: Unreachable) -> String {
+    format!("no memory for the guest or its shadow tables: {error}")
+}
+
+/// All harts' TLBs, when shadow or G-stage tables of one VM change: what they hold leads from virtual to host addresses at
+/// once, so no scope of guest physical addresses tells what to forget.
+struct ShadowFence<'a, E> {
+    g: &'a Gnomon,
+    vm: &'a Vm,
+    /// The hart that edits.
+    env: &'a mut E,
+}
+
+impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
+    fn fence(&mut self, _: FenceScope<Gpa>) {
+        self.vm.edits.fetch_add(1, Ordering::SeqCst);
+        shoot_down(self.g, self.vm, self.env);
+        // The loaded guest may be another VM's.
+        self.env.fence_shadows();
+        if self.vm.translation == Translation::Adaptive {
+            self.env.fence_g_stage(self.vm.slot(), FenceScope::Everything);
+        }
+        // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
+        self.env.fence_instructions();
+    }
+
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+/// An access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was reported as.
+/// Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store (CMO specification,
+/// 2.5).
+#[cold]
+fn refused<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (gva, request): (Addr<Gva>, &Request),
+    trap: Trap,
+    env: &mut E,
+) -> Faulted {
+    // Most such stores are for copies on write, of user modes that may not manage caches.
+    let may_manage = request.access == Access::Store
+        && run.context.exit.tinst == 0
+        && (request.mode == Mode::Supervisor || env.user_environment() & envcfg::USER_CBO != 0)
+        && g.offer.isa.has("zicbom");
+    let (Some(root), true) = (run.root, may_manage) else { return Faulted::Inject(trap) };
+    let access = Access::Load;
+    let as_load = Request { access, ..*request };
+    let (satp, pc) = (run.csrs.vsatp, run.context.pc);
+    let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
+        let insn = fetch::instruction(host.space, satp, request.mode, pc, &*host.mem);
+        match insn {
+            Some(insn) if is_cache_block_management(insn) => shadow.fault(&root, gva, &as_load, host),
+            Some(_) => Ok(Answer::Inject(trap)),
+            // It has gone meanwhile: the guest fetches it again.
+            None => Ok(Answer::Retry),
+        }
+    });
+    match answer {
+        Ok(Answer::Filled { forget, known }) => filled(gva, access, (forget, known), env),
+        Ok(Answer::Retry) => Faulted::Settled,
+        Ok(_) => Faulted::Inject(trap),
+        Err(why) => {
+            let vm = Arc::clone(&run.vm);
+            helped(g, &vm, why, env)
+        }
+    }
+}
+
+/// The entries that a fault was about let the access through now; what this hart has to forget of older ones.
+#[inline(always)]
+fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool), env: &mut E) -> Faulted {
+    match forget {
+        Forget::Nothing => {}
+        Forget::Page => env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None),
+        Forget::Root => env.fence_guest_root(),
+    }
+    if access == Access::Fetch {
+        // An earlier owner's code may still be cached.
+        env.fence_instructions();
+    }
+    if known { Faulted::Known } else { Faulted::Settled }
+}
+
+/// A page fault of the guest's.
+// Within the handling of all exits, its frame would be theirs.
+#[inline(never)]
+pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+    // Before this call it would cost each fault five instructions more.
+    run.follow_lane();
+    run.shared.counters.exits_page_fault.bump();
+    let access = match exception {
+        Exception::FetchPage => Access::Fetch,
+        Exception::LoadPage => Access::Load,
+        _ => Access::Store,
+    };
+    fault(g, run, access, env)
+}
+
+/// The same, or an access fault of a steered guest's.
+#[inline(always)]
+fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
+    let gva = Addr::new(run.context.exit.tval);
+    let request = request_of(access, env);
+    let Some(root) = &run.root else { unreachable!("a guest without a root") };
+    let mut memory = run.vm.memory.lock();
+    match by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem()) {
+        Some(Answer::Filled { forget, known }) => {
+            drop(memory);
+            filled(gva, access, (forget, known), env)
+        }
+        Some(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
+        Some(Answer::Retry) => Faulted::Settled,
+        Some(Answer::TableWrite { gpa, hpa }) => {
+            let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+            let mut store = Store { gva, satp: run.csrs.vsatp, mode: request.mode, context: &mut run.context };
+            // While the tables are as they were for the fault.
+            lend((g, &run.vm, memory), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+                store.carry_out((gpa, hpa), shadow, host);
+            });
+            Faulted::Settled
+        }
+        Some(Answer::Inject(_)) | None => {
+            drop(memory);
+            fault_from_root(g, run, (gva, &request), env)
+        }
+    }
+}
+
+/// What a guest's access that has faulted asks for.
+#[inline(always)]
+fn request_of<E: Env>(access: Access, env: &E) -> Request {
+    let (status, mode) = (env.status(), env.privilege());
+    let has = |bit| status & bit != 0;
+    Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false }
+}
+
+/// What the tables that are known answer to a fault: all that most faults take.
+// As a closure it would cost each 34 instructions.
+#[inline(always)]
+fn by_known_tables<M: PhysMem>(
+    memory: Option<&mut Memory>,
+    root: &Root,
+    (gva, request): (Addr<Gva>, &Request),
+    mem: &mut M,
+) -> Option<Answer> {
+    let Memory { space, shadow: Some(shadow) } = memory? else { return None };
+    shadow.close(mem);
+    let answer = shadow.fault_in_known_tables(root, gva, request, space, mem);
+    shadow.open(mem);
+    answer
+}
+
+/// A fault of which that is known.
+#[inline(always)]
+fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Known, env: &mut E) -> Faulted {
+    if let Known::NoRam(gpa) = known {
+        return Faulted::NoRam { access, gpa };
+    }
+    run.follow_lane();
+    let gva = Addr::new(run.context.exit.tval);
+    let request = request_of(access, env);
+    fault_from_root(g, run, (gva, &request), env)
+}
+
+/// A fault that is not answered by what is known. A store to a guest's table is carried out.
+#[inline(never)]
+fn fault_from_root<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (gva, request): (Addr<Gva>, &Request),
+    env: &mut E,
+) -> Faulted {
+    let access = request.access;
+    let Some(root) = &run.root else { unreachable!("a guest without a root") };
+    let mut store = Store { gva, satp: run.csrs.vsatp, mode: request.mode, context: &mut run.context };
+    let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
+        let answer = shadow.fault_from_root(root, gva, request, host)?;
+        if let Answer::TableWrite { gpa, hpa } = answer {
+            store.carry_out((gpa, hpa), shadow, host);
+        }
+        Ok(answer)
+    });
+    match answer {
+        Ok(Answer::Filled { forget, known }) => filled(gva, access, (forget, known), env),
+        Ok(Answer::Inject(trap)) => refused(g, run, (gva, request), trap, env),
+        Ok(Answer::Device { gpa }) => Faulted::NoRam { access, gpa },
+        Ok(Answer::TableWrite { .. } | Answer::Retry) => Faulted::Settled,
+        Err(why) => {
+            let vm = Arc::clone(&run.vm);
+            helped(g, &vm, why, env)
+        }
+    }
+}
+
+/// A portion of looking for what may be coalesced below a root, and of moving pages for that, `when` as for [`Shadow::gather`].
+#[cold]
+#[inline(never)]
+pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64), env: &mut E) -> Gathered {
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    // Whoever has no memory is in greater need of it.
+    let is_short = g.pager.has_work();
+    let take = || if is_short { None } else { frames.take_ahead(MEGA_ORDER) };
+    let gathered = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        if is_short {
+            shadow.stop_moving(frames);
+        }
+        shadow.gather(root, when, take, host)
+    });
+    gathered.unwrap_or(Gathered::NOTHING)
+}
+
+/// How long it takes to see whether wide fences are many, in ticks of the timebase.
+const fn relax_interval(g: &Gnomon) -> u64 {
+    g.offer.timebase / 200
+}
+
+/// Some time after a wide fence: leaves that are in pieces, so that wide fences have less to do, get whole if there are few.
+#[cold]
+#[inline(never)]
+pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+    let (now, interval, vm) = (env.now(), relax_interval(g), Arc::clone(&run.vm));
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let is_strained = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        shadow.relax(now, interval, host);
+        shadow.is_strained()
+    });
+    if is_strained == Some(true) {
+        run.watch.begin(Concern::Fences, now + interval);
+    }
+}
+
+/// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
+pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
+    run.forget_way();
+    let logged = run.context.lane.log.count();
+    let Some(root) = run.root else { unreachable!("a guest without a root") };
+    let vm = Arc::clone(&run.vm);
+    let (views, log) = (&mut run.views, &mut run.context.lane.log);
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let (now, interval) = (if fence.pages().is_none() { env.now() } else { 0 }, relax_interval(g));
+    let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+        if now != 0 {
+            shadow.tell_time(now, interval);
+        }
+        shadow.fence(fence, root, views, log, host);
+        now != 0 && shadow.is_strained()
+    });
+    if done.expect("the VM of a loaded vCPU has memory") {
+        run.watch.begin(Concern::Fences, now + interval);
+    }
+    run.has_logged(logged);
+    match (fence.pages(), fence.asid) {
+        (Some(pages), _) => pages.for_each(|page| env.fence_guest(Some(page), None)),
+        // Several roots may have none, and each has an ASID of its own on the hart.
+        (None, Some(named)) if named == root.asid && named.0 != 0 => env.fence_guest_root(),
+        (None, _) => env.fence_guest(None, None),
+    }
+}

@@ -1,0 +1,50 @@
+//! Which VMs can be steered ([`mmu::shadow`]), and fences of theirs that are done at once.
+
+use crate::device::offer::{Denial, Offer};
+use crate::hart::env::Env;
+use crate::vm::Memory;
+use crate::vm::vcpu::VcpuRun;
+use abi::bundle::VmConfig;
+use alloc::string::String;
+use rv::{Addr, Asid, Gva, PAGE_BYTES};
+
+/// Whether a VM can be steered.
+///
+/// # Errors
+/// A message, if not.
+pub(super) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
+    if offer.denial == Denial::Nobody {
+        return Err(
+            "mmu `steered` needs frames that guests are denied, but RAM of this machine ends behind what its harts' \
+             G-stage maps: use mmu `lazy`, or the firmware seat"
+                .into(),
+        );
+    }
+    if config.svadu {
+        return Err("mmu `steered` has A and D set by the guest (Svade): leave out `svadu`".into());
+    }
+    Ok(())
+}
+
+/// A fence of one page, of the vCPU's own. Says whether it is done: most are, for their tables are known.
+#[inline(always)]
+pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option<Asid>, env: &mut E) -> bool {
+    let Some(root) = run.root.as_ref().filter(|root| asid.is_none_or(|asid| asid == root.asid)) else { return false };
+    let page = gva.align_down(PAGE_BYTES);
+    // Who has it may wait for this hart.
+    let Some(mut memory) = run.vm.memory.try_lock() else { return false };
+    let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else { return false };
+    if !shadow.alone(&mut env.mem(), |shadow, mem| shadow.fence_in_known_table(root, page, space, mem)) {
+        return false;
+    }
+    drop(memory);
+    run.forget_way();
+    let logged = run.context.lane.log.count();
+    match asid {
+        None => run.context.lane.log.push(page),
+        Some(asid) => run.views.outdate_others(Some(asid), &mut run.context.lane.log),
+    }
+    run.has_logged(logged);
+    env.fence_guest(Some(page), None);
+    true
+}

@@ -1,0 +1,34 @@
+//! The way that a vCPU takes to the UART, on shadow tables.
+
+use crate::hart::env::Env;
+use crate::vm::Memory;
+use crate::vm::fetch;
+use crate::vm::vcpu::{VcpuRun, Way};
+use core::sync::atomic::Ordering;
+use rv::csr::status;
+use rv::{BriefExits, Mode};
+
+/// A store of the vCPU's is about to reach the UART: remembers by which way, if it is supervisor mode's without SUM, which might
+/// have led to a page of user mode.
+pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
+    let (context, satp) = (&run.context, run.csrs.vsatp);
+    if env.privilege() != Mode::Supervisor || env.status() & status::SUM != 0 {
+        return;
+    }
+    let mut way = Way::of(context, satp);
+    if context.exit.tinst == 0 {
+        let guard = run.vm.memory.lock();
+        // Under the lock nobody edits the tables.
+        let (edits, mem) = (run.vm.edits.load(Ordering::SeqCst), env.mem());
+        let is_known = context.brief.has(&context.exit) && run.way.is_valid(context, satp);
+        if is_known && run.way.insn(context.pc, edits, &mem).is_some() {
+            return;
+        }
+        let Some(Memory { space, .. }) = guard.as_ref() else { return };
+        let there = fetch::place(space, satp, Mode::Supervisor, context.pc, &mem);
+        let Some(there) = there else { return };
+        way = way.by(context.pc, there, edits);
+    }
+    run.way = way;
+    run.context.brief = BriefExits::like(&run.context.exit);
+}

@@ -1,0 +1,44 @@
+//! Other harts' TLBs, when a VM's tables change.
+//!
+//! A VM has a generation, and a set of harts where it is live; each hart remembers which generation it has fenced for. Whoever edits
+//! the tables takes those harts out of the set that are not in the guest, counts the generation up, and drives the rest out. A hart
+//! that finds another generation than its own before it enters says that the VM is live there again, and fences. So a VM that
+//! others have had to do with costs them something once, and a VM that is live on one hart costs nobody anything.
+
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::hart::harts;
+use crate::vm::Vm;
+use core::sync::atomic::Ordering;
+
+/// Makes all other harts forget translations of the VM: whoever is in its guest leaves it, whoever enters it fences first. The
+/// caller holds the VM's memory, so that nobody else does the same meanwhile, or is the last to have to do with it.
+#[inline(never)]
+pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    let me = env.hart();
+    let others = vm.live_on.load(Ordering::SeqCst) & !(1 << me);
+    if others != 0 {
+        // In this order: who enters between these two steps is seen in the guest, and driven out.
+        vm.live_on.fetch_and(!harts::outside(&g.harts, vm.slot(), others), Ordering::SeqCst);
+        let generation = vm.tlb_generation.fetch_add(1, Ordering::SeqCst) + 1;
+        env.fenced_for(vm.slot(), generation);
+        g.harts[me].counters.shootdowns.bump();
+        harts::drive_out(&g.harts, vm.slot(), env, others);
+    }
+    // This hart is about to forget them, too.
+    g.harts[me].counters.fences.bump();
+}
+
+/// Says that the VM is live on a hart, before any walk can happen there. Returns the generation that a hart without any
+/// translation of the VM has fenced for.
+pub fn arrive(vm: &Vm, hart: usize) -> u64 {
+    // In this order: whoever takes the hart out of the set again counts up later, and is noticed at the entry.
+    let generation = vm.tlb_generation.load(Ordering::SeqCst);
+    vm.live_on.fetch_or(1 << hart, Ordering::SeqCst);
+    generation
+}
+
+/// The VM's generation, if the hart has fenced for another: it is to fence before it enters. The VM is live there from now on.
+pub fn behind(vm: &Vm, hart: usize, fenced: u64) -> Option<u64> {
+    (vm.tlb_generation.load(Ordering::SeqCst) != fenced).then(|| arrive(vm, hart))
+}

@@ -1,0 +1,529 @@
+//! How a VM's memory is virtualized: what each event means in two stages and on shadow tables. Nothing else asks which of
+//! them it is.
+//!
+//! | event | methods |
+//! |---|---|
+//! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`is_tagged`](Translation::is_tagged), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
+//! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`kind_of_instruction`](Translation::kind_of_instruction), [`handle_brief`](Translation::handle_brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
+//! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
+//! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
+//! | the guest gives memory back | [`give_back`](Translation::give_back) |
+
+use crate::device::offer::Offer;
+use crate::device::uart;
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::machine::isa::Isa;
+use crate::machine::tunables::Tunables;
+use crate::memory::{adaptive, coalescing, shadow, two_stage};
+use crate::pager::Portion;
+use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
+use crate::vm::chores::Remains;
+use crate::vm::outcome::{Brief, Faulted, Kind, Known, Outcome};
+use crate::vm::vcpu::{Adapts, Vcpu, VcpuRun};
+use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
+use abi::bundle::{GUEST_RAM_BASE, VmConfig};
+use abi::tunable::Id;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use core::ops::Range;
+use mmu::frames::{Frames, Owner, Run};
+use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
+use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
+use mmu::{Promoted, Promotion};
+use rv::{Access, Addr, BriefCauses, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
+
+impl Translation {
+    /// Whether this machine can host such a VM's memory so.
+    ///
+    /// # Errors
+    /// A message, if not.
+    pub fn check(self, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+        let (name, bits) = match self {
+            TwoStage => {
+                two_stage::check(config, offer)?;
+                (offer.g_format.name, offer.g_format.input_bits())
+            }
+            // A guest without paging runs on an identity map in the lower half of Sv39.
+            Shadow(upkeep) => {
+                shadow::check(upkeep, config, offer)?;
+                ("an identity map in Sv39", 38)
+            }
+            Adaptive => {
+                adaptive::check(config, offer)?;
+                let bits = offer.g_format.input_bits().min(38);
+                ("both an identity map in Sv39 and the G-stage", bits)
+            }
+        };
+        let memory = config.memory_bytes;
+        if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
+            return Err(format!("{memory} bytes of memory do not fit {name}"));
+        }
+        Ok(())
+    }
+
+    /// Frames that a VM may have for its shadow tables.
+    ///
+    /// # Errors
+    /// A message, if it is given too little for them.
+    pub fn table_frames(self, config: &VmConfig) -> Result<u64, String> {
+        match self {
+            TwoStage => Ok(0),
+            Shadow(upkeep) => shadow::frames(upkeep, config),
+            Adaptive => shadow::frames(adaptive::UPKEEP, config),
+        }
+    }
+
+    /// How a VM's images are mapped.
+    #[must_use]
+    pub fn images(self, config: &VmConfig) -> Images {
+        match self {
+            TwoStage => two_stage::images(config),
+            Shadow(_) | Adaptive => Images::Shared,
+        }
+    }
+
+    /// How it is known what a VM uses of its memory.
+    #[must_use]
+    pub fn ad(self, offer: &Offer, set: &Tunables) -> Ad {
+        match self {
+            // What its hart does not walk it sets no bits in.
+            TwoStage if set.is_on(Id::HardwareAd) && offer.nested_svadu => Ad::Hardware,
+            _ if set.is_on(Id::FaultD) => Ad::Faults,
+            _ => Ad::AsNeeded,
+        }
+    }
+
+    /// The extensions that a VM's harts are told to have.
+    #[must_use]
+    pub fn isa(self, config: &VmConfig, offer: &Offer) -> Isa {
+        match self {
+            TwoStage => two_stage::isa(config, offer),
+            Shadow(upkeep) => shadow::isa(upkeep, config, offer),
+            Adaptive => shadow::isa(adaptive::UPKEEP, config, offer),
+        }
+    }
+
+    /// Whether each of a guest's roots has translations of its own, whatever ASID the guest gives it: behind a G-stage the ASID is all
+    /// that tells them apart.
+    #[must_use]
+    pub const fn is_tagged(self) -> bool {
+        matches!(self, Shadow(_))
+    }
+
+    /// The lists for a VM's shadow tables, if it is to have some.
+    #[must_use]
+    pub fn lists(self, config: &VmConfig) -> Option<Lists> {
+        match self {
+            TwoStage => None,
+            Shadow(_) | Adaptive => Some(shadow::lists(config)),
+        }
+    }
+
+    /// Makes a VM's shadow tables, if it is to have some.
+    ///
+    /// # Errors
+    /// A message, if there is no memory for them.
+    pub fn build(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        lists: Option<Lists>,
+        from: (Owner, &Frames),
+        mem: &mut impl PhysMem,
+    ) -> Result<Option<mmu::shadow::Shadow>, String> {
+        match (self, lists) {
+            (Shadow(upkeep), Some(lists)) => shadow::build(g, vm, (upkeep, lists), from, mem).map(Some),
+            (Adaptive, Some(lists)) => shadow::build(g, vm, (adaptive::UPKEEP, lists), from, mem).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// What a VM's shadow tables have counted, those of earlier lives included; `None` if it has no such counters.
+    #[must_use]
+    pub fn counters(self, vm: &Vm) -> Option<Counters> {
+        match self {
+            TwoStage => None,
+            Shadow(_) | Adaptive => Some(shadow::counters(vm)),
+        }
+    }
+
+    /// Takes a VM's memory away, which is to be given back. None of its vCPUs is on a hart.
+    pub fn tear_down<E: Env>(self, g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
+        match self {
+            TwoStage => two_stage::tear_down(g, vm, memory, env),
+            Shadow(_) | Adaptive => shadow::tear_down(g, vm, memory, env),
+        }
+    }
+
+    /// Puts a vCPU on this hart: sets what translates its guest's addresses.
+    ///
+    /// # Errors
+    /// How the vCPU goes on instead, if there is no memory for that. It must not enter its guest then, nor will it.
+    pub fn load<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
+        match self {
+            TwoStage => {
+                two_stage::load(run, env);
+                Ok(())
+            }
+            Shadow(upkeep) => {
+                if upkeep == Upkeep::Steered {
+                    coalescing::begin(g, run, env);
+                }
+                shadow::roots::load(g, run, upkeep, env)
+            }
+            Adaptive => adaptive::load(g, run, env),
+        }
+    }
+
+    /// OWNERSHIP: whether the vCPU on this hart may enter its guest. Without a G-stage its root is all that stands between
+    /// the guest and memory.
+    #[inline(always)]
+    #[must_use]
+    pub fn may_enter(self, run: &VcpuRun) -> bool {
+        run.root.is_some()
+            || match self {
+                TwoStage => true,
+                Shadow(_) => false,
+                Adaptive => run.is_nested,
+            }
+    }
+
+    /// Takes a vCPU off this hart, before its CSRs are cleared.
+    pub fn unload<E: Env>(self, run: &mut VcpuRun, env: &E) {
+        match self {
+            TwoStage => run.csrs.vsatp = env.vsatp(),
+            // It is the guest's all the time.
+            Shadow(_) => run.follow_lane(),
+            Adaptive => adaptive::unload(run, env),
+        }
+    }
+
+    /// The vCPU is about to be parked: nothing of its life remains.
+    pub fn forget(self, run: &mut VcpuRun) {
+        match self {
+            TwoStage => {}
+            Shadow(_) => {
+                run.follow_lane();
+                shadow::roots::forget(run);
+            }
+            Adaptive => adaptive::forget(run),
+        }
+    }
+
+    /// A page fault came to Gnomon.
+    pub fn page_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+        match self {
+            Adaptive if !run.is_nested => shadow::page_fault(g, run, exception, env),
+            // The guest's own, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
+            TwoStage | Adaptive => {
+                run.shared.counters.exits_other.bump();
+                Faulted::Inject(Trap::new(exception, run.context.exit.tval))
+            }
+            Shadow(_) => shadow::page_fault(g, run, exception, env),
+        }
+    }
+
+    /// An access fault came to Gnomon.
+    pub fn access_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+        match self {
+            Shadow(Upkeep::Steered) => shadow::steered::access_fault(g, run, exception, env),
+            Adaptive if !run.is_nested => shadow::steered::access_fault(g, run, exception, env),
+            // It comes from memory that is mapped but cannot be accessed so (an AMO or LR/SC where the platform allows none): the
+            // guest's own, as on bare metal.
+            TwoStage | Shadow(_) | Adaptive => {
+                run.shared.counters.exits_other.bump();
+                Faulted::Inject(Trap::new(exception, run.context.exit.tval))
+            }
+        }
+    }
+
+    /// A guest-page fault came to Gnomon. `None` if it is not of a frame that a steered guest is denied.
+    #[inline(always)]
+    pub fn denied_frame<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Option<Faulted> {
+        match self {
+            TwoStage => None,
+            Adaptive if run.is_nested => None,
+            Shadow(_) | Adaptive => Some(shadow::steered::denied_frame(g, run, access, env)),
+        }
+    }
+
+    /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
+    pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+        if self == Adaptive && run.is_nested {
+            return;
+        }
+        if self != TwoStage {
+            run.follow_lane();
+            // What has changed for roots that the vCPU gets, it sees when it gets one.
+            run.views.disarm();
+            if matches!(self, Shadow(Upkeep::Steered) | Adaptive) {
+                shadow::steered::look_again(g, run, env);
+            }
+        }
+    }
+
+    /// An interval after fences made work for it ([`shadow::fence`]): ends what is not worth while any more.
+    pub fn relax<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+        if self != TwoStage {
+            shadow::relax(g, run, env);
+        }
+    }
+
+    /// What an adaptive vCPU knows of its roots when it has none yet.
+    #[must_use]
+    pub fn adapts(self, id: u32) -> Option<Box<Adapts>> {
+        (self == Adaptive).then(|| Box::new(Adapts::new(id)))
+    }
+
+    /// A look at what the root costs by which the vCPU on this hart runs, at host time `now`: it may go on the other way.
+    pub fn choose<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
+        if self == Adaptive {
+            adaptive::look(g, run, now, env);
+        }
+    }
+
+    /// A look whether pages of the vCPU on this hart can be coalesced, at host time `now`.
+    pub fn gather<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
+        if self != TwoStage {
+            coalescing::look(g, run, now, env);
+        }
+    }
+
+    /// What a vCPU remembers of roots when it has none yet.
+    #[must_use]
+    pub fn views(self, config: &VmConfig) -> Views {
+        match self {
+            TwoStage => Views::default(),
+            Shadow(upkeep) => shadow::roots::views(upkeep, config),
+            Adaptive => shadow::roots::views(adaptive::UPKEEP, config),
+        }
+    }
+
+    /// By which causes a vCPU's exits may be brief.
+    #[must_use]
+    pub fn brief_causes(self, offer: &Offer) -> BriefCauses {
+        let causes = BriefCauses::NONE.and(offer.guest.sbi_call().code());
+        match self {
+            TwoStage => causes,
+            Shadow(upkeep) => shadow::brief::causes(causes, upkeep, offer),
+            Adaptive => shadow::brief::causes(causes, adaptive::UPKEEP, offer),
+        }
+    }
+
+    /// What an instruction that trapped is about, if it is brief on shadow tables. `None` if not.
+    #[inline(always)]
+    #[must_use]
+    pub fn kind_of_instruction(self, run: &VcpuRun) -> Option<Kind> {
+        shadow::brief::kind_of_instruction(run)
+    }
+
+    /// Handles an exit of such a kind, if it is a brief one.
+    #[inline(always)]
+    pub fn handle_brief<E: Env>(self, kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
+        debug_assert!(self != TwoStage);
+        shadow::brief::handle(kind, g, run, env)
+    }
+
+    /// A fault that [`Translation::handle_brief`] has found to be none that is brief.
+    pub fn known_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
+        match self {
+            TwoStage => unreachable!("no fault behind a G-stage alone is looked at before"),
+            Shadow(_) | Adaptive => shadow::brief::known_fault(g, run, known, env),
+        }
+    }
+
+    /// Those that may be brief to begin with and send a byte by the UART.
+    #[must_use]
+    pub fn brief(self) -> BriefExits {
+        match self {
+            TwoStage | Adaptive => BriefExits::of_guest_page(uart::START),
+            // Until it has been seen how the vCPU gets there.
+            Shadow(_) => BriefExits::NONE,
+        }
+    }
+
+    /// A store of the vCPU's is about to reach the UART.
+    pub fn remember_way<E: Env>(self, run: &mut VcpuRun, env: &E) {
+        match self {
+            // Its exits say all that is needed.
+            TwoStage => {}
+            Adaptive if run.is_nested => {}
+            Shadow(_) | Adaptive => {
+                run.follow_lane();
+                shadow::way::remember_way(run, env);
+            }
+        }
+    }
+
+    /// An instruction that trapped in the mode `from`. `None` if it is none about translation that is Gnomon's to carry
+    /// out.
+    pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
+        match self {
+            TwoStage => None,
+            Adaptive if run.is_nested => None,
+            Adaptive => adaptive::instruction(g, run, what, env),
+            Shadow(_) => {
+                run.follow_lane();
+                shadow::roots::instruction(g, run, what, env)
+            }
+        }
+    }
+
+    /// The `satp` of the guest on this hart.
+    pub fn satp<E: Env>(self, run: &VcpuRun, env: &E) -> u64 {
+        match self {
+            TwoStage => env.vsatp(),
+            Adaptive if run.is_nested => env.vsatp(),
+            // The hart's register is Gnomon's.
+            Shadow(_) | Adaptive => run.satp(),
+        }
+    }
+
+    /// Does a fence of the guest's for the vCPU on this hart, which another vCPU or Gnomon asked for.
+    pub fn fence<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
+        match self {
+            TwoStage => two_stage::fence(fence, env),
+            Adaptive if run.is_nested => two_stage::fence(fence, env),
+            Shadow(_) | Adaptive => {
+                run.follow_lane();
+                shadow::fence(g, run, fence, env)
+            }
+        }
+    }
+
+    /// Whether a hart in the guest of `vcpu` must leave it for a fence that was posted there; else it will see it in time.
+    #[must_use]
+    pub fn is_urgent(self, vcpu: &Vcpu, fence: &GuestFence) -> bool {
+        match self {
+            TwoStage => true,
+            Shadow(_) | Adaptive => shadow::is_urgent(vcpu, fence),
+        }
+    }
+
+    /// Other harts have changed the VM's tables: makes this one forget what it knows of them.
+    pub fn catch_up<E: Env>(self, vm: &Vm, env: &mut E) {
+        match self {
+            TwoStage => env.fence_g_stage(vm.slot(), FenceScope::Everything),
+            Shadow(_) => env.fence_guest(None, None),
+            Adaptive => {
+                env.fence_g_stage(vm.slot(), FenceScope::Everything);
+                env.fence_shadows();
+            }
+        }
+    }
+
+    /// Makes a page of the VM's memory ready for an access.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`].
+    pub fn reach<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        what: (Addr<Gpa>, Access),
+        ready: &mut Ready,
+        env: &mut E,
+    ) -> Result<Addr<Hpa>, Unreachable> {
+        loop {
+            let reached = match self {
+                TwoStage => two_stage::reach(g, vm, what, ready, env),
+                Shadow(_) => shadow::reach(g, vm, what, ready, env),
+                Adaptive => shadow::reach_in_both(g, vm, what, ready, env),
+            };
+            match reached {
+                Err(error) => g.pager.help(g, vm, error, env)?,
+                reached => return reached,
+            }
+        }
+    }
+
+    /// A part of a sweep through the VM's memory, from a page on up to another. Says whether pages can go on to go.
+    pub fn sweep<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        from: (&mut Pfn<Gpa>, Pfn<Gpa>),
+        portion: &mut Portion,
+        env: &mut E,
+    ) -> bool {
+        match self {
+            TwoStage => two_stage::sweep(g, vm, from, portion, env),
+            Shadow(_) | Adaptive => shadow::paging::sweep(g, vm, from, portion, env),
+        }
+    }
+
+    /// Takes those originals that have these homes from the VM, which gets them again at the next touch. Returns which it keeps, a
+    /// bit for each.
+    pub fn rest_originals<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        homes: Range<u64>,
+        portion: &mut Portion,
+        env: &mut E,
+    ) -> u64 {
+        match self {
+            TwoStage => two_stage::rest_originals(g, vm, homes, portion, env),
+            Shadow(_) | Adaptive => shadow::paging::rest_originals(g, vm, homes, portion, env),
+        }
+    }
+
+    /// A portion of making one large page of small ones.
+    pub fn promote<E: Env>(self, g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
+        match self {
+            TwoStage => two_stage::promote(g, vm, promotion, env),
+            Shadow(_) | Adaptive => shadow::paging::promote(g, vm, promotion, env),
+        }
+    }
+
+    /// Makes one leaf of 1 GiB of those around `page`, if it can be.
+    pub fn join<E: Env>(self, g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
+        match self {
+            TwoStage => two_stage::join(g, vm, page, env),
+            Shadow(_) | Adaptive => shadow::paging::join(g, vm, page, env),
+        }
+    }
+
+    /// A page has been brought in from the swap device, to that frame. The VM's memory is locked.
+    ///
+    /// # Errors
+    /// The frame, if the page is not out there any more.
+    pub fn bring_in<E: Env>(
+        self,
+        g: &Gnomon,
+        vm: &Vm,
+        what: (Locked<'_>, Pfn<Gpa>, SwapSlot),
+        frame: (Run, Comes),
+        env: &mut E,
+    ) -> Result<(), Run> {
+        match self {
+            TwoStage => two_stage::bring_in(g, vm, what, frame, env),
+            Shadow(_) | Adaptive => shadow::paging::bring_in(g, vm, what, frame, env),
+        }
+    }
+
+    /// Gnomon itself has written to that frame of the VM.
+    pub fn host_wrote<E: Env>(self, vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
+        match self {
+            TwoStage => {}
+            Shadow(_) | Adaptive => shadow::host_wrote(vm, gfn, env),
+        }
+    }
+
+    /// Pages of the VM's RAM become untouched again, as many as may be done at once, and every hart forgets them. What came free
+    /// is free when this returns.
+    pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
+        let returned = match self {
+            TwoStage => two_stage::give_back(g, vm, spans, env),
+            Shadow(_) | Adaptive => shadow::paging::give_back(g, vm, spans, env),
+        };
+        if returned.freed != 0 && g.pager.is_on() {
+            g.pager.wake_waiting(g, env);
+        }
+        returned
+    }
+}

@@ -1,0 +1,48 @@
+//! Promotion in the background: a hart that has nothing else to do looks for 4 KiB pages that fill 2 MiB, and makes them one page of
+//! 2 MiB, in portions ([`mmu::Promotion`]).
+//!
+//! Such pages are there where memory was short once, or came back from the swap device. VMs that have none cost nothing, and
+//! nothing is promoted while memory is short.
+
+use crate::slots::Handle;
+use crate::sync::Mutex;
+use abi::bundle::GUEST_RAM_BASE;
+use core::sync::atomic::AtomicU64;
+use mmu::Promotion;
+use rv::{Addr, Gpa, Pfn};
+
+/// What harts share of it.
+#[derive(Default)]
+pub struct Promoter {
+    /// Whoever has it looks, or does a portion.
+    pub(crate) hand: Mutex<Hand>,
+    /// When it begins anew, in host time.
+    pub(crate) due: AtomicU64,
+    /// How many promotions have come to nothing in a row, as far as it counts.
+    pub(crate) in_vain: AtomicU64,
+}
+
+/// Where it is.
+pub(crate) struct Hand {
+    pub(crate) slot: usize,
+    pub(crate) page: Pfn<Gpa>,
+    /// What it has begun.
+    pub(crate) doing: Option<Doing>,
+}
+
+/// A promotion that is not finished.
+pub(crate) struct Doing {
+    pub(crate) vm: Handle,
+    pub(crate) promotion: Promotion,
+    /// Portions that it may still take: some only make room for others.
+    pub(crate) left: u32,
+}
+
+/// The first page of a VM's RAM.
+pub(crate) const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
+
+impl Default for Hand {
+    fn default() -> Self {
+        Self { slot: 0, page: FIRST, doing: None }
+    }
+}

@@ -1,0 +1,33 @@
+//! The snapshots that are taken of a VM ([`crate::life::saving`]).
+
+use alloc::vec::Vec;
+
+/// The snapshots of a VM.
+#[derive(Debug, Default)]
+pub struct Savings {
+    /// The number of the last one.
+    pub(crate) last: u32,
+    /// The one that is being taken.
+    pub(crate) now: Option<Saving>,
+}
+
+impl Savings {
+    /// Whether one is being taken.
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
+        self.now.is_some()
+    }
+}
+
+/// A snapshot that is being taken.
+#[derive(Debug)]
+pub(crate) struct Saving {
+    /// Its number.
+    pub id: u32,
+    /// Whether the VM ran before.
+    pub was_running: bool,
+    /// The encoded state, once it is there. Until then the VM may not stand still.
+    pub state: Option<Vec<u8>>,
+    /// Whether anything of it was given out: somebody knows its number.
+    pub is_given: bool,
+}

@@ -1,0 +1,41 @@
+//! A VM in its slot, with those of its vCPUs that are neither on a hart nor with the scheduler. `docs/invariants.md` has the
+//! order of the locks.
+
+use crate::device::offer::Offer;
+use crate::slots::Handle;
+use crate::vm::Vm;
+use crate::vm::vcpu::VcpuRun;
+use abi::bundle::VmConfig;
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// All that there is of a VM.
+pub struct Tenant {
+    /// The VM.
+    pub vm: Arc<Vm>,
+    /// Those vCPUs that are stopped, by hart id.
+    pub parked: BTreeMap<u32, Box<VcpuRun>>,
+    /// While the VM is paused, those that have left their harts for that.
+    pub paused: Option<Vec<Box<VcpuRun>>>,
+}
+
+impl Tenant {
+    /// A VM of that configuration and device tree, with all its vCPUs stopped.
+    #[must_use]
+    pub fn new(handle: Handle, what: (VmConfig, Vec<u8>), offer: &Offer) -> Self {
+        let vm = Arc::new(Vm::new(handle, what, offer));
+        let run = |vcpu: &Arc<_>| {
+            VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), offer.vlenb, vm.translation.brief_causes(offer))
+        };
+        let parked = vm.vcpus.iter().map(|vcpu| (vcpu.id, run(vcpu))).collect();
+        Self { vm, parked, paused: None }
+    }
+
+    /// Whether the VM is paused, and all its vCPUs have left their harts.
+    #[must_use]
+    pub fn is_still(&self) -> bool {
+        self.paused.as_ref().is_some_and(|aside| aside.len() + self.parked.len() == self.vm.vcpus.len())
+    }
+}

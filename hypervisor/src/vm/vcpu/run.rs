@@ -1,0 +1,244 @@
+//! What the one that has a vCPU at a time owns of it: a hart, or a queue.
+
+use super::adapts::Adapts;
+use super::csrs::VsCsrs;
+use super::features::Features;
+use super::looks::Looks;
+use super::root_cache::RootCache;
+use super::shared::{NOWHERE, Vcpu, hsm, request};
+use super::unexplained::Unexplained;
+use super::watch::Watch;
+use super::way::Way;
+use crate::vm::Vm;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use mmu::frames::Frames;
+use mmu::gstage::Ready;
+use mmu::ids::IdSlot;
+use mmu::shadow::{Root, Views};
+use rv::context::token;
+use rv::{BriefCauses, BriefExits, Context, Exit, FenceLog, FloatState, Gva, Mode, VectorCsrs};
+
+/// A vCPU's vector state.
+#[derive(Clone, Debug)]
+pub struct VectorState {
+    /// v0 to v31, 32 × `vlenb` bytes; empty without V.
+    pub bytes: Vec<u8>,
+    /// The CSRs.
+    pub csrs: VectorCsrs,
+}
+
+/// What exactly one hart, queue or list owns of a vCPU at any time: whoever has the box may run it.
+pub struct VcpuRun {
+    /// The shared part.
+    pub shared: Arc<Vcpu>,
+    /// Its VM.
+    pub vm: Arc<Vm>,
+    /// Integer registers and the last exit.
+    pub context: Context,
+    /// The guest's privilege, while not loaded.
+    pub mode: Mode,
+    /// CSRs, while not loaded.
+    pub csrs: VsCsrs,
+    /// Floating point, while no hart holds it.
+    pub float: FloatState,
+    /// Vectors, while no hart holds them.
+    pub vector: VectorState,
+    /// Host time at which the timer interrupt is due, for guests without Sstc; else `u64::MAX`.
+    pub deadline: u64,
+    /// The hart it last ran on, or [`NOWHERE`].
+    pub last_hart: usize,
+    /// Its VMID there, behind a G-stage.
+    pub vmid: IdSlot,
+    /// In mode `adaptive`: it is behind its G-stage, not on shadow tables.
+    pub is_nested: bool,
+    /// In that mode: what its roots cost.
+    pub adapts: Option<Box<Adapts>>,
+    /// What its kernel has asked for.
+    pub features: Features,
+    /// The page that its kernel shares, if it does.
+    pub root_cache: Option<Box<RootCache>>,
+    /// When it is looked at even if it makes no exit, and what the last look found.
+    pub watch: Watch,
+    /// What looks have found that are for coalescing.
+    pub looks: Looks,
+    /// Its root, on shadow tables, from its first load until it is parked.
+    pub root: Option<Root>,
+    /// Access faults that nothing on shadow tables explains.
+    pub unexplained: Unexplained,
+    /// ASIDs beyond those that its guest has, a bit for each of theirs: none on shadow tables, where all are virtual.
+    pub asids_beyond: u64,
+    /// What it remembers of other roots.
+    pub views: Views,
+    /// The fences in its log that are accounted for.
+    pub logged: u64,
+    /// The lane's changes of roots that [`VcpuRun::root`] and `satp` follow.
+    pub changes: u64,
+    /// What is being made ready for the fault that it makes next. Nothing while it is parked.
+    pub ready: Ready,
+    /// How it reaches the UART, on shadow tables, while such exits may be brief ([`Context::brief`]).
+    pub way: Way,
+}
+
+/// `vsstatus` at a vCPU's start: 64-bit user mode, everything else off.
+const VSSTATUS_AT_START: u64 = rv::csr::status::UXL_64;
+
+impl VcpuRun {
+    /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
+    #[must_use]
+    pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize, causes: BriefCauses) -> Box<Self> {
+        let views = vm.translation.views(&vm.config);
+        let brief = vm.translation.brief();
+        let context = Context { brief_causes: causes, brief, ..Context::new(shared.id) };
+        let adapts = vm.translation.adapts(shared.id);
+        Box::new(Self {
+            shared,
+            vm,
+            context,
+            mode: Mode::Supervisor,
+            csrs: VsCsrs::default(),
+            float: FloatState::ZERO,
+            vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
+            deadline: u64::MAX,
+            last_hart: NOWHERE,
+            vmid: IdSlot::new(),
+            is_nested: adapts.is_some(),
+            adapts,
+            features: Features::default(),
+            root_cache: None,
+            watch: Watch::default(),
+            looks: Looks::default(),
+            root: None,
+            unexplained: Unexplained::NONE,
+            asids_beyond: 0,
+            views,
+            logged: 0,
+            changes: 0,
+            ready: Ready::Nothing,
+            way: Way::NONE,
+        })
+    }
+
+    /// Says that it goes on, in case that it was suspended.
+    pub fn awake(&self) {
+        let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Whether nothing is to be done before it enters its guest, on a hart that has fenced for that TLB generation of its VM.
+    #[inline(always)]
+    #[must_use]
+    pub fn may_enter(&self, fenced: impl FnOnce() -> u64) -> bool {
+        self.shared.posted.load(Ordering::SeqCst) == 0
+            && self.vm.tlb_generation.load(Ordering::SeqCst) == fenced()
+            && self.vm.translation.may_enter(self)
+    }
+
+    /// Forgets how it reaches the UART.
+    pub fn forget_way(&mut self) {
+        self.context.brief = BriefExits::NONE;
+    }
+
+    /// Gives back what was being made ready for it.
+    pub fn discard_ready(&mut self, frames: &Frames) {
+        core::mem::replace(&mut self.ready, Ready::Nothing).discard(frames);
+    }
+
+    /// Says that its exit is to be made again when a device, or the console, can go on.
+    pub fn hold(&self) {
+        self.vm.hold(self.shared.id);
+    }
+
+    /// Gnomon itself has written to the lane's log, whose count was that before: these are no fences of the lane's.
+    #[inline(always)]
+    pub const fn has_logged(&mut self, before: u64) {
+        self.logged = self.logged.wrapping_add(self.context.lane.log.count().wrapping_sub(before));
+    }
+
+    /// Counts what the lane has done since the last time: from the timer, when the vCPU leaves its hart, and at the fences of an
+    /// adaptive one.
+    pub fn count_lane(&mut self) {
+        let counters = &self.shared.counters;
+        counters.lane_page.add(self.context.lane.count_by_asid() - counters.lane_page.get());
+        let (lane, logged) = (&self.context.lane, self.context.lane.log.count());
+        let wide = lane.wide_fences() - counters.lane_all.get();
+        counters.lane_all.add(wide);
+        counters
+            .lane_page_global
+            .add(logged.wrapping_sub(self.logged) - wide * (FenceLog::<Gva>::EVERYTHING / token::STEP));
+        self.logged = logged;
+        counters.lane_satp.add(lane.changes() - counters.lane_satp.get());
+        counters.lane_satp_read.add(lane.reads() - counters.lane_satp_read.get());
+    }
+
+    /// On shadow tables: what its guest has written to `satp`.
+    #[must_use]
+    pub fn satp(&self) -> u64 {
+        let lane = &self.context.lane;
+        if lane.changes() == self.changes { self.csrs.vsatp } else { self.views.key(lane.place()) }
+    }
+
+    /// On shadow tables: what the lane has done since is known, too, the present root and `satp`. [`crate::memory::translation`] calls it before
+    /// anything looks at either, and faults do themselves.
+    #[inline(always)]
+    pub fn follow_lane(&mut self) {
+        if self.context.lane.changes() != self.changes {
+            self.follow();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn follow(&mut self) {
+        let (root, satp) = self.views.follow(self.context.lane.place());
+        (self.root, self.csrs.vsatp) = (Some(root), satp);
+        self.changes = self.context.lane.changes();
+    }
+
+    /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in supervisor mode with a0 = hart id,
+    /// a1 = `opaque`, translation and interrupts off. Registers that the SBI leaves undefined are
+    /// zero, so that nothing of an earlier life shows.
+    pub fn reset(&mut self, pc: u64, opaque: u64) {
+        self.clear(pc, opaque);
+        self.csrs.vstimecmp = u64::MAX;
+        self.deadline = u64::MAX;
+        self.features = Features::default();
+        self.root_cache = None;
+        self.watch = Watch::default();
+        self.looks = Looks::default();
+        self.vm.events.lock().start(self.shared.id);
+        // Whatever was asked of an earlier life is moot; the external line is not of the vCPU.
+        self.shared.posted.store(request::EXTERNAL | request::FENCE_I, Ordering::Release);
+        let _ = self.shared.fences.lock().take();
+    }
+
+    /// Puts it into the same state at the end of a non-retentive suspend (SBI 2.0, chapter 9.4). What comes from outside goes
+    /// on: its timer, interrupts that are pending, what others ask of it. It is on no hart, and has forgotten its translations.
+    pub fn resume_at(&mut self, pc: u64, opaque: u64) {
+        let VsCsrs { hvip, vstimecmp, .. } = self.csrs;
+        self.clear(pc, opaque);
+        (self.csrs.hvip, self.csrs.vstimecmp) = (hvip, vstimecmp);
+    }
+
+    /// What of [`VcpuRun::reset`] is of the vCPU's own registers.
+    fn clear(&mut self, pc: u64, opaque: u64) {
+        self.context.x = [0; 32];
+        self.context.pc = pc;
+        self.context.exit = Exit::default();
+        self.context.x[10] = self.shared.id.into();
+        self.context.x[11] = opaque;
+        self.mode = Mode::Supervisor;
+        self.csrs = VsCsrs {
+            vsstatus: VSSTATUS_AT_START,
+            // Programs read the clock without asking (Linux's vDSO); firmware allows it, so do we.
+            scounteren: rv::csr::COUNTEREN_BASE,
+            ..VsCsrs::default()
+        };
+        self.float = FloatState::ZERO;
+        self.vector.bytes.fill(0);
+        self.vector.csrs = VectorCsrs::default();
+        // No hart's registers are this life's.
+        self.last_hart = NOWHERE;
+    }
+}

@@ -1,0 +1,187 @@
+//! All VMs: those that there are, in slots; those that are to be, when another has ended; and what is told of those that were.
+
+use crate::device::offer::Offer;
+use crate::slots::{Handle, Slots};
+use crate::sync::atomic::Ordering::SeqCst;
+use crate::sync::atomic::{AtomicU64, AtomicUsize};
+use crate::sync::{Mutex, MutexGuard};
+use crate::vm;
+use crate::vm::Vm;
+use crate::vm::tenant::Tenant;
+use abi::bundle::{MAX_VCPUS, MAX_VMS, VmConfig};
+use abi::record::EndReason;
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use mmu::frames::MOST_OWNERS;
+
+/// Each slot has an account of frames, and a bit where a hart notes whose devices it looks after.
+const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as usize);
+
+/// A VM that is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wish {
+    /// The VM's number: those of the bundle have their places in it, others those that follow.
+    pub number: u64,
+    /// What it is to be.
+    pub config: VmConfig,
+    /// Its device tree; nothing if it is not to be.
+    pub tree: Vec<u8>,
+    /// The number of the VM that has to end before.
+    after: Option<u64>,
+    /// Its end was asked for before it was there.
+    pub end: Option<EndReason>,
+}
+
+/// Whether a VM is to have a possible number of vCPUs.
+pub fn has_vcpus(config: &VmConfig) -> bool {
+    (1..=MAX_VCPUS).contains(&config.vcpus)
+}
+
+/// What is kept of a VM when it is gone.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Its number.
+    pub number: u64,
+    /// Its name.
+    pub name: String,
+    /// What it did.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// All VMs. `docs/invariants.md` has the order of the locks.
+pub struct Vms {
+    slots: Slots<Tenant>,
+    /// In the order of their numbers.
+    wishes: Mutex<VecDeque<Wish>>,
+    /// The next VM's number.
+    next: AtomicU64,
+    /// VMs that are there or wished for.
+    left: AtomicUsize,
+    reports: Mutex<Vec<Report>>,
+}
+
+impl Default for Vms {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Vms {
+    /// No VM yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            slots: Slots::new(MAX_VMS),
+            wishes: Mutex::default(),
+            next: AtomicU64::new(0),
+            left: AtomicUsize::new(0),
+            reports: Mutex::default(),
+        }
+    }
+
+    /// Wishes for a VM: it is created when its turn comes.
+    pub fn wish(&self, config: VmConfig, offer: &Offer) {
+        let mut wishes = self.wishes.lock();
+        let mut wish = self.draw(config, offer);
+        // Whoever ends is told of first, and looks for those that wait for it then.
+        wish.after = wish.after.filter(|other| self.reports.lock().iter().all(|report| report.number != *other));
+        wishes.push_back(wish);
+    }
+
+    /// A number for a VM that is to be created now.
+    #[must_use]
+    pub fn draw(&self, config: VmConfig, offer: &Offer) -> Wish {
+        self.left.fetch_add(1, SeqCst);
+        let number = self.next.fetch_add(1, SeqCst);
+        // What does not come before it would wait for itself: that is a complaint, and not to be waited for.
+        let after = config.after.map(u64::from).filter(|other| *other < number);
+        // This takes long, the longer the more vCPUs, so it is done before anybody waits for the VM.
+        let tree = if has_vcpus(&config) { vm::device_tree(&config, offer) } else { Vec::new() };
+        Wish { number, config, tree, after, end: None }
+    }
+
+    /// Lets `create` make a VM of the first wish whose turn has come. In one step: whoever ends all VMs finds it here, or in
+    /// its slot.
+    pub fn next<R>(&self, create: impl FnOnce(Wish) -> R) -> Option<R> {
+        let mut wishes = self.wishes.lock();
+        let at = wishes.iter().position(|wish| wish.after.is_none())?;
+        wishes.remove(at).map(create)
+    }
+
+    /// Ends VMs before they are there. They are over when their turn comes.
+    pub fn cancel(&self, which: impl Fn(&Wish) -> bool, reason: &EndReason) {
+        self.wishes.lock().iter_mut().filter(|wish| which(wish)).for_each(|wish| wish.end = Some(reason.clone()));
+    }
+
+    /// Tells of each VM that is wished for.
+    pub fn wishes<R>(&self, tell: impl FnMut(&Wish) -> R) -> impl Iterator<Item = R> {
+        self.wishes.lock().iter().map(tell).collect::<Vec<R>>().into_iter()
+    }
+
+    /// The VM of that number, if it is there.
+    #[must_use]
+    pub fn numbered(&self, number: u64) -> Option<Arc<Vm>> {
+        self.all().find(|vm| vm.handle.number == number)
+    }
+
+    /// Gives a VM a slot; `None` if all are taken.
+    pub fn move_in(&self, number: u64, make: impl FnOnce(Handle) -> Tenant) -> Option<Arc<Vm>> {
+        self.get(self.slots.put(number, make)?)
+    }
+
+    /// The VM of that handle, unless it is gone.
+    #[must_use]
+    pub fn get(&self, handle: Handle) -> Option<Arc<Vm>> {
+        self.slots.with(handle, |tenant| Arc::clone(&tenant.vm))
+    }
+
+    /// The VM in a slot.
+    #[must_use]
+    pub fn at(&self, slot: usize) -> Option<Arc<Vm>> {
+        self.slots.at(slot, |tenant| Arc::clone(&tenant.vm))
+    }
+
+    /// The VMs that there are.
+    pub fn all(&self) -> impl Iterator<Item = Arc<Vm>> {
+        self.slots.each(|tenant| Arc::clone(&tenant.vm))
+    }
+
+    /// Does something with a VM's vCPUs that are aside, under the lock of its slot; `None` if the VM is gone.
+    pub fn tenant<R>(&self, vm: &Vm, act: impl FnOnce(&mut Tenant) -> R) -> Option<R> {
+        self.slots.with(vm.handle, act)
+    }
+
+    /// Lets a VM leave its slot, and keeps what is told of it. `None` if it has left already.
+    pub fn move_out(&self, handle: Handle, report: Report) -> Option<Tenant> {
+        let mut reports = self.reports();
+        let tenant = self.slots.take(handle)?;
+        reports.push(report);
+        Some(tenant)
+    }
+
+    /// What is told of the VMs that are gone. While this is held none goes.
+    pub fn reports(&self) -> MutexGuard<'_, Vec<Report>> {
+        self.reports.lock()
+    }
+
+    /// The VM of that number is over, and told of. It is the turn of those that are to come after it.
+    pub fn over(&self, number: u64) {
+        let mut wishes = self.wishes.lock();
+        wishes.iter_mut().filter(|wish| wish.after == Some(number)).for_each(|wish| wish.after = None);
+        self.left.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether no VM is there or wished for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.left.load(SeqCst) == 0
+    }
+
+    /// How many VMs there were at a time, at most.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.slots.most()
+    }
+}
