@@ -1,13 +1,18 @@
-//! How the source hangs together: no file uses another that uses it, and each can be read in one sitting.
+//! How the source hangs together: no file uses another that uses it, no folder uses one above it, and each file can be read in
+//! one sitting.
 
 #[path = "imports/graph.rs"]
 mod graph;
 
 use graph::Imports;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Most lines of a file.
 const MOST_LINES: usize = 600;
+
+/// The root files that must state an order of their folders (see `graph.rs`). Others that state one keep to it, too.
+const ORDERED: [&str; 0] = [];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the repository").into()
@@ -27,18 +32,26 @@ fn sources(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-#[test]
-fn no_file_uses_one_that_uses_it() {
+/// What each crate's files use, with its root file.
+static CRATES: LazyLock<Vec<(PathBuf, Imports)>> = LazyLock::new(|| {
     let repository = repository();
     let mut roots = vec!["hypervisor/src/lib.rs".into(), "hypervisor/src/bin/gnomon/main.rs".into()];
     for krate in std::fs::read_dir(repository.join("crates")).unwrap().map(Result::unwrap) {
         roots.push(Path::new("crates").join(krate.file_name()).join("src/lib.rs"));
     }
     assert!(roots.len() >= 7, "the hypervisor's two crates, and five below them: {roots:?}");
-    let mut complaint = String::new();
-    for root in roots {
-        let read = |path: &Path| std::fs::read_to_string(repository.join(path)).ok();
+    let read = |path: &Path| std::fs::read_to_string(repository.join(path)).ok();
+    let imports = |root: PathBuf| {
         let imports = Imports::of(&root, &read).unwrap();
+        (root, imports)
+    };
+    roots.into_iter().map(imports).collect()
+});
+
+#[test]
+fn no_file_uses_one_that_uses_it() {
+    let mut complaint = String::new();
+    for (root, imports) in &*CRATES {
         for circle in imports.circles() {
             complaint += &format!("a circle in the crate of {}:\n", root.display());
             for file in &circle {
@@ -47,6 +60,24 @@ fn no_file_uses_one_that_uses_it() {
         }
     }
     assert!(complaint.is_empty(), "{complaint}");
+}
+
+#[test]
+fn no_folder_uses_one_above_it() {
+    let (mut complaint, mut ordered) = (String::new(), Vec::new());
+    for (root, imports) in &*CRATES {
+        if imports.order().is_empty() {
+            continue;
+        }
+        for upward in imports.upward() {
+            complaint += &format!("{}: {upward}\n", root.display());
+        }
+        ordered.push(root);
+    }
+    assert!(complaint.is_empty(), "{complaint}");
+    for root in ORDERED {
+        assert!(ordered.iter().any(|known| *known == Path::new(root)), "{root} states no order of its folders");
+    }
 }
 
 #[test]
@@ -60,11 +91,15 @@ fn every_file_can_be_read_in_one_sitting() {
     }
 }
 
-/// The circles in a crate of these files; the first is its root.
-fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+/// What the files of a crate use; the first is its root.
+fn imports(files: &[(&str, &str)]) -> Imports {
     let read = |path: &Path| files.iter().find(|file| Path::new(file.0) == path).map(|file| file.1.to_string());
-    let imports = Imports::of(Path::new(files[0].0), &read).unwrap();
-    imports.circles().into_iter().map(|files| files.into_iter().map(String::from).collect()).collect()
+    Imports::of(Path::new(files[0].0), &read).unwrap()
+}
+
+/// The circles in such a crate.
+fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+    imports(files).circles().into_iter().map(|files| files.into_iter().map(String::from).collect()).collect()
 }
 
 /// What cargo does not find by itself is compiled only if it is named: a file of tests that nobody names would never fail.
@@ -153,4 +188,50 @@ fn tests_in_a_file_and_other_crates_do_not_count() {
         ("b.rs", "pub struct B; fn f(_: other::a::A) {} #[cfg(test)] mod tests { use crate::a::A; }"),
     ];
     assert!(circles(&files).is_empty());
+}
+
+#[test]
+fn upward_uses_are_found() {
+    let root = ("src/lib.rs", "//! Folders:\n//!\n//! 1. [`a`]: below\n//! 2. `b`: above\npub mod a;\nmod b;");
+    let b = ("src/b.rs", "use crate::a::inner::In; pub struct B(In); pub const N: u32 = 1;");
+    let inner = "src/a/inner.rs";
+    let clean = [root, ("src/a/mod.rs", "pub mod inner;"), (inner, "pub struct In;"), b];
+    assert_eq!(imports(&clean).order(), ["a", "b"]);
+    assert_eq!(imports(&clean).upward(), [""; 0]);
+    for text in [
+        "use crate::b::N; pub struct In;",
+        "pub struct In; fn f() -> u32 { crate::b::N }",
+        "pub struct In; fn f() { println!(\"{}\", crate::b::N) }",
+        "use super::super::b; pub struct In; const N: u32 = b::N;",
+        "mod deep { use crate::b::*; } pub struct In;",
+        "pub use crate::b::B as In;",
+    ] {
+        let files = [root, ("src/a/mod.rs", "pub mod inner;"), (inner, text), b];
+        let expected = ["src/a/inner.rs uses src/b.rs, and b is above it"];
+        assert_eq!(imports(&files).upward(), expected, "{text}");
+    }
+    // A folder that only declares its files shows nothing of what is above it.
+    let shown = [root, ("src/a/mod.rs", "pub mod inner; pub use crate::b::B;"), (inner, "pub struct In;"), b];
+    assert_eq!(imports(&shown).upward(), ["src/a/mod.rs uses src/b.rs, and b is above it"]);
+    // What is reached by a name below may be an item of a file above, and the root file is above all.
+    let by_root = format!("{} pub use b::B; pub struct Own;", root.1);
+    let used = [(root.0, by_root.as_str()), clean[1], (inner, "use crate::{B, Own}; pub struct In;"), b];
+    let expected = [
+        "src/a/inner.rs uses src/b.rs, and b is above it",
+        "src/a/inner.rs uses src/lib.rs, and the root file is above it",
+    ];
+    assert_eq!(imports(&used).upward(), expected);
+}
+
+#[test]
+fn a_stated_order_names_each_folder_once() {
+    let order = |order: &str| {
+        let root = format!("{order}\nmod a;\nmod b;\nmod inline {{}}\n#[cfg(test)]\nmod tests;");
+        imports(&[("lib.rs", &root), ("a.rs", "pub struct A;"), ("b.rs", "use crate::a::A;")]).upward()
+    };
+    assert_eq!(order("//! 1. `a`\n//! 2. `b`"), [""; 0]);
+    assert_eq!(order("//! 1. `a`"), ["`b` has no place"]);
+    assert_eq!(order("//! 1. `a`\n//! 2. `b`\n//! 3. `c`"), ["`c` is not a module of the root file"]);
+    assert_eq!(order("//! 1. `a`\n//! 2. `b`\n//! 3. `a`"), ["a module has two places"]);
+    assert_eq!(order("//! 1. `b`\n//! 2. `a`"), ["b.rs uses a.rs, and a is above it"]);
 }

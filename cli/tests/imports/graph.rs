@@ -4,19 +4,32 @@
 //! expression; re-exports are followed to where the item is. A file that only declares its children and re-exports what
 //! they have is a sign at the door, and no node of a circle. Methods are not named by a path, so they do not count, nor do
 //! tests inside of a file, which come after all the rest.
+//!
+//! Modules that the root file declares are the crate's folders, a single file among them. The root file may state their order,
+//! as a numbered list in its doc comment, from the bottom to the top. Each line begins with a module's name:
+//!
+//! ```text
+//! //! 1. [`words`]: what the others say
+//! //! 2. `machine`: ...
+//! ```
 
 use petgraph::algo::tarjan_scc;
 use petgraph::graphmap::DiGraphMap;
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
-use syn::{Attribute, Item, UseTree};
+use syn::{Attribute, Expr, ExprLit, Item, Lit, UseTree};
 
 /// The files of one crate, and what they use of each other.
 pub struct Imports {
     files: Vec<String>,
     uses: DiGraphMap<usize, ()>,
+    /// What files use, with what signs show of other files.
+    shows: DiGraphMap<usize, ()>,
+    /// The folders in their stated order, and each file's folder, none for the root file.
+    order: Vec<String>,
+    folders: Vec<Option<String>>,
 }
 
 impl Imports {
@@ -28,14 +41,54 @@ impl Imports {
         let mut reader = Reader { read, krate: Crate::default() };
         reader.file(root, root.parent().unwrap_or(Path::new("")), None)?;
         let krate = reader.krate;
-        let mut uses = DiGraphMap::new();
-        for (module, path) in &krate.paths {
+        let (mut uses, mut shows) = (DiGraphMap::new(), DiGraphMap::new());
+        for (module, path, is_shown) in &krate.paths {
             let file = krate.modules[*module].file;
             for target in krate.resolve(*module, path).into_iter().filter(|target| *target != file) {
-                uses.add_edge(file, target, ());
+                shows.add_edge(file, target, ());
+                if !is_shown {
+                    uses.add_edge(file, target, ());
+                }
             }
         }
-        Ok(Self { files: krate.files, uses })
+        let mut folders = vec![None; krate.files.len()];
+        for (name, folder) in &krate.modules[0].children {
+            for (module, inner) in krate.modules.iter().enumerate().filter(|(_, inner)| inner.file != 0) {
+                if krate.is_in(module, *folder) {
+                    folders[inner.file] = Some(name.clone());
+                }
+            }
+        }
+        Ok(Self { files: krate.files, uses, shows, order: krate.order, folders })
+    }
+
+    /// The stated order of the folders, empty if the root file states none.
+    pub fn order(&self) -> &[String] {
+        &self.order
+    }
+
+    /// Each use of a folder by one below it, in words, and each folder that the stated order omits or makes up.
+    /// The root file is above all folders.
+    pub fn upward(&self) -> Vec<String> {
+        let known: BTreeSet<&String> = self.folders.iter().flatten().collect();
+        let stated: BTreeSet<&String> = self.order.iter().collect();
+        let mut found: Vec<_> = known.difference(&stated).map(|name| format!("`{name}` has no place")).collect();
+        found.extend(stated.difference(&known).map(|name| format!("`{name}` is not a module of the root file")));
+        if stated.len() < self.order.len() {
+            found.push("a module has two places".into());
+        }
+        let place = |file: usize| {
+            let folder = self.folders[file].as_ref();
+            folder.map_or(usize::MAX, |name| self.order.iter().position(|known| known == name).unwrap_or(0))
+        };
+        let mut upward: Vec<_> =
+            self.shows.all_edges().filter(|(file, used, ())| place(*file) < place(*used)).collect();
+        upward.sort_unstable_by_key(|(file, used, ())| (&self.files[*file], &self.files[*used]));
+        found.extend(upward.iter().map(|(file, used, ())| {
+            let above = self.folders[*used].as_deref().unwrap_or("the root file");
+            format!("{} uses {}, and {above} is above it", self.files[*file], self.files[*used])
+        }));
+        found
     }
 
     /// The circles, each as the files in it.
@@ -77,11 +130,18 @@ struct Module {
 struct Crate {
     files: Vec<String>,
     modules: Vec<Module>,
-    /// What is named where.
-    paths: Vec<(usize, Segments)>,
+    /// What is named where, and whether that is a sign, which only shows it.
+    paths: Vec<(usize, Segments, bool)>,
+    /// The order that the root file states.
+    order: Vec<String>,
 }
 
 impl Crate {
+    /// Whether `module` is `folder` or inside of it.
+    fn is_in(&self, module: usize, folder: usize) -> bool {
+        module == folder || self.modules[module].parent.is_some_and(|parent| self.is_in(parent, folder))
+    }
+
     /// The file that holds the item that `path` means in `module`; none if it means no item of this crate. A module alone is
     /// not yet a use of what is in it; `*` stands for all of that.
     fn resolve(&self, module: usize, path: &[String]) -> Vec<usize> {
@@ -158,6 +218,9 @@ impl Reader<'_> {
         let text = (self.read)(path).ok_or_else(|| format!("there is no {}", path.display()))?;
         let parsed = syn::parse_file(&text).map_err(|e| format!("{}: {e}", path.display()))?;
         let file = self.krate.files.len();
+        if file == 0 {
+            self.krate.order = stated_order(&parsed.attrs);
+        }
         self.krate.files.push(path.display().to_string());
         let is_sign = parsed.items.iter().all(|item| match item {
             Item::Mod(module) => module.content.is_none() || is_test(&module.attrs),
@@ -207,16 +270,14 @@ impl Reader<'_> {
                                 named.push("*".into());
                             }
                         }
-                        if !is_sign {
-                            self.krate.paths.push((this, named));
-                        }
+                        self.krate.paths.push((this, named, is_sign));
                     }
                 }
                 item => {
                     self.krate.modules[this].own.extend(name(&item));
                     let mut paths = Vec::new();
                     named_in(item.to_token_stream(), &mut paths);
-                    self.krate.paths.extend(paths.into_iter().map(|path| (this, path)));
+                    self.krate.paths.extend(paths.into_iter().map(|path| (this, path, false)));
                 }
             }
         }
@@ -276,6 +337,22 @@ fn named_in(tokens: TokenStream, into: &mut Vec<Segments>) {
     }
     finish(&mut path);
     groups.into_iter().for_each(|tokens| named_in(tokens, into));
+}
+
+/// The names that begin the lines of a numbered list in a file's doc comment.
+fn stated_order(attributes: &[Attribute]) -> Vec<String> {
+    let docs = attributes.iter().filter(|attribute| attribute.path().is_ident("doc"));
+    let lines = docs.filter_map(|attribute| match &attribute.meta.require_name_value().ok()?.value {
+        Expr::Lit(ExprLit { lit: Lit::Str(line), .. }) => Some(line.value()),
+        _ => None,
+    });
+    let name = |line: String| {
+        let (number, rest) = line.trim().split_once(". ")?;
+        number.parse::<usize>().ok()?;
+        let (name, _) = rest.trim_start_matches('[').strip_prefix('`')?.split_once('`')?;
+        Some(name.trim_start_matches("mod@").to_owned())
+    };
+    lines.filter_map(name).collect()
 }
 
 fn is_test(attributes: &[Attribute]) -> bool {
