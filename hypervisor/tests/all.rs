@@ -23,3 +23,4 @@ mod share;
 mod slots;
 mod snapshot;
 mod steering;
+mod toys;

@@ -6,9 +6,9 @@ use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use hypervisor::backend::console::Step;
 use hypervisor::control::ballooning;
 use hypervisor::device::Answer;
+use hypervisor::device::Target;
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::io::serial::{Output, Reach};
-use hypervisor::vm::Target;
 use rv::Addr;
 
 /// Where the registers are.

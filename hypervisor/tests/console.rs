@@ -3,6 +3,7 @@
 use crate::fake::driver::{self, USED, ask_by, counters, read, write};
 use crate::fake::{World, depart, park, printed, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
+use hypervisor::device::virtio::{Console, Mmio};
 use hypervisor::io::serial::{go_on, type_in};
 use hypervisor::vm::Departure;
 use std::sync::atomic::Ordering;
@@ -39,7 +40,7 @@ fn what_is_sent_is_printed_and_what_is_typed_comes() {
         let said = printed();
         assert!(said.contains("a line of its own"), "{mmu}: {said}");
         assert_eq!(read::<2>(&mut w, USED + 2), [1, 0], "{mmu}");
-        assert!(w.run.vm.devices.lock().console.as_ref().is_some_and(|console| console.counts().1 == 0));
+        assert!(w.run.vm.devices.lock().find::<Mmio<Console>>().is_some_and(|console| console.counts().1 == 0));
         write(&mut w, DATA, &[0xee; 8]);
         listen(&mut w, &[(DATA, 6, 2)]);
         assert_eq!(data(&mut w), [0xee; 8], "{mmu}: nobody has typed");

@@ -3,13 +3,14 @@
 use crate::fake::{self, Event, MEMORY, World, printed, world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
 use abi::record::EndReason;
+use hypervisor::device::Target;
 use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::watch;
+use hypervisor::vm::Departure;
 use hypervisor::vm::outcome::{Brief, Outcome};
 use hypervisor::vm::vcpu::VsTrapRegs;
-use hypervisor::vm::{Departure, Target};
 use mmu::frames::{MEGA_ORDER, Owner, Use};
 use rv::csr::status;
 use rv::{Addr, Exception, Exit, Mode};

@@ -1,6 +1,7 @@
 //! How much memory a VM is to do without: a wish from the console, by its balloon.
 
 use crate::backend::console::Step;
+use crate::device::virtio::{Balloon, Mmio};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::lines;
@@ -12,7 +13,7 @@ use rv::PAGE_BYTES;
 pub fn step<E: Env>(g: &Gnomon, vm: &Vm, step: Step, env: &mut E) {
     let name = &vm.config.name;
     let mut devices = vm.devices.lock();
-    let Some(balloon) = &mut devices.balloon else {
+    let Some(balloon) = devices.find_mut::<Mmio<Balloon>>() else {
         drop(devices);
         let remedy = "set `balloon = true` in its VM file, or give --balloon on";
         return g.console.say(&format!("{name} has no balloon; {remedy}"));

@@ -1,5 +1,6 @@
 //! Ports of VMs: what those say and hear who are connected to one, by the control channel.
 
+use crate::device::virtio::{Console, Mmio};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::lines;
@@ -12,7 +13,7 @@ use core::sync::atomic::Ordering;
 /// Does what somebody wants of a port; `None` if the VM has none of that number.
 pub fn ask<E: Env>(g: &Gnomon, vm: &Vm, port: u32, wish: &Wish, env: &mut E) -> Option<Answer> {
     let mut devices = vm.devices.lock();
-    let console = devices.console.as_mut()?;
+    let console = devices.find_mut::<Mmio<Console>>()?;
     let mut reach = Reach { g, vm, env, output: Output::Leave };
     // Of one that is frozen nobody changes memory: whoever lets it go looks after what has come.
     let outside = (!vm.is_frozen.load(Ordering::SeqCst)).then_some(&mut reach as _);

@@ -1,6 +1,5 @@
 //! All counters, gathered for programs and for people.
 
-use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
 use crate::gnomon::Gnomon;
 use crate::measure::counters::VcpuCounters;
 use crate::vm::Vm;
@@ -108,17 +107,8 @@ impl Gnomon {
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
         {
             let devices = vm.devices.lock();
-            counters.extend(devices.balloon.iter().flat_map(|device| balloon(device)));
-            counters.extend(devices.net.iter().flat_map(|device| net(device)));
-            counters.extend(devices.rng.iter().flat_map(|device| rng(device)));
-            counters.extend(devices.console.iter().flat_map(|device| console(device)));
-            counters.extend(
-                devices.console.iter().filter(|device| device.backend().has_ports()).flat_map(|device| ports(device)),
-            );
-            // Of these there may be several.
-            for (name, count) in devices.disks.iter().flat_map(disk).chain(devices.shares.iter().flat_map(share)) {
-                *counters.entry(name).or_default() += count;
-            }
+            let mut add = |name, count| *counters.entry(name).or_default() += count;
+            devices.iter().for_each(|device| device.counters(&mut add));
         }
         let usage = self.frames().usage(vm.owner());
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
@@ -150,109 +140,5 @@ fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 21] {
         ("gstage.zero_pages", c.zero_pages),
         ("gstage.clean", c.clean),
         ("gstage.dirtied", c.dirtied),
-    ]
-}
-
-/// A balloon's counters by name.
-fn balloon(balloon: &Mmio<Balloon>) -> [(&'static str, u64); 10] {
-    let (counts, (target, actual)) = (balloon.backend().counts(), balloon.backend().target_and_actual());
-    let (notifications, malformed) = balloon.counts();
-    [
-        ("balloon.target", target),
-        ("balloon.actual", actual),
-        ("balloon.reported", counts.reported),
-        ("balloon.inflated", counts.inflated),
-        ("balloon.deflated", counts.deflated),
-        ("balloon.freed", counts.freed),
-        ("balloon.kept", counts.kept),
-        ("balloon.refused", counts.refused),
-        ("balloon.notifications", notifications),
-        ("balloon.malformed", malformed),
-    ]
-}
-
-/// A disk's counters by name.
-fn disk(disk: &Mmio<Block>) -> [(&'static str, u64); 13] {
-    let (counts, (notifications, malformed)) = (disk.backend().counts(), disk.counts());
-    [
-        ("disk.reads", counts.reads),
-        ("disk.writes", counts.writes),
-        ("disk.flushes", counts.flushes),
-        ("disk.discards", counts.discards),
-        ("disk.zeroes", counts.zeroes),
-        ("disk.bytes_read", counts.bytes_read),
-        ("disk.bytes_written", counts.bytes_written),
-        ("disk.bytes_lent", counts.bytes_lent),
-        ("disk.parts", counts.parts),
-        ("disk.errors", counts.errors),
-        ("disk.refused", counts.refused),
-        ("disk.notifications", notifications),
-        ("disk.malformed", malformed),
-    ]
-}
-
-/// A network card's counters by name.
-fn net(net: &Mmio<Net>) -> [(&'static str, u64); 10] {
-    let (counts, (notifications, malformed)) = (net.backend().counts(), net.counts());
-    [
-        ("net.frames_out", counts.frames_out),
-        ("net.bytes_out", counts.bytes_out),
-        ("net.frames_in", counts.frames_in),
-        ("net.bytes_in", counts.bytes_in),
-        ("net.refused", counts.refused),
-        ("net.forged", counts.forged),
-        ("net.unfit", counts.unfit),
-        ("net.lost", net.backend().plug().lost()),
-        ("net.notifications", notifications),
-        ("net.malformed", malformed),
-    ]
-}
-
-/// The counters of a source of random bytes by name.
-fn rng(rng: &Mmio<Rng>) -> [(&'static str, u64); 4] {
-    let (counts, (notifications, malformed)) = (rng.backend().counts(), rng.counts());
-    [
-        ("rng.bytes", counts.bytes),
-        ("rng.refused", counts.refused),
-        ("rng.notifications", notifications),
-        ("rng.malformed", malformed),
-    ]
-}
-
-/// A virtio console's counters by name.
-fn console(console: &Mmio<Console>) -> [(&'static str, u64); 5] {
-    let (counts, (notifications, malformed)) = (console.backend().counts(), console.counts());
-    [
-        ("console.bytes_out", counts.bytes_out),
-        ("console.bytes_in", counts.bytes_in),
-        ("console.refused", counts.refused),
-        ("console.notifications", notifications),
-        ("console.malformed", malformed),
-    ]
-}
-
-/// Those of ports by name, all of a VM's together.
-fn ports(console: &Mmio<Console>) -> [(&'static str, u64); 5] {
-    let counts = &console.backend().counts().ports;
-    [
-        ("ports.bytes_out", counts.bytes_out),
-        ("ports.bytes_in", counts.bytes_in),
-        ("ports.unheard", counts.unheard),
-        ("ports.refused", counts.refused),
-        ("ports.nonsense", counts.nonsense),
-    ]
-}
-
-/// A share's counters by name.
-fn share(share: &Mmio<Share>) -> [(&'static str, u64); 7] {
-    let (counts, (notifications, malformed)) = (share.backend().counts(), share.counts());
-    [
-        ("share.messages", counts.messages),
-        ("share.bytes_out", counts.bytes_out),
-        ("share.bytes_in", counts.bytes_in),
-        ("share.refused", counts.refused),
-        ("share.unfit", counts.unfit),
-        ("share.notifications", notifications),
-        ("share.malformed", malformed),
     ]
 }

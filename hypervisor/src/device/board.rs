@@ -1,35 +1,15 @@
 //! The board that guests see: laid out like QEMU's `virt`, which every RISC-V kernel knows, and
 //! described to them by a device tree of their own.
 
-use crate::backend::entropy;
 use crate::device::offer::Offer;
-use crate::device::virtio::console::First;
-use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
-use crate::device::{Device, Place, Rtc, plic, uart};
+use crate::device::{Device, Place, plic, uart};
 use crate::machine::isa::Isa;
-use abi::bundle::{GUEST_RAM_BASE, MAX_DISKS, MAX_SHARES, VmConfig};
-use alloc::boxed::Box;
+use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use alloc::format;
 use alloc::string::String;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
-use rv::PAGE_BYTES;
 
-/// GPA and PLIC source of the RTC.
-const RTC: (u64, u32) = (0x10_1000, 11);
-/// Those of the memory balloon: the first of the board's places for virtio.
-const BALLOON: (u64, u32) = (0x1000_1000, 1);
-/// Those of the first disk: the next place. All others follow, in steps of a page.
-const DISK: (u64, u32) = (0x1000_2000, 2);
-/// Those of the network card, behind all disks.
-const NET: (u64, u32) = (0x1000_9000, 9);
-/// Those of the first share. All others follow, in steps of a page.
-const SHARE: (u64, u32) = (0x1000_a000, 12);
-/// Those of the source of random bytes, behind all shares.
-const RNG: (u64, u32) = (0x1000_e000, 16);
-/// Those of the virtio console, behind that.
-const CONSOLE: (u64, u32) = (0x1000_f000, 17);
 /// Room for the device tree at the end of RAM, in bytes.
 pub const TREE_BYTES: u64 = 64 << 10;
 /// Room within the tree for what a boot loader adds to it, in bytes: a command line, an initrd's place. U-Boot keeps its own data right
@@ -37,63 +17,6 @@ pub const TREE_BYTES: u64 = 64 << 10;
 const SPARE_BYTES: usize = 4 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
 pub const LEAST_RAM: u64 = 4 << 20;
-
-/// The memory balloon, if a VM has one.
-#[must_use]
-pub fn balloon(config: &VmConfig) -> Option<Mmio<Balloon>> {
-    let pages = |bytes| bytes / PAGE_BYTES;
-    let balloon = |target| Balloon::new(pages(config.memory_bytes), pages(target));
-    config.balloon_bytes.map(|target| Mmio::new(BALLOON.0, BALLOON.1, balloon(target)))
-}
-
-/// A VM's disks, as far as the host has them.
-pub fn disks(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Block>> {
-    let ports = config.disks.iter().take(MAX_DISKS).filter_map(|number| offer.disks.get(*number));
-    ports.enumerate().map(|(at, port)| {
-        let (start, source) = (DISK.0 + PAGE_BYTES * at as u64, DISK.1 + at as u32);
-        Mmio::new(start, source, Block::new(Arc::clone(port), &format!("disk{at}"), config.vcpus, offer.timebase))
-    })
-}
-
-/// A VM's network card, if it has one.
-#[must_use]
-pub fn net(config: &VmConfig, offer: &Offer) -> Option<Mmio<Net>> {
-    let plug = offer.network.plug(config.mac?)?;
-    Some(Mmio::new(NET.0, NET.1, Net::new(plug)))
-}
-
-/// A VM's shares, as far as the host has them.
-pub fn shares(config: &VmConfig, offer: &Offer) -> impl Iterator<Item = Mmio<Share>> {
-    let ports = config.shares.iter().take(MAX_SHARES);
-    let ports = ports.filter_map(|share| Some((offer.shares.get(share.number)?, &share.tag)));
-    ports.enumerate().map(|(at, (port, tag))| {
-        let (start, source) = (SHARE.0 + PAGE_BYTES * at as u64, SHARE.1 + at as u32);
-        Mmio::new(start, source, Share::new(Arc::clone(port), tag, offer.timebase))
-    })
-}
-
-/// A VM's source of random bytes, if it has one.
-#[must_use]
-pub fn rng(config: &VmConfig, offer: &Offer) -> Option<Mmio<Rng>> {
-    let source = offer.entropy.as_ref().filter(|_| config.rng)?;
-    Some(Mmio::new(RNG.0, RNG.1, Rng::new(entropy::Place::at(source))))
-}
-
-/// A VM's virtio console and its ports, if it has any of them.
-#[must_use]
-pub fn console(config: &VmConfig, offer: &Offer) -> Option<Mmio<Console>> {
-    let is_there = config.virtio_console || !config.ports.is_empty();
-    let first = if config.virtio_console { First::Console } else { First::Nobody };
-    let console = || Console::new(offer.timebase, first, &config.ports);
-    is_there.then(|| Mmio::new(CONSOLE.0, CONSOLE.1, console()))
-}
-
-/// The devices beside UART, PLIC and those of virtio.
-#[must_use]
-pub fn devices(offer: &Offer) -> Vec<Box<dyn Device>> {
-    let rtc = offer.clock.map(|clock| Rtc::new(RTC.0, RTC.1, clock));
-    rtc.into_iter().map(|rtc| Box::new(rtc) as Box<dyn Device>).collect()
-}
 
 /// Where the device tree of a VM with that much RAM stands: its last 64 KiB.
 #[must_use]
@@ -272,8 +195,8 @@ fn soc<'a>(vcpus: u32, devices: impl Iterator<Item = &'a dyn Device>) -> DeviceT
 mod tests {
     use super::*;
     use crate::device::offer::GuestTimer;
+    use crate::device::{Devices, KINDS};
     use crate::machine::description::Machine;
-    use crate::vm::Devices;
     use dtoolkit::fdt::Fdt;
     use dtoolkit::{Node, Property};
 
@@ -313,6 +236,7 @@ mod tests {
     fn offer() -> Offer {
         Offer {
             guest: crate::device::offer::GuestMode::Virtual,
+            kinds: &KINDS,
             g_format: &rv::format::SV39X4,
             formats: alloc::vec![&rv::format::SV39],
             nested_svadu: false,
@@ -381,7 +305,7 @@ mod tests {
     #[test]
     fn the_tree_has_a_clock_if_the_host_has_one() {
         let rtc = Machine::parse(&tree(&config(1))).unwrap().rtc;
-        assert_eq!(rtc.map(|span| span.start), Some(RTC.0));
+        assert_eq!(rtc.map(|span| span.start), Some(0x10_1000));
         let offer = Offer { clock: None, ..offer() };
         let config = config(1);
         let devices = Devices::new(&config, &offer);

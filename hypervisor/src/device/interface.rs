@@ -1,7 +1,9 @@
 //! What a device is to the board, and the world outside to a device.
 
+use crate::slots::Handle;
 use abi::snapshot::device::DeviceState;
 use alloc::vec::Vec;
+use core::any::Any;
 use core::fmt::Debug;
 use dtoolkit::model::DeviceTreeProperty;
 use mmu::frames::Loan;
@@ -41,7 +43,7 @@ pub enum Answer<T> {
 
 /// A device on a guest's board. Its registers are reached by loads and stores of 1, 2, 4 or 8 bytes that lie wholly in its
 /// [`Place`], aligned or not.
-pub trait Device: Debug + Send {
+pub trait Device: Any + Debug + Send {
     /// Its name in the device tree, before the `@`.
     fn name(&self) -> &'static str;
     /// Where it is.
@@ -64,6 +66,10 @@ pub trait Device: Debug + Send {
     fn moment(&mut self, outside: &mut dyn Outside);
     /// The machine starts over.
     fn reset(&mut self);
+    /// Its VM has a slot: devices of the host report to that VM from now on.
+    fn attach(&mut self, _vm: Handle) {}
+    /// Reports each of its counters by its name in `docs/counters.md`. Counters of the same name are added up.
+    fn counters(&self, _report: &mut dyn FnMut(&'static str, u64)) {}
     /// All that it needs to go on elsewhere as if nothing had been.
     ///
     /// # Errors

@@ -4,10 +4,12 @@ use crate::backend::disks::Disks;
 use crate::backend::entropy::Source;
 use crate::backend::network::Network;
 use crate::backend::shares::Shares;
+use crate::device::interface::Device;
 use crate::device::rtc::Clock;
 use crate::machine::isa::Isa;
 use crate::sync::Mutex;
 use abi::bundle::{MmuMode, VmConfig};
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -66,11 +68,16 @@ pub enum Denial {
     Nobody,
 }
 
+/// A kind of device: makes the devices of that kind that a VM of this configuration has.
+pub type Kind = fn(&VmConfig, &Offer) -> Vec<Box<dyn Device>>;
+
 /// What the machine offers to guests; the same on every hart.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// Where guests' kernels run.
     pub guest: GuestMode,
+    /// The kinds of devices, in the order in which a VM has them ([`crate::device::KINDS`]).
+    pub kinds: &'static [Kind],
     /// The G-stage format in use. Without the H extension no hart walks it: such tables are what
     /// shadow tables are made from.
     pub g_format: &'static Format,

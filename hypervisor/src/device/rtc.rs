@@ -2,7 +2,10 @@
 //! `virt`): nanoseconds since 1970, UTC, and an alarm.
 
 use super::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
+use crate::device::offer::Offer;
+use abi::bundle::VmConfig;
 use abi::snapshot::device::{DeviceState, RtcState};
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
 
@@ -49,6 +52,15 @@ const ALARM_STATUS: u64 = 0x18;
 const CLEAR_INTERRUPT: u64 = 0x1c;
 /// Bytes of the register file.
 const BYTES: u64 = 0x24;
+
+/// The GPA and the PLIC source of the clock.
+const AT: (u64, u32) = (0x10_1000, 11);
+
+/// Makes the clock of a VM, if the host has one.
+pub fn make(_: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
+    let rtc = offer.clock.map(|clock| Rtc::new(AT.0, AT.1, clock));
+    rtc.into_iter().map(|rtc| Box::new(rtc) as _).collect()
+}
 
 /// The device.
 #[derive(Debug)]

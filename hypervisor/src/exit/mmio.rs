@@ -2,13 +2,13 @@
 
 use super::code::{fetch, refetch};
 use super::inject::deny;
+use crate::device::Target;
 use crate::device::{Answer, uart};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::lines;
 use crate::io::serial;
 use crate::io::serial::{Output, Reach};
-use crate::vm::Target;
 use crate::vm::outcome::{Brief, Known, Outcome};
 use crate::vm::vcpu::VcpuRun;
 use core::sync::atomic::Ordering;

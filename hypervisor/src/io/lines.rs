@@ -1,10 +1,11 @@
 //! Interrupt lines, from a VM's devices to its vCPUs.
 
+use crate::device::{Devices, Target};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::sync::MutexGuard;
+use crate::vm::Vm;
 use crate::vm::vcpu::request;
-use crate::vm::{Devices, Target, Vm};
 use core::sync::atomic::Ordering;
 
 /// The number of the UART.

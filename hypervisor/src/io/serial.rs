@@ -5,12 +5,14 @@ use crate::backend::disks::Port;
 use crate::backend::shares;
 use crate::device::Outside;
 use crate::device::virtio::wire::net::RECEIVE;
+use crate::device::virtio::{Console, Mmio, Net};
+use crate::device::{Devices, Target};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::lines;
 use crate::slots::Handle;
 use crate::sync::{Mutex, MutexGuard};
-use crate::vm::{Devices, Target, Vm};
+use crate::vm::Vm;
 use core::sync::atomic::Ordering;
 
 const UART: Target = Target::Device(0);
@@ -91,7 +93,7 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
             Some(vm) => {
                 let mut devices = vm.devices.lock();
                 // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
-                if let Some(net) = &mut devices.net
+                if let Some(net) = devices.find_mut::<Mmio<Net>>()
                     && !vm.is_frozen.load(Ordering::SeqCst)
                 {
                     // What it sends is its own hart's to do.
@@ -280,7 +282,7 @@ pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize 
 /// Something was typed: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
 fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
     // Of one that is frozen nobody changes memory: whoever lets it go looks after this.
-    if devices.console.is_none() || vm.is_frozen.load(Ordering::SeqCst) {
+    if devices.find::<Mmio<Console>>().is_none() || vm.is_frozen.load(Ordering::SeqCst) {
         return lines::settle(g, vm, (devices, UART), env);
     }
     devices.pass_input(&mut Reach { g, vm, env, output: Output::Leave });

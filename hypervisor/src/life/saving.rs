@@ -7,16 +7,18 @@
 //!  Save::End, or resume, or stop ──► nobody can ask for more of it ◄────────────────────────────┘
 //! ```
 
+use crate::device::Devices;
 use crate::device::Unsaved;
+use crate::device::virtio::{Balloon, Mmio, Net, Rng};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::life::lifecycle;
 use crate::life::lifecycle::let_go;
 use crate::life::snapshot;
 use crate::life::undone::{Done, Undone, answer, refuse};
+use crate::vm::Vm;
 use crate::vm::savings::Saving;
 use crate::vm::vcpu::{VcpuRun, hsm, request};
-use crate::vm::{Devices, Vm};
 use abi::bundle::GUEST_RAM_BASE;
 use abi::control::Answer;
 use abi::control::save::{self, MOST_PAGES, MOST_STATE, NOT_YET, Pages, Save};
@@ -138,11 +140,11 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
         formats: offer.formats.iter().map(|format| format.mode).collect(),
         vlenb: offer.vlenb as u32,
         svadu: config.svadu,
-        has_balloon: devices.balloon.is_some(),
+        has_balloon: devices.find::<Mmio<Balloon>>().is_some(),
         disks: snapshot::disks(config, offer),
-        mac: config.mac.filter(|_| devices.net.is_some()),
+        mac: config.mac.filter(|_| devices.find::<Mmio<Net>>().is_some()),
         shares: config.shares.iter().map(|share| share.tag.clone()).collect(),
-        has_rng: devices.rng.is_some(),
+        has_rng: devices.find::<Mmio<Rng>>().is_some(),
         has_virtio_console: config.virtio_console,
         ports: config.ports.clone(),
     }

@@ -13,8 +13,7 @@ pub mod vms;
 
 use crate::device::board;
 use crate::device::offer::Offer;
-use crate::device::virtio::{Balloon, Block, Console, Mmio, Net, Rng, Share};
-use crate::device::{Answer, Device, Outside, Place, Plic, Uart, Wild, plic, uart};
+use crate::device::{Device, Devices, Place, Target, plic};
 use crate::slots::Handle;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -24,12 +23,10 @@ use crate::vm::savings::Savings;
 use crate::vm::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
 use abi::record::EndReason;
-use abi::snapshot::{Placed, State};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::iter;
 use mmu::frames::{AllocError, Owner};
 use mmu::gstage::{AddressSpace, ResolveError, SwapSlot};
 use mmu::shadow::{Shadow, Upkeep};
@@ -56,200 +53,6 @@ pub enum Departure {
     End(EndReason),
     /// It starts over.
     Reboot,
-}
-
-/// The devices of the guest's board.
-#[derive(Debug)]
-pub struct Devices {
-    /// The console, or the first of two. What is typed comes here, whoever reads it.
-    pub uart: Uart,
-    /// The interrupt controller.
-    pub plic: Plic,
-    /// The memory balloon, if it has one.
-    pub balloon: Option<Box<Mmio<Balloon>>>,
-    /// Its disks.
-    pub disks: Vec<Mmio<Block>>,
-    /// Its network card, if it has one.
-    pub net: Option<Box<Mmio<Net>>>,
-    /// The folders of the host that it reaches.
-    pub shares: Vec<Mmio<Share>>,
-    /// Its source of random bytes, if it has one.
-    pub rng: Option<Box<Mmio<Rng>>>,
-    /// Its virtio console, if it has one.
-    pub console: Option<Box<Mmio<Console>>>,
-    others: Vec<Box<dyn Device>>,
-}
-
-/// What is at a guest physical address where there is no RAM.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
-    /// The interrupt controller.
-    Plic,
-    /// That one of the devices; 0 is the UART.
-    Device(usize),
-}
-
-impl Devices {
-    /// All go on from where a snapshot has left them. They have just been reset.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub(crate) fn restore(&mut self, state: &State) -> Result<(), Wild> {
-        self.plic.restore(&state.plic)?;
-        let mut saved = state.devices.iter();
-        for device in self.iter_mut() {
-            let Placed { at, device: state } = saved.next().ok_or(Wild::OTHER)?;
-            if *at != device.place().start {
-                return Err(Wild::OTHER);
-            }
-            device.restore(state)?;
-        }
-        if saved.next().is_some() { Err(Wild::OTHER) } else { Ok(()) }
-    }
-
-    /// The devices as they are after reset.
-    #[must_use]
-    pub fn new(config: &VmConfig, offer: &Offer) -> Self {
-        let (plic, balloon) = (Plic::new(config.vcpus), board::balloon(config).map(Box::new));
-        let (disks, net) = (board::disks(config, offer).collect(), board::net(config, offer).map(Box::new));
-        let (shares, rng) = (board::shares(config, offer).collect(), board::rng(config, offer).map(Box::new));
-        let (console, others) = (board::console(config, offer).map(Box::new), board::devices(offer));
-        Self { uart: Uart::default(), plic, balloon, disks, net, shares, rng, console, others }
-    }
-
-    /// All but the interrupt controller, the UART first.
-    pub fn iter(&self) -> impl Iterator<Item = &dyn Device> {
-        let others = self.others.iter().map(|device| &**device);
-        let balloon = self.balloon.iter().map(|balloon| &**balloon as &dyn Device);
-        let disks = self.disks.iter().map(|disk| disk as &dyn Device);
-        let net = self.net.iter().map(|net| &**net as &dyn Device);
-        let shares = self.shares.iter().map(|share| share as &dyn Device);
-        let rng = self.rng.iter().map(|rng| &**rng as &dyn Device);
-        let console = self.console.iter().map(|console| &**console as &dyn Device);
-        let first = iter::once(&self.uart as &dyn Device).chain(others).chain(balloon);
-        first.chain(disks).chain(net).chain(shares).chain(rng).chain(console)
-    }
-
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut (dyn Device + 'static)> {
-        let others = self.others.iter_mut().map(|device| &mut **device);
-        let balloon = self.balloon.iter_mut().map(|balloon| &mut **balloon as &mut dyn Device);
-        let disks = self.disks.iter_mut().map(|disk| disk as &mut dyn Device);
-        let net = self.net.iter_mut().map(|net| &mut **net as &mut dyn Device);
-        let shares = self.shares.iter_mut().map(|share| share as &mut dyn Device);
-        let rng = self.rng.iter_mut().map(|rng| &mut **rng as &mut dyn Device);
-        let console = self.console.iter_mut().map(|console| &mut **console as &mut dyn Device);
-        let first = iter::once(&mut self.uart as &mut dyn Device).chain(others).chain(balloon);
-        first.chain(disks).chain(net).chain(shares).chain(rng).chain(console)
-    }
-
-    fn get(&mut self, at: usize) -> &mut (dyn Device + 'static) {
-        match at {
-            0 => &mut self.uart,
-            _ => match self.iter_mut().nth(at) {
-                Some(device) => device,
-                None => unreachable!("there is no device {at}"),
-            },
-        }
-    }
-
-    /// Whether that one of them is the virtio console.
-    pub(crate) fn is_console(&self, at: usize) -> bool {
-        self.console.is_some() && at + 1 == self.iter().count()
-    }
-
-    /// The device of a PLIC source.
-    fn of_source(&self, source: u64) -> Option<usize> {
-        self.iter().position(|device| u64::from(device.source()) == source & 0xffff_ffff)
-    }
-
-    /// Resets them.
-    pub fn reset(&mut self, vcpus: u32) {
-        self.plic = Plic::new(vcpus);
-        self.iter_mut().for_each(Device::reset);
-    }
-
-    /// A load of `width` bytes at `offset`. A claim is told to the device that it names.
-    pub fn load(&mut self, target: Target, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64> {
-        match target {
-            // Most accesses by far: without a call through a table.
-            Target::Device(0) => self.uart.load(offset, width, outside),
-            Target::Device(at) => self.get(at).load(offset, width, outside),
-            Target::Plic => {
-                let answer = self.plic.load(offset, width);
-                if let (Answer::Done(source), true) = (answer, Plic::claims(offset))
-                    && let Some(at) = self.of_source(source)
-                {
-                    self.get(at).claimed();
-                }
-                answer
-            }
-        }
-    }
-
-    /// A store. A completion is told to the device first whose interrupt it was.
-    pub fn store(
-        &mut self,
-        target: Target,
-        (offset, width): (u64, u8),
-        value: u64,
-        outside: &mut dyn Outside,
-    ) -> Answer<()> {
-        match target {
-            Target::Device(0) => self.uart.store(offset, width, value, outside),
-            Target::Device(at) => {
-                let answer = self.get(at).store(offset, width, value, outside);
-                // It may have been a buffer for that. If it was not, nobody looks at the console's line.
-                if self.is_console(at) {
-                    self.pass_input(outside);
-                }
-                answer
-            }
-            Target::Plic => {
-                if Plic::claims(offset)
-                    && width == 4
-                    && let Some(at) = self.of_source(value)
-                {
-                    self.get(at).completed();
-                    self.pass_line(at);
-                }
-                self.plic.store(offset, width, value)
-            }
-        }
-    }
-
-    /// The time has come that one of them asked for.
-    pub fn moment(&mut self, outside: &mut dyn Outside) {
-        self.iter_mut().for_each(|device| device.moment(outside));
-        self.pass_input(outside);
-    }
-
-    /// Passes what was typed on to the virtio console, if there is one whose driver has buffers. Lines of devices may change.
-    pub fn pass_input(&mut self, outside: &mut dyn Outside) {
-        if let Some(console) = &mut self.console
-            && self.uart.has_received()
-        {
-            console.take_input(&mut self.uart, outside);
-        }
-    }
-
-    /// Passes a device's line on to the PLIC; says whether it has changed.
-    pub fn pass_line(&mut self, at: usize) -> bool {
-        let (source, high) = match at {
-            0 => (uart::SOURCE, self.uart.interrupt()),
-            _ => (self.get(at).source(), self.get(at).interrupt()),
-        };
-        let has_changed = high != self.plic.is_high(source);
-        if has_changed {
-            self.plic.set_level(source, high);
-        }
-        has_changed
-    }
-
-    /// The same for all of them.
-    pub fn pass_lines(&mut self) -> bool {
-        let count = self.iter().count();
-        (0..count).fold(false, |changed, at| self.pass_line(at) | changed)
-    }
 }
 
 /// How a VM's memory is virtualized. [`crate::memory::translation`] says what follows from it; nothing else asks.
@@ -432,13 +235,8 @@ impl Vm {
     #[must_use]
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
-        let devices = Devices::new(&config, offer);
-        let ports = config.disks.iter().filter_map(|number| offer.disks.get(*number));
-        ports.for_each(|port| port.lock().set_user(handle));
-        let ports = config.shares.iter().filter_map(|share| offer.shares.get(share.number));
-        ports.for_each(|port| port.lock().set_user(handle));
-        devices.net.iter().for_each(|net| net.backend().plug().set_user(handle));
-        devices.rng.iter().for_each(|rng| rng.backend().place().set_user(handle));
+        let mut devices = Devices::new(&config, offer);
+        devices.attach(handle);
         Self {
             handle,
             translation: offer.mode(&config).into(),

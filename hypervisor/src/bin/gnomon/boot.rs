@@ -465,6 +465,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         guest,
         g_format: abilities.g_format,
         formats: abilities.formats.clone(),
+        kinds: &hypervisor::device::KINDS,
         nested_svadu: abilities.environment & envcfg::ADUE != 0,
         denial,
         mmu_type: machine.mmu_type.clone(),

@@ -3,6 +3,7 @@
 use super::queue::{Trouble, USUAL};
 use super::queues::Queues;
 use crate::device::interface::{Outside, Unsaved, Wild};
+use crate::slots::Handle;
 use abi::snapshot::device::OwnState;
 use core::fmt::Debug;
 
@@ -23,7 +24,7 @@ pub(super) fn read_bytes(config: &[u8], offset: u64, width: u8) -> u32 {
 }
 
 /// A device, behind whatever transport.
-pub trait Backend: Debug + Send {
+pub trait Backend: Debug + Send + 'static {
     /// Its device ID (chapter 5).
     const ID: u32;
     /// Whether it goes on by itself with what a notification began, when something outside has happened: then it is given a
@@ -31,6 +32,8 @@ pub trait Backend: Debug + Send {
     const GOES_ON: bool = false;
     /// Most entries of a queue: a power of two, [`super::queue::MOST`] at most.
     const MOST_ENTRIES: usize = USUAL;
+    /// The names of two counters: notifications, and rings that were malformed.
+    const COUNTERS: [&'static str; 2];
 
     /// How many queues it has, 1 or more: always as many.
     fn queues(&self) -> usize;
@@ -79,6 +82,10 @@ pub trait Backend: Debug + Send {
     fn is_still(&mut self) -> bool {
         true
     }
+    /// As [`Device::attach`](crate::device::Device::attach).
+    fn attach(&mut self, _vm: Handle) {}
+    /// Reports its own counters, as [`Device::counters`](crate::device::Device::counters).
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64));
     /// What it needs to go on elsewhere, beside transport and queues.
     ///
     /// # Errors

@@ -15,9 +15,15 @@
 use super::backend::{Backend, Progress};
 use super::queue::{Buffer, Chain, Trouble, USUAL};
 use super::queues::Queues;
+use super::transport::Mmio;
+use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
+use crate::device::offer::Offer;
 use abi::bundle::GUEST_RAM_BASE;
+use abi::bundle::VmConfig;
 use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use mmu::Span;
 use rv::{PAGE_BYTES, PAGE_SHIFT, Pfn};
@@ -35,6 +41,17 @@ const NUMBER: usize = 4;
 /// Pages of a list that are looked at in one portion.
 const LISTED_AT_ONCE: usize = 64;
 
+/// The GPA and the PLIC source of the balloon: the first of the board's places for virtio.
+const AT: (u64, u32) = (0x1000_1000, 1);
+
+/// Makes the balloon of a VM, if it has one.
+pub fn make(config: &VmConfig, _: &Offer) -> Vec<Box<dyn Device>> {
+    let pages = |bytes| bytes / PAGE_BYTES;
+    let balloon = |target| Balloon::new(pages(config.memory_bytes), pages(target));
+    let balloon = config.balloon_bytes.map(|target| Mmio::new(AT.0, AT.1, balloon(target)));
+    balloon.into_iter().map(|balloon| Box::new(balloon) as _).collect()
+}
+
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
@@ -50,6 +67,20 @@ pub struct Counts {
     pub kept: u64,
     /// Buffers and pages that are not the guest's, or not to be used so.
     pub refused: u64,
+}
+
+impl Counts {
+    /// Every count with its name, as `docs/counters.md` lists them.
+    pub(super) const fn each(&self) -> [(&'static str, u64); 6] {
+        [
+            ("balloon.reported", self.reported),
+            ("balloon.inflated", self.inflated),
+            ("balloon.deflated", self.deflated),
+            ("balloon.freed", self.freed),
+            ("balloon.kept", self.kept),
+            ("balloon.refused", self.refused),
+        ]
+    }
 }
 
 /// A chain that is being worked on.
@@ -213,6 +244,7 @@ impl Balloon {
 
 impl Backend for Balloon {
     const ID: u32 = 5;
+    const COUNTERS: [&'static str; 2] = ["balloon.notifications", "balloon.malformed"];
 
     fn queues(&self) -> usize {
         COUNT
@@ -261,6 +293,13 @@ impl Backend for Balloon {
     fn reset(&mut self) {
         self.works = NO_WORKS;
         self.actual = 0;
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
+        let (target, actual) = self.target_and_actual();
+        report("balloon.target", target);
+        report("balloon.actual", actual);
     }
 
     fn save(&self) -> Result<OwnState, Unsaved> {

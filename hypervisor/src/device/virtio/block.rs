@@ -19,25 +19,49 @@ use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
 use super::pace::Pace;
 use super::portion::{Budget, STEP, Stop, free_place};
-use super::queue::{Chain, MOST, Trouble, USUAL};
+use super::queue::{MOST, Trouble, USUAL};
 use super::queues::Queues;
+use super::transport::Mmio;
 use super::wire::block::{
-    HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, SEGMENT, SEGMENT_UNMAP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT,
-    T_WRITE_ZEROES,
+    HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES,
 };
 use crate::backend::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
+use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
+use crate::device::offer::Offer;
+use crate::slots::Handle;
 use crate::sync::Mutex;
+use abi::bundle::MAX_DISKS;
+use abi::bundle::VmConfig;
 use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use request::Request;
+use rv::PAGE_BYTES;
+use work::{Lent, Part, Work};
 
 mod lent;
 mod request;
+mod work;
 
 pub use request::Counts;
+
+/// The GPA and the PLIC source of the first disk. Others follow, in steps of a page.
+const AT: (u64, u32) = (0x1000_2000, 2);
+
+/// Makes the disks of a VM, as far as the host has them.
+pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
+    let ports = config.disks.iter().take(MAX_DISKS).filter_map(|number| offer.disks.get(*number));
+    let disk = |(at, port): (usize, &Arc<_>)| {
+        let (start, source) = (AT.0 + PAGE_BYTES * at as u64, AT.1 + at as u32);
+        let disk = Block::new(Arc::clone(port), &format!("disk{at}"), config.vcpus, offer.timebase);
+        Box::new(Mmio::new(start, source, disk)) as _
+    };
+    ports.enumerate().map(disk).collect()
+}
 
 /// Most queues. More harts than that share them.
 const MOST_QUEUES: usize = u8::BITS as usize;
@@ -46,104 +70,6 @@ const MOST_WORKS: usize = USUAL;
 
 /// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
 const PORTION: usize = 256 << 10;
-
-/// A request that is worked on.
-#[derive(Default, Debug)]
-struct Work {
-    chain: Chain,
-    /// The queue by which it came, and goes back; `None` if the driver has stopped that.
-    queue: Option<usize>,
-    /// Once its header was read, and if it is one for the host's device.
-    request: Option<Request>,
-    /// Bytes for which parts were begun.
-    begun: u64,
-    /// Whether nothing more is to be begun.
-    is_asked: bool,
-    /// Parts in flight.
-    flying: u32,
-    /// What it has come to so far.
-    status: u8,
-}
-
-/// What the host's device does at once.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    /// The place of its request.
-    work: usize,
-    /// Where it begins in the request's data.
-    offset: u64,
-    bytes: usize,
-    units: Units,
-    /// Bytes that were copied, one way or the other.
-    copied: usize,
-    is_lent: bool,
-}
-
-/// How far the next part of a request that is to be lent has come.
-enum Lent {
-    /// It was begun.
-    Begun(Part),
-    /// It is to be copied.
-    Not,
-    /// The request has failed.
-    Failed,
-}
-
-impl Work {
-    /// Nothing is known of it but its chain.
-    const fn begin_anew(&mut self) {
-        let Self { chain: _, queue: _, request, begun, is_asked, flying, status } = self;
-        (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);
-    }
-
-    /// Whether nothing has failed so far.
-    const fn is_well(&self) -> bool {
-        self.status == S_OK
-    }
-
-    /// Fails, unless it has before.
-    const fn fail(&mut self, status: u8) {
-        if self.status == S_OK {
-            self.status = status;
-        }
-    }
-
-    /// Reads the one segment of a request to discard sectors or to zero them, as what is to be done, where, and with how many bytes.
-    /// Says the status if there is none, or not such a one.
-    fn segment(&self, kind: u32, outside: &mut dyn Outside) -> Result<Result<Request, u8>, Trouble> {
-        if self.chain.room(false) != (HEADER + SEGMENT) as u64 {
-            return Ok(Err(S_IOERR));
-        }
-        let segment = self.chain.hear::<SEGMENT>(HEADER as u64, outside)?;
-        let Some([sector @ .., n0, n1, n2, n3, f0, f1, f2, f3]) = segment else { return Ok(Err(S_IOERR)) };
-        let operation = match (kind, u32::from_le_bytes([f0, f1, f2, f3])) {
-            (T_DISCARD, 0) => Operation::Discard,
-            (T_WRITE_ZEROES, 0) => Operation::Zero,
-            (T_WRITE_ZEROES, SEGMENT_UNMAP) => Operation::ZeroUnmap,
-            _ => return Ok(Err(S_UNSUPP)),
-        };
-        let bytes = u64::from(u32::from_le_bytes([n0, n1, n2, n3])) * SECTOR;
-        Ok(Ok(Request { operation, sector: u64::from_le_bytes(sector), bytes }))
-    }
-
-    /// Copies the data of a part, or what is left of it, from or to the guest. Where there is no memory for it the request fails.
-    fn copy(
-        &mut self,
-        part: &mut Part,
-        operation: Operation,
-        port: &mut Port,
-        outside: &mut dyn Outside,
-        budget: &mut Budget,
-    ) -> Result<(), Stop> {
-        let is_read = operation == Operation::Read;
-        let place = (is_read, if is_read { 0 } else { HEADER as u64 } + part.offset);
-        let bytes = &mut port.buffer(part.units)[..part.bytes];
-        if self.is_well() && !self.chain.copy(place, (bytes, &mut part.copied), outside, budget)? {
-            self.fail(S_IOERR);
-        }
-        Ok(())
-    }
-}
 
 /// The device.
 #[derive(Debug)]
@@ -526,6 +452,7 @@ impl Backend for Block {
     const ID: u32 = 2;
     const GOES_ON: bool = true;
     const MOST_ENTRIES: usize = MOST;
+    const COUNTERS: [&'static str; 2] = ["disk.notifications", "disk.malformed"];
 
     fn queues(&self) -> usize {
         self.queues
@@ -577,6 +504,14 @@ impl Backend for Block {
 
     fn is_still(&mut self) -> bool {
         self.stands_still()
+    }
+
+    fn attach(&mut self, vm: Handle) {
+        self.port.lock().set_user(vm);
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
     }
 
     /// A write that was begun may have been done, and one that is done twice may come after a newer one: so none is begun anew.

@@ -18,11 +18,15 @@ use super::queue::{Chain, Trouble};
 use super::queues::Queues;
 use super::transport::Mmio;
 use super::wire::console::{CONTROL_RECEIVE, CONTROL_TRANSMIT, MAX_NR_PORTS, MULTIPORT, RECEIVE, TRANSMIT};
+use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
+use crate::device::offer::Offer;
 use crate::device::uart::Uart;
 use abi::bundle::MAX_PORTS;
+use abi::bundle::VmConfig;
 use abi::control::port::{Exchange, Heard};
 use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use control::{Control, Kind};
@@ -41,6 +45,18 @@ const SELDOM: u64 = 1000;
 /// The number of the console's port.
 const CONSOLE: usize = 0;
 
+/// The GPA and the PLIC source of the console, behind the source of random bytes.
+const AT: (u64, u32) = (0x1000_f000, 17);
+
+/// Makes the virtio console of a VM, with its ports, if it has any of them.
+pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
+    if !config.virtio_console && config.ports.is_empty() {
+        return Vec::new();
+    }
+    let first = if config.virtio_console { First::Console } else { First::Nobody };
+    alloc::vec![Box::new(Mmio::new(AT.0, AT.1, Console::new(offer.timebase, first, &config.ports)))]
+}
+
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
@@ -52,6 +68,13 @@ pub struct Counts {
     pub refused: u64,
     /// The same of ports that have names.
     pub ports: PortCounts,
+}
+
+impl Counts {
+    /// Every count with its name, as `docs/counters.md` lists them.
+    pub(super) const fn each(&self) -> [(&'static str, u64); 3] {
+        [("console.bytes_out", self.bytes_out), ("console.bytes_in", self.bytes_in), ("console.refused", self.refused)]
+    }
 }
 
 /// Who is at port 0.
@@ -343,6 +366,7 @@ impl Mmio<Console> {
 impl Backend for Console {
     const ID: u32 = 3;
     const GOES_ON: bool = true;
+    const COUNTERS: [&'static str; 2] = ["console.notifications", "console.malformed"];
 
     fn queues(&self) -> usize {
         if self.has_ports() { 2 * (self.ports.len() + 2) } else { 2 }
@@ -395,6 +419,13 @@ impl Backend for Console {
         self.ports.iter_mut().for_each(|port| [true, false].into_iter().for_each(|is_sent| port.stop(is_sent)));
         self.control.reset();
         self.first = 0;
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
+        if self.has_ports() {
+            self.counts.ports.each().into_iter().for_each(|(name, count)| report(name, count));
+        }
     }
 
     fn save(&self) -> Result<OwnState, Unsaved> {

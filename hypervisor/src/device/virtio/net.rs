@@ -10,11 +10,17 @@ use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
 use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
+use super::transport::Mmio;
 use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
 use crate::backend::network::frame::{Frame, HEADER, MOST};
 use crate::backend::network::{NotSent, Plug, SHARE};
+use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
+use crate::device::offer::Offer;
+use crate::slots::Handle;
+use abi::bundle::VmConfig;
 use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -29,6 +35,15 @@ const BUFFER: usize = 512;
 const MEMBER: usize = 512;
 /// As many frames in a portion are so many that more may come in a moment.
 const BUSY: usize = 4;
+
+/// The GPA and the PLIC source of the card, behind all disks.
+const AT: (u64, u32) = (0x1000_9000, 9);
+
+/// Makes the network card of a VM, if it has one.
+pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
+    let plug = config.mac.and_then(|mac| offer.network.plug(mac));
+    plug.into_iter().map(|plug| Box::new(Mmio::new(AT.0, AT.1, Net::new(plug))) as _).collect()
+}
 
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -47,6 +62,21 @@ pub struct Counts {
     pub forged: u64,
     /// Frames for which it had offered a buffer that was too short, or nowhere.
     pub unfit: u64,
+}
+
+impl Counts {
+    /// Every count with its name, as `docs/counters.md` lists them.
+    pub(super) const fn each(&self) -> [(&'static str, u64); 7] {
+        [
+            ("net.frames_out", self.frames_out),
+            ("net.bytes_out", self.bytes_out),
+            ("net.frames_in", self.frames_in),
+            ("net.bytes_in", self.bytes_in),
+            ("net.refused", self.refused),
+            ("net.forged", self.forged),
+            ("net.unfit", self.unfit),
+        ]
+    }
 }
 
 /// How far the device is with what the driver sends.
@@ -269,6 +299,7 @@ impl Net {
 impl Backend for Net {
     const ID: u32 = 1;
     const GOES_ON: bool = true;
+    const COUNTERS: [&'static str; 2] = ["net.notifications", "net.malformed"];
 
     fn queues(&self) -> usize {
         2
@@ -310,6 +341,15 @@ impl Backend for Net {
         self.plug.start_over();
         (self.sending, self.receiving) = (None, None);
         self.gathering = Gathering::default();
+    }
+
+    fn attach(&mut self, vm: Handle) {
+        self.plug.set_user(vm);
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
+        report("net.lost", self.plug.lost());
     }
 
     fn save(&self) -> Result<OwnState, Unsaved> {

@@ -7,12 +7,29 @@ use super::backend::{Backend, Progress};
 use super::portion::{self, Budget, STEP, Stop, next_chain};
 use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
+use super::transport::Mmio;
 use crate::backend::entropy::{Piece, Place};
+use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
+use crate::device::offer::Offer;
+use crate::slots::Handle;
+use abi::bundle::VmConfig;
 use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 /// What a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
+
+/// The GPA and the PLIC source of the source, behind all shares.
+const AT: (u64, u32) = (0x1000_e000, 16);
+
+/// Makes the source of random bytes of a VM, if it has one.
+pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
+    let source = offer.entropy.as_ref().filter(|_| config.rng);
+    let rng = source.map(|source| Mmio::new(AT.0, AT.1, Rng::new(Place::at(source))));
+    rng.into_iter().map(|rng| Box::new(rng) as _).collect()
+}
 
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -21,6 +38,13 @@ pub struct Counts {
     pub bytes: u64,
     /// Buffers that came back empty, since there is no room in them, or no memory.
     pub refused: u64,
+}
+
+impl Counts {
+    /// Every count with its name, as `docs/counters.md` lists them.
+    pub(super) const fn each(&self) -> [(&'static str, u64); 2] {
+        [("rng.bytes", self.bytes), ("rng.refused", self.refused)]
+    }
 }
 
 /// The device.
@@ -87,6 +111,7 @@ impl Rng {
 impl Backend for Rng {
     const ID: u32 = 4;
     const GOES_ON: bool = true;
+    const COUNTERS: [&'static str; 2] = ["rng.notifications", "rng.malformed"];
 
     fn queues(&self) -> usize {
         1
@@ -104,6 +129,14 @@ impl Backend for Rng {
     fn reset(&mut self) {
         self.place.forget();
         self.filling = None;
+    }
+
+    fn attach(&mut self, vm: Handle) {
+        self.place.set_user(vm);
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
     }
 
     fn save(&self) -> Result<OwnState, Unsaved> {

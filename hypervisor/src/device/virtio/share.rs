@@ -13,21 +13,43 @@ use super::pace::Pace;
 use super::portion::{Budget, STEP, Stop, free_place, next_chain};
 use super::queue::{Chain, Queue, Trouble, USUAL};
 use super::queues::Queues;
+use super::transport::Mmio;
 use super::wire::share::MOUNT_TAG;
 use crate::backend::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
+use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
+use crate::device::offer::Offer;
+use crate::slots::Handle;
 use crate::sync::Mutex;
+use abi::bundle::MAX_SHARES;
+use abi::bundle::VmConfig;
 use abi::snapshot::device::OwnState;
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use message::{Answer, Change, ERROR, Errno, HEAD, Head, READ_HEAD, SMALL, Verdict};
+use rv::PAGE_BYTES;
 
 mod message;
 
 /// What a portion may cost, in bytes that are copied.
 const PORTION: usize = 256 << 10;
+
+/// The GPA and the PLIC source of the first share. Others follow, in steps of a page.
+const AT: (u64, u32) = (0x1000_a000, 12);
+
+/// Makes the shares of a VM, as far as the host has them.
+pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
+    let ports = config.shares.iter().take(MAX_SHARES);
+    let ports = ports.filter_map(|share| Some((offer.shares.get(share.number)?, &share.tag)));
+    let share = |(at, (port, tag)): (usize, (&Arc<_>, &String))| {
+        let (start, source) = (AT.0 + PAGE_BYTES * at as u64, AT.1 + at as u32);
+        Box::new(Mmio::new(start, source, Share::new(Arc::clone(port), tag, offer.timebase))) as _
+    };
+    ports.enumerate().map(share).collect()
+}
 
 /// What was done so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -42,6 +64,19 @@ pub struct Counts {
     pub refused: u64,
     /// Answers that found no room, or no memory.
     pub unfit: u64,
+}
+
+impl Counts {
+    /// Every count with its name, as `docs/counters.md` lists them.
+    pub(super) const fn each(&self) -> [(&'static str, u64); 5] {
+        [
+            ("share.messages", self.messages),
+            ("share.bytes_out", self.bytes_out),
+            ("share.bytes_in", self.bytes_in),
+            ("share.refused", self.refused),
+            ("share.unfit", self.unfit),
+        ]
+    }
 }
 
 /// A message that is worked on.
@@ -267,6 +302,7 @@ impl Share {
 impl Backend for Share {
     const ID: u32 = 9;
     const GOES_ON: bool = true;
+    const COUNTERS: [&'static str; 2] = ["share.notifications", "share.malformed"];
 
     fn queues(&self) -> usize {
         1
@@ -305,6 +341,14 @@ impl Backend for Share {
         self.works.clear();
         self.over.clear();
         self.files = 0;
+    }
+
+    fn attach(&mut self, vm: Handle) {
+        self.port.lock().set_user(vm);
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
     }
 
     /// Messages are answered first: what is done twice is not the same as what is done once.

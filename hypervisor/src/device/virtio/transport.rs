@@ -5,6 +5,7 @@ use super::queue::{Agreed, Layout, Trouble};
 use super::queues::Queues;
 use super::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use crate::device::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
+use crate::slots::Handle;
 use abi::snapshot::device::{DeviceState, VirtioState};
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
@@ -422,6 +423,17 @@ impl<B: Backend> Device for Mmio<B> {
 
     fn reset(&mut self) {
         self.start_over();
+    }
+
+    fn attach(&mut self, vm: Handle) {
+        self.backend.attach(vm);
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        let [notifications, malformed] = B::COUNTERS;
+        report(notifications, self.notifications);
+        report(malformed, self.malformed);
+        self.backend.counters(report);
     }
 
     fn save(&self) -> Result<DeviceState, Unsaved> {

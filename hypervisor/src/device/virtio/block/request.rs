@@ -36,6 +36,25 @@ pub struct Counts {
     pub refused: u64,
 }
 
+impl Counts {
+    /// Every count with its name, as `docs/counters.md` lists them.
+    pub(super) const fn each(&self) -> [(&'static str, u64); 11] {
+        [
+            ("disk.reads", self.reads),
+            ("disk.writes", self.writes),
+            ("disk.flushes", self.flushes),
+            ("disk.discards", self.discards),
+            ("disk.zeroes", self.zeroes),
+            ("disk.bytes_read", self.bytes_read),
+            ("disk.bytes_written", self.bytes_written),
+            ("disk.bytes_lent", self.bytes_lent),
+            ("disk.parts", self.parts),
+            ("disk.errors", self.errors),
+            ("disk.refused", self.refused),
+        ]
+    }
+}
+
 /// What is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {

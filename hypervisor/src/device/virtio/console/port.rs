@@ -28,6 +28,19 @@ pub struct PortCounts {
     pub nonsense: u64,
 }
 
+impl PortCounts {
+    /// Every count with its name, as `docs/counters.md` lists them.
+    pub(super) const fn each(&self) -> [(&'static str, u64); 5] {
+        [
+            ("ports.bytes_out", self.bytes_out),
+            ("ports.bytes_in", self.bytes_in),
+            ("ports.unheard", self.unheard),
+            ("ports.refused", self.refused),
+            ("ports.nonsense", self.nonsense),
+        ]
+    }
+}
+
 /// Somebody who is connected.
 #[derive(Debug, Default)]
 struct Line {

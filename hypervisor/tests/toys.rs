@@ -1,0 +1,102 @@
+//! What a new part takes: here each is one file, with one line that names it.
+
+use crate::fake::{self, World, start_due, vm_config};
+use abi::bundle::VmConfig;
+use abi::snapshot::device::DeviceState;
+use dtoolkit::model::DeviceTreeProperty;
+use hypervisor::device::offer::{GuestTimer, Kind, Offer};
+use hypervisor::device::plic::START as PLIC;
+use hypervisor::device::{Answer, Device, KINDS, Outside, Place, Unsaved, Wild, virtio};
+use rv::Exception;
+
+const AT: u64 = 0x1010_0000;
+const SOURCE: u32 = 20;
+const LW: u64 = 0x2583;
+const SW: u64 = 0x00b0_2023;
+
+/// A device with one register: a store raises its interrupt, a load lowers it and returns the value that was stored.
+#[derive(Debug, Default)]
+struct Bell {
+    value: u64,
+    is_ringing: bool,
+    rings: u64,
+}
+
+impl Device for Bell {
+    fn name(&self) -> &'static str {
+        "bell"
+    }
+    fn place(&self) -> Place {
+        Place { start: AT, bytes: 8 }
+    }
+    fn source(&self) -> u32 {
+        SOURCE
+    }
+    fn properties(&self) -> Vec<DeviceTreeProperty> {
+        vec![DeviceTreeProperty::new_unchecked("compatible", "gnomon,bell")]
+    }
+    fn load(&mut self, _: u64, _: u8, _: &mut dyn Outside) -> Answer<u64> {
+        self.is_ringing = false;
+        Answer::Done(self.value)
+    }
+    fn store(&mut self, _: u64, _: u8, value: u64, _: &mut dyn Outside) -> Answer<()> {
+        (self.value, self.is_ringing, self.rings) = (value, true, self.rings + 1);
+        Answer::Done(())
+    }
+    fn interrupt(&self) -> bool {
+        self.is_ringing
+    }
+    fn moment(&mut self, _: &mut dyn Outside) {}
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        report("bell.rings", self.rings);
+    }
+    fn save(&self) -> Result<DeviceState, Unsaved> {
+        Err(Unsaved::Never("a bell has no snapshot"))
+    }
+    fn restore(&mut self, _: &DeviceState) -> Result<(), Wild> {
+        Err(Wild::OTHER)
+    }
+}
+
+fn make(_: &VmConfig, _: &Offer) -> Vec<Box<dyn Device>> {
+    vec![Box::new(Bell::default())]
+}
+
+/// The line.
+const WITH_BELL: [Kind; 2] = [virtio::balloon::make, make];
+
+#[test]
+fn a_device_is_one_file_and_one_line() {
+    let (mut g, mut hart) = fake::machine(vec![], 1, GuestTimer::Sstc);
+    assert_eq!(KINDS.len(), 7);
+    g.offer.kinds = &WITH_BELL;
+    g.vms.wish(vm_config("vm", 1), &g.offer);
+    start_due(&g, &mut hart);
+    let run = g.sched.take(0).expect("the first vCPU is ready");
+    let mut w = World { g, hart, run };
+    // The guest is told of it.
+    let tree = String::from_utf8_lossy(&w.run.vm.tree).into_owned();
+    assert!(tree.contains("bell@10100000") && tree.contains("gnomon,bell"));
+    // Its interrupt is enabled, with priority 1.
+    let access = |w: &mut World, cause: Exception, at: u64, value: u64| {
+        w.run.context.x[11] = value;
+        let tinst = if cause == Exception::LoadGuestPage { LW } else { SW };
+        w.exit(cause.code(), at, at, tinst);
+        w.run.context.x[11]
+    };
+    access(&mut w, Exception::StoreGuestPage, PLIC + 4 * u64::from(SOURCE), 1);
+    access(&mut w, Exception::StoreGuestPage, PLIC + 0x2000 + 0x80, 1 << SOURCE);
+    let claim = PLIC + 0x20_1004;
+    assert_eq!(access(&mut w, Exception::LoadGuestPage, claim, 0), 0);
+    access(&mut w, Exception::StoreGuestPage, AT, 42);
+    assert_eq!(access(&mut w, Exception::LoadGuestPage, claim, 0), u64::from(SOURCE));
+    assert_eq!(access(&mut w, Exception::LoadGuestPage, AT, 0), 42);
+    access(&mut w, Exception::StoreGuestPage, claim, u64::from(SOURCE));
+    assert_eq!(access(&mut w, Exception::LoadGuestPage, claim, 0), 0);
+    // It is counted.
+    let counters = w.g.report(&w.run.vm).counters;
+    assert!(counters.contains(&("bell.rings", 1)), "{counters:?}");
+}
