@@ -136,7 +136,7 @@ fn enters(w: &mut World) -> bool {
             return false;
         }
     }
-    let (is_nested, has_root) = (w.run.is_nested, w.run.root.is_some());
+    let (is_nested, has_root) = (w.run.is_nested, w.run.shadow.root.is_some());
     assert!(is_nested != has_root, "nested: {is_nested}, with a shadow root: {has_root}");
     assert_eq!(is_nested, w.run.shared.satp.load(SeqCst) == ANY_SPACE, "nested: {is_nested}");
     true

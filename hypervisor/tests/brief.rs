@@ -65,7 +65,8 @@ fn seen(w: &World) -> impl PartialEq + std::fmt::Debug + use<> {
     let (run, shared) = (&w.run, &w.run.shared);
     let counted: Vec<_> = shared.counters.each().filter(|(name, _)| !name.starts_with("lane.")).collect();
     let registers = (run.context.x, run.context.pc, w.hart.mode, w.hart.regs);
-    let translation = (run.csrs.vsatp, run.root.map(|root| (root.paging, root.asid)), shared.satp.load(SeqCst));
+    let translation =
+        (run.bank.csrs.vsatp, run.shadow.root.map(|root| (root.paging, root.asid)), shared.satp.load(SeqCst));
     (registers, translation, run.deadline, run.context.lane.log.clone(), counted)
 }
 
@@ -171,10 +172,10 @@ fn a_root_is_not_loaded_while_something_is_posted() {
     let load = exit(VIRTUAL, satp(0, 5));
     w.run.shared.posted.store(request::FENCES, SeqCst);
     assert_eq!(w.brief(load), Brief::NO, "whoever posted it may have seen the other root");
-    assert_eq!((w.run.shared.satp.load(SeqCst), w.run.csrs.vsatp), (root(0), root(0)));
+    assert_eq!((w.run.shared.satp.load(SeqCst), w.run.bank.csrs.vsatp), (root(0), root(0)));
     w.run.shared.posted.store(0, SeqCst);
     assert_eq!(w.brief(load), Brief::OVER);
-    assert_eq!((w.run.shared.satp.load(SeqCst), w.run.csrs.vsatp), (root(1), root(1)));
+    assert_eq!((w.run.shared.satp.load(SeqCst), w.run.bank.csrs.vsatp), (root(1), root(1)));
     // Not one over which a fence has passed.
     w.run.context.x[6] = GUEST_RAM_BASE;
     assert_eq!(w.long_exit(exit(VIRTUAL, sfence(6, 0))), Outcome::Resume);

@@ -111,7 +111,7 @@ fn a_step_ends_at_the_next_instruction_without_interrupts() {
     let mut rig = Rig::new();
     rig.done(Debug::Step(0));
     rig.come();
-    assert_eq!((rig.code(), rig.w.run.csrs.vsie), (C_EBREAK, 0));
+    assert_eq!((rig.code(), rig.w.run.bank.csrs.vsie), (C_EBREAK, 0));
     rig.w.run.context.pc = CODE + 4;
     rig.w.exit(BREAKPOINT, CODE + 4, 0, 0);
     rig.leave();

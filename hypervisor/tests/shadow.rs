@@ -56,7 +56,7 @@ fn paging(mode: MmuMode) -> World {
 #[test]
 fn satp_is_what_the_guest_wrote() {
     let mut w = paging(MmuMode::Lazy);
-    assert_eq!((w.run.csrs.vsatp, w.run.context.x[A1]), (SV39 | 5 << 44 | ROOT, 0));
+    assert_eq!((w.run.bank.csrs.vsatp, w.run.context.x[A1]), (SV39 | 5 << 44 | ROOT, 0));
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 4);
     assert_eq!(w.run.shared.satp.load(Ordering::SeqCst), SV39 | 5 << 44 | ROOT);
     let cases = [
@@ -69,11 +69,11 @@ fn satp_is_what_the_guest_wrote() {
         (5, 0, 0, 0),                                   // csrrwi 0: paging off
     ];
     for (funct3, source, operand, now) in cases {
-        let before = w.run.csrs.vsatp;
+        let before = w.run.bank.csrs.vsatp;
         w.run.context.x[A0] = operand;
         assert_eq!(w.exit(VIRTUAL, satp(funct3, source as u64), 0, 0), Outcome::Resume);
-        assert_eq!((w.run.csrs.vsatp, w.run.context.x[A1]), (now, before), "funct3 {funct3}");
-        assert!(w.run.root.is_some());
+        assert_eq!((w.run.bank.csrs.vsatp, w.run.context.x[A1]), (now, before), "funct3 {funct3}");
+        assert!(w.run.shadow.root.is_some());
     }
     assert_eq!(w.run.shared.satp.load(Ordering::SeqCst), NO_SPACE);
 }
@@ -103,9 +103,9 @@ fn a_page_that_the_kernel_shares_has_the_roots_that_the_lane_changes_to() {
         assert_eq!(entries(&mut w)[..2], shown([root(5), root(6), 0])[..2], "{mode:?}");
         change(&mut w, root(7));
         // The oldest is gone, and whatever the lane loads no more: such a small VM has few roots that are held.
-        let other = if w.run.views.lane_loads(root(6)) { root(6) } else { 0 };
+        let other = if w.run.shadow.views.lane_loads(root(6)) { root(6) } else { 0 };
         assert_eq!(entries(&mut w)[..2], shown([root(7), other, 0])[..2], "{mode:?}");
-        w.run.views.forget_ids();
+        w.run.shadow.views.forget_ids();
         change(&mut w, root(8));
         assert_eq!(entries(&mut w)[..2], shown([root(8), 0, 0])[..2], "{mode:?}");
         assert_eq!(w.sbi(EXTENSION, SET_PAGE as u64, &[NO_PAGE, NO_PAGE, 0]), (0, 0));
@@ -237,7 +237,7 @@ fn a_way_is_not_for_others_and_ends_with_each_fence() {
     type Change = fn(&mut World);
     let with_h: [(&str, Change); 8] = [
         ("user mode", |w| w.hart.mode = Mode::User),
-        ("another space", |w| w.run.csrs.vsatp ^= 1 << 44),
+        ("another space", |w| w.run.bank.csrs.vsatp ^= 1 << 44),
         ("the lane's fence", |w| w.run.context.lane.log.push(Addr::new(0))),
         ("a fence of all", |w| {
             w.exit(VIRTUAL, sfence(0, 0), 0, 0);
@@ -259,7 +259,7 @@ fn a_way_is_not_for_others_and_ends_with_each_fence() {
         }),
     ];
     let without_h: [(&str, Change); 5] = [
-        ("its tables were edited", |w| _ = w.run.vm.edits.fetch_add(1, Ordering::SeqCst)),
+        ("its tables were edited", |w| _ = w.run.vm.tlb.edits.fetch_add(1, Ordering::SeqCst)),
         ("it is another instruction", |w| write(w, GUEST_ENTRY, SB | (SB | 1 << 12) << 32)),
         ("it goes elsewhere", |w| w.run.context.x[A0] += 1),
         ("the code is in another page", |w| w.run.context.pc += 4096),
@@ -322,7 +322,7 @@ fn no_exit_panics() {
             let tval = if cause == 22 { pick(&insns) } else { pick(&interesting) };
             let tinst = pick(&[0, 0x2583, 0x00b0_3023, 0x18b0_352f, 0x3000]);
             let _ = w.exit(cause, tval, 0, tinst);
-            assert!(w.run.root.is_some(), "without a root it must not run");
+            assert!(w.run.shadow.root.is_some(), "without a root it must not run");
             if random() % 64 == 0 {
                 let at = GUEST_RAM_BASE + random() % 0x2000 / 8 * 8;
                 let value = random();
@@ -338,7 +338,7 @@ fn no_exit_panics() {
 /// The guest's values of `satp` for which its lane may change roots.
 fn known_to_lane(w: &mut World) -> Vec<u64> {
     let asids = [5, 6].map(|asid| SV39 | asid << 44 | ROOT);
-    let keys: Vec<u64> = w.run.views.lane_roots().iter().map(LaneRoot::key).collect();
+    let keys: Vec<u64> = w.run.shadow.views.lane_roots().iter().map(LaneRoot::key).collect();
     asids.into_iter().filter(|satp| keys.contains(satp)).collect()
 }
 

@@ -92,10 +92,10 @@ fn busy(mmu: Option<MmuMode>, timer: GuestTimer) -> World {
     let run = &mut w.run;
     (1..32).for_each(|n| run.context.x[n] = 0x1111 * n as u64);
     run.context.pc = GUEST_RAM_BASE + 0x500;
-    run.mode = Mode::User;
-    run.float.f[7] = 77;
-    run.float.fcsr = 1;
-    let csrs = &mut run.csrs;
+    run.bank.mode = Mode::User;
+    run.bank.float.f[7] = 77;
+    run.bank.float.fcsr = 1;
+    let csrs = &mut run.bank.csrs;
     csrs.vsstatus = status::UXL_64 | status::SPP | status::FS;
     (csrs.vstvec, csrs.vsscratch, csrs.vsepc, csrs.vscause, csrs.vstval) = (HANDLER, 2, 4, 5, 6);
     (csrs.vsie, csrs.vsatp, csrs.scounteren) = (0x222, 8 << 60 | 7 << 44 | 0x8_0000, 7);
@@ -388,9 +388,9 @@ fn wild_registers_are_as_if_the_guest_had_written_them() {
     let (g, _hart) = restored(&taken, None, GuestTimer::Sbi, GuestMode::Virtual);
     let runs: Vec<_> = std::iter::from_fn(|| g.sched.take(0)).collect();
     let run = &runs[0];
-    assert_eq!((run.context.x[0], run.context.pc, run.float.fcsr), (0, u64::MAX - 1, 0xff));
+    assert_eq!((run.context.x[0], run.context.pc, run.bank.float.fcsr), (0, u64::MAX - 1, 0xff));
     let own = status::SIE | status::SPIE | status::SPP | status::VS | status::FS | status::SUM | status::MXR;
-    assert_eq!(run.csrs.vsstatus, own | status::UXL_64);
-    assert_eq!((run.deadline, run.csrs.hvip & 1 << 6), (u64::MAX, 1 << 6), "one of the past is pending");
-    assert_eq!((runs[1].deadline, runs[1].csrs.hvip), (u64::MAX, 0));
+    assert_eq!(run.bank.csrs.vsstatus, own | status::UXL_64);
+    assert_eq!((run.deadline, run.bank.csrs.hvip & 1 << 6), (u64::MAX, 1 << 6), "one of the past is pending");
+    assert_eq!((runs[1].deadline, runs[1].bank.csrs.hvip), (u64::MAX, 0));
 }

@@ -38,7 +38,7 @@ fn steered() -> World {
     write(&mut w, GUEST_RAM_BASE + 16, &(ROOT << 10 | 0xcf).to_le_bytes());
     w.run.context.x[10] = SV39 | ROOT;
     assert_eq!(w.exit(VIRTUAL, WRITE_SATP, 0, 0), Outcome::Resume);
-    assert!(w.run.root.is_some_and(|root| root.steers));
+    assert!(w.run.shadow.root.is_some_and(|root| root.steers));
     w.hart.events.clear();
     w
 }

@@ -156,7 +156,7 @@ fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Stopped> {
     };
     if let Some((vcpu, sie)) = step {
         // It may have been started over meanwhile, and have set its own.
-        with(g, vm, vcpu, |run| run.csrs.vsie = if run.csrs.vsie == 0 { sie } else { run.csrs.vsie })?;
+        with(g, vm, vcpu, |run| run.bank.csrs.vsie = if run.bank.csrs.vsie == 0 { sie } else { run.bank.csrs.vsie })?;
     }
     Ok(stopped.unwrap_or(Stopped::Halted))
 }
@@ -171,11 +171,11 @@ fn with<T>(g: &Gnomon, vm: &Vm, vcpu: u32, act: impl FnOnce(&mut VcpuRun) -> T) 
 }
 
 fn registers(run: &VcpuRun) -> Registers {
-    let csrs = &run.csrs;
+    let csrs = &run.bank.csrs;
     Registers {
         x: run.context.x,
         pc: run.context.pc,
-        is_supervisor: run.mode == Mode::Supervisor,
+        is_supervisor: run.bank.mode == Mode::Supervisor,
         sstatus: csrs.vsstatus,
         sie: csrs.vsie,
         stvec: csrs.vstvec,
@@ -311,7 +311,7 @@ fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
         state.step = (!uses_sie).then_some((vcpu, now.sie));
     }
     if !uses_sie {
-        with(g, vm, vcpu, |run| run.csrs.vsie = 0)?;
+        with(g, vm, vcpu, |run| run.bank.csrs.vsie = 0)?;
     }
     forget_code(g, vm, env);
     let run = g.vms.tenant(vm, |tenant| {

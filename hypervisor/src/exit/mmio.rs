@@ -35,13 +35,13 @@ pub(super) fn sends(run: &mut VcpuRun) -> Brief {
 #[inline(never)]
 pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
     let context = &run.context;
-    if !run.way.is_valid(context, run.csrs.vsatp) || privilege() != Mode::Supervisor {
+    if !run.shadow.way.is_valid(context, run.bank.csrs.vsatp) || privilege() != Mode::Supervisor {
         return Brief::NO;
     }
     let store = match context.exit.tinst {
         tinst if !tells_instruction(tinst) => {
             // Whoever takes the frame of its code away waits for this hart to leave its guest; until then it is the guest's.
-            let insn = run.way.insn(context.pc, run.vm.edits.load(Ordering::Acquire), mem);
+            let insn = run.shadow.way.insn(context.pc, run.vm.tlb.edits.load(Ordering::Acquire), mem);
             insn.and_then(|insn| byte_store(insn, &context.x, context.exit.tval)).map(|rs| (rs, 4))
         }
         tinst => byte_store_from_tinst(tinst),

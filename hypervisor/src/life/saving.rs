@@ -154,9 +154,13 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
 fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
     if run.shared.hsm.load(Ordering::SeqCst) == hsm::STOPPED {
         // What is left in its registers is nothing of the guest's.
-        return VcpuState { timer: NEVER, v: Bytes(alloc::vec![0; run.vector.bytes.len()]), ..VcpuState::default() };
+        return VcpuState {
+            timer: NEVER,
+            v: Bytes(alloc::vec![0; run.bank.vector.bytes.len()]),
+            ..VcpuState::default()
+        };
     }
-    let (csrs, posted) = (&run.csrs, run.shared.posted.load(Ordering::SeqCst));
+    let (csrs, posted) = (&run.bank.csrs, run.shared.posted.load(Ordering::SeqCst));
     let zero = run.vm.time_zero.load(Ordering::Relaxed);
     let is_due = csrs.hvip & Interrupt::VsTimer.bit() != 0 || posted & request::TIMER != 0;
     // One of the two is not in use, and says never.
@@ -164,13 +168,18 @@ fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
     let timer = deadline.min(csrs.vstimecmp);
     VcpuState {
         is_started: true,
-        is_supervisor: run.mode == Mode::Supervisor,
+        is_supervisor: run.bank.mode == Mode::Supervisor,
         x: run.context.x,
         pc: run.context.pc,
-        f: run.float.f,
-        fcsr: run.float.fcsr,
-        v: Bytes(run.vector.bytes.clone()),
-        vector: [run.vector.csrs.vstart, run.vector.csrs.vl, run.vector.csrs.vtype, run.vector.csrs.vcsr],
+        f: run.bank.float.f,
+        fcsr: run.bank.float.fcsr,
+        v: Bytes(run.bank.vector.bytes.clone()),
+        vector: [
+            run.bank.vector.csrs.vstart,
+            run.bank.vector.csrs.vl,
+            run.bank.vector.csrs.vtype,
+            run.bank.vector.csrs.vcsr,
+        ],
         csrs: Csrs {
             sstatus: csrs.vsstatus,
             sie: csrs.vsie,

@@ -93,7 +93,7 @@ fn has_fenced_much(run: &mut VcpuRun) -> bool {
 /// itself; if as much comes again, a look is due then, and if not, an interval later, for what is measured must not be too short.
 fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
-    let (satp, limit) = (run.csrs.vsatp, g.tunables.get(Id::AdaptShare));
+    let (satp, limit) = (run.bank.csrs.vsatp, g.tunables.get(Id::AdaptShare));
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
     // Of a root that is new here, tables are made first: that is judged by a whole interval.
     let is_far = adapts.calm != 0 && is_far_too_much(adapts.share(spent, now, g.offer.timebase), limit);
@@ -137,7 +137,7 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result
 
 /// Takes it off this hart.
 pub(crate) fn unload<E: Env>(run: &mut VcpuRun, env: &E) {
-    if run.is_nested { run.csrs.vsatp = env.vsatp() } else { run.follow_lane() }
+    if run.is_nested { run.bank.csrs.vsatp = env.vsatp() } else { run.follow_lane() }
 }
 
 /// Nothing of its life remains: it begins nested.
@@ -197,19 +197,19 @@ fn go_nested<E: Env>(run: &mut VcpuRun, env: &mut E) {
 /// The vCPU on this hart goes on by shadow tables. Says whether it does: it does not if there is no memory for a root, or not
 /// at once.
 fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
-    run.csrs.vsatp = env.vsatp();
+    run.bank.csrs.vsatp = env.vsatp();
     env.leave_tables();
     run.is_nested = false;
     // What its guest writes while it is steered is to be good behind the G-stage as well, where the hart's own register holds it.
     run.asids_beyond = 0xffff & !((1 << env.asid_bits()) - 1);
     run.forget_way();
     // What it did meanwhile, on whatever hart, its ASIDs have not seen; and global leaves have none.
-    run.views.forget_ids();
+    run.shadow.views.forget_ids();
     env.load_shadow(run, true);
     env.fence_shadows();
     if roots::come_back(g, run, env) {
         run.shared.counters.adapt_steered.bump();
-        let age = run.adapts.as_deref().expect("an adaptive vCPU").chooser.age(run.csrs.vsatp, env.now());
+        let age = run.adapts.as_deref().expect("an adaptive vCPU").chooser.age(run.bank.csrs.vsatp, env.now());
         coalescing::begin_again(g, run, age, env);
         return true;
     }
@@ -224,7 +224,7 @@ fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
 pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
     run.follow_lane();
     run.count_lane();
-    let satp = if run.is_nested { env.vsatp() } else { run.csrs.vsatp };
+    let satp = if run.is_nested { env.vsatp() } else { run.bank.csrs.vsatp };
     let (was, interval, spent) = (present(run), interval(g), spent(&run.shared.counters));
     let (at_random, limit) = (g.tunables.is_on(Id::AdaptAtRandom), g.tunables.get(Id::AdaptShare));
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");

@@ -47,7 +47,7 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
 /// meanwhile, it has had for half of that time, on average, but for its youth.
 pub(crate) fn begin_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, age: u64, env: &E) {
     let (now, before) = (env.now(), age.saturating_sub(ticks(g, YOUNG)) / 2);
-    let Some(root) = run.root else { return };
+    let Some(root) = run.shadow.root else { return };
     let due = now + ticks(g, OLD).saturating_sub(before).max(ticks(g, ROUND));
     let until = now + ticks(g, SETTLED);
     run.looks = Looks { root: root.serial, due, before, until, in_vain: 0, ..run.looks };
@@ -63,7 +63,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     let look = ticks(g, LOOK) << run.looks.still;
     let (share, again) = (g.tunables.get(Id::CoalesceShare), now + look);
     let is_on = g.tunables.is_on(Id::Coalesce) && share != 0;
-    let Some(root) = run.root.filter(|_| is_on) else { return run.watch.again(Concern::Pages, again) };
+    let Some(root) = run.shadow.root.filter(|_| is_on) else { return run.watch.again(Concern::Pages, again) };
     if run.looks.root != root.serial {
         run.looks = Looks { root: root.serial, due: now + ticks(g, OLD), before: 0, in_vain: 0, ..run.looks };
     }

@@ -2,14 +2,14 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::vm::vcpu::VcpuRun;
+use crate::vm::vcpu::{ShadowState, VcpuRun};
 use mmu::gstage::Ready;
 
 /// The vCPU has another root since: the page says so, if the kernel shares one. Where it cannot be written now, the next time.
 #[inline(never)]
 pub(crate) fn note<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     let root = run.satp();
-    let VcpuRun { vm, views, root_cache: Some(cache), .. } = run else { return };
+    let VcpuRun { vm, shadow: ShadowState { views, .. }, root_cache: Some(cache), .. } = run else { return };
     if let Some(next) = cache.after(root, |root| views.lane_loads(root)) {
         let (at, contents) = next.differing(cache);
         if vm.write(g, at, &contents, &mut Ready::Never, env).is_ok() {

@@ -16,11 +16,11 @@ use core::sync::atomic::Ordering;
 #[inline(never)]
 pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let me = env.hart();
-    let others = vm.live_on.load(Ordering::SeqCst) & !(1 << me);
+    let others = vm.tlb.live_on.load(Ordering::SeqCst) & !(1 << me);
     if others != 0 {
         // In this order: who enters between these two steps is seen in the guest, and driven out.
-        vm.live_on.fetch_and(!harts::outside(&g.harts, vm.slot(), others), Ordering::SeqCst);
-        let generation = vm.tlb_generation.fetch_add(1, Ordering::SeqCst) + 1;
+        vm.tlb.live_on.fetch_and(!harts::outside(&g.harts, vm.slot(), others), Ordering::SeqCst);
+        let generation = vm.tlb.generation.fetch_add(1, Ordering::SeqCst) + 1;
         env.fenced_for(vm.slot(), generation);
         g.harts[me].counters.shootdowns.bump();
         harts::drive_out(&g.harts, vm.slot(), env, others);
@@ -33,12 +33,12 @@ pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
 /// translation of the VM has fenced for.
 pub fn arrive(vm: &Vm, hart: usize) -> u64 {
     // In this order: whoever takes the hart out of the set again counts up later, and is noticed at the entry.
-    let generation = vm.tlb_generation.load(Ordering::SeqCst);
-    vm.live_on.fetch_or(1 << hart, Ordering::SeqCst);
+    let generation = vm.tlb.generation.load(Ordering::SeqCst);
+    vm.tlb.live_on.fetch_or(1 << hart, Ordering::SeqCst);
     generation
 }
 
 /// The VM's generation, if the hart has fenced for another: it is to fence before it enters. The VM is live there from now on.
 pub fn behind(vm: &Vm, hart: usize, fenced: u64) -> Option<u64> {
-    (vm.tlb_generation.load(Ordering::SeqCst) != fenced).then(|| arrive(vm, hart))
+    (vm.tlb.generation.load(Ordering::SeqCst) != fenced).then(|| arrive(vm, hart))
 }

@@ -184,7 +184,7 @@ impl Translation {
     #[inline(always)]
     #[must_use]
     pub fn may_enter(self, run: &VcpuRun) -> bool {
-        run.root.is_some()
+        run.shadow.root.is_some()
             || match self {
                 TwoStage => true,
                 Shadow(_) => false,
@@ -195,7 +195,7 @@ impl Translation {
     /// Takes a vCPU off this hart, before its CSRs are cleared.
     pub fn unload<E: Env>(self, run: &mut VcpuRun, env: &E) {
         match self {
-            TwoStage => run.csrs.vsatp = env.vsatp(),
+            TwoStage => run.bank.csrs.vsatp = env.vsatp(),
             // It is the guest's all the time.
             Shadow(_) => run.follow_lane(),
             Adaptive => adaptive::unload(run, env),
@@ -259,7 +259,7 @@ impl Translation {
         if self != TwoStage {
             run.follow_lane();
             // What has changed for roots that the vCPU gets, it sees when it gets one.
-            run.views.disarm();
+            run.shadow.views.disarm();
             if matches!(self, Shadow(Upkeep::Steered) | Adaptive) {
                 shadow::steered::look_again(g, run, env);
             }

@@ -108,6 +108,19 @@ pub struct Past {
     pub serials: u64,
 }
 
+/// The translations of one VM in the harts' TLBs ([`crate::memory::shootdown`]).
+#[derive(Default, Debug)]
+pub struct Tlb {
+    /// Counts changes of the G-stage table that harts must fence for; each hart remembers the generation that it
+    /// has fenced for (after bhyve's `pm_eptgen`).
+    pub generation: AtomicU64,
+    /// Counts changes of the VM's tables that TLBs must forget, those of the hart that makes them among them.
+    pub edits: AtomicU64,
+    /// Harts (by bit) whose TLBs may hold translations of the VM. A hart that has fenced for an older generation may be missing: it
+    /// fences before it enters the guest.
+    pub live_on: AtomicU64,
+}
+
 /// One VM.
 pub struct Vm {
     /// Its name to [`crate::vm::vms::Vms`].
@@ -136,14 +149,8 @@ pub struct Vm {
     pub vcpus: Vec<Arc<Vcpu>>,
     /// Where it is in its life.
     pub phase: Mutex<Phase>,
-    /// Counts changes of the G-stage table that harts must fence for; each hart remembers what it
-    /// has fenced for (after bhyve's `pm_eptgen`).
-    pub tlb_generation: AtomicU64,
-    /// Counts changes of its tables that TLBs must forget, those of the hart that makes them among them.
-    pub edits: AtomicU64,
-    /// Harts (by bit) whose TLBs may hold translations of this VM; but for those that have fenced for another generation than the
-    /// present one, and will do so before they enter ([`crate::memory::shootdown`]).
-    pub live_on: AtomicU64,
+    /// Its translations in the harts' TLBs.
+    pub tlb: Tlb,
     /// Whether it has been said that it calls an SBI function that is not there.
     pub has_called_unknown: AtomicBool,
     /// Its breakpoints, while a debugger looks at it.
@@ -249,9 +256,7 @@ impl Vm {
             events: Mutex::new(Events::new(config.vcpus)),
             vcpus,
             phase: Mutex::new(Phase::Created),
-            tlb_generation: AtomicU64::new(0),
-            edits: AtomicU64::new(0),
-            live_on: AtomicU64::new(0),
+            tlb: Tlb::default(),
             has_called_unknown: AtomicBool::new(false),
             breaks: Breaks::default(),
             savings: Mutex::default(),

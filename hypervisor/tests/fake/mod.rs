@@ -180,7 +180,7 @@ impl Env for Hart {
     fn load_two_stage(&mut self, run: &mut VcpuRun, _: Pfn<Hpa>) {
         self.events.push(Event::TwoStage);
         self.time += self.load_ticks;
-        self.vsatp = run.csrs.vsatp;
+        self.vsatp = run.bank.csrs.vsatp;
     }
     fn load_shadow(&mut self, _: &VcpuRun, _: bool) {
         self.events.push(Event::Shadow);

@@ -220,8 +220,8 @@ impl Hart {
 
     fn arrive(&self, vm: &Vm) -> u64 {
         if self.rig.is(Mutant::LooksAfterItArrived) {
-            vm.live_on.fetch_or(1 << self.index, SeqCst);
-            return vm.tlb_generation.load(SeqCst);
+            vm.tlb.live_on.fetch_or(1 << self.index, SeqCst);
+            return vm.tlb.generation.load(SeqCst);
         }
         arrive(vm, self.index)
     }
@@ -254,10 +254,10 @@ impl Hart {
                     return self.give_up(run, true);
                 }
                 if posted & request::SOFTWARE != 0 {
-                    run.csrs.hvip |= HVIP_SSIP;
+                    run.bank.csrs.hvip |= HVIP_SSIP;
                 }
                 let (vm, fenced) = (&run.vm, self.view.1);
-                let generation = vm.tlb_generation.load(SeqCst);
+                let generation = vm.tlb.generation.load(SeqCst);
                 let generation = match rig.mutant {
                     Some(Mutant::StaysAway) => Some(generation).filter(|generation| *generation != fenced),
                     Some(Mutant::LooksAfterItArrived) => (generation != fenced).then(|| self.arrive(vm)),
@@ -295,7 +295,7 @@ impl Hart {
                 },
                 Some(Step::Edit) => self.edit(&run),
                 Some(Step::Wait) => {
-                    if run.csrs.hvip & HVIP_SSIP == 0 && run.shared.posted.load(SeqCst) == 0 {
+                    if run.bank.csrs.hvip & HVIP_SSIP == 0 && run.shared.posted.load(SeqCst) == 0 {
                         return self.wait(run);
                     }
                 }
@@ -343,7 +343,7 @@ impl Hart {
                         || extension == spi::EID_SPI && self.rig.is(Mutant::TakesAllForBrief) => {}
                 // The hart itself waits, in the guest.
                 Step::Wait if !self.traps_wfi => {
-                    if run.csrs.hvip & HVIP_SSIP == 0 {
+                    if run.bank.csrs.hvip & HVIP_SSIP == 0 {
                         self.sleep();
                         return None;
                     }
@@ -399,7 +399,7 @@ impl Hart {
         let _held = run.vm.memory.lock();
         let before = rig.table.fetch_add(1, SeqCst);
         if rig.is(Mutant::DoesNotWait) {
-            run.vm.tlb_generation.fetch_add(1, SeqCst);
+            run.vm.tlb.generation.fetch_add(1, SeqCst);
         } else {
             shoot_down(&rig.g, &run.vm, self);
         }
@@ -424,8 +424,8 @@ impl Hart {
         let kind = exit::kind_of(run, run.context.exit.cause);
         let is_over = kind.is_some_and(|kind| exit::handle_brief(kind, &rig.g, run, self) == Brief::OVER);
         match self.software.take() {
-            Some(true) => run.csrs.hvip |= HVIP_SSIP,
-            Some(false) => run.csrs.hvip &= !HVIP_SSIP,
+            Some(true) => run.bank.csrs.hvip |= HVIP_SSIP,
+            Some(false) => run.bank.csrs.hvip &= !HVIP_SSIP,
             None => {}
         }
         is_over

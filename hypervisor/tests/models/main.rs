@@ -128,8 +128,8 @@ fn count(run: &mut VcpuRun) -> u64 {
 }
 
 fn has_interrupt(run: &mut VcpuRun) -> bool {
-    let is_there = run.csrs.hvip & hart::HVIP_SSIP != 0;
-    run.csrs.hvip &= !hart::HVIP_SSIP;
+    let is_there = run.bank.csrs.hvip & hart::HVIP_SSIP != 0;
+    run.bank.csrs.hvip &= !hart::HVIP_SSIP;
     is_there
 }
 

@@ -325,9 +325,9 @@ impl Rig {
         for _ in 0..PATIENCE {
             let Some(mut run) = self.ready(n) else { continue };
             let translation = run.vm.translation;
-            if run.csrs.vsatp != satp {
+            if run.bank.csrs.vsatp != satp {
                 translation.forget(&mut run);
-                run.csrs.vsatp = satp;
+                run.bank.csrs.vsatp = satp;
             }
             let outcome = match translation.may_enter(&run) {
                 false => match translation.load(&self.g, &mut run, &mut self.hart) {
@@ -565,7 +565,7 @@ fn hardware(run: &VcpuRun, gpa: Addr<Gpa>, is_store: bool, mem: &Mem) -> Option<
         let there = memory.as_ref()?.space.translate(gpa, mem)?;
         return allows(there.flags).then_some(there.hpa);
     }
-    let root = run.root.as_ref()?;
+    let root = run.shadow.root.as_ref()?;
     let (mut table, mut level) = (root.table, root.format.root_level());
     loop {
         let pte = Pte(mem.read_u64(table.at(8 * root.format.index(Addr::<rv::Gva>::new(gpa.raw()), level) as u64)));

@@ -74,15 +74,15 @@ fn set(run: &mut VcpuRun, saved: &VcpuState, offer: &Offer, now: u64) {
     run.context.x = saved.x;
     run.context.x[0] = 0;
     run.context.pc = saved.pc & !1;
-    run.mode = if saved.is_supervisor { Mode::Supervisor } else { Mode::User };
-    run.float.f = saved.f;
-    run.float.fcsr = saved.fcsr & FCSR;
-    if saved.v.0.len() == run.vector.bytes.len() {
-        run.vector.bytes.copy_from_slice(&saved.v.0);
+    run.bank.mode = if saved.is_supervisor { Mode::Supervisor } else { Mode::User };
+    run.bank.float.f = saved.f;
+    run.bank.float.fcsr = saved.fcsr & FCSR;
+    if saved.v.0.len() == run.bank.vector.bytes.len() {
+        run.bank.vector.bytes.copy_from_slice(&saved.v.0);
         let [vstart, vl, vtype, vcsr] = saved.vector;
-        run.vector.csrs = VectorCsrs { vstart, vl, vtype, vcsr };
+        run.bank.vector.csrs = VectorCsrs { vstart, vl, vtype, vcsr };
     }
-    let (csrs, from) = (&mut run.csrs, &saved.csrs);
+    let (csrs, from) = (&mut run.bank.csrs, &saved.csrs);
     csrs.vsstatus = from.sstatus & STATUS | status::UXL_64;
     csrs.vsie = from.sie;
     csrs.vstvec = from.stvec;

@@ -1,6 +1,6 @@
 //! Guests on shadow tables: their page faults, `satp`, fences, and stores to their tables.
 //!
-//! The engine is [`mmu::shadow`]; here are the exits that drive it. A vCPU owns its root (`VcpuRun::root`) from
+//! The engine is [`mmu::shadow`]; here are the exits that drive it. A vCPU owns its root (`ShadowState::root`) from
 //! when it is first put on a hart until it is parked, and never enters its guest without one: with no
 //! G-stage behind it, Bare would be all of memory.
 
@@ -276,7 +276,7 @@ struct ShadowFence<'a, E> {
 
 impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
     fn fence(&mut self, _: FenceScope<Gpa>) {
-        self.vm.edits.fetch_add(1, Ordering::SeqCst);
+        self.vm.tlb.edits.fetch_add(1, Ordering::SeqCst);
         shoot_down(self.g, self.vm, self.env);
         // The loaded guest may be another VM's.
         self.env.fence_shadows();
@@ -306,10 +306,10 @@ fn refused<E: Env>(
         && run.context.exit.tinst == 0
         && (request.mode == Mode::Supervisor || env.user_environment() & envcfg::USER_CBO != 0)
         && g.offer.isa.has("zicbom");
-    let (Some(root), true) = (run.root, may_manage) else { return Faulted::Inject(trap) };
+    let (Some(root), true) = (run.shadow.root, may_manage) else { return Faulted::Inject(trap) };
     let access = Access::Load;
     let as_load = Request { access, ..*request };
-    let (satp, pc) = (run.csrs.vsatp, run.context.pc);
+    let (satp, pc) = (run.bank.csrs.vsatp, run.context.pc);
     let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
         let insn = fetch::instruction(host.space, satp, request.mode, pc, &*host.mem);
         match insn {
@@ -365,7 +365,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
-    let Some(root) = &run.root else { unreachable!("a guest without a root") };
+    let Some(root) = &run.shadow.root else { unreachable!("a guest without a root") };
     let mut memory = run.vm.memory.lock();
     match by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem()) {
         Some(Answer::Filled { forget, known }) => {
@@ -376,7 +376,7 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
         Some(Answer::Retry) => Faulted::Settled,
         Some(Answer::TableWrite { gpa, hpa }) => {
             let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-            let mut store = Store { gva, satp: run.csrs.vsatp, mode: request.mode, context: &mut run.context };
+            let mut store = Store { gva, satp: run.bank.csrs.vsatp, mode: request.mode, context: &mut run.context };
             // While the tables are as they were for the fault.
             lend((g, &run.vm, memory), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
                 store.carry_out((gpa, hpa), shadow, host);
@@ -435,8 +435,8 @@ fn fault_from_root<E: Env>(
     env: &mut E,
 ) -> Faulted {
     let access = request.access;
-    let Some(root) = &run.root else { unreachable!("a guest without a root") };
-    let mut store = Store { gva, satp: run.csrs.vsatp, mode: request.mode, context: &mut run.context };
+    let Some(root) = &run.shadow.root else { unreachable!("a guest without a root") };
+    let mut store = Store { gva, satp: run.bank.csrs.vsatp, mode: request.mode, context: &mut run.context };
     let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
         let answer = shadow.fault_from_root(root, gva, request, host)?;
         if let Answer::TableWrite { gpa, hpa } = answer {
@@ -497,9 +497,9 @@ pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
 pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
     run.forget_way();
     let logged = run.context.lane.log.count();
-    let Some(root) = run.root else { unreachable!("a guest without a root") };
+    let Some(root) = run.shadow.root else { unreachable!("a guest without a root") };
     let vm = Arc::clone(&run.vm);
-    let (views, log) = (&mut run.views, &mut run.context.lane.log);
+    let (views, log) = (&mut run.shadow.views, &mut run.context.lane.log);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let (now, interval) = (if fence.pages().is_none() { env.now() } else { 0 }, relax_interval(g));
     let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {

@@ -6,7 +6,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::root_cache;
 use crate::vm::outcome::{Faulted, Outcome};
-use crate::vm::vcpu::{NO_SPACE, VcpuRun};
+use crate::vm::vcpu::{NO_SPACE, ShadowState, VcpuRun};
 use crate::vm::{Memory, Vm};
 use abi::bundle::VmConfig;
 use abi::tunable::Id;
@@ -36,9 +36,9 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, upkeep: Upkeep, env: &
     env.load_shadow(run, upkeep == Upkeep::Steered);
     if run.last_hart != env.hart() {
         // Elsewhere it did fences that its translations here have not seen.
-        run.views.forget_ids();
+        run.shadow.views.forget_ids();
     }
-    match run.root {
+    match run.shadow.root {
         Some(root) => {
             put_on(g, run, &root, false, env);
             Ok(())
@@ -50,10 +50,10 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, upkeep: Upkeep, env: &
 /// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Says whether it has: if it would take
 /// too long at once, it has the old one, and each attempt does a part.
 fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
-    let satp = Satp::decode(run.csrs.vsatp);
+    let satp = Satp::decode(run.bank.csrs.vsatp);
     // A write of anything else had no effect.
     let (paging, asid) = (paging(&satp, &g.offer).unwrap_or(Paging::Bare), satp.asid);
-    let VcpuRun { vm, root: present, views, ready, .. } = run;
+    let VcpuRun { vm, shadow: ShadowState { root: present, views, .. }, ready, .. } = run;
     let lane = &mut run.context.lane;
     lane.turn_off();
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
@@ -68,7 +68,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
         },
     };
     // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
-    let published = if paging == Paging::Bare { NO_SPACE } else { run.csrs.vsatp };
+    let published = if paging == Paging::Bare { NO_SPACE } else { run.bank.csrs.vsatp };
     run.shared.satp.store(published, Ordering::SeqCst);
     let Some(root) = *present else { unreachable!("it has been loaded") };
     put_on(g, run, &root, loaded.fence, env);
@@ -78,7 +78,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
 /// Gives this hart the vCPU's root, and the lane what it needs. `forget`: what the hart remembers of the root is out of date.
 #[inline(always)]
 fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env: &mut E) {
-    let VcpuRun { vm, views, shared, .. } = run;
+    let VcpuRun { vm, shadow: ShadowState { views, .. }, shared, .. } = run;
     let lane = &mut run.context.lane;
     let satp = env.load_root(root, views.id(), forget);
     // What it may have loaded on this hart before may be others' by now.
@@ -89,7 +89,7 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     lane.turn_on(root.table, views.named(root), env.lane_table(root));
     if !g.tunables.is_on(Id::Roots) {
         views.disarm();
-    } else if let Some(place) = views.arm(run.csrs.vsatp, satp) {
+    } else if let Some(place) = views.arm(run.bank.csrs.vsatp, satp) {
         let table = views.lane_roots();
         let table = (table.as_mut_ptr().expose_provenance() as u64, table.len());
         lane.change_roots(table, place, (&raw const shared.satp).expose_provenance() as u64);
@@ -136,21 +136,21 @@ fn attach_other<E: Env>(
 /// Takes the vCPU's roots from it.
 fn detach(run: &mut VcpuRun) {
     run.context.lane.turn_off();
-    let root = run.root.take();
+    let root = run.shadow.root.take();
     let vm = Arc::clone(&run.vm);
     let mut memory = vm.memory.lock();
     if let Some(shadow) = memory.as_mut().and_then(|memory| memory.shadow.as_mut()) {
-        shadow.detach_all(root.as_ref(), &mut run.views, &run.context.lane.log);
+        shadow.detach_all(root.as_ref(), &mut run.shadow.views, &run.context.lane.log);
     }
 }
 
 /// The vCPU goes on behind its G-stage for a while: it has no root, and those that it knows stay.
 pub(crate) fn leave(run: &mut VcpuRun) {
     run.context.lane.turn_off();
-    let Some(root) = run.root.take() else { return };
+    let Some(root) = run.shadow.root.take() else { return };
     let mut memory = run.vm.memory.lock();
     if let Some(shadow) = memory.as_mut().and_then(|memory| memory.shadow.as_mut()) {
-        shadow.leave_root(&root, &mut run.views, &run.context.lane.log);
+        shadow.leave_root(&root, &mut run.shadow.views, &run.context.lane.log);
     }
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> b
 /// The vCPU is about to be parked: nothing of its life remains.
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
-    run.views = run.vm.translation.views(&run.vm.config);
+    run.shadow.views = run.vm.translation.views(&run.vm.config);
     run.forget_way();
     run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
 }
@@ -253,7 +253,7 @@ pub(super) const fn is_of_satp(insn: u64) -> bool {
 fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
     let (rd, source, funct3) = ((insn >> 7 & 31) as u8, (insn >> 15 & 31) as usize, insn >> 12 & 7);
     let operand = if funct3 & 4 != 0 { source as u64 } else { run.context.x[source] };
-    let old = run.csrs.vsatp;
+    let old = run.bank.csrs.vsatp;
     let new = match (funct3 & 3, source) {
         (0, _) => return None,
         (1, _) => operand,
@@ -273,14 +273,14 @@ pub(crate) fn writes_satp(
     (insn, from): (u64, Mode),
     is_wanted: impl FnOnce(&mut VcpuRun, u64) -> bool,
 ) -> bool {
-    let old = run.csrs.vsatp;
+    let old = run.bank.csrs.vsatp;
     let Some((rd, new)) = (from == Mode::Supervisor && is_of_satp(insn)).then(|| written(run, insn)).flatten() else {
         return false;
     };
     if new == old || paging(&Satp::decode(new), &g.offer).is_none() || !is_wanted(run, new) {
         return false;
     }
-    run.csrs.vsatp = new;
+    run.bank.csrs.vsatp = new;
     satp_accessed(run, rd, old);
     true
 }
@@ -298,7 +298,7 @@ pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
 /// would not have found. Says whether it has.
 #[inline(always)]
 pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> bool {
-    let old = run.csrs.vsatp;
+    let old = run.bank.csrs.vsatp;
     let Some((rd, new)) = written(run, insn).filter(|(rd, _)| !Context::is_preserved(*rd)) else { return false };
     // Of an adaptive vCPU, another root may be nested.
     let may_attach = |run: &VcpuRun| !run.context.lane.changes_roots() && run.adapts.is_none();
@@ -314,7 +314,7 @@ pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u
 fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E) -> bool {
     let decoded = Satp::decode(satp);
     let (Some(paging @ Paging::Tables { .. }), asid) = (paging(&decoded, &g.offer), decoded.asid) else { return false };
-    let VcpuRun { vm, root: present, views, shared, .. } = run;
+    let VcpuRun { vm, shadow: ShadowState { root: present, views, .. }, shared, .. } = run;
     let log = &run.context.lane.log;
     if !views.is_up_to_date(paging, asid, log) {
         return false;
@@ -331,8 +331,8 @@ fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E)
         return false;
     }
     drop(memory);
-    run.csrs.vsatp = satp;
-    let Some(root) = run.root else { unreachable!("it has been loaded") };
+    run.bank.csrs.vsatp = satp;
+    let Some(root) = run.shadow.root else { unreachable!("it has been loaded") };
     put_on(g, run, &root, false, env);
     true
 }
@@ -348,16 +348,16 @@ fn satp_accessed(run: &mut VcpuRun, rd: u8, old: u64) {
 /// CSRRW and its like on `satp`. `None` if it is no such instruction.
 fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Option<Outcome> {
     let (rd, new) = written(run, insn)?;
-    let old = run.csrs.vsatp;
+    let old = run.bank.csrs.vsatp;
     // "Implementations are not required to support all MODE settings, and if satp is written with an unsupported
     // MODE, the entire write has no effect" (norm:satp-mode_op_unsupported).
     if new != old && paging(&Satp::decode(new), &g.offer).is_some() {
-        run.csrs.vsatp = new;
+        run.bank.csrs.vsatp = new;
         match attach(g, run, env) {
             Ok(true) => {}
             Ok(false) => {
                 // The guest tries again, and interrupts have their turn in between.
-                run.csrs.vsatp = old;
+                run.bank.csrs.vsatp = old;
                 return Some(Outcome::Resume);
             }
             Err(outcome) => return Some(outcome),

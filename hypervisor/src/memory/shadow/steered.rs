@@ -73,7 +73,7 @@ fn is_unexplained(run: &mut VcpuRun) -> bool {
     let shadow = memory.as_ref().and_then(|memory| memory.shadow.as_ref());
     let emptied = shadow.map_or(0, |shadow| shadow.emptied());
     drop(memory);
-    let known = &mut run.unexplained;
+    let known = &mut run.shadow.unexplained;
     let exits = run.shared.counters.exits.get();
     let (pc, tval) = (run.context.pc, run.context.exit.tval);
     let is_same = (pc, tval, exits - 1, emptied) == (known.pc, known.tval, known.exit, known.emptied);
@@ -88,7 +88,7 @@ pub(crate) fn look_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     const PAGE_FAULTS: [u64; 3] =
         [Exception::FetchPage.code(), Exception::LoadPage.code(), Exception::StorePage.code()];
     let trap = env.trap_regs();
-    let Some(root) = run.root.filter(|root| root.steers && PAGE_FAULTS.contains(&trap.vscause)) else { return };
+    let Some(root) = run.shadow.root.filter(|root| root.steers && PAGE_FAULTS.contains(&trap.vscause)) else { return };
     let fence = GuestFence { range: Some((Addr::new(trap.vstval), 1)), asid: Some(root.asid) };
     super::fence(g, run, &fence, env);
 }

@@ -29,7 +29,9 @@ pub(super) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
 /// A fence of one page, of the vCPU's own. Says whether it is done: most are, for their tables are known.
 #[inline(always)]
 pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option<Asid>, env: &mut E) -> bool {
-    let Some(root) = run.root.as_ref().filter(|root| asid.is_none_or(|asid| asid == root.asid)) else { return false };
+    let Some(root) = run.shadow.root.as_ref().filter(|root| asid.is_none_or(|asid| asid == root.asid)) else {
+        return false;
+    };
     let page = gva.align_down(PAGE_BYTES);
     // Who has it may wait for this hart.
     let Some(mut memory) = run.vm.memory.try_lock() else { return false };
@@ -42,7 +44,7 @@ pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option
     let logged = run.context.lane.log.count();
     match asid {
         None => run.context.lane.log.push(page),
-        Some(asid) => run.views.outdate_others(Some(asid), &mut run.context.lane.log),
+        Some(asid) => run.shadow.views.outdate_others(Some(asid), &mut run.context.lane.log),
     }
     run.has_logged(logged);
     env.fence_guest(Some(page), None);

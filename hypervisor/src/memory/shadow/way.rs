@@ -11,7 +11,7 @@ use rv::{BriefExits, Mode};
 /// A store of the vCPU's is about to reach the UART: remembers by which way, if it is supervisor mode's without SUM, which might
 /// have led to a page of user mode.
 pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
-    let (context, satp) = (&run.context, run.csrs.vsatp);
+    let (context, satp) = (&run.context, run.bank.csrs.vsatp);
     if env.privilege() != Mode::Supervisor || env.status() & status::SUM != 0 {
         return;
     }
@@ -19,9 +19,9 @@ pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
     if context.exit.tinst == 0 {
         let guard = run.vm.memory.lock();
         // Under the lock nobody edits the tables.
-        let (edits, mem) = (run.vm.edits.load(Ordering::SeqCst), env.mem());
-        let is_known = context.brief.has(&context.exit) && run.way.is_valid(context, satp);
-        if is_known && run.way.insn(context.pc, edits, &mem).is_some() {
+        let (edits, mem) = (run.vm.tlb.edits.load(Ordering::SeqCst), env.mem());
+        let is_known = context.brief.has(&context.exit) && run.shadow.way.is_valid(context, satp);
+        if is_known && run.shadow.way.insn(context.pc, edits, &mem).is_some() {
             return;
         }
         let Some(Memory { space, .. }) = guard.as_ref() else { return };
@@ -29,6 +29,6 @@ pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
         let Some(there) = there else { return };
         way = way.by(context.pc, there, edits);
     }
-    run.way = way;
+    run.shadow.way = way;
     run.context.brief = BriefExits::like(&run.context.exit);
 }

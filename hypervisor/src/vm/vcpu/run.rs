@@ -38,14 +38,8 @@ pub struct VcpuRun {
     pub vm: Arc<Vm>,
     /// Integer registers and the last exit.
     pub context: Context,
-    /// The guest's privilege, while not loaded.
-    pub mode: Mode,
-    /// CSRs, while not loaded.
-    pub csrs: VsCsrs,
-    /// Floating point, while no hart holds it.
-    pub float: FloatState,
-    /// Vectors, while no hart holds them.
-    pub vector: VectorState,
+    /// The registers of its guest's privilege world, apart from the integer ones.
+    pub bank: Bank,
     /// Host time at which the timer interrupt is due, for guests without Sstc; else `u64::MAX`.
     pub deadline: u64,
     /// The hart it last ran on, or [`NOWHERE`].
@@ -64,21 +58,40 @@ pub struct VcpuRun {
     pub watch: Watch,
     /// What looks have found that are for coalescing.
     pub looks: Looks,
-    /// Its root, on shadow tables, from its first load until it is parked.
-    pub root: Option<Root>,
-    /// Access faults that nothing on shadow tables explains.
-    pub unexplained: Unexplained,
+    /// Its state on shadow tables.
+    pub shadow: ShadowState,
     /// ASIDs beyond those that its guest has, a bit for each of theirs: none on shadow tables, where all are virtual.
     pub asids_beyond: u64,
-    /// What it remembers of other roots.
+    /// What is being made ready for the fault that it makes next. Nothing while it is parked.
+    pub ready: Ready,
+}
+
+/// The registers of one privilege world (VS and VU mode, or S and U mode of a hart without H) of a vCPU, apart from the integer ones.
+#[derive(Clone, Debug)]
+pub struct Bank {
+    /// The guest's privilege, while not loaded.
+    pub mode: Mode,
+    /// CSRs, while not loaded.
+    pub csrs: VsCsrs,
+    /// Floating point, while no hart holds it.
+    pub float: FloatState,
+    /// Vectors, while no hart holds them.
+    pub vector: VectorState,
+}
+
+/// The state of a vCPU on shadow tables.
+pub struct ShadowState {
+    /// Its root, from its first load until it is parked.
+    pub root: Option<Root>,
+    /// The roots that it has used.
     pub views: Views,
     /// The fences in its log that are accounted for.
     pub logged: u64,
-    /// The lane's changes of roots that [`VcpuRun::root`] and `satp` follow.
+    /// The lane's changes of roots that [`ShadowState::root`] and `satp` follow.
     pub changes: u64,
-    /// What is being made ready for the fault that it makes next. Nothing while it is parked.
-    pub ready: Ready,
-    /// How it reaches the UART, on shadow tables, while such exits may be brief ([`Context::brief`]).
+    /// Access faults that nothing on shadow tables explains.
+    pub unexplained: Unexplained,
+    /// The way by which it reaches the UART, while such exits may be brief ([`Context::brief`]).
     pub way: Way,
 }
 
@@ -97,10 +110,12 @@ impl VcpuRun {
             shared,
             vm,
             context,
-            mode: Mode::Supervisor,
-            csrs: VsCsrs::default(),
-            float: FloatState::ZERO,
-            vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
+            bank: Bank {
+                mode: Mode::Supervisor,
+                csrs: VsCsrs::default(),
+                float: FloatState::ZERO,
+                vector: VectorState { bytes: alloc::vec![0; 32 * vlenb], csrs: VectorCsrs::default() },
+            },
             deadline: u64::MAX,
             last_hart: NOWHERE,
             vmid: IdSlot::new(),
@@ -110,14 +125,16 @@ impl VcpuRun {
             root_cache: None,
             watch: Watch::default(),
             looks: Looks::default(),
-            root: None,
-            unexplained: Unexplained::NONE,
+            shadow: ShadowState {
+                root: None,
+                views,
+                logged: 0,
+                changes: 0,
+                unexplained: Unexplained::NONE,
+                way: Way::NONE,
+            },
             asids_beyond: 0,
-            views,
-            logged: 0,
-            changes: 0,
             ready: Ready::Nothing,
-            way: Way::NONE,
         })
     }
 
@@ -131,7 +148,7 @@ impl VcpuRun {
     #[must_use]
     pub fn may_enter(&self, fenced: impl FnOnce() -> u64) -> bool {
         self.shared.posted.load(Ordering::SeqCst) == 0
-            && self.vm.tlb_generation.load(Ordering::SeqCst) == fenced()
+            && self.vm.tlb.generation.load(Ordering::SeqCst) == fenced()
             && self.vm.translation.may_enter(self)
     }
 
@@ -153,7 +170,7 @@ impl VcpuRun {
     /// Gnomon itself has written to the lane's log, whose count was that before: these are no fences of the lane's.
     #[inline(always)]
     pub const fn has_logged(&mut self, before: u64) {
-        self.logged = self.logged.wrapping_add(self.context.lane.log.count().wrapping_sub(before));
+        self.shadow.logged = self.shadow.logged.wrapping_add(self.context.lane.log.count().wrapping_sub(before));
     }
 
     /// Counts what the lane has done since the last time: from the timer, when the vCPU leaves its hart, and at the fences of an
@@ -166,8 +183,8 @@ impl VcpuRun {
         counters.lane_all.add(wide);
         counters
             .lane_page_global
-            .add(logged.wrapping_sub(self.logged) - wide * (FenceLog::<Gva>::EVERYTHING / token::STEP));
-        self.logged = logged;
+            .add(logged.wrapping_sub(self.shadow.logged) - wide * (FenceLog::<Gva>::EVERYTHING / token::STEP));
+        self.shadow.logged = logged;
         counters.lane_satp.add(lane.changes() - counters.lane_satp.get());
         counters.lane_satp_read.add(lane.reads() - counters.lane_satp_read.get());
     }
@@ -176,14 +193,14 @@ impl VcpuRun {
     #[must_use]
     pub fn satp(&self) -> u64 {
         let lane = &self.context.lane;
-        if lane.changes() == self.changes { self.csrs.vsatp } else { self.views.key(lane.place()) }
+        if lane.changes() == self.shadow.changes { self.bank.csrs.vsatp } else { self.shadow.views.key(lane.place()) }
     }
 
     /// On shadow tables: what the lane has done since is known, too, the present root and `satp`. [`crate::memory::translation`] calls it before
     /// anything looks at either, and faults do themselves.
     #[inline(always)]
     pub fn follow_lane(&mut self) {
-        if self.context.lane.changes() != self.changes {
+        if self.context.lane.changes() != self.shadow.changes {
             self.follow();
         }
     }
@@ -191,9 +208,9 @@ impl VcpuRun {
     #[cold]
     #[inline(never)]
     fn follow(&mut self) {
-        let (root, satp) = self.views.follow(self.context.lane.place());
-        (self.root, self.csrs.vsatp) = (Some(root), satp);
-        self.changes = self.context.lane.changes();
+        let (root, satp) = self.shadow.views.follow(self.context.lane.place());
+        (self.shadow.root, self.bank.csrs.vsatp) = (Some(root), satp);
+        self.shadow.changes = self.context.lane.changes();
     }
 
     /// Puts it into the state of SBI HSM's `hart_start`: at `pc` in supervisor mode with a0 = hart id,
@@ -201,7 +218,7 @@ impl VcpuRun {
     /// zero, so that nothing of an earlier life shows.
     pub fn reset(&mut self, pc: u64, opaque: u64) {
         self.clear(pc, opaque);
-        self.csrs.vstimecmp = u64::MAX;
+        self.bank.csrs.vstimecmp = u64::MAX;
         self.deadline = u64::MAX;
         self.features = Features::default();
         self.root_cache = None;
@@ -216,9 +233,9 @@ impl VcpuRun {
     /// Puts it into the same state at the end of a non-retentive suspend (SBI 2.0, chapter 9.4). What comes from outside goes
     /// on: its timer, interrupts that are pending, what others ask of it. It is on no hart, and has forgotten its translations.
     pub fn resume_at(&mut self, pc: u64, opaque: u64) {
-        let VsCsrs { hvip, vstimecmp, .. } = self.csrs;
+        let VsCsrs { hvip, vstimecmp, .. } = self.bank.csrs;
         self.clear(pc, opaque);
-        (self.csrs.hvip, self.csrs.vstimecmp) = (hvip, vstimecmp);
+        (self.bank.csrs.hvip, self.bank.csrs.vstimecmp) = (hvip, vstimecmp);
     }
 
     /// What of [`VcpuRun::reset`] is of the vCPU's own registers.
@@ -228,16 +245,16 @@ impl VcpuRun {
         self.context.exit = Exit::default();
         self.context.x[10] = self.shared.id.into();
         self.context.x[11] = opaque;
-        self.mode = Mode::Supervisor;
-        self.csrs = VsCsrs {
+        self.bank.mode = Mode::Supervisor;
+        self.bank.csrs = VsCsrs {
             vsstatus: VSSTATUS_AT_START,
             // Programs read the clock without asking (Linux's vDSO); firmware allows it, so do we.
             scounteren: rv::csr::COUNTEREN_BASE,
             ..VsCsrs::default()
         };
-        self.float = FloatState::ZERO;
-        self.vector.bytes.fill(0);
-        self.vector.csrs = VectorCsrs::default();
+        self.bank.float = FloatState::ZERO;
+        self.bank.vector.bytes.fill(0);
+        self.bank.vector.csrs = VectorCsrs::default();
         // No hart's registers are this life's.
         self.last_hart = NOWHERE;
     }

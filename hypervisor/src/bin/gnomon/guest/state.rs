@@ -116,18 +116,18 @@ impl GuestHart {
     pub fn load_registers(&self, run: &VcpuRun, offer: &Offer) {
         let state = match self.mode {
             GuestMode::Virtual => CLEAN,
-            GuestMode::Supervisor => run.csrs.vsstatus,
+            GuestMode::Supervisor => run.bank.csrs.vsstatus,
         };
         if offer.isa.has("d") {
             self.set_status(status::FS, ON);
             // SAFETY: FS is on, and the hart has D.
-            unsafe { float::restore(&run.float) };
+            unsafe { float::restore(&run.bank.float) };
             self.set_status(status::FS, state);
         }
-        if !run.vector.bytes.is_empty() {
+        if !run.bank.vector.bytes.is_empty() {
             self.set_status(status::VS, ON);
             // SAFETY: VS is on, the hart has V, and the buffer was sized for its vlenb.
-            unsafe { vector::restore(&run.vector.bytes, &run.vector.csrs) };
+            unsafe { vector::restore(&run.bank.vector.bytes, &run.bank.vector.csrs) };
             self.set_status(status::VS, state);
         }
     }
@@ -141,14 +141,14 @@ impl GuestHart {
             self.set_status(ON, ON);
         }
         let now = self.status();
-        let may_have_changed = |field| now & field == field || now & field != 0 && run.csrs.vsstatus & field != 0;
+        let may_have_changed = |field| now & field == field || now & field != 0 && run.bank.csrs.vsstatus & field != 0;
         if may_have_changed(status::FS) && offer.isa.has("d") {
             // SAFETY: FS is on, and the hart has D.
-            unsafe { float::save(&mut run.float) };
+            unsafe { float::save(&mut run.bank.float) };
         }
-        if may_have_changed(status::VS) && !run.vector.bytes.is_empty() {
+        if may_have_changed(status::VS) && !run.bank.vector.bytes.is_empty() {
             // SAFETY: VS is on; the buffer was sized for the hart's vlenb.
-            run.vector.csrs = unsafe { vector::save(&mut run.vector.bytes) };
+            run.bank.vector.csrs = unsafe { vector::save(&mut run.bank.vector.bytes) };
         }
         // Dirty becomes clean; what is off stays off.
         if now & status::FS != 0 {

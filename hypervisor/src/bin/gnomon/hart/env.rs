@@ -97,7 +97,7 @@ impl Env for Hart {
             fence::instruction();
         }
         // SAFETY: behind a G-stage. Until now nothing could walk this guest's tables, and since `clear_csrs` nobody's.
-        unsafe { self.guest.load_guest_root(run.csrs.vsatp) };
+        unsafe { self.guest.load_guest_root(run.bank.csrs.vsatp) };
     }
 
     fn load_shadow(&mut self, run: &VcpuRun, steered: bool) {

@@ -30,13 +30,13 @@ impl Hart {
             counters.migrations.bump();
         }
         // SAFETY: the last vCPU's registers were saved by `unload`.
-        unsafe { self.guest.load_csrs(&run.csrs, &self.g.offer) };
+        unsafe { self.guest.load_csrs(&run.bank.csrs, &self.g.offer) };
         let who = (vm.handle.number, run.shared.id);
         if self.registers_of != Some(who) || run.last_hart != self.index {
             self.guest.load_registers(run, &self.g.offer);
             self.registers_of = Some(who);
         }
-        self.guest.set_privilege(run.mode);
+        self.guest.set_privilege(run.bank.mode);
         run.awake();
         run.last_hart = self.index;
         run.context.host_sp = self.stack_end;
@@ -56,13 +56,13 @@ impl Hart {
     pub(super) fn unload(&mut self, run: &mut VcpuRun) {
         run.count_lane();
         self.set_spins(false);
-        self.guest.save_csrs(&mut run.csrs, &self.g.offer);
+        self.guest.save_csrs(&mut run.bank.csrs, &self.g.offer);
         run.vm.translation.unload(run, self);
         if run.vm.translation.may_enter(run) {
             // Nobody keeps back memory that is nobody's while it is on no hart; but its first root may be what it is for.
             run.discard_ready(&self.shared.frames);
         }
-        run.mode = self.guest.privilege();
+        run.bank.mode = self.guest.privilege();
         self.guest.save_registers(run, &self.g.offer);
         self.guest.clear_csrs(&self.g.offer);
         run.shared.hart.store(NOWHERE, Ordering::SeqCst);
