@@ -118,7 +118,7 @@ fn a_step_ends_at_the_next_instruction_without_interrupts() {
     assert_eq!(rig.ask(Debug::State), Answer::Stopped(Stopped::Stepped(0)));
     assert_eq!((rig.code(), rig.pc()), ([NOP[0], NOP[1]], CODE + 4));
     // What waits for an interrupt does not.
-    rig.done(Debug::Write { vcpu: 0, at: CODE + 4, bytes: rv::step::WFI.to_le_bytes().into() });
+    rig.done(Debug::Write { vcpu: 0, at: CODE + 4, bytes: 0x1050_0073_u32.to_le_bytes().into() });
     rig.done(Debug::Step(0));
     assert_eq!(rig.ask(Debug::State), Answer::Stopped(Stopped::Stepped(0)));
     assert_eq!(rig.pc(), CODE + 8);

@@ -349,7 +349,7 @@ impl Hart {
     fn fence(&mut self, kind: FenceKind, address: Option<u64>, id: Option<u64>, mode: Mode) {
         let form = usize::from(address.is_some()) + 2 * usize::from(id.is_some());
         self.counts.fences[kind as usize][form][mode.index()] += 1;
-        let vmid = (self.roots.hgatp >> atp::ID_SHIFT & atp::VMID_BITS) as u16;
+        let vmid = atp::Hgatp::decode(self.roots.hgatp).vmid.0;
         let asid = id.map(|id| id as u16);
         let page = address.map(|address| address >> rv::PAGE_SHIFT);
         let what = match kind {
@@ -397,7 +397,7 @@ impl Hart {
         self.counts.root_switches.iter_mut().zip(changed).for_each(|(count, changed)| *count += u64::from(changed));
         self.spaces = [Space::new(false, now), Space::new(true, now)];
         let id = |root: u64| (root >> atp::ID_SHIFT & atp::ASID_BITS) as u16;
-        let vmid = id(now.hgatp) & atp::VMID_BITS as u16;
+        let vmid = atp::Hgatp::decode(now.hgatp).vmid.0;
         for model in &mut self.models {
             if id(before.satp) != id(now.satp) {
                 model.switched_asid(Regime::One, 0);

@@ -1,5 +1,8 @@
 //! What the meter must know of an instruction, by its encoding.
 
+pub use rv::system::FenceKind;
+use rv::system::{FenceInsn, System, number};
+
 /// How an instruction uses memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -32,42 +35,6 @@ impl Memory {
     #[must_use]
     pub const fn is_store(self) -> bool {
         matches!(self, Self::Store | Self::Amo | Self::Block)
-    }
-}
-
-/// A fence for translations.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum FenceKind {
-    /// `sfence.vma`.
-    Sfence,
-    /// `sinval.vma`.
-    Sinval,
-    /// `hfence.vvma`.
-    HfenceVvma,
-    /// `hinval.vvma`.
-    HinvalVvma,
-    /// `hfence.gvma`.
-    HfenceGvma,
-    /// `hinval.gvma`.
-    HinvalGvma,
-}
-
-impl FenceKind {
-    /// All, in the order of their discriminants.
-    pub const ALL: [Self; 6] =
-        [Self::Sfence, Self::Sinval, Self::HfenceVvma, Self::HinvalVvma, Self::HfenceGvma, Self::HinvalGvma];
-
-    /// The mnemonic.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sfence => "sfence.vma",
-            Self::Sinval => "sinval.vma",
-            Self::HfenceVvma => "hfence.vvma",
-            Self::HinvalVvma => "hinval.vvma",
-            Self::HfenceGvma => "hfence.gvma",
-            Self::HinvalGvma => "hinval.gvma",
-        }
     }
 }
 
@@ -192,46 +159,33 @@ impl Insn {
             }
             // Vector arithmetic may trap by vstart.
             0x57 => Self { may_trap: true, ..Self::PLAIN },
-            0x73 => Self::decode_system(raw, funct3),
+            0x73 => Self::decode_system(raw),
             _ => Self::PLAIN,
         }
     }
 
-    fn decode_system(raw: u32, funct3: u32) -> Self {
+    fn decode_system(raw: u32) -> Self {
         let system = Self { may_trap: true, ..Self::PLAIN };
-        let (rs1, rs2) = ((raw >> 15 & 31) as u8, (raw >> 20 & 31) as u8);
-        match (funct3, raw >> 25) {
-            (0, _) if raw == 0x1020_0073 => Self::special(Special::Return { from_m: false }),
-            (0, _) if raw == 0x3020_0073 => Self::special(Special::Return { from_m: true }),
-            (0, funct7) => {
-                let kind = match funct7 {
-                    0x09 => FenceKind::Sfence,
-                    0x0b => FenceKind::Sinval,
-                    0x11 => FenceKind::HfenceVvma,
-                    0x13 => FenceKind::HinvalVvma,
-                    0x31 => FenceKind::HfenceGvma,
-                    0x33 => FenceKind::HinvalGvma,
+        match System::decode(raw) {
+            Some(System::Sret) => Self::special(Special::Return { from_m: false }),
+            Some(System::Mret) => Self::special(Special::Return { from_m: true }),
+            Some(System::Fence(FenceInsn { kind, rs1, rs2 })) => Self::special(Special::Fence { kind, rs1, rs2 }),
+            Some(System::GuestLoad) => Self::memory(Memory::Load),
+            Some(System::GuestStore) => Self::memory(Memory::Store),
+            Some(System::Csr(access)) => {
+                let csr = match access.csr {
+                    number::SATP => Csr::Satp,
+                    number::VSATP => Csr::Vsatp,
+                    number::HGATP => Csr::Hgatp,
+                    number::MTVEC => Csr::Mtvec,
+                    number::STVEC => Csr::Stvec,
+                    number::VSTVEC => Csr::Vstvec,
+                    number::SSCRATCH | number::MSCRATCH => return Self { uses_scratch: true, ..system },
                     _ => return system,
                 };
-                Self::special(Special::Fence { kind, rs1, rs2 })
+                Self { special: access.writes().then_some(Special::CsrWrite(csr)), ..system }
             }
-            // HLV and HSV.
-            (4, funct7) if funct7 & 1 == 0 => Self::memory(Memory::Load),
-            (4, _) => Self::memory(Memory::Store),
-            _ => {
-                let uses_scratch = matches!(raw >> 20, 0x140 | 0x340);
-                let writes = funct3 & 3 == 1 || rs1 != 0;
-                let csr = match raw >> 20 {
-                    0x180 => Csr::Satp,
-                    0x280 => Csr::Vsatp,
-                    0x680 => Csr::Hgatp,
-                    0x305 => Csr::Mtvec,
-                    0x105 => Csr::Stvec,
-                    0x205 => Csr::Vstvec,
-                    _ => return Self { uses_scratch, ..system },
-                };
-                Self { special: writes.then_some(Special::CsrWrite(csr)), ..system }
-            }
+            _ => system,
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::array::{Ids, Regime};
 use mmu::{ReadPte, Reason, walk};
-use rv::format::{SV39X4, SV48X4, SV57X4};
 use rv::{Access, Addr, Caps, Format, Gpa, Gva, Hpa, Pfn, Pte, PteFlags, Request};
 
 /// The machine's RAM.
@@ -31,24 +30,18 @@ pub struct Space {
     g: Option<(&'static Format, Pfn<Hpa>)>,
 }
 
-/// The format that the MODE field of `hgatp` selects.
-fn g_format(mode: u64) -> Option<&'static Format> {
-    [&SV39X4, &SV48X4, &SV57X4].into_iter().find(|format| u64::from(format.mode) == mode)
-}
-
 impl Space {
     /// What the roots say for V=0 or V=1 (below M mode); `None` if nothing is translated.
     #[must_use]
     pub fn new(is_virtual: bool, roots: Roots) -> Option<Self> {
-        use rv::csr::atp::{ID_SHIFT, MODE_SHIFT, PPN, Satp, VMID_BITS};
+        use rv::csr::atp::{Hgatp, Satp};
         let root = Satp::decode(if is_virtual { roots.vsatp } else { roots.satp });
         let first = root.table();
         let regime = if is_virtual { Regime::Two } else { Regime::One };
         let asid = root.asid.0;
         let (g, vmid) = if is_virtual {
-            // The two lowest bits of a G-stage root are zero: it is 16 KiB.
-            let g = g_format(roots.hgatp >> MODE_SHIFT).map(|format| (format, Pfn::new(roots.hgatp & PPN & !3)));
-            (g, (roots.hgatp >> ID_SHIFT & VMID_BITS) as u16)
+            let hgatp = Hgatp::decode(roots.hgatp);
+            (hgatp.table(), hgatp.vmid.0)
         } else {
             (None, 0)
         };

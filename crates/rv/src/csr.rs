@@ -138,6 +138,35 @@ pub mod atp {
             }
         }
     }
+
+    /// The fields of an `hgatp`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Hgatp {
+        /// MODE: 0 is Bare.
+        pub mode: u64,
+        /// The VMID.
+        pub vmid: Vmid,
+        /// The page number of the root, whose two lowest bits are 0 (norm:hgatp-ppn_op).
+        pub ppn: u64,
+    }
+
+    impl Hgatp {
+        /// Decodes a value of the register.
+        #[must_use]
+        pub const fn decode(value: u64) -> Self {
+            let vmid = Vmid((value >> ID_SHIFT & VMID_BITS) as u16);
+            Self { mode: value >> MODE_SHIFT, vmid, ppn: value & PPN & !3 }
+        }
+
+        /// The format and the root, or `None` for Bare and for reserved modes.
+        #[must_use]
+        pub const fn table<S: Space>(&self) -> Option<(&'static Format, Pfn<S>)> {
+            match Format::of_g_mode(self.mode) {
+                Some(format) => Some((format, Pfn::new(self.ppn))),
+                None => None,
+            }
+        }
+    }
 }
 
 /// `hcounteren` and its like: cycle, time and instret.

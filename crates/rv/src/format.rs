@@ -92,6 +92,17 @@ impl Format {
         }
     }
 
+    /// The G-stage format of an `hgatp` mode; `None` for Bare and for reserved modes.
+    #[must_use]
+    pub const fn of_g_mode(mode: u64) -> Option<&'static Format> {
+        match mode {
+            8 => Some(&SV39X4),
+            9 => Some(&SV48X4),
+            10 => Some(&SV57X4),
+            _ => None,
+        }
+    }
+
     /// The level of the root table.
     #[must_use]
     pub const fn root_level(&self) -> Level {

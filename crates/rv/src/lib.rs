@@ -18,6 +18,7 @@ pub mod mem;
 pub mod pte;
 pub mod request;
 pub mod step;
+pub mod system;
 pub mod trap;
 
 pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};

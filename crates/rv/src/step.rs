@@ -1,22 +1,14 @@
 //! Where a hart may go on after an instruction: what a debugger needs that has no other way to make one step.
 
+use crate::system::System;
+
 /// Most addresses that [`successors`] names.
 pub const MOST: usize = 2 + SEQUENCE;
 /// Instructions that an LR/SC sequence has at most (unprivileged specification, "Eventual Success of Store-Conditional Instructions").
 const SEQUENCE: usize = 16;
 
-/// `wfi`.
-pub const WFI: u32 = 0x1050_0073;
 /// `c.ebreak`.
 pub const C_EBREAK: u16 = 0x9002;
-const SRET: u32 = 0x1020_0073;
-const EBREAK: u32 = 0x0010_0073;
-
-/// Whether an instruction is `ebreak`, of either length.
-#[must_use]
-pub const fn is_ebreak(insn: u32) -> bool {
-    insn == EBREAK || insn as u16 == C_EBREAK
-}
 
 /// Bytes of an instruction.
 const fn length(insn: u32) -> u64 {
@@ -63,7 +55,7 @@ fn flow(insn: u32) -> Flow {
             Flow::Jump(extend(low | field(insn, 12, 8, 12) | field(insn, 31, 1, 20), 21))
         }
         (3, 0x67, _) => Flow::Indirect(field(insn, 15, 5, 0) as usize, extend(insn >> 20, 12)),
-        (3, ..) if insn == SRET => Flow::Return,
+        (3, 0x73, _) if System::decode(insn) == Some(System::Sret) => Flow::Return,
         (1, _, 5) => {
             let low = field(insn, 3, 3, 1) | field(insn, 11, 1, 4) | field(insn, 2, 1, 5) | field(insn, 7, 1, 6);
             let high = field(insn, 6, 1, 7) | field(insn, 9, 2, 8) | field(insn, 8, 1, 10) | field(insn, 12, 1, 11);
@@ -167,7 +159,7 @@ mod tests {
         assert_eq!(after(&[0xa009]), [0x1002]); // c.j 2
         assert_eq!(after(&[0xc119]), [0x1002, 0x1006]); // c.beqz a0, 6
         assert_eq!(after(&[0xfd7d]), [0xffe, 0x1002]); // c.bnez a0, -2
-        assert_eq!(after(&word(SRET)), [0x7000]);
+        assert_eq!(after(&word(0x1020_0073)), [0x7000]);
         assert_eq!(after(&[C_EBREAK]), [0x1002]);
         assert_eq!(after(&[]), []);
     }

@@ -17,6 +17,7 @@ use abi::control::debug::{Debug, MOST_BREAKS, MOST_READ, MOST_WRITE, Registers, 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use mmu::gstage::Ready;
+use rv::system::{System, number};
 use rv::{Access, Addr, Gpa, Mode, PAGE_BYTES, Request, step};
 
 /// A vCPU on this hart has come to an `ebreak`. If that is the debugger's, its VM stops, and the vCPU finds that when it is about to
@@ -283,7 +284,7 @@ fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
     if is_later.get() {
         return Err(Undone::Later);
     }
-    let is_wait = insn == Some(step::WFI);
+    let is_wait = insn.and_then(System::decode) == Some(System::Wfi);
     if is_wait || next == [now.pc] {
         // WFI may do nothing, and what jumps to itself has arrived.
         with(g, vm, vcpu, |run| run.context.skip(if is_wait { 4 } else { 0 }))?;
@@ -304,7 +305,7 @@ fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
     if count == 0 {
         return refuse("no instruction can follow: neither this one's successors nor its trap handler are mapped");
     }
-    let uses_sie = insn.is_some_and(|insn| insn & 0x7f == 0x73 && insn >> 12 & 7 != 0 && insn >> 20 == 0x104);
+    let uses_sie = insn.is_some_and(|insn| System::access_to(insn, number::SIE).is_some());
     {
         let mut state = vm.breaks.state.lock();
         state.stopped = None;

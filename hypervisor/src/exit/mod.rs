@@ -24,6 +24,7 @@ use crate::hart::env::Env;
 use crate::vm::vcpu::VcpuRun;
 use alloc::format;
 use memory::{access_fault, guest_page_fault, page_fault};
+use rv::system::System;
 use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
 
 /// Handles an exit of the vCPU loaded on this hart.
@@ -99,9 +100,6 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
 /// An instruction that Gnomon chose to trap, or one that only a hypervisor may execute; from guests in S
 /// mode, any that is illegal.
 fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
-    const WFI: u64 = 0x1050_0073;
-    // Zawrs: traps where WFI does, but in user mode as well.
-    const WRS_NTO: u64 = 0x00d0_0073;
     let exit = run.context.exit;
     // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
     let insn = match exit.tval {
@@ -113,13 +111,15 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
         insn => insn,
     };
     let from = env.privilege();
-    match (insn, from) {
-        (WFI, Mode::Supervisor) => {
+    let decoded = u32::try_from(insn).ok().and_then(System::decode);
+    match (decoded, from) {
+        (Some(System::Wfi), Mode::Supervisor) => {
             run.context.skip(4);
             run.shared.counters.wfis.bump();
             return Outcome::Wait;
         }
-        (WRS_NTO, _) => {
+        // Zawrs: traps where WFI does, but in user mode as well.
+        (Some(System::WrsNto), _) => {
             run.context.skip(4);
             run.shared.counters.wrs_ntos.bump();
             return Outcome::Yield;

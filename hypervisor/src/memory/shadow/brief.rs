@@ -9,6 +9,7 @@ use crate::memory::adaptive;
 use crate::vm::outcome::{Brief, Faulted, Kind, Known};
 use crate::vm::vcpu::VcpuRun;
 use mmu::shadow::{Answer, Upkeep};
+use rv::system::{is_fence_of_page, names_csr, number};
 use rv::{Access, Addr, BriefCauses, Exception, Mode};
 
 /// What a fault is by.
@@ -64,8 +65,8 @@ pub(crate) fn causes(others: BriefCauses, upkeep: Upkeep, offer: &Offer) -> Brie
 pub(crate) fn kind_of_instruction(run: &VcpuRun) -> Option<Kind> {
     let insn = run.context.exit.tval;
     match () {
-        () if roots::is_fence_of_page(insn) => Some(Kind::Fence),
-        () if roots::is_of_satp(insn) && roots::may_be_brief(run, insn) => Some(Kind::Satp),
+        () if is_fence_of_page(insn) => Some(Kind::Fence),
+        () if names_csr(insn, number::SATP) && roots::may_be_brief(run, insn) => Some(Kind::Satp),
         () => None,
     }
 }

@@ -15,6 +15,7 @@ use core::sync::atomic::Ordering;
 use mmu::gstage::Ready;
 use mmu::shadow::{GuestFence, Loaded, Paging, Root, Upkeep, Views};
 use rv::csr::atp::{self, Satp};
+use rv::system::{CsrInsn, FenceInsn, FenceKind, System, names_csr, number};
 use rv::{Addr, Asid, Context, Gva, Lane, LaneRoot, Mode};
 
 /// The paging that a guest's `satp` asks for, or `None` if that is not offered.
@@ -176,17 +177,6 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
 }
 
-/// `sfence.vma` and its like: all bits but those of rs1 and rs2 ...
-const FENCE_MASK: u64 = 0xfe00_7fff;
-/// ... are these.
-const SFENCE_VMA: u64 = 0x1200_0073;
-
-/// Whether it is `sfence.vma` with an address.
-pub(super) const fn is_fence_of_page(insn: u64) -> bool {
-    const RS1: u64 = 31 << 15;
-    insn & FENCE_MASK == SFENCE_VMA && insn & RS1 != 0
-}
-
 /// The address and the ASID that a fence names.
 #[inline(always)]
 pub(super) fn fenced(run: &VcpuRun, insn: u64) -> (Option<Addr<Gva>>, Option<Asid>) {
@@ -208,7 +198,7 @@ pub(super) fn count_fence(run: &VcpuRun, what: (Option<Addr<Gva>>, Option<Asid>)
     }
 }
 
-/// An instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is
+/// Emulates an instruction about translation that trapped in the mode `from`: an access to `satp`, or a fence. `None` if it is
 /// neither, or not for the guest's user mode.
 pub(crate) fn instruction<E: Env>(
     g: &Gnomon,
@@ -216,19 +206,16 @@ pub(crate) fn instruction<E: Env>(
     (insn, from): (u64, Mode),
     env: &mut E,
 ) -> Option<Outcome> {
-    const SINVAL_VMA: u64 = 0x1600_0073;
-    const SFENCE_W_INVAL: u64 = 0x1800_0073;
-    const SFENCE_INVAL_IR: u64 = 0x1810_0073;
     if from != Mode::Supervisor {
         return None;
     }
     let has_svinval = || g.offer.isa.has("svinval");
-    let outcome = match (insn, insn & FENCE_MASK) {
-        (_, SFENCE_VMA) => own_fence(g, run, insn, env),
-        (_, SINVAL_VMA) if has_svinval() => own_fence(g, run, insn, env),
+    let outcome = match System::decode(u32::try_from(insn).ok()?)? {
+        System::Fence(FenceInsn { kind: FenceKind::Sfence, .. }) => own_fence(g, run, insn, env),
+        System::Fence(FenceInsn { kind: FenceKind::Sinval, .. }) if has_svinval() => own_fence(g, run, insn, env),
         // Each SINVAL.VMA is a whole fence here.
-        (SFENCE_W_INVAL | SFENCE_INVAL_IR, _) if has_svinval() => Outcome::Resume,
-        _ if is_of_satp(insn) => return access_satp(g, run, insn, env),
+        System::SfenceWInval | System::SfenceInvalIr if has_svinval() => Outcome::Resume,
+        System::Csr(access) if access.csr == number::SATP => return access_satp(g, run, insn, env),
         _ => return None,
     };
     run.context.skip(4);
@@ -243,26 +230,13 @@ fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> O
     Outcome::Resume
 }
 
-/// Whether it is an instruction of SYSTEM that names `satp`.
-pub(super) const fn is_of_satp(insn: u64) -> bool {
-    insn & 0x7f == 0x73 && insn >> 20 == 0x180
-}
-
-/// CSRRW and its like on `satp`: the register that gets what the guest's is now, and what it is to be. `None` if it is no such
+/// CSRRW and its like on `satp`: the register that gets the guest's present value, and the new value. `None` if it is no such
 /// instruction.
+#[inline(always)]
 fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
-    let (rd, source, funct3) = ((insn >> 7 & 31) as u8, (insn >> 15 & 31) as usize, insn >> 12 & 7);
-    let operand = if funct3 & 4 != 0 { source as u64 } else { run.context.x[source] };
-    let old = run.bank.csrs.vsatp;
-    let new = match (funct3 & 3, source) {
-        (0, _) => return None,
-        (1, _) => operand,
-        // Without a source they only read.
-        (_, 0) => old,
-        (2, _) => old | operand,
-        _ => old & !operand,
-    };
-    Some((rd, new & !(run.asids_beyond << atp::ID_SHIFT)))
+    let access = CsrInsn::of(insn as u32)?;
+    let new = access.apply(run.bank.csrs.vsatp, &run.context.x);
+    Some((access.rd, new & !(run.asids_beyond << atp::ID_SHIFT)))
 }
 
 /// Does for an instruction that trapped in the mode `from` what hardware would, if it changes `satp` to a value that `is_wanted`: but for
@@ -274,7 +248,9 @@ pub(crate) fn writes_satp(
     is_wanted: impl FnOnce(&mut VcpuRun, u64) -> bool,
 ) -> bool {
     let old = run.bank.csrs.vsatp;
-    let Some((rd, new)) = (from == Mode::Supervisor && is_of_satp(insn)).then(|| written(run, insn)).flatten() else {
+    let Some((rd, new)) =
+        (from == Mode::Supervisor && names_csr(insn, number::SATP)).then(|| written(run, insn)).flatten()
+    else {
         return false;
     };
     if new == old || paging(&Satp::decode(new), &g.offer).is_none() || !is_wanted(run, new) {

@@ -1,0 +1,309 @@
+//! Instructions of the major opcode SYSTEM: calls, returns, waits, fences, accesses to guest memory, and accesses to CSRs.
+
+/// The numbers of CSRs that are looked for in instructions (privileged spec, "CSR Listing").
+pub mod number {
+    /// `satp`.
+    pub const SATP: u16 = 0x180;
+    /// `vsatp`.
+    pub const VSATP: u16 = 0x280;
+    /// `hgatp`.
+    pub const HGATP: u16 = 0x680;
+    /// `sie`.
+    pub const SIE: u16 = 0x104;
+    /// `stvec`.
+    pub const STVEC: u16 = 0x105;
+    /// `vstvec`.
+    pub const VSTVEC: u16 = 0x205;
+    /// `mtvec`.
+    pub const MTVEC: u16 = 0x305;
+    /// `sscratch`.
+    pub const SSCRATCH: u16 = 0x140;
+    /// `mscratch`.
+    pub const MSCRATCH: u16 = 0x340;
+}
+
+/// An instruction of the opcode SYSTEM.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum System {
+    /// `ecall`.
+    Ecall,
+    /// `ebreak`.
+    Ebreak,
+    /// `sret`.
+    Sret,
+    /// `mret`.
+    Mret,
+    /// `wfi`.
+    Wfi,
+    /// `wrs.nto` (Zawrs): waits without a bound.
+    WrsNto,
+    /// `wrs.sto` (Zawrs): waits for a short time.
+    WrsSto,
+    /// `sfence.w.inval` (Svinval).
+    SfenceWInval,
+    /// `sfence.inval.ir` (Svinval).
+    SfenceInvalIr,
+    /// A fence of translations.
+    Fence(FenceInsn),
+    /// `hlv` or `hlvx`.
+    GuestLoad,
+    /// `hsv`.
+    GuestStore,
+    /// An access to a CSR.
+    Csr(CsrInsn),
+}
+
+/// Which fence of translations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FenceKind {
+    /// `sfence.vma`.
+    Sfence,
+    /// `sinval.vma`.
+    Sinval,
+    /// `hfence.vvma`.
+    HfenceVvma,
+    /// `hinval.vvma`.
+    HinvalVvma,
+    /// `hfence.gvma`.
+    HfenceGvma,
+    /// `hinval.gvma`.
+    HinvalGvma,
+}
+
+impl FenceKind {
+    /// All, in the order of their discriminants.
+    pub const ALL: [Self; 6] =
+        [Self::Sfence, Self::Sinval, Self::HfenceVvma, Self::HinvalVvma, Self::HfenceGvma, Self::HinvalGvma];
+
+    /// The mnemonic.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sfence => "sfence.vma",
+            Self::Sinval => "sinval.vma",
+            Self::HfenceVvma => "hfence.vvma",
+            Self::HinvalVvma => "hinval.vvma",
+            Self::HfenceGvma => "hfence.gvma",
+            Self::HinvalGvma => "hinval.gvma",
+        }
+    }
+}
+
+/// A fence of translations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FenceInsn {
+    /// Which.
+    pub kind: FenceKind,
+    /// The register with the address, 0 for all addresses.
+    pub rs1: u8,
+    /// The register with the ASID or VMID, 0 for all of them.
+    pub rs2: u8,
+}
+
+/// An access to a CSR: CSRRW, CSRRS, CSRRC, and their immediate forms.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CsrInsn {
+    /// The CSR's number.
+    pub csr: u16,
+    /// The register for the old value.
+    pub rd: u8,
+    /// The register that is the operand, or the operand.
+    pub rs1: u8,
+    /// `rs1` is the operand.
+    pub is_immediate: bool,
+    /// What becomes of the operand.
+    pub op: CsrOp,
+}
+
+/// What an access to a CSR does with its operand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CsrOp {
+    /// CSRRW: writes it.
+    Write,
+    /// CSRRS: sets its bits.
+    Set,
+    /// CSRRC: clears its bits.
+    Clear,
+}
+
+const OPCODE: u32 = 0x73;
+
+impl System {
+    /// Decodes an instruction. `None` if it is not of this opcode, or reserved.
+    #[must_use]
+    pub const fn decode(insn: u32) -> Option<Self> {
+        if insn & 0x7f != OPCODE {
+            return None;
+        }
+        let (rd, rs1, rs2) = ((insn >> 7 & 31) as u8, (insn >> 15 & 31) as u8, (insn >> 20 & 31) as u8);
+        let (funct3, funct7) = (insn >> 12 & 7, insn >> 25);
+        match funct3 {
+            0 => {
+                let kind = match (insn, funct7) {
+                    (0x0000_0073, _) => return Some(Self::Ecall),
+                    (0x0010_0073, _) => return Some(Self::Ebreak),
+                    (0x1020_0073, _) => return Some(Self::Sret),
+                    (0x3020_0073, _) => return Some(Self::Mret),
+                    (0x1050_0073, _) => return Some(Self::Wfi),
+                    (0x00d0_0073, _) => return Some(Self::WrsNto),
+                    (0x01d0_0073, _) => return Some(Self::WrsSto),
+                    (0x1800_0073, _) => return Some(Self::SfenceWInval),
+                    (0x1810_0073, _) => return Some(Self::SfenceInvalIr),
+                    (_, 0x09) => FenceKind::Sfence,
+                    (_, 0x0b) => FenceKind::Sinval,
+                    (_, 0x11) => FenceKind::HfenceVvma,
+                    (_, 0x13) => FenceKind::HinvalVvma,
+                    (_, 0x31) => FenceKind::HfenceGvma,
+                    (_, 0x33) => FenceKind::HinvalGvma,
+                    _ => return None,
+                };
+                if rd == 0 { Some(Self::Fence(FenceInsn { kind, rs1, rs2 })) } else { None }
+            }
+            4 if funct7 & 1 == 0 => Some(Self::GuestLoad),
+            4 => Some(Self::GuestStore),
+            _ => match CsrInsn::of(insn) {
+                Some(access) => Some(Self::Csr(access)),
+                None => None,
+            },
+        }
+    }
+
+    /// The access to the CSR `csr`, if the instruction is one.
+    #[must_use]
+    pub const fn access_to(insn: u32, csr: u16) -> Option<CsrInsn> {
+        match Self::decode(insn) {
+            Some(Self::Csr(access)) if access.csr == csr => Some(access),
+            _ => None,
+        }
+    }
+}
+
+impl CsrInsn {
+    /// Decodes an instruction of this opcode. `None` if it is no access to a CSR.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(insn: u32) -> Option<Self> {
+        let op = match insn >> 12 & 3 {
+            0 => return None,
+            1 => CsrOp::Write,
+            2 => CsrOp::Set,
+            _ => CsrOp::Clear,
+        };
+        let (rd, rs1) = ((insn >> 7 & 31) as u8, (insn >> 15 & 31) as u8);
+        Some(Self { csr: (insn >> 20) as u16, rd, rs1, is_immediate: insn >> 14 & 1 != 0, op })
+    }
+
+    /// Whether it writes. CSRRS and CSRRC with the operand x0 or 0 read only.
+    #[must_use]
+    pub const fn writes(&self) -> bool {
+        matches!(self.op, CsrOp::Write) || self.rs1 != 0
+    }
+
+    /// The value that the CSR gets, which holds `old`, on a hart with the integer registers `x`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn apply(&self, old: u64, x: &[u64; 32]) -> u64 {
+        let operand = if self.is_immediate { self.rs1 as u64 } else { x[self.rs1 as usize] };
+        match self.op {
+            CsrOp::Write => operand,
+            CsrOp::Set => old | operand,
+            CsrOp::Clear => old & !operand,
+        }
+    }
+}
+
+/// Whether an instruction is `sfence.vma` with an address: a part of [`System::decode`], at a small part of its cost.
+#[inline(always)]
+#[must_use]
+pub const fn is_fence_of_page(insn: u64) -> bool {
+    /// All bits but those of rs1 and rs2.
+    const MASK: u64 = 0xfe00_7fff;
+    const RS1: u64 = 31 << 15;
+    insn & MASK == 0x1200_0073 && insn & RS1 != 0
+}
+
+/// Whether an instruction of this opcode names the CSR `csr`: a part of [`System::decode`], at a small part of its cost. If its `funct3`
+/// is 0 or 4, it is no access to a CSR.
+#[inline(always)]
+#[must_use]
+pub const fn names_csr(insn: u64, csr: u16) -> bool {
+    insn & 0x7f == OPCODE as u64 && insn >> 20 == csr as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Encodings from `llvm-mc -triple=riscv64 -mattr=+h,+svinval,+zawrs -show-encoding`.
+    #[test]
+    fn encodings() {
+        let fence = |kind, rs1, rs2| System::Fence(FenceInsn { kind, rs1, rs2 });
+        let csr = |csr, rd, rs1, is_immediate, op| System::Csr(CsrInsn { csr, rd, rs1, is_immediate, op });
+        for (insn, expected) in [
+            (0x0000_0073, System::Ecall),
+            (0x0010_0073, System::Ebreak),
+            (0x1020_0073, System::Sret),
+            (0x3020_0073, System::Mret),
+            (0x1050_0073, System::Wfi),
+            (0x00d0_0073, System::WrsNto),
+            (0x01d0_0073, System::WrsSto),
+            (0x1800_0073, System::SfenceWInval),
+            (0x1810_0073, System::SfenceInvalIr),
+            (0x1200_0073, fence(FenceKind::Sfence, 0, 0)),
+            (0x12b5_0073, fence(FenceKind::Sfence, 10, 11)),
+            (0x16b5_0073, fence(FenceKind::Sinval, 10, 11)),
+            (0x22b5_0073, fence(FenceKind::HfenceVvma, 10, 11)),
+            (0x26b5_0073, fence(FenceKind::HinvalVvma, 10, 11)),
+            (0x62b5_0073, fence(FenceKind::HfenceGvma, 10, 11)),
+            (0x66b5_0073, fence(FenceKind::HinvalGvma, 10, 11)),
+            (0x6c05_4573, System::GuestLoad),
+            (0x6eb5_4073, System::GuestStore),
+            (0x1805_1073, csr(number::SATP, 0, 10, false, CsrOp::Write)),
+            (0x1800_2573, csr(number::SATP, 10, 0, false, CsrOp::Set)),
+            (0x6805_3573, csr(number::HGATP, 10, 10, false, CsrOp::Clear)),
+            (0x1050_d073, csr(number::STVEC, 0, 1, true, CsrOp::Write)),
+        ] {
+            assert_eq!(System::decode(insn), Some(expected), "{insn:#x}");
+        }
+        // Another opcode; a fence with rd; a reserved one.
+        for insn in [0x1200_0033, 0x1200_00f3, 0x7e00_0073] {
+            assert_eq!(System::decode(insn), None, "{insn:#x}");
+        }
+    }
+
+    #[test]
+    fn the_short_questions_have_the_long_ones_answers() {
+        let mut seed = 1_u32;
+        for _ in 0..100_000 {
+            seed ^= seed << 13;
+            seed ^= seed >> 17;
+            seed ^= seed << 5;
+            // Mostly SYSTEM, often `satp` and fences.
+            let insn = match seed % 4 {
+                0 => seed & !0x7f | OPCODE,
+                1 => seed & 0xf_ff80 | 0x1800_0000 | OPCODE,
+                2 => seed & 0x01ff_8000 | 0x1200_0000 | OPCODE,
+                _ => seed,
+            };
+            let decoded = System::decode(insn);
+            let is_fence = matches!(decoded, Some(System::Fence(FenceInsn { kind: FenceKind::Sfence, rs1: 1.., .. })));
+            assert_eq!(is_fence_of_page(insn.into()), is_fence, "{insn:#x}");
+            let is_access = System::access_to(insn, number::SATP).is_some();
+            assert_eq!(names_csr(insn.into(), number::SATP) && insn >> 12 & 3 != 0, is_access, "{insn:#x}");
+        }
+    }
+
+    #[test]
+    fn accesses_write_what_the_manual_says() {
+        let mut x = [0; 32];
+        x[10] = 0b0110;
+        let access = |insn| System::access_to(insn, number::SATP).unwrap();
+        let new = |insn| access(insn).apply(0b0011, &x);
+        assert_eq!(new(0x1805_1073), 0b0110); // csrw satp, a0
+        assert_eq!(new(0x1805_2073), 0b0111); // csrs satp, a0
+        assert_eq!(new(0x1805_3073), 0b0001); // csrc satp, a0
+        assert_eq!(new(0x1805_5073), 10); // csrwi satp, 10
+        assert!(access(0x1800_1073).writes() && access(0x1805_2073).writes());
+        assert!(!access(0x1800_2573).writes() && !access(0x1800_7573).writes());
+    }
+}
