@@ -8,6 +8,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::life::lifecycle;
 use crate::life::undone::{Done, Undone, answer, refuse};
+use crate::supervisor_csrs;
 use crate::vm::breaks::{Break, State};
 use crate::vm::fetch::{Astray, guest_physical};
 use crate::vm::vcpu::{VcpuRun, request};
@@ -172,20 +173,18 @@ fn with<T>(g: &Gnomon, vm: &Vm, vcpu: u32, act: impl FnOnce(&mut VcpuRun) -> T) 
 }
 
 fn registers(run: &VcpuRun) -> Registers {
-    let csrs = &run.bank.csrs;
-    Registers {
-        x: run.context.x,
-        pc: run.context.pc,
-        is_supervisor: run.bank.mode == Mode::Supervisor,
-        sstatus: csrs.vsstatus,
-        sie: csrs.vsie,
-        stvec: csrs.vstvec,
-        sscratch: csrs.vsscratch,
-        sepc: csrs.vsepc,
-        scause: csrs.vscause,
-        stval: csrs.vstval,
-        satp: run.satp(),
+    macro_rules! registers {
+        ($run:ident [$($own:ident $name:ident),*]) => {
+            Registers {
+                x: $run.context.x,
+                pc: $run.context.pc,
+                is_supervisor: $run.bank.mode == Mode::Supervisor,
+                satp: $run.satp(),
+                $($name: $run.bank.csrs.$own),*
+            }
+        };
     }
+    supervisor_csrs!(registers! { run })
 }
 
 fn satp(g: &Gnomon, vm: &Vm, vcpu: u32) -> Done<u64> {

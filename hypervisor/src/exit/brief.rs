@@ -8,6 +8,7 @@ use super::mmio;
 use crate::exit::sbi;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::shadow::brief as shadow;
 use crate::vm::outcome::{Brief, Kind, Known, Outcome};
 use crate::vm::vcpu::VcpuRun;
 use rv::{Exception, Mode, PhysMem};
@@ -37,7 +38,7 @@ pub fn kind_of(run: &VcpuRun, cause: u64) -> Option<Kind> {
 #[inline(always)]
 #[must_use]
 pub fn kind_of_instruction(run: &VcpuRun) -> Option<Kind> {
-    if run.is_nested { None } else { run.vm.translation.kind_of_instruction(run) }
+    if run.is_nested { None } else { shadow::kind_of_instruction(run) }
 }
 
 /// Handles an exit of that kind, if it is a brief one. It changes no other integer registers of the guest's than `pc` and those that a
@@ -48,7 +49,7 @@ pub fn handle_brief<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mut
         Kind::Timer => sbi::set_timer_briefly(g, run, env),
         Kind::Ipi => sbi::send_ipi_briefly(g, run, env),
         Kind::Base => sbi::call_base_briefly(run),
-        Kind::Fault | Kind::Fence | Kind::Satp => run.vm.translation.handle_brief(kind, g, run, env),
+        Kind::Fault | Kind::Fence | Kind::Satp => shadow::handle(kind, g, run, env),
     }
 }
 

@@ -18,17 +18,17 @@ use crate::life::snapshot;
 use crate::life::undone::{Done, Undone, answer, refuse};
 use crate::vm::Vm;
 use crate::vm::savings::Saving;
-use crate::vm::vcpu::{VcpuRun, hsm, request};
+use crate::vm::vcpu::VcpuRun;
 use abi::bundle::GUEST_RAM_BASE;
 use abi::control::Answer;
 use abi::control::save::{self, MOST_PAGES, MOST_STATE, NOT_YET, Pages, Save};
 use abi::snapshot::bytes::Bytes;
-use abi::snapshot::{Csrs, MOST_STATE_BYTES, NEVER, Placed, State, Told, VcpuState};
+use abi::snapshot::{MOST_STATE_BYTES, Placed, State, Told};
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::gstage::{Object, Ready};
-use rv::{Addr, Gpa, Interrupt, Mode, PAGE_BYTES, Pfn, PhysMem};
+use rv::{Addr, Gpa, PAGE_BYTES, Pfn, PhysMem};
 
 /// Does what is asked for.
 pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answer {
@@ -111,7 +111,7 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
         let all = tenant.paused.iter().flatten().chain(tenant.parked.values());
         let mut all: Vec<&VcpuRun> = all.map(|run| &**run).collect();
         all.sort_by_key(|run| run.shared.id);
-        all.into_iter().map(|run| vcpu(run, time)).collect()
+        all.into_iter().map(|run| run.save(time)).collect()
     });
     let events = vm.events.lock().save();
     let state = State { told, vcpus: vcpus.unwrap_or_default(), events, plic, devices }.encode();
@@ -147,56 +147,6 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
         has_rng: devices.find::<Mmio<Rng>>().is_some(),
         has_virtio_console: config.virtio_console,
         ports: config.ports.clone(),
-    }
-}
-
-/// A vCPU that is on no hart, at guest time `time`.
-fn vcpu(run: &VcpuRun, time: u64) -> VcpuState {
-    if run.shared.hsm.load(Ordering::SeqCst) == hsm::STOPPED {
-        // What is left in its registers is nothing of the guest's.
-        return VcpuState {
-            timer: NEVER,
-            v: Bytes(alloc::vec![0; run.bank.vector.bytes.len()]),
-            ..VcpuState::default()
-        };
-    }
-    let (csrs, posted) = (&run.bank.csrs, run.shared.posted.load(Ordering::SeqCst));
-    let zero = run.vm.time_zero.load(Ordering::Relaxed);
-    let is_due = csrs.hvip & Interrupt::VsTimer.bit() != 0 || posted & request::TIMER != 0;
-    // One of the two is not in use, and says never.
-    let deadline = if run.deadline == NEVER { NEVER } else { run.deadline.wrapping_sub(zero) };
-    let timer = deadline.min(csrs.vstimecmp);
-    VcpuState {
-        is_started: true,
-        is_supervisor: run.bank.mode == Mode::Supervisor,
-        x: run.context.x,
-        pc: run.context.pc,
-        f: run.bank.float.f,
-        fcsr: run.bank.float.fcsr,
-        v: Bytes(run.bank.vector.bytes.clone()),
-        vector: [
-            run.bank.vector.csrs.vstart,
-            run.bank.vector.csrs.vl,
-            run.bank.vector.csrs.vtype,
-            run.bank.vector.csrs.vcsr,
-        ],
-        csrs: Csrs {
-            sstatus: csrs.vsstatus,
-            sie: csrs.vsie,
-            stvec: csrs.vstvec,
-            sscratch: csrs.vsscratch,
-            sepc: csrs.vsepc,
-            scause: csrs.vscause,
-            stval: csrs.vstval,
-            satp: run.satp(),
-            scounteren: csrs.scounteren,
-            senvcfg: csrs.senvcfg,
-        },
-        is_software_pending: csrs.hvip & Interrupt::VsSoft.bit() != 0 || posted & request::SOFTWARE != 0,
-        timer: if is_due { timer.min(time) } else { timer },
-        delegates_misaligned: run.features.delegates_misaligned,
-        is_locked: run.features.is_locked,
-        root_cache: run.root_cache.as_ref().map(|cache| cache.save()),
     }
 }
 

@@ -7,7 +7,7 @@ mod paging;
 mod promote;
 pub mod reach;
 pub(crate) mod root_cache;
-mod shadow;
+pub(crate) mod shadow;
 pub mod shootdown;
 pub mod translation;
 mod two_stage;

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`is_tagged`](Translation::is_tagged), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`kind_of_instruction`](Translation::kind_of_instruction), [`handle_brief`](Translation::handle_brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
@@ -21,7 +21,7 @@ use crate::memory::{adaptive, coalescing, shadow, two_stage};
 use crate::pager::Portion;
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::chores::Remains;
-use crate::vm::outcome::{Brief, Faulted, Kind, Known, Outcome};
+use crate::vm::outcome::{Faulted, Known, Outcome};
 use crate::vm::vcpu::{Adapts, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
@@ -314,21 +314,7 @@ impl Translation {
         }
     }
 
-    /// What an instruction that trapped is about, if it is brief on shadow tables. `None` if not.
-    #[inline(always)]
-    #[must_use]
-    pub fn kind_of_instruction(self, run: &VcpuRun) -> Option<Kind> {
-        shadow::brief::kind_of_instruction(run)
-    }
-
-    /// Handles an exit of such a kind, if it is a brief one.
-    #[inline(always)]
-    pub fn handle_brief<E: Env>(self, kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
-        debug_assert!(self != TwoStage);
-        shadow::brief::handle(kind, g, run, env)
-    }
-
-    /// A fault that [`Translation::handle_brief`] has found to be none that is brief.
+    /// A fault that [`shadow::brief::handle`] has found to be none that is brief.
     pub fn known_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
         match self {
             TwoStage => unreachable!("no fault behind a G-stage alone is looked at before"),

@@ -4,23 +4,24 @@
 //! next. The hart owns the vCPU it runs by holding its box.
 
 mod brief;
+mod due;
 mod env;
 mod external;
 mod load;
 mod probed;
 mod serve;
+mod tags;
 
 use crate::drivers::PlicContext;
-use crate::guest::{GuestHart, HOLE_VMID};
+use crate::guest::GuestHart;
 use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
-use abi::bundle::MAX_VMS;
 use abi::record::{EndReason, Record};
 use abi::tunable::Id;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
+use due::{Due, Ticks};
 use hypervisor::backend::disks::Port;
 use hypervisor::backend::shares;
 use hypervisor::control;
@@ -40,28 +41,8 @@ use hypervisor::vm::outcome::Outcome;
 use hypervisor::vm::vcpu::{NOWHERE, VcpuRun, request};
 use metal::ram::Ram;
 use metal::{fence, world};
-use mmu::globals::Globals;
-use mmu::ids::{Group, Ids};
 use rv::{Context, Mode};
-
-/// What a hart remembers of the VM that has a slot, or that it saw there last. An entry finds it by a shift.
-#[repr(align(64))]
-#[derive(Clone, Copy, Debug)]
-struct View {
-    /// Its number; `u64::MAX` if none was seen there.
-    vm: u64,
-    /// Its vCPUs' VMIDs on this hart.
-    vmids: Group,
-    /// The TLB generation that this hart has fenced for.
-    fenced: u64,
-}
-
-impl View {
-    /// A VM that has not been on this hart.
-    const fn of(vm: u64, generation: u64) -> Self {
-        Self { vm, vmids: Group::new(), fenced: generation }
-    }
-}
+use tags::{Tags, View};
 
 /// How another hart is reached.
 #[derive(Clone, Copy, Debug)]
@@ -112,35 +93,14 @@ pub struct Hart {
     devices: &'static [(u32, Interrupts)],
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
-    vmids: Ids,
-    /// By slot.
-    views: Vec<View>,
-    /// Of shadow roots: each vCPU has its own.
-    asids: Ids,
-    /// Bits of ASIDs that its registers have.
-    asid_bits: u32,
-    /// Global translations by shadow tables.
-    globals: Globals,
+    tags: Tags,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(u64, u32)>,
     /// Whether slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
     traps_wfi: bool,
     /// Whether the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
     spins: bool,
-    /// Host time at which the running vCPU's slice ends.
-    slice_end: u64,
-    /// The earliest time that a vCPU which waits needs this hart.
-    waiters: u64,
-    /// When it looks after the serial port, for output that was left, and after guests' devices next; and after chores.
-    serial_due: u64,
-    /// When it does a portion of a chore next, if it has something else to do.
-    chores_due: u64,
-    /// That is soon.
-    serial_is_soon: bool,
-    /// The guests whose devices it looks after then, by bit.
-    serial_guests: u64,
-    /// What Gnomon's timer is set to.
-    armed: u64,
+    due: Due,
     ticks: Ticks,
     /// Whether an exit has shown that guests do run where they should.
     is_proven: bool,
@@ -159,29 +119,6 @@ enum Leaves {
     ForPause,
 }
 
-/// Durations in ticks of the timebase.
-#[derive(Clone, Copy, Debug)]
-struct Ticks {
-    slice: u64,
-    watch: u64,
-    least_run: u64,
-    behind: u64,
-    serial: u64,
-    chores: u64,
-}
-
-/// How much of VM time a vCPU gets before another one, in milliseconds.
-const SLICE_MS: u64 = 10;
-/// How long a vCPU may run without any exit before it is looked at, in milliseconds.
-const WATCH_MS: u64 = 1000;
-/// How long it runs at least between two looks, in milliseconds: less than a slice.
-const LEAST_RUN_MS: u64 = 2;
-/// How far behind those that can make progress a vCPU gets in line when it waits for a store, in parts of a millisecond.
-const BEHIND_PER_MS: u64 = 5;
-/// How often a hart goes on with output that is left, in times per millisecond.
-const SERIAL_PER_MS: u64 = 10;
-/// How often a hart that has something else to do does a portion of a chore, in milliseconds.
-const CHORES_MS: u64 = 1;
 /// A fence over more pages than this becomes one for the whole address space.
 const FENCE_PAGES: u64 = 64;
 
@@ -231,30 +168,12 @@ impl Hart {
             devices: start.devices,
             stack_end: pen::stack_end(start.index),
             current: None,
-            // The others are those of guests on shadow tables.
-            vmids: Ids::new(HOLE_VMID.0 + 1, vmid_bits),
-            asids: Ids::new(1, start.asid_bits.min(id_bits)),
-            asid_bits: start.asid_bits,
-            globals: Globals::new(),
-            views: alloc::vec![View::of(u64::MAX, 0); MAX_VMS],
+            tags: Tags::new(vmid_bits, start.asid_bits, id_bits),
             registers_of: None,
             traps_wfi: false,
             spins: false,
-            slice_end: u64::MAX,
-            waiters: u64::MAX,
-            serial_due: u64::MAX,
-            chores_due: u64::MAX,
-            serial_is_soon: false,
-            serial_guests: 0,
-            armed: u64::MAX,
-            ticks: Ticks {
-                slice: SLICE_MS * per_ms,
-                watch: WATCH_MS * per_ms,
-                least_run: LEAST_RUN_MS * per_ms,
-                behind: per_ms / BEHIND_PER_MS,
-                serial: per_ms / SERIAL_PER_MS,
-                chores: CHORES_MS * per_ms,
-            },
+            due: Due::NOTHING,
+            ticks: Ticks::new(per_ms),
             is_proven: false,
             is_plain: false,
             exit: None,
@@ -310,7 +229,7 @@ impl Hart {
             }
             self.g.rest(self, |hart| {
                 shared.counters.idles.bump();
-                hart.arm(hart.waiters.min(hart.serial_due));
+                hart.arm(hart.due.waiters.min(hart.due.serial));
                 hart.turns(Doing::Idle);
                 metal::wait_for_interrupt();
                 hart.turns(Doing::Host);
@@ -325,7 +244,7 @@ impl Hart {
 
     /// Makes those vCPUs ready that waited for a time which has come.
     fn expire(&mut self, now: u64) {
-        self.waiters = self.g.sched.expire(self.index, now, |run| {
+        self.due.waiters = self.g.sched.expire(self.index, now, |run| {
             if run.deadline <= now {
                 run.shared.posted.fetch_or(request::TIMER, Ordering::SeqCst);
             }
@@ -353,8 +272,8 @@ impl Hart {
     }
 
     fn arm(&mut self, deadline: u64) {
-        if deadline != self.armed {
-            self.armed = deadline;
+        if deadline != self.due.armed {
+            self.due.armed = deadline;
             self.seat.set_timer(deadline);
         }
     }
@@ -377,8 +296,8 @@ impl Hart {
                 return None;
             }
             let vm = run.vm.slot();
-            if let Some(generation) = shootdown::behind(&run.vm, self.index, self.views[vm].fenced) {
-                self.views[vm].fenced = generation;
+            if let Some(generation) = shootdown::behind(&run.vm, self.index, self.tags.views[vm].fenced) {
+                self.tags.views[vm].fenced = generation;
                 self.shared.counters.fences.bump();
                 run.vm.translation.catch_up(&run.vm, self);
                 // What the table now leads to may hold code that another hart copied there.
@@ -392,7 +311,7 @@ impl Hart {
     #[inline(always)]
     fn announce(&mut self, run: &VcpuRun) -> bool {
         let slot = run.vm.slot();
-        self.shared.announce(slot, || run.may_enter(|| self.views[slot].fenced))
+        self.shared.announce(slot, || run.may_enter(|| self.tags.views[slot].fenced))
     }
 
     /// The last step of an entry that is announced.
@@ -406,8 +325,8 @@ impl Hart {
     /// Sets Gnomon's timer for what comes first while that vCPU runs.
     #[inline(always)]
     fn arm_for(&mut self, run: &VcpuRun) {
-        let slice_end = if self.traps_wfi { self.slice_end } else { u64::MAX };
-        self.arm(slice_end.min(run.watch.due()).min(self.waiters).min(run.deadline).min(self.serial_due));
+        let slice_end = if self.traps_wfi { self.due.slice_end } else { u64::MAX };
+        self.arm(slice_end.min(run.watch.due()).min(self.due.waiters).min(run.deadline).min(self.due.serial));
     }
 
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
@@ -453,7 +372,7 @@ impl Hart {
         match outcome {
             Outcome::Resume => {}
             Outcome::Timer => {
-                self.armed = 0; // it has fired: whatever comes next is set anew
+                self.due.armed = 0; // it has fired: whatever comes next is set anew
                 return self.tick(run);
             }
             Outcome::Kicked => {
@@ -512,14 +431,14 @@ impl Hart {
             return Some(run);
         }
         self.look_after(now);
-        if self.waiters <= now {
+        if self.due.waiters <= now {
             self.expire(now);
             self.g.rouse(NOWHERE, self);
         }
-        if !self.traps_wfi || now < self.slice_end {
+        if !self.traps_wfi || now < self.due.slice_end {
             return Some(run);
         }
-        self.slice_end = now + self.ticks.slice;
+        self.due.slice_end = now + self.ticks.slice;
         if !self.g.sched.has_ready() {
             return Some(run);
         }
@@ -539,17 +458,17 @@ impl Hart {
     /// Goes on with output that was left, with guests' devices, and with chores, if it is time. Those that are early ask again.
     fn look_after(&mut self, now: u64) {
         // Of what is left by a hart that had no time to look again, some hart hears at its timer.
-        if self.serial_due <= now || self.g.console.is_dirty() {
-            (self.serial_due, self.serial_is_soon) = (u64::MAX, false);
-            let guests = core::mem::take(&mut self.serial_guests);
+        if self.due.serial <= now || self.g.console.is_dirty() {
+            (self.due.serial, self.due.serial_is_soon) = (u64::MAX, false);
+            let guests = core::mem::take(&mut self.due.serial_guests);
             serial::go_on(self.g, guests, self);
             control::go_on(self.g, self);
-            if self.chores_due <= now {
-                self.chores_due = u64::MAX;
+            if self.due.chores <= now {
+                self.due.chores = u64::MAX;
                 lifecycle::go_on(self.g, self);
                 hypervisor::life::idle::page(self.g, self);
             }
-            self.serial_due = self.serial_due.min(self.chores_due);
+            self.due.serial = self.due.serial.min(self.due.chores);
         }
     }
 

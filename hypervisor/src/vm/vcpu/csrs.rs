@@ -49,3 +49,18 @@ pub struct VsTrapRegs {
     /// `vstval`.
     pub vstval: u64,
 }
+
+/// The list of the CSRs that a trap to supervisor mode is about, by their names in [`VsCsrs`] and in the privileged spec. Everything
+/// that saves or restores them all (a change of vCPUs, a snapshot, the debugger) does so by this list: the macro `$each` gets its other
+/// arguments first, then the list.
+#[macro_export]
+macro_rules! supervisor_csrs {
+    ($each:ident! { $($args:tt)* }) => {
+        $each! {
+            $($args)*
+            [
+                vsstatus sstatus, vsie sie, vstvec stvec, vsscratch sscratch, vsepc sepc, vscause scause, vstval stval
+            ]
+        }
+    };
+}

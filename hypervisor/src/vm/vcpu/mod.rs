@@ -6,6 +6,7 @@ mod features;
 mod looks;
 mod root_cache;
 mod run;
+mod saved;
 mod shared;
 mod unexplained;
 mod watch;

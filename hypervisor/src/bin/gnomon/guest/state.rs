@@ -5,12 +5,23 @@ use super::bank::with_bank;
 use super::{GuestHart, S_INTERRUPTS};
 use crate::seat::Seat;
 use hypervisor::device::offer::{GuestMode, GuestTimer, Offer};
+use hypervisor::supervisor_csrs;
 use hypervisor::vm::vcpu::{VcpuRun, VsCsrs};
 use metal::{csr, float, vector};
 use rv::csr::status;
 
 const CLEAN: u64 = 2 << status::FS_SHIFT | 2 << status::VS_SHIFT;
 const ON: u64 = status::FS | status::VS;
+
+/// Writes all CSRs of a list to the bank.
+macro_rules! write {
+    ($bank:ident $csrs:ident [$($own:ident $name:ident),*]) => { $($bank::$name::write($csrs.$own);)* };
+}
+
+/// Reads all CSRs of a list from the bank.
+macro_rules! read {
+    ($bank:ident $csrs:ident [$($own:ident $name:ident),*]) => { $($csrs.$own = $bank::$name::read();)* };
+}
 
 impl GuestHart {
     /// Loads the CSRs but for the root, which whoever sets the translation loads.
@@ -22,13 +33,7 @@ impl GuestHart {
         // `senvcfg` govern U mode, where Gnomon never is.
         unsafe {
             with_bank!(self.mode, |bank| {
-                bank::sstatus::write(csrs.vsstatus);
-                bank::sie::write(csrs.vsie);
-                bank::stvec::write(csrs.vstvec);
-                bank::sscratch::write(csrs.vsscratch);
-                bank::sepc::write(csrs.vsepc);
-                bank::scause::write(csrs.vscause);
-                bank::stval::write(csrs.vstval);
+                supervisor_csrs!(write! { bank csrs });
             });
             match self.mode {
                 GuestMode::Virtual => csr::hvip::write(csrs.hvip),
@@ -87,13 +92,7 @@ impl GuestHart {
     /// Saves what [`GuestHart::load_csrs`] loads.
     pub fn save_csrs(&self, csrs: &mut VsCsrs, offer: &Offer) {
         with_bank!(self.mode, |bank| {
-            csrs.vsstatus = bank::sstatus::read();
-            csrs.vsie = bank::sie::read();
-            csrs.vstvec = bank::stvec::read();
-            csrs.vsscratch = bank::sscratch::read();
-            csrs.vsepc = bank::sepc::read();
-            csrs.vscause = bank::scause::read();
-            csrs.vstval = bank::stval::read();
+            supervisor_csrs!(read! { bank csrs });
             if offer.timer == GuestTimer::Sstc {
                 csrs.vstimecmp = bank::stimecmp::read();
             }

@@ -84,7 +84,7 @@ impl Env for Hart {
     fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>) {
         // What it has left in this TLB it may find again if it did its fences here.
         let stays = run.last_hart == self.index;
-        let acquired = self.views[run.vm.slot()].vmids.come(&mut run.vmid, stays, &mut self.vmids);
+        let acquired = self.tags.views[run.vm.slot()].vmids.come(&mut run.vmid, stays, &mut self.tags.vmids);
         self.guest.set_two_stage(atp::hgatp(self.g.offer.g_format, Vmid(run.vmid.id()), table));
         self.guest.set_svadu(run.vm.config.svadu);
         if acquired == Acquired::RolledOver {
@@ -103,7 +103,7 @@ impl Env for Hart {
     fn load_shadow(&mut self, run: &VcpuRun, steered: bool) {
         self.guest.set_one_stage(steered);
         let stays = run.last_hart == self.index;
-        if self.globals.come((run.vm.handle.number, run.shared.id), stays) {
+        if self.tags.globals.come((run.vm.handle.number, run.shared.id), stays) {
             self.guest.fence_shadows();
         }
         if !stays {
@@ -117,11 +117,11 @@ impl Env for Hart {
     }
 
     fn asid_bits(&self) -> u32 {
-        self.asid_bits
+        self.tags.asid_bits
     }
 
     fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>) {
-        let vmid = Vmid(self.views[vm].vmids.give_up_others(&self.vmids));
+        let vmid = Vmid(self.tags.views[vm].vmids.give_up_others(&self.tags.vmids));
         match scope {
             FenceScope::Range { start, bytes } if bytes <= FENCE_PAGES * PAGE_BYTES => {
                 let pages = bytes.div_ceil(PAGE_BYTES);
@@ -132,8 +132,8 @@ impl Env for Hart {
     }
 
     fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64 {
-        let others = self.globals.go_by(root.globals.then_some(root.format.mode));
-        let acquired = self.asids.acquire(id);
+        let others = self.tags.globals.go_by(root.globals.then_some(root.format.mode));
+        let acquired = self.tags.asids.acquire(id);
         let asid = Asid(id.id());
         self.guest.set_steering(root.steers && self.g.tunables.is_on(Id::Steer));
         let satp = atp::satp(root.format, asid, root.table);
@@ -172,27 +172,27 @@ impl Env for Hart {
     }
 
     fn fenced_for(&mut self, vm: usize, generation: u64) {
-        let fenced = &mut self.views[vm].fenced;
+        let fenced = &mut self.tags.views[vm].fenced;
         if *fenced + 1 == generation {
             *fenced = generation;
         }
     }
 
     fn attend_soon(&mut self, guest: Option<usize>) {
-        self.serial_guests |= guest.map_or(0, |guest| 1 << guest);
-        if !self.serial_is_soon {
-            self.serial_is_soon = true;
-            self.serial_due = self.serial_due.min(metal::time() + self.ticks.serial);
+        self.due.serial_guests |= guest.map_or(0, |guest| 1 << guest);
+        if !self.due.serial_is_soon {
+            self.due.serial_is_soon = true;
+            self.due.serial = self.due.serial.min(metal::time() + self.ticks.serial);
         }
     }
 
     fn attend_at(&mut self, time: u64, guest: usize) {
-        self.serial_guests |= 1 << guest;
-        self.serial_due = self.serial_due.min(time);
+        self.due.serial_guests |= 1 << guest;
+        self.due.serial = self.due.serial.min(time);
     }
 
     fn go_on_soon(&mut self) {
-        self.chores_due = self.chores_due.min(metal::time() + self.ticks.chores);
-        self.serial_due = self.serial_due.min(self.chores_due);
+        self.due.chores = self.due.chores.min(metal::time() + self.ticks.chores);
+        self.due.serial = self.due.serial.min(self.due.chores);
     }
 }

@@ -16,10 +16,10 @@ impl Hart {
         let vm = Arc::clone(&run.vm);
         // Before any walk can happen: whoever edits the tables looks here.
         let generation = shootdown::arrive(&vm, self.index);
-        if self.views[vm.slot()].vm != vm.handle.number {
+        if self.tags.views[vm.slot()].vm != vm.handle.number {
             // OWNERSHIP: what the slot's last VM left in the TLB is under a VMID that nobody gets again before all are fenced,
             // and so the new one has nothing there yet.
-            self.views[vm.slot()] = View::of(vm.handle.number, generation);
+            self.tags.views[vm.slot()] = View::of(vm.handle.number, generation);
         }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
         self.guest.set_breaks(vm.breaks.is_on());
@@ -43,7 +43,7 @@ impl Hart {
         run.context.host_tp = (&raw mut *self).expose_provenance() as u64;
         run.shared.hart.store(self.index, Ordering::SeqCst);
         self.shared.has_guest.store(true, Ordering::Relaxed);
-        self.slice_end = now + self.ticks.slice;
+        self.due.slice_end = now + self.ticks.slice;
         run.watch.load(now, self.ticks.watch, self.ticks.least_run);
         if let Err(outcome) = loaded {
             // Without a root it must not enter its guest: it is asked to park, and finds that when it is about to.
@@ -94,7 +94,7 @@ impl Hart {
             self.set_spins(self.traps_wfi);
             let next = self.g.sched.ready_since();
             if next > now {
-                self.slice_end = self.slice_end.min(next);
+                self.due.slice_end = self.due.slice_end.min(next);
                 return Some(run);
             }
         }
