@@ -8,7 +8,7 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::exit::watch;
 use hypervisor::vm::Departure;
 use hypervisor::vm::outcome::Outcome;
-use hypervisor::vm::vcpu::ANY_SPACE;
+use hypervisor::vm::vcpu::{ANY_SPACE, Tables};
 use mmu::shadow::GuestFence;
 use rv::csr::status;
 use rv::{Addr, Asid, Exit, Mode};
@@ -88,7 +88,7 @@ fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
             reload(w, is_elsewhere)
         }
         _ => {
-            if w.run.is_nested && u.arbitrary()? {
+            if w.run.tables == Tables::TwoStage && u.arbitrary()? {
                 w.hart.vsatp = satp(u)?;
             }
             w.hart.time = w.hart.time.max(w.run.watch.due());
@@ -136,7 +136,7 @@ fn enters(w: &mut World) -> bool {
             return false;
         }
     }
-    let (is_nested, has_root) = (w.run.is_nested, w.run.shadow.root.is_some());
+    let (is_nested, has_root) = (w.run.tables == Tables::TwoStage, w.run.shadow.root.is_some());
     assert!(is_nested != has_root, "nested: {is_nested}, with a shadow root: {has_root}");
     assert_eq!(is_nested, w.run.shared.satp.load(SeqCst) == ANY_SPACE, "nested: {is_nested}");
     true

@@ -4,7 +4,7 @@ use crate::fake::{self, Event, World, shadow_world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use hypervisor::exit::watch;
 use hypervisor::vm::outcome::{Brief, Outcome};
-use hypervisor::vm::vcpu::Concern;
+use hypervisor::vm::vcpu::{Concern, Tables};
 use mmu::adapt::Choice;
 use rv::{Addr, Exception, Exit};
 
@@ -41,7 +41,7 @@ fn look(w: &mut World) -> bool {
     let now = w.hart.time;
     assert_eq!(watch::look(&w.g, &mut w.run, (now, SECOND), &mut w.hart), None);
     assert!(w.run.vm.translation.may_enter(&w.run), "{:?}", w.hart.events);
-    w.run.is_nested
+    w.run.tables == Tables::TwoStage
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_steered_guest_stays_so_on_roots_that_are_and_takes_others_nested() {
     for (satp, is_nested) in [(other, false), (SATP, false), (unknown, true)] {
         w.run.context.x[10] = satp;
         assert_eq!(w.exit(VIRTUAL, WRITE_SATP, 0, 0), Outcome::Resume);
-        assert_eq!(w.run.is_nested, is_nested, "{satp:#x}");
+        assert_eq!(w.run.tables == Tables::TwoStage, is_nested, "{satp:#x}");
     }
     assert!(w.hart.events.contains(&Event::TwoStage) && w.hart.vsatp == unknown);
     // Nobody sees that it goes back, but the next look.

@@ -10,7 +10,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::shadow::brief as shadow;
 use crate::vm::outcome::{Brief, Kind, Known, Outcome};
-use crate::vm::vcpu::VcpuRun;
+use crate::vm::vcpu::{Tables, VcpuRun};
 use rv::{Exception, Mode, PhysMem};
 
 /// Sends a byte by the UART, if an exit of which the trap vector has found that it may do so does so and nothing else comes of it
@@ -30,7 +30,7 @@ pub fn kind_of(run: &VcpuRun, cause: u64) -> Option<Kind> {
     const SBI_CALL: u64 = Exception::EcallFromS.code();
     match cause {
         VIRTUAL_SBI_CALL | SBI_CALL => sbi::kind_of_brief(&run.context),
-        _ => (!run.is_nested).then_some(Kind::Fault),
+        _ => (run.tables == Tables::Shadow).then_some(Kind::Fault),
     }
 }
 
@@ -38,7 +38,7 @@ pub fn kind_of(run: &VcpuRun, cause: u64) -> Option<Kind> {
 #[inline(always)]
 #[must_use]
 pub fn kind_of_instruction(run: &VcpuRun) -> Option<Kind> {
-    if run.is_nested { None } else { shadow::kind_of_instruction(run) }
+    if run.tables == Tables::TwoStage { None } else { shadow::kind_of_instruction(run) }
 }
 
 /// Handles an exit of that kind, if it is a brief one. It changes no other integer registers of the guest's than `pc` and those that a

@@ -20,7 +20,7 @@ use crate::memory::shadow;
 use crate::memory::shadow::roots;
 use crate::memory::two_stage;
 use crate::vm::outcome::Outcome;
-use crate::vm::vcpu::{ANY_SPACE, Adapts, Concern, VcpuRun};
+use crate::vm::vcpu::{ANY_SPACE, Adapts, Concern, Tables, VcpuRun};
 use abi::bundle::VmConfig;
 use abi::tunable::Id;
 use alloc::format;
@@ -118,7 +118,10 @@ fn interval(g: &Gnomon) -> u64 {
 }
 
 const fn present(run: &VcpuRun) -> Choice {
-    if run.is_nested { Choice::Nested } else { Choice::Steered }
+    match run.tables {
+        Tables::TwoStage => Choice::Nested,
+        Tables::Shadow => Choice::Steered,
+    }
 }
 
 /// Puts a vCPU on this hart, as it was.
@@ -127,7 +130,7 @@ const fn present(run: &VcpuRun) -> Choice {
 /// As for [`roots::load`].
 pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
     run.watch.begin(Concern::Root, env.now() + interval(g));
-    if run.is_nested {
+    if run.tables == Tables::TwoStage {
         run.shared.satp.store(ANY_SPACE, Ordering::SeqCst);
         two_stage::load(run, env);
         return Ok(());
@@ -137,7 +140,7 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result
 
 /// Takes it off this hart.
 pub(crate) fn unload<E: Env>(run: &mut VcpuRun, env: &E) {
-    if run.is_nested { run.bank.csrs.vsatp = env.vsatp() } else { run.follow_lane() }
+    if run.tables == Tables::TwoStage { run.bank.csrs.vsatp = env.vsatp() } else { run.follow_lane() }
 }
 
 /// Nothing of its life remains: it begins nested.
@@ -150,7 +153,7 @@ pub(crate) fn forget(run: &mut VcpuRun) {
 
 /// What is to be so before it is nested, wherever it is. No shadow root is its own any more.
 fn begin_nested(run: &mut VcpuRun) {
-    run.is_nested = true;
+    run.tables = Tables::TwoStage;
     run.vmid = IdSlot::new();
     run.context.brief = BriefExits::of_guest_page(uart::START);
 }
@@ -199,7 +202,7 @@ fn go_nested<E: Env>(run: &mut VcpuRun, env: &mut E) {
 fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     run.bank.csrs.vsatp = env.vsatp();
     env.leave_tables();
-    run.is_nested = false;
+    run.tables = Tables::Shadow;
     // What its guest writes while it is steered is to be good behind the G-stage as well, where the hart's own register holds it.
     run.asids_beyond = 0xffff & !((1 << env.asid_bits()) - 1);
     run.forget_way();
@@ -224,7 +227,7 @@ fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
 pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
     run.follow_lane();
     run.count_lane();
-    let satp = if run.is_nested { env.vsatp() } else { run.bank.csrs.vsatp };
+    let satp = if run.tables == Tables::TwoStage { env.vsatp() } else { run.bank.csrs.vsatp };
     let (was, interval, spent) = (present(run), interval(g), spent(&run.shared.counters));
     let (at_random, limit) = (g.tunables.is_on(Id::AdaptAtRandom), g.tunables.get(Id::AdaptShare));
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");

@@ -22,7 +22,7 @@ use crate::pager::Portion;
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::chores::Remains;
 use crate::vm::outcome::{Faulted, Known, Outcome};
-use crate::vm::vcpu::{Adapts, Vcpu, VcpuRun};
+use crate::vm::vcpu::{Adapts, Tables, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use abi::tunable::Id;
@@ -184,12 +184,7 @@ impl Translation {
     #[inline(always)]
     #[must_use]
     pub fn may_enter(self, run: &VcpuRun) -> bool {
-        run.shadow.root.is_some()
-            || match self {
-                TwoStage => true,
-                Shadow(_) => false,
-                Adaptive => run.is_nested,
-            }
+        run.shadow.root.is_some() || run.tables == Tables::TwoStage
     }
 
     /// Takes a vCPU off this hart, before its CSRs are cleared.
@@ -216,22 +211,22 @@ impl Translation {
 
     /// A page fault came to Gnomon.
     pub fn page_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
-        match self {
-            Adaptive if !run.is_nested => shadow::page_fault(g, run, exception, env),
+        match run.tables {
+            Tables::Shadow => shadow::page_fault(g, run, exception, env),
             // The guest's own, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
-            TwoStage | Adaptive => {
+            Tables::TwoStage => {
                 run.shared.counters.exits_other.bump();
                 Faulted::Inject(Trap::new(exception, run.context.exit.tval))
             }
-            Shadow(_) => shadow::page_fault(g, run, exception, env),
         }
     }
 
     /// An access fault came to Gnomon.
     pub fn access_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match self {
-            Shadow(Upkeep::Steered) => shadow::steered::access_fault(g, run, exception, env),
-            Adaptive if !run.is_nested => shadow::steered::access_fault(g, run, exception, env),
+            Shadow(Upkeep::Steered) | Adaptive if run.tables == Tables::Shadow => {
+                shadow::steered::access_fault(g, run, exception, env)
+            }
             // It comes from memory that is mapped but cannot be accessed so (an AMO or LR/SC where the platform allows none): the
             // guest's own, as on bare metal.
             TwoStage | Shadow(_) | Adaptive => {
@@ -244,19 +239,15 @@ impl Translation {
     /// A guest-page fault came to Gnomon. `None` if it is not of a frame that a steered guest is denied.
     #[inline(always)]
     pub fn denied_frame<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Option<Faulted> {
-        match self {
-            TwoStage => None,
-            Adaptive if run.is_nested => None,
-            Shadow(_) | Adaptive => Some(shadow::steered::denied_frame(g, run, access, env)),
+        match run.tables {
+            Tables::TwoStage => None,
+            Tables::Shadow => Some(shadow::steered::denied_frame(g, run, access, env)),
         }
     }
 
     /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
     pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-        if self == Adaptive && run.is_nested {
-            return;
-        }
-        if self != TwoStage {
+        if run.tables == Tables::Shadow {
             run.follow_lane();
             // What has changed for roots that the vCPU gets, it sees when it gets one.
             run.shadow.views.disarm();
@@ -270,6 +261,15 @@ impl Translation {
     pub fn relax<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         if self != TwoStage {
             shadow::relax(g, run, env);
+        }
+    }
+
+    /// The tables that a vCPU begins with.
+    #[must_use]
+    pub const fn first_tables(self) -> Tables {
+        match self {
+            TwoStage | Adaptive => Tables::TwoStage,
+            Shadow(_) => Tables::Shadow,
         }
     }
 
@@ -334,14 +334,10 @@ impl Translation {
 
     /// A store of the vCPU's is about to reach the UART.
     pub fn remember_way<E: Env>(self, run: &mut VcpuRun, env: &E) {
-        match self {
-            // Its exits say all that is needed.
-            TwoStage => {}
-            Adaptive if run.is_nested => {}
-            Shadow(_) | Adaptive => {
-                run.follow_lane();
-                shadow::way::remember_way(run, env);
-            }
+        // Behind a G-stage its exits say all that is needed.
+        if run.tables == Tables::Shadow {
+            run.follow_lane();
+            shadow::way::remember_way(run, env);
         }
     }
 
@@ -349,10 +345,9 @@ impl Translation {
     /// out.
     pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
         match self {
-            TwoStage => None,
-            Adaptive if run.is_nested => None,
+            _ if run.tables == Tables::TwoStage => None,
             Adaptive => adaptive::instruction(g, run, what, env),
-            Shadow(_) => {
+            _ => {
                 run.follow_lane();
                 shadow::roots::instruction(g, run, what, env)
             }
@@ -361,20 +356,18 @@ impl Translation {
 
     /// The `satp` of the guest on this hart.
     pub fn satp<E: Env>(self, run: &VcpuRun, env: &E) -> u64 {
-        match self {
-            TwoStage => env.vsatp(),
-            Adaptive if run.is_nested => env.vsatp(),
+        match run.tables {
+            Tables::TwoStage => env.vsatp(),
             // The hart's register is Gnomon's.
-            Shadow(_) | Adaptive => run.satp(),
+            Tables::Shadow => run.satp(),
         }
     }
 
     /// Does a fence of the guest's for the vCPU on this hart, which another vCPU or Gnomon asked for.
     pub fn fence<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
-        match self {
-            TwoStage => two_stage::fence(fence, env),
-            Adaptive if run.is_nested => two_stage::fence(fence, env),
-            Shadow(_) | Adaptive => {
+        match run.tables {
+            Tables::TwoStage => two_stage::fence(fence, env),
+            Tables::Shadow => {
                 run.follow_lane();
                 shadow::fence(g, run, fence, env)
             }

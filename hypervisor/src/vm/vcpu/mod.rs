@@ -17,7 +17,7 @@ pub use csrs::{VsCsrs, VsTrapRegs};
 pub use features::Features;
 pub use looks::Looks;
 pub use root_cache::RootCache;
-pub use run::{Bank, ShadowState, VcpuRun, VectorState};
+pub use run::{Bank, ShadowState, Tables, VcpuRun, VectorState};
 pub use shared::{ANY_SPACE, FenceQueue, NO_SPACE, NOWHERE, Vcpu, hsm, request};
 pub use unexplained::Unexplained;
 pub use watch::{Concern, Stuck, Watch};

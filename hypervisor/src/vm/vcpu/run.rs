@@ -30,6 +30,15 @@ pub struct VectorState {
     pub csrs: VectorCsrs,
 }
 
+/// The tables that translate the addresses of a vCPU's guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tables {
+    /// The guest's own, behind its VM's G-stage table.
+    TwoStage,
+    /// Shadow tables alone.
+    Shadow,
+}
+
 /// What exactly one hart, queue or list owns of a vCPU at any time: whoever has the box may run it.
 pub struct VcpuRun {
     /// The shared part.
@@ -46,8 +55,8 @@ pub struct VcpuRun {
     pub last_hart: usize,
     /// Its VMID there, behind a G-stage.
     pub vmid: IdSlot,
-    /// In mode `adaptive`: it is behind its G-stage, not on shadow tables.
-    pub is_nested: bool,
+    /// The tables that translate its guest's addresses now. Only mode `adaptive` changes them.
+    pub tables: Tables,
     /// In that mode: what its roots cost.
     pub adapts: Option<Box<Adapts>>,
     /// What its kernel has asked for.
@@ -105,7 +114,7 @@ impl VcpuRun {
         let views = vm.translation.views(&vm.config);
         let brief = vm.translation.brief();
         let context = Context { brief_causes: causes, brief, ..Context::new(shared.id) };
-        let adapts = vm.translation.adapts(shared.id);
+        let (adapts, vm_tables) = (vm.translation.adapts(shared.id), vm.translation.first_tables());
         Box::new(Self {
             shared,
             vm,
@@ -119,7 +128,7 @@ impl VcpuRun {
             deadline: u64::MAX,
             last_hart: NOWHERE,
             vmid: IdSlot::new(),
-            is_nested: adapts.is_some(),
+            tables: vm_tables,
             adapts,
             features: Features::default(),
             root_cache: None,
