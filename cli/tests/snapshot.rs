@@ -5,7 +5,7 @@ mod background;
 mod says;
 
 use background::{Run, command};
-use gnomon::debian::{Files, Suite, Wanted};
+use gnomon::guest::debian::{Files, Suite, Wanted};
 use says::says;
 use sha2::{Digest, Sha256};
 use std::fs;

@@ -5,22 +5,22 @@
 use super::counts::Counts;
 use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
-use super::workload::Devices;
-use crate::bare::{self, BareSpec};
-use crate::build;
-use crate::disk::{Disk, DiskSpec, Format, Snapshot, Use};
-use crate::kvm::{KvmGuest, KvmHost, Thp};
-use crate::machine::{Machine, Next, Outcome, Stopped};
-use crate::meter::{MeterSpec, Metered};
-use crate::net::Network;
-use crate::place::{IoError, Unnamed, cache, prune, root, write_whole};
-use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
-use crate::root::Roots;
+use crate::host::build;
+use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
+use crate::host::size::Size;
+use crate::host::words::sha256;
+use crate::machine::disk::{Disk, DiskSpec, Format, Snapshot, Use};
+use crate::machine::meter::{MeterSpec, Metered};
+use crate::machine::net::Network;
+use crate::machine::process::{Machine, Next, Outcome, Stopped};
+use crate::machine::qemu::{self, Boot, Clock, MachineSpec, Seat};
+use crate::machine::stream::Piece;
 use crate::run::{self, RunSpec};
-use crate::size::Size;
-use crate::stream::Piece;
-use crate::vmfile::{Console, Initrd, Kernel, VmFile};
-use crate::words::sha256;
+use crate::subject::bare::{self, BareSpec};
+use crate::subject::kvm::{KvmGuest, KvmHost, Thp};
+use crate::subject::workload::Devices;
+use crate::vm::file::{Console, Initrd, Kernel, VmFile};
+use crate::vm::root::Roots;
 use abi::bundle::ConsoleMode;
 use abi::record::EndReason;
 use abi::report::{self, Line};
@@ -218,7 +218,8 @@ impl Lab {
     /// # Errors
     /// If something cannot be built, or there is no such core.
     pub fn open(cores: &[String], is_fresh: bool) -> miette::Result<Self> {
-        let found = Core::find_all(cores.iter().map(String::as_str)).map_err(crate::meter::MeterError::from)?;
+        let found =
+            Core::find_all(cores.iter().map(String::as_str)).map_err(crate::machine::meter::MeterError::from)?;
         prune(&cache("bench")?, KEPT);
         let copies = Copies { dir: tempfile::tempdir().into_diagnostic()?, known: Mutex::default() };
         let core_name = |name: &String| match Core::names().find(|known| known == name) {
@@ -348,7 +349,7 @@ impl Lab {
         if !is_metered {
             return Ok(run);
         }
-        let report = crate::meter::Report::read(out.path())?;
+        let report = crate::machine::meter::Report::read(out.path())?;
         if report.lost_markers() > 0 {
             return Err(miette!("the guest set {} markers more than are kept", report.lost_markers()));
         }

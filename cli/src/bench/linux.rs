@@ -6,11 +6,11 @@ use super::lab::{Keeping, Lab, Load, Processors, Run};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::{Region, Scale, Workload};
 use super::{in_parallel, progress};
-use crate::debian::{LEAN, Software};
-use crate::qemu::{HExtension, Seat};
-use crate::variant::Variant;
+use crate::guest::debian::{LEAN, Software};
+use crate::machine::qemu::{HExtension, Seat};
+use crate::subject::variant::Variant;
+use crate::subject::workload::{Region, Scale, Workload};
 use abi::bundle::MmuMode;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -490,8 +490,8 @@ pub(super) mod tests {
     use super::*;
     use crate::bench::counts::tests::{counts, subject};
     use crate::bench::lab;
-    use crate::bench::workload::Devices;
-    use crate::size::Size;
+    use crate::host::size::Size;
+    use crate::subject::workload::Devices;
 
     /// A case of one region, and what subjects came to in it.
     pub fn results(runs: &[(&str, Value)]) -> Results {

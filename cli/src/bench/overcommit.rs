@@ -10,9 +10,9 @@ use super::linux::{Case, Plan, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::{DONE, Devices, HugePages, Kind, Region, Scale};
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
-use crate::debian::Software;
+use crate::guest::debian::Software;
+use crate::subject::workload::{DONE, Devices, HugePages, Kind, Region, Scale};
 use miette::miette;
 use serde_json::json;
 
@@ -34,7 +34,8 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
     let can = |subject: &Subject| {
         matches!(
             subject,
-            Subject::Native | Subject::Gnomon(Gnomon { variant: crate::variant::Variant { lane: true, .. }, .. })
+            Subject::Native
+                | Subject::Gnomon(Gnomon { variant: crate::subject::variant::Variant { lane: true, .. }, .. })
         )
     };
     let shared = shared(scale)?;

@@ -5,7 +5,7 @@ use super::linux::{self, Case, Plan, Results, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::{HugePages, Kind, Scale, Workload};
+use crate::subject::workload::{HugePages, Kind, Scale, Workload};
 
 /// What is true of all experiments under the meter.
 const MODEL: &str = "cycles are a model's, whose parameters are estimates: the last columns say how far they could be off; \

@@ -6,10 +6,10 @@ use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Extra, Subject};
 use super::table::Table;
-use super::workload::Devices;
 use super::{in_parallel, progress};
-use crate::build;
-use crate::size::Size;
+use crate::host::build;
+use crate::host::size::Size;
+use crate::subject::workload::Devices;
 use miette::miette;
 use serde::Serialize;
 use serde_json::Value;
@@ -267,8 +267,8 @@ pub fn versions(lab: &Lab) -> String {
 pub mod tests {
     use super::*;
     use crate::bench::subject::Gnomon;
-    use crate::qemu::{HExtension, Seat};
-    use crate::variant::Variant;
+    use crate::machine::qemu::{HExtension, Seat};
+    use crate::subject::variant::Variant;
     use abi::bundle::MmuMode;
 
     /// Names and values.

@@ -1,7 +1,7 @@
 //! What is measured: the bare machine, Gnomon in each of its ways, and Linux KVM.
 
-use crate::qemu::{HExtension, Seat};
-use crate::variant::Variant;
+use crate::machine::qemu::{HExtension, Seat};
+use crate::subject::variant::Variant;
 use abi::bundle::MmuMode;
 use abi::tunable::Id;
 use serde::{Serialize, Serializer};

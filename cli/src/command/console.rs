@@ -3,7 +3,7 @@
 use super::control::Whom;
 use crate::control::ControlError;
 use crate::control::attach::{Console, End, Form, typed};
-use crate::tty::{self, RawMode};
+use crate::host::tty::{self, RawMode};
 use clap::Args;
 use std::io::{stderr, stdout};
 

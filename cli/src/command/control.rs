@@ -3,7 +3,7 @@
 use crate::control::client::Client;
 use crate::control::runs::Runs;
 use crate::control::{ControlError, prometheus, table};
-use crate::size::Size;
+use crate::host::size::Size;
 use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;

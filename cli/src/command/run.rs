@@ -1,19 +1,19 @@
 //! `gnomon run`.
 
-use crate::disk::{DiskSpec, Snapshot};
-use crate::meter::{MeterSpec, Report};
-use crate::net::ForwardTo;
-use crate::place::check_writable;
-use crate::qemu::{Clock, HExtension, Seat};
-use crate::restore;
-use crate::root::{Root, Roots};
+use crate::host::place::check_writable;
+use crate::host::size::Size;
+use crate::host::tty::TerminalSize;
+use crate::machine::disk::{DiskSpec, Snapshot};
+use crate::machine::meter::{MeterSpec, Report};
+use crate::machine::net::ForwardTo;
+use crate::machine::qemu::{Clock, HExtension, Seat};
+use crate::machine::share::ShareSpec;
+use crate::machine::swap::SwapSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
-use crate::share::ShareSpec;
-use crate::size::Size;
-use crate::swap::SwapSpec;
 use crate::system;
-use crate::tty::TerminalSize;
-use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::restore;
+use crate::vm::root::{Root, Roots};
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use clap::{Args, ValueEnum, builder::PossibleValue};

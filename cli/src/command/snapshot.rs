@@ -2,9 +2,9 @@
 
 use super::control::Which;
 use crate::control::save::{Held, Unsaved};
-use crate::place::IoError;
-use crate::progress::Step;
-use crate::size::{PAGE, Size};
+use crate::host::place::IoError;
+use crate::host::progress::Step;
+use crate::host::size::{PAGE, Size};
 use abi::control::Request;
 use clap::Args;
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! `gnomon test`.
 
 use super::Need;
-use crate::processors;
+use crate::host::processors;
 use crate::testing::{Extent, Suite, junit};
 use clap::Args;
 use miette::miette;

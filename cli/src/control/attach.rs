@@ -5,7 +5,7 @@
 
 use super::ControlError;
 use super::client::Client;
-use crate::tty::{PREFIX, read_input};
+use crate::host::tty::{PREFIX, read_input};
 use abi::control::{MOST_OUTPUT, MOST_TYPED, Output, VmInfo, VmState};
 use std::collections::VecDeque;
 use std::io::{self, Write};

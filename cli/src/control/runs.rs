@@ -1,7 +1,7 @@
 //! Where the sockets of runs are: a directory that is the user's alone, with a socket for each run that goes on.
 
 use super::ControlError;
-use crate::words::is_name_char;
+use crate::host::words::is_name_char;
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};

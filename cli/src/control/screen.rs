@@ -2,8 +2,8 @@
 
 use super::sample::Sample;
 use super::table::{age, lines};
-use crate::size::{PAGE, Size};
-use crate::tty::TerminalSize;
+use crate::host::size::{PAGE, Size};
+use crate::host::tty::TerminalSize;
 use abi::control::VmInfo;
 
 /// Exits by cause, as the screen calls them.

@@ -1,25 +1,26 @@
 //! Everything that a run needs before the machine starts.
 
 use super::RunSpec;
-use crate::added;
-use crate::debian::{Package, Software};
-use crate::disk;
-use crate::initramfs::{self, First};
-use crate::layout;
-use crate::meter::Metered;
-use crate::modules::{self, Needs};
-use crate::net::{self, Card};
-use crate::pack::{Pack, Placed};
-use crate::payload::{Kind, Payload};
-use crate::place::{IoError, Unnamed, cache, prune};
-use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
-use crate::restore::{self, Restored};
-use crate::share;
-use crate::size::Size;
-use crate::spec::{self, SpecError, VmSpec};
-use crate::tty::TerminalSize;
-use crate::vmfile::{Console, Initrd, Kernel};
-use crate::{build, run::Seat};
+use crate::guest::added;
+use crate::guest::debian::{Package, Software};
+use crate::guest::initramfs::{self, First};
+use crate::guest::modules::{self, Needs};
+use crate::host::build;
+use crate::host::place::{IoError, Unnamed, cache, prune};
+use crate::host::size::Size;
+use crate::host::tty::TerminalSize;
+use crate::machine::disk;
+use crate::machine::meter::Metered;
+use crate::machine::net::{self, Card};
+use crate::machine::qemu::Seat;
+use crate::machine::qemu::{self, Boot, Clock, HExtension, MachineSpec};
+use crate::machine::share;
+use crate::vm::file::{Console, Initrd, Kernel};
+use crate::vm::layout;
+use crate::vm::pack::{Pack, Placed};
+use crate::vm::payload::{Kind, Payload};
+use crate::vm::restore::{self, Restored};
+use crate::vm::spec::{self, SpecError, VmSpec};
 use abi::bundle::{ConsoleMode, MmuMode, ShareConfig, VmConfig};
 use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
@@ -425,9 +426,9 @@ fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::Snapshot;
-    use crate::root::Roots;
-    use crate::vmfile::VmFile;
+    use crate::machine::disk::Snapshot;
+    use crate::vm::file::VmFile;
+    use crate::vm::root::Roots;
 
     fn vm(options: &VmFile) -> VmSpec {
         VmSpec::settle(vec![], options, false).expect("valid").remove(0)

@@ -2,11 +2,11 @@
 
 use super::prepare::{Prepared, Versions};
 use super::show::Show;
-use crate::console::ExecDemux;
-use crate::machine::{Outcome, Stopped};
-use crate::place::{IoError, write_whole};
-use crate::qemu::{HExtension, QEMU, Seat};
-use crate::tty;
+use crate::host::place::{IoError, write_whole};
+use crate::host::tty;
+use crate::machine::process::{Outcome, Stopped};
+use crate::machine::qemu::{HExtension, QEMU, Seat};
+use crate::run::console::ExecDemux;
 use abi::record::{Boot, EndReason, Stats, VmEnd};
 use serde::Serialize;
 use signal_hook::low_level::signal_name;

@@ -1,9 +1,9 @@
 //! What of the machine's output goes where.
 
-use crate::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
-use crate::machine::{Next, Stopped};
-use crate::stream::{Lines, Piece};
-use crate::tty;
+use crate::host::tty;
+use crate::machine::process::{Next, Stopped};
+use crate::machine::stream::{Lines, Piece};
+use crate::run::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
 use std::io::{IsTerminal, Write, stdout};

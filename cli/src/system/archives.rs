@@ -1,9 +1,9 @@
 //! What a root is made of, as archives that are disks of the machine which makes it.
 
-use crate::deb::{self, DebError};
-use crate::debian::System;
-use crate::place::{IoError, Unnamed};
-use crate::progress::Step;
+use crate::guest::deb::{self, DebError};
+use crate::guest::debian::System;
+use crate::host::place::{IoError, Unnamed};
+use crate::host::progress::Step;
 use std::io::{self, Write};
 use std::path::Path;
 

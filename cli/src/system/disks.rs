@@ -1,10 +1,10 @@
 //! The disk of each VM that has a root, and the keys of those who may log in.
 
 use super::image;
-use crate::disk::{DiskSpec, Format, Snapshot};
-use crate::place::{IoError, cache, root as repository};
-use crate::root::Root;
-use crate::spec::VmSpec;
+use crate::host::place::{IoError, cache, root as repository};
+use crate::machine::disk::{DiskSpec, Format, Snapshot};
+use crate::vm::root::Root;
+use crate::vm::spec::VmSpec;
 use miette::Diagnostic;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};

@@ -1,10 +1,10 @@
 //! The image that all roots begin as: made once, kept in the cache, and never there by halves.
 
 use super::make;
-use crate::debian::{Software, System};
-use crate::modules::Needs;
-use crate::place::{IoError, cache, write_whole};
-use crate::words::hex;
+use crate::guest::debian::{Software, System};
+use crate::guest::modules::Needs;
+use crate::host::place::{IoError, cache, write_whole};
+use crate::host::words::hex;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

@@ -1,14 +1,14 @@
 //! Makes a root: a guest of Gnomon's own installs Debian on a disk.
 
 use super::archives;
-use crate::debian::{Files, Suite, System, Wanted};
-use crate::disk::{DiskSpec, Format};
-use crate::errand;
-use crate::place::IoError;
-use crate::progress::Step;
-use crate::qemu::quoted;
-use crate::size::Size;
-use crate::vmfile::VmFile;
+use crate::guest::debian::{Files, Suite, System, Wanted};
+use crate::host::place::IoError;
+use crate::host::progress::Step;
+use crate::host::size::Size;
+use crate::machine::disk::{DiskSpec, Format};
+use crate::machine::qemu::quoted;
+use crate::system::errand;
+use crate::vm::file::VmFile;
 use miette::Diagnostic;
 use std::path::{Path, PathBuf};
 

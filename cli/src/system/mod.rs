@@ -2,12 +2,13 @@
 
 mod archives;
 mod disks;
+pub mod errand;
 mod image;
 mod make;
 
-use crate::root::Roots;
 use crate::run::RunSpec;
-use crate::spec::{self, VmSpec};
+use crate::vm::root::Roots;
+use crate::vm::spec::{self, VmSpec};
 use std::fs::File;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -31,7 +32,7 @@ pub fn provide(spec: &RunSpec) -> miette::Result<Provided> {
         return Ok(Provided::default());
     }
     let mut vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
-    crate::net::forward(&mut vms, &spec.forwards)?;
+    crate::machine::net::forward(&mut vms, &spec.forwards)?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
     let keys = disks::keys()?;
     let mut provided = Provided::default();
@@ -57,7 +58,7 @@ fn now() -> u64 {
 
 /// An address, or several, as a guest has to say them: this host has another one there.
 fn seen_by_guest(text: &str) -> String {
-    let host = crate::net::gateway().to_string();
+    let host = crate::machine::net::gateway().to_string();
     ["localhost", "127.0.0.1", "[::1]"].iter().fold(text.to_owned(), |text, own| {
         text.replace(&format!("://{own}:"), &format!("://{host}:"))
             .replace(&format!("://{own}/"), &format!("://{host}/"))

@@ -4,9 +4,9 @@
 use super::counters::Assertion;
 use super::pairs::{self, Cover};
 use super::plan::{BootTest, Choice, End, Expect, Platform};
-use crate::kvm::Thp;
-use crate::qemu::{HExtension, Seat};
-use crate::variant::{Selector, Variant};
+use crate::machine::qemu::{HExtension, Seat};
+use crate::subject::kvm::Thp;
+use crate::subject::variant::{Selector, Variant};
 use abi::bundle::MmuMode;
 use std::time::Duration;
 

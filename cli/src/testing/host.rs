@@ -1,9 +1,9 @@
 //! Tests that run on the host: cargo's.
 
 use super::tally::{Run, Spent, Tally, Verdict};
-use crate::build::{self, TARGET};
-use crate::place::root;
-use crate::processors;
+use crate::host::build::{self, TARGET};
+use crate::host::place::root;
+use crate::host::processors;
 use std::io::Read;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{RecvTimeoutError, channel};

@@ -4,9 +4,9 @@ use super::cases::{Case, Site};
 use super::plan::End;
 use super::tally::Spent;
 use super::{Verdict, metered};
-use crate::machine::{Outcome, Stopped};
-use crate::meter::Report;
-use crate::stream::Lines;
+use crate::machine::meter::Report;
+use crate::machine::process::{Outcome, Stopped};
+use crate::machine::stream::Lines;
 use abi::record::{EndReason, Stats, VmEnd};
 use abi::report::Line;
 
@@ -211,9 +211,9 @@ fn check_end(vm: &str, reason: &EndReason, end: End, expected: &str, has_failure
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qemu::Seat;
+    use crate::machine::qemu::Seat;
+    use crate::subject::variant::Variant;
     use crate::testing::plan::BootTest;
-    use crate::variant::Variant;
 
     fn case(text: &str) -> Case {
         let test: BootTest = toml::from_str(text).expect("a test");

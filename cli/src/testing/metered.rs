@@ -3,8 +3,8 @@
 use super::cases::Case;
 use super::judge::Transcript;
 use super::plan::BootTest;
-use crate::meter::{MeterSpec, Report};
-use crate::qemu::MachineSpec;
+use crate::machine::meter::{MeterSpec, Report};
+use crate::machine::qemu::MachineSpec;
 use abi::report;
 use miette::{IntoDiagnostic, miette};
 use std::collections::BTreeMap;

@@ -21,11 +21,11 @@ mod serve;
 mod shared;
 mod tally;
 
-use crate::build::{self, BuildError};
-use crate::place;
-use crate::pool::{self, Job};
-use crate::progress::Step;
-use crate::turns::take_turns;
+use crate::host::build::{self, BuildError};
+use crate::host::place;
+use crate::host::pool::{self, Job};
+use crate::host::progress::Step;
+use crate::host::turns::take_turns;
 pub use cases::Case;
 pub use plan::PlanError;
 use std::collections::{BTreeMap, HashSet};

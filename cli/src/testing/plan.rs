@@ -4,13 +4,13 @@ use super::cases::{self, Case};
 use super::counters::Assertion;
 use super::dialog::Exchange;
 use super::image::Loader;
-use crate::bench::workload::Kind;
-use crate::debian::LEAN;
-use crate::qemu::Seat;
-use crate::root::Root;
-use crate::size::Size;
-use crate::variant::Selector;
-use crate::vmfile::{Balloon, Console, Kernel};
+use crate::guest::debian::LEAN;
+use crate::host::size::Size;
+use crate::machine::qemu::Seat;
+use crate::subject::variant::Selector;
+use crate::subject::workload::Kind;
+use crate::vm::file::{Balloon, Console, Kernel};
+use crate::vm::root::Root;
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use miette::Diagnostic;
@@ -502,7 +502,7 @@ pub mod tests {
 
     #[test]
     fn the_plan_of_this_repository_is_valid() {
-        let cases = read(&crate::place::root().join("tests.toml")).expect("a plan");
+        let cases = read(&crate::host::place::root().join("tests.toml")).expect("a plan");
         assert!(cases.len() > 20);
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::control::bridge::Bridge;
 use crate::control::runs::Runs;
-use crate::place::IoError;
+use crate::host::place::IoError;
 use miette::IntoDiagnostic;
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};

@@ -3,9 +3,9 @@
 //! It answers `GET /file` with the file, and `GET /back` with `same`, once it has fetched `/file` itself from the port of the host's that
 //! leads to port 80 of the first VM, and found it to be the same; else with what was wrong.
 
-use crate::net::Forward;
-use crate::size::Size;
-use crate::words::sha256;
+use crate::host::size::Size;
+use crate::host::words::sha256;
+use crate::machine::net::Forward;
 use sha2::{Digest, Sha256};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,8 +1,8 @@
 //! Folders that a boot test's VMs reach: one that they write to, and one that they may only read.
 
 use super::boot::run_dir;
-use crate::share::ShareSpec;
-use crate::words::sha256;
+use crate::host::words::sha256;
+use crate::machine::share::ShareSpec;
 use miette::{ensure, miette};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

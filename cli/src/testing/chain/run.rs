@@ -6,11 +6,11 @@ use super::super::cases::{Case, Site};
 use super::super::judge::{self, Transcript};
 use super::super::tally::{Run, Spent, Verdict};
 use super::split::{Mark, split, vm_name};
-use crate::machine::{Machine, Next};
-use crate::processors;
+use crate::host::processors;
+use crate::machine::process::{Machine, Next};
+use crate::machine::stream::Piece;
 use crate::run;
-use crate::stream::Piece;
-use crate::vmfile::{Kernel, VmFile};
+use crate::vm::file::{Kernel, VmFile};
 use abi::record::Record;
 use miette::miette;
 use std::time::Instant;
@@ -116,7 +116,7 @@ fn together(chain: &[&Case], programs: &Programs) -> miette::Result<Vec<Transcri
 mod tests {
     use super::super::super::plan::tests::plan;
     use super::*;
-    use crate::machine::{Outcome, Stopped};
+    use crate::machine::process::{Outcome, Stopped};
     use abi::record::{EndReason, VmEnd};
     use std::cell::RefCell;
 

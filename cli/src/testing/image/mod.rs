@@ -2,16 +2,16 @@
 //! logs in. They are made once, of Debian's packages, by a guest of Gnomon's own: nothing on this machine needs to be root, or to know of
 //! partitions and file systems.
 
-use crate::debian::{Files, LEAN, Package, Software, Suite, Wanted};
-use crate::disk::{DiskSpec, Format};
-use crate::errand;
-use crate::initramfs::Archive;
-use crate::modules::{self, Needs};
-use crate::place::{IoError, cache, prune};
-use crate::qemu::quoted;
-use crate::size::Size;
-use crate::vmfile::VmFile;
-use crate::words::sha256;
+use crate::guest::debian::{Files, LEAN, Package, Software, Suite, Wanted};
+use crate::guest::initramfs::Archive;
+use crate::guest::modules::{self, Needs};
+use crate::host::place::{IoError, cache, prune};
+use crate::host::size::Size;
+use crate::host::words::sha256;
+use crate::machine::disk::{DiskSpec, Format};
+use crate::machine::qemu::quoted;
+use crate::system::errand;
+use crate::vm::file::VmFile;
 use cpio::newc::ModeFileType;
 use miette::miette;
 use rustix::fs::{FlockOperation, flock};

@@ -1,0 +1,162 @@
+//! What no VM can be.
+
+use super::LEAST_MEMORY;
+use crate::host::size::Size;
+use crate::machine::net::NetError;
+use crate::machine::port::PortError;
+use abi::bundle::{MAX_VCPUS, MAX_VMS, MmuMode};
+use miette::Diagnostic;
+
+/// A description that no VM can be made from.
+#[derive(Clone, PartialEq, Debug, thiserror::Error, Diagnostic)]
+pub enum SpecError {
+    /// The name has other characters than it may.
+    #[error("`{0}` cannot be the name of a VM")]
+    #[diagnostic(help("use 1 to 32 letters, digits, `-`, `_` and `.`: set `name` in the VM file or give --name"))]
+    Name(String),
+    /// Two VMs have the same name.
+    #[error("two VMs are called `{0}`")]
+    #[diagnostic(help("give each VM file its own `name`"))]
+    Duplicate(String),
+    /// It waits for a VM that does not come before it.
+    #[error("VM `{vm}` is to start after `{after}`, and no VM before it has that name")]
+    #[diagnostic(help("give the VM files in the order in which they start, and see the `name` in each"))]
+    After {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        after: String,
+    },
+    /// One name was given for several VMs.
+    #[error("--name was given with {0} VM files")]
+    #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
+    NameForMany(usize),
+    /// More VMs than a bundle can hold.
+    #[error("{0} VMs were given, at most {MAX_VMS} are possible")]
+    #[diagnostic(help("give fewer VM files"))]
+    TooMany(usize),
+    /// A number of vCPUs that no VM can have.
+    #[error("VM `{vm}` cannot have {vcpus} vCPUs")]
+    #[diagnostic(help("choose 1 to {MAX_VCPUS}: set `vcpus` in the VM file or give --vcpus"))]
+    Vcpus {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        vcpus: u32,
+    },
+    /// Too little RAM, or not whole pages.
+    #[error("VM `{vm}` cannot have {memory} of memory")]
+    #[diagnostic(help(
+        "choose a multiple of 4 KiB, at least {LEAST_MEMORY}: set `memory` in the VM file or give --memory"
+    ))]
+    Memory {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        memory: Size,
+    },
+    /// What is to stay in memory does not fit what there is.
+    #[error("VM `{vm}`: {why}")]
+    #[diagnostic(help(
+        "multiples of 4 KiB, `reserve` at most `limit`, `limit` at most `memory` and at least {LEAST_MEMORY}: see docs/vm-file.md"
+    ))]
+    Residence {
+        /// The VM.
+        vm: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// Too little memory for shadow tables, or not whole pages.
+    #[error("VM `{vm}` cannot have {shadow} for shadow tables")]
+    #[diagnostic(help("choose a multiple of 4 KiB, at least {least}: set `shadow` in the VM file"))]
+    Shadow {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        shadow: Size,
+        /// What it needs.
+        least: Size,
+    },
+    /// More for the balloon than it may take, or not whole pages.
+    #[error("VM `{vm}` cannot have {balloon} of its {memory} in its balloon")]
+    #[diagnostic(help(
+        "choose a multiple of 4 KiB, seven eighths of its memory at most: set `balloon` in the VM file or give --balloon"
+    ))]
+    Balloon {
+        /// The VM.
+        vm: String,
+        /// What was asked.
+        balloon: Size,
+        /// What it has.
+        memory: Size,
+    },
+    /// HS mode is what is missing.
+    #[error("Gnomon cannot sit in HS mode on harts without the H extension")]
+    #[diagnostic(help("leave out --seat payload: without H, Gnomon is the machine's firmware"))]
+    PayloadWithoutH,
+    /// Two-stage tables are what is missing.
+    #[error("VM `{0}` asks for mmu `{1}`, which needs the H extension; these harts have none")]
+    #[diagnostic(help(
+        "choose `shadow`, `unsync`, `lazy` or `steered`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
+    ))]
+    NestedWithoutH(String, MmuMode),
+    /// There is nothing to add files to.
+    #[error("VM `{0}` has no initramfs of Gnomon's, to which files could be added")]
+    #[diagnostic(help("leave out `initrd`, and boot a Linux kernel; or put the files into your own initrd"))]
+    Add(String),
+    /// The kernel was built without a driver for the SBI console: Debian's is, others may say so.
+    #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
+    #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
+    NoSbiConsole(String),
+    /// The kernel was built without a driver for the virtio console, or has it as a module that nobody loads.
+    #[error("VM `{0}` asks for console `virtio`, and its kernel has no driver for that built in")]
+    #[diagnostic(help(
+        "leave out `console`, or give a kernel with CONFIG_VIRTIO_MMIO=y and CONFIG_VIRTIO_CONSOLE=y, or an `initrd` that loads both"
+    ))]
+    NoVirtioConsole(String),
+    /// There is nothing random where time counts instructions.
+    #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
+    #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
+    NoEntropy(String),
+    /// Its ports cannot be.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Port(#[from] PortError),
+    /// Its network cannot be.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Net(#[from] NetError),
+    /// A whole system cannot be its root.
+    #[error("VM `{vm}` cannot have a Debian as its root: {why}")]
+    #[diagnostic(help("{remedy}"))]
+    Root {
+        /// The VM.
+        vm: String,
+        /// What stands against it.
+        why: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A system on a disk cannot be booted so.
+    #[error("VM `{vm}` cannot boot what is on a disk: {why}")]
+    #[diagnostic(help("{remedy}"))]
+    Disk {
+        /// The VM.
+        vm: String,
+        /// What stands against it.
+        why: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// `--exec` cannot work with this VM.
+    #[error("--exec cannot be used with VM `{vm}`: {why}")]
+    #[diagnostic(help(
+        "--exec runs commands in the shell of Gnomon's own initramfs: leave out `initrd`, and boot a Linux kernel"
+    ))]
+    Exec {
+        /// The VM.
+        vm: String,
+        /// What stands against it.
+        why: &'static str,
+    },
+}
