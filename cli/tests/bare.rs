@@ -3,7 +3,7 @@
 use dtoolkit::Node;
 use dtoolkit::fdt::Fdt;
 use gnomon::host::size::Size;
-use gnomon::machine::qemu::Clock;
+use gnomon::machine::board::Clock;
 use gnomon::subject::bare::{BareSpec, few_devices};
 use std::fs;
 

@@ -136,7 +136,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 mod tests {
     use super::*;
     use crate::bench::series::tests::series;
-    use crate::machine::qemu::Seat;
+    use crate::machine::board::Seat;
 
     #[test]
     fn savings_are_against_shadow_of_the_same_group() {

@@ -98,7 +98,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 mod tests {
     use super::*;
     use crate::bench::series::tests::series;
-    use crate::machine::qemu::Seat;
+    use crate::machine::board::Seat;
     use abi::bundle::MmuMode;
 
     #[test]

@@ -8,7 +8,7 @@ use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
 use super::{in_parallel, progress};
 use crate::guest::debian::{LEAN, Software};
-use crate::machine::qemu::{HExtension, Seat};
+use crate::machine::board::{HExtension, Seat};
 use crate::subject::variant::Variant;
 use crate::subject::workload::{Region, Scale, Workload};
 use abi::bundle::MmuMode;

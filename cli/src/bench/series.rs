@@ -267,7 +267,7 @@ pub fn versions(lab: &Lab) -> String {
 pub mod tests {
     use super::*;
     use crate::bench::subject::Gnomon;
-    use crate::machine::qemu::{HExtension, Seat};
+    use crate::machine::board::{HExtension, Seat};
     use crate::subject::variant::Variant;
     use abi::bundle::MmuMode;
 

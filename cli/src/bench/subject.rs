@@ -1,6 +1,6 @@
 //! What is measured: the bare machine, Gnomon in each of its ways, and Linux KVM.
 
-use crate::machine::qemu::{HExtension, Seat};
+use crate::machine::board::{HExtension, Seat};
 use crate::subject::variant::Variant;
 use abi::bundle::MmuMode;
 use abi::tunable::Id;

@@ -1,7 +1,7 @@
 //! `gnomon bench`.
 
-use super::Need;
 use super::run::Mmu;
+use super::script::Need;
 use crate::bench::baseline::{self, Baseline};
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;

@@ -1,5 +1,6 @@
 //! The commands for runs that go on: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`, `stop`.
 
+use super::script::{STATUS_INPUT, complain};
 use crate::control::client::Client;
 use crate::control::runs::Runs;
 use crate::control::{ControlError, prometheus, table};
@@ -104,8 +105,8 @@ impl PsArgs {
                 // It has ended meanwhile.
                 Err(ControlError::UnknownRun { .. } | ControlError::Gone(_)) => {}
                 Err(why) => {
-                    super::complain(&why.into());
-                    status = super::STATUS_INPUT;
+                    complain(&why.into());
+                    status = STATUS_INPUT;
                 }
             }
         }

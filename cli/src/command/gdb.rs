@@ -1,6 +1,7 @@
 //! `gnomon gdb`.
 
 use super::control::Which;
+use super::script::STATUS_INPUT;
 use crate::control::ControlError;
 use crate::control::gdb::Debugged;
 use clap::Args;
@@ -79,7 +80,7 @@ impl GdbArgs {
             None => Ok(()),
         })?;
         let status = gdb.wait().map_err(at)?;
-        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(super::STATUS_INPUT))
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(STATUS_INPUT))
     }
 }
 

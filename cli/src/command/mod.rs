@@ -6,16 +6,15 @@ mod control;
 mod gdb;
 mod port;
 mod run;
+mod script;
 mod snapshot;
 mod test;
 mod watch;
 
 use clap::{Parser, Subcommand};
+use script::{Need, STATUS_INPUT, complain};
 use std::ffi::OsString;
 use std::process::ExitCode;
-
-/// Bad input, or something that is needed is not there.
-const STATUS_INPUT: u8 = 1;
 
 /// Runs virtual machines on Gnomon, a hypervisor for RISC-V, in QEMU.
 #[derive(Debug, Parser)]
@@ -50,39 +49,6 @@ enum Action {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },
-}
-
-/// Something that the `gnomon` script installs when it is needed: a function of its own, `need_NAME`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Need {
-    /// Debian's archive keys.
-    Keys,
-    /// QEMU.
-    Qemu,
-    /// A browser, for the tests.
-    Browser,
-    /// A C++ compiler, for the fuzzer.
-    Cxx,
-    /// An SMT solver, for the proof of the lane.
-    Solver,
-    /// A gdb that knows RISC-V, for its tests.
-    Debugger,
-}
-
-impl Need {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Keys => "keys",
-            Self::Qemu => "qemu",
-            Self::Browser => "browser",
-            Self::Cxx => "cxx",
-            Self::Solver => "solver",
-            Self::Debugger => "debugger",
-        }
-    }
-
-    /// What guests need.
-    const GUESTS: [Self; 2] = [Self::Keys, Self::Qemu];
 }
 
 impl Action {
@@ -148,14 +114,6 @@ pub fn main() -> ExitCode {
             complain(&report);
             STATUS_INPUT.into()
         }
-    }
-}
-
-/// Says what is wrong, and what to do.
-fn complain(report: &miette::Report) {
-    eprintln!("gnomon: error: {report}");
-    if let Some(help) = report.help() {
-        eprintln!("gnomon: remedy: {help}");
     }
 }
 

@@ -3,10 +3,10 @@
 use crate::host::place::check_writable;
 use crate::host::size::Size;
 use crate::host::tty::TerminalSize;
+use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{DiskSpec, Snapshot};
 use crate::machine::meter::{MeterSpec, Report};
 use crate::machine::net::ForwardTo;
-use crate::machine::qemu::{Clock, HExtension, Seat};
 use crate::machine::share::ShareSpec;
 use crate::machine::swap::SwapSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};

@@ -1,6 +1,6 @@
 //! `gnomon test`.
 
-use super::Need;
+use super::script::Need;
 use crate::host::processors;
 use crate::testing::{Extent, Suite, junit};
 use clap::Args;

@@ -25,6 +25,11 @@ use miette::Diagnostic;
 use std::io;
 use std::path::PathBuf;
 
+/// The longest name of a run, in bytes.
+const MOST_NAME: usize = 40;
+/// The longest path of a socket, in bytes.
+const MOST_PATH: usize = 107;
+
 /// Why a run cannot be asked, or does not do what it is asked.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum ControlError {
@@ -41,7 +46,7 @@ pub enum ControlError {
     #[error("a run cannot be called `{0}`")]
     #[diagnostic(help(
         "choose a name of up to {most} letters, digits, `-`, `_` and `.`, which does not begin with `.`",
-        most = runs::MOST_NAME
+        most = MOST_NAME
     ))]
     Name(String),
     /// Another run has that name.
@@ -159,7 +164,7 @@ pub enum ControlError {
         known: Vec<String>,
     },
     /// A port's socket would have too long a path.
-    #[error("the socket of port `{port}` of VM `{vm}` would have a path of over {most} bytes: {path}", most = runs::MOST_PATH)]
+    #[error("the socket of port `{port}` of VM `{vm}` would have a path of over {most} bytes: {path}", most = MOST_PATH)]
     #[diagnostic(help("choose shorter names for the run (--as NAME), the VM (`name`) or the port (`ports`)"))]
     LongPath {
         /// The VM.

@@ -1,6 +1,6 @@
 //! Where the sockets of runs are: a directory that is the user's alone, with a socket for each run that goes on.
 
-use super::ControlError;
+use super::{ControlError, MOST_NAME, MOST_PATH};
 use crate::host::words::is_name_char;
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsStr;
@@ -10,10 +10,6 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// The longest name of a run, in bytes.
-pub const MOST_NAME: usize = 40;
-/// The longest path of a socket, in bytes.
-pub(super) const MOST_PATH: usize = 107;
 /// What commands connect to.
 const SOCKET: &str = "sock";
 /// What QEMU connects to, when it starts.

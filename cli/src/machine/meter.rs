@@ -2,7 +2,7 @@
 
 use crate::host::place::check_writable;
 use crate::host::size::Size;
-use crate::machine::qemu::Clock;
+use crate::machine::board::Clock;
 use meter::args::Level;
 use meter::core::{Core, CoreError};
 use miette::Diagnostic;

@@ -1,5 +1,6 @@
 //! QEMU's machine: its devices, its command line, its process and output, and the meter.
 
+pub mod board;
 pub mod disk;
 pub mod meter;
 pub mod net;

@@ -1,8 +1,6 @@
 //! VMs' network cards, and how the host's ports lead to them.
 
 use crate::host::words::option_value;
-use crate::vm::file::VmFile;
-use crate::vm::spec::VmSpec;
 use abi::mac::{Mac, NoMac};
 use miette::Diagnostic;
 use serde::{Deserialize, Deserializer};
@@ -39,9 +37,17 @@ const fn address(last: u8) -> Ipv4Addr {
 }
 
 /// Where a VM finds this host, and all that it reaches.
-#[must_use]
-pub const fn gateway() -> Ipv4Addr {
+const fn gateway() -> Ipv4Addr {
     address(GATEWAY)
+}
+
+/// An address, or several, as a guest has to say them: this host has another one there.
+pub(crate) fn seen_by_guest(text: &str) -> String {
+    let host = gateway().to_string();
+    ["localhost", "127.0.0.1", "[::1]"].iter().fold(text.to_owned(), |text, own| {
+        text.replace(&format!("://{own}:"), &format!("://{host}:"))
+            .replace(&format!("://{own}/"), &format!("://{host}/"))
+    })
 }
 
 impl Card {
@@ -51,25 +57,6 @@ impl Card {
         let [a, b, c, d, e] = CARD;
         let place = place as u8;
         Self { mac: mac.unwrap_or(Mac([a, b, c, d, e, place + 1])), address: address(FIRST + place), forwards }
-    }
-
-    /// That of the VM at a place of the run, as its file and the options describe it, if it has one.
-    ///
-    /// # Errors
-    /// [`NetError`].
-    pub(crate) fn described(vm: &str, place: usize, file: &VmFile) -> Result<Option<Self>, NetError> {
-        let forwards = file.forward.clone().unwrap_or_default();
-        if file.net != Some(true) {
-            return match (file.mac, forwards.first()) {
-                (Some(_), _) => Err(NetError::NoCard(vm.into())),
-                (_, Some(forward)) => Err(NetError::NoNetwork { forward: *forward, vm: vm.into() }),
-                (None, None) => Ok(None),
-            };
-        }
-        match file.mac.filter(|mac| !mac.is_card()) {
-            Some(mac) => Err(NetError::Group { vm: vm.into(), mac }),
-            None => Ok(Some(Self::of(place, file.mac, forwards))),
-        }
     }
 
     /// What Linux is told of it on its command line, as `ip=`.
@@ -220,29 +207,6 @@ fn free_port() -> u16 {
     bound.map_or(8080, |address| address.port())
 }
 
-/// Gives ports that options name to their VMs.
-///
-/// # Errors
-/// [`NetError`].
-pub fn forward(vms: &mut [VmSpec], ports: &[ForwardTo]) -> Result<(), NetError> {
-    for ForwardTo { vm, forward } in ports {
-        let forward = *forward;
-        let at = match vm {
-            None if vms.len() == 1 => Some(0),
-            None => return Err(NetError::WhichVm(forward, vms[0].name.clone())),
-            Some(name) => vms.iter().position(|vm| vm.name == *name),
-        };
-        let Some(at) = at else {
-            let vms: Vec<_> = vms.iter().map(|vm| format!("`{}`", vm.name)).collect();
-            return Err(NetError::NoVm { forward, vm: vm.clone().unwrap_or_default(), vms: vms.join(", ") });
-        };
-        let VmSpec { name, net, .. } = &mut vms[at];
-        let card = net.as_mut().ok_or_else(|| NetError::NoNetwork { forward, vm: name.clone() })?;
-        card.forwards.push(forward);
-    }
-    Ok(())
-}
-
 /// The network of a machine.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Network {
@@ -265,12 +229,11 @@ impl Network {
     }
 }
 
-/// The network that VMs are on, if any of them has a card. Looks whether the host's ports can be had.
+/// The network of these cards, each with the name of its VM; `None` without a card. Checks that the host's ports are free.
 ///
 /// # Errors
 /// [`NetError`].
-pub fn provide(vms: &[VmSpec]) -> Result<Option<Network>, NetError> {
-    let cards: Vec<(&str, &Card)> = vms.iter().filter_map(|vm| Some((vm.name.as_str(), vm.net.as_ref()?))).collect();
+pub fn provide(cards: &[(&str, &Card)]) -> Result<Option<Network>, NetError> {
     for (at, (vm, card)) in cards.iter().enumerate() {
         if let Some((other, _)) = cards[..at].iter().find(|(_, other)| other.mac == card.mac) {
             return Err(NetError::TwiceMac((*other).into(), (*vm).into(), card.mac));
@@ -338,5 +301,12 @@ mod tests {
         let ports = "hostfwd=tcp:127.0.0.1:8080-10.0.2.15:80,hostfwd=tcp:0.0.0.0:2222-10.0.2.16:22";
         let service = "guestfwd=tcp:10.0.2.100:9-cmd:wc -c,,";
         assert_eq!(args(&network)[1], format!("user,id=net,net=10.0.2.0/24,dhcpstart=10.0.2.15,{ports},{service}"));
+    }
+
+    #[test]
+    fn this_host_is_the_gateway() {
+        assert_eq!(seen_by_guest("http://localhost:3142/debian"), "http://10.0.2.2:3142/debian");
+        assert_eq!(seen_by_guest("http://127.0.0.1/a, http://[::1]:8/"), "http://10.0.2.2/a, http://10.0.2.2:8/");
+        assert_eq!(seen_by_guest("http://localhost.example/debian"), "http://localhost.example/debian");
     }
 }

@@ -1,15 +1,14 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
-use crate::host::size::{MIB, Size};
+use crate::host::size::Size;
 use crate::host::words::option_value;
+use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{self, Disk};
 use crate::machine::meter::Metered;
 use crate::machine::net::{self, Network};
 use crate::machine::share::{self, Share};
 use crate::machine::swap;
-use clap::ValueEnum;
 use miette::Diagnostic;
-use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,62 +19,6 @@ pub const QEMU: &str = "qemu-system-riscv64";
 const LEAST_MAJOR: u32 = 10;
 /// The firmware that QEMU takes by itself, in its own directories.
 const FIRMWARE: &str = "opensbi-riscv64-generic-fw_dynamic.bin";
-/// RAM of the machine beside that of the VMs and the bundle: Gnomon, its tables, the firmware.
-const GNOMON_RAM: u64 = 96 * MIB;
-/// What the boot loader needs beside the bundle in the upper half of RAM: the device tree, rounding.
-const LOADER_RAM: u64 = 8 * MIB;
-
-/// Where Gnomon sits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Seat {
-    /// M mode: Gnomon is the machine's firmware.
-    Firmware,
-    /// HS mode: started by OpenSBI.
-    Payload,
-}
-
-impl Seat {
-    /// The name, as on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Firmware => "firmware",
-            Self::Payload => "payload",
-        }
-    }
-}
-
-/// Whether the machine's harts have the H extension.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum HExtension {
-    /// They have.
-    Present,
-    /// They have not.
-    Absent,
-}
-
-/// Whether a run takes the same course each time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Clock {
-    /// Time is the host's.
-    Real,
-    /// Time is counted in instructions, one nanosecond each; nothing depends on the host.
-    Instructions,
-    /// The same while a hart executes. While all wait, time is the host's: it passes at most until a disk has answered. So runs are
-    /// nearly alike.
-    InstructionsAndWaits,
-}
-
-impl Clock {
-    /// Counted in instructions, of a machine that may wait for a device or not.
-    #[must_use]
-    pub const fn counted(may_wait: bool) -> Self {
-        if may_wait { Self::InstructionsAndWaits } else { Self::Instructions }
-    }
-}
-
 /// What the machine starts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Boot {
@@ -150,26 +93,6 @@ pub enum QemuError {
     #[error("{QEMU} finds no {FIRMWARE}, which the bare machine starts with")]
     #[diagnostic(help("install QEMU's firmware for riscv64 (Debian's package `opensbi`)"))]
     NoFirmware,
-    /// Gnomon itself would not fit.
-    #[error("a machine with {memory} is too small for Gnomon and this bundle: they need {need}")]
-    #[diagnostic(help("give it more by --host-memory; guests have what is left"))]
-    TooLittleMemory {
-        /// What was asked for.
-        memory: Size,
-        /// What is needed at least.
-        need: Size,
-    },
-    /// The VMs want more RAM than the host has.
-    #[error("the machine would need {need} of memory, this host has {have} available")]
-    #[diagnostic(help(
-        "give the VMs less (`memory` in the VM file, or --memory), or fewer VMs, or free memory on this host"
-    ))]
-    TooMuchMemory {
-        /// RAM of the machine.
-        need: Size,
-        /// RAM that is available.
-        have: Size,
-    },
 }
 
 /// Checks that QEMU is there and new enough; returns its version.
@@ -199,56 +122,6 @@ pub fn firmware() -> Result<PathBuf, QemuError> {
     files.into_iter().find(|file| file.is_file()).ok_or(QemuError::NoFirmware)
 }
 
-/// The machine's RAM for VMs with so much RAM together, and a bundle.
-#[must_use]
-pub fn memory_for(vms: Size, bundle_bytes: u64) -> Size {
-    let sum = vms.0.saturating_add(bundle_bytes).saturating_add(GNOMON_RAM);
-    // In the payload seat the loader puts the bundle in the upper half of RAM.
-    let with_bundle_above = bundle_bytes.saturating_add(LOADER_RAM).saturating_mul(2);
-    // A multiple of 4 MiB: its half is a 2 MiB boundary.
-    Size(sum.max(with_bundle_above).checked_next_multiple_of(4 * MIB).unwrap_or(u64::MAX))
-}
-
-/// The machine's RAM in the payload seat, whose loader wants more of it where there is much: with RAM beyond the place where it puts the
-/// bundle, it takes the bundle's length only up to the RAM's less that address.
-#[must_use]
-pub fn with_initrd(memory: Size, bundle_bytes: u64) -> Size {
-    /// 512 MiB behind the kernel.
-    const PLACE: u64 = 0xa020_0000;
-    let need = PLACE.saturating_add(bundle_bytes).saturating_add(LOADER_RAM);
-    let need = need.checked_next_multiple_of(4 * MIB).unwrap_or(u64::MAX);
-    if memory.0 <= PLACE { memory } else { Size(memory.0.max(need)) }
-}
-
-/// Checks that a machine with so much RAM has room for Gnomon and a bundle, with something left. Returns it in whole pages.
-///
-/// # Errors
-/// [`QemuError::TooLittleMemory`].
-pub fn check_host_memory(memory: Size, bundle_bytes: u64) -> Result<Size, QemuError> {
-    let need = memory_for(Size(0), bundle_bytes);
-    if memory < need {
-        return Err(QemuError::TooLittleMemory { memory, need });
-    }
-    Ok(Size(memory.0 / (4 * MIB) * (4 * MIB)))
-}
-
-/// Checks that the host has so much memory to give.
-///
-/// # Errors
-/// [`QemuError::TooMuchMemory`].
-pub fn check_memory(need: Size) -> Result<(), QemuError> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match available(&text) {
-        Some(have) if need > have => Err(QemuError::TooMuchMemory { need, have }),
-        _ => Ok(()),
-    }
-}
-
-fn available(meminfo: &str) -> Option<Size> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| Size(kib << 10))
-}
-
 impl MachineSpec {
     /// QEMU's arguments.
     #[must_use]
@@ -263,12 +136,7 @@ impl MachineSpec {
         text(&["-smp", &self.harts.to_string(), "-m", &format!("{}K", self.memory.0 >> 10)]);
         text(&["-nodefaults", "-display", "none", "-no-reboot"]);
         text(&["-chardev", "stdio,id=con,signal=off", "-serial", "chardev:con"]);
-        let icount = match self.clock {
-            Clock::Real => None,
-            Clock::Instructions => Some("shift=0,sleep=off"),
-            Clock::InstructionsAndWaits => Some("shift=0,sleep=on"),
-        };
-        if let Some(icount) = icount {
+        if let Some(icount) = self.clock.icount() {
             text(&["-icount", icount, "-seed", "1", "-rtc", "base=2020-01-01,clock=vm"]);
             if self.harts > 1 {
                 // Harts take turns then, and each keeps its turn until some timer of the machine is due. If all are late, that
@@ -355,6 +223,7 @@ pub(crate) fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::size::MIB;
 
     fn spec(boot: Boot) -> MachineSpec {
         MachineSpec {
@@ -393,22 +262,5 @@ mod tests {
         machine.clock = Clock::Instructions;
         let line = machine.command_line();
         assert!(line.contains("-icount shift=0,sleep=off") && line.ends_with(r"-append 'a '\''b'\'''"), "{line}");
-    }
-
-    #[test]
-    fn memory_is_enough_for_both_seats() {
-        let memory = memory_for(Size(512 * MIB), 40 * MIB + 4096);
-        assert_eq!(memory, Size(652 * MIB));
-        assert_eq!(with_initrd(memory, 40 * MIB), memory);
-        assert_eq!(with_initrd(Size(3 << 30), 100 * MIB), Size(3 << 30));
-        assert_eq!(with_initrd(Size(3 << 30), 1500 * MIB), Size(4072 * MIB));
-        let tight = memory_for(Size(8 * MIB), 300 * MIB);
-        assert!(tight.0 / 2 >= 300 * MIB + LOADER_RAM && tight.0.is_multiple_of(4 * MIB));
-    }
-
-    #[test]
-    fn available_memory_is_read() {
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   1024 kB\n"), Some(Size(MIB)));
-        assert_eq!(available(""), None);
     }
 }

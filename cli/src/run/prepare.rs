@@ -1,6 +1,6 @@
 //! Everything that a run needs before the machine starts.
 
-use super::RunSpec;
+use super::spec::RunSpec;
 use crate::guest::added;
 use crate::guest::debian::{Package, Software};
 use crate::guest::initramfs::{self, First};
@@ -9,11 +9,11 @@ use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune};
 use crate::host::size::Size;
 use crate::host::tty::TerminalSize;
+use crate::machine::board::{self, Clock, HExtension, Seat};
 use crate::machine::disk;
 use crate::machine::meter::Metered;
 use crate::machine::net::{self, Card};
-use crate::machine::qemu::Seat;
-use crate::machine::qemu::{self, Boot, Clock, HExtension, MachineSpec};
+use crate::machine::qemu::{self, Boot, MachineSpec};
 use crate::machine::share;
 use crate::vm::file::{Console, Initrd, Kernel};
 use crate::vm::layout;
@@ -119,7 +119,7 @@ struct Contents {
 /// Whatever stands in the way, with a remedy.
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let mut vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
-    net::forward(&mut vms, &spec.forwards)?;
+    spec::forward(&mut vms, &spec.forwards)?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
     let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
     if let Some(meter) = &spec.meter {
@@ -130,13 +130,14 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         vm.disks.splice(..0, disk.iter().cloned());
     }
     let total = spec::most_memory(&vms, spec.h);
-    qemu::check_memory(spec.host_memory.unwrap_or(qemu::memory_for(total, 0)))?;
+    board::check_memory(spec.host_memory.unwrap_or(board::memory_for(total, 0)))?;
     let mut versions =
         Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };
     let mut pack = Pack::default();
     let swap_path = spec.swap.as_ref().map(|swap| swap.path.as_path());
     let disks = vms.iter().map(|vm| (vm.name.as_str(), vm.disks.as_slice()));
-    let net = net::provide(&vms)?;
+    let cards: Vec<_> = vms.iter().filter_map(|vm| Some((vm.name.as_str(), vm.net.as_ref()?))).collect();
+    let net = net::provide(&cards)?;
     let shares = share::provide(vms.iter().map(|vm| (vm.name.as_str(), vm.shares.as_slice())))?;
     let wants_rng = vms.iter().find(|vm| vm.rng == Some(true));
     if let Some(vm) = wants_rng.filter(|_| spec.clock != Clock::Real) {
@@ -178,11 +179,11 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         .write(configs, (spec.console, &spec.settings), bundle.as_file_mut())
         .map_err(IoError::at("write a bundle in", &dir))?;
     let memory = match spec.host_memory {
-        Some(memory) => qemu::check_host_memory(memory, bundle_bytes)?,
-        None if spec.seat == Seat::Payload => qemu::with_initrd(qemu::memory_for(total, bundle_bytes), bundle_bytes),
-        None => qemu::memory_for(total, bundle_bytes),
+        Some(memory) => board::check_host_memory(memory, bundle_bytes)?,
+        None if spec.seat == Seat::Payload => board::with_initrd(board::memory_for(total, bundle_bytes), bundle_bytes),
+        None => board::memory_for(total, bundle_bytes),
     };
-    qemu::check_memory(memory)?;
+    board::check_memory(memory)?;
     let all_memory = vms.iter().fold(0_u64, |sum, vm| sum.saturating_add(vm.memory.0));
     let swap = spec.swap.as_ref().map(|swap| swap.provide(Size(all_memory))).transpose()?;
     let hypervisor = match hypervisor {

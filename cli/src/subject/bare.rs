@@ -3,8 +3,9 @@
 
 use crate::host::place::Unnamed;
 use crate::host::size::Size;
+use crate::machine::board::{Clock, HExtension};
 use crate::machine::process::{Machine, MachineError, Next, Outcome};
-use crate::machine::qemu::{Boot, Clock, HExtension, MachineSpec};
+use crate::machine::qemu::{Boot, MachineSpec};
 use crate::machine::stream::Piece;
 use dtoolkit::Node;
 use dtoolkit::fdt::Fdt;

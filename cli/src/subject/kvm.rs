@@ -8,9 +8,10 @@ use crate::guest::debian::{DebianError, Files, HostKernel, LEAN, Package, Softwa
 use crate::guest::initramfs::{Archive, InitramfsError};
 use crate::host::place::{IoError, Unnamed};
 use crate::host::size::{MIB, Size};
+use crate::machine::board::{Clock, HExtension};
 use crate::machine::disk::Disk;
 use crate::machine::net::Network;
-use crate::machine::qemu::{Boot, Clock, HExtension, MachineSpec};
+use crate::machine::qemu::{Boot, MachineSpec};
 use cpio::newc::ModeFileType;
 use miette::Diagnostic;
 use std::io::Write;

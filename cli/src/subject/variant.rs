@@ -1,6 +1,6 @@
 //! Variants: what guests are run under, for tests and benchmarks to go through.
 
-use crate::machine::qemu::{HExtension, Seat};
+use crate::machine::board::{HExtension, Seat};
 use crate::vm::file::VmFile;
 use abi::bundle::MmuMode;
 use serde::{Deserialize, Serialize};

@@ -4,6 +4,7 @@ use crate::guest::deb::{self, DebError};
 use crate::guest::debian::System;
 use crate::host::place::{IoError, Unnamed};
 use crate::host::progress::Step;
+use crate::machine::net::seen_by_guest;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -54,7 +55,7 @@ fn is_wanted(path: &str) -> bool {
 }
 
 fn lists(archive: &mut tar::Builder<impl Write>, system: &System) -> io::Result<()> {
-    let (from, to) = (listed_as(&system.mirror), listed_as(&super::seen_by_guest(&system.mirror)));
+    let (from, to) = (listed_as(&system.mirror), listed_as(&seen_by_guest(&system.mirror)));
     for list in &system.lists {
         let name = list.file_name().unwrap_or_default().to_string_lossy();
         let Some(rest) = name.strip_prefix(&from) else { continue };

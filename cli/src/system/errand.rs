@@ -1,8 +1,8 @@
 //! What a guest of Gnomon's own does for Gnomon: commands for the default guest's shell, on files that are its disks.
 
+use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::Snapshot;
 use crate::machine::process::{Machine, Next};
-use crate::machine::qemu::{Clock, HExtension, Seat};
 use crate::machine::stream::Piece;
 use crate::run::console::{ExecDemux, ExecEvent, Tail};
 use crate::run::{self, RunSpec};

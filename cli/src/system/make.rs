@@ -6,11 +6,13 @@ use crate::host::place::IoError;
 use crate::host::progress::Step;
 use crate::host::size::Size;
 use crate::machine::disk::{DiskSpec, Format};
+use crate::machine::net::seen_by_guest;
 use crate::machine::qemu::quoted;
 use crate::system::errand;
 use crate::vm::file::VmFile;
 use miette::Diagnostic;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What the guest does.
 pub(super) const SCRIPT: &str = include_str!("make.sh");
@@ -31,6 +33,11 @@ const MKE2FS: &str = "usr/sbin/mke2fs";
 pub(super) struct MakeError {
     image: PathBuf,
     said: String,
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Makes the root in a file that is there, and empty.
@@ -74,13 +81,13 @@ fn script(system: &System) -> String {
         packages.map(|package| package.name.as_str()).collect::<Vec<_>>().join(" ")
     };
     let values = [
-        ("now", super::now().to_string()),
+        ("now", now().to_string()),
         ("release", system.kernel.name.trim_start_matches("linux-image-").to_owned()),
         ("essential", names(true)),
         ("packages", names(false)),
-        ("mirror", super::seen_by_guest(&system.mirror)),
+        ("mirror", seen_by_guest(&system.mirror)),
         ("suite", system.suite.to_owned()),
-        ("proxies", super::seen_by_guest(&system.proxies)),
+        ("proxies", seen_by_guest(&system.proxies)),
     ];
     assignments(&values) + SCRIPT
 }

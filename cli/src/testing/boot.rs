@@ -8,19 +8,18 @@ use super::metered::{self, Metering};
 use super::plan::{BootTest, End};
 use super::ports::Partner;
 use super::serve::Server;
-use super::shared;
-use super::tally::Spent;
-use super::{Programs, Verdict};
+use super::shared::{self, run_dir};
+use super::tally::{Spent, Verdict};
 use crate::guest::debian::{Files, Software};
 use crate::guest::initramfs;
 use crate::guest::modules::{self, Needs};
-use crate::host::build;
-use crate::host::place::{IoError, cache};
+use crate::host::build::{self, BuildError};
 use crate::host::size::Size;
+use crate::machine::board::{Clock, Seat};
 use crate::machine::disk::{DiskSpec, Snapshot};
 use crate::machine::meter::Metered;
 use crate::machine::process::{Machine, Next, Stopped};
-use crate::machine::qemu::{Clock, MachineSpec, Seat};
+use crate::machine::qemu::MachineSpec;
 use crate::machine::stream::Piece;
 use crate::machine::swap::SwapSpec;
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch};
@@ -35,6 +34,7 @@ use crate::vm::root::{Root, Roots};
 use abi::bundle::{ConsoleMode, MmuMode};
 use abi::record::Record;
 use miette::miette;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -42,6 +42,22 @@ use tempfile::{NamedTempFile, TempDir};
 
 /// How long a panicked kernel may go on talking.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What boot tests run: built once, for the first.
+#[derive(Debug)]
+pub struct Programs {
+    /// The hypervisor.
+    hypervisor: Result<PathBuf, BuildError>,
+    /// The test guests by name.
+    guests: Result<BTreeMap<String, PathBuf>, BuildError>,
+}
+
+impl Programs {
+    /// Builds them.
+    pub fn build() -> Self {
+        Self { hypervisor: build::hypervisor(), guests: build::guests() }
+    }
+}
 
 /// Runs a case and judges it: one verdict, or one for each check of a test guest; and what it took.
 pub fn run(case: &Case, programs: &Programs) -> (Vec<Verdict>, Spent) {
@@ -283,12 +299,6 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
 fn swap_file(size: Size) -> miette::Result<(SwapSpec, TempDir)> {
     let dir = run_dir()?;
     Ok((SwapSpec { path: dir.path().join("swap"), size: Some(size) }, dir))
-}
-
-/// A directory for files of a run.
-pub(super) fn run_dir() -> miette::Result<TempDir> {
-    let dir = cache("run")?;
-    Ok(tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?)
 }
 
 /// What is booted where there is no Gnomon.

@@ -3,11 +3,15 @@
 
 use super::counters::Assertion;
 use super::pairs::{self, Cover};
-use super::plan::{BootTest, Choice, End, Expect, Platform};
-use crate::machine::qemu::{HExtension, Seat};
+use super::plan::{self, BootTest, Choice, End, Expect, Platform};
+use crate::guest::debian::LEAN;
+use crate::machine::board::{HExtension, Seat};
 use crate::subject::kvm::Thp;
 use crate::subject::variant::{Selector, Variant};
 use abi::bundle::MmuMode;
+use miette::Diagnostic;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What a run is on.
@@ -145,6 +149,36 @@ impl Case {
     pub const fn timeout(&self) -> Duration {
         Duration::from_secs(self.test.timeout)
     }
+}
+
+/// A plan that cannot be followed.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("{path}: {message}")]
+#[diagnostic(help("correct it; CONTRIBUTING.md describes the file"))]
+pub struct PlanError {
+    path: PathBuf,
+    message: String,
+}
+
+/// Reads the plan and expands it.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
+    let error = |message: String| PlanError { path: path.to_owned(), message };
+    let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
+    let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
+    let mut cases = Vec::new();
+    for (name, mut test) in tests {
+        let error = |message: &str| error(format!("{name}: {message}"));
+        plan::check(&test).map_err(error)?;
+        if test.lean {
+            test.append = format!("{LEAN} {}", test.append).trim_end().into();
+        }
+        cases.extend(expand(&name, &test).map_err(|why| error(&why))?);
+    }
+    leave_to_twins(&mut cases).map_err(error)?;
+    Ok(cases)
 }
 
 /// All cases of a test, with a note of those that are run by default.

@@ -2,13 +2,12 @@
 
 use super::cases::{Case, Site};
 use super::plan::End;
-use super::tally::Spent;
-use super::{Verdict, metered};
+use super::tally::{Spent, Verdict};
 use crate::machine::meter::Report;
 use crate::machine::process::{Outcome, Stopped};
 use crate::machine::stream::Lines;
 use abi::record::{EndReason, Stats, VmEnd};
-use abi::report::Line;
+use abi::report::{self, Line};
 
 /// Lines of the console shown for a failure.
 const SHOWN_LINES: usize = 30;
@@ -166,7 +165,36 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
         let stats = outcome.stats.as_ref().ok_or("Gnomon printed no counters")?;
         assertion.check(stats, transcript.baseline.as_ref())
     })?;
-    metered::judge(case, transcript)
+    metered(case, transcript)
+}
+
+/// Judges what the meter has counted.
+fn metered(case: &Case, transcript: &Transcript) -> Result<(), String> {
+    let Some(report) = &transcript.meter else {
+        return if case.test.meter.is_some() { Err("the meter left no report".into()) } else { Ok(()) };
+    };
+    if let Some(why) = &transcript.meter_complaint {
+        return Err(why.clone());
+    }
+    let expect = &case.test.expect;
+    let found: Vec<String> = report.findings().collect();
+    match found.first() {
+        Some(first) if !expect.stale => {
+            return Err(format!("check mode found {} uses of stale translations. The first: {first}", found.len()));
+        }
+        None if expect.stale => return Err("check mode found no use of a stale translation".into()),
+        _ => {}
+    }
+    let console = String::from_utf8_lossy(&transcript.console);
+    let number = |name: &str| match name.strip_prefix("figure.") {
+        Some(figure) => {
+            let mut figures = console.lines().filter_map(report::figure);
+            let found = figures.find(|(known, _)| *known == figure);
+            found.map(|(_, value)| value).ok_or_else(|| format!("the guest printed no figure {figure}"))
+        }
+        None => report.number(name).ok_or_else(|| format!("the meter's report has no {name}")),
+    };
+    expect.meter.iter().try_for_each(|assertion| assertion.check_by(number))
 }
 
 /// Whether the machine came to its end in the way it should.
@@ -211,7 +239,7 @@ fn check_end(vm: &str, reason: &EndReason, end: End, expected: &str, has_failure
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::qemu::Seat;
+    use crate::machine::board::Seat;
     use crate::subject::variant::Variant;
     use crate::testing::plan::BootTest;
 

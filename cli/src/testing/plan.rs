@@ -1,24 +1,20 @@
 //! The plan of boot tests: `tests.toml`. What it expands to is in [`super::cases`].
 
-use super::cases::{self, Case};
 use super::counters::Assertion;
 use super::dialog::Exchange;
 use super::image::Loader;
-use crate::guest::debian::LEAN;
 use crate::host::size::Size;
-use crate::machine::qemu::Seat;
+use crate::machine::board::Seat;
 use crate::subject::variant::Selector;
 use crate::subject::workload::Kind;
 use crate::vm::file::{Balloon, Console, Kernel};
 use crate::vm::root::Root;
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
-use miette::Diagnostic;
 use regex::Regex;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
-use std::path::{Path, PathBuf};
 
 /// A boot test, as it stands in the file. Its name is the key.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -311,37 +307,8 @@ impl TryFrom<String> for Pattern {
     }
 }
 
-/// A plan that cannot be followed.
-#[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{path}: {message}")]
-#[diagnostic(help("correct it; CONTRIBUTING.md describes the file"))]
-pub struct PlanError {
-    path: PathBuf,
-    message: String,
-}
-
-/// Reads the plan and expands it.
-///
-/// # Errors
-/// [`PlanError`].
-pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
-    let error = |message: String| PlanError { path: path.to_owned(), message };
-    let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
-    let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
-    let mut cases = Vec::new();
-    for (name, mut test) in tests {
-        let error = |message: &str| error(format!("{name}: {message}"));
-        check(&test).map_err(error)?;
-        if test.lean {
-            test.append = format!("{LEAN} {}", test.append).trim_end().into();
-        }
-        cases.extend(cases::expand(&name, &test).map_err(|why| error(&why))?);
-    }
-    cases::leave_to_twins(&mut cases).map_err(error)?;
-    Ok(cases)
-}
-
-fn check(test: &BootTest) -> Result<(), &'static str> {
+/// Checks what one test says; the error says what is wrong.
+pub fn check(test: &BootTest) -> Result<(), &'static str> {
     let is_elsewhere = test.on.iter().any(|platform| *platform != Platform::Gnomon);
     let is_kvm = test.on.contains(&Platform::Kvm);
     let has_counters = !test.expect.counters.is_empty() || !test.expect.counters_for.is_empty();
@@ -451,13 +418,13 @@ fn once() -> NonZeroU8 {
 
 #[cfg(test)]
 pub mod tests {
-    use super::*;
+    use super::super::cases::{self, Case, PlanError};
 
     pub fn plan(text: &str) -> Result<Vec<Case>, PlanError> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("tests.toml");
         std::fs::write(&path, text).expect("a file");
-        read(&path)
+        cases::read(&path)
     }
 
     #[test]
@@ -502,7 +469,7 @@ pub mod tests {
 
     #[test]
     fn the_plan_of_this_repository_is_valid() {
-        let cases = read(&crate::host::place::root().join("tests.toml")).expect("a plan");
+        let cases = cases::read(&crate::host::place::root().join("tests.toml")).expect("a plan");
         assert!(cases.len() > 20);
     }
 }

@@ -1,6 +1,6 @@
 //! Folders that a boot test's VMs reach: one that they write to, and one that they may only read.
 
-use super::boot::run_dir;
+use crate::host::place::{IoError, cache};
 use crate::host::words::sha256;
 use crate::machine::share::ShareSpec;
 use miette::{ensure, miette};
@@ -8,6 +8,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tempfile::TempDir;
+
+/// A directory for files of one run.
+pub(super) fn run_dir() -> miette::Result<TempDir> {
+    let dir = cache("run")?;
+    Ok(tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?)
+}
 
 /// Bytes of the file that is there at the start, and of the one that each VM is to make: no whole number of pages.
 const BYTES: usize = (2 << 20) + 77;

@@ -1,6 +1,6 @@
 //! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
 
-use crate::host::size::Size;
+use crate::host::size::{MIB, Size};
 use crate::machine::disk::DiskSpec;
 use crate::machine::net::{self, Forward};
 use crate::machine::share::ShareSpec;
@@ -10,6 +10,9 @@ use abi::mac::Mac;
 use miette::Diagnostic;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+
+/// The least RAM a VM can have.
+pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
 /// What a VM file, or the options of the command line, say about a VM. What is absent keeps its
 /// default.

@@ -1,6 +1,7 @@
 //! Debian's C compiler as a workload: alone, and in a build.
 
-use super::{HugePages, Image, Scale, Wanted, Workload};
+use super::image::{HugePages, Image, Scale, Workload};
+use crate::guest::debian::Wanted;
 use crate::host::size::{MIB, Size};
 
 /// The compiler proper.

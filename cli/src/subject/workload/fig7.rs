@@ -8,7 +8,8 @@
 //! | 433.milc | `programs/src/lattice.rs`, in integers |
 //! | 473.astar | `programs/src/grid.rs` |
 
-use super::{HugePages, Image, Scale, Workload, compiler};
+use super::compiler;
+use super::image::{HugePages, Image, Scale, Workload};
 use crate::host::size::{MIB, Size};
 
 /// Builds it.

@@ -1,6 +1,7 @@
 //! Workloads that are about memory or the kernel, and nearly all our own.
 
-use super::{HugePages, Image, Scale, Wanted, Workload};
+use super::image::{HugePages, Image, Scale, Workload};
+use crate::guest::debian::Wanted;
 use crate::host::size::{MIB, Size};
 use crate::machine::net::SERVER;
 use std::fmt::Write;

@@ -6,7 +6,7 @@ mod split;
 
 use super::cases::{Case, Site};
 use super::plan::{BootTest, Expect};
-use crate::machine::qemu::{HExtension, Seat};
+use crate::machine::board::{HExtension, Seat};
 use abi::bundle::MAX_VMS;
 pub use run::run;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Compressed kernels: by gzip, Zstandard or xz, as a file or behind the EFI stub that unpacks them (`vmlinuz.efi`,
 //! `drivers/firmware/efi/libstub/zboot-header.S`).
 
-use super::{Unfit, field};
+use super::image::{Unfit, field};
 use crate::host::size::Size;
 use std::io::Read;
 

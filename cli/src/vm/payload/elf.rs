@@ -1,6 +1,6 @@
 //! ELF executables, flattened to one image.
 
-use super::{Kind, Payload, Unfit};
+use super::image::{Kind, Payload, Unfit};
 use crate::host::size::{PAGE, Size};
 use abi::bundle::GUEST_RAM_BASE;
 use object::elf::{EM_386, EM_AARCH64, EM_ARM, EM_RISCV, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP, PT_LOAD};

@@ -1,6 +1,6 @@
 //! The RISC-V Linux boot image (`Documentation/arch/riscv/boot-image-header.rst`).
 
-use super::{Kind, Payload, Unfit, field};
+use super::image::{Kind, Payload, Unfit, field};
 use crate::host::size::{SUPERPAGE, Size};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
 use memchr::memmem;

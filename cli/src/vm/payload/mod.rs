@@ -2,40 +2,14 @@
 
 mod compressed;
 mod elf;
+mod image;
 mod linux;
 mod sniff;
 
 use abi::bundle::GUEST_ENTRY;
+pub use image::{Kind, Payload, Unfit};
 use miette::Diagnostic;
 use std::path::{Path, PathBuf};
-
-/// Something to boot, flat, with its place in guest RAM.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Payload {
-    /// What kind of file it was.
-    pub kind: Kind,
-    /// The bytes that are placed.
-    pub bytes: Vec<u8>,
-    /// Where they are placed; page-aligned.
-    pub gpa: u64,
-    /// Where the guest is entered.
-    pub entry_gpa: u64,
-    /// How much RAM it needs from `gpa` on before it looks after itself, in bytes.
-    pub span_bytes: u64,
-}
-
-/// The kinds of payload.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// A RISC-V Linux Image: it has the header, and Linux's banner.
-    Linux,
-    /// What has the header and is something else.
-    Image,
-    /// An ELF executable.
-    Elf,
-    /// Anything else: placed and entered at [`GUEST_ENTRY`].
-    Raw,
-}
 
 /// A file that no VM can boot.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -62,21 +36,6 @@ pub enum PayloadError {
         /// What to do.
         remedy: String,
     },
-}
-
-/// What is wrong with a payload: a predicate ("is ..."), and a remedy.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unfit {
-    /// What is wrong.
-    pub what: String,
-    /// What to do.
-    pub remedy: String,
-}
-
-impl Unfit {
-    fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { what: what.into(), remedy: remedy.into() }
-    }
 }
 
 impl Payload {
@@ -115,11 +74,6 @@ impl Payload {
         let span_bytes = bytes.len() as u64;
         Ok(Self { kind: Kind::Raw, bytes, gpa: GUEST_ENTRY, entry_gpa: GUEST_ENTRY, span_bytes })
     }
-}
-
-/// A little-endian number in a file.
-fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 #[cfg(test)]

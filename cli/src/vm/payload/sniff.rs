@@ -1,6 +1,6 @@
 //! Recognises files that are certainly no raw RISC-V binary.
 
-use super::{Unfit, field};
+use super::image::{Unfit, field};
 
 const COMPRESSED: &[(&[u8], &str, &str)] = &[
     (b"\x1f\x8b", "gzip", "gunzip"),

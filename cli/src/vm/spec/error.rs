@@ -1,9 +1,9 @@
 //! What no VM can be.
 
-use super::LEAST_MEMORY;
 use crate::host::size::Size;
 use crate::machine::net::NetError;
 use crate::machine::port::PortError;
+use crate::vm::file::LEAST_MEMORY;
 use abi::bundle::{MAX_VCPUS, MAX_VMS, MmuMode};
 use miette::Diagnostic;
 

@@ -4,12 +4,12 @@ mod error;
 
 use crate::host::size::{MIB, PAGE, Size};
 use crate::host::words::is_name_char;
+use crate::machine::board::{HExtension, Seat};
 use crate::machine::disk::DiskSpec;
-use crate::machine::net::Card;
+use crate::machine::net::{Card, ForwardTo, NetError};
 use crate::machine::port;
-use crate::machine::qemu::{HExtension, Seat};
 use crate::machine::share::ShareSpec;
-use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::file::{Balloon, Console, Initrd, Kernel, LEAST_MEMORY, VmFile};
 use crate::vm::root::Root;
 use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
 pub use error::SpecError;
@@ -23,8 +23,6 @@ pub const DEFAULT_SYSTEM_MEMORY: Size = Size(1024 * MIB);
 pub const LEAST_ROOT_MEMORY: Size = Size(256 * MIB);
 /// The least RAM of one that boots what is on a disk: with a quarter of that U-Boot starts over and over.
 pub const LEAST_DISK_MEMORY: Size = Size(64 * MIB);
-/// The least RAM a VM can have.
-pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
 const MOST_NAME_CHARS: usize = 32;
 
@@ -114,7 +112,7 @@ impl VmSpec {
             }
             let after = file.after.clone();
             let mut vm = Self::complete(file.clone(), has_exec)?;
-            vm.net = Card::described(&vm.name, vms.len(), &file)?;
+            vm.net = Self::card(&vm.name, vms.len(), &file)?;
             let place = |name: &str| vms.iter().position(|other| other.name == name);
             if place(&vm.name).is_some() {
                 return Err(SpecError::Duplicate(vm.name));
@@ -200,6 +198,22 @@ impl VmSpec {
         Err(SpecError::Exec { vm: spec.name, why })
     }
 
+    /// The network card that a VM's file and the options describe, if any, for the VM at this place of the run.
+    fn card(vm: &str, place: usize, file: &VmFile) -> Result<Option<Card>, NetError> {
+        let forwards = file.forward.clone().unwrap_or_default();
+        if file.net != Some(true) {
+            return match (file.mac, forwards.first()) {
+                (Some(_), _) => Err(NetError::NoCard(vm.into())),
+                (_, Some(forward)) => Err(NetError::NoNetwork { forward: *forward, vm: vm.into() }),
+                (None, None) => Ok(None),
+            };
+        }
+        match file.mac.filter(|mac| !mac.is_card()) {
+            Some(mac) => Err(NetError::Group { vm: vm.into(), mac }),
+            None => Ok(Some(Card::of(place, file.mac, forwards))),
+        }
+    }
+
     fn check_root(&self) -> Result<(), SpecError> {
         let (why, remedy) = match (&self.kernel, &self.initrd) {
             _ if self.root.is_none() => return Ok(()),
@@ -269,6 +283,29 @@ impl VmSpec {
         let is_nested = self.mmu.map_or(h == HExtension::Present, |mode| mode == MmuMode::Nested);
         if is_nested { Size(0) } else { self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))) }
     }
+}
+
+/// Adds the ports of the options to the network cards of their VMs.
+///
+/// # Errors
+/// [`NetError`].
+pub fn forward(vms: &mut [VmSpec], ports: &[ForwardTo]) -> Result<(), NetError> {
+    for ForwardTo { vm, forward } in ports {
+        let forward = *forward;
+        let at = match vm {
+            None if vms.len() == 1 => Some(0),
+            None => return Err(NetError::WhichVm(forward, vms[0].name.clone())),
+            Some(name) => vms.iter().position(|vm| vm.name == *name),
+        };
+        let Some(at) = at else {
+            let vms: Vec<_> = vms.iter().map(|vm| format!("`{}`", vm.name)).collect();
+            return Err(NetError::NoVm { forward, vm: vm.clone().unwrap_or_default(), vms: vms.join(", ") });
+        };
+        let VmSpec { name, net, .. } = &mut vms[at];
+        let card = net.as_mut().ok_or_else(|| NetError::NoNetwork { forward, vm: name.clone() })?;
+        card.forwards.push(forward);
+    }
+    Ok(())
 }
 
 /// The name of a VM without one, by what it boots: that of a file as far as it can be a name.

@@ -1,0 +1,49 @@
+//! What is made of a kernel's file: a flat image with its place, or what is wrong with the file.
+
+/// Something to boot, flat, with its place in guest RAM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Payload {
+    /// What kind of file it was.
+    pub kind: Kind,
+    /// The bytes that are placed.
+    pub bytes: Vec<u8>,
+    /// Where they are placed; page-aligned.
+    pub gpa: u64,
+    /// Where the guest is entered.
+    pub entry_gpa: u64,
+    /// How much RAM it needs from `gpa` on before it looks after itself, in bytes.
+    pub span_bytes: u64,
+}
+
+/// The kinds of payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A RISC-V Linux Image: it has the header, and Linux's banner.
+    Linux,
+    /// What has the header and is something else.
+    Image,
+    /// An ELF executable.
+    Elf,
+    /// Anything else: placed and entered at [`abi::bundle::GUEST_ENTRY`].
+    Raw,
+}
+
+/// What is wrong with a payload: a predicate ("is ..."), and a remedy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unfit {
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Unfit {
+    pub(super) fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+/// A little-endian number in a file.
+pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
