@@ -32,8 +32,8 @@ struct Titled {
 
 /// A file that is no baseline.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{path} is no baseline: {why}")]
-#[diagnostic(help("a baseline is what `gnomon bench NAME --json FILE` writes"))]
+#[error("{path} is not a baseline: {why}")]
+#[diagnostic(help("`gnomon bench NAME --json FILE` writes a baseline"))]
 pub struct NoBaseline {
     path: PathBuf,
     why: String,
@@ -189,7 +189,7 @@ mod tests {
         for text in ["", "{}", "{\"versions\": \"v\", \"experiments\": [{\"experiment\": \"lane\"}]}"] {
             std::fs::write(&path, text).expect("a file");
             let error = Baseline::read(&path).expect_err(text).to_string();
-            assert!(error.contains("is no baseline"), "{error}");
+            assert!(error.contains("is not a baseline"), "{error}");
         }
         assert!(Baseline::read(&dir.path().join("nothing")).is_err());
     }

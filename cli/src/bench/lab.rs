@@ -539,7 +539,7 @@ fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<(
     match outcome.ends.first().map(|end| &end.reason) {
         Some(EndReason::NotStarted { message } | EndReason::Killed { message }) => return Err(miette!("{message}")),
         Some(EndReason::Poweroff) | None => {}
-        other => return Err(miette!("the guest did not come to its end: {other:?}")),
+        other => return Err(miette!("the guest was interrupted: {other:?}")),
     }
     let mut is_done = false;
     for line in console.lines().map(str::trim_end) {
@@ -561,7 +561,7 @@ fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<(
     }
     match is_done {
         _ if console.contains("Kernel panic") => Err(miette!("the guest's kernel panicked:\n{}", tail(console))),
-        false => Err(miette!("the guest did not say that it had come to its end:\n{}", tail(console))),
+        false => Err(miette!("the guest did not report its end:\n{}", tail(console))),
         true => Ok(()),
     }
 }

@@ -60,7 +60,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
         };
         let run = lab.run(*subject, &load).and_then(|run| match run.figures.get(DONE) {
             Some(_) => Ok(run),
-            None => Err(miette!("the guest did not come to the end of its script")),
+            None => Err(miette!("the guest's script was interrupted")),
         });
         step.done(&format!("{subject}, {vcpus} vCPUs"));
         (*subject, *vcpus, run.map_err(|why| why.to_string()))

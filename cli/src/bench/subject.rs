@@ -159,20 +159,20 @@ pub enum Extra {
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum ChoiceError {
     /// There is none of the name.
-    #[error("`{0}` means no subject of the benchmarks")]
+    #[error("`{0}` is not a subject of the benchmarks")]
     #[diagnostic(help(
         "groups are native, gnomon, kvm, firmware, payload, h, noh; single subjects are named as in the tables, such as firmware/lazy-noh"
     ))]
     Unknown(String),
     /// All were ruled out.
-    #[error("there is nothing to measure: no subject is left")]
+    #[error("nothing to measure: no subject is left")]
     #[diagnostic(help(
         "mode `nested` and KVM need the H extension: leave out --no-h; `steered` and `adaptive` cannot promise Svadu: leave out --svadu; or \
          choose other modes or subjects"
     ))]
     Nothing,
     /// An experiment has none of those that are chosen.
-    #[error("there is nothing to measure: no subject that is chosen takes part in `{0}`")]
+    #[error("nothing to measure: `{0}` has none of the chosen subjects")]
     #[diagnostic(help(
         "`lane` has no KVM; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`"
     ))]

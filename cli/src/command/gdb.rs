@@ -88,7 +88,7 @@ impl GdbArgs {
 fn finish(debugged: &mut Debugged, work: impl FnOnce(&mut Debugged) -> Result<(), String>) -> Result<(), ControlError> {
     let done = work(debugged);
     if let Err(why) = done {
-        eprintln!("gnomon: gdb is gone: {why}");
+        eprintln!("gnomon: the connection to gdb broke: {why}");
     }
     match debugged.detach() {
         // The VM is gone, and so is all that was in it.

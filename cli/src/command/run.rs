@@ -223,7 +223,7 @@ impl RunArgs {
         if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
             return Err(miette::miette!(
                 help = "leave out one of the two: --control off, or the ports (`ports` in VM files, --port)",
-                "VMs have ports, which nobody can reach where no command can reach the run"
+                "VMs have ports, but without the control channel no program can connect to them"
             ));
         }
         show.stats.as_deref().map_or(Ok(()), check_writable)?;

@@ -134,7 +134,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                 Look::Silent => Output { at: from.unwrap_or(0), bytes: Vec::new(), is_over: false },
             };
             if let Some(lost) = from.and_then(|from| output.at.checked_sub(from)).filter(|lost| *lost != 0) {
-                self.say(&format!("{lost} bytes that it printed are lost: they were not read here in time"));
+                self.say(&format!("{lost} bytes of its output are lost: this terminal did not read them in time"));
             }
             from = Some(output.at + output.bytes.len() as u64);
             if self.show(&output.bytes).is_err() {
@@ -210,7 +210,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                 Key::Type(byte) if self.waiting.len() < MOST_WAITING => self.waiting.push_back(byte),
                 // As a terminal does whose line is full.
                 Key::Type(_) => _ = self.output.write_all(b"\x07").and_then(|()| self.output.flush()),
-                Key::Help => self.say("Ctrl-A d leaves, and the VM runs on; Ctrl-A Ctrl-A sends Ctrl-A to it"),
+                Key::Help => self.say("Ctrl-A d leaves while the VM keeps running; Ctrl-A Ctrl-A sends Ctrl-A to it"),
                 Key::Unknown => self.say("no such command; Ctrl-A d leaves, Ctrl-A h helps"),
                 Key::Nothing => {}
             }
@@ -323,7 +323,7 @@ mod tests {
         let (shown, end, asked) = attach(answers(), Form::Terminal, b"");
         assert_eq!(
             shown,
-            "a\r\nb\r\nc\r\ngnomon: 9 bytes that it printed are lost: they were not read here in time\r\nd"
+            "a\r\nb\r\nc\r\ngnomon: 9 bytes of its output are lost: this terminal did not read them in time\r\nd"
         );
         assert!(matches!(end, Ok(End::Vm)));
         let from = [None, Some(10), Some(11)].map(|from| Request::Output { vm: 3, from });

@@ -94,7 +94,7 @@ impl Bridge {
                 for client in listener.incoming().flatten() {
                     let shared = Arc::clone(&shared);
                     if shared.clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
-                        let _ = (&client).write_all(&encode(1, &refuse("too many commands are connected to it")));
+                        let _ = (&client).write_all(&encode(1, &refuse("too many commands are connected to this run")));
                         shared.clients.fetch_sub(1, Ordering::SeqCst);
                         continue;
                     }
@@ -146,7 +146,9 @@ impl Shared {
             while let Some(frame) = reader.next(&mut bytes) {
                 let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
                     // Else two would speak at once.
-                    Ok((number, Request::Port(..))) => (number, refuse("a port is reached by its own socket")),
+                    Ok((number, Request::Port(..))) => {
+                        (number, refuse("a port has a socket of its own: connect to that"))
+                    }
                     Ok((number, request)) => match self.pass_on(&request) {
                         Some(answer) => {
                             self.note(held, &request, &answer);
@@ -156,8 +158,10 @@ impl Shared {
                         None => return Ok(()),
                     },
                     // Its own version is in the answer's frame.
-                    Err(Bad::Version { number, .. }) => (number, refuse("this run is of another version")),
-                    Err(Bad::Malformed { number }) => (number, refuse("this run knows no such request")),
+                    Err(Bad::Version { number, .. }) => {
+                        (number, refuse("this run uses another version of the protocol"))
+                    }
+                    Err(Bad::Malformed { number }) => (number, refuse("this run does not know that request")),
                     // A socket loses nothing: that is no command.
                     Err(Bad::TooLong | Bad::Garbled) => return Ok(()),
                 };

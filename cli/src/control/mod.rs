@@ -50,16 +50,16 @@ pub enum ControlError {
     ))]
     Name(String),
     /// Another run has that name.
-    #[error("a run called `{0}` goes on already")]
+    #[error("a run called `{0}` is already active")]
     #[diagnostic(help("choose another name, or none: --as NAME"))]
     Taken(String),
     /// No run goes on.
-    #[error("no run goes on")]
+    #[error("no VM is running")]
     #[diagnostic(help("start one: ./gnomon run"))]
     NoRun,
     /// No run has that name.
-    #[error("no run called `{name}` goes on{}", others(.known))]
-    #[diagnostic(help("gnomon ps lists those that go on"))]
+    #[error("no run called `{name}` is active{}", others(.known))]
+    #[diagnostic(help("gnomon ps lists the active runs"))]
     UnknownRun {
         /// The name.
         name: String,
@@ -67,12 +67,12 @@ pub enum ControlError {
         known: Vec<String>,
     },
     /// Several go on.
-    #[error("several runs go on: {}", .0.join(", "))]
+    #[error("several runs are active: {}", .0.join(", "))]
     #[diagnostic(help("name one: --run NAME"))]
     WhichRun(Vec<String>),
     /// No VM has that name.
     #[error("run `{run}` has no VM `{name}`{}", others(.known))]
-    #[diagnostic(help("gnomon ps lists them; those that have ended are not there any more"))]
+    #[diagnostic(help("gnomon ps lists the VMs that are running"))]
     UnknownVm {
         /// The run.
         run: String,
@@ -91,15 +91,15 @@ pub enum ControlError {
         known: Vec<String>,
     },
     /// The run has none.
-    #[error("run `{0}` has no VM any more")]
-    #[diagnostic(help("gnomon ps shows what there is"))]
+    #[error("all VMs of run `{0}` have ended")]
+    #[diagnostic(help("gnomon ps lists the active runs and their VMs"))]
     NoVm(String),
     /// It was started by another version of this program.
     #[error(
         "run `{run}` speaks version {theirs} of the control protocol, this command version {}",
         abi::control::VERSION
     )]
-    #[diagnostic(help("use the `gnomon` that has started it"))]
+    #[diagnostic(help("use the `gnomon` that started the run"))]
     Version {
         /// The run.
         run: String,
@@ -108,7 +108,7 @@ pub enum ControlError {
     },
     /// It does not do it.
     #[error("run `{run}`: {what}: {why}")]
-    #[diagnostic(help("gnomon ps shows what there is, gnomon get which tunables"))]
+    #[diagnostic(help("gnomon ps lists the runs and their VMs, gnomon get the tunables"))]
     Refused {
         /// The run.
         run: String,
@@ -119,20 +119,20 @@ pub enum ControlError {
     },
     /// It is gone.
     #[error("run `{0}` has ended")]
-    #[diagnostic(help("gnomon ps lists those that go on"))]
+    #[diagnostic(help("gnomon ps lists the active runs"))]
     Gone(String),
     /// It is there, and says nothing.
     #[error("run `{0}` does not answer")]
-    #[diagnostic(help("its machine may be stopped, by a debugger or a signal; try again"))]
+    #[diagnostic(help("its machine may be stopped by a debugger or a signal; try again"))]
     Silent(String),
     /// What answers is no run.
-    #[error("what answers as run `{0}` does not speak the control protocol")]
-    #[diagnostic(help("use the `gnomon` that has started it"))]
+    #[error("the program at the socket of run `{0}` does not speak the control protocol")]
+    #[diagnostic(help("use the `gnomon` that started the run"))]
     Nonsense(String),
     /// gdb is not there.
     #[error("cannot start {program}: {source}")]
     #[diagnostic(help(
-        "install it (on Debian: apt-get install gdb-multiarch), name another one that knows RISC-V (--gdb PROGRAM), or start \
+        "install it (on Debian: apt-get install gdb-multiarch), name another gdb that supports RISC-V (--gdb PROGRAM), or start \
          one yourself (--listen ADDRESS)"
     ))]
     Debugger {
@@ -143,7 +143,7 @@ pub enum ControlError {
     },
     /// No gdb can connect.
     #[error("cannot wait for gdb at {at}: {source}")]
-    #[diagnostic(help("name an address that is free: --listen 127.0.0.1:PORT"))]
+    #[diagnostic(help("choose a free address: --listen 127.0.0.1:PORT"))]
     Listen {
         /// Where.
         at: String,
@@ -176,11 +176,13 @@ pub enum ControlError {
     },
     /// The terminal cannot be made raw.
     #[error("cannot use this terminal: {0}")]
-    #[diagnostic(help("start it at another one, or with input or output from elsewhere: then it needs none"))]
+    #[diagnostic(help(
+        "start the command on another terminal, or redirect its input or output: then it needs no terminal"
+    ))]
     Terminal(io::Error),
     /// The socket does not work.
     #[error("cannot reach run `{run}`: {source}")]
-    #[diagnostic(help("check that you may use its socket: gnomon run was to be started by you"))]
+    #[diagnostic(help("the socket belongs to the user that started the run: connect as that user"))]
     Socket {
         /// The run.
         run: String,
@@ -191,5 +193,5 @@ pub enum ControlError {
 
 /// Whoever else there is, behind a message.
 fn others(known: &[String]) -> String {
-    if known.is_empty() { String::new() } else { format!(" (there is: {})", known.join(", ")) }
+    if known.is_empty() { String::new() } else { format!(" (known: {})", known.join(", ")) }
 }

@@ -109,13 +109,13 @@ impl Runs {
         let there = fs::symlink_metadata(&path).map_err(|why| place(&path, why))?;
         let own = rustix::process::getuid().as_raw();
         if !there.is_dir() {
-            return Err(place(&path, "it is no directory"));
+            return Err(place(&path, "it is not a directory"));
         }
         if there.uid() != own {
-            return Err(place(&path, "it is another user's"));
+            return Err(place(&path, "it belongs to another user"));
         }
         if there.permissions().mode() & 0o077 != 0 {
-            return Err(place(&path, "other users may use it"));
+            return Err(place(&path, "other users have access to it"));
         }
         Ok(Self(path))
     }

@@ -166,7 +166,7 @@ fn ask(client: &mut Client, (vm, name): (u64, &str), wish: Save) -> Result<Answe
     loop {
         match client.ask(&what, &Request::Save(vm, wish))? {
             Answer::Later if Instant::now() >= until => {
-                let why = "it does not stand still, or its memory does not come in".into();
+                let why = "the VM did not pause, or its memory could not be read".into();
                 return Err(ControlError::Refused { run: client.run().into(), what, why });
             }
             Answer::Later => sleep(PAUSE),

@@ -24,9 +24,9 @@ pub enum AddError {
     #[diagnostic(help("name a file or a directory, in UTF-8: not `..`, and not `/`"))]
     NoName(PathBuf),
     /// Something else has its name.
-    #[error("cannot add {path}: there is another `{name}`")]
+    #[error("cannot add {path}: another added file is called `{name}`")]
     #[diagnostic(help(
-        "what is added keeps its name, in /root: rename one of them, or put each in a directory of its own"
+        "added files keep their names, in /root: rename one of them, or put each in a directory of its own"
     ))]
     Twice {
         /// The file.

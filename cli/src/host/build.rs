@@ -30,12 +30,12 @@ pub type Files = BTreeMap<String, PathBuf>;
 pub enum BuildError {
     /// cargo cannot be started.
     #[error("cannot run cargo: {0}")]
-    #[diagnostic(help("start Gnomon by its ./gnomon script, which looks after what it needs"))]
+    #[diagnostic(help("start Gnomon by its ./gnomon script, which installs what it needs"))]
     NoCargo(std::io::Error),
     /// The compiler refused.
     #[error("building {what} failed:\n{output}")]
     #[diagnostic(help(
-        "if the target {TARGET} is what is missing: rustup target add {TARGET}; else see the compiler's messages"
+        "if the target {TARGET} is missing: rustup target add {TARGET}; otherwise see the compiler's messages"
     ))]
     Failed {
         /// What was built.

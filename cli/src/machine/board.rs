@@ -75,7 +75,7 @@ impl Clock {
 pub enum RamError {
     /// Gnomon itself would not fit.
     #[error("a machine with {memory} is too small for Gnomon and this bundle: they need {need}")]
-    #[diagnostic(help("give it more by --host-memory; guests have what is left"))]
+    #[diagnostic(help("give the machine more memory: --host-memory; VMs get what Gnomon does not need"))]
     TooLittleMemory {
         /// What was asked for.
         memory: Size,

@@ -140,13 +140,13 @@ pub enum Use {
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum DiskError {
     /// It is not there.
-    #[error("there is no disk {0}")]
-    #[diagnostic(help("check the path; or say how large it is to be, and it is made: --disk {file}:1G, or `size` in the VM file", file = .0.display()))]
+    #[error("the disk {0} does not exist")]
+    #[diagnostic(help("check the path; or give a size, and the disk is created: --disk {file}:1G, or `size` in the VM file", file = .0.display()))]
     Missing(PathBuf),
     /// It cannot be used.
     #[error("cannot use {file} as a disk: {source}")]
     #[diagnostic(help(
-        "name a file that you may read and write; for one that is to stay as it is, add `:ro` (in a VM file `readonly = true`), or give --snapshot"
+        "name a file that you may read and write; for a read-only disk, add `:ro` (in a VM file `readonly = true`), or give --snapshot"
     ))]
     Unusable {
         /// The file.
@@ -155,12 +155,12 @@ pub enum DiskError {
         source: std::io::Error,
     },
     /// It is no file.
-    #[error("{0} is no file, and so no disk")]
-    #[diagnostic(help("name a file with the disk's sectors, or an image in format qcow2"))]
+    #[error("{0} is not a regular file, so it cannot be a disk")]
+    #[diagnostic(help("name a raw disk image, or an image in format qcow2"))]
     NoFile(PathBuf),
     /// It is there, and not as large as was asked for.
-    #[error("the disk {file} is there already and has {have}, not {want}")]
-    #[diagnostic(help("leave the size out to use it as it is"))]
+    #[error("the disk {file} already exists and has {have}, not {want}")]
+    #[diagnostic(help("leave out the size to use the disk as it is"))]
     OtherSize {
         /// The file.
         file: PathBuf,
@@ -170,7 +170,7 @@ pub enum DiskError {
         want: Size,
     },
     /// There are no whole sectors in it.
-    #[error("the disk {file} has {bytes} bytes: no whole sectors of 512, or none")]
+    #[error("the disk {file} has {bytes} bytes, and a disk has a positive multiple of 512")]
     #[diagnostic(help("make it longer, such as by `truncate -s 1G {file}`", file = file.display()))]
     NoSectors {
         /// The file.
@@ -179,12 +179,12 @@ pub enum DiskError {
         bytes: u64,
     },
     /// Only files with the disk's sectors are made.
-    #[error("{0} is not there, and Gnomon makes no images in format qcow2")]
-    #[diagnostic(help("make it by `qemu-img create -f qcow2 {file} 1G`", file = .0.display()))]
+    #[error("{0} does not exist, and Gnomon cannot create images in format qcow2")]
+    #[diagnostic(help("create it: `qemu-img create -f qcow2 {file} 1G`", file = .0.display()))]
     NoImage(PathBuf),
     /// What it holds is not what it is called.
-    #[error("the disk {file} begins as one in format {found}, and its name does not say so", found = .taken.other().name())]
-    #[diagnostic(help("a guest may have written that into it: if you know what it is, say so by :{taken} or :{found} behind the name (in a VM file `format`)", taken = .taken.name(), found = .taken.other().name()))]
+    #[error("the content of the disk {file} is in format {found}, and its name does not say so", found = .taken.other().name())]
+    #[diagnostic(help("a guest may have written this content: if you know the format, append :{taken} or :{found} to the name (`format` in a VM file)", taken = .taken.name(), found = .taken.other().name()))]
     OtherFormat {
         /// The file.
         file: PathBuf,
@@ -192,17 +192,17 @@ pub enum DiskError {
         taken: Format,
     },
     /// It is said to be an image, and is none.
-    #[error("{0} is no image in format qcow2")]
-    #[diagnostic(help("leave the format out, or say `raw`"))]
+    #[error("{0} is not an image in format qcow2")]
+    #[diagnostic(help("leave out the format, or give `raw`"))]
     NotQcow2(PathBuf),
     /// One file is two disks.
-    #[error("{0} is to be used twice, and written to")]
+    #[error("{0} is used twice, and not only read")]
     #[diagnostic(help(
-        "give each VM a disk of its own; those that only read it, with `:ro` (`readonly = true`) or --snapshot, may share it"
+        "give each VM a disk of its own; VMs can share a disk that all of them only read: `:ro` (`readonly = true`), or --snapshot"
     ))]
     Twice(PathBuf),
     /// A VM has too many.
-    #[error("VM `{vm}` has {count} disks, at most {MAX_DISKS} are possible")]
+    #[error("VM `{vm}` has {count} disks: the limit is {MAX_DISKS}")]
     #[diagnostic(help("give it fewer: `disks` in the VM file, or --disk"))]
     TooMany {
         /// The VM.
@@ -212,9 +212,9 @@ pub enum DiskError {
     },
     /// The machine has too many.
     #[error(
-        "the machine would have {0} virtio devices (disks, shares, that of --swap, one for a network, one for random bytes), and has places for {PLACES}"
+        "the VMs need {0} virtio devices (one for each disk and share, and one each for --swap, the network and random bytes), and the board has {PLACES}"
     )]
-    #[diagnostic(help("give the VMs fewer disks and shares; what is on several of them may be on one"))]
+    #[diagnostic(help("give the VMs fewer disks and shares: combine several into one"))]
     NoPlaces(usize),
 }
 

@@ -42,11 +42,11 @@ pub enum MeterError {
     Core(#[from] CoreError),
     /// QEMU runs all harts in one thread.
     #[error("with --icount the meter can count one hart only, not {0}")]
-    #[diagnostic(help("leave --icount away, or use --harts 1 and one vCPU"))]
+    #[diagnostic(help("leave out --icount, or use --harts 1 and one vCPU"))]
     SeveralHarts(u32),
     /// The report cannot be written.
     #[error("cannot write the meter's report to {path}: {why}")]
-    #[diagnostic(help("name a file in a directory that is there and may be written to"))]
+    #[diagnostic(help("name a file in an existing directory that you may write to"))]
     Unwritable {
         /// Where it is to be.
         path: PathBuf,
@@ -54,8 +54,10 @@ pub enum MeterError {
         why: std::io::Error,
     },
     /// There is no report, or it is not one.
-    #[error("there is no report of the meter in {path}: {why}")]
-    #[diagnostic(help("the meter writes it when the machine powers off, or QEMU ends by itself: see why it did not"))]
+    #[error("the meter left no report in {path}: {why}")]
+    #[diagnostic(help(
+        "the meter writes its report when the machine powers off or QEMU exits: see why that did not happen"
+    ))]
     NoReport {
         /// Where it was to be.
         path: PathBuf,
@@ -76,7 +78,7 @@ impl MeterSpec {
         match std::fs::metadata(&self.out) {
             // A report of another run would be taken for this one's.
             Ok(there) if there.is_file() => std::fs::remove_file(&self.out).map_err(unwritable)?,
-            Ok(_) => return Err(unwritable(std::io::Error::other("it is no regular file"))),
+            Ok(_) => return Err(unwritable(std::io::Error::other("it is not a regular file"))),
             Err(_) => {}
         }
         if harts > 1 && clock != Clock::Real { Err(MeterError::SeveralHarts(harts)) } else { Ok(()) }
@@ -143,9 +145,9 @@ impl Report {
             remarks.push("no marker was seen: all counts are of the whole run (docs/meter.md, \"Regions\")".into());
         }
         for (kind, what) in [
-            ("begins_unmatched", "`mark begin` came again before `mark end`: the region began anew"),
-            ("ends_unmatched", "`mark end` came with no region open: it was ignored"),
-            ("lost", "there were more markers than are kept: some were ignored"),
+            ("begins_unmatched", "`mark begin` came again before `mark end`: the region was restarted"),
+            ("ends_unmatched", "`mark end` came without `mark begin`: it was ignored"),
+            ("lost", "the meter keeps a limited number of markers: some were ignored"),
         ] {
             let count = markers(kind);
             if count > 0 {
@@ -326,9 +328,9 @@ mod tests {
         assert!(remarks(0, 0, 0, &["marker"]).is_empty());
         for (found, says) in [
             (remarks(0, 0, 0, &[]), "no marker was seen"),
-            (remarks(0, 2, 0, &[]), "`mark end` came with no region open: it was ignored (2 times)"),
-            (remarks(1, 0, 0, &["marker"]), "began anew"),
-            (remarks(0, 0, 7, &["marker"]), "more markers than are kept: some were ignored (7 times)"),
+            (remarks(0, 2, 0, &[]), "`mark end` came without `mark begin`: it was ignored (2 times)"),
+            (remarks(1, 0, 0, &["marker"]), "was restarted"),
+            (remarks(0, 0, 7, &["marker"]), "a limited number of markers: some were ignored (7 times)"),
             (remarks(0, 0, 0, &["marker", "power-off"]), "no marker ended the last region"),
         ] {
             assert!(found.len() == 1 && found[0].contains(says), "{found:?}");

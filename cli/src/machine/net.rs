@@ -96,12 +96,12 @@ impl FromStr for Forward {
         let (at, host, guest) = match parts[..] {
             [host, guest] => (Ipv4Addr::LOCALHOST, host, guest),
             [at, host, guest] => {
-                let at = at.parse().map_err(|_| format!("`{at}` is no IPv4 address of the host"))?;
+                let at = at.parse().map_err(|_| format!("`{at}` is not an IPv4 address of the host"))?;
                 (at, host, guest)
             }
-            _ => return Err("say which port of the host leads to which of the VM, such as 8080:80".into()),
+            _ => return Err("give a port of the host and a port of the VM, such as 8080:80".into()),
         };
-        let port = |text: &str| text.parse().map_err(|_| format!("`{text}` is no port: use 1 to 65535"));
+        let port = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a port: use 1 to 65535"));
         Ok(Self { at, host: port(host)?, guest: port(guest)? })
     }
 }
@@ -142,7 +142,7 @@ pub(crate) fn mac<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Mac>, D::
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Diagnostic)]
 pub enum NetError {
     /// A port is to lead to a VM that is not there.
-    #[error("--forward {forward} is for the VM `{vm}`, which is not there")]
+    #[error("--forward {forward} names the VM `{vm}`, which does not exist")]
     #[diagnostic(help("the VMs are {vms}"))]
     NoVm {
         /// What was asked.
@@ -153,11 +153,11 @@ pub enum NetError {
         vms: String,
     },
     /// It is not said to which one.
-    #[error("--forward {0} does not say for which VM")]
-    #[diagnostic(help("name it in front, such as --forward {1}={0}; or set `forward` in its VM file"))]
+    #[error("--forward {0} does not name a VM, and there are several")]
+    #[diagnostic(help("put its name in front, such as --forward {1}={0}; or set `forward` in its VM file"))]
     WhichVm(Forward, String),
     /// A port is to lead to a VM that has no network.
-    #[error("port {forward} is to be forwarded to VM `{vm}`, which has no network")]
+    #[error("port {forward} cannot be forwarded to VM `{vm}`, which has no network")]
     #[diagnostic(help("give it one: `net = true` in the VM file, or --net"))]
     NoNetwork {
         /// What was asked.
@@ -166,12 +166,12 @@ pub enum NetError {
         vm: String,
     },
     /// A card has an address, and is not there.
-    #[error("VM `{0}` has no network, and `mac` says which address its network card has")]
+    #[error("VM `{0}` has no network, so `mac` has no effect")]
     #[diagnostic(help("give it one: `net = true` in the VM file, or --net; or leave `mac` out"))]
     NoCard(String),
     /// An address that no card can have.
-    #[error("the network card of VM `{vm}` cannot have the address {mac}, which is a group's, or nobody's")]
-    #[diagnostic(help("choose one whose first byte is even, such as 52:54:00:67:6e:01; or leave `mac` out"))]
+    #[error("the network card of VM `{vm}` cannot have the address {mac}, which is a multicast address or zero")]
+    #[diagnostic(help("choose an address whose first byte is even, such as 52:54:00:67:6e:01; or leave `mac` out"))]
     Group {
         /// The VM.
         vm: String,
@@ -180,7 +180,7 @@ pub enum NetError {
     },
     /// Two cards have one address.
     #[error("the network cards of VMs `{0}` and `{1}` both have the address {2}")]
-    #[diagnostic(help("leave `mac` out in one of the VM files: each VM has one of its own then"))]
+    #[diagnostic(help("leave out `mac` in one of the VM files: by default each VM has its own address"))]
     TwiceMac(String, String, Mac),
     /// A port leads to two.
     #[error("port {0} of the host is forwarded twice")]
@@ -188,7 +188,7 @@ pub enum NetError {
     TwicePort(NonZeroU16),
     /// A port of the host's cannot be had.
     #[error("port {port} of the host ({at}) cannot be forwarded: {why}")]
-    #[diagnostic(help("choose one that nobody else has, such as --forward {free}:{guest}", free = free_port(), guest = .guest))]
+    #[diagnostic(help("choose a free port, such as --forward {free}:{guest}", free = free_port(), guest = .guest))]
     Port {
         /// The host's address.
         at: Ipv4Addr,

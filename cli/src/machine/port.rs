@@ -29,7 +29,7 @@ pub enum PortError {
         name: String,
     },
     /// It has too many.
-    #[error("VM `{vm}` has {count} ports, at most {MAX_PORTS} are possible")]
+    #[error("VM `{vm}` has {count} ports: the limit is {MAX_PORTS}")]
     #[diagnostic(help("give it fewer: `ports` in the VM file, or --port"))]
     TooMany {
         /// The VM.

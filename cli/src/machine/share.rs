@@ -78,9 +78,7 @@ pub struct Share {
 pub enum ShareError {
     /// It is not there, or cannot be read.
     #[error("cannot share {dir}: {source}")]
-    #[diagnostic(help(
-        "name a directory that is there and that you may read: --share DIR, or `shares` in the VM file"
-    ))]
+    #[diagnostic(help("name an existing directory that you may read: --share DIR, or `shares` in the VM file"))]
     Unusable {
         /// The directory.
         dir: PathBuf,
@@ -88,7 +86,7 @@ pub enum ShareError {
         source: std::io::Error,
     },
     /// It is no directory.
-    #[error("cannot share {0}: it is no directory")]
+    #[error("cannot share {0}: it is not a directory")]
     #[diagnostic(help("share the directory that it is in, or copy it into the guest by --add"))]
     NoDirectory(PathBuf),
     /// QEMU cannot be told its name.
@@ -109,7 +107,7 @@ pub enum ShareError {
     /// Two have the same.
     #[error("VM `{vm}` has two shares called `{name}`")]
     #[diagnostic(help(
-        "give one another name: shares = [{{ dir = \"DIR\", name = \"NAME\" }}] in the VM file (without one, a share is called as its \
+        "give one another name: shares = [{{ dir = \"DIR\", name = \"NAME\" }}] in the VM file (by default a share has the name of its \
          directory is)"
     ))]
     Duplicate {
@@ -119,9 +117,9 @@ pub enum ShareError {
         name: String,
     },
     /// A VM has too many.
-    #[error("VM `{vm}` has {count} shares, at most {MAX_SHARES} are possible")]
+    #[error("VM `{vm}` has {count} shares: the limit is {MAX_SHARES}")]
     #[diagnostic(help(
-        "give it fewer, such as one directory that has the others: `shares` in the VM file, or --share"
+        "give it fewer, such as one directory that contains the others: `shares` in the VM file, or --share"
     ))]
     TooMany {
         /// The VM.

@@ -45,8 +45,8 @@ pub enum SwapError {
         source: std::io::Error,
     },
     /// It is there, and something else may be in it.
-    #[error("{path} is there already and has {have}, not {want}")]
-    #[diagnostic(help("leave the size out to use it as it is, or remove it: what is in it is overwritten"))]
+    #[error("{path} already exists and has {have}, not {want}")]
+    #[diagnostic(help("leave out the size to use the file as it is (its content is overwritten), or remove the file"))]
     OtherSize {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum SwapError {
         want: Size,
     },
     /// It is too small to hold a page.
-    #[error("{size} for --swap is no whole number of pages, or none")]
+    #[error("--swap cannot have the size {size}: it must be a positive multiple of 4 KiB")]
     #[diagnostic(help("choose a multiple of 4 KiB, such as --swap {path}:1G", path = path.display()))]
     NoPages {
         /// The file.
@@ -74,7 +74,7 @@ impl SwapSpec {
     pub fn provide(&self, all_memory: Size) -> Result<PathBuf, SwapError> {
         let unusable = |source| SwapError::Unusable { path: self.path.clone(), source };
         let have = match std::fs::metadata(&self.path) {
-            Ok(meta) if !meta.is_file() => return Err(unusable(std::io::Error::other("it is no file"))),
+            Ok(meta) if !meta.is_file() => return Err(unusable(std::io::Error::other("it is not a regular file"))),
             Ok(meta) => Some(Size(meta.len())).filter(|size| size.0 > 0),
             Err(_) => None,
         };

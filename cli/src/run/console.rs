@@ -80,7 +80,7 @@ impl ExecDemux {
         self.lines.finish().map(|line| self.line(line))
     }
 
-    /// The status of the commands in each VM; `None` where they did not come to their end.
+    /// The status of the commands in each VM; `None` where they were interrupted.
     pub fn statuses(&self) -> impl Iterator<Item = (&str, Option<i32>)> {
         self.vms.iter().map(|vm| {
             let status = if let ExecState::Ended(status) = vm.state { Some(status) } else { None };

@@ -56,7 +56,7 @@ pub fn forward_input(input: Input, stopper: Stopper) -> Sender<()> {
                 }
             }
             if !isatty(stdin()) {
-                say("gnomon: standard input has ended, the VMs run on (--exec runs commands and powers off)");
+                say("gnomon: standard input has ended; the VMs keep running (--exec runs commands and powers off)");
             }
         }
     });

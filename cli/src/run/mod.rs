@@ -40,7 +40,7 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
     let claim = if machine.has_place() {
         claim(prepared, name.as_deref(), usual).map_err(miette::Report::from)
     } else {
-        Err(miette::miette!(help = "give the VMs fewer disks", "the board has no place left for the control channel"))
+        Err(miette::miette!(help = "give the VMs fewer disks", "the board has no free slot for the control channel"))
     };
     match claim {
         Ok(claim) => {

@@ -32,7 +32,7 @@ const RNG_SEED_BYTES: usize = 32;
 /// What Linux has room for, an end mark included (`COMMAND_LINE_SIZE` of arch/riscv).
 const COMMAND_LINE_BYTES: usize = 1024;
 /// What U-Boot runs to start what is on a disk: what it would have run by itself. It comes back if there is no boot loader, or none that works.
-const BOOT_COMMAND: &str = "run bootcmd; echo; echo \"gnomon: U-Boot has found nothing on the disks that it could boot. This is its own prompt: help lists its commands, poweroff ends the VM.\"";
+const BOOT_COMMAND: &str = "run bootcmd; echo; echo \"gnomon: U-Boot found nothing to boot on the disks. This is its prompt: help lists its commands, poweroff ends the VM.\"";
 /// How long bundles are kept that `--dry-run` has left.
 const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -399,12 +399,12 @@ fn warnings(vm: &VmSpec, h: HExtension, bootargs: &str) -> Vec<String> {
     // Without H, Gnomon chooses one that has.
     let has_lane = vm.mmu.map_or(h == HExtension::Absent, MmuMode::has_lane);
     if vm.lane == Some(true) && !has_lane {
-        warnings.push(format!("VM `{}` has no fast lane: it belongs to mmu `lazy` and `steered`", vm.name));
+        warnings.push(format!("VM `{}` has no fast lane: only mmu `lazy` and `steered` have one", vm.name));
     }
     if bootargs.len() >= COMMAND_LINE_BYTES {
         let (name, bytes) = (&vm.name, bootargs.len());
         warnings.push(format!(
-            "the command line of VM `{name}` has {bytes} bytes; Linux reads no more than {} of them",
+            "the command line of VM `{name}` has {bytes} bytes; Linux reads only the first {}",
             COMMAND_LINE_BYTES - 1
         ));
     }
@@ -502,7 +502,7 @@ mod tests {
         assert_eq!(lane(Some(false), None, HExtension::Present) + lane(None, None, HExtension::Present), 0);
         let cut = |bytes: usize| warnings(&vm(&VmFile::default()), HExtension::Present, &"x".repeat(bytes));
         assert_eq!(cut(1023), [""; 0]);
-        assert!(cut(1024)[0].contains("1024 bytes; Linux reads no more than 1023"), "{:?}", cut(1024));
+        assert!(cut(1024)[0].contains("1024 bytes; Linux reads only the first 1023"), "{:?}", cut(1024));
     }
 
     #[test]

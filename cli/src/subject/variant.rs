@@ -76,7 +76,7 @@ impl TryFrom<String> for Selector {
             mode => mode
                 .parse()
                 .map(Trait::Mode)
-                .map_err(|_| format!("`{part}` selects nothing: join a mode, h or noh, lane or nolane with `-`")),
+                .map_err(|_| format!("`{part}` is not a variant: join a mode, h or noh, lane or nolane with `-`")),
         };
         text.split('-').map(part).collect::<Result<_, _>>().map(Self)
     }

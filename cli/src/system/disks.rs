@@ -23,20 +23,20 @@ enum DiskError {
     /// Another run has the disk.
     #[error("{file} is in use, by another run or another VM")]
     #[diagnostic(help(
-        "wait for its end, or give this VM another disk: --debian=FILE, or `root = {{ system = \"debian\", file = \"FILE\" }}` in the VM file; \
+        "wait until that VM has ended, or give this VM another disk: --debian=FILE, or `root = {{ system = \"debian\", file = \"FILE\" }}` in the VM file; \
          several runs may use one disk with --snapshot"
     ))]
     Busy { file: PathBuf },
     /// It could not be copied.
     #[error("cannot make the disk {file}: {message}")]
     #[diagnostic(help(
-        "see that the directory is there, that you may write it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
+        "check that the directory exists, that you may write to it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
     ))]
     Copy { file: PathBuf, message: String },
     /// The file cannot be used.
     #[error("cannot use {file} as a disk: {source}")]
     #[diagnostic(help(
-        "name a file that you may read and write: --debian=FILE; or give --snapshot, to which reading is enough"
+        "name a file that you may read and write: --debian=FILE; or give --snapshot, which only reads it"
     ))]
     Unusable { file: PathBuf, source: std::io::Error },
 }
@@ -60,11 +60,12 @@ pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::R
     let name = &vm.name;
     let (file, note) = match (snapshot, is_there) {
         (Snapshot::Yes, true) => {
-            let note =
-                format!("{name}: a Debian begins as {} is, and what is done to it is thrown away", file.display());
+            let note = format!("{name}: a Debian on {}; changes are discarded at the end", file.display());
             (file, note)
         }
-        (Snapshot::Yes, false) => (image::provide()?, format!("{name}: a new Debian, which is thrown away at the end")),
+        (Snapshot::Yes, false) => {
+            (image::provide()?, format!("{name}: a new Debian; changes are discarded at the end"))
+        }
         (Snapshot::No, _) => {
             if !is_there {
                 // Making an image takes minutes: what cannot be is told before.
@@ -73,7 +74,7 @@ pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::R
             }
             let which = if is_there { "" } else { ", a new one" };
             let note = format!(
-                "{name}: a Debian on {}{which}, which keeps what is done to it; remove the file to begin afresh",
+                "{name}: a Debian on {}{which}; changes are kept, and removing the file starts afresh",
                 file.display()
             );
             (file, note)
@@ -146,7 +147,7 @@ impl Keys {
         Some(match &self.own {
             Some(key) => format!("{name}: ssh -i {} -p {} root@{}", key.display(), forward.host, forward.at),
             None if self.lines.is_empty() => {
-                format!("{name}: there is no ssh-keygen, and you have no key: ssh will be refused")
+                format!("{name}: you have no SSH key, and ssh-keygen is not installed: the VM will refuse ssh")
             }
             None => format!("{name}: ssh -p {} root@{}", forward.host, forward.at),
         })

@@ -25,7 +25,7 @@ const MKE2FS: &str = "usr/sbin/mke2fs";
 
 /// The guest could not do it.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("Debian could not be installed on {}; the last that was said: {said}", image.display())]
+#[error("Debian could not be installed on {}; the last output was: {said}", image.display())]
 #[diagnostic(help(
     "see that the disk of that file has 1 GiB of room, or set GNOMON_CACHE to a directory on another one; then start again. If it fails \
      again, the archive may be changing: try later"

@@ -232,7 +232,7 @@ pub fn leave_to_twins(cases: &mut [Case]) -> Result<(), String> {
         let mut theirs = cases.iter().filter(|other| other.by_default && other.test_name == *twin).peekable();
         let Some(other) = theirs.peek() else { return Err(format!("{name}: there is no test called {twin}")) };
         if (&other.test.guest, &other.test.append) != (&case.test.guest, &case.test.append) || name == twin {
-            return Err(format!("{name}: {twin} is no twin, which is another test of the same guest"));
+            return Err(format!("{name}: {twin} is not a twin: a twin is another test of the same guest"));
         }
         if theirs.any(|other| circumstances(other) == circumstances(case)) {
             places.push(place);

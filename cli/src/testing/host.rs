@@ -137,8 +137,10 @@ impl Group {
         let (lines, failed, cpu) = match ran {
             Ok(Ran { lines, status: Some(status), cpu }) if status.success() => (lines, None, cpu),
             Ok(Ran { lines, status, cpu }) => {
-                let why =
-                    status.map_or_else(|| format!("no end in {} s", LIMIT.as_secs()), |status| status.to_string());
+                let why = status.map_or_else(
+                    || format!("it did not end within {} s", LIMIT.as_secs()),
+                    |status| status.to_string(),
+                );
                 (lines, Some(why), cpu)
             }
             Err(why) => (Vec::new(), Some(why.to_string()), Duration::ZERO),
@@ -283,7 +285,7 @@ fn complaint(programs: &[Program]) -> Option<String> {
     let silent = programs.iter().find(|program| program.tests.len() != program.announced);
     match silent {
         Some(Program { name, announced, tests }) => {
-            Some(format!("{name} was to run {announced} tests, and told the results of {}", tests.len()))
+            Some(format!("{name} announced {announced} tests and reported {}", tests.len()))
         }
         None if programs.iter().all(|program| program.tests.is_empty()) => Some("no test was run".into()),
         None => None,
@@ -345,7 +347,7 @@ mod tests {
         let mut tally = Tally::default();
         GROUPS.iter().find(|group| group.kind == Kind::EachTest).expect("one").count(Ok(ran), LIMIT, &mut tally);
         let failures: Vec<_> = tally.failures().collect();
-        assert!(failures.len() == 1 && failures[0].contains("told the results of 1"), "{failures:?}");
+        assert!(failures.len() == 1 && failures[0].contains("reported 1"), "{failures:?}");
     }
 
     #[test]
@@ -361,7 +363,7 @@ mod tests {
         for (text, status, why) in [
             (GOOD.to_owned(), 101, "cargo test --no-fail-fast failed"),
             (GOOD.replace("should panic ... ok", "should panic ... ignored, slow"), 0, "it was not run: ignored, slow"),
-            (GOOD.replace("test a::b ... ok", "test a::b ... \u{fffd}ok"), 0, "run 2 tests, and told the results of 1"),
+            (GOOD.replace("test a::b ... ok", "test a::b ... \u{fffd}ok"), 0, "announced 2 tests and reported 1"),
             ("   Compiling x\n".to_owned(), 0, "no test was run"),
             ("     Running unittests x\nrunning 0 tests\n".to_owned(), 0, "no test was run"),
         ] {

@@ -146,7 +146,7 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
             _ if transcript.has_seen_enough => {}
             Some(status) if *status == expect.status => {}
             Some(status) => return Err(format!("the commands in {vm} ended with {status}, not {}", expect.status)),
-            None => return Err(format!("the commands in {vm} did not come to their end")),
+            None => return Err(format!("the commands in {vm} were interrupted")),
         }
     }
     let text = if case.has_commands() { &transcript.exec_output } else { &transcript.console };

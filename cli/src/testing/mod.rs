@@ -112,7 +112,7 @@ impl Suite {
     #[must_use]
     pub fn run(&self, processors: usize) -> Tally {
         let has_boot = !self.boot.is_empty();
-        let programs = LazyLock::new(|| Programs::build());
+        let programs = LazyLock::new(Programs::build);
         let mut jobs: Vec<_> = chain::chains(&self.boot).into_iter().map(job).collect();
         let for_host = if has_boot { 1 } else { processors };
         if !self.host.is_empty() {

@@ -376,7 +376,7 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
 fn level<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Level>, D::Error> {
     let name = String::deserialize(from)?;
     let found = Level::NAMES.iter().find(|(known, _)| *known == name);
-    let error = || serde::de::Error::custom(format!("`{name}` is no level of the meter's: counts, tlb, check"));
+    let error = || serde::de::Error::custom(format!("`{name}` is not a level of the meter: use counts, tlb or check"));
     found.map(|(_, level)| Some(*level)).ok_or_else(error)
 }
 
@@ -440,7 +440,7 @@ pub mod tests {
             ("[a]\nabout = ''\nkernel = 'debian'\nworkload = 'gap'\n", "gap"),
             ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),
             ("[a]\nabout = ''\nkernel = 'debian'\nprograms = ['x']\n", "programs"),
-            ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'arch'\n", "no root"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'arch'\n", "not a root"),
             ("[a]\nabout = ''\nkernel = 'u-boot'\nroot = 'debian'\n", "root"),
             ("[a]\nabout = ''\nkernel = 'debian'\nroot = { system = 'debian', file = 'x' }\n", "file"),
             ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'debian'\nexec = 'x'\nprograms = ['x']\n", "own programs"),
@@ -454,8 +454,8 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),
             ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n", "no test called b"),
-            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'y'\n", "no twin"),
-            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'a'\n", "no twin"),
+            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'y'\n", "not a twin"),
+            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'a'\n", "not a twin"),
             (
                 "[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'x'\nharts = [1]\n",
                 "left to its twin",

@@ -28,7 +28,7 @@ pub enum RestoreError {
     },
     /// It is no snapshot that could be used.
     #[error("cannot restore {path}: {why}")]
-    #[diagnostic(help("take the snapshot anew (gnomon snapshot), or copy the file anew from where it is whole"))]
+    #[diagnostic(help("take the snapshot again (gnomon snapshot), or copy the file again from an intact copy"))]
     Bad {
         /// The file.
         path: PathBuf,
@@ -36,8 +36,8 @@ pub enum RestoreError {
         why: String,
     },
     /// It was given something that the snapshot says.
-    #[error("`{what}` was given for a VM that goes on from {path}")]
-    #[diagnostic(help("leave it out: the VM has what it had when the snapshot was taken"))]
+    #[error("`{what}` was given for a VM that is restored from {path}")]
+    #[diagnostic(help("leave it out: the VM keeps the value from the snapshot"))]
     Given {
         /// The file.
         path: PathBuf,
@@ -45,9 +45,9 @@ pub enum RestoreError {
         what: &'static str,
     },
     /// It has other disks.
-    #[error("{path} is of a VM with {had} disks, and {given} were given")]
+    #[error("the VM in {path} has {had} disks, but {given} were given")]
     #[diagnostic(help(
-        "give it the disks that it had, as they were then, in their order (--disk, or `disks` in the VM file): their contents are not \
+        "give it the same disks with the same content, in the same order (--disk, or `disks` in the VM file): their contents are not \
          in the snapshot"
     ))]
     Disks {
@@ -59,10 +59,10 @@ pub enum RestoreError {
         given: usize,
     },
     /// It has other shared folders.
-    #[error("{path} is of a VM with the shared folders [{had}], and [{given}] were given")]
+    #[error("the VM in {path} has the shared folders [{had}], but [{given}] were given")]
     #[diagnostic(help(
-        "give it as many folders, in their order (--share, or `shares` in the VM file): each goes by the name that the guest knows, \
-         whatever it is called here"
+        "give it as many folders, in the same order (--share, or `shares` in the VM file): each keeps the name that the guest knows, \
+         not its name on the host"
     ))]
     Shares {
         /// The file.
@@ -94,7 +94,7 @@ impl<'a> Source<'a> {
         self.piece.resize(self.reader.wants(), 0);
         match self.file.read_exact(&mut self.piece) {
             Ok(()) => {}
-            Err(why) if why.kind() == ErrorKind::UnexpectedEof => return Err(bad("it is cut off".into())),
+            Err(why) if why.kind() == ErrorKind::UnexpectedEof => return Err(bad("it is truncated".into())),
             Err(source) => return Err(RestoreError::Unreadable { path: self.path.to_owned(), source }),
         }
         self.reader.take(&self.piece).map_err(|why| bad(why.to_string()))
@@ -152,7 +152,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     let has_names =
         told.shares.iter().all(|name| share::is_name(name)) && told.ports.iter().all(|name| port::is_name(name));
     if !spec::is_name(&told.name) || !has_names {
-        let why = "its VM, or a shared folder or port of it, has a name that none can have".into();
+        let why = "the VM, a shared folder or a port has an invalid name".into();
         return Err(RestoreError::Bad { path, why });
     }
     let disks = vm.disks.as_ref().map_or(0, Vec::len);
@@ -337,13 +337,13 @@ mod tests {
             assert!(why.help().is_some());
             why.to_string()
         };
-        assert!(said(&good[..good.len() - 1]).ends_with("a.snap: it is cut off"));
-        assert!(said(&good[..300]).ends_with("it is cut off"));
+        assert!(said(&good[..good.len() - 1]).ends_with("a.snap: it is truncated"));
+        assert!(said(&good[..300]).ends_with("it is truncated"));
         let mut flipped = good.clone();
         flipped[9000] ^= 4;
         assert!(said(&flipped).ends_with("it is damaged: a check sum is wrong"));
         assert!(said(&[good.as_slice(), b"x"].concat()).ends_with("something follows its end"));
-        assert!(said(&[b'x'; 5000]).ends_with("it is no snapshot"));
+        assert!(said(&[b'x'; 5000]).ends_with("it is not a snapshot"));
         let nowhere = load(Path::new("/nowhere/a.snap"), &mut Pack::default()).err().expect("there is none");
         assert!(nowhere.to_string().starts_with("cannot read the snapshot /nowhere/a.snap: "));
     }
@@ -394,7 +394,7 @@ mod tests {
                 let restore = Some(path.to_owned());
                 describe(VmFile { restore, ..VmFile::default() }).expect_err("it is refused").to_string()
             });
-            assert!(why.contains("has a name that none can have") && !why.contains(char::is_control), "{why}");
+            assert!(why.contains("has an invalid name") && !why.contains(char::is_control), "{why}");
         }
     }
 
@@ -415,12 +415,13 @@ mod tests {
             assert_eq!(vm(|vm| vm.name = Some("other".into())).expect("a name").name.as_deref(), Some("other"));
             let given = |change| vm(change).expect_err("it is refused").to_string();
             assert!(
-                given(|vm| vm.memory = Some(Size(RAM))).starts_with("`memory` was given for a VM that goes on from ")
+                given(|vm| vm.memory = Some(Size(RAM)))
+                    .starts_with("`memory` was given for a VM that is restored from ")
             );
             assert!(given(|vm| vm.kernel = Some(Kernel::Debian)).contains("`kernel`"));
             assert!(given(|vm| vm.net = Some(true)).contains("`net`"));
             let disk = given(|vm| vm.disks = Some(vec!["d.img".parse::<DiskSpec>().expect("a disk")]));
-            assert!(disk.ends_with("a.snap is of a VM with 0 disks, and 1 were given"), "{disk}");
+            assert!(disk.ends_with("a.snap has 0 disks, but 1 were given"), "{disk}");
         });
     }
 }

@@ -35,7 +35,7 @@ impl TryFrom<Written> for Root {
             Written::System(system) => (system, None),
             Written::Table(Table { system, file }) => (system, file),
         };
-        if system == "debian" { Ok(Self { file }) } else { Err(format!("`{system}` is no root: there is \"debian\"")) }
+        if system == "debian" { Ok(Self { file }) } else { Err(format!("`{system}` is not a root: use \"debian\"")) }
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(root("root = 'debian'"), Ok(Root { file: None }));
         let table = root("root = { system = 'debian', file = 'a' }");
         assert_eq!(table, Ok(Root { file: Some("a".into()) }));
-        assert!(root("root = 'arch'").expect_err("none").contains("`arch` is no root"));
+        assert!(root("root = 'arch'").expect_err("none").contains("`arch` is not a root"));
         assert!(root("root = { file = 'a' }").is_err() && root("root = { system = 'debian', x = 1 }").is_err());
     }
 }

@@ -32,7 +32,7 @@ pub enum AptError {
         source: std::io::Error,
     },
     /// No Debian mirror is configured.
-    #[error("apt on this machine uses no Debian mirror over the network")]
+    #[error("apt on this machine has no Debian mirror on the network")]
     #[diagnostic(help("set {MIRROR_VAR} to the address of a Debian mirror (as in `deb ADDRESS trixie main`)"))]
     NoMirror,
     /// Debian's keys are not there.

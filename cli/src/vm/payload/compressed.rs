@@ -95,7 +95,7 @@ fn unknown(bytes: &[u8]) -> Unfit {
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let name: String = String::from_utf8_lossy(name).chars().filter(char::is_ascii_graphic).take(32).collect();
     Unfit::new(
-        format!("is a compressed EFI image (vmlinuz.efi) by the method `{name}`, which is not known here"),
+        format!("is a compressed EFI image (vmlinuz.efi), and its method `{name}` is not supported"),
         "build the kernel with CONFIG_KERNEL_GZIP, _ZSTD or _XZ, or give arch/riscv/boot/Image",
     )
 }

@@ -39,7 +39,7 @@ pub fn read(bytes: Vec<u8>) -> Result<Payload, Unfit> {
     }
     if header.image_bytes >= TOO_LONG {
         return Err(Unfit::new(
-            format!("asks for {:#x} bytes of memory in its header", header.image_bytes),
+            format!("has a header that says {:#x} bytes of memory", header.image_bytes),
             "copy the file again, or build it again",
         ));
     }
@@ -49,7 +49,7 @@ pub fn read(bytes: Vec<u8>) -> Result<Payload, Unfit> {
         offset if offset.is_multiple_of(SUPERPAGE) && offset < 1 << 40 => GUEST_RAM_BASE + offset,
         offset => {
             return Err(Unfit::new(
-                format!("asks to be placed at {offset:#x} in RAM, which is not a multiple of 2 MiB"),
+                format!("has a header that says offset {offset:#x} in RAM, which is not a multiple of 2 MiB"),
                 "use a kernel for 64-bit RISC-V with a valid Image header",
             ));
         }

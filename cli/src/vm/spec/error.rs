@@ -19,8 +19,8 @@ pub enum SpecError {
     #[diagnostic(help("give each VM file its own `name`"))]
     Duplicate(String),
     /// It waits for a VM that does not come before it.
-    #[error("VM `{vm}` is to start after `{after}`, and no VM before it has that name")]
-    #[diagnostic(help("give the VM files in the order in which they start, and see the `name` in each"))]
+    #[error("VM `{vm}` starts after `{after}`, but no VM before it has that name")]
+    #[diagnostic(help("give the VM files in the order in which they start, and check the `name` in each"))]
     After {
         /// The VM.
         vm: String,
@@ -32,7 +32,7 @@ pub enum SpecError {
     #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
     NameForMany(usize),
     /// More VMs than a bundle can hold.
-    #[error("{0} VMs were given, at most {MAX_VMS} are possible")]
+    #[error("{0} VMs are too many: the limit is {MAX_VMS}")]
     #[diagnostic(help("give fewer VM files"))]
     TooMany(usize),
     /// A number of vCPUs that no VM can have.
@@ -58,7 +58,7 @@ pub enum SpecError {
     /// What is to stay in memory does not fit what there is.
     #[error("VM `{vm}`: {why}")]
     #[diagnostic(help(
-        "multiples of 4 KiB, `reserve` at most `limit`, `limit` at most `memory` and at least {LEAST_MEMORY}: see docs/vm-file.md"
+        "use multiples of 4 KiB, `reserve` at most `limit`, `limit` at most `memory` and at least {LEAST_MEMORY}: see docs/vm-file.md"
     ))]
     Residence {
         /// The VM.
@@ -78,9 +78,9 @@ pub enum SpecError {
         least: Size,
     },
     /// More for the balloon than it may take, or not whole pages.
-    #[error("VM `{vm}` cannot have {balloon} of its {memory} in its balloon")]
+    #[error("the balloon of VM `{vm}` cannot take {balloon} of its {memory}")]
     #[diagnostic(help(
-        "choose a multiple of 4 KiB, seven eighths of its memory at most: set `balloon` in the VM file or give --balloon"
+        "choose a multiple of 4 KiB, and at most seven eighths of its memory: set `balloon` in the VM file or give --balloon"
     ))]
     Balloon {
         /// The VM.
@@ -95,27 +95,27 @@ pub enum SpecError {
     #[diagnostic(help("leave out --seat payload: without H, Gnomon is the machine's firmware"))]
     PayloadWithoutH,
     /// Two-stage tables are what is missing.
-    #[error("VM `{0}` asks for mmu `{1}`, which needs the H extension; these harts have none")]
+    #[error("VM `{0}` uses mmu `{1}`, which needs the H extension, and these harts do not have it")]
     #[diagnostic(help(
         "choose `shadow`, `unsync`, `lazy` or `steered`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
     ))]
     NestedWithoutH(String, MmuMode),
     /// There is nothing to add files to.
-    #[error("VM `{0}` has no initramfs of Gnomon's, to which files could be added")]
+    #[error("VM `{0}` does not use Gnomon's initramfs, so no files can be added")]
     #[diagnostic(help("leave out `initrd`, and boot a Linux kernel; or put the files into your own initrd"))]
     Add(String),
     /// The kernel was built without a driver for the SBI console: Debian's is, others may say so.
-    #[error("VM `{0}` asks for console `hvc0`, and its kernel has no driver for that")]
-    #[diagnostic(help("leave out `console`, or give a kernel with CONFIG_HVC_RISCV_SBI"))]
+    #[error("VM `{0}` uses console `hvc0`, and its kernel has no driver for it")]
+    #[diagnostic(help("leave out `console`, or use a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
     /// The kernel was built without a driver for the virtio console, or has it as a module that nobody loads.
-    #[error("VM `{0}` asks for console `virtio`, and its kernel has no driver for that built in")]
+    #[error("VM `{0}` uses console `virtio`, and its kernel has no built-in driver for it")]
     #[diagnostic(help(
-        "leave out `console`, or give a kernel with CONFIG_VIRTIO_MMIO=y and CONFIG_VIRTIO_CONSOLE=y, or an `initrd` that loads both"
+        "leave out `console`, or use a kernel with CONFIG_VIRTIO_MMIO=y and CONFIG_VIRTIO_CONSOLE=y, or an `initrd` that loads both"
     ))]
     NoVirtioConsole(String),
     /// There is nothing random where time counts instructions.
-    #[error("VM `{0}` is to have a source of random bytes, and --icount is to make each run the same")]
+    #[error("VM `{0}` has a source of random bytes, but with --icount each run must be the same")]
     #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
     NoEntropy(String),
     /// Its ports cannot be.
@@ -138,7 +138,7 @@ pub enum SpecError {
         remedy: &'static str,
     },
     /// A system on a disk cannot be booted so.
-    #[error("VM `{vm}` cannot boot what is on a disk: {why}")]
+    #[error("VM `{vm}` cannot boot from a disk: {why}")]
     #[diagnostic(help("{remedy}"))]
     Disk {
         /// The VM.

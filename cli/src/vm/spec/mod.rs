@@ -188,11 +188,11 @@ impl VmSpec {
         }
         let why = match (&spec.initrd, &spec.kernel) {
             _ if !has_exec => return Ok(spec),
-            _ if spec.restore.is_some() => "it goes on from a snapshot, with whatever its shell does there",
+            _ if spec.restore.is_some() => "it is restored from a snapshot, and its shell may be busy",
             (Some(Initrd::File(_)), _) => "it has an initrd of its own",
             (Some(Initrd::None), _) => "it has no initrd",
-            (_, Kernel::UBoot) => "U-Boot does not run it",
-            (_, Kernel::Disk) => "what is on its disk does not run it",
+            (_, Kernel::UBoot) => "U-Boot does not run them",
+            (_, Kernel::Disk) => "the system on its disk does not run them",
             _ => return Ok(spec),
         };
         Err(SpecError::Exec { vm: spec.name, why })
@@ -217,15 +217,16 @@ impl VmSpec {
     fn check_root(&self) -> Result<(), SpecError> {
         let (why, remedy) = match (&self.kernel, &self.initrd) {
             _ if self.root.is_none() => return Ok(()),
-            (Kernel::UBoot | Kernel::Disk | Kernel::File(_), _) => {
-                ("it boots another kernel".to_owned(), "leave out `kernel`: the root has the modules of Debian's")
-            }
+            (Kernel::UBoot | Kernel::Disk | Kernel::File(_), _) => (
+                "it boots a different kernel".to_owned(),
+                "leave out `kernel`: the root only has modules for Debian's kernel",
+            ),
             (_, Some(_)) => (
                 "it has an initrd of its own".to_owned(),
-                "leave out `initrd`: Gnomon's own finds the root on its disk",
+                "leave out `initrd`: Gnomon's own initrd finds the root on its disk",
             ),
             _ if self.memory < LEAST_ROOT_MEMORY => {
-                let why = format!("it has {} of memory, and {LEAST_ROOT_MEMORY} is the least", self.memory);
+                let why = format!("it has {} of memory, and needs at least {LEAST_ROOT_MEMORY}", self.memory);
                 (why, "give it more: `memory` in the VM file, or --memory")
             }
             _ => return Ok(()),
@@ -235,15 +236,15 @@ impl VmSpec {
 
     /// What is on a disk has a kernel, an initrd and a command line of its own.
     fn check_disk(&self) -> Result<(), SpecError> {
-        const CHANGE: &str = "what is there is started as its boot loader's configuration says: change it in the guest";
+        const CHANGE: &str = "the boot loader's configuration on the disk decides that: change it in the guest";
         let (why, remedy) = match &self.initrd {
             _ if self.kernel != Kernel::Disk || self.restore.is_some() => return Ok(()),
-            _ if self.disks.is_empty() => ("it has none", "give it one: --disk FILE, or `disks` in the VM file"),
-            Some(Initrd::Busybox | Initrd::File(_)) => ("an initrd of its own is given", CHANGE),
-            _ if !self.append.is_empty() => ("words for a command line are given", CHANGE),
-            _ if self.console != Console::Uart => ("a console is chosen for Linux", CHANGE),
+            _ if self.disks.is_empty() => ("it has no disk", "give it one: --disk FILE, or `disks` in the VM file"),
+            Some(Initrd::Busybox | Initrd::File(_)) => ("it has an `initrd`", CHANGE),
+            _ if !self.append.is_empty() => ("it has an `append`", CHANGE),
+            _ if self.console != Console::Uart => ("it has a `console`", CHANGE),
             _ if self.memory < LEAST_DISK_MEMORY => (
-                "U-Boot needs 64 MiB of memory, and what it starts more",
+                "U-Boot needs 64 MiB of memory, and the system on the disk needs more",
                 "give it more: `memory` in the VM file, or --memory",
             ),
             _ => return Ok(()),
@@ -255,10 +256,12 @@ impl VmSpec {
         let most = self.limit.unwrap_or(self.memory).min(self.memory);
         let is_whole = |size: Size| size.0.is_multiple_of(PAGE);
         let why = match self.limit {
-            Some(limit) if limit < LEAST_MEMORY || !is_whole(limit) => "`limit` is too little, or no whole pages",
+            Some(limit) if limit < LEAST_MEMORY || !is_whole(limit) => {
+                "`limit` is too small, or not a multiple of 4 KiB"
+            }
             Some(limit) if self.wired && limit < self.memory => "`wired` memory is more than `limit`",
-            _ if self.reserve > most => "`reserve` is more than it may have in memory",
-            _ if !is_whole(self.reserve) => "`reserve` is no whole pages",
+            _ if self.reserve > most => "`reserve` is more than `limit` or `memory`",
+            _ if !is_whole(self.reserve) => "`reserve` is not a multiple of 4 KiB",
             _ => return Ok(()),
         };
         Err(SpecError::Residence { vm: self.name.clone(), why })
@@ -444,10 +447,10 @@ mod tests {
         assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian-13", DEFAULT_SYSTEM_MEMORY, true));
         assert!(matches!(settle(disk()), Err(SpecError::Exec { .. })));
         for (vm, says) in [
-            (VmFile { disks: None, ..disk() }, "it has none"),
+            (VmFile { disks: None, ..disk() }, "it has no disk"),
             (VmFile { initrd: Some(Initrd::Busybox), ..disk() }, "initrd"),
             (VmFile { memory: Some(Size(LEAST_DISK_MEMORY.0 - PAGE)), ..disk() }, "64 MiB"),
-            (VmFile { append: Some("quiet".into()), ..disk() }, "command line"),
+            (VmFile { append: Some("quiet".into()), ..disk() }, "append"),
             (VmFile { console: Some(Console::Sbi), ..disk() }, "console"),
         ] {
             let refused = VmSpec::settle(vec![vm], &VmFile::default(), false);
