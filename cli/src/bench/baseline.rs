@@ -1,4 +1,4 @@
-//! What changed since another time: figures of the tables, beside those that `--json` wrote then.
+//! Comparison with an earlier measurement: figures of the tables beside those of an earlier `--json` file.
 
 use super::report::{Block, Report};
 use super::table::Table;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Changes by more than this are shown; in per cent.
 const SHOWN: f64 = 1.0;
 
-/// What `--json` wrote.
+/// The content of a `--json` file.
 #[derive(Debug, Deserialize)]
 pub struct Baseline {
     versions: String,
@@ -96,7 +96,7 @@ impl Baseline {
         serde_json::from_slice(&bytes).map_err(|why| error(why.to_string()))
     }
 
-    /// What is different now.
+    /// Compares reports with the baseline.
     #[must_use]
     pub fn compare(&self, reports: &[Report]) -> Report {
         let mut blocks = Vec::new();

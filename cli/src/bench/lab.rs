@@ -87,7 +87,7 @@ impl Keeping {
     }
 }
 
-/// What a subject boots.
+/// The guest that a subject boots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
     /// A Linux Image, or the ELF file of a test guest.
@@ -104,38 +104,38 @@ pub struct Load {
     pub keeping: Keeping,
     /// Whether the bare machine is described without the devices that guests have not.
     pub has_few_devices: bool,
-    /// What it runs on. The hosts of KVM have one hart.
+    /// The harts and vCPUs. The hosts of KVM have one hart.
     pub processors: Processors,
     /// Its devices. Who waits for one waits for the host's.
     pub devices: Devices,
 }
 
-/// What must live as long as a machine.
+/// Files that must live as long as a machine.
 type Kept = Vec<Unnamed>;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     /// QEMU's command line, files by their role.
     pub command_line: String,
     /// SHA-256 of those files.
     pub inputs: BTreeMap<String, String>,
-    /// What the guest printed.
+    /// The figures that the guest printed.
     pub figures: BTreeMap<String, u64>,
     /// The counters of the VM, on Gnomon.
     pub counters: BTreeMap<String, u64>,
-    /// What the meter counted between markers, for each pair of labels; nothing on several harts.
+    /// The meter's counts between markers, for each pair of labels; nothing on several harts.
     pub regions: Vec<Region>,
-    /// What it counted from the start to the end; nothing on several harts.
+    /// The counts from the start to the end; nothing on several harts.
     pub whole: Value,
     /// The longest exit, from the start to the end.
     pub longest: Longest,
 }
 
-/// What the meter counted between two markers.
+/// The meter's counts between two markers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Region {
-    /// Those of the markers; there is no second one if the machine ended before it.
+    /// The labels of the markers; there is no second one if the machine ended before it.
     pub labels: (u64, Option<u64>),
     /// The counts, as the meter reports them.
     pub total: Value,
@@ -191,7 +191,7 @@ pub struct Lab {
     longests: Mutex<Longests>,
 }
 
-/// Copies of what is measured: whoever builds another while a benchmark runs, does not change it.
+/// Copies of the measured programs, so that a build during the benchmark does not change them.
 #[derive(Debug)]
 struct Copies {
     dir: TempDir,
@@ -292,7 +292,7 @@ impl Lab {
         Ok(run)
     }
 
-    /// What a run depends on.
+    /// Everything that a run depends on, as text.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
         let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
@@ -526,10 +526,10 @@ fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
     }
 }
 
-/// What says that a host of KVM's gave up, before why.
+/// The prefix of the message by which a KVM host reports a failure.
 const KVM_GAVE_UP: &str = "gnomon-kvm: ";
 
-/// What went wrong: with what carries the guest, or in it. A guest that came to its end has said so.
+/// Returns the failure, of the machine or in the guest. A guest that completed its work has reported that.
 fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<()> {
     if matches!(subject, Subject::Gnomon(_))
         && !(outcome.has_halted && outcome.ends.len() == 1 && outcome.stats.is_some())

@@ -19,7 +19,7 @@ use serde_json::json;
 const HARTS: u32 = 2;
 const VCPUS: [u32; 2] = [HARTS, 2 * HARTS];
 const APPEND: &str = "console=ttyS0 quiet panic=-1 norandmaps no4lvl";
-/// What counts of a vCPU's waiting.
+/// The counters of a vCPU's waiting.
 const COUNTERS: [&str; 4] = ["exits.total", "vcpu.wfis", "vcpu.wrs_ntos", "vcpu.yields"];
 
 /// A subject, how many vCPUs it had, and what it came to, or why to nothing.

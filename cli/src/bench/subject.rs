@@ -1,4 +1,4 @@
-//! What is measured: the bare machine, Gnomon in each of its ways, and Linux KVM.
+//! The subjects of measurements: the bare machine, Gnomon in each of its ways, and Linux KVM.
 
 use crate::machine::board::{HExtension, Seat};
 use crate::subject::variant::Variant;
@@ -38,10 +38,10 @@ pub struct Gnomon {
 /// variant of its own.
 const PARTS: [Id; 4] = [Id::Steer, Id::Roots, Id::Globals, Id::Track];
 
-/// What is of no use but where much memory is used.
+/// Parts of `steered` that only matter where much memory is used.
 const PARTS_OF_MEMORY: [Id; 1] = [Id::Coalesce];
 
-/// What tells subjects without superpages from others.
+/// The suffix of subjects without superpages.
 const SMALL: &str = "-4k";
 
 impl fmt::Display for Subject {
@@ -66,7 +66,7 @@ impl Serialize for Subject {
 }
 
 impl Subject {
-    /// What it has in common with those beside which its figures stand in a table.
+    /// The name that it shares with the subjects of the same table.
     #[must_use]
     pub fn group(self) -> String {
         match self {
@@ -79,7 +79,7 @@ impl Subject {
         }
     }
 
-    /// What sets it apart within its group.
+    /// Its name within its group.
     #[must_use]
     pub fn short(self) -> String {
         match self {
@@ -149,9 +149,9 @@ pub enum Extra {
     None,
     /// For the sake of whole walks, those that map guest memory by 4 KiB leaves only: mode `nested` in the firmware seat, and KVM.
     Nested,
-    /// The same, and mode `steered` without each of its parts.
+    /// The default subjects, and mode `steered` without each of its parts.
     Parts,
-    /// Those with 4 KiB leaves in every mode, and mode `steered` without what is for memory.
+    /// The subjects with 4 KiB leaves in every mode, and mode `steered` without what is for memory.
     Small,
 }
 
@@ -230,7 +230,7 @@ impl Choice {
         }
     }
 
-    /// What a report's line about versions and sizes says of it.
+    /// The text about Svadu in a report's line about versions and sizes.
     #[must_use]
     pub const fn promise(svadu: bool) -> &'static str {
         if svadu { "; Gnomon's guests are promised Svadu" } else { "" }

@@ -52,7 +52,7 @@ enum Action {
 }
 
 impl Action {
-    /// What it needs.
+    /// The programs and packages that it needs.
     fn needs(&self) -> Vec<Need> {
         match self {
             Self::Run(_) => Need::GUESTS.to_vec(),
@@ -77,7 +77,7 @@ impl Action {
     }
 }
 
-/// What a command line needs: nothing if it is wrong, or asks for help.
+/// The programs and packages that a command line needs: none if it is wrong, or asks for help.
 fn needs(words: Vec<OsString>) -> Vec<Need> {
     let words = std::iter::once("gnomon".into()).chain(words);
     Command::try_parse_from(words).map(|command| command.action.needs()).unwrap_or_default()

@@ -8,9 +8,9 @@ use std::io::{Read, Write, copy, stdin, stdout};
 use std::net::Shutdown;
 use std::thread;
 
-/// Join standard input and output to a port of a VM's (`ports` in its VM file; see docs/control.md).
+/// Connect standard input and output to a port of a VM (`ports` in its VM file; see docs/control.md).
 ///
-/// It ends with the input, as soon as the guest has all of it; or with the VM.
+/// It ends when the input has ended and the guest has read it, or with the VM.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct PortArgs {
@@ -20,7 +20,7 @@ pub struct PortArgs {
     vm: String,
     /// The port
     port: String,
-    /// Read no input: only print what the guest says
+    /// Read no input, only print the guest's output
     #[arg(long)]
     listen: bool,
 }

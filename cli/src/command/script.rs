@@ -1,9 +1,9 @@
-//! What the `gnomon` script and the shell read of a command: what it needs to be installed, its exit status, its errors.
+//! A command's interface to the `gnomon` script and the shell: required packages, exit status, errors.
 
-/// Bad input, or something that is needed is not there.
+/// The exit status for bad input, or for a missing resource.
 pub(super) const STATUS_INPUT: u8 = 1;
 
-/// Something that the `gnomon` script installs when it is needed: a function of its own, `need_NAME`.
+/// A package that the `gnomon` script installs on demand: a function of its own, `need_NAME`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Need {
     /// Debian's archive keys.
@@ -32,11 +32,11 @@ impl Need {
         }
     }
 
-    /// What guests need.
+    /// The packages that guests need.
     pub(super) const GUESTS: [Self; 2] = [Self::Keys, Self::Qemu];
 }
 
-/// Says what is wrong, and what to do.
+/// Prints an error and its remedy.
 pub(super) fn complain(report: &miette::Report) {
     eprintln!("gnomon: error: {report}");
     if let Some(help) = report.help() {

@@ -13,18 +13,18 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Write a VM's state and memory to a file, from which it can go on in another run (gnomon run --restore FILE; see docs/snapshots.md).
-/// It stands still meanwhile, and goes on then if it ran before.
+/// Write a VM's state and memory to a file, from which another run can restore it (gnomon run --restore FILE; see docs/snapshots.md).
+/// The VM is paused meanwhile, and resumed afterwards if it was running.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
     #[command(flatten)]
     which: Which,
-    /// The VM; it need not be named where there is one only
+    /// The VM; optional if there is only one
     vm: Option<String>,
-    /// The file; one that is there is replaced when the new one is whole
+    /// The file; an existing file is replaced when the new one is complete
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// End the VM when the file is whole
+    /// End the VM when the file is complete
     #[arg(long)]
     stop: bool,
 }

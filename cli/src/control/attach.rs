@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// How long nobody asks, at least and at most.
+/// The shortest and the longest pause between two polls.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(50);
 /// Bytes that wait for the VM to take them, at most.
@@ -23,7 +23,7 @@ const MOST_CHUNKS: usize = 16;
 /// Why it is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// Somebody has left, by the key, or since nobody reads any more.
+    /// The user left, by the key, or the reader closed the output.
     Left,
     /// The VM has ended.
     Vm,
@@ -31,7 +31,7 @@ pub enum End {
     Run,
 }
 
-/// What is at this end.
+/// The kind of this end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     /// A terminal, which is raw: a key leaves, and lines begin at its left.
@@ -40,7 +40,7 @@ pub enum Form {
     Plain,
 }
 
-/// What a key asks for.
+/// The action of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Key {
     Type(u8),
@@ -72,7 +72,7 @@ impl Keys {
     }
 }
 
-/// What is typed here, in pieces: read by a thread of its own, which ends with the input.
+/// The typed input, in pieces: read by a thread of its own, which ends with the input.
 #[must_use]
 pub fn typed() -> Receiver<Vec<u8>> {
     let (sender, receiver) = sync_channel(MOST_CHUNKS);
@@ -80,7 +80,7 @@ pub fn typed() -> Receiver<Vec<u8>> {
     receiver
 }
 
-/// What comes of a look.
+/// The result of a poll.
 enum Look {
     Found(Output),
     Over(End),
@@ -99,14 +99,14 @@ pub struct Console<'a, W, E> {
     /// The last byte that was shown.
     last: u8,
     keys: Keys,
-    /// What the VM had no room for yet.
+    /// Input that the VM had no room for yet.
     waiting: VecDeque<u8>,
-    /// Nobody has answered the last time.
+    /// The last poll was not answered.
     is_silent: bool,
 }
 
 impl<'a, W: Write, E: Write> Console<'a, W, E> {
-    /// That of a VM. What it prints goes to `output`, and what is to be said of it as well, or to `words` if that is no terminal.
+    /// Attaches to a VM. Its output goes to `output`. Messages go there too if it is a terminal, otherwise to `words`.
     pub fn new(client: &'a mut Client, vm: &'a VmInfo, (form, output): (Form, W), words: E) -> Self {
         Self {
             client,
@@ -171,7 +171,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
         }
     }
 
-    /// What has been printed since. Where somebody has stopped the machine it does not answer, and goes on later.
+    /// Reads the output since the last poll. A machine that is stopped does not answer, and may resume later.
     fn look(&mut self, from: Option<u64>) -> Result<Look, ControlError> {
         let refused = match (self.client.output(self.vm.number, from), from) {
             (Ok(output), _) => {

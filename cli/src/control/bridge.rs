@@ -28,7 +28,7 @@ struct Link {
     number: u32,
 }
 
-/// What a command holds of VMs, and leaves when it is gone.
+/// The state that a command holds in VMs, which is released when it is gone.
 #[derive(Debug, Default)]
 struct Holds {
     /// The VM that it is attached to as a debugger.
@@ -43,7 +43,7 @@ struct Shared {
     /// There is a way to the machine.
     is_there: Condvar,
     clients: AtomicUsize,
-    /// How often somebody has connected to a port.
+    /// The number of connections to ports so far.
     connections: AtomicU32,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
@@ -62,7 +62,7 @@ impl Bridge {
         Self::start_with(claim, None)
     }
 
-    /// The same with a machine that may take another time to answer.
+    /// Like [`Bridge::start`], with another time limit for answers.
     pub(super) fn start_with(claim: Claim, patience: Option<Duration>) -> Self {
         let claim = Arc::new(claim);
         let shared = Arc::new(Shared { patience, ..Shared::default() });
@@ -204,7 +204,7 @@ impl Shared {
         held.saves.into_iter().for_each(|save| self.end_save(save));
     }
 
-    /// Nobody wants a snapshot any more. It may have ended by itself.
+    /// Discards a snapshot that is no longer wanted. It may have ended by itself.
     fn end_save(&self, (vm, id): (u64, u32)) {
         let _ = self.pass_on(&Request::Save(vm, Save::End(id)));
     }

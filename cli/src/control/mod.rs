@@ -1,4 +1,4 @@
-//! The control channel on this side: runs that go on are found by sockets, and asked by them ([`abi::control`]).
+//! The host side of the control channel: commands find active runs by their sockets, and send requests there ([`abi::control`]).
 //!
 //! ```text
 //!  gnomon ps ────┐                     one after the other
@@ -39,7 +39,7 @@ pub enum ControlError {
     Place {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// A name that a run cannot have.
@@ -53,7 +53,7 @@ pub enum ControlError {
     #[error("a run called `{0}` is already active")]
     #[diagnostic(help("choose another name, or none: --as NAME"))]
     Taken(String),
-    /// No run goes on.
+    /// No run is active.
     #[error("no VM is running")]
     #[diagnostic(help("start one: ./gnomon run"))]
     NoRun,
@@ -63,10 +63,10 @@ pub enum ControlError {
     UnknownRun {
         /// The name.
         name: String,
-        /// Those that go on.
+        /// The active runs.
         known: Vec<String>,
     },
-    /// Several go on.
+    /// Several runs are active.
     #[error("several runs are active: {}", .0.join(", "))]
     #[diagnostic(help("name one: --run NAME"))]
     WhichRun(Vec<String>),
@@ -78,7 +78,7 @@ pub enum ControlError {
         run: String,
         /// The name.
         name: String,
-        /// Those that there are.
+        /// The existing ones.
         known: Vec<String>,
     },
     /// There are several VMs.
@@ -112,7 +112,7 @@ pub enum ControlError {
     Refused {
         /// The run.
         run: String,
-        /// What was asked for.
+        /// The request.
         what: String,
         /// Why not.
         why: String,
@@ -125,7 +125,7 @@ pub enum ControlError {
     #[error("run `{0}` does not answer")]
     #[diagnostic(help("its machine may be stopped by a debugger or a signal; try again"))]
     Silent(String),
-    /// What answers is no run.
+    /// The program that answers is not a run.
     #[error("the program at the socket of run `{0}` does not speak the control protocol")]
     #[diagnostic(help("use the `gnomon` that started the run"))]
     Nonsense(String),
@@ -138,7 +138,7 @@ pub enum ControlError {
     Debugger {
         /// The program.
         program: String,
-        /// What the system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// No gdb can connect.
@@ -147,7 +147,7 @@ pub enum ControlError {
     Listen {
         /// Where.
         at: String,
-        /// What the system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// It has no such port.
@@ -160,7 +160,7 @@ pub enum ControlError {
         vm: String,
         /// The name.
         name: String,
-        /// Those that it has.
+        /// The ports that it has.
         known: Vec<String>,
     },
     /// A port's socket would have too long a path.
@@ -186,12 +186,12 @@ pub enum ControlError {
     Socket {
         /// The run.
         run: String,
-        /// What the system said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// Whoever else there is, behind a message.
+/// The existing names, as the end of a message.
 fn others(known: &[String]) -> String {
     if known.is_empty() { String::new() } else { format!(" (known: {})", known.join(", ")) }
 }

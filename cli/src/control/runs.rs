@@ -1,4 +1,4 @@
-//! Where the sockets of runs are: a directory that is the user's alone, with a socket for each run that goes on.
+//! The directory of runs' sockets: private to the user, with a socket for each active run.
 
 use super::{ControlError, MOST_NAME, MOST_PATH};
 use crate::host::words::is_name_char;
@@ -10,9 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// What commands connect to.
+/// The name of the socket for commands.
 const SOCKET: &str = "sock";
-/// What QEMU connects to, when it starts.
+/// The name of the socket for QEMU.
 const MACHINE: &str = "machine";
 /// The directory with those of its VMs' ports: one for each VM that has any.
 const PORTS: &str = "ports";
@@ -30,7 +30,7 @@ pub struct Claim {
     pub commands: UnixListener,
     /// QEMU connects here.
     pub machine: UnixListener,
-    /// Whoever connects here speaks with a guest.
+    /// The sockets of the VMs' ports.
     pub ports: Vec<PortSocket>,
     paths: [PathBuf; 2],
     /// The directory with the ports' sockets.
@@ -44,7 +44,7 @@ pub struct PortSocket {
     pub vm: u64,
     /// The port's among those of the VM, from 0.
     pub port: u32,
-    /// Where somebody connects.
+    /// The listening socket.
     pub listener: UnixListener,
 }
 
@@ -96,7 +96,7 @@ impl Runs {
         Self::at(path)
     }
 
-    /// The same at that path.
+    /// Opens the directory at that path.
     ///
     /// # Errors
     /// As [`Runs::open`].
@@ -211,7 +211,7 @@ impl Runs {
         UnixStream::connect(self.port_path(&run, &vm, port)).map_err(|source| ControlError::Socket { run, source })
     }
 
-    /// The names of the runs that go on. What dead ones have left is removed.
+    /// The names of the active runs. Files of dead runs are removed.
     ///
     /// # Errors
     /// If the directory cannot be read.
@@ -252,7 +252,7 @@ impl Runs {
     /// Connects to a run.
     ///
     /// # Errors
-    /// If none of that name goes on.
+    /// If no run of that name is active.
     pub fn connect(&self, name: &str) -> Result<UnixStream, ControlError> {
         if !is_name(name) {
             return Err(ControlError::Name(name.into()));

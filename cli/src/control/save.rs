@@ -35,7 +35,7 @@ impl From<io::Error> for Unsaved {
     }
 }
 
-/// What a snapshot has come to.
+/// The result of a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Saved {
     /// Pages that are not zero.
@@ -52,7 +52,7 @@ pub struct Held<'a> {
     saving: Saving,
 }
 
-/// What comes out as file, with what is collected for its next section.
+/// The writer of a snapshot file, with the content of its next section.
 struct Sections<W> {
     out: W,
     writer: Writer,
@@ -150,7 +150,7 @@ impl<'a> Held<'a> {
         Ok(state)
     }
 
-    /// Lets the VM go on, if it ran before.
+    /// Resumes the VM if it was running before.
     ///
     /// # Errors
     /// [`ControlError`]: also if it went on meanwhile, so that what was written is worth nothing.

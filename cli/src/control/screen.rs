@@ -21,7 +21,7 @@ const CAUSES: [(&str, &str); 12] = [
     ("the host's devices", "exits.external"),
     ("others", "exits.other"),
 ];
-/// What the lane does, without an exit.
+/// The lane's counters: work without an exit.
 const LANE: [&str; 5] = ["lane.page", "lane.page_global", "lane.all", "lane.satp", "lane.satp_read"];
 const FAULTS: [&str; 3] = ["faults.memory", "faults.mmio", "exits.page_fault"];
 /// Most VMs whose exits are shown by cause.

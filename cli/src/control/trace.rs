@@ -20,7 +20,7 @@ pub struct Trace {
     count: usize,
 }
 
-/// What an exit is called.
+/// The name of an exit.
 #[must_use]
 pub fn name(event: &Event) -> String {
     match Cause::from_register(event.cause) {

@@ -1,4 +1,4 @@
-//! Files of the user's that go into a guest's initramfs.
+//! The user's files in a guest's initramfs.
 
 use miette::Diagnostic;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub enum AddError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// It has no name that it could have in the guest.

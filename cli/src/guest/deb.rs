@@ -20,7 +20,7 @@ pub enum DebError {
     Damaged {
         /// The package.
         path: PathBuf,
-        /// What the reader said.
+        /// The reader's error.
         message: String,
     },
     /// It does not hold what it should.
@@ -29,7 +29,7 @@ pub enum DebError {
     Missing {
         /// The package.
         path: PathBuf,
-        /// What was looked for.
+        /// The pattern that was searched for.
         pattern: String,
     },
     /// A file could not be written.

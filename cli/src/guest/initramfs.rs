@@ -10,7 +10,7 @@ use std::io::Write;
 const INIT: &str = include_str!("initramfs/init.sh");
 /// The first process where a whole system is on the first disk, to which it hands over.
 const INIT_ROOT: &str = include_str!("initramfs/init-root.sh");
-/// What both begin with.
+/// The common start of both scripts.
 const COMMON: &str = include_str!("initramfs/common.sh");
 const PASSWD: &str = "root::0:0:root:/root:/bin/sh\n";
 const GROUP: &str = "root:x:0:\ntty:x:5:\n";
@@ -27,7 +27,7 @@ pub const NOW_PATH: &str = "etc/now";
 /// And the keys of those who may log in by ssh.
 pub const KEYS_PATH: &str = "etc/authorized_keys";
 
-/// What the first process does.
+/// The task of the first process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum First {
     /// It gives a shell of busybox's, or runs the script in it.
@@ -58,7 +58,7 @@ pub fn build(busybox: &[u8], exec: Option<&str>) -> Result<Vec<u8>, InitramfsErr
     build_with(busybox, exec, &[])
 }
 
-/// The same with further files, such as programs and their libraries: the path and the content. Folders
+/// Like [`build`], with further files, such as programs and their libraries: the path and the content. Folders
 /// that are not there are made. Kernel modules ([`FOLDER`]) are loaded by init, in their order.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const VIRTIO: [(&str, &str); 1] = [("virtio_mmio", "drivers/virtio")];
 /// The memory balloon's.
 const BALLOON: [(&str, &str); 1] = [("virtio_balloon", "drivers/virtio")];
-/// Those of disks, and of the file system that is most used.
+/// The modules of disks, and of the most common file system.
 const DISKS: [(&str, &str); 6] = [
     ("virtio_blk", "drivers/block"),
     ("crc16", "lib"),
@@ -20,15 +20,15 @@ const DISKS: [(&str, &str); 6] = [
     ("ext4", "fs/ext4"),
 ];
 
-/// Those of network cards.
+/// The modules of network cards.
 const NET: [(&str, &str); 3] =
     [("failover", "net/core"), ("net_failover", "drivers/net"), ("virtio_net", "drivers/net")];
 
-/// Those of shares: of the protocol, of its way, and of the file system on it.
+/// The modules of shares: the protocol, its transport, and its file system.
 const SHARES: [(&str, &str); 4] =
     [("netfs", "fs/netfs"), ("9pnet", "net/9p"), ("9pnet_virtio", "net/9p"), ("9p", "fs/9p")];
 
-/// That of a source of random bytes. What it is for is in the kernel itself.
+/// The module of a source of random bytes. Its user is built into the kernel.
 const RNG: [(&str, &str); 1] = [("virtio-rng", "drivers/char/hw_random")];
 
 /// Where the initramfs has them: [`crate::guest::initramfs`] loads what is there.
@@ -55,12 +55,12 @@ pub enum ModulesError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
+        /// The reader's error.
         source: std::io::Error,
     },
 }
 
-/// What a VM has that needs drivers.
+/// The devices of a VM that need drivers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Needs {
     /// A memory balloon.
@@ -78,10 +78,10 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// What a VM needs, or may be given, that has a whole system as its root: it is on a disk.
+    /// The possible needs of a VM with a Debian system as its root, which is on a disk.
     pub const ROOT: Self = Self { balloon: false, disks: true, net: true, shares: true, rng: true, console: false };
 
-    /// What one needs that has nothing of all that.
+    /// The needs of a VM without any of these devices.
     pub const NONE: Self = Self { balloon: false, disks: false, net: false, shares: false, rng: false, console: false };
 
     /// The drivers: names, and paths in the kernel's sources.

@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 pub const TARGET: &str = "riscv64imac-unknown-none-elf";
 /// The name of the hypervisor's binary.
 pub const HYPERVISOR: &str = "gnomon-hypervisor";
-/// What builds of the programs for Linux are called.
+/// The name of the programs for Linux in messages.
 const PROGRAMS: &str = "the programs for Linux";
 /// No silence is longer.
 const BEAT: Duration = Duration::from_secs(10);
 
-/// What was built, by name.
+/// Built files by name.
 pub type Files = BTreeMap<String, PathBuf>;
 
 /// Why there is no program to run.
@@ -38,16 +38,16 @@ pub enum BuildError {
         "if the target {TARGET} is missing: rustup target add {TARGET}; otherwise see the compiler's messages"
     ))]
     Failed {
-        /// What was built.
+        /// The target of the build.
         what: &'static str,
-        /// What cargo said.
+        /// Cargo's output.
         output: String,
     },
     /// cargo made no program of the name.
     #[error("building {what} made no program `{name}`")]
     #[diagnostic(help("this is a bug of Gnomon's; please report it"))]
     NoProgram {
-        /// What was built.
+        /// The target of the build.
         what: &'static str,
         /// The name.
         name: String,

@@ -16,7 +16,7 @@ pub struct IoError {
     pub action: &'static str,
     /// The file or directory.
     pub path: PathBuf,
-    /// What the system said.
+    /// The operating system's error.
     pub source: std::io::Error,
 }
 
@@ -56,7 +56,7 @@ pub fn cache(name: &str) -> Result<PathBuf, IoError> {
 pub struct CacheLock(File);
 
 impl CacheLock {
-    /// Waits until nobody else holds the lock.
+    /// Waits until the lock is free, and takes it.
     ///
     /// # Errors
     /// If the lock file cannot be made or locked.

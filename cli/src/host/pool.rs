@@ -11,7 +11,7 @@ pub struct Job<T> {
     pub slots: usize,
     /// How long it may take: only for the order.
     pub estimate: Duration,
-    /// What it is.
+    /// The work.
     pub work: T,
 }
 

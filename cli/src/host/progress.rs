@@ -72,7 +72,7 @@ impl Step {
         self.bar.set_message(text.into());
     }
 
-    /// The same, in logs too, where it is a line of its own.
+    /// Like [`Step::note`], and in logs as a line of its own.
     pub fn report(&self, text: &str) {
         self.note(text);
         if self.bar.is_hidden() {

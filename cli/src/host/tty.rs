@@ -12,7 +12,7 @@ pub(crate) const PREFIX: u8 = 0x01;
 /// The terminal's settings as they were. `Some` while it is raw.
 static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Whether a person sits at both ends of this program.
+/// Whether standard input and output are terminals.
 #[must_use]
 pub fn is_interactive() -> bool {
     isatty(stdin()) && isatty(stdout())
@@ -28,7 +28,7 @@ pub struct TerminalSize {
 }
 
 impl TerminalSize {
-    /// That of the terminal that this program writes to, if it is one that knows.
+    /// The size of the terminal at standard output, if it reports one.
     #[must_use]
     pub fn of_output() -> Option<Self> {
         let size = tcgetwinsize(stdout()).ok()?;
@@ -90,18 +90,18 @@ pub(crate) fn give_up(signal: i32) -> ! {
     std::process::exit(signal_status(signal).into())
 }
 
-/// The exit status that tells of a signal, as shells have it.
+/// The exit status for a signal, as in shells.
 #[must_use]
 pub fn signal_status(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// Says something in a line of its own on standard error. A terminal that is gone is no reason to fail.
+/// Prints a line on standard error. A terminal that is gone is not an error.
 pub fn say(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Reads what is typed, up to so many bytes at a time, until it ends or nobody takes it any more.
+/// Passes standard input to `take`, up to `most` bytes at a time, until the input ends or `take` returns false.
 pub(crate) fn read_input(most: usize, mut take: impl FnMut(&[u8]) -> bool) {
     let mut buffer = vec![0; most];
     loop {

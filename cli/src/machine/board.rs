@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// RAM of the machine beside that of the VMs and the bundle: Gnomon, its tables, the firmware.
 const GNOMON_RAM: u64 = 96 * MIB;
-/// What the boot loader needs beside the bundle in the upper half of RAM: the device tree, rounding.
+/// RAM that the boot loader needs besides the bundle in the upper half of RAM: the device tree, rounding.
 const LOADER_RAM: u64 = 8 * MIB;
 
 /// Where Gnomon sits.
@@ -35,9 +35,9 @@ impl Seat {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HExtension {
-    /// They have.
+    /// They have it.
     Present,
-    /// They have not.
+    /// They do not have it.
     Absent,
 }
 
@@ -48,7 +48,7 @@ pub enum Clock {
     Real,
     /// Time is counted in instructions, one nanosecond each; nothing depends on the host.
     Instructions,
-    /// The same while a hart executes. While all wait, time is the host's: it passes at most until a disk has answered. So runs are
+    /// Like `Instructions` while a hart executes. While all wait, time is the host's: it passes at most until a disk has answered. So runs are
     /// nearly alike.
     InstructionsAndWaits,
 }
@@ -77,9 +77,9 @@ pub enum RamError {
     #[error("a machine with {memory} is too small for Gnomon and this bundle: they need {need}")]
     #[diagnostic(help("give the machine more memory: --host-memory; VMs get what Gnomon does not need"))]
     TooLittleMemory {
-        /// What was asked for.
+        /// The request.
         memory: Size,
-        /// What is needed at least.
+        /// The minimum.
         need: Size,
     },
     /// The VMs want more RAM than the host has.

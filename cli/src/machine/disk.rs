@@ -26,13 +26,13 @@ pub struct DiskSpec {
     pub file: PathBuf,
     /// Whether the guest only reads it.
     pub readonly: bool,
-    /// What the file holds; `None`: what its name says.
+    /// The file's format; `None`: by the file's name.
     pub format: Option<Format>,
     /// How large it is to be if it is not there.
     pub size: Option<Size>,
 }
 
-/// What a file holds.
+/// The format of a disk's file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -119,13 +119,13 @@ impl FromStr for DiskSpec {
 pub struct Disk {
     /// The file.
     pub file: PathBuf,
-    /// What it holds.
+    /// The format.
     pub format: Format,
-    /// What may be done to it.
+    /// The use of the file.
     pub use_: Use,
 }
 
-/// What may be done to a disk's file.
+/// The use of a disk's file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
     /// It is read and written.
@@ -151,7 +151,7 @@ pub enum DiskError {
     Unusable {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// It is no file.
@@ -166,7 +166,7 @@ pub enum DiskError {
         file: PathBuf,
         /// Its size.
         have: Size,
-        /// What was asked for.
+        /// The request.
         want: Size,
     },
     /// There are no whole sectors in it.
@@ -182,13 +182,13 @@ pub enum DiskError {
     #[error("{0} does not exist, and Gnomon cannot create images in format qcow2")]
     #[diagnostic(help("create it: `qemu-img create -f qcow2 {file} 1G`", file = .0.display()))]
     NoImage(PathBuf),
-    /// What it holds is not what it is called.
+    /// The content does not match the format.
     #[error("the content of the disk {file} is in format {found}, and its name does not say so", found = .taken.other().name())]
     #[diagnostic(help("a guest may have written this content: if you know the format, append :{taken} or :{found} to the name (`format` in a VM file)", taken = .taken.name(), found = .taken.other().name()))]
     OtherFormat {
         /// The file.
         file: PathBuf,
-        /// What its name says.
+        /// The format by its name.
         taken: Format,
     },
     /// It is said to be an image, and is none.
@@ -225,7 +225,7 @@ impl From<Disk> for DiskSpec {
 }
 
 impl DiskSpec {
-    /// What the file's name, or the user, says that it holds.
+    /// The format by the user's choice, or else by the file's name.
     fn format(&self) -> Format {
         let is_named = self.file.extension().is_some_and(|end| end.eq_ignore_ascii_case("qcow2"));
         self.format.unwrap_or(if is_named { Format::Qcow2 } else { Format::Raw })
@@ -333,7 +333,7 @@ pub fn provide<'a>(
     Ok(disks)
 }
 
-/// What QEMU is told of disk number `number`. It never guesses the format, for what a guest has written might lead it astray.
+/// QEMU's arguments for disk number `number`. The format is always given: a guest could write content that misleads a guess.
 pub(crate) fn args(number: usize, disk: &Disk) -> Vec<String> {
     let use_ = match disk.use_ {
         // What the guest discards, the file need not keep.
@@ -345,7 +345,7 @@ pub(crate) fn args(number: usize, disk: &Disk) -> Vec<String> {
     block_device(&format!("disk{number}"), &disk.file, &options, &abi::disk_serial(number as u32))
 }
 
-/// What QEMU is told of a block device with that name and serial, behind which is the file.
+/// QEMU's arguments for a block device with that name and serial, backed by the file.
 pub(crate) fn block_device(id: &str, file: &Path, options: &str, serial: &str) -> Vec<String> {
     let file = option_value(&file.display().to_string());
     vec![

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What is to be counted, and where the report goes.
+/// The events to count, and the report's file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MeterSpec {
     /// The report, in JSON.
@@ -29,7 +29,7 @@ pub struct MeterSpec {
 pub struct Metered {
     /// The plugin's file.
     pub plugin: PathBuf,
-    /// What is to be counted.
+    /// The events to count.
     pub spec: MeterSpec,
 }
 
@@ -50,7 +50,7 @@ pub enum MeterError {
     Unwritable {
         /// Where it is to be.
         path: PathBuf,
-        /// What the system says.
+        /// The operating system's error.
         why: std::io::Error,
     },
     /// There is no report, or it is not one.
@@ -61,7 +61,7 @@ pub enum MeterError {
     NoReport {
         /// Where it was to be.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -135,7 +135,7 @@ impl Report {
         serde_json::from_slice(&text).map(Self).map_err(|why| no_report(why.to_string()))
     }
 
-    /// What a user should know of it, in a line each.
+    /// Remarks for the user, a line each.
     #[must_use]
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
@@ -218,7 +218,7 @@ impl Report {
         &self.0["whole"]["total"]
     }
 
-    /// What was counted between markers, added up for each pair of labels: the first, the second unless the machine
+    /// The sums of the counts between markers, for each pair of labels: the first, the second unless the machine
     /// ended before that, and the counts.
     pub fn sums(&self) -> impl Iterator<Item = ((u64, Option<u64>), &Value)> {
         self.0["region_sums"].as_array().into_iter().flatten().filter_map(|sum| {
@@ -227,7 +227,7 @@ impl Report {
         })
     }
 
-    /// What check mode found, in words.
+    /// The findings of check mode, in words.
     pub fn findings(&self) -> impl Iterator<Item = String> {
         self.0["findings"].as_array().into_iter().flatten().map(|found| {
             let hart = &found["hart"];

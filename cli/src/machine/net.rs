@@ -15,7 +15,7 @@ const GATEWAY: u8 = 2;
 const NAMES: u8 = 3;
 /// Where services of the host's are.
 pub const SERVER: Ipv4Addr = address(100);
-/// The last byte of the first VM's address, which QEMU gives first to who asks by DHCP as well.
+/// The last byte of the first VM's address, which is also the first that QEMU's DHCP server assigns.
 const FIRST: u8 = 15;
 /// How cards' addresses begin: one of QEMU's, and "gn".
 const CARD: [u8; 5] = [0x52, 0x54, 0x00, 0x67, 0x6e];
@@ -51,7 +51,7 @@ pub(crate) fn seen_by_guest(text: &str) -> String {
 }
 
 impl Card {
-    /// That of the VM at a place of the run, below 64.
+    /// The card of the VM at this place of the run, below 64.
     #[must_use]
     pub fn of(place: usize, mac: Option<Mac>, forwards: Vec<Forward>) -> Self {
         let [a, b, c, d, e] = CARD;
@@ -59,7 +59,7 @@ impl Card {
         Self { mac: mac.unwrap_or(Mac([a, b, c, d, e, place + 1])), address: address(FIRST + place), forwards }
     }
 
-    /// What Linux is told of it on its command line, as `ip=`.
+    /// The `ip=` setting for Linux's command line.
     #[must_use]
     pub fn ip(&self) -> String {
         format!("ip={}::{}:255.255.255.0::eth0:off:{}", self.address, address(GATEWAY), address(NAMES))
@@ -145,11 +145,11 @@ pub enum NetError {
     #[error("--forward {forward} names the VM `{vm}`, which does not exist")]
     #[diagnostic(help("the VMs are {vms}"))]
     NoVm {
-        /// What was asked.
+        /// The requested value.
         forward: Forward,
         /// The VM.
         vm: String,
-        /// Those that there are.
+        /// The existing ones.
         vms: String,
     },
     /// It is not said to which one.
@@ -160,7 +160,7 @@ pub enum NetError {
     #[error("port {forward} cannot be forwarded to VM `{vm}`, which has no network")]
     #[diagnostic(help("give it one: `net = true` in the VM file, or --net"))]
     NoNetwork {
-        /// What was asked.
+        /// The requested value.
         forward: Forward,
         /// The VM.
         vm: String,
@@ -175,7 +175,7 @@ pub enum NetError {
     Group {
         /// The VM.
         vm: String,
-        /// What was asked.
+        /// The requested value.
         mac: Mac,
     },
     /// Two cards have one address.
@@ -196,12 +196,12 @@ pub enum NetError {
         port: NonZeroU16,
         /// Where it was to lead.
         guest: NonZeroU16,
-        /// What the system said.
+        /// The operating system's error.
         why: String,
     },
 }
 
-/// A port of the host that nobody has now; 8080 if there is no way to know.
+/// A free port of the host; 8080 if none can be found.
 fn free_port() -> u16 {
     let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
     bound.map_or(8080, |address| address.port())
@@ -217,7 +217,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// One with nobody in it, but for services: a port of each, and the command line of a program that is started for each connection.
+    /// A network without VMs and with services: each has a port, and the command line of a program that is started for each connection.
     #[must_use]
     pub fn with_services(services: Vec<(u16, String)>) -> Self {
         Self { ports: Vec::new(), services }
@@ -252,7 +252,7 @@ pub fn provide(cards: &[(&str, &Card)]) -> Result<Option<Network>, NetError> {
     Ok((!cards.is_empty()).then_some(Network { ports, ..Network::default() }))
 }
 
-/// What QEMU is told of it.
+/// QEMU's arguments for the network.
 pub(crate) fn args(network: &Network) -> Vec<String> {
     let [a, b, c] = NETWORK;
     let lead =

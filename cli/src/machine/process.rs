@@ -54,7 +54,7 @@ pub struct Stopper(Sender<Event>);
 pub enum Stopped {
     /// It took too long.
     Timeout,
-    /// Whoever watched it had seen enough.
+    /// The observer had seen enough.
     Enough,
     /// It did not react to the user's wish to end it.
     Deaf,
@@ -64,22 +64,22 @@ pub enum Stopped {
     Signal(i32),
 }
 
-/// What to do after a piece of output.
+/// The next action after a piece of output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Go on.
+    /// Continue.
     Continue,
     /// Stop the machine now.
     Stop(Stopped),
     /// Stop the machine if it has not ended by itself at this time, and nothing else is said until then.
     StopAt(Instant, Stopped),
-    /// Go on; what was said of a time is off.
+    /// Continue, without the time limit set before.
     Revoke,
-    /// Go on; the machine may take until this time, whatever was its deadline.
+    /// Continue; this time replaces the deadline.
     Until(Instant),
 }
 
-/// What a machine has said and how it ended.
+/// The output of a machine, and how it ended.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Gnomon's first record.
@@ -96,7 +96,7 @@ pub struct Outcome {
     pub stopped: Option<Stopped>,
     /// QEMU's exit status.
     pub status: Option<ExitStatus>,
-    /// What QEMU said on its standard error.
+    /// QEMU's standard error.
     pub stderr: String,
     /// Processor time that QEMU took, of all its threads.
     pub cpu: Duration,

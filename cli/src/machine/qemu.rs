@@ -19,7 +19,7 @@ pub const QEMU: &str = "qemu-system-riscv64";
 const LEAST_MAJOR: u32 = 10;
 /// The firmware that QEMU takes by itself, in its own directories.
 const FIRMWARE: &str = "opensbi-riscv64-generic-fw_dynamic.bin";
-/// What the machine starts.
+/// The software that the machine starts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Boot {
     /// Gnomon with a bundle.
@@ -45,11 +45,11 @@ pub enum Boot {
 /// A machine to be run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MachineSpec {
-    /// What it starts.
+    /// The software that it starts.
     pub boot: Boot,
     /// Number of harts.
     pub harts: u32,
-    /// What they are.
+    /// Their H extension.
     pub h: HExtension,
     /// RAM.
     pub memory: Size,
@@ -67,7 +67,7 @@ pub struct MachineSpec {
     pub rng: bool,
     /// The network that VMs are on, if any is.
     pub net: Option<Network>,
-    /// The socket that the control channel is at, if there is one: somebody listens there when the machine starts.
+    /// The socket of the control channel, if there is one. It must be listening when the machine starts.
     pub control: Option<PathBuf>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
@@ -86,7 +86,7 @@ pub enum QemuError {
         "start Gnomon by its ./gnomon script, or install a newer QEMU (Debian 12 has it in bookworm-backports)"
     ))]
     TooOld {
-        /// What it says of itself.
+        /// Its version.
         version: String,
     },
     /// QEMU has no firmware.
@@ -198,11 +198,11 @@ impl MachineSpec {
     }
 }
 
-/// What QEMU is told of the source of random bytes: what the host's kernel has, and not what QEMU would make of it.
+/// QEMU's arguments for the source of random bytes: the host kernel's generator, and not QEMU's own.
 const ENTROPY_ARGS: [&str; 4] =
     ["-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-device,rng=entropy"];
 
-/// What QEMU is told of the control channel. A console loses what is not read in time, and waits for nobody.
+/// QEMU's arguments for the control channel. A console drops output that is not read in time, and never blocks.
 fn control_args(path: &Path) -> [String; 6] {
     let path = option_value(&path.display().to_string());
     let chardev = format!("socket,id=control,path={path},server=off");

@@ -15,7 +15,7 @@ pub struct ShareSpec {
     pub dir: PathBuf,
     /// Whether the guest only reads it.
     pub readonly: bool,
-    /// What the guest calls it; `None`: as the folder is called.
+    /// Its name in the guest; `None`: the folder's name.
     pub name: Option<String>,
 }
 
@@ -82,7 +82,7 @@ pub enum ShareError {
     Unusable {
         /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// It is no directory.
@@ -182,7 +182,7 @@ pub fn provide<'a>(vms: impl Iterator<Item = (&'a str, &'a [ShareSpec])>) -> Res
     Ok(all)
 }
 
-/// What QEMU is told of share number `number`.
+/// QEMU's arguments for share number `number`.
 ///
 /// What the guest makes is there as such (`security_model=none`): links are links, modes are modes, and all is the user's who runs QEMU,
 /// whom nothing is granted that the user may not do. With owners in extended attributes (`mapped-xattr`) links and modes would mean

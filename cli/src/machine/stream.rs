@@ -10,14 +10,14 @@ const MOST_BYTES: usize = 1 << 20;
 pub enum Piece {
     /// Bytes as they came.
     Text(Vec<u8>),
-    /// What a record said.
+    /// A decoded record.
     Record(Record),
 }
 
 /// Separates records from text. Output may come in pieces of any size.
 #[derive(Debug, Default)]
 pub struct RecordFilter {
-    /// What came since a mark, while its line is not complete.
+    /// The bytes since a mark, while its line is not complete.
     partial: Option<Vec<u8>>,
 }
 
@@ -53,12 +53,12 @@ impl RecordFilter {
         pieces
     }
 
-    /// What is left at the end of the output: a record that was cut off, as text.
+    /// Returns the rest at the end of the output: a truncated record, as text.
     pub fn finish(&mut self) -> Option<Piece> {
         self.complete(false)
     }
 
-    /// What a mark began is at its end. What does not parse is shown rather than dropped.
+    /// Ends the record that a mark began. A record that does not parse is shown as text.
     fn complete(&mut self, with_newline: bool) -> Option<Piece> {
         let mut bytes = self.partial.take()?;
         let record = std::str::from_utf8(&bytes).ok().and_then(|text| Record::parse(text.trim_end()));
@@ -101,7 +101,7 @@ impl Lines {
         Some(std::mem::take(&mut self.partial)).filter(|line| !line.is_empty())
     }
 
-    /// What stands in the line that is not complete yet.
+    /// The incomplete last line.
     #[must_use]
     pub fn partial(&self) -> &[u8] {
         &self.partial

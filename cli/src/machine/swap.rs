@@ -41,7 +41,7 @@ pub enum SwapError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// It is there, and something else may be in it.
@@ -52,7 +52,7 @@ pub enum SwapError {
         path: PathBuf,
         /// Its size.
         have: Size,
-        /// What was asked for.
+        /// The request.
         want: Size,
     },
     /// It is too small to hold a page.
@@ -61,13 +61,13 @@ pub enum SwapError {
     NoPages {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The request.
         size: Size,
     },
 }
 
 impl SwapSpec {
-    /// Makes the file if it is not there: a sparse one, for nobody else to read.
+    /// Creates the file if it does not exist: sparse, and readable by the user only.
     ///
     /// # Errors
     /// [`SwapError`].
@@ -91,7 +91,7 @@ impl SwapSpec {
     }
 }
 
-/// What QEMU is told of it. A cache that outlives the machine is of no use: what was paged out is of no use then either.
+/// QEMU's arguments. The cache may be lost with the machine: paged-out memory is useless then, too.
 pub(crate) fn args(path: &Path) -> Vec<String> {
     block_device("swap", path, "format=raw,cache=unsafe,discard=unmap", abi::SWAP_SERIAL)
 }

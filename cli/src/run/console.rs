@@ -1,4 +1,4 @@
-//! What a person or a program sees of the guests' consoles.
+//! The guests' consoles as a user or a program sees them.
 
 use crate::machine::stream::Lines;
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ impl Tail {
     }
 }
 
-/// What comes out of a console when commands are run in it.
+/// The output of a console in which commands run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExecEvent {
     /// The commands' output: to be shown as it is.
@@ -75,7 +75,7 @@ impl ExecDemux {
         lines.into_iter().map(|line| self.line(line)).collect()
     }
 
-    /// What is left at the end of the output.
+    /// Returns the rest at the end of the output.
     pub fn finish(&mut self) -> Option<ExecEvent> {
         self.lines.finish().map(|line| self.line(line))
     }
@@ -222,7 +222,7 @@ fn may_be_last_words(line: &[u8]) -> bool {
         || (line.first() == Some(&b'[') && !line.contains(&b']'))
 }
 
-/// What follows the time in a line of Linux's: `[    0.123456] text`, or with the caller too, `[    0.123456][    T1] text`.
+/// The text after the time in a line of Linux's log: `[    0.123456] text`, or with the caller too, `[    0.123456][    T1] text`.
 fn kernel_line(line: &[u8]) -> Option<&str> {
     let (time, mut rest) = std::str::from_utf8(line).ok()?.strip_prefix('[')?.split_once(']')?;
     time.trim().parse::<f64>().ok()?;

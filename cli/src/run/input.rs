@@ -1,4 +1,4 @@
-//! What is typed for the run, and the ways to end it: keys and signals.
+//! The run's input, and the keys and signals that end it.
 
 use crate::host::tty::{PREFIX, give_up, read_input, say};
 use crate::machine::process::{Input, Stopped, Stopper};

@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const RNG_SEED_BYTES: usize = 32;
-/// What Linux has room for, an end mark included (`COMMAND_LINE_SIZE` of arch/riscv).
+/// The size of Linux's command line, the final zero included (`COMMAND_LINE_SIZE` of arch/riscv).
 const COMMAND_LINE_BYTES: usize = 1024;
-/// What U-Boot runs to start what is on a disk: what it would have run by itself. It comes back if there is no boot loader, or none that works.
+/// U-Boot's command to boot from a disk: its default one. It comes back if there is no boot loader, or none that works.
 const BOOT_COMMAND: &str = "run bootcmd; echo; echo \"gnomon: U-Boot found nothing to boot on the disks. This is its prompt: help lists its commands, poweroff ends the VM.\"";
 /// How long bundles are kept that `--dry-run` has left.
 const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -51,11 +51,11 @@ pub struct Prepared {
     pub console: ConsoleMode,
     /// Where Gnomon sits.
     pub seat: Seat,
-    /// What takes part.
+    /// The versions of the software in the run.
     pub versions: Versions,
-    /// What was added to the VMs' command lines, in a line each.
+    /// Additions to the VMs' command lines, a line each.
     pub added: Vec<String>,
-    /// What has no effect, or not the whole one, in a line each.
+    /// Warnings about settings without their full effect, a line each.
     pub warnings: Vec<String>,
     /// Lives as long as the machine needs it.
     bundle: Unnamed,
@@ -68,7 +68,7 @@ impl Prepared {
         (self.machine, self.bundle)
     }
 
-    /// Leaves a copy of the bundle in the cache, for a machine that somebody else starts; returns that machine.
+    /// Leaves a copy of the bundle in the cache, for a machine that the user starts; returns that machine.
     ///
     /// # Errors
     /// If it cannot be kept.
@@ -94,7 +94,7 @@ pub struct Versions {
     pub gnomon: String,
     /// QEMU's.
     pub qemu: String,
-    /// Those of Debian's packages in the guests: name and version.
+    /// Debian's packages in the guests: name and version.
     pub packages: Vec<String>,
 }
 
@@ -328,7 +328,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
     Ok((config, placed))
 }
 
-/// A VM that goes on from a snapshot. It boots nothing.
+/// Configures a VM that is restored from a snapshot. It boots no kernel.
 fn restored(vm: &VmSpec, path: &Path, pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
     let Restored { state, placed } = restore::load(path, pack)?;
     Ok((VmConfig { restore: Some(Bytes(state)), ..config(vm) }, placed))
@@ -393,7 +393,7 @@ fn bootargs(vm: &VmSpec, kind: Kind, spec: &RunSpec, has_own_initramfs: bool) ->
     words.join(" ")
 }
 
-/// What of a VM has no effect, or not the whole one.
+/// Warnings about settings of a VM without their full effect.
 fn warnings(vm: &VmSpec, h: HExtension, bootargs: &str) -> Vec<String> {
     let mut warnings = Vec::new();
     // Without H, Gnomon chooses one that has.

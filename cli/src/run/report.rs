@@ -24,13 +24,13 @@ pub const STATUS_GNOMON: u8 = 4;
 pub struct RunEnd {
     /// The exit status that tells of it.
     pub status: u8,
-    /// What happened, a line each.
+    /// The events, a line each.
     pub lines: Vec<String>,
     /// Whether the last lines of the consoles may help to understand it.
     pub is_trouble: bool,
 }
 
-/// What `--stats` writes.
+/// The content of the `--stats` file.
 #[derive(Serialize)]
 struct StatsFile<'a> {
     versions: &'a Versions,

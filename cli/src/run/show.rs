@@ -1,4 +1,4 @@
-//! What of the machine's output goes where.
+//! Routes the machine's output to the terminal.
 
 use crate::host::tty;
 use crate::machine::process::{Next, Stopped};
@@ -9,7 +9,7 @@ use abi::record::Record;
 use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-/// How long a panicked kernel may go on talking.
+/// How long the output of a panicked kernel is shown.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Shows a run on standard output and standard error.

@@ -1,4 +1,4 @@
-//! What to run, and how it is shown.
+//! The description of a run, and how it is shown.
 
 use crate::host::size::Size;
 use crate::host::tty::{self, TerminalSize};
@@ -17,22 +17,22 @@ use std::time::Duration;
 /// The most harts that are chosen without being asked for.
 const MOST_DEFAULT_HARTS: u32 = 8;
 
-/// What to run, and how.
+/// The VMs of a run, and its machine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RunSpec {
-    /// What the VM files say.
+    /// The VM files.
     pub files: Vec<VmFile>,
-    /// What the options say, for all VMs.
+    /// The options, for all VMs.
     pub options: VmFile,
     /// RAM of the machine; else enough for all VMs.
     pub host_memory: Option<Size>,
-    /// What Gnomon pages to.
+    /// The file that Gnomon pages to.
     pub swap: Option<SwapSpec>,
     /// Whether what guests write to their disks is thrown away.
     pub snapshot: Snapshot,
     /// Ports of the host's that lead to VMs, beside those in VM files.
     pub forwards: Vec<ForwardTo>,
-    /// What VMs are given that have a whole system as their root: [`crate::system::provide`].
+    /// The disks of VMs with a Debian system as their root: [`crate::system::provide`].
     pub roots: Roots,
     /// Tunables that are set, `name=value`.
     pub settings: Vec<String>,
@@ -46,7 +46,7 @@ pub struct RunSpec {
     pub exec: Option<String>,
     /// The machine's time.
     pub clock: Clock,
-    /// What is counted, if anything.
+    /// The meter's settings, if it is used.
     pub meter: Option<MeterSpec>,
     /// Further arguments for QEMU.
     pub qemu_args: Vec<String>,

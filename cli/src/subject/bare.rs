@@ -18,7 +18,7 @@ use tempfile::NamedTempFile;
 /// QEMU writes a device tree sooner.
 const DUMP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the bare machine runs.
+/// The guest on the bare machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BareSpec {
     /// The kernel: a Linux Image or an ELF file.
@@ -85,7 +85,7 @@ pub fn run(
     Ok((console, outcome))
 }
 
-/// The same machine, described by QEMU's own device tree less the devices that guests have not; and the file
+/// Returns the same machine, described by QEMU's own device tree less the devices that guests have not; and the file
 /// that must live as long as it.
 ///
 /// # Errors

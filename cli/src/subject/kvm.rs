@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// The host's first process.
 const INIT: &str = include_str!("kvm/init.sh");
 
-/// What the VMM runs when it has made the guest's end of the network.
+/// The script that the VMM runs when it has created the guest's network interface.
 const BRIDGE: &str = include_str!("kvm/bridge.sh");
 
 /// The VMM: the package, and the program in it.

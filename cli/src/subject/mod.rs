@@ -1,4 +1,4 @@
-//! What tests and benchmarks compare: variants of Gnomon, the bare machine, Linux KVM, and workloads under Linux.
+//! The subjects that tests and benchmarks compare: variants of Gnomon, the bare machine, Linux KVM, and workloads under Linux.
 
 pub mod bare;
 pub mod kvm;

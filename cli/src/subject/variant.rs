@@ -11,7 +11,7 @@ use std::fmt;
 pub struct Variant {
     /// The mode; `None`: Gnomon chooses.
     pub mmu: Option<MmuMode>,
-    /// What the harts have.
+    /// The harts' H extension.
     pub h: HExtension,
     /// Whether the fast lane serves fences. Of interest where there is one ([`MmuMode::has_lane`]).
     pub lane: bool,

@@ -1,4 +1,4 @@
-//! What a root is made of, as archives that are disks of the machine which makes it.
+//! The parts of a root, as archives that are disks of the machine that builds it.
 
 use crate::guest::deb::{self, DebError};
 use crate::guest::debian::System;

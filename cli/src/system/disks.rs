@@ -1,4 +1,4 @@
-//! The disk of each VM that has a root, and the keys of those who may log in.
+//! The disk of each VM that has a root, and the ssh keys for logging in.
 
 use super::image;
 use crate::host::place::{IoError, cache, root as repository};
@@ -44,7 +44,7 @@ enum DiskError {
 /// A VM's disk.
 pub(super) struct RootDisk {
     pub(super) spec: DiskSpec,
-    /// What the user is told of it.
+    /// A note for the user.
     pub(super) note: String,
     /// Keeps other runs from it.
     pub(super) lock: File,
@@ -130,7 +130,7 @@ fn copy(image: &Path, to: &Path) -> Result<(), DiskError> {
     copy.persist_noclobber(to).map(drop).map_err(|error| failed(error.error.to_string()))
 }
 
-/// Who may log in by ssh.
+/// The ssh keys for logging in.
 pub(super) struct Keys {
     /// Their keys, a line each.
     pub(super) lines: String,

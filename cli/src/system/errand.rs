@@ -1,4 +1,4 @@
-//! What a guest of Gnomon's own does for Gnomon: commands for the default guest's shell, on files that are its disks.
+//! Errands: commands for the shell of a guest that Gnomon starts for itself, with files as its disks.
 
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::Snapshot;

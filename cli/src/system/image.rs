@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// What a root has beside what is essential. What they only recommend is left out.
+/// Packages of a root besides the essential ones. Packages that these only recommend are left out.
 const PACKAGES: [&str; 18] = [
     "apt",
     "ca-certificates",
@@ -37,16 +37,16 @@ const PREFIX: &str = "root-";
 const UNFINISHED: &str = "making-";
 const RECORD: &str = "root.json";
 
-/// What the cache says of its image.
+/// The cache's record of its image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Record {
-    /// What it was made by.
+    /// The hash of the recipe.
     recipe: String,
     /// The kernel whose modules it has.
     kernel: String,
     /// Its name.
     file: String,
-    /// What is in it: names and versions.
+    /// Its packages: names and versions.
     packages: Vec<String>,
 }
 

@@ -14,7 +14,7 @@ use miette::Diagnostic;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What the guest does.
+/// The guest's script.
 pub(super) const SCRIPT: &str = include_str!("make.sh");
 /// The disk's size. Its file is sparse.
 pub(super) const SIZE: Size = Size(16 << 30);

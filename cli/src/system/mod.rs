@@ -11,12 +11,12 @@ use crate::vm::root::Roots;
 use crate::vm::spec::{self, VmSpec};
 use std::fs::File;
 
-/// What has been provided for a run, and is to be kept until its end.
+/// The disks and locks of a run, kept until its end.
 #[derive(Debug, Default)]
 pub struct Provided {
     /// For [`RunSpec::roots`].
     pub roots: Roots,
-    /// What the user is told, in a line each.
+    /// Notes for the user, a line each.
     pub notes: Vec<String>,
     /// Keep other runs from the disks.
     locks: Vec<File>,

@@ -40,10 +40,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::{NamedTempFile, TempDir};
 
-/// How long a panicked kernel may go on talking.
+/// How long the output of a panicked kernel is read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// What boot tests run: built once, for the first.
+/// The programs of boot tests: built once, for the first test.
 #[derive(Debug)]
 pub struct Programs {
     /// The hypervisor.
@@ -301,7 +301,7 @@ fn swap_file(size: Size) -> miette::Result<(SwapSpec, TempDir)> {
     Ok((SwapSpec { path: dir.path().join("swap"), size: Some(size) }, dir))
 }
 
-/// What is booted where there is no Gnomon.
+/// The files to boot without Gnomon.
 struct Load {
     kernel: PathBuf,
     /// Lives until the machine has ended.

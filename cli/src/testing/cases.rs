@@ -1,4 +1,4 @@
-//! What boot tests expand to: a case for each combination of seat, harts and variant, and which of them are run by
+//! The cases of boot tests: one for each combination of seat, harts and variant, and which of them are run by
 //! default.
 
 use super::counters::Assertion;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a run is on.
+/// The site of a run: the software below the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Site {
     /// Gnomon, in a seat.
@@ -56,7 +56,7 @@ pub struct Case {
     pub test_name: String,
     /// The test.
     pub test: BootTest,
-    /// What it runs on.
+    /// The site.
     pub site: Site,
     /// Number of harts.
     pub harts: u32,
@@ -93,7 +93,7 @@ impl Case {
         all
     }
 
-    /// What the counters must be.
+    /// The expected counters.
     pub fn counters(&self) -> impl Iterator<Item = &Assertion> {
         let expect = &self.test.expect;
         let some = expect.counters_for.iter().filter(|(selector, _)| selector.selects(self.variant));

@@ -23,7 +23,7 @@ pub struct Group {
     pub name: &'static str,
     args: &'static [&'static str],
     kind: Kind,
-    /// What the crates of this workspace are compiled by in place of rustc, in the project.
+    /// The compiler wrapper for the crates of this workspace, a path in the repository.
     wrapper: Option<&'static str>,
 }
 
@@ -109,7 +109,7 @@ pub const GROUPS: &[Group] = &[
     },
 ];
 
-/// What a command has come to.
+/// The result of a command.
 pub struct Ran {
     /// Both outputs in the order in which they came.
     lines: Vec<String>,
@@ -217,33 +217,33 @@ fn follow(mut command: Command, limit: Duration) -> std::io::Result<Ran> {
 /// A program with tests.
 #[derive(Default)]
 struct Program {
-    /// What cargo calls it.
+    /// Cargo's name for it.
     name: String,
     /// How many tests it said that it would run.
     announced: usize,
-    /// Those whose results it told.
+    /// The tests with a reported result.
     tests: Vec<Verdict>,
 }
 
-/// What libtest says of one test: `test NAME ... ok`.
+/// Parses libtest's line about one test: `test NAME ... ok`.
 fn test_line(line: &str) -> Option<(&str, &str)> {
     let (name, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     ["ok", "FAILED", "ignored"].iter().any(|known| result.starts_with(known)).then_some((name, result))
 }
 
-/// What libtest says before the tests of a program: `running 7 tests`.
+/// Parses libtest's line before the tests of a program: `running 7 tests`.
 fn announcement(line: &str) -> Option<usize> {
     let (count, tests) = line.strip_prefix("running ")?.split_once(' ')?;
     if tests.starts_with("test") { count.parse().ok() } else { None }
 }
 
-/// What cargo says before the tests of one program: the program.
+/// Parses cargo's line before the tests of a program.
 fn program_line(line: &str) -> Option<&str> {
     let line = line.trim_start();
     line.strip_prefix("Running ").or_else(|| line.strip_prefix("Doc-tests "))
 }
 
-/// What libtest says before what a failed test said: `---- NAME stdout ----`.
+/// Parses libtest's line before a failed test's output: `---- NAME stdout ----`.
 fn speaker_line(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
@@ -280,7 +280,7 @@ fn read_programs(lines: &[String]) -> Vec<Program> {
     programs
 }
 
-/// What is wrong with what programs told, whatever their tests came to.
+/// A defect of the programs' reports, regardless of their tests' results.
 fn complaint(programs: &[Program]) -> Option<String> {
     let silent = programs.iter().find(|program| program.tests.len() != program.announced);
     match silent {

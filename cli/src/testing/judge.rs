@@ -1,4 +1,4 @@
-//! Judges what a boot test's run has come to.
+//! Judges the transcript of a boot test's run.
 
 use super::cases::{Case, Site};
 use super::plan::End;
@@ -12,7 +12,7 @@ use abi::report::{self, Line};
 /// Lines of the console shown for a failure.
 const SHOWN_LINES: usize = 30;
 
-/// What a run has come to.
+/// The transcript of a run.
 #[derive(Debug, Default)]
 pub struct Transcript {
     /// Everything on the console, records left out.
@@ -21,19 +21,19 @@ pub struct Transcript {
     pub exec_output: Vec<u8>,
     /// The commands' status in each VM.
     pub statuses: Vec<(String, Option<i32>)>,
-    /// What Linux said when it panicked.
+    /// Linux's panic message.
     pub panic: Option<String>,
-    /// What the dialog still waited for.
+    /// The text that the dialog still waited for.
     pub unanswered: Option<String>,
     /// Whether the machine was stopped because everything had happened that the test waits for.
     pub has_seen_enough: bool,
-    /// What it took, with the runs that belong to it.
+    /// Its cost, with that of the runs that belong to it.
     pub spent: Spent,
     /// How it ended.
     pub outcome: Outcome,
     /// The meter's report, if there is one.
     pub meter: Option<Report>,
-    /// What is wrong with what the meter did, whatever it counted.
+    /// A defect of the meter's output, regardless of the counts.
     pub meter_complaint: Option<String>,
     /// The counters of the run before, where there is one to be subtracted.
     pub baseline: Option<Stats>,
@@ -168,7 +168,7 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
     metered(case, transcript)
 }
 
-/// Judges what the meter has counted.
+/// Judges the meter's counts.
 fn metered(case: &Case, transcript: &Transcript) -> Result<(), String> {
     let Some(report) = &transcript.meter else {
         return if case.test.meter.is_some() { Err("the meter left no report".into()) } else { Ok(()) };

@@ -14,15 +14,15 @@ const TAIL: usize = 8;
 /// Differences between two runs that are shown.
 const MOST_SHOWN: usize = 12;
 
-/// What the meter counts in a test, and the directory of its files, which lives as long.
+/// The meter's settings in a test, and the directory of its files.
 pub struct Metering {
-    /// What is to be counted.
+    /// The events to count.
     pub spec: MeterSpec,
     _dir: TempDir,
 }
 
 impl Metering {
-    /// That of a test, if it wants the meter.
+    /// The metering of a test, if it uses the meter.
     pub fn of(test: &BootTest) -> miette::Result<Option<Self>> {
         let Some(level) = test.meter else { return Ok(None) };
         let dir = tempfile::tempdir().into_diagnostic()?;

@@ -20,7 +20,7 @@ use std::num::NonZeroU8;
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BootTest {
-    /// What it is about, in a sentence.
+    /// Its subject, in a sentence.
     pub about: String,
     /// The test guest to boot: a binary of the package `guests`.
     pub guest: Option<String>,
@@ -89,7 +89,7 @@ pub struct BootTest {
     /// The most RAM that each VM has in memory at a time.
     #[serde(default)]
     pub limit: Option<Size>,
-    /// What is not taken from each.
+    /// The reserve of each.
     #[serde(default)]
     pub reserve: Option<Size>,
     /// Whether the RAM of each is given at its start, and stays.
@@ -101,7 +101,7 @@ pub struct BootTest {
     /// Whether Debian's kernel leaves out tests and probes of itself.
     #[serde(default)]
     pub lean: bool,
-    /// The console that Linux is told to use.
+    /// The console that Linux uses.
     pub console: Option<Console>,
     /// Whether 2 MiB mappings may be used.
     #[serde(default = "yes")]
@@ -113,7 +113,7 @@ pub struct BootTest {
     pub balloon: Option<Balloon>,
     /// Size of a disk that each of its VMs has, if there is to be one: zeroes at first.
     pub disk: Option<Size>,
-    /// What boots the system on its VM's disk, if that is an image as distributions have it.
+    /// The boot loader of its VM's disk, if that is a distribution's image.
     pub image: Option<Loader>,
     /// Whether each of its VMs reaches a folder of the host (`share`) with some MiB in it, and one that it may only read (`fixed`).
     #[serde(default)]
@@ -121,7 +121,7 @@ pub struct BootTest {
     /// Whether its VMs have a source of random bytes.
     #[serde(default)]
     pub rng: bool,
-    /// Whether its first VM has two ports, `there` and `back`, with somebody on the host who speaks with it by them.
+    /// Whether its first VM has two ports, `there` and `back`, with a partner on the host.
     #[serde(default)]
     pub ports: bool,
     /// Whether its VMs have network cards.
@@ -148,7 +148,7 @@ pub struct BootTest {
     pub programs: Vec<String>,
     /// One of the bench's workloads, in place of `exec`: all of what it does, in its quick size.
     pub workload: Option<Kind>,
-    /// What is typed, and after what.
+    /// The dialog: expected output and typed answers.
     #[serde(default)]
     pub dialog: Vec<Exchange>,
     /// Seconds until it has failed.
@@ -158,12 +158,12 @@ pub struct BootTest {
     /// others wait for.
     #[serde(default = "once")]
     pub attempts: NonZeroU8,
-    /// What must come of it.
+    /// The expected result.
     #[serde(default)]
     pub expect: Expect,
 }
 
-/// What must come of a boot test, beside a test guest's own report.
+/// The expected result of a boot test, besides a test guest's own report.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Expect {
@@ -179,14 +179,14 @@ pub struct Expect {
     pub absent: Vec<Pattern>,
     /// How often the VM starts: a test guest makes its checks each time.
     pub boots: usize,
-    /// What the counters must be.
+    /// The expected counters.
     pub counters: Vec<Assertion>,
-    /// What they must be in some variants.
+    /// The expected counters of some variants.
     pub counters_for: BTreeMap<Selector, Vec<Assertion>>,
     /// The commands, or the test guest's arguments, of a run that is made before: its counters are
     /// subtracted.
     pub baseline: Option<String>,
-    /// What the meter's counts must be.
+    /// The expected counts of the meter.
     pub meter: Vec<Assertion>,
     /// Check mode must find that a stale translation was used; else it must not.
     pub stale: bool,
@@ -261,7 +261,7 @@ pub enum End {
     Never,
 }
 
-/// What a test runs on.
+/// The platform of a test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Platform {

@@ -1,4 +1,4 @@
-//! Somebody on the host who speaks with the first VM by its two ports.
+//! The partner on the host that uses the first VM's two ports.
 //!
 //! By `there` the guest is sent a file, and hung up on. What it sends back by `back` is compared, and answered with `same`, or what was wrong
 //! with it. Then it is called by `there` once more, hears `again`, and is hung up on. A guest that keeps nothing of what it hears is sent
@@ -21,7 +21,7 @@ const NAMES: [&str; 2] = ["there", "back"];
 /// Bytes of the file: no whole number of whatever it is cut into.
 const BYTES: usize = (2 << 20) + 77;
 
-/// Whoever speaks, and the way there, as long as this lives.
+/// The partner and its connection, which live as long as this.
 pub struct Partner {
     _bridge: Bridge,
     machine: PathBuf,
@@ -52,7 +52,7 @@ impl Partner {
         Ok(Self { _bridge: bridge, machine, _dir: dir })
     }
 
-    /// What the first VM calls its ports.
+    /// The names of the first VM's ports.
     #[must_use]
     pub fn names() -> Vec<String> {
         NAMES.map(String::from).to_vec()

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// The port of a guest's own server.
 const HTTP: NonZeroU16 = NonZeroU16::new(80).unwrap();
-/// How long whoever is on the other side may be silent.
+/// The time limit for the peer's next bytes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The server. It ends when this is dropped.
@@ -58,7 +58,7 @@ impl Server {
         Ok(Self { address, forward, sum, is_over })
     }
 
-    /// What guests are told by their command lines: the server's port, and the SHA-256 of the file.
+    /// The words for the guests' command lines: the server's port, and the SHA-256 of the file.
     #[must_use]
     pub fn words(&self) -> String {
         format!("serve={} sum={}", self.address.port(), self.sum)

@@ -41,7 +41,7 @@ impl Folders {
         Ok(Self((0..vms).map(fill).collect::<miette::Result<_>>()?))
     }
 
-    /// Those of a VM.
+    /// The folders of a VM.
     pub(super) fn of(&self, vm: usize) -> Vec<ShareSpec> {
         let named = [("share", false), ("fixed", true)].into_iter().zip(&self.0[vm]);
         let spec = |((name, readonly), dir): ((&str, bool), &TempDir)| ShareSpec {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// The least RAM a VM can have.
 pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
-/// What a VM file, or the options of the command line, say about a VM. What is absent keeps its
+/// A VM as described by a VM file, or by the options of the command line. An absent key keeps its
 /// default.
 #[derive(Clone, Default, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -27,13 +27,13 @@ pub struct VmFile {
     pub memory: Option<Size>,
     /// The most of it that is in memory at a time.
     pub limit: Option<Size>,
-    /// What is not taken from it.
+    /// RAM that is never paged out.
     pub reserve: Option<Size>,
     /// Whether all of it is given at the start, and stays.
     pub wired: Option<bool>,
     /// Number of vCPUs.
     pub vcpus: Option<u32>,
-    /// What to boot.
+    /// The kernel to boot.
     pub kernel: Option<Kernel>,
     /// The initial RAM disk.
     pub initrd: Option<Initrd>,
@@ -43,11 +43,11 @@ pub struct VmFile {
     pub add: Option<Vec<PathBuf>>,
     /// Added to the kernel's command line.
     pub append: Option<String>,
-    /// The console that Linux is told to use.
+    /// The console that Linux uses.
     pub console: Option<Console>,
     /// How memory is virtualized.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane serves fences by address and changes of the address space.
+    /// Whether the fast lane serves fences by address and switches of the address space.
     pub lane: Option<bool>,
     /// Whether Svvptc may be advertised.
     pub svvptc: Option<bool>,
@@ -67,7 +67,7 @@ pub struct VmFile {
     pub shares: Option<Vec<ShareSpec>>,
     /// Whether it has a network card.
     pub net: Option<bool>,
-    /// That card's address.
+    /// The network card's address.
     #[serde(deserialize_with = "net::mac")]
     pub mac: Option<Mac>,
     /// Whether it has a source of random bytes.
@@ -76,7 +76,7 @@ pub struct VmFile {
     pub ports: Option<Vec<String>>,
     /// Ports of the host's network that lead to it.
     pub forward: Option<Vec<Forward>>,
-    /// The snapshot that it goes on from.
+    /// The snapshot that it is restored from.
     pub restore: Option<PathBuf>,
 }
 
@@ -91,7 +91,7 @@ pub enum Balloon {
 }
 
 impl Balloon {
-    /// What goes into it from the start, if there is one.
+    /// The balloon's size at the start, if there is a balloon.
     #[must_use]
     pub fn target(self) -> Option<Size> {
         match self {
@@ -113,7 +113,7 @@ impl std::str::FromStr for Balloon {
     }
 }
 
-/// What to boot.
+/// The kernel to boot.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(from = "PathBuf")]
 pub enum Kernel {
@@ -121,7 +121,7 @@ pub enum Kernel {
     Debian,
     /// Debian's U-Boot for S mode.
     UBoot,
-    /// What a boot loader on its disks boots, which U-Boot starts.
+    /// The system on its disks, by a boot loader that U-Boot starts.
     Disk,
     /// A file: a Linux Image, an ELF file or a raw binary.
     File(PathBuf),
@@ -160,7 +160,7 @@ impl From<PathBuf> for Initrd {
     }
 }
 
-/// The console that Linux is told to use.
+/// The console that Linux uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
 pub enum Console {
     /// The emulated 16550 UART.
@@ -190,7 +190,7 @@ pub enum VmFileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// It is not a VM description.
@@ -199,7 +199,7 @@ pub enum VmFileError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The parser's error, with its line.
         message: String,
     },
 }
@@ -232,10 +232,10 @@ impl VmFile {
         Ok(vm)
     }
 
-    /// The same for what stands in the file, with paths as they stand there.
+    /// Parses the text of a VM file, and keeps paths unchanged.
     ///
     /// # Errors
-    /// What is wrong, and where.
+    /// The parser's error, with its line.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }

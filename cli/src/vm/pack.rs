@@ -22,7 +22,7 @@ pub struct Pack {
     by_hash: BTreeMap<[u8; 32], ImageId>,
 }
 
-/// What image stands where in a guest's RAM.
+/// An image and its place in a guest's RAM.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
     /// The image.

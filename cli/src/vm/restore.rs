@@ -1,4 +1,4 @@
-//! VMs that go on from a snapshot: what its file says of the VM, and its RAM as images of a bundle.
+//! Restores VMs from snapshots: the VM's description in the file, and its RAM as images of a bundle.
 
 use crate::host::size::{PAGE, SUPERPAGE, Size};
 use crate::machine::port;
@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Why a VM cannot go on from a snapshot.
+/// The reason that a VM cannot be restored from a snapshot.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum RestoreError {
     /// The file cannot be read.
@@ -23,16 +23,16 @@ pub enum RestoreError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// It is no snapshot that could be used.
+    /// The file is not a usable snapshot.
     #[error("cannot restore {path}: {why}")]
     #[diagnostic(help("take the snapshot again (gnomon snapshot), or copy the file again from an intact copy"))]
     Bad {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
     /// It was given something that the snapshot says.
@@ -41,7 +41,7 @@ pub enum RestoreError {
     Given {
         /// The file.
         path: PathBuf,
-        /// What was given.
+        /// The option that was given.
         what: &'static str,
     },
     /// It has other disks.
@@ -69,7 +69,7 @@ pub enum RestoreError {
         path: PathBuf,
         /// Their names, as its guest knows them.
         had: String,
-        /// What it is to have.
+        /// The folders that were given.
         given: String,
     },
 }
@@ -108,7 +108,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// That there is nothing behind its end.
+    /// Checks that the file ends here.
     fn finish(mut self) -> Result<(), RestoreError> {
         match self.file.read(&mut [0]) {
             Ok(0) => Ok(()),
@@ -118,7 +118,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Fills in what the snapshot says of a VM that is to go on from one. Others stay as they are.
+/// Fills in the snapshot's settings of a VM that is restored from one. Other VMs stay unchanged.
 ///
 /// # Errors
 /// [`RestoreError`].
@@ -189,7 +189,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
 pub struct Restored {
     /// The encoded state.
     pub state: Vec<u8>,
-    /// What is not zero.
+    /// The parts of RAM that are not zero.
     pub placed: Vec<Placed>,
 }
 

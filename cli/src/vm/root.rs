@@ -39,14 +39,14 @@ impl TryFrom<Written> for Root {
     }
 }
 
-/// What the VMs of a run are given that have such a root.
+/// The resources for the VMs of a run that have such a root.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Roots {
     /// The disk of each VM, by its place in the run; `None` for those without a root.
     pub disks: Vec<Option<DiskSpec>>,
-    /// The keys of those who may log in by ssh, a line each.
+    /// The ssh keys for logging in, a line each.
     pub keys: String,
-    /// What the day and the time is when the VMs start: seconds since 1970.
+    /// The time when the VMs start: seconds since 1970.
     pub now: u64,
 }
 

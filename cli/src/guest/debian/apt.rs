@@ -28,7 +28,7 @@ pub enum AptError {
     NoApt {
         /// The program.
         program: &'static str,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// No Debian mirror is configured.
@@ -45,9 +45,9 @@ pub enum AptError {
         "check the network, and that the mirror {mirror} has {suite} for riscv64; then start again (a started download is continued)"
     ))]
     Failed {
-        /// What it should have done.
+        /// The action.
         action: String,
-        /// What it said.
+        /// Its error message.
         message: String,
         /// The mirror in use.
         mirror: String,
@@ -58,9 +58,9 @@ pub enum AptError {
     #[error("apt could not {action}: {message}")]
     #[diagnostic(help("make room on the disk of {}, or set GNOMON_CACHE to a directory on another one", dir.display()))]
     NoRoom {
-        /// What it should have done.
+        /// The action.
         action: String,
-        /// What it said.
+        /// Its error message.
         message: String,
         /// Where it writes.
         dir: PathBuf,
@@ -95,7 +95,7 @@ impl Suite {
         }
     }
 
-    /// What a mirror calls it, too, as long as it is that: a copy of its lists at another place.
+    /// The other name of the suite on a mirror, as long as that names the same suite.
     const fn alias(self) -> &'static str {
         match self {
             Self::Trixie => "stable",
@@ -103,7 +103,7 @@ impl Suite {
         }
     }
 
-    /// What is appended to names in the cache, where trixie was alone once.
+    /// The suffix of names in the cache; empty for trixie.
     #[must_use]
     pub const fn suffix(self) -> &'static str {
         match self {
@@ -119,7 +119,7 @@ pub struct Apt {
     dir: PathBuf,
     suite: Suite,
     mirror: String,
-    /// What was asked, and the answers: each takes apt a fifth of a second.
+    /// The answers of apt by question: each takes apt a fifth of a second.
     answers: RefCell<BTreeMap<String, String>>,
 }
 
@@ -230,7 +230,7 @@ impl Apt {
         find()?.pop().ok_or_else(|| self.failed("download a package", format!("{what} did not arrive")))
     }
 
-    /// What would be installed for `wanted` where nothing is: names and versions, in the order of installation, without what is
+    /// The packages that would be installed for `wanted` on an empty system: names and versions, in the order of installation, without what is
     /// only recommended. A member of `wanted` is a package, or a pattern of apt's such as `?essential`.
     pub fn plan(&self, wanted: &[&str]) -> Result<Vec<(String, String)>, AptError> {
         let text = self.ask("apt-get", &[&["--simulate", "--no-install-recommends", "install"], wanted].concat())?;
@@ -313,7 +313,7 @@ impl Apt {
         command
     }
 
-    /// What a program says by the lists, which stay as they are.
+    /// The output of a program that reads the lists, which stay unchanged.
     fn ask(&self, program: &'static str, args: &[&str]) -> Result<String, AptError> {
         let question = args.join(" ");
         if let Some(answer) = self.answers.borrow().get(&question) {

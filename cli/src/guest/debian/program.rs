@@ -19,11 +19,11 @@ pub struct Files {
     pub name: String,
     /// Its version.
     pub version: String,
-    /// What was wanted: the path in the guest, and the file.
+    /// The wanted files: the path in the guest, and the file.
     pub files: Vec<(String, PathBuf)>,
 }
 
-/// What is wanted of a package.
+/// The wanted part of a package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted<'a> {
     /// The program at this path in the package. In the guest it is in `/bin`, its libraries in `/lib`.
@@ -90,7 +90,7 @@ impl Files {
 }
 
 impl Wanted<'_> {
-    /// What the cache calls it: like the package, and the program if that has another name. Files of one
+    /// Its name in the cache: like the package, and the program if that has another name. Files of one
     /// package that are wanted for different things are kept apart by where they start.
     fn called(self, package: &str) -> String {
         match self {
@@ -133,7 +133,7 @@ fn program(
     Ok(files)
 }
 
-/// What an ELF file is linked to.
+/// The libraries that an ELF file is linked to.
 #[derive(PartialEq, Eq, Debug)]
 struct Links {
     /// The libraries that it needs, by their names (DT_NEEDED).

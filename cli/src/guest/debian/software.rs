@@ -1,4 +1,4 @@
-//! Single files of packages: Debian's kernel, busybox, U-Boot; and what the cache says that it has of a package.
+//! Single files of packages (Debian's kernel, busybox, U-Boot), and the cache's records of packages.
 
 use super::apt::{Apt, AptError, Suite};
 use crate::guest::deb::{self, DebError};
@@ -50,12 +50,12 @@ pub enum DebianError {
     Io(#[from] IoError),
 }
 
-/// Where the cache says what it has of a package.
+/// The path of the cache's record of a package.
 pub(super) fn record_of(suite: Suite, package: &str) -> Result<PathBuf, IoError> {
     Ok(cache("guest")?.join(format!("{package}{}.json", suite.suffix())))
 }
 
-/// What the cache says that it has of a package.
+/// Reads the cache's record of a package.
 pub(super) fn cached<Record: DeserializeOwned>(suite: Suite, package: &str) -> Result<Option<Record>, IoError> {
     let Ok(text) = fs::read_to_string(record_of(suite, package)?) else { return Ok(None) };
     // An unreadable record is as good as none: the package is fetched again.
@@ -101,7 +101,7 @@ impl Software {
         }
     }
 
-    /// What the cache has of it.
+    /// Returns the cached package, if its file is there.
     pub(super) fn cached(self) -> Result<Option<Package>, IoError> {
         let Some(mut package) = cached::<Package>(Suite::Trixie, self.package())? else { return Ok(None) };
         package.file = cache("guest")?.join(package.file);

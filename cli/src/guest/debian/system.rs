@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// What Debian cannot be without, as apt calls it.
+/// apt's pattern for essential packages.
 const ESSENTIAL: &str = "?essential";
 
 /// A package of the system.
@@ -32,13 +32,13 @@ pub struct System {
     pub packages: Vec<SystemPackage>,
     /// The kernel that guests have by default.
     pub kernel: Package,
-    /// That kernel's whole package.
+    /// The kernel's package file.
     pub kernel_deb: PathBuf,
     /// The package lists, as apt keeps them.
     pub lists: Vec<PathBuf>,
     /// The address of the mirror that all comes from.
     pub mirror: String,
-    /// What the suite is called there.
+    /// The suite's name on the mirror.
     pub suite: &'static str,
     /// Proxies that the mirror is reached by, as lines of apt's configuration.
     pub proxies: String,

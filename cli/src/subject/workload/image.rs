@@ -1,4 +1,4 @@
-//! What a workload is, and how its initramfs is made.
+//! Workloads, and how their initramfs is built.
 
 use crate::guest::debian::{Files, Software, Suite, Wanted};
 use crate::guest::initramfs;
@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// How long an initramfs is kept that nobody uses.
+/// How long an unused initramfs is kept.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The figure that the script prints last.
 pub const DONE: &str = "done";
@@ -55,20 +55,20 @@ impl Scale {
 pub struct Region {
     /// The label at both of its markers.
     pub label: u64,
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// How often it does what it is about: where that is more than 1, what counts is each of them.
     pub operations: u64,
-    /// What it does so often.
+    /// The name of one operation.
     pub unit: &'static str,
 }
 
-/// What is run.
+/// A workload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Workload {
     /// The name.
     pub name: &'static str,
-    /// What is measured, in this order.
+    /// The measured regions, in this order.
     pub regions: Vec<Region>,
     /// The initramfs: a file in the cache, named after its content.
     pub initrd: PathBuf,

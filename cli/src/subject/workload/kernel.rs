@@ -24,7 +24,7 @@ pub fn gups(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     image.finish(Size(memory))
 }
 
-/// What programs ask of the kernel: a null system call, minor faults, fork, exec.
+/// The services of the kernel for programs: a null system call, minor faults, fork, exec.
 ///
 /// # Errors
 /// If a package or a program cannot be had.
@@ -126,7 +126,7 @@ pub fn disk(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     image.finish(Size(256 * MIB))
 }
 
-/// What fio's jobs have in common. They come one after another, and in a region is what each does when it has all that it needs. What is
+/// The common settings of fio's jobs. They come one after another, and in a region is what each does when it has all that it needs. What is
 /// written is random, and made before; fio does not take times of its own.
 const FIO: &str = "[global]
 filename=/dev/vda

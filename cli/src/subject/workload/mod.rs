@@ -1,4 +1,4 @@
-//! What the bench runs under Linux: for each experiment one initramfs, the same for all subjects, with the
+//! The bench's workloads under Linux: for each experiment one initramfs, the same for all subjects, with the
 //! programs, their data and a script; and a table of what is marked in it.
 //!
 //! The script stops at the first command that fails, and ends with the figure `done 1`. Every program prints a

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const MOST: usize = 8;
 const _: () = assert!(MOST <= MAX_VMS);
 
-/// What chained cases have in common.
+/// The common machine of chained cases.
 type Machine = (Seat, u32, HExtension);
 
 /// The machine of a case that may share it; `None` if the case looks at more than one VM and its end.

@@ -21,7 +21,7 @@ pub fn run(chain: &[&Case], programs: &Programs) -> Vec<Run> {
     conclude(chain, |cases| together(cases, programs), |case| boot::run(case, programs))
 }
 
-/// What comes of a chain, given how its cases are booted together (a transcript for each whose turn came, one at least; an error
+/// Judges a chain, given how its cases are booted together (a transcript for each whose turn came, one at least; an error
 /// if they cannot be) and how one is alone.
 fn conclude(
     chain: &[&Case],
@@ -120,7 +120,7 @@ mod tests {
     use abi::record::{EndReason, VmEnd};
     use std::cell::RefCell;
 
-    /// What a boot of these cases comes to, if one of them (by the number of its vCPUs) hangs behind others.
+    /// A boot of these cases, if one of them (by the number of its vCPUs) hangs behind others.
     fn boot(chain: &[&Case], hangs: Option<u32>) -> Vec<Transcript> {
         let (mut console, mut marks, mut outcome) = (Vec::new(), Vec::new(), Outcome::default());
         for (place, case) in chain.iter().enumerate() {

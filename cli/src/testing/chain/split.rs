@@ -17,7 +17,7 @@ pub fn vm_name(place: usize) -> String {
 pub struct Mark {
     /// How long the console's text was.
     pub console: usize,
-    /// What the machine had taken.
+    /// The machine's cost.
     pub spent: Spent,
 }
 

@@ -7,7 +7,7 @@ use std::io::Read;
 
 /// No kernel is larger: a small file could fill the memory else.
 const MOST_BYTES: u64 = 1 << 30;
-/// What xz may use to unpack, in KiB.
+/// The memory limit for unpacking xz, in KiB.
 const XZ_KIB: u32 = 1 << 20;
 /// Where the stub's header says what follows it: place and length of the compressed kernel, and how it is compressed.
 const ZBOOT_START: usize = 8;
@@ -89,7 +89,7 @@ fn behind_stub(bytes: &[u8]) -> Result<&[u8], Unfit> {
     })
 }
 
-/// What the stub says of itself.
+/// The error for an unknown compression method.
 fn unknown(bytes: &[u8]) -> Unfit {
     let name = bytes.get(ZBOOT_METHOD..).unwrap_or_default();
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();

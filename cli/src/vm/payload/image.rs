@@ -1,9 +1,9 @@
-//! What is made of a kernel's file: a flat image with its place, or what is wrong with the file.
+//! The result of reading a kernel's file: a flat image with its place, or the reason that the file is unfit.
 
 /// Something to boot, flat, with its place in guest RAM.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Payload {
-    /// What kind of file it was.
+    /// The kind of file.
     pub kind: Kind,
     /// The bytes that are placed.
     pub bytes: Vec<u8>,
@@ -20,7 +20,7 @@ pub struct Payload {
 pub enum Kind {
     /// A RISC-V Linux Image: it has the header, and Linux's banner.
     Linux,
-    /// What has the header and is something else.
+    /// A file that has the header, and is not Linux.
     Image,
     /// An ELF executable.
     Elf,
@@ -28,12 +28,12 @@ pub enum Kind {
     Raw,
 }
 
-/// What is wrong with a payload: a predicate ("is ..."), and a remedy.
+/// The reason that a payload is unfit: a predicate ("is ..."), and a remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unfit {
-    /// What is wrong.
+    /// The reason.
     pub what: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 

@@ -22,7 +22,7 @@ pub enum PayloadError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// It is something else than a RISC-V payload.
@@ -31,9 +31,9 @@ pub enum PayloadError {
     Unfit {
         /// The file.
         path: PathBuf,
-        /// What it is: a predicate.
+        /// The reason: a predicate.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
 }
@@ -52,13 +52,13 @@ impl Payload {
         })
     }
 
-    /// What a Linux Image says of its own configuration (`CONFIG_IKCONFIG`), if it does.
+    /// The kernel configuration embedded in a Linux Image (`CONFIG_IKCONFIG`), if any.
     #[must_use]
     pub fn kernel_config(&self) -> Option<String> {
         (self.kind == Kind::Linux).then(|| linux::config(&self.bytes)).flatten()
     }
 
-    /// The same for what stands in the file.
+    /// Like [`Payload::read`], for the content of a file.
     ///
     /// # Errors
     /// [`Unfit`] if it is recognisably something else.

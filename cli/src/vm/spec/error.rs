@@ -1,4 +1,4 @@
-//! What no VM can be.
+//! Errors in the description of VMs.
 
 use crate::host::size::Size;
 use crate::machine::net::NetError;
@@ -24,7 +24,7 @@ pub enum SpecError {
     After {
         /// The VM.
         vm: String,
-        /// What was asked.
+        /// The requested value.
         after: String,
     },
     /// One name was given for several VMs.
@@ -41,7 +41,7 @@ pub enum SpecError {
     Vcpus {
         /// The VM.
         vm: String,
-        /// What was asked.
+        /// The requested value.
         vcpus: u32,
     },
     /// Too little RAM, or not whole pages.
@@ -52,10 +52,10 @@ pub enum SpecError {
     Memory {
         /// The VM.
         vm: String,
-        /// What was asked.
+        /// The requested value.
         memory: Size,
     },
-    /// What is to stay in memory does not fit what there is.
+    /// The settings of resident memory do not fit together.
     #[error("VM `{vm}`: {why}")]
     #[diagnostic(help(
         "use multiples of 4 KiB, `reserve` at most `limit`, `limit` at most `memory` and at least {LEAST_MEMORY}: see docs/vm-file.md"
@@ -63,7 +63,7 @@ pub enum SpecError {
     Residence {
         /// The VM.
         vm: String,
-        /// What is wrong.
+        /// The reason.
         why: &'static str,
     },
     /// Too little memory for shadow tables, or not whole pages.
@@ -72,9 +72,9 @@ pub enum SpecError {
     Shadow {
         /// The VM.
         vm: String,
-        /// What was asked.
+        /// The requested value.
         shadow: Size,
-        /// What it needs.
+        /// The minimum.
         least: Size,
     },
     /// More for the balloon than it may take, or not whole pages.
@@ -85,9 +85,9 @@ pub enum SpecError {
     Balloon {
         /// The VM.
         vm: String,
-        /// What was asked.
+        /// The requested value.
         balloon: Size,
-        /// What it has.
+        /// The VM's memory.
         memory: Size,
     },
     /// HS mode is what is missing.
@@ -132,9 +132,9 @@ pub enum SpecError {
     Root {
         /// The VM.
         vm: String,
-        /// What stands against it.
+        /// The reason.
         why: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A system on a disk cannot be booted so.
@@ -143,9 +143,9 @@ pub enum SpecError {
     Disk {
         /// The VM.
         vm: String,
-        /// What stands against it.
+        /// The reason.
         why: &'static str,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// `--exec` cannot work with this VM.
@@ -156,7 +156,7 @@ pub enum SpecError {
     Exec {
         /// The VM.
         vm: String,
-        /// What stands against it.
+        /// The reason.
         why: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! What a VM is, all defaults settled.
+//! The complete description of a VM, with all defaults.
 
 mod error;
 
@@ -15,9 +15,9 @@ use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, defa
 pub use error::SpecError;
 use std::path::PathBuf;
 
-/// RAM of a VM that does not say.
+/// The default RAM of a VM.
 pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
-/// That of one with a whole system, as its root or on its disk.
+/// The default RAM of a VM with a Debian system as its root, or a system on its disk.
 pub const DEFAULT_SYSTEM_MEMORY: Size = Size(1024 * MIB);
 /// The least RAM that a whole system works in.
 pub const LEAST_ROOT_MEMORY: Size = Size(256 * MIB);
@@ -42,27 +42,27 @@ pub struct VmSpec {
     pub memory: Size,
     /// The most of it that is in memory at a time, if not all.
     pub limit: Option<Size>,
-    /// What is not taken from it once it has it.
+    /// RAM that is not paged out once the VM uses it.
     pub reserve: Size,
     /// Whether all of it is given at the start, and stays.
     pub wired: bool,
     /// Number of vCPUs.
     pub vcpus: u32,
-    /// What to boot.
+    /// The kernel to boot.
     pub kernel: Kernel,
     /// The initial RAM disk, if the user said which.
     pub initrd: Option<Initrd>,
     /// A whole system as its root, if it has one.
     pub root: Option<Root>,
-    /// What the user adds to the initramfs.
+    /// The user's files in the initramfs.
     pub add: Vec<PathBuf>,
-    /// What the user adds to the command line.
+    /// The user's addition to the command line.
     pub append: String,
-    /// The console that Linux is told to use.
+    /// The console that Linux uses.
     pub console: Console,
     /// How memory is virtualized; `None`: Gnomon chooses, by what the hart can do.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane serves fences by address and changes of the address space, if the user said so.
+    /// Whether the fast lane serves fences by address and switches of the address space, if the user said so.
     pub lane: Option<bool>,
     /// Whether Svvptc may be advertised.
     pub svvptc: bool,
@@ -74,7 +74,7 @@ pub struct VmSpec {
     pub superpages: bool,
     /// Whether whole GiB are given to it before it starts.
     pub gigapages: bool,
-    /// What its memory balloon takes from the start, if it has one.
+    /// The memory balloon's size at the start, if it has one.
     pub balloon: Option<Size>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
@@ -86,7 +86,7 @@ pub struct VmSpec {
     pub ports: Vec<String>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
-    /// The snapshot that it goes on from.
+    /// The snapshot that it is restored from.
     pub restore: Option<PathBuf>,
 }
 
@@ -234,7 +234,7 @@ impl VmSpec {
         Err(SpecError::Root { vm: self.name.clone(), why, remedy })
     }
 
-    /// What is on a disk has a kernel, an initrd and a command line of its own.
+    /// Checks a VM that boots from a disk: its system has a kernel, an initrd and a command line of its own.
     fn check_disk(&self) -> Result<(), SpecError> {
         const CHANGE: &str = "the boot loader's configuration on the disk decides that: change it in the guest";
         let (why, remedy) = match &self.initrd {
