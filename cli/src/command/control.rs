@@ -3,8 +3,9 @@
 use super::script::{STATUS_INPUT, complain};
 use crate::control::client::Client;
 use crate::control::runs::Runs;
-use crate::control::{ControlError, prometheus, table};
+use crate::control::{ControlError, prometheus};
 use crate::host::size::Size;
+use crate::host::table;
 use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;
@@ -118,7 +119,7 @@ impl PsArgs {
         }
         let head = ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE", "PORTS"].map(String::from);
         let rows: Vec<_> = std::iter::once(head).chain(listed.iter().map(Listed::row)).collect();
-        say(&table::lines(&rows, &[4, 5, 6, 7]));
+        say(&table::lines(&rows, |column| (4..=7).contains(&column)));
         Ok(status)
     }
 }

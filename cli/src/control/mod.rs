@@ -16,7 +16,6 @@ pub mod runs;
 pub mod sample;
 pub mod save;
 pub mod screen;
-pub mod table;
 #[cfg(test)]
 mod tests;
 pub mod trace;

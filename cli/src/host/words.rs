@@ -1,10 +1,20 @@
-//! Words that others read: options of QEMU's, names, digests.
+//! Words for other programs: QEMU's options, shell words, names, digests.
 
 use sha2::{Digest, Sha256};
 
 /// A value in an option of QEMU's, where a comma is written twice.
 pub(crate) fn option_value(text: &str) -> String {
     text.replace(',', ",,")
+}
+
+/// A word that a shell reads back as it is.
+pub(crate) fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 /// Whether names may have that character. Those are words in scripts, and names of files, too.

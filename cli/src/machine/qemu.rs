@@ -1,7 +1,7 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
 use crate::host::size::Size;
-use crate::host::words::option_value;
+use crate::host::words::{option_value, quoted};
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{self, Disk};
 use crate::machine::meter::Metered;
@@ -208,16 +208,6 @@ fn control_args(path: &Path) -> [String; 6] {
     let chardev = format!("socket,id=control,path={path},server=off");
     let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(String::from);
     ["-device".into(), device, "-chardev".into(), chardev, "-device".into(), port]
-}
-
-/// A word that a shell reads back as it is.
-pub(crate) fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.into()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 #[cfg(test)]

@@ -1,18 +1,26 @@
-//! Columns of text.
+//! Columns of text, and times as people read them.
 
-/// Rows as lines, each column as wide as its widest cell; no blanks at the end. Those that `right` names by place are set to the right.
+/// The width of each column: that of its widest cell, in characters.
 #[must_use]
-pub fn lines<const COLUMNS: usize>(rows: &[[String; COLUMNS]], right: &[usize]) -> Vec<String> {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; COLUMNS] = std::array::from_fn(width);
-    let line = |row: &[String; COLUMNS]| {
+pub fn widths(rows: &[impl AsRef<[String]>]) -> Vec<usize> {
+    let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
+    let width =
+        |column| rows.iter().filter_map(|row| row.as_ref().get(column)).map(|cell: &String| cell.chars().count()).max();
+    (0..columns).map(|column| width(column).unwrap_or(0)).collect()
+}
+
+/// Formats rows as lines, with columns of these widths and no blanks at the end. Columns for which `is_right` holds are
+/// aligned to the right.
+pub fn lines(rows: &[impl AsRef<[String]>], is_right: impl Fn(usize) -> bool) -> Vec<String> {
+    let widths = widths(rows);
+    let line = |row: &[String]| {
         let cell = |(column, text): (usize, &String)| {
             let width = widths[column];
-            if right.contains(&column) { format!("{text:>width$}") } else { format!("{text:<width$}") }
+            if is_right(column) { format!("{text:>width$}") } else { format!("{text:<width$}") }
         };
         row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    rows.iter().map(line).collect()
+    rows.iter().map(|row| line(row.as_ref())).collect()
 }
 
 /// A time in seconds, as people say it: its two largest units.
@@ -34,7 +42,7 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_they_must_be() {
         let rows = [["a", "1", ""], ["bcd", "10", "x"]].map(|row| row.map(String::from));
-        assert_eq!(lines(&rows, &[1]), ["a     1", "bcd  10  x"]);
+        assert_eq!(lines(&rows, |column| column == 1), ["a     1", "bcd  10  x"]);
     }
 
     #[test]
