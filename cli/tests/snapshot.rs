@@ -265,8 +265,8 @@ fn refuses(scratch: &Scratch, file: &str, disk: &str, share: &str) {
     };
     damaged(&|bytes| bytes.truncate(bytes.len() - 1), "it is truncated");
     damaged(&|bytes| bytes[1 << 20] ^= 1, "a check sum is wrong");
-    refused(1, &["--restore", file, "--disk", disk], "with the shared folders [here], and [] were given");
-    refused(1, &["--restore", file], "with 1 disks, and 0 were given");
+    refused(1, &["--restore", file, "--disk", disk], "has the shared folders [here], but [] were given");
+    refused(1, &["--restore", file], "has 1 disks, but 0 were given");
     refused(1, &["--restore", file, "--disk", disk, "--share", share, "--memory", "1G"], "`memory` was given");
     refused(
         1,

@@ -106,7 +106,7 @@ pub struct Load {
     pub has_few_devices: bool,
     /// The harts and vCPUs. The hosts of KVM have one hart.
     pub processors: Processors,
-    /// Its devices. Who waits for one waits for the host's.
+    /// Its devices. Waiting for one is waiting for the host.
     pub devices: Devices,
 }
 

@@ -41,7 +41,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
     let shared = shared(scale)?;
     let results = shared.run(lab, choice)?;
     let shared = shared.report(lab, &results, Vec::new())?;
-    // Nobody, if KVM is all that is chosen.
+    // None, if only KVM is chosen.
     let subjects = choice.subjects("overcommit", Extra::None, can).unwrap_or_default();
     let (kernel, workload) = (Software::Kernel.provide()?, Kind::Timed.provide(scale, HugePages::Never)?);
     let jobs: Vec<_> = subjects.iter().flat_map(|subject| VCPUS.map(|vcpus| (*subject, vcpus))).collect();

@@ -221,7 +221,7 @@ impl Choice {
         if let Some(word) = self.words.iter().find(|word| !all.iter().any(|subject| subject.is_meant_by(word))) {
             return Err(ChoiceError::Unknown(word.clone()));
         }
-        // Who asks for modes wants more than what they are compared with.
+        // A choice of modes must leave more than the subjects of comparison.
         let is_wanted = |subject: &Subject| self.modes.is_empty() || matches!(subject, Subject::Gnomon(_));
         if all.iter().any(|subject| is_wanted(subject) && self.takes(*subject)) {
             Ok(())
@@ -244,7 +244,7 @@ impl Choice {
             Subject::Gnomon(gnomon) => {
                 self.modes.is_empty() || gnomon.variant.mmu.is_some_and(|mode| self.modes.contains(&mode))
             }
-            // Who asks for modes only wants Gnomon's, beside what they are compared with.
+            // A choice of modes selects Gnomon's subjects, and those of comparison.
             Subject::Native | Subject::Kvm { .. } => true,
         };
         let can_promise = match subject {

@@ -229,7 +229,7 @@ impl SetArgs {
     pub fn run(self) -> miette::Result<u8> {
         let mut client = self.which.client()?;
         for setting in self.settings {
-            // What is longer is nobody's, and would be no request.
+            // A longer name belongs to no tunable, and does not fit into a request.
             let setting: String = setting.chars().take(60).collect();
             client.tell("set", &Request::Set(setting))?;
         }

@@ -38,7 +38,7 @@ impl PortArgs {
         if !self.listen {
             let mut other = stream.try_clone().map_err(socket)?;
             thread::spawn(move || {
-                // Whoever has gone needs no word.
+                // A client that is gone needs no message.
                 let _ = copy(&mut stdin().lock(), &mut other);
                 let _ = other.shutdown(Shutdown::Write);
             });
@@ -51,7 +51,7 @@ impl PortArgs {
             }
             let mut out = stdout().lock();
             if out.write_all(&buffer[..count]).and_then(|()| out.flush()).is_err() {
-                // Nobody reads it any more.
+                // The reader has closed it.
                 return Ok(0);
             }
         }

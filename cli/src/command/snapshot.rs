@@ -42,7 +42,7 @@ impl SnapshotArgs {
         let saved = match written {
             Ok(saved) => saved,
             Err(why) => {
-                // It is to go on in any case.
+                // The VM resumes in any case.
                 let _ = held.end();
                 return match why {
                     Unsaved::Control(why) => Err(why.into()),

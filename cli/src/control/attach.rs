@@ -1,7 +1,7 @@
 //! A VM's console, on this terminal: what it prints, and what is typed for it.
 //!
-//! Gnomon keeps the end of what each VM has printed anyway. So whoever looks asks for what has come since the last time, 100 times a second while
-//! there is something, and nobody waits for whoever does not.
+//! Gnomon keeps the end of each VM's output anyway. So this end polls for new output, 100 times a second while there is some,
+//! and a slow reader blocks nothing.
 
 use super::ControlError;
 use super::client::Client;
@@ -164,7 +164,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                     pause = SHORTEST;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // A terminal that is gone has nobody at it.
+                // A terminal that is gone has no reader.
                 Err(RecvTimeoutError::Disconnected) if self.form == Form::Terminal => return Ok(End::Left),
                 Err(RecvTimeoutError::Disconnected) => has_input = false,
             }
@@ -179,7 +179,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                 return Ok(Look::Found(output));
             }
             (Err(ControlError::Gone(_)), _) => return Ok(Look::Over(End::Run)),
-            // It was there before: either it is gone, or nobody answers.
+            // The VM existed before: either it is gone, or the machine does not answer.
             (Err(why @ (ControlError::Refused { .. } | ControlError::Silent(_))), Some(_)) => why,
             (Err(why), _) => return Err(why),
         };
@@ -225,7 +225,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
             let taken = match self.client.type_in(self.vm.number, piece) {
                 Ok(taken) => taken,
                 Err(ControlError::Gone(_)) => return Ok(Some(End::Run)),
-                // Why, is found out by whoever looks next.
+                // The next poll finds out why.
                 Err(ControlError::Refused { .. } | ControlError::Silent(_)) => return Ok(None),
                 Err(why) => return Err(why),
             };
@@ -257,7 +257,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
         match self.form {
             Form::Terminal => {
                 let start = if self.last == b'\n' { "" } else { "\r\n" };
-                // Whoever is gone needs no word.
+                // A reader that is gone needs no message.
                 let _ = write!(self.output, "{start}gnomon: {what}\r\n").and_then(|()| self.output.flush());
                 self.last = b'\n';
             }

@@ -1,5 +1,5 @@
 //! Stands between the commands and a run's machine, as a part of `gnomon run`: passes requests on, one after the other, and each
-//! answer to whoever has asked. So any number of commands may ask at once, and none can keep the machine from another.
+//! answer back to its command. So any number of commands may send requests at once, and none can block the machine for others.
 
 use super::ports::{self, SILENT};
 use super::runs::Claim;
@@ -71,7 +71,7 @@ impl Bridge {
         if let Ok(listener) = claim.machine.try_clone() {
             thread::spawn(move || {
                 let Ok((stream, _)) = listener.accept() else { return };
-                // Nobody else is to connect there.
+                // No other connection is accepted there.
                 own.upgrade().into_iter().for_each(|claim| drop(fs::remove_file(claim.machine_path())));
                 let link = Link { stream, reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
                 *machine.lock() = Some(link);
@@ -100,7 +100,7 @@ impl Bridge {
                     }
                     thread::spawn(move || {
                         let mut held = Holds::default();
-                        // Whoever goes needs no word.
+                        // A command that disconnects needs no answer.
                         let _ = shared.serve(client, &mut held);
                         shared.release(held);
                         shared.clients.fetch_sub(1, Ordering::SeqCst);
@@ -131,7 +131,7 @@ impl Shared {
     ///
     /// `held` is what it holds then.
     fn serve(&self, mut client: UnixStream, held: &mut Holds) -> std::io::Result<()> {
-        // Whoever does not read has had its turn.
+        // A command that does not read its answer loses it.
         client.set_write_timeout(Some(PATIENCE))?;
         let mut reader = Reader::new(MOST_REQUEST_BYTES);
         let mut buffer = [0; 1024];
@@ -154,7 +154,7 @@ impl Shared {
                             self.note(held, &request, &answer);
                             (number, answer)
                         }
-                        // The run is about to end: whoever is hung up on takes it for that.
+                        // The run is about to end: a command takes the closed connection for that.
                         None => return Ok(()),
                     },
                     // Its own version is in the answer's frame.

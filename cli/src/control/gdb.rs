@@ -283,7 +283,7 @@ impl MultiThreadResume for Debugged {
 
 impl MultiThreadSchedulerLocking for Debugged {
     fn set_resume_action_scheduler_lock(&mut self) -> Result<(), ControlError> {
-        // Who steps does so alone; else all go on.
+        // A vCPU that steps runs alone; otherwise all vCPUs resume.
         Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! The host side of VMs' ports: each is a socket, and a program that connects to it exchanges bytes with the guest.
 //!
-//! Gnomon is asked for what the guest has said 20 to 100 times a second, and without a pause while there is something; and only while somebody
-//! is connected. What the guest has no room for waits in the socket, and so does what is not read here: nobody else waits for that.
+//! While a client is connected, the guest's output is polled 20 to 100 times a second, and without a pause while there is output.
+//! Input that the guest has no room for waits in the socket, and so does output that the client does not read: neither blocks
+//! other clients.
 
 use abi::control::Answer;
 use abi::control::port::{Exchange, Heard, MOST_KEPT, MOST_SENT, Wish};
@@ -17,8 +18,8 @@ pub(super) const SILENT: &str = "its machine does not answer";
 /// The shortest and the longest pause between two polls.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(50);
-/// How long nobody asks while there is something, at least, and by how much longer than the machine took to answer: what it does for a port
-/// it does on a hart that has guests to run, which are others as well.
+/// The shortest pause between two polls while there is output, and the pause as a multiple of the machine's time to answer. The
+/// machine serves ports on a hart that also runs guests, other VMs' among them.
 const TURN: Duration = Duration::from_micros(200);
 const TURNS: u32 = 3;
 /// How long a VM that does not answer is left alone.
@@ -61,7 +62,7 @@ pub(super) fn serve(client: UnixStream, connection: u32, ask: &dyn Fn(Wish) -> O
     let (input, output) = (Vec::new(), Vec::new());
     let mut line = Line { client, ask, connection, input, at: 0, output, from: 0, has_ended: false, is_gone: false };
     line.follow();
-    // Whoever connects next is another one in any case.
+    // The next connection has another number in any case.
     let _ = (line.ask)(Wish::Close(connection));
 }
 
@@ -91,7 +92,7 @@ impl Line<'_> {
                 }
             }
             if self.is_gone {
-                // Who would take it?
+                // No client is left to take it.
                 let since = *last.get_or_insert_with(Instant::now);
                 if since.elapsed() > LAST {
                     return;

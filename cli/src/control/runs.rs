@@ -229,7 +229,7 @@ impl Runs {
             let name = name.to_owned();
             match path.extension().and_then(OsStr::to_str) {
                 Some(SOCKET) => match UnixStream::connect(&path) {
-                    // Nobody listens there any more.
+                    // No process listens there any more.
                     Err(why) if why.kind() == ErrorKind::ConnectionRefused => drop(fs::remove_file(&path)),
                     Err(why) if why.kind() == ErrorKind::NotFound => {}
                     _ => running.push(name),

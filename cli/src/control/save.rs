@@ -44,7 +44,7 @@ pub struct Saved {
     pub bytes: u64,
 }
 
-/// A VM that stands still for its snapshot. Whoever drops it before [`Held::end`] leaves that to the run, which sees that the command is
+/// A VM that is paused for its snapshot. If it is dropped before [`Held::end`], the run resumes the VM when it sees that the command is
 /// gone.
 pub struct Held<'a> {
     client: &'a mut Client,

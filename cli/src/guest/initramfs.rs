@@ -24,7 +24,7 @@ const EXEC_PATH: &str = "exec.sh";
 
 /// Where such a first process finds what day and time it is, in seconds since 1970.
 pub const NOW_PATH: &str = "etc/now";
-/// And the keys of those who may log in by ssh.
+/// And the ssh keys for logging in.
 pub const KEYS_PATH: &str = "etc/authorized_keys";
 
 /// The task of the first process.

@@ -129,7 +129,7 @@ pub fn cargo() -> Command {
 fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
     let (sender, receiver) = channel();
     std::thread::scope(|scope| {
-        // Nobody listens no more only if this thread panics.
+        // The receiver is gone only if this thread panics.
         scope.spawn(move || lines.map(|line| sender.send(line)).all(|sent| sent.is_ok()));
         let (started, mut step, mut said) = (Instant::now(), None, String::new());
         loop {
@@ -155,7 +155,7 @@ fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
 /// Builds something, once in the life of this process: a test asks for the meter a hundred times.
 fn build(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
     static BUILT: Mutex<BTreeMap<&str, Files>> = Mutex::new(BTreeMap::new());
-    // Whoever asks meanwhile would wait for cargo's own lock.
+    // Other callers would wait for cargo's own lock.
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(files) = built.get(what) {
         return Ok(files.clone());

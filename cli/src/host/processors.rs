@@ -14,7 +14,7 @@ pub fn has_ended(child: &Child) -> std::io::Result<bool> {
 }
 
 /// Waits until a program has ended; returns the processor time that it took, all its threads and the children that it
-/// waited for together. It is still to be waited for: once its status is taken, nobody can tell its time any more.
+/// waited for together. It is still to be waited for: once its status is taken, its processor time is lost.
 ///
 /// # Errors
 /// If it is none of ours any more.
@@ -39,7 +39,7 @@ pub fn so_far(id: u32) -> std::io::Result<Duration> {
 pub fn end_with_children(child: &Child) -> std::io::Result<()> {
     let mut to_end = vec![Pid::from_child(child)];
     while let Some(pid) = to_end.pop() {
-        // By the thread that started them. Who is gone has none.
+        // By the thread that started them. An ended process has none.
         for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             to_end.extend(children.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().ok()?)));

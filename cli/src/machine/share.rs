@@ -184,9 +184,8 @@ pub fn provide<'a>(vms: impl Iterator<Item = (&'a str, &'a [ShareSpec])>) -> Res
 
 /// QEMU's arguments for share number `number`.
 ///
-/// What the guest makes is there as such (`security_model=none`): links are links, modes are modes, and all is the user's who runs QEMU,
-/// whom nothing is granted that the user may not do. With owners in extended attributes (`mapped-xattr`) links and modes would mean
-/// nothing on the host. Files of several file systems under the directory keep apart (`remap`).
+/// The guest's files appear on the host as they are (`security_model=none`): links are links, modes are modes, and the user of QEMU owns
+/// all of them, with no further rights. With owners in extended attributes (`mapped-xattr`) links and modes would mean nothing on the host. Files of several file systems under the directory keep apart (`remap`).
 pub(crate) fn args(number: usize, share: &Share) -> [String; 4] {
     let dir = option_value(&share.dir);
     let readonly = if share.readonly { ",readonly=on" } else { "" };

@@ -137,7 +137,7 @@ fn whose<'a>(line: &'a [u8], names: impl ExactSizeIterator<Item = &'a str>) -> O
     names.enumerate().find_map(|(index, name)| Some((index, line.strip_prefix(name.as_bytes())?.strip_prefix(b"| ")?)))
 }
 
-/// Watches for kernels that have panicked: their VMs come to no end by themselves. Whoever prints such a line and then goes
+/// Watches for kernels that have panicked: their VMs do not end by themselves. A VM that prints such a line and then goes
 /// on with something else than the kernel's last words has not panicked.
 #[derive(Debug)]
 pub struct PanicWatch {
@@ -155,8 +155,8 @@ struct Watched {
 }
 
 impl PanicWatch {
-    /// For VMs in console order: their names, and the place of the one that each waits for. Where one of several
-    /// consoles is attached, nobody can tell whose a line is: that takes a watch for one VM.
+    /// For VMs in console order: their names, and the place of the one that each waits for. Do not use it if
+    /// one of several consoles is attached: the VM of a line is unknown then.
     #[must_use]
     pub fn new<'a>(vms: impl IntoIterator<Item = (&'a str, Option<u32>)>) -> Self {
         let vm = |(name, after): (&str, Option<u32>)| Watched {
@@ -304,7 +304,7 @@ mod tests {
             (format!("{PANIC}[    0.6] ---[ end Kernel panic - not syncing: no init ]---\r\n"), true),
             (format!("[    0.5][    T1] {}", &PANIC[10..]), true),
             ("Kernel panic - not syncing: echo\n".into(), false),
-            // Whoever prints it lives on.
+            // A VM that only prints the line keeps running.
             (format!("{PANIC}# "), false),
             (format!("{PANIC}gnomon-exec: end 0\n"), false),
             (format!("{PANIC}[    0.6] Rebooting in 5 seconds..\n"), false),

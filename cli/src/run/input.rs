@@ -17,8 +17,8 @@ const MOST_KEYS: usize = 1 << 16;
 /// How long Gnomon may take to end everything.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// From now on, a signal that ends this program stops the machine, so that all is cleared away and said. The second one,
-/// or patience that ends (whoever should read our output may not), ends this program at once; QEMU ends with us.
+/// Installs handlers: a signal that ends this program stops the machine, so that files are removed and the end is reported. A second signal,
+/// or the end of the time limit (the reader of the output may block), ends this program at once; QEMU ends with it.
 ///
 /// # Errors
 /// If handlers cannot be set.

@@ -79,7 +79,7 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     };
     let mut input = exec.is_none().then(|| input::forward_input(machine.input(), stopper));
     let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
-    // Whose a line is on the attached one of several consoles, nobody can tell.
+    // If one of several consoles is attached, the VM of a line is unknown.
     let is_watched = prepared.console == ConsoleMode::Lines || prepared.vms.len() == 1;
     // With a debugger at hand, a kernel that has panicked is there to be looked at.
     let is_watched = is_watched && show.gdb.is_none();
@@ -92,7 +92,7 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         if let Piece::Record(Record::Boot(_)) = piece
             && let Some(begin) = input.take()
         {
-            // If nobody is left to begin, nobody is left to type for.
+            // If the input thread is gone, there is no input to forward.
             let _ = begin.send(());
         }
         view.piece(piece)

@@ -145,7 +145,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     }
     let others = shares.len() + usize::from(net.is_some()) + usize::from(wants_rng.is_some());
     let disks = disk::provide(disks, spec.snapshot, swap_path, others)?;
-    // Where nobody has asked for it, nothing else is to go without a place for that: neither is the control channel.
+    // By default it must not take the last slot from another device, or from the control channel.
     let places = disks.len() + others + usize::from(swap_path.is_some());
     let has_rng = wants_rng.is_some() || spec.clock == Clock::Real && places + 2 <= disk::PLACES;
     vms.iter_mut().for_each(|vm| _ = vm.rng.get_or_insert(vm.has_system() && has_rng));

@@ -79,7 +79,7 @@ pub fn run(
             console.extend_from_slice(bytes);
             on_text(bytes)
         }
-        // Nobody here writes records: what looks like one is a guest's, and no text either.
+        // The bare machine writes no records: a line that looks like one is a guest's, and not text.
         Piece::Record(_) => Next::Continue,
     })?;
     Ok((console, outcome))

@@ -127,7 +127,7 @@ impl Group {
             command.env("RUSTC_WORKSPACE_WRAPPER", root().join(wrapper));
         }
         command.env("CARGO_BUILD_JOBS", processors.to_string());
-        // Some wait for machines and for time: another goes on meanwhile.
+        // Some tests wait for machines and for time: another runs meanwhile.
         command.env("RUST_TEST_THREADS", (processors + 1).to_string());
         follow(command, LIMIT)
     }
@@ -179,7 +179,7 @@ fn follow(mut command: Command, limit: Duration) -> std::io::Result<Ran> {
     // The command holds the writing ends; while it lives, the pipe does not end.
     drop(command);
     let (sender, pieces) = channel();
-    // It ends with the last that has the pipe open, which may be never: nobody waits for it.
+    // It ends with the last that has the pipe open, which may be never: the thread is not joined.
     std::thread::spawn(move || {
         let mut piece = [0; 4096];
         while let Ok(length @ 1..) = reader.read(&mut piece) {

@@ -79,7 +79,7 @@ fn say(mut call: UnixStream, what: &[u8]) -> io::Result<()> {
     call.read_to_end(&mut Vec::new()).map(drop)
 }
 
-/// Says that as long as somebody hears it.
+/// Writes that until the peer closes the connection.
 fn say_always(mut call: UnixStream, what: &[u8]) -> io::Result<()> {
     loop {
         call.write_all(what)?;
@@ -91,6 +91,6 @@ fn hear_back(mut hear: UnixStream, there: &Path) -> io::Result<()> {
     hear.read_exact(&mut got)?;
     hear.write_all(if got == content() { b"same\n" } else { b"another one\n" })?;
     say(UnixStream::connect(there)?, b"again\n")?;
-    // However much more that is: whoever says more than that is heard.
+    // More output than that is read, too.
     io::copy(&mut hear, &mut io::sink()).map(drop)
 }

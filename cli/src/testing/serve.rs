@@ -38,7 +38,7 @@ impl Server {
     pub fn start(size: Size) -> io::Result<Self> {
         let (listener, free) = (listen()?, listen()?);
         let address = listener.local_addr()?;
-        // Nobody else is given that port so soon.
+        // The system does not assign that port again so soon.
         let host = NonZeroU16::new(free.local_addr()?.port()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let forward = Forward { at: Ipv4Addr::LOCALHOST, host, guest: HTTP };
         let file: Arc<[u8]> = content(size).into();
@@ -51,7 +51,7 @@ impl Server {
                     return;
                 }
                 let file = Arc::clone(&file);
-                // Who goes away while it is served has its own reasons, and its test will tell.
+                // If a client disconnects meanwhile, its own test reports why.
                 thread::spawn(move || stream.and_then(|stream| serve(stream, &file, forward)));
             }
         });
@@ -68,7 +68,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // It looks when somebody comes.
+        // The server checks the flag at the next connection.
         let _ = TcpStream::connect(self.address);
     }
 }

@@ -53,7 +53,7 @@ impl HostKernel {
             return Ok(kernel);
         }
         let _lock = CacheLock::take()?;
-        // Somebody else may have fetched it while we waited.
+        // Another run may have fetched it while this one waited.
         match Self::cached()? {
             Some(kernel) => Ok(kernel),
             None => Self::fetch(),

@@ -29,7 +29,7 @@ impl Modules {
             return Ok(modules);
         }
         let _lock = CacheLock::take()?;
-        // Somebody else may have fetched them while we waited.
+        // Another run may have fetched them while this one waited.
         let modules = Self::beside(Software::Kernel.cached()?.unwrap_or(modules.kernel), wanted);
         if modules.are_there() {
             return Ok(modules);
@@ -75,7 +75,7 @@ impl Modules {
 /// The kernel, and its whole package.
 pub(super) struct KernelPackage {
     pub(super) kernel: Package,
-    /// The file, which is for whoever has asked to remove.
+    /// The file, which the caller removes.
     pub(super) deb: PathBuf,
 }
 

@@ -52,7 +52,7 @@ impl Files {
             return Ok(files);
         }
         let _lock = CacheLock::take()?;
-        // Somebody else may have fetched it while we waited.
+        // Another run may have fetched it while this one waited.
         match Self::cached(suite, &called)? {
             Some(files) => Ok(files),
             None => Self::fetch(suite, package, wanted, &called),

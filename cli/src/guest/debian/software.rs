@@ -94,7 +94,7 @@ impl Software {
             return Ok(package);
         }
         let _lock = CacheLock::take()?;
-        // Somebody else may have fetched it while we waited.
+        // Another run may have fetched it while this one waited.
         match self.cached()? {
             Some(package) => Ok(package),
             None => self.fetch(),

@@ -115,7 +115,7 @@ impl Image {
             HugePages::Never => "never",
         };
         // The kernel's threads have work left over from the boot, some 200 million instructions: they get the
-        // hart for it, so that it is not in the first region. Where nobody has work, time passes at once.
+        // hart for it, so that it is not in the first region. On an idle machine, time passes at once.
         let script = format!("set -e\necho {setting} >/sys/kernel/mm/transparent_hugepage/enabled\nsleep 2\n");
         let mut image = Self {
             name,

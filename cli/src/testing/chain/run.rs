@@ -16,7 +16,7 @@ use miette::miette;
 use std::time::Instant;
 
 /// Runs a chain's cases in one boot, each with its own time limit. Where the machine ends early, those whose turn did not come
-/// are a chain of their own, in another boot; and whoever fails is run again alone. Alone is also a chain of one.
+/// are a chain of their own, in another boot; and a case that fails is run again alone. Alone is also a chain of one.
 pub fn run(chain: &[&Case], programs: &Programs) -> Vec<Run> {
     conclude(chain, |cases| together(cases, programs), |case| boot::run(case, programs))
 }

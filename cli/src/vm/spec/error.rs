@@ -108,7 +108,7 @@ pub enum SpecError {
     #[error("VM `{0}` uses console `hvc0`, and its kernel has no driver for it")]
     #[diagnostic(help("leave out `console`, or use a kernel with CONFIG_HVC_RISCV_SBI"))]
     NoSbiConsole(String),
-    /// The kernel was built without a driver for the virtio console, or has it as a module that nobody loads.
+    /// The kernel was built without a driver for the virtio console, or has it only as a module that is not loaded.
     #[error("VM `{0}` uses console `virtio`, and its kernel has no built-in driver for it")]
     #[diagnostic(help(
         "leave out `console`, or use a kernel with CONFIG_VIRTIO_MMIO=y and CONFIG_VIRTIO_CONSOLE=y, or an `initrd` that loads both"
