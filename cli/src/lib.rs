@@ -1,52 +1,36 @@
 //! The host side of Gnomon: builds the hypervisor, fetches Debian's guest software, packs virtual
-//! machines into a bundle, and runs the whole in QEMU.
+//! machines into a bundle, runs the whole in QEMU, tests it, and measures it.
 //!
-//! A run goes through these modules in order: [`command`] reads the command line, [`vmfile`] and
-//! [`spec`] settle what each VM is, [`debian`], [`modules`], [`added`] and [`initramfs`] provide the default guest,
-//! [`root`] and [`system`] a Debian to work in (by an [`errand`] of a guest's), [`restore`] VMs that go on from a snapshot, [`payload`] reads kernels, [`layout`] places them in guest RAM, [`pack`] makes the bundle,
-//! [`build`] compiles the hypervisor, [`qemu`] composes the machine, [`swap`] provides what it pages to, [`disk`] the VMs' disks, [`net`] their network, [`mod@meter`] has it counted, [`machine`] runs it,
-//! [`stream`] and [`console`] take its output apart, and [`run`] holds it all together.
-//! Meanwhile other commands reach it by [`control`].
+//! The folders, from bottom to top. None uses one above it (`cli/tests/imports.rs`):
+//!
+//! 1. [`host`]: this computer: where files are, processors, jobs, progress, the user's terminal, and the compiler.
+//! 2. [`guest`]: the default guest's software: Debian packages, kernel modules, the initramfs.
+//! 3. [`machine`]: QEMU's machine: its devices, its command line, its process and output, and the meter.
+//! 4. [`vm`]: a VM: its file, its settings with all defaults, the kernel it boots, its part of a bundle, and snapshots.
+//! 5. [`control`]: the control channel: how other commands find a run and send requests to it.
+//! 6. [`mod@run`]: one run: its preparation, the machine, the consoles, and the report at the end.
+//! 7. [`system`]: Debian systems for VMs to work in, installed by a guest of Gnomon's own.
+//! 8. [`subject`]: what tests and benchmarks compare: variants of Gnomon, the bare machine, Linux KVM, and workloads under Linux.
+//! 9. [`mod@bench`]: benchmarks and their reports.
+//! 10. [`testing`]: the tests of `gnomon test`.
+//! 11. [`command`]: the command line.
+//!
+//! A run goes through these modules in order: [`command`] reads the command line, [`vm::file`] and [`vm::spec`] settle what
+//! each VM is, [`guest`] provides the default guest, [`system`] a Debian to work in, [`vm::restore`] VMs that continue from a
+//! snapshot, [`vm::payload`] reads kernels, [`vm::layout`] places them in guest RAM, [`vm::pack`] makes the bundle,
+//! [`host::build`] compiles the hypervisor, [`machine::qemu`] composes the machine, and [`machine::process`] runs it;
+//! [`machine::stream`] and [`run::console`] take its output apart. [`mod@run`] holds it all together. Meanwhile other commands
+//! reach the run by [`control`].
 #![forbid(unsafe_code)]
 
-pub mod added;
-pub mod bare;
 pub mod bench;
-pub mod build;
 pub mod command;
-pub mod console;
 pub mod control;
-pub mod deb;
-pub mod debian;
-pub mod disk;
-pub mod errand;
-pub mod initramfs;
-pub mod kvm;
-pub mod layout;
+pub mod guest;
+pub mod host;
 pub mod machine;
-pub mod meter;
-pub mod modules;
-pub mod net;
-pub mod pack;
-pub mod payload;
-pub mod place;
-pub mod pool;
-pub mod port;
-pub mod processors;
-pub mod progress;
-pub mod qemu;
-pub mod restore;
-pub mod root;
 pub mod run;
-pub mod share;
-pub mod size;
-pub mod spec;
-pub mod stream;
-pub mod swap;
+pub mod subject;
 pub mod system;
 pub mod testing;
-pub mod tty;
-pub mod turns;
-pub mod variant;
-pub mod vmfile;
-pub mod words;
+pub mod vm;

@@ -2,9 +2,9 @@
 
 use dtoolkit::Node;
 use dtoolkit::fdt::Fdt;
-use gnomon::bare::{BareSpec, few_devices};
-use gnomon::qemu::Clock;
-use gnomon::size::Size;
+use gnomon::host::size::Size;
+use gnomon::machine::board::Clock;
+use gnomon::subject::bare::{BareSpec, few_devices};
 use std::fs;
 
 #[test]

@@ -89,7 +89,7 @@ fn end(mut run: Run) -> (Option<i32>, String) {
 fn commands_reach_runs_and_their_vms() {
     let scratch = Scratch::new();
     assert_eq!(scratch.output("ps").lines().count(), 1, "the heads only");
-    scratch.refused("stop", &["no run goes on", "gnomon run"]);
+    scratch.refused("stop", &["no VM is running", "gnomon run"]);
     let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\nports = ['agent', 'log']\n"));
     let run = scratch.run(&[&a, &b], &["--harts", "2"], 2);
     let told = scratch.output("ps");
@@ -137,15 +137,15 @@ fn commands_reach_runs_and_their_vms() {
     assert!(scratch.exits("a") > paused);
     // Another run, which dies.
     let kernel = scratch.path("caller");
-    for (name, part) in [("a", "a run called `a` goes on already"), ("a/b", "cannot be called `a/b`")] {
+    for (name, part) in [("a", "a run called `a` is already active"), ("a/b", "cannot be called `a/b`")] {
         scratch.refused(&format!("run --as {name} --memory 16M --kernel {}", kernel.display()), &[part, "name"]);
     }
     let mut other = scratch.run(&[&b], &["--as", "other", "--harts", "1"], 1);
-    scratch.refused("stop a", &["several runs", "a, other"]);
+    scratch.refused("stop a", &["several runs are active", "a, other"]);
     assert_eq!(scratch.output("ps").lines().count(), 4);
     other.child.kill().expect("it lives");
     other.child.wait().expect("it has died");
-    scratch.refused("stop --run other", &["no run called `other`", "there is: a"]);
+    scratch.refused("stop --run other", &["no run called `other`", "known: a"]);
     assert!(!scratch.path("gnomon/other.sock").exists(), "what it has left is removed");
     // Ends: of one that is paused, and of the last.
     scratch.command("pause b").success();
@@ -243,7 +243,7 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
     let vms = |slice: &serde_json::Value| slice["args"]["vcpu"].as_str().map(String::from);
     let all: Vec<String> = trace(&one)["traceEvents"].as_array().expect("a list").iter().filter_map(vms).collect();
     assert!(!all.is_empty() && all.iter().all(|vcpu| vcpu == "b/0"), "one VM's only");
-    scratch.refused("trace nobody", &["`nobody`", "there is: a"]);
+    scratch.refused("trace nobody", &["`nobody`", "known: a"]);
     scratch.refused("trace -o /nowhere/t.json", &["/nowhere/t.json"]);
     assert!(before > 0);
     // The run ends under a screen.

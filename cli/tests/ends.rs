@@ -130,7 +130,7 @@ fn a_panic_is_one_vms() {
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("gnomon: the kernel of VM loud panicked: no init\n"), "{said}");
     // The other ran on.
-    assert!(said.ends_with("gnomon: the time was up after 5 s\n"), "{said}");
+    assert!(said.ends_with("gnomon: the time limit ended the run after 5 s\n"), "{said}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_run_may_have_a_time() {
     let output = scratch.run(&["--timeout", "1"]).stdin(Stdio::null()).output().expect("gnomon");
     let said = String::from_utf8(output.stderr).expect("text");
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.ends_with("gnomon: the time was up after 1 s\n"), "{said}");
+    assert!(said.ends_with("gnomon: the time limit ended the run after 1 s\n"), "{said}");
 }
 
 #[test]

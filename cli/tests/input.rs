@@ -113,7 +113,7 @@ fn what_cannot_be_added() {
     let scratch = Scratch::new();
     let kernel = scratch.file("raw", [0x13, 0, 0, 0]);
     let args = ["--kernel", text(&kernel), "--add", text(&kernel)];
-    scratch.refused(&args, INPUT, &["`raw`", "no initramfs", "initrd"]);
+    scratch.refused(&args, INPUT, &["`raw`", "does not use Gnomon's initramfs", "initrd"]);
     scratch.refused(&["--gdb", "0"], USAGE, &["--gdb"]);
     scratch.refused(&["--gdb", "vm.toml"], USAGE, &["vm.toml", "--gdb"]);
 }
@@ -168,13 +168,13 @@ fn disks_that_are_none() {
     let scratch = Scratch::new();
     let (image, odd) = (scratch.file("a.img", [0; 1024]), scratch.file("odd", [0; 100]));
     let missing = scratch.0.path().join("missing");
-    scratch.refused(&["--disk", text(&missing)], INPUT, &["there is no disk", "missing", "missing:1G"]);
-    scratch.refused(&["--disk", text(scratch.0.path())], INPUT, &["is no file"]);
-    scratch.refused(&["--disk", text(&odd)], INPUT, &["100 bytes", "whole sectors"]);
+    scratch.refused(&["--disk", text(&missing)], INPUT, &["missing does not exist", "missing:1G"]);
+    scratch.refused(&["--disk", text(scratch.0.path())], INPUT, &["is not a regular file"]);
+    scratch.refused(&["--disk", text(&odd)], INPUT, &["100 bytes", "multiple of 512"]);
     scratch.refused(&["--disk", text(&image), "--disk", text(&image)], INPUT, &["used twice", ":ro", "--snapshot"]);
     scratch.refused(&["--disk", text(&image), "--swap", text(&image)], INPUT, &["used twice"]);
     scratch.refused(&["--disk", &format!("{}:4K", text(&image))], INPUT, &["1 KiB", "4 KiB"]);
-    scratch.refused(&["--disk", &format!("{}:qcow2", text(&image))], INPUT, &["no image in format qcow2"]);
+    scratch.refused(&["--disk", &format!("{}:qcow2", text(&image))], INPUT, &["not an image in format qcow2"]);
     let vm = scratch.file("vm.toml", "disks = [{ file = 'a.img', size = 5 }]\n");
     scratch.refused(&[text(&vm)], INPUT, &["line 1"]);
     scratch.refused(&["--disk", ":ro"], USAGE, &["name a file", "--disk data.img:2G"]);
@@ -257,7 +257,7 @@ fn what_cannot_be_metered() {
         INPUT,
         &["cannot write the meter's report to /nowhere/at/all.json", "directory"],
     );
-    scratch.refused(&["--meter", "/dev/null", "--kernel", "none"], INPUT, &["/dev/null", "no regular file"]);
+    scratch.refused(&["--meter", "/dev/null", "--kernel", "none"], INPUT, &["/dev/null", "not a regular file"]);
     let several = ["--meter", text(&out), "--icount", "--vcpus", "2", "--kernel", "none"];
     scratch.refused(&several, INPUT, &["one hart only, not 2", "--harts 1"]);
     scratch.refused(&["--core", "u74"], USAGE, &["--meter"]);
@@ -285,14 +285,14 @@ fn what_cannot_be_benchmarked() {
     };
     refused(&["fig9"], USAGE, &["fig9", "fig7"]);
     refused(&["fig7", "--mmu", "fast"], USAGE, &["fast", "nested"]);
-    refused(&["fig7", "--subject", "native,xen"], INPUT, &["`xen` means no subject", "remedy", "firmware/lazy-noh"]);
+    refused(&["fig7", "--subject", "native,xen"], INPUT, &["`xen` is not a subject", "remedy", "firmware/lazy-noh"]);
     refused(&["fig7", "--subject", "kvm", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
     refused(&["fig7", "--mmu", "nested", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
     refused(&["fig7", "--mmu", "steered", "--svadu"], INPUT, &["nothing to measure", "leave out --svadu"]);
     refused(&["fig7", "--json", "/nowhere/at/all.json"], INPUT, &["/nowhere/at/all.json"]);
     refused(&["fig7", "--files", "/dev/null/x"], INPUT, &["/dev/null/x"]);
-    refused(&["fig7", "--baseline", "Cargo.toml"], INPUT, &["Cargo.toml is no baseline", "--json"]);
-    refused(&["fig7", "--baseline", "/nowhere"], INPUT, &["/nowhere is no baseline"]);
+    refused(&["fig7", "--baseline", "Cargo.toml"], INPUT, &["Cargo.toml is not a baseline", "--json"]);
+    refused(&["fig7", "--baseline", "/nowhere"], INPUT, &["/nowhere is not a baseline"]);
     refused(&["fig7", "--core", "plain,plain"], INPUT, &["two cores are called `plain`"]);
     refused(&["fig7", "--core", "z80"], INPUT, &["no core `z80`", "docs/meter.md"]);
 }
@@ -318,7 +318,7 @@ fn networks_that_cannot_be() {
     }
     scratch.refused(&["--net", "yes"], USAGE, &["--net"]);
     run(&["--forward", "8080:80"], &["8080:80", "`raw`", "has no network", "net = true"]);
-    run(&["--net", "--forward", "web=8080:80"], &["`web`", "is not there", "`raw`"]);
+    run(&["--net", "--forward", "web=8080:80"], &["`web`", "does not exist", "`raw`"]);
     run(&["--net", "--forward", "8080:80", "--forward", "8080:81"], &["8080", "twice"]);
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let port = taken.local_addr().expect("its address").port().to_string();
@@ -328,11 +328,11 @@ fn networks_that_cannot_be() {
         scratch.file(name, format!("name = '{name}'\nkernel = '{}'\nnet = true\n{content}", text(&kernel)))
     };
     let (a, b) = (file("a", "mac = '52:54:00:67:6e:02'"), file("b", ""));
-    scratch.refused(&[text(&a), text(&b)], INPUT, &["`a`", "`b`", "52:54:00:67:6e:02", "leave `mac` out"]);
-    scratch.refused(&[text(&b), text(&a), "--forward", "8080:80"], INPUT, &["does not say for which VM", "b=8080:80"]);
+    scratch.refused(&[text(&a), text(&b)], INPUT, &["`a`", "`b`", "52:54:00:67:6e:02", "leave out `mac`"]);
+    scratch.refused(&[text(&b), text(&a), "--forward", "8080:80"], INPUT, &["does not name a VM", "b=8080:80"]);
     scratch.refused(&[text(&a), "--net", "off"], INPUT, &["`a`", "no network", "`mac`"]);
     for (mac, says) in
-        [("01:00:5e:00:00:01", "group"), ("00:00:00:00:00:00", "nobody"), ("52:54:00:67:6e", "six bytes")]
+        [("01:00:5e:00:00:01", "multicast"), ("00:00:00:00:00:00", "zero"), ("52:54:00:67:6e", "six bytes")]
     {
         let vm = file("c", &format!("mac = '{mac}'"));
         scratch.refused(&[text(&vm)], INPUT, &[mac, says]);
@@ -353,8 +353,8 @@ fn ports_that_cannot_be() {
     run(&["--port", ".."], &["`..`", "in front"]);
     run(&["--port", &"x".repeat(33)], &["1 to 32"]);
     run(&["--port", "a", "--port", "a"], &["`raw` has two ports called `a`"]);
-    run(&["--port", "a", "--port", "b", "--port", "c", "--port", "d", "--port", "e"], &["5 ports", "at most 4"]);
-    run(&["--port", "a", "--control", "off"], &["nobody can reach", "--control off"]);
+    run(&["--port", "a", "--port", "b", "--port", "c", "--port", "d", "--port", "e"], &["5 ports", "the limit is 4"]);
+    run(&["--port", "a", "--control", "off"], &["no program can connect", "--control off"]);
     let file = scratch.file("a.toml", "ports = 'agent'\n");
     scratch.refused(&[text(&file)], INPUT, &["a.toml", "line 1"]);
 }
@@ -367,27 +367,23 @@ fn disks_that_cannot_be_booted() {
         let all = [&["--kernel", "disk", "--disk", text(&disk)], args].concat();
         scratch.refused(&all, INPUT, says);
     };
-    scratch.refused(
-        &["--kernel", "disk"],
-        INPUT,
-        &["`vm` cannot boot what is on a disk", "it has none", "--disk FILE"],
-    );
+    scratch.refused(&["--kernel", "disk"], INPUT, &["`vm` cannot boot from a disk", "it has no disk", "--disk FILE"]);
     for (args, says) in [
-        (["--initrd", "busybox"], "an initrd of its own"),
-        (["--append", "quiet"], "words for a command line"),
-        (["--console", "hvc0"], "a console"),
+        (["--initrd", "busybox"], "it has an `initrd`"),
+        (["--append", "quiet"], "it has an `append`"),
+        (["--console", "hvc0"], "it has a `console`"),
     ] {
-        run(&args, &["`disk` cannot boot what is on a disk", says, "boot loader's configuration"]);
+        run(&args, &["`disk` cannot boot from a disk", says, "boot loader's configuration"]);
     }
-    run(&["--exec", "true"], &["--exec", "`disk`", "does not run it"]);
-    run(&["--debian"], &["`disk` cannot have a Debian as its root", "another kernel"]);
+    run(&["--exec", "true"], &["--exec", "`disk`", "does not run them"]);
+    run(&["--debian"], &["`disk` cannot have a Debian as its root", "a different kernel"]);
 }
 
 #[test]
 fn roots_that_cannot_be() {
     let scratch = Scratch::new();
     for (args, says) in [
-        (["--kernel", "u-boot"], ["another kernel", "leave out `kernel`"]),
+        (["--kernel", "u-boot"], ["a different kernel", "leave out `kernel`"]),
         (["--initrd", "none"], ["initrd of its own", "leave out `initrd`"]),
         (["--memory", "255M"], ["255 MiB of memory", "--memory"]),
         (["--forward", "22"], ["8080:80", "--forward"]),
@@ -396,7 +392,7 @@ fn roots_that_cannot_be() {
         scratch.refused(&[&["--debian"], &args[..]].concat(), status, &says);
     }
     let file = scratch.file("a.toml", "root = 'arch'\n");
-    scratch.refused(&[text(&file)], INPUT, &["a.toml", "`arch` is no root", "line 1"]);
+    scratch.refused(&[text(&file)], INPUT, &["a.toml", "`arch` is not a root", "line 1"]);
     let file = scratch.file("b.toml", "root = { system = 'debian', disk = 'x' }\n");
     scratch.refused(&[text(&file)], INPUT, &["b.toml", "root"]);
     // What is found out before an image is made, which takes minutes.

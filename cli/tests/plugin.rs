@@ -1,7 +1,7 @@
 //! The meter as a plugin of QEMU's, without the rest of Gnomon: what it says where it cannot count, and that it
 //! counts a machine that it knows nothing of.
 
-use gnomon::build;
+use gnomon::host::build;
 use predicates::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -5,7 +5,7 @@
 mod background;
 
 use background::Run;
-use gnomon::debian::{Files, LEAN, Suite, Wanted};
+use gnomon::guest::debian::{Files, LEAN, Suite, Wanted};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,7 @@
 //! A VM with a whole system as its root: what the first process does, what is kept, and what is not. The system is a small one, of
 //! busybox alone: `debian-root` and `debian-login` of `tests.toml` have Debian itself.
 
-use gnomon::debian::LEAN;
+use gnomon::guest::debian::LEAN;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -71,7 +71,7 @@ fn a_root_keeps_what_is_done_to_it() {
         assert!(output.contains(wanted), "{wanted}: {output}");
     }
     // Where there is no ssh-keygen, there is no ssh either.
-    let key = gnomon::place::cache("debian").expect("a cache").join("id_ed25519.pub");
+    let key = gnomon::host::place::cache("debian").expect("a cache").join("id_ed25519.pub");
     assert!(!key.exists() || output.contains(&std::fs::read_to_string(key).expect("a key")), "{output}");
     // Guests have no clock; none of them is to believe that it is 1970.
     let year = output.lines().find_map(|line| line.parse::<u32>().ok()).expect("a year");

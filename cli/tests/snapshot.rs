@@ -5,7 +5,7 @@ mod background;
 mod says;
 
 use background::{Run, command};
-use gnomon::debian::{Files, Suite, Wanted};
+use gnomon::guest::debian::{Files, Suite, Wanted};
 use says::says;
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -263,12 +263,16 @@ fn refuses(scratch: &Scratch, file: &str, disk: &str, share: &str) {
         fs::write(&bad, bytes).expect("a file");
         refused(1, &["--restore", &bad, "--disk", disk, "--share", share], part);
     };
-    damaged(&|bytes| bytes.truncate(bytes.len() - 1), "it is cut off");
+    damaged(&|bytes| bytes.truncate(bytes.len() - 1), "it is truncated");
     damaged(&|bytes| bytes[1 << 20] ^= 1, "a check sum is wrong");
-    refused(1, &["--restore", file, "--disk", disk], "with the shared folders [here], and [] were given");
-    refused(1, &["--restore", file], "with 1 disks, and 0 were given");
+    refused(1, &["--restore", file, "--disk", disk], "has the shared folders [here], but [] were given");
+    refused(1, &["--restore", file], "has 1 disks, but 0 were given");
     refused(1, &["--restore", file, "--disk", disk, "--share", share, "--memory", "1G"], "`memory` was given");
-    refused(1, &["--restore", file, "--disk", disk, "--share", share, "--exec", "true"], "it goes on from a snapshot");
+    refused(
+        1,
+        &["--restore", file, "--disk", disk, "--share", share, "--exec", "true"],
+        "it is restored from a snapshot",
+    );
     let larger = format!("{}:2M", scratch.text("larger.img"));
     refused(3, &["--restore", file, "--disk", &larger, "--share", share], "its disk 0 had 2048 sectors, and has 4096");
 }

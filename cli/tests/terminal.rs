@@ -68,7 +68,7 @@ fn a_signal_leaves_the_terminal_as_it_was() {
 #[test]
 fn a_shell_knows_the_terminals_size() {
     let mut command = Command::new("/bin/sh");
-    command.env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).env("LEAN", gnomon::debian::LEAN);
+    command.env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).env("LEAN", gnomon::guest::debian::LEAN);
     command.args(["-c", "stty rows 41 cols 133; exec $GNOMON run --memory 128M --append \"$LEAN\""]);
     let mut shell = spawn_command(command, Some(PATIENCE_MS)).expect("a terminal");
     shell.exp_string("linux:~# ").expect("the prompt");

@@ -1,8 +1,8 @@
 //! What files feed Gnomon: a bundle, a kernel, a VM file, the host's device tree.
 
 use abi::bundle::Config;
-use gnomon::payload::Payload;
-use gnomon::vmfile::VmFile;
+use gnomon::vm::file::VmFile;
+use gnomon::vm::payload::Payload;
 use hypervisor::machine::description::{Machine, Span};
 
 /// A bundle that is read is written and read again as the same.

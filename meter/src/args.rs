@@ -114,7 +114,7 @@ impl Default for Args {
 pub enum ArgError {
     /// It has no such form.
     #[error(
-        "`{0}` is no argument of the meter's; there are out=FILE, level=counts|tlb|check, core=NAME, ram=NAME, ram-base=ADDRESS, traps=FILE"
+        "`{0}` is not an argument of the meter; the arguments are out=FILE, level=counts|tlb|check, core=NAME, ram=NAME, ram-base=ADDRESS, traps=FILE"
     )]
     Unknown(String),
     /// Its value is not one.

@@ -1,4 +1,4 @@
-//! What changed since another time: figures of the tables, beside those that `--json` wrote then.
+//! Comparison with an earlier measurement: figures of the tables beside those of an earlier `--json` file.
 
 use super::report::{Block, Report};
 use super::table::Table;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Changes by more than this are shown; in per cent.
 const SHOWN: f64 = 1.0;
 
-/// What `--json` wrote.
+/// The content of a `--json` file.
 #[derive(Debug, Deserialize)]
 pub struct Baseline {
     versions: String,
@@ -32,8 +32,8 @@ struct Titled {
 
 /// A file that is no baseline.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{path} is no baseline: {why}")]
-#[diagnostic(help("a baseline is what `gnomon bench NAME --json FILE` writes"))]
+#[error("{path} is not a baseline: {why}")]
+#[diagnostic(help("`gnomon bench NAME --json FILE` writes a baseline"))]
 pub struct NoBaseline {
     path: PathBuf,
     why: String,
@@ -96,7 +96,7 @@ impl Baseline {
         serde_json::from_slice(&bytes).map_err(|why| error(why.to_string()))
     }
 
-    /// What is different now.
+    /// Compares reports with the baseline.
     #[must_use]
     pub fn compare(&self, reports: &[Report]) -> Report {
         let mut blocks = Vec::new();
@@ -189,7 +189,7 @@ mod tests {
         for text in ["", "{}", "{\"versions\": \"v\", \"experiments\": [{\"experiment\": \"lane\"}]}"] {
             std::fs::write(&path, text).expect("a file");
             let error = Baseline::read(&path).expect_err(text).to_string();
-            assert!(error.contains("is no baseline"), "{error}");
+            assert!(error.contains("is not a baseline"), "{error}");
         }
         assert!(Baseline::read(&dir.path().join("nothing")).is_err());
     }

@@ -1,4 +1,4 @@
-//! What a hypervisor adds to a boot: instructions retired from the kernel's first to the first command of the
+//! The cost that a hypervisor adds to a boot: instructions retired from the kernel's first to the first command of the
 //! shell, beside those of the same kernel, initramfs and command line on OpenSBI.
 //!
 //! An instruction, of whatever privilege mode, is a nanosecond of the `time` CSR. The `stamp` payload reads it
@@ -19,12 +19,13 @@ use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::Devices;
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
-use crate::debian::Software;
-use crate::place::IoError;
-use crate::size::Size;
-use crate::{build, initramfs};
+use crate::guest::debian::Software;
+use crate::guest::initramfs;
+use crate::host::build;
+use crate::host::place::IoError;
+use crate::host::size::Size;
+use crate::subject::workload::Devices;
 use miette::{IntoDiagnostic, miette};
 use serde::Serialize;
 use serde_json::json;
@@ -34,7 +35,7 @@ use std::path::PathBuf;
 
 /// RAM of the guest.
 const MEMORY: Size = Size(512 << 20);
-/// What runs in the shell. Idle time is in hundredths of a second.
+/// The commands for the shell. Idle time is in hundredths of a second.
 const SCRIPT: &str = "clock; echo gnomon-figure: idle $(cut -d' ' -f2 /proc/uptime | tr -d .)";
 
 /// A command line to boot with, and what it is called. Sv39, since KVM's guests have no other here.
@@ -61,7 +62,7 @@ struct Figures {
     range: (u64, u64),
     /// Seconds that the kernel counts as idle, in the boot that is the median.
     idle: f64,
-    /// What its translations came to in that boot, from the guest's first instruction to its power-off, by core.
+    /// The cost of address translation in that boot, from the guest's first instruction to its power-off, by core.
     cores: BTreeMap<String, Own>,
 }
 
@@ -129,7 +130,7 @@ impl Machine {
     }
 }
 
-/// What is booted.
+/// The files to boot.
 struct Loads {
     stamp: PathBuf,
     filler: PathBuf,
@@ -173,7 +174,7 @@ impl Loads {
     }
 }
 
-/// What a core's TLBs and walker would have done for the guest.
+/// The modelled TLBs' and walker's work for the guest.
 fn walks<'a>(core: &str, variant: &str, rows: impl Iterator<Item = &'a Row> + Clone) -> Block {
     let of = |row: &Row| row.2.as_ref().ok().and_then(|figures| figures.cores.get(core)).copied();
     let native = rows.clone().find(|row| row.1.subject == Subject::Native && !row.1.has_few_devices).and_then(of);

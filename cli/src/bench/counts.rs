@@ -1,4 +1,4 @@
-//! What the meter counted in a region, as the benchmarks read it. See docs/meter.md for each counter.
+//! The meter's counts of a region, as the benchmarks read them. See docs/meter.md for each counter.
 
 use super::subject::Subject;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub struct Counts {
     pub instructions_retired: ByMode,
     /// Traps taken.
     pub traps: Vec<Trap>,
-    /// What each modelled core would have done, by its name.
+    /// The counts of each modelled core, by its name.
     #[serde(default)]
     pub cores: BTreeMap<String, CoreCounts>,
 }
@@ -56,7 +56,7 @@ impl Exits {
     }
 }
 
-/// What translating a guest's own addresses came to, by whatever stages.
+/// The cost of translating a guest's own addresses, in all stages together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Own {
     /// Misses of the first TLBs, for instructions and data.
@@ -67,7 +67,7 @@ pub struct Own {
     pub refs: u64,
 }
 
-/// What a core would have done.
+/// The counts of a modelled core.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 pub struct CoreCounts {
     /// Instruction fetches that the first TLB did not know.
@@ -103,7 +103,7 @@ pub struct Leaf {
     pub refs: u64,
 }
 
-/// What the cost model comes to, and if its parameters were others.
+/// The cost model's estimate, and its range with other parameters.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 pub struct Cycles {
     /// By the core file.

@@ -40,7 +40,7 @@ fn paper(percent: usize) -> [String; 2] {
     [traditional.to_string(), if percent == 100 { (traditional / 2).to_string() } else { "-".into() }]
 }
 
-/// The same for the plots.
+/// The paper's points, for the plots.
 fn paper_points() -> Vec<Line> {
     let all = OPERATIONS as f64;
     let traditional = Line { name: "paper, traditional".into(), points: vec![(0.0, 0.0), (100.0, 2.0 * all)] };
@@ -113,7 +113,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 mod tests {
     use super::*;
     use crate::bench::series::tests::series;
-    use crate::qemu::Seat;
+    use crate::machine::board::Seat;
     use abi::bundle::MmuMode;
 
     #[test]

@@ -20,7 +20,7 @@ const WINDOWS: u64 = 10;
 const STORES: u64 = 20;
 /// Exits of traditional shadow paging in the paper's text, at each N.
 const PAPER_TRADITIONAL: u64 = 20_000;
-/// What lazy saves of them at small N, in the paper's text; in per cent.
+/// The share of traps that lazy saves at small N in the paper's text, in per cent.
 const PAPER_SAVING: u64 = 32;
 
 /// Measures.
@@ -48,7 +48,7 @@ fn sizes() -> std::ops::RangeInclusive<u64> {
     1..=10
 }
 
-/// What the paper's text gives, for the plots.
+/// The points in the paper's text, for the plots.
 fn paper_points() -> Vec<Line> {
     let traditional = PAPER_TRADITIONAL as f64;
     let lazy = traditional * (100 - PAPER_SAVING) as f64 / 100.0;
@@ -59,7 +59,7 @@ fn paper_points() -> Vec<Line> {
     ]
 }
 
-/// What a mode saves of the traps of `shadow` in the same group, in per cent.
+/// The share of the traps of `shadow` in the same group that a mode saves, in per cent.
 fn saving(traps: u64, shadow: u64) -> Option<f64> {
     (shadow > 0).then(|| 100.0 * (1.0 - traps as f64 / shadow as f64))
 }
@@ -136,7 +136,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 mod tests {
     use super::*;
     use crate::bench::series::tests::series;
-    use crate::qemu::Seat;
+    use crate::machine::board::Seat;
 
     #[test]
     fn savings_are_against_shadow_of_the_same_group() {

@@ -3,7 +3,7 @@
 use super::plot;
 use super::report::Report;
 use super::table::Table;
-use crate::place::{IoError, write_whole};
+use crate::host::place::{IoError, write_whole};
 use miette::IntoDiagnostic;
 use std::fs;
 use std::path::Path;

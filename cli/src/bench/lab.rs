@@ -5,22 +5,23 @@
 use super::counts::Counts;
 use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
-use super::workload::Devices;
-use crate::bare::{self, BareSpec};
-use crate::build;
-use crate::disk::{Disk, DiskSpec, Format, Snapshot, Use};
-use crate::kvm::{KvmGuest, KvmHost, Thp};
-use crate::machine::{Machine, Next, Outcome, Stopped};
-use crate::meter::{MeterSpec, Metered};
-use crate::net::Network;
-use crate::place::{IoError, Unnamed, cache, prune, root, write_whole};
-use crate::qemu::{self, Boot, Clock, MachineSpec, Seat};
-use crate::root::Roots;
+use crate::host::build;
+use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
+use crate::host::size::Size;
+use crate::host::words::sha256;
+use crate::machine::board::{Clock, Seat};
+use crate::machine::disk::{Disk, DiskSpec, Format, Snapshot, Use};
+use crate::machine::meter::{MeterSpec, Metered};
+use crate::machine::net::Network;
+use crate::machine::process::{Machine, Next, Outcome, Stopped};
+use crate::machine::qemu::{self, Boot, MachineSpec};
+use crate::machine::stream::Piece;
 use crate::run::{self, RunSpec};
-use crate::size::Size;
-use crate::stream::Piece;
-use crate::vmfile::{Console, Initrd, Kernel, VmFile};
-use crate::words::sha256;
+use crate::subject::bare::{self, BareSpec};
+use crate::subject::kvm::{KvmGuest, KvmHost, Thp};
+use crate::subject::workload::Devices;
+use crate::vm::file::{Console, Initrd, Kernel, VmFile};
+use crate::vm::root::Roots;
 use abi::bundle::ConsoleMode;
 use abi::record::EndReason;
 use abi::report::{self, Line};
@@ -86,7 +87,7 @@ impl Keeping {
     }
 }
 
-/// What a subject boots.
+/// The guest that a subject boots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
     /// A Linux Image, or the ELF file of a test guest.
@@ -103,38 +104,38 @@ pub struct Load {
     pub keeping: Keeping,
     /// Whether the bare machine is described without the devices that guests have not.
     pub has_few_devices: bool,
-    /// What it runs on. The hosts of KVM have one hart.
+    /// The harts and vCPUs. The hosts of KVM have one hart.
     pub processors: Processors,
-    /// Its devices. Who waits for one waits for the host's.
+    /// Its devices. Waiting for one is waiting for the host.
     pub devices: Devices,
 }
 
-/// What must live as long as a machine.
+/// Files that must live as long as a machine.
 type Kept = Vec<Unnamed>;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     /// QEMU's command line, files by their role.
     pub command_line: String,
     /// SHA-256 of those files.
     pub inputs: BTreeMap<String, String>,
-    /// What the guest printed.
+    /// The figures that the guest printed.
     pub figures: BTreeMap<String, u64>,
     /// The counters of the VM, on Gnomon.
     pub counters: BTreeMap<String, u64>,
-    /// What the meter counted between markers, for each pair of labels; nothing on several harts.
+    /// The meter's counts between markers, for each pair of labels; nothing on several harts.
     pub regions: Vec<Region>,
-    /// What it counted from the start to the end; nothing on several harts.
+    /// The counts from the start to the end; nothing on several harts.
     pub whole: Value,
     /// The longest exit, from the start to the end.
     pub longest: Longest,
 }
 
-/// What the meter counted between two markers.
+/// The meter's counts between two markers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Region {
-    /// Those of the markers; there is no second one if the machine ended before it.
+    /// The labels of the markers; there is no second one if the machine ended before it.
     pub labels: (u64, Option<u64>),
     /// The counts, as the meter reports them.
     pub total: Value,
@@ -190,7 +191,7 @@ pub struct Lab {
     longests: Mutex<Longests>,
 }
 
-/// Copies of what is measured: whoever builds another while a benchmark runs, does not change it.
+/// Copies of the measured programs, so that a build during the benchmark does not change them.
 #[derive(Debug)]
 struct Copies {
     dir: TempDir,
@@ -218,7 +219,8 @@ impl Lab {
     /// # Errors
     /// If something cannot be built, or there is no such core.
     pub fn open(cores: &[String], is_fresh: bool) -> miette::Result<Self> {
-        let found = Core::find_all(cores.iter().map(String::as_str)).map_err(crate::meter::MeterError::from)?;
+        let found =
+            Core::find_all(cores.iter().map(String::as_str)).map_err(crate::machine::meter::MeterError::from)?;
         prune(&cache("bench")?, KEPT);
         let copies = Copies { dir: tempfile::tempdir().into_diagnostic()?, known: Mutex::default() };
         let core_name = |name: &String| match Core::names().find(|known| known == name) {
@@ -290,7 +292,7 @@ impl Lab {
         Ok(run)
     }
 
-    /// What a run depends on.
+    /// Everything that a run depends on, as text.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
         let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
@@ -348,7 +350,7 @@ impl Lab {
         if !is_metered {
             return Ok(run);
         }
-        let report = crate::meter::Report::read(out.path())?;
+        let report = crate::machine::meter::Report::read(out.path())?;
         if report.lost_markers() > 0 {
             return Err(miette!("the guest set {} markers more than are kept", report.lost_markers()));
         }
@@ -524,10 +526,10 @@ fn watch(spec: &MachineSpec) -> miette::Result<(String, Outcome)> {
     }
 }
 
-/// What says that a host of KVM's gave up, before why.
+/// The prefix of the message by which a KVM host reports a failure.
 const KVM_GAVE_UP: &str = "gnomon-kvm: ";
 
-/// What went wrong: with what carries the guest, or in it. A guest that came to its end has said so.
+/// Returns the failure, of the machine or in the guest. A guest that completed its work has reported that.
 fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<()> {
     if matches!(subject, Subject::Gnomon(_))
         && !(outcome.has_halted && outcome.ends.len() == 1 && outcome.stats.is_some())
@@ -537,7 +539,7 @@ fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<(
     match outcome.ends.first().map(|end| &end.reason) {
         Some(EndReason::NotStarted { message } | EndReason::Killed { message }) => return Err(miette!("{message}")),
         Some(EndReason::Poweroff) | None => {}
-        other => return Err(miette!("the guest did not come to its end: {other:?}")),
+        other => return Err(miette!("the guest was interrupted: {other:?}")),
     }
     let mut is_done = false;
     for line in console.lines().map(str::trim_end) {
@@ -559,7 +561,7 @@ fn judge(subject: Subject, console: &str, outcome: &Outcome) -> miette::Result<(
     }
     match is_done {
         _ if console.contains("Kernel panic") => Err(miette!("the guest's kernel panicked:\n{}", tail(console))),
-        false => Err(miette!("the guest did not say that it had come to its end:\n{}", tail(console))),
+        false => Err(miette!("the guest did not report its end:\n{}", tail(console))),
         true => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What a trap costs: instructions from the trap to the return, of all privilege modes, for fences
+//! The cost of a trap: instructions from the trap to the return, of all privilege modes, for fences
 //! and for what is always a full exit.
 //!
 //! The guest executes each instruction many times, in a loop that it also runs without; under `-icount`
@@ -98,7 +98,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 mod tests {
     use super::*;
     use crate::bench::series::tests::series;
-    use crate::qemu::Seat;
+    use crate::machine::board::Seat;
     use abi::bundle::MmuMode;
 
     #[test]

@@ -6,11 +6,11 @@ use super::lab::{Keeping, Lab, Load, Processors, Run};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::{Region, Scale, Workload};
 use super::{in_parallel, progress};
-use crate::debian::{LEAN, Software};
-use crate::qemu::{HExtension, Seat};
-use crate::variant::Variant;
+use crate::guest::debian::{LEAN, Software};
+use crate::machine::board::{HExtension, Seat};
+use crate::subject::variant::Variant;
+use crate::subject::workload::{Region, Scale, Workload};
 use abi::bundle::MmuMode;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,13 +28,13 @@ const CAUSES_SHOWN: usize = 8;
 pub struct Plan {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What is done, in a line.
+    /// The experiment, in a line.
     pub title: String,
     /// How, and what the papers say.
     pub lead: Vec<String>,
-    /// What may mislead.
+    /// A caveat for the reader.
     pub misleads: String,
-    /// What is run on each subject.
+    /// The cases to run on each subject.
     pub cases: Vec<Case>,
     /// Which subjects take part beside those of all experiments.
     pub extra: Extra,
@@ -45,7 +45,7 @@ pub struct Plan {
 /// Something to run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Case {
-    /// What sets it apart from the other cases; empty if it is the only one.
+    /// The difference to the other cases; empty if it is the only one.
     pub name: String,
     /// The initramfs and its regions.
     pub workload: Workload,
@@ -60,7 +60,7 @@ pub struct Case {
 /// A subject, and what it came to, or why to nothing.
 pub type Outcome = (Subject, Result<Run, String>);
 
-/// What an experiment came to.
+/// The results of an experiment.
 #[derive(Debug)]
 pub struct Results {
     /// For each case in the plan's order, each subject and its run, or why there is none.
@@ -68,7 +68,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Those that took part.
+    /// The subjects that took part.
     #[must_use]
     pub fn subjects(&self) -> Vec<Subject> {
         self.cases.first().map(|(_, runs)| runs.iter().map(|(subject, _)| *subject).collect()).unwrap_or_default()
@@ -204,7 +204,7 @@ fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
     Ok(run)
 }
 
-/// Who computed something else than the first subject did, has failed.
+/// Marks subjects as failed whose computed figures differ from the first subject's.
 fn agree(runs: &mut [Outcome]) {
     let Some((first, figures)) =
         runs.iter().find_map(|(subject, run)| Some((*subject, run.as_ref().ok()?.figures.clone())))
@@ -261,7 +261,7 @@ impl Shown<'_> {
         blocks
     }
 
-    /// The same figure on the bare machine.
+    /// The figure on the bare machine.
     fn native<T>(&self, of: impl Fn(Subject, &Counts) -> Option<T>) -> Option<T> {
         let (_, counts) = self.counts.iter().find(|(subject, _)| *subject == Subject::Native)?;
         of(Subject::Native, counts.as_ref()?)
@@ -301,7 +301,7 @@ impl Shown<'_> {
         Block::Table(format!("{}: instructions and exits", self.title()), table)
     }
 
-    /// What a core's TLBs and walker would have done.
+    /// The work of a core's modelled TLBs and walker.
     fn walks(&self, core: &str) -> Block {
         let mut table = Table::new([
             "",
@@ -476,7 +476,7 @@ fn sums(results: &Results, subject: Subject) -> Option<Sums> {
     Some(Sums(sums))
 }
 
-/// What a cause of an exit is about: which access has faulted, or who has set a timer, makes no difference.
+/// The group of an exit's cause, without the kind of access that faulted and the setter of a timer.
 fn group_of(cause: &str) -> &str {
     match cause {
         _ if cause.ends_with("guest-page fault") => "guest-page fault",
@@ -490,8 +490,8 @@ pub(super) mod tests {
     use super::*;
     use crate::bench::counts::tests::{counts, subject};
     use crate::bench::lab;
-    use crate::bench::workload::Devices;
-    use crate::size::Size;
+    use crate::host::size::Size;
+    use crate::subject::workload::Devices;
 
     /// A case of one region, and what subjects came to in it.
     pub fn results(runs: &[(&str, Value)]) -> Results {

@@ -6,7 +6,7 @@ use super::subject::Subject;
 use super::table::Table;
 use serde::{Deserialize, Serialize};
 
-/// What an exit of a guest of Gnomon's may take, in instructions (BOUNDED, docs/invariants.md).
+/// The bound of a Gnomon guest's exit, in instructions (BOUNDED, docs/invariants.md).
 const BOUND: u64 = 200_000;
 
 /// An exit that took longer than others.
@@ -14,12 +14,12 @@ const BOUND: u64 = 200_000;
 pub struct Longest {
     /// Instructions until the guest ran again.
     pub instructions: u64,
-    /// What it was, in words.
+    /// Its cause, in words.
     pub cause: String,
 }
 
 impl Longest {
-    /// That of a whole run; none has taken anything if there was none.
+    /// The longest exit of a whole run; of zero length if there was none.
     #[must_use]
     pub fn of(counts: &Counts, subject: Subject) -> Self {
         let exits = counts.traps.iter().filter(|trap| subject.is_guest(&trap.from) && !subject.is_guest(&trap.to));

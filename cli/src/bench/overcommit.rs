@@ -10,16 +10,16 @@ use super::linux::{Case, Plan, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::{DONE, Devices, HugePages, Kind, Region, Scale};
 use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
-use crate::debian::Software;
+use crate::guest::debian::Software;
+use crate::subject::workload::{DONE, Devices, HugePages, Kind, Region, Scale};
 use miette::miette;
 use serde_json::json;
 
 const HARTS: u32 = 2;
 const VCPUS: [u32; 2] = [HARTS, 2 * HARTS];
 const APPEND: &str = "console=ttyS0 quiet panic=-1 norandmaps no4lvl";
-/// What counts of a vCPU's waiting.
+/// The counters of a vCPU's waiting.
 const COUNTERS: [&str; 4] = ["exits.total", "vcpu.wfis", "vcpu.wrs_ntos", "vcpu.yields"];
 
 /// A subject, how many vCPUs it had, and what it came to, or why to nothing.
@@ -34,13 +34,14 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
     let can = |subject: &Subject| {
         matches!(
             subject,
-            Subject::Native | Subject::Gnomon(Gnomon { variant: crate::variant::Variant { lane: true, .. }, .. })
+            Subject::Native
+                | Subject::Gnomon(Gnomon { variant: crate::subject::variant::Variant { lane: true, .. }, .. })
         )
     };
     let shared = shared(scale)?;
     let results = shared.run(lab, choice)?;
     let shared = shared.report(lab, &results, Vec::new())?;
-    // Nobody, if KVM is all that is chosen.
+    // None, if only KVM is chosen.
     let subjects = choice.subjects("overcommit", Extra::None, can).unwrap_or_default();
     let (kernel, workload) = (Software::Kernel.provide()?, Kind::Timed.provide(scale, HugePages::Never)?);
     let jobs: Vec<_> = subjects.iter().flat_map(|subject| VCPUS.map(|vcpus| (*subject, vcpus))).collect();
@@ -59,7 +60,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
         };
         let run = lab.run(*subject, &load).and_then(|run| match run.figures.get(DONE) {
             Some(_) => Ok(run),
-            None => Err(miette!("the guest did not come to the end of its script")),
+            None => Err(miette!("the guest's script was interrupted")),
         });
         step.done(&format!("{subject}, {vcpus} vCPUs"));
         (*subject, *vcpus, run.map_err(|why| why.to_string()))

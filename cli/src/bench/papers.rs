@@ -5,9 +5,9 @@ use super::linux::{self, Case, Plan, Results, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::workload::{HugePages, Kind, Scale, Workload};
+use crate::subject::workload::{HugePages, Kind, Scale, Workload};
 
-/// What is true of all experiments under the meter.
+/// The caveat of all experiments under the meter.
 const MODEL: &str = "cycles are a model's, whose parameters are estimates: the last columns say how far they could be off; \
      QEMU executes in order and speculates nothing, so no walk is started in vain";
 
@@ -221,7 +221,7 @@ pub fn switching(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Rep
     plan.report(lab, &results, linux::beside_kvm(&results))
 }
 
-/// What the kernel does for processes: system calls, faults, fork, exec, exit.
+/// Measures the kernel's work for processes: system calls, faults, fork, exec, exit.
 ///
 /// # Errors
 /// If something is missing.
@@ -268,7 +268,7 @@ pub fn net(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
     )
 }
 
-/// What guests ask of a device that they wait for.
+/// Measures requests for a device that the guest waits for.
 fn device(
     lab: &Lab,
     choice: &Choice,

@@ -22,7 +22,7 @@ const FONT_SIZE: i32 = 13;
 const CHARACTER: i32 = 7;
 const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 const PALE: RGBColor = RGBColor(0xaa, 0xaa, 0xaa);
-/// What subjects are drawn in, in all plots. The colour-blind can tell them apart (Okabe and Ito).
+/// The colours of subjects in all plots. The colour-blind can tell them apart (Okabe and Ito).
 const KINDS: [(&str, RGBColor); 6] = [
     ("nested", RGBColor(0x00, 0x72, 0xb2)),
     ("shadow", RGBColor(0xe6, 0x9f, 0x00)),
@@ -31,7 +31,7 @@ const KINDS: [(&str, RGBColor); 6] = [
     ("steered", RGBColor(0xd5, 0x5e, 0x00)),
     ("kvm", RGBColor(0x56, 0xb4, 0xe9)),
 ];
-/// What others are drawn in: the bare machine.
+/// The colour of the bare machine.
 const OTHER: RGBColor = RGBColor(0x80, 0x80, 0x80);
 /// Parts of a bar have colours that mean no subject (Tol's muted ones).
 const PARTS: [RGBColor; 9] = [

@@ -1,4 +1,4 @@
-//! What a benchmark comes to: for people, as text and as a page; for programs, as JSON.
+//! A benchmark's report: as text, as a page, and as JSON.
 
 use super::table::Table;
 use std::fmt;
@@ -8,13 +8,13 @@ use std::fmt;
 pub struct Report {
     /// The experiment.
     pub name: &'static str,
-    /// What was done, in a line.
+    /// The experiment, in a line.
     pub title: String,
     /// How, on what, and what the papers say; in paragraphs.
     pub lead: Vec<String>,
     /// The results.
     pub blocks: Vec<Block>,
-    /// What may mislead, in a line.
+    /// A caveat for the reader, in a line.
     pub misleads: String,
     /// All that was measured.
     pub json: serde_json::Value,
@@ -25,7 +25,7 @@ pub struct Report {
 /// A part of a report.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Block {
-    /// What follows belongs together.
+    /// The title of the blocks that follow.
     Heading(String),
     /// A paragraph.
     Text(String),
@@ -38,7 +38,7 @@ pub enum Block {
 /// A plot.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Chart {
-    /// What is shown, with its unit.
+    /// The quantity, with its unit.
     pub title: String,
     /// How.
     pub kind: ChartKind,
@@ -63,11 +63,11 @@ pub enum ChartKind {
     },
     /// Lines over a common axis.
     Lines {
-        /// What the axes show.
+        /// The quantities of both axes.
         axes: [String; 2],
-        /// What was measured.
+        /// The measured lines.
         lines: Vec<Line>,
-        /// What a paper gives: marks, without a line between them.
+        /// A paper's points: marks without a line between them.
         paper: Vec<Line>,
     },
 }

@@ -6,10 +6,10 @@ use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Extra, Subject};
 use super::table::Table;
-use super::workload::Devices;
 use super::{in_parallel, progress};
-use crate::build;
-use crate::size::Size;
+use crate::host::build;
+use crate::host::size::Size;
+use crate::subject::workload::Devices;
 use miette::miette;
 use serde::Serialize;
 use serde_json::Value;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 /// RAM of the VM: the guests need some ten MiB.
 const MEMORY: Size = Size(64 << 20);
 
-/// What is run.
+/// The runs of a series.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
     /// The experiment.
@@ -35,14 +35,14 @@ pub struct Plan {
     pub has_kvm: bool,
 }
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Point {
-    /// What the guest printed.
+    /// The figures that the guest printed.
     pub figures: BTreeMap<String, u64>,
     /// On Gnomon, the counters of its VM, less those of the baseline.
     pub counters: BTreeMap<String, u64>,
-    /// What the meter counted between the guest's markers, if it set them.
+    /// The meter's counts between the guest's markers, if it set them.
     pub region: Option<Value>,
 }
 
@@ -64,7 +64,7 @@ impl Point {
         }
     }
 
-    /// What the meter counted, if the guest set markers.
+    /// The meter's counts, if the guest set markers.
     pub fn counts(&self) -> Option<Counts> {
         Counts::read(self.region.as_ref()?).ok()
     }
@@ -96,7 +96,7 @@ impl Point {
 pub struct Series {
     /// The subject.
     pub subject: Subject,
-    /// What was measured.
+    /// The results.
     pub points: Result<Vec<Point>, String>,
 }
 
@@ -151,7 +151,7 @@ fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> 
 
 /// Series that stand beside each other: those of one seat and one kind of harts.
 pub struct Group<'a> {
-    /// What they have in common.
+    /// The common title.
     pub title: String,
     /// The series.
     pub series: Vec<&'a Series>,
@@ -205,7 +205,7 @@ pub fn groups(all: &[Series]) -> Vec<Group<'_>> {
         .collect()
 }
 
-/// What the meter counted at a point, a row for each subject: instructions, and for each core its misses and walks.
+/// The meter's counts at a point, a row for each subject: instructions, and for each core its misses and walks.
 pub fn metered(all: &[Series], lab: &Lab, at: usize, title: &str) -> Vec<Block> {
     let counts: Vec<_> = all.iter().map(|series| (series.subject, series.point(at).and_then(Point::counts))).collect();
     let native = counts.iter().find(|(subject, _)| *subject == Subject::Native).and_then(|(_, counts)| counts.as_ref());
@@ -267,8 +267,8 @@ pub fn versions(lab: &Lab) -> String {
 pub mod tests {
     use super::*;
     use crate::bench::subject::Gnomon;
-    use crate::qemu::{HExtension, Seat};
-    use crate::variant::Variant;
+    use crate::machine::board::{HExtension, Seat};
+    use crate::subject::variant::Variant;
     use abi::bundle::MmuMode;
 
     /// Names and values.

@@ -1,7 +1,7 @@
-//! What is measured: the bare machine, Gnomon in each of its ways, and Linux KVM.
+//! The subjects of measurements: the bare machine, Gnomon in each of its ways, and Linux KVM.
 
-use crate::qemu::{HExtension, Seat};
-use crate::variant::Variant;
+use crate::machine::board::{HExtension, Seat};
+use crate::subject::variant::Variant;
 use abi::bundle::MmuMode;
 use abi::tunable::Id;
 use serde::{Serialize, Serializer};
@@ -38,10 +38,10 @@ pub struct Gnomon {
 /// variant of its own.
 const PARTS: [Id; 4] = [Id::Steer, Id::Roots, Id::Globals, Id::Track];
 
-/// What is of no use but where much memory is used.
+/// Parts of `steered` that only matter where much memory is used.
 const PARTS_OF_MEMORY: [Id; 1] = [Id::Coalesce];
 
-/// What tells subjects without superpages from others.
+/// The suffix of subjects without superpages.
 const SMALL: &str = "-4k";
 
 impl fmt::Display for Subject {
@@ -66,7 +66,7 @@ impl Serialize for Subject {
 }
 
 impl Subject {
-    /// What it has in common with those beside which its figures stand in a table.
+    /// The name that it shares with the subjects of the same table.
     #[must_use]
     pub fn group(self) -> String {
         match self {
@@ -79,7 +79,7 @@ impl Subject {
         }
     }
 
-    /// What sets it apart within its group.
+    /// Its name within its group.
     #[must_use]
     pub fn short(self) -> String {
         match self {
@@ -149,9 +149,9 @@ pub enum Extra {
     None,
     /// For the sake of whole walks, those that map guest memory by 4 KiB leaves only: mode `nested` in the firmware seat, and KVM.
     Nested,
-    /// The same, and mode `steered` without each of its parts.
+    /// The default subjects, and mode `steered` without each of its parts.
     Parts,
-    /// Those with 4 KiB leaves in every mode, and mode `steered` without what is for memory.
+    /// The subjects with 4 KiB leaves in every mode, and mode `steered` without what is for memory.
     Small,
 }
 
@@ -159,20 +159,20 @@ pub enum Extra {
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum ChoiceError {
     /// There is none of the name.
-    #[error("`{0}` means no subject of the benchmarks")]
+    #[error("`{0}` is not a subject of the benchmarks")]
     #[diagnostic(help(
         "groups are native, gnomon, kvm, firmware, payload, h, noh; single subjects are named as in the tables, such as firmware/lazy-noh"
     ))]
     Unknown(String),
     /// All were ruled out.
-    #[error("there is nothing to measure: no subject is left")]
+    #[error("nothing to measure: no subject is left")]
     #[diagnostic(help(
         "mode `nested` and KVM need the H extension: leave out --no-h; `steered` and `adaptive` cannot promise Svadu: leave out --svadu; or \
          choose other modes or subjects"
     ))]
     Nothing,
     /// An experiment has none of those that are chosen.
-    #[error("there is nothing to measure: no subject that is chosen takes part in `{0}`")]
+    #[error("nothing to measure: `{0}` has none of the chosen subjects")]
     #[diagnostic(help(
         "`lane` has no KVM; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`"
     ))]
@@ -221,7 +221,7 @@ impl Choice {
         if let Some(word) = self.words.iter().find(|word| !all.iter().any(|subject| subject.is_meant_by(word))) {
             return Err(ChoiceError::Unknown(word.clone()));
         }
-        // Who asks for modes wants more than what they are compared with.
+        // A choice of modes must leave more than the subjects of comparison.
         let is_wanted = |subject: &Subject| self.modes.is_empty() || matches!(subject, Subject::Gnomon(_));
         if all.iter().any(|subject| is_wanted(subject) && self.takes(*subject)) {
             Ok(())
@@ -230,7 +230,7 @@ impl Choice {
         }
     }
 
-    /// What a report's line about versions and sizes says of it.
+    /// The text about Svadu in a report's line about versions and sizes.
     #[must_use]
     pub const fn promise(svadu: bool) -> &'static str {
         if svadu { "; Gnomon's guests are promised Svadu" } else { "" }
@@ -244,7 +244,7 @@ impl Choice {
             Subject::Gnomon(gnomon) => {
                 self.modes.is_empty() || gnomon.variant.mmu.is_some_and(|mode| self.modes.contains(&mode))
             }
-            // Who asks for modes only wants Gnomon's, beside what they are compared with.
+            // A choice of modes selects Gnomon's subjects, and those of comparison.
             Subject::Native | Subject::Kvm { .. } => true,
         };
         let can_promise = match subject {

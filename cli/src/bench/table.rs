@@ -1,5 +1,6 @@
 //! Tables of text: columns as wide as what stands in them, as many side by side as a terminal is sure to have room for.
 
+use crate::host::table::{lines, widths};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -51,22 +52,17 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let cell = |row: &[String], column: usize| row.get(column).cloned().unwrap_or_default();
-        let width = |column| self.rows.iter().map(|row| cell(row, column).chars().count()).max().unwrap_or(0);
-        let widths: Vec<_> = (0..columns).map(width).collect();
-        for (at, part) in Self::parts_of(&widths).into_iter().enumerate() {
+        for (at, part) in Self::parts_of(&widths(&self.rows)).into_iter().enumerate() {
             if at > 0 {
                 writeln!(f)?;
             }
-            for row in &self.rows {
-                // The first column holds names, the others numbers.
-                let mut line = format!("{:<width$}", cell(row, 0), width = widths.first().copied().unwrap_or(0));
-                for column in part.clone() {
-                    line += &format!("  {:>width$}", cell(row, column), width = widths[column]);
-                }
-                writeln!(f, "{}", line.trim_end())?;
-            }
+            let cells = |row: &Vec<String>| {
+                let names = row.iter().take(1);
+                names.chain(row.iter().take(part.end).skip(part.start)).cloned().collect::<Vec<_>>()
+            };
+            let rows: Vec<_> = self.rows.iter().map(cells).collect();
+            // The first column holds names, the others numbers.
+            lines(&rows, |column| column > 0).iter().try_for_each(|line| writeln!(f, "{line}"))?;
         }
         Ok(())
     }

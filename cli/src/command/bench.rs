@@ -1,14 +1,14 @@
 //! `gnomon bench`.
 
-use super::Need;
 use super::run::Mmu;
+use super::script::Need;
 use crate::bench::baseline::{self, Baseline};
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
-use crate::bench::workload::Scale;
 use crate::bench::{boot, fig5, fig6, files, lane, overcommit, page, papers};
-use crate::place::{IoError, check_writable, write_whole};
+use crate::host::place::{IoError, check_writable, write_whole};
+use crate::subject::workload::Scale;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -32,13 +32,13 @@ pub struct BenchArgs {
     /// Small sizes: minutes instead of hours
     #[arg(long)]
     quick: bool,
-    /// Measure these subjects only: groups (native, gnomon, kvm, firmware, payload, h, noh) or single ones
+    /// Measure only these subjects: groups (native, gnomon, kvm, firmware, payload, h, noh) or single ones
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     subject: Vec<String>,
-    /// Measure these modes of Gnomon's only, such as `--mmu shadow,lazy`
+    /// Measure only these modes of Gnomon, such as `--mmu shadow,lazy`
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     mmu: Vec<Mmu>,
-    /// Measure harts without the H extension only
+    /// Measure only harts without the H extension
     #[arg(long)]
     no_h: bool,
     /// Promise Gnomon's guests under Linux that the hardware sets A and D (Svadu), as KVM does
@@ -59,12 +59,12 @@ pub struct BenchArgs {
     /// Write each table (CSV) and each plot (SVG) to a file in a directory, too
     #[arg(long, value_name = "DIRECTORY")]
     files: Option<PathBuf>,
-    /// Say what changed since a file that --json wrote
+    /// Report what changed since a file that --json wrote
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
 }
 
-/// What can be named.
+/// The experiments' names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Name {
     /// All of the following
@@ -114,7 +114,7 @@ impl Name {
         }
     }
 
-    /// What it is, in a line.
+    /// A description in a line.
     fn about(self) -> (String, String) {
         let value = self.to_possible_value();
         let help = value.as_ref().and_then(|value| value.get_help()).map(ToString::to_string);

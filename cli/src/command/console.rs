@@ -3,13 +3,13 @@
 use super::control::Whom;
 use crate::control::ControlError;
 use crate::control::attach::{Console, End, Form, typed};
-use crate::tty::{self, RawMode};
+use crate::host::tty::{self, RawMode};
 use clap::Args;
 use std::io::{stderr, stdout};
 
 /// Attach this terminal to a VM's console (see docs/console.md).
 ///
-/// Ctrl-A d leaves; the VM runs on.
+/// Ctrl-A d leaves; the VM keeps running.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct ConsoleArgs {
@@ -18,7 +18,7 @@ pub struct ConsoleArgs {
 }
 
 impl ConsoleArgs {
-    /// Shows it until somebody leaves, or the VM ends.
+    /// Shows the console until the user leaves it, or the VM ends.
     pub fn run(self) -> miette::Result<u8> {
         let (mut client, vm) = self.whom.find()?;
         let run = client.run().to_owned();

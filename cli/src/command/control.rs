@@ -1,9 +1,11 @@
-//! The commands for runs that go on: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`, `stop`.
+//! The commands for active runs: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`, `stop`.
 
+use super::script::{STATUS_INPUT, complain};
 use crate::control::client::Client;
 use crate::control::runs::Runs;
-use crate::control::{ControlError, prometheus, table};
-use crate::size::Size;
+use crate::control::{ControlError, prometheus};
+use crate::host::size::Size;
+use crate::host::table;
 use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;
@@ -13,7 +15,7 @@ use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::slice;
 
-/// Prints lines. Whoever reads them may have read enough.
+/// Prints lines. A reader that has closed the pipe is not an error.
 pub(super) fn say(lines: &[String]) {
     let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
     let _ = stdout().lock().write_all(text.as_bytes());
@@ -22,7 +24,7 @@ pub(super) fn say(lines: &[String]) {
 /// Which run.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// The run, where several go on (gnomon ps lists them)
+    /// The run, if several are active (gnomon ps lists them)
     #[arg(long, value_name = "NAME")]
     run: Option<String>,
 }
@@ -33,15 +35,15 @@ impl Which {
     }
 }
 
-/// List the runs that go on, and their VMs.
+/// List the active runs and their VMs.
 #[derive(Debug, Args)]
 pub struct PsArgs {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What `ps --json` says of a VM.
+/// A VM in the output of `ps --json`.
 #[derive(Serialize)]
 struct Listed<'a> {
     run: &'a str,
@@ -104,8 +106,8 @@ impl PsArgs {
                 // It has ended meanwhile.
                 Err(ControlError::UnknownRun { .. } | ControlError::Gone(_)) => {}
                 Err(why) => {
-                    super::complain(&why.into());
-                    status = super::STATUS_INPUT;
+                    complain(&why.into());
+                    status = STATUS_INPUT;
                 }
             }
         }
@@ -117,7 +119,7 @@ impl PsArgs {
         }
         let head = ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE", "PORTS"].map(String::from);
         let rows: Vec<_> = std::iter::once(head).chain(listed.iter().map(Listed::row)).collect();
-        say(&table::lines(&rows, &[4, 5, 6, 7]));
+        say(&table::lines(&rows, |column| (4..=7).contains(&column)));
         Ok(status)
     }
 }
@@ -127,12 +129,12 @@ impl PsArgs {
 pub struct StatsArgs {
     #[command(flatten)]
     which: Which,
-    /// Those of this VM only
+    /// Only the counters of this VM
     vm: Option<String>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// As Prometheus reads them
+    /// Print the text format of Prometheus
     #[arg(long, conflicts_with = "json")]
     prometheus: bool,
 }
@@ -188,7 +190,7 @@ impl StatsArgs {
 pub struct GetArgs {
     #[command(flatten)]
     which: Which,
-    /// The value of this one only
+    /// Print only the value of this tunable
     name: Option<String>,
 }
 
@@ -212,12 +214,12 @@ impl GetArgs {
     }
 }
 
-/// Set tunables of a run that goes on (see docs/tunables.md).
+/// Set tunables of an active run (see docs/tunables.md).
 #[derive(Debug, Args)]
 pub struct SetArgs {
     #[command(flatten)]
     which: Which,
-    /// What is set to which value
+    /// Tunables and their values
     #[arg(value_name = "NAME=VALUE", required = true)]
     settings: Vec<String>,
 }
@@ -227,7 +229,7 @@ impl SetArgs {
     pub fn run(self) -> miette::Result<u8> {
         let mut client = self.which.client()?;
         for setting in self.settings {
-            // What is longer is nobody's, and would be no request.
+            // A longer name belongs to no tunable, and does not fit into a request.
             let setting: String = setting.chars().take(60).collect();
             client.tell("set", &Request::Set(setting))?;
         }
@@ -240,18 +242,18 @@ impl SetArgs {
 pub struct Whom {
     #[command(flatten)]
     which: Which,
-    /// The VM; it need not be named where there is one only
+    /// The VM; optional if there is only one
     vm: Option<String>,
 }
 
-/// Pause a VM: it runs no instruction until it is resumed. Its clock goes on.
+/// Pause a VM: it runs no instruction until it is resumed. Its clock keeps running.
 #[derive(Debug, Args)]
 pub struct PauseArgs {
     #[command(flatten)]
     whom: Whom,
 }
 
-/// Let a VM go on that was paused.
+/// Resume a VM that was paused.
 #[derive(Debug, Args)]
 pub struct ResumeArgs {
     #[command(flatten)]
@@ -266,7 +268,7 @@ pub struct StopArgs {
 }
 
 impl Whom {
-    /// Finds it, and who is asked about it.
+    /// Finds the VM, and a client of its run.
     pub(super) fn find(&self) -> Result<(Client, VmInfo), ControlError> {
         let mut client = self.which.client()?;
         let vm = client.choose(self.vm.as_deref())?;
@@ -288,7 +290,7 @@ impl PauseArgs {
 }
 
 impl ResumeArgs {
-    /// Lets it go on.
+    /// Resumes it.
     pub fn run(self) -> miette::Result<u8> {
         self.whom.tell("resume", Request::Resume)
     }

@@ -1,6 +1,7 @@
 //! `gnomon gdb`.
 
 use super::control::Which;
+use super::script::STATUS_INPUT;
 use crate::control::ControlError;
 use crate::control::gdb::Debugged;
 use clap::Args;
@@ -14,20 +15,20 @@ use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Debug what runs in a VM with gdb, its kernel and its programs (see docs/debugging.md). Its vCPUs are threads.
+/// Debug a VM with gdb, its kernel and its programs (see docs/debugging.md). Its vCPUs are threads.
 #[derive(Debug, Args)]
 pub struct GdbArgs {
     #[command(flatten)]
     which: Which,
-    /// The VM; it need not be named where there is one only
+    /// The VM; optional if there is only one
     vm: Option<String>,
-    /// The gdb to start: one that knows RISC-V
+    /// The gdb to start: one that supports RISC-V
     #[arg(long, value_name = "PROGRAM", default_value = "gdb-multiarch")]
     gdb: String,
-    /// Start none, but wait for one at this address, such as 127.0.0.1:1234: whoever reaches it has the VM
+    /// Start no gdb, but wait for one at this address, such as 127.0.0.1:1234; every program that can connect there controls the VM
     #[arg(long, value_name = "ADDRESS", conflicts_with = "gdb")]
     listen: Option<String>,
-    /// What else gdb is started with, such as the file of the kernel's symbols
+    /// Further arguments for gdb, such as the file with the kernel's symbols
     #[arg(last = true, value_name = "ARGUMENT", conflicts_with = "listen")]
     arguments: Vec<OsString>,
 }
@@ -52,7 +53,7 @@ impl GdbArgs {
         })
     }
 
-    /// Starts gdb at a socket that nobody else reaches; returns its status.
+    /// Starts gdb at a private socket; returns its status.
     fn start(&self, debugged: &mut Debugged) -> Result<u8, ControlError> {
         let at = |source| ControlError::Listen { at: "a socket of its own".into(), source };
         // 0700.
@@ -79,7 +80,7 @@ impl GdbArgs {
             None => Ok(()),
         })?;
         let status = gdb.wait().map_err(at)?;
-        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(super::STATUS_INPUT))
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(STATUS_INPUT))
     }
 }
 
@@ -87,7 +88,7 @@ impl GdbArgs {
 fn finish(debugged: &mut Debugged, work: impl FnOnce(&mut Debugged) -> Result<(), String>) -> Result<(), ControlError> {
     let done = work(debugged);
     if let Err(why) = done {
-        eprintln!("gnomon: gdb is gone: {why}");
+        eprintln!("gnomon: the connection to gdb broke: {why}");
     }
     match debugged.detach() {
         // The VM is gone, and so is all that was in it.

@@ -8,9 +8,9 @@ use std::io::{Read, Write, copy, stdin, stdout};
 use std::net::Shutdown;
 use std::thread;
 
-/// Join standard input and output to a port of a VM's (`ports` in its VM file; see docs/control.md).
+/// Connect standard input and output to a port of a VM (`ports` in its VM file; see docs/control.md).
 ///
-/// It ends with the input, as soon as the guest has all of it; or with the VM.
+/// It ends when the input has ended and the guest has read it, or with the VM.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct PortArgs {
@@ -20,7 +20,7 @@ pub struct PortArgs {
     vm: String,
     /// The port
     port: String,
-    /// Read no input: only print what the guest says
+    /// Read no input, only print the guest's output
     #[arg(long)]
     listen: bool,
 }
@@ -38,7 +38,7 @@ impl PortArgs {
         if !self.listen {
             let mut other = stream.try_clone().map_err(socket)?;
             thread::spawn(move || {
-                // Whoever has gone needs no word.
+                // A client that is gone needs no message.
                 let _ = copy(&mut stdin().lock(), &mut other);
                 let _ = other.shutdown(Shutdown::Write);
             });
@@ -51,7 +51,7 @@ impl PortArgs {
             }
             let mut out = stdout().lock();
             if out.write_all(&buffer[..count]).and_then(|()| out.flush()).is_err() {
-                // Nobody reads it any more.
+                // The reader has closed it.
                 return Ok(0);
             }
         }

@@ -1,19 +1,19 @@
 //! `gnomon run`.
 
-use crate::disk::{DiskSpec, Snapshot};
-use crate::meter::{MeterSpec, Report};
-use crate::net::ForwardTo;
-use crate::place::check_writable;
-use crate::qemu::{Clock, HExtension, Seat};
-use crate::restore;
-use crate::root::{Root, Roots};
+use crate::host::place::check_writable;
+use crate::host::size::Size;
+use crate::host::tty::TerminalSize;
+use crate::machine::board::{Clock, HExtension, Seat};
+use crate::machine::disk::{DiskSpec, Snapshot};
+use crate::machine::meter::{MeterSpec, Report};
+use crate::machine::net::ForwardTo;
+use crate::machine::share::ShareSpec;
+use crate::machine::swap::SwapSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
-use crate::share::ShareSpec;
-use crate::size::Size;
-use crate::swap::SwapSpec;
 use crate::system;
-use crate::tty::TerminalSize;
-use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::restore;
+use crate::vm::root::{Root, Roots};
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
 use clap::{Args, ValueEnum, builder::PossibleValue};
@@ -34,19 +34,19 @@ pub struct RunArgs {
     /// VM files (see docs/vm-file.md), one VM each
     #[arg(value_name = "VM.toml")]
     files: Vec<PathBuf>,
-    /// Go on from a snapshot (gnomon snapshot): with the memory, vCPUs and devices that it has (see docs/snapshots.md)
+    /// Restore a snapshot (gnomon snapshot), with its memory, vCPUs and devices (see docs/snapshots.md)
     #[arg(long, value_name = "FILE")]
     restore: Option<PathBuf>,
     /// The VM's name
     #[arg(long)]
     name: Option<String>,
-    /// What to boot: `debian`, `u-boot`, `disk` (what a boot loader on a disk boots), or a Linux Image, ELF file or raw binary
+    /// The kernel to boot: `debian`, `u-boot`, `disk` (the system that a disk's boot loader starts), or a Linux Image, ELF file or raw binary
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// The initial RAM disk: `busybox`, `none`, or a file
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// A Debian to work in, on a disk that keeps what is done to it: FILE, or one that is called like the VM (see docs/debian.md)
+    /// A Debian system as the root, on a disk that keeps changes: FILE, or a file named after the VM (see docs/debian.md)
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     debian: Option<Option<PathBuf>>,
     /// Put a file or a directory into each guest's /root; can be given more than once
@@ -58,10 +58,10 @@ pub struct RunArgs {
     /// RAM of each VM, such as 512M or 2G
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// RAM of the machine, less than its VMs' together if there is --swap [default: enough for all]
+    /// RAM of the machine; with --swap it may be less than that of all VMs [default: enough for all]
     #[arg(long, value_name = "SIZE")]
     host_memory: Option<Size>,
-    /// Page to this file, which is made if it is not there (sparse; SIZE is all VMs' memory by default)
+    /// Page to this file, created if it does not exist (sparse; the default for SIZE is the memory of all VMs)
     #[arg(long, value_name = "FILE[:SIZE]")]
     swap: Option<SwapSpec>,
     /// Set a tunable, such as read-ahead=0; can be given more than once (see docs/tunables.md)
@@ -70,49 +70,49 @@ pub struct RunArgs {
     /// vCPUs of each VM
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u32>,
-    /// The console that Linux is told to use
+    /// The console that Linux uses
     #[arg(long)]
     console: Option<Console>,
-    /// How guest memory is virtualized [default: the best that the harts can do]
+    /// How guest memory is virtualized [default: the best mode that the harts support]
     #[arg(long)]
     mmu: Option<Mmu>,
-    /// With --mmu lazy, steered or adaptive: whether the fast lane serves fences by address and changes of the address space
+    /// With --mmu lazy, steered or adaptive: whether the fast lane serves fences by address and switches of the address space
     #[arg(long, value_name = "on|off")]
     lane: Option<Switch>,
-    /// Whether guests are told of Svvptc where it is offered; without it they can be restored in any mode (see docs/snapshots.md)
+    /// Whether guests see Svvptc where the mode offers it; without it they can be restored in any mode (see docs/snapshots.md)
     #[arg(long, value_name = "on|off")]
     svvptc: Option<Switch>,
-    /// Whether guests may be mapped in pieces of 2 MiB
+    /// Whether guest memory may be mapped by 2 MiB superpages
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
-    /// Whether guests have a memory balloon, by which they give back what they do not use; or how much goes into it at once
+    /// Whether guests have a memory balloon, to return memory that they do not use; or its size at the start
     #[arg(long, value_name = "on|off|SIZE")]
     balloon: Option<Balloon>,
-    /// A disk of each VM's: `:ro` for one that is only read, `:SIZE` to make it; can be given more than once (see docs/vm-file.md)
+    /// A disk for each VM: `:ro` for a read-only one, `:SIZE` to create it; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "FILE[:ro][:SIZE]")]
     disk: Vec<DiskSpec>,
-    /// A directory of this host that each VM reaches, in the guest as /mnt/NAME: `:ro` for one that is only read; can be given more than once (see docs/vm-file.md)
+    /// A directory of this host to share with each VM, in the guest /mnt/NAME: `:ro` for a read-only one; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "DIR[:ro]")]
     share: Vec<ShareSpec>,
-    /// Throw away what guests write to their disks
+    /// Discard what guests write to their disks
     #[arg(long)]
     snapshot: bool,
-    /// Whether VMs have a network card: they are on one network, with each other and the world (see docs/vm-file.md)
+    /// Whether VMs have a network card, on one network with access to the Internet (see docs/vm-file.md)
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     net: Option<Switch>,
-    /// Whether each VM has a source of random bytes, those of this host [default: on with --debian and --kernel disk, if there is a place for it]
+    /// Whether each VM has a source of random bytes, from this host [default: on with --debian and --kernel disk, if the board has a free slot]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     rng: Option<Switch>,
-    /// A port of each VM's by which programs of this host speak with it, in the guest /dev/virtio-ports/NAME; can be given more than once (see docs/vm-file.md)
+    /// A port for each VM, to exchange bytes with programs of this host; in the guest /dev/virtio-ports/NAME; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "NAME")]
     port: Vec<String>,
-    /// Let a TCP port of this host (127.0.0.1) lead to a VM's, which is named where there are several; can be given more than once
+    /// Forward a TCP port of this host (127.0.0.1) to a VM, which is named if there are several; can be given more than once
     #[arg(long, value_name = "[VM=]PORT:PORT")]
     forward: Vec<ForwardTo>,
-    /// Harts of the machine [default: as many as the widest VM has vCPUs, at most 8]
+    /// Number of harts of the machine [default: the most vCPUs of any VM, at most 8]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
     harts: Option<u32>,
-    /// Where Gnomon sits: M mode, as the firmware, or HS mode, started by OpenSBI
+    /// Where Gnomon runs: in M mode, as the firmware, or in HS mode, started by OpenSBI
     #[arg(long, default_value = "firmware")]
     seat: Seat,
     /// Run on harts without the H extension (firmware seat only)
@@ -127,7 +127,7 @@ pub struct RunArgs {
     /// Write all counters to a file at the end (JSON)
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
-    /// Count what hardware would see (TLB misses, page walks, traps) into a file (JSON; see docs/meter.md)
+    /// Count events that hardware would see (TLB misses, page walks, traps), and write them to a file (JSON; see docs/meter.md)
     #[arg(long, value_name = "FILE")]
     meter: Option<PathBuf>,
     /// With --meter: the core to model, or a core file; can be given more than once
@@ -148,7 +148,7 @@ pub struct RunArgs {
     /// A further argument for QEMU; can be given more than once
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
-    /// What other commands call this run (gnomon ps; see docs/control.md) [default: like its first VM]
+    /// The name of this run for other commands (gnomon ps; see docs/control.md) [default: that of its first VM]
     #[arg(long = "as", value_name = "NAME", conflicts_with = "dry_run")]
     called: Option<String>,
     /// Whether other commands can reach this run
@@ -223,7 +223,7 @@ impl RunArgs {
         if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
             return Err(miette::miette!(
                 help = "leave out one of the two: --control off, or the ports (`ports` in VM files, --port)",
-                "VMs have ports, which nobody can reach where no command can reach the run"
+                "VMs have ports, but without the control channel no program can connect to them"
             ));
         }
         show.stats.as_deref().map_or(Ok(()), check_writable)?;

@@ -2,9 +2,9 @@
 
 use super::control::Which;
 use crate::control::save::{Held, Unsaved};
-use crate::place::IoError;
-use crate::progress::Step;
-use crate::size::{PAGE, Size};
+use crate::host::place::IoError;
+use crate::host::progress::Step;
+use crate::host::size::{PAGE, Size};
 use abi::control::Request;
 use clap::Args;
 use std::ffi::OsString;
@@ -13,18 +13,18 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Write a VM's state and memory to a file, from which it can go on in another run (gnomon run --restore FILE; see docs/snapshots.md).
-/// It stands still meanwhile, and goes on then if it ran before.
+/// Write a VM's state and memory to a file, from which another run can restore it (gnomon run --restore FILE; see docs/snapshots.md).
+/// The VM is paused meanwhile, and resumed afterwards if it was running.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
     #[command(flatten)]
     which: Which,
-    /// The VM; it need not be named where there is one only
+    /// The VM; optional if there is only one
     vm: Option<String>,
-    /// The file; one that is there is replaced when the new one is whole
+    /// The file; an existing file is replaced when the new one is complete
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// End the VM when the file is whole
+    /// End the VM when the file is complete
     #[arg(long)]
     stop: bool,
 }
@@ -42,7 +42,7 @@ impl SnapshotArgs {
         let saved = match written {
             Ok(saved) => saved,
             Err(why) => {
-                // It is to go on in any case.
+                // The VM resumes in any case.
                 let _ = held.end();
                 return match why {
                     Unsaved::Control(why) => Err(why.into()),

@@ -1,7 +1,7 @@
 //! `gnomon test`.
 
-use super::Need;
-use crate::processors;
+use super::script::Need;
+use crate::host::processors;
 use crate::testing::{Extent, Suite, junit};
 use clap::Args;
 use miette::miette;
@@ -21,7 +21,7 @@ pub struct TestArgs {
     /// Only show the tests' names
     #[arg(long)]
     list: bool,
-    /// Run every combination of seats, harts and variants; without it, so many that each two of those meet
+    /// Run every combination of seats, harts and variants; by default enough that each pair of them meets
     #[arg(long)]
     full: bool,
     /// How many processors to keep busy

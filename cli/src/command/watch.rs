@@ -6,8 +6,8 @@ use crate::control::client::Client;
 use crate::control::sample::{Sample, Sampler};
 use crate::control::screen::screen;
 use crate::control::trace::Trace;
-use crate::place::{IoError, check_writable, write_whole};
-use crate::tty::{self, RawMode, TerminalSize};
+use crate::host::place::{IoError, check_writable, write_whole};
+use crate::host::tty::{self, RawMode, TerminalSize};
 use abi::control::{self, MOST_EVENTS};
 use clap::Args;
 use miette::miette;
@@ -22,20 +22,20 @@ use std::time::{Duration, Instant};
 /// How long harts note what they do for each screen, in milliseconds: of more, exits would be dearer all the time.
 const NOTED_MS: u32 = 20;
 
-/// Show what a run does, anew each second: its memory, its harts, its VMs, and their exits by cause. q ends it.
+/// Show the memory, the harts and the VMs of a run, and their exits by cause, updated each second. q ends it.
 #[derive(Debug, Args)]
 pub struct TopArgs {
     #[command(flatten)]
     which: Which,
-    /// Print what a second comes to, and end
+    /// Print the figures of one second, and end
     #[arg(long)]
     once: bool,
-    /// How long a screen stays, in seconds
+    /// Time between two screens, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=3600))]
     interval: u16,
 }
 
-/// What happens to `top`, beside the time that passes.
+/// Events of `top`, besides the passing of time.
 enum Event {
     Key(u8),
     /// The terminal has another size.
@@ -155,12 +155,12 @@ fn show(
     }
 }
 
-/// Write a VM's exits, or all, to a file that Perfetto opens (https://ui.perfetto.dev).
+/// Write the exits of one VM or of all to a file for Perfetto (https://ui.perfetto.dev).
 #[derive(Debug, Args)]
 pub struct TraceArgs {
     #[command(flatten)]
     which: Which,
-    /// This VM's only
+    /// Only the exits of this VM
     vm: Option<String>,
     /// For how long, in seconds; Ctrl-C ends it sooner
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
@@ -168,7 +168,7 @@ pub struct TraceArgs {
     /// The file
     #[arg(long, short, value_name = "FILE", default_value = "trace.json")]
     out: PathBuf,
-    /// The most exits that are written; when there are so many, it ends
+    /// The most exits that are written: the trace ends there
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
     most: usize,
 }
@@ -210,7 +210,7 @@ impl TraceArgs {
 /// How long exits are noted without being asked for again, in milliseconds.
 const TRACED_MS: u32 = 500;
 
-/// What belongs to a trace.
+/// The selection of a trace.
 struct Wanted {
     vm: Option<u64>,
     /// When it has begun, in ticks.

@@ -1,18 +1,18 @@
 //! A VM's console, on this terminal: what it prints, and what is typed for it.
 //!
-//! Gnomon keeps the end of what each VM has printed anyway. So whoever looks asks for what has come since the last time, 100 times a second while
-//! there is something, and nobody waits for whoever does not.
+//! Gnomon keeps the end of each VM's output anyway. So this end polls for new output, 100 times a second while there is some,
+//! and a slow reader blocks nothing.
 
 use super::ControlError;
 use super::client::Client;
-use crate::tty::{PREFIX, read_input};
+use crate::host::tty::{PREFIX, read_input};
 use abi::control::{MOST_OUTPUT, MOST_TYPED, Output, VmInfo, VmState};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// How long nobody asks, at least and at most.
+/// The shortest and the longest pause between two polls.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(50);
 /// Bytes that wait for the VM to take them, at most.
@@ -23,7 +23,7 @@ const MOST_CHUNKS: usize = 16;
 /// Why it is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// Somebody has left, by the key, or since nobody reads any more.
+    /// The user left, by the key, or the reader closed the output.
     Left,
     /// The VM has ended.
     Vm,
@@ -31,7 +31,7 @@ pub enum End {
     Run,
 }
 
-/// What is at this end.
+/// The kind of this end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     /// A terminal, which is raw: a key leaves, and lines begin at its left.
@@ -40,7 +40,7 @@ pub enum Form {
     Plain,
 }
 
-/// What a key asks for.
+/// The action of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Key {
     Type(u8),
@@ -72,7 +72,7 @@ impl Keys {
     }
 }
 
-/// What is typed here, in pieces: read by a thread of its own, which ends with the input.
+/// The typed input, in pieces: read by a thread of its own, which ends with the input.
 #[must_use]
 pub fn typed() -> Receiver<Vec<u8>> {
     let (sender, receiver) = sync_channel(MOST_CHUNKS);
@@ -80,7 +80,7 @@ pub fn typed() -> Receiver<Vec<u8>> {
     receiver
 }
 
-/// What comes of a look.
+/// The result of a poll.
 enum Look {
     Found(Output),
     Over(End),
@@ -99,14 +99,14 @@ pub struct Console<'a, W, E> {
     /// The last byte that was shown.
     last: u8,
     keys: Keys,
-    /// What the VM had no room for yet.
+    /// Input that the VM had no room for yet.
     waiting: VecDeque<u8>,
-    /// Nobody has answered the last time.
+    /// The last poll was not answered.
     is_silent: bool,
 }
 
 impl<'a, W: Write, E: Write> Console<'a, W, E> {
-    /// That of a VM. What it prints goes to `output`, and what is to be said of it as well, or to `words` if that is no terminal.
+    /// Attaches to a VM. Its output goes to `output`. Messages go there too if it is a terminal, otherwise to `words`.
     pub fn new(client: &'a mut Client, vm: &'a VmInfo, (form, output): (Form, W), words: E) -> Self {
         Self {
             client,
@@ -134,7 +134,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                 Look::Silent => Output { at: from.unwrap_or(0), bytes: Vec::new(), is_over: false },
             };
             if let Some(lost) = from.and_then(|from| output.at.checked_sub(from)).filter(|lost| *lost != 0) {
-                self.say(&format!("{lost} bytes that it printed are lost: they were not read here in time"));
+                self.say(&format!("{lost} bytes of its output are lost: this terminal did not read them in time"));
             }
             from = Some(output.at + output.bytes.len() as u64);
             if self.show(&output.bytes).is_err() {
@@ -164,14 +164,14 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                     pause = SHORTEST;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // A terminal that is gone has nobody at it.
+                // A terminal that is gone has no reader.
                 Err(RecvTimeoutError::Disconnected) if self.form == Form::Terminal => return Ok(End::Left),
                 Err(RecvTimeoutError::Disconnected) => has_input = false,
             }
         }
     }
 
-    /// What has been printed since. Where somebody has stopped the machine it does not answer, and goes on later.
+    /// Reads the output since the last poll. A machine that is stopped does not answer, and may resume later.
     fn look(&mut self, from: Option<u64>) -> Result<Look, ControlError> {
         let refused = match (self.client.output(self.vm.number, from), from) {
             (Ok(output), _) => {
@@ -179,7 +179,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                 return Ok(Look::Found(output));
             }
             (Err(ControlError::Gone(_)), _) => return Ok(Look::Over(End::Run)),
-            // It was there before: either it is gone, or nobody answers.
+            // The VM existed before: either it is gone, or the machine does not answer.
             (Err(why @ (ControlError::Refused { .. } | ControlError::Silent(_))), Some(_)) => why,
             (Err(why), _) => return Err(why),
         };
@@ -210,7 +210,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                 Key::Type(byte) if self.waiting.len() < MOST_WAITING => self.waiting.push_back(byte),
                 // As a terminal does whose line is full.
                 Key::Type(_) => _ = self.output.write_all(b"\x07").and_then(|()| self.output.flush()),
-                Key::Help => self.say("Ctrl-A d leaves, and the VM runs on; Ctrl-A Ctrl-A sends Ctrl-A to it"),
+                Key::Help => self.say("Ctrl-A d leaves while the VM keeps running; Ctrl-A Ctrl-A sends Ctrl-A to it"),
                 Key::Unknown => self.say("no such command; Ctrl-A d leaves, Ctrl-A h helps"),
                 Key::Nothing => {}
             }
@@ -225,7 +225,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
             let taken = match self.client.type_in(self.vm.number, piece) {
                 Ok(taken) => taken,
                 Err(ControlError::Gone(_)) => return Ok(Some(End::Run)),
-                // Why, is found out by whoever looks next.
+                // The next poll finds out why.
                 Err(ControlError::Refused { .. } | ControlError::Silent(_)) => return Ok(None),
                 Err(why) => return Err(why),
             };
@@ -257,7 +257,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
         match self.form {
             Form::Terminal => {
                 let start = if self.last == b'\n' { "" } else { "\r\n" };
-                // Whoever is gone needs no word.
+                // A reader that is gone needs no message.
                 let _ = write!(self.output, "{start}gnomon: {what}\r\n").and_then(|()| self.output.flush());
                 self.last = b'\n';
             }
@@ -323,7 +323,7 @@ mod tests {
         let (shown, end, asked) = attach(answers(), Form::Terminal, b"");
         assert_eq!(
             shown,
-            "a\r\nb\r\nc\r\ngnomon: 9 bytes that it printed are lost: they were not read here in time\r\nd"
+            "a\r\nb\r\nc\r\ngnomon: 9 bytes of its output are lost: this terminal did not read them in time\r\nd"
         );
         assert!(matches!(end, Ok(End::Vm)));
         let from = [None, Some(10), Some(11)].map(|from| Request::Output { vm: 3, from });

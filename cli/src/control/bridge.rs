@@ -1,5 +1,5 @@
 //! Stands between the commands and a run's machine, as a part of `gnomon run`: passes requests on, one after the other, and each
-//! answer to whoever has asked. So any number of commands may ask at once, and none can keep the machine from another.
+//! answer back to its command. So any number of commands may send requests at once, and none can block the machine for others.
 
 use super::ports::{self, SILENT};
 use super::runs::Claim;
@@ -28,7 +28,7 @@ struct Link {
     number: u32,
 }
 
-/// What a command holds of VMs, and leaves when it is gone.
+/// The state that a command holds in VMs, which is released when it is gone.
 #[derive(Debug, Default)]
 struct Holds {
     /// The VM that it is attached to as a debugger.
@@ -43,7 +43,7 @@ struct Shared {
     /// There is a way to the machine.
     is_there: Condvar,
     clients: AtomicUsize,
-    /// How often somebody has connected to a port.
+    /// The number of connections to ports so far.
     connections: AtomicU32,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
@@ -62,7 +62,7 @@ impl Bridge {
         Self::start_with(claim, None)
     }
 
-    /// The same with a machine that may take another time to answer.
+    /// Like [`Bridge::start`], with another time limit for answers.
     pub(super) fn start_with(claim: Claim, patience: Option<Duration>) -> Self {
         let claim = Arc::new(claim);
         let shared = Arc::new(Shared { patience, ..Shared::default() });
@@ -71,7 +71,7 @@ impl Bridge {
         if let Ok(listener) = claim.machine.try_clone() {
             thread::spawn(move || {
                 let Ok((stream, _)) = listener.accept() else { return };
-                // Nobody else is to connect there.
+                // No other connection is accepted there.
                 own.upgrade().into_iter().for_each(|claim| drop(fs::remove_file(claim.machine_path())));
                 let link = Link { stream, reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
                 *machine.lock() = Some(link);
@@ -94,13 +94,13 @@ impl Bridge {
                 for client in listener.incoming().flatten() {
                     let shared = Arc::clone(&shared);
                     if shared.clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
-                        let _ = (&client).write_all(&encode(1, &refuse("too many commands are connected to it")));
+                        let _ = (&client).write_all(&encode(1, &refuse("too many commands are connected to this run")));
                         shared.clients.fetch_sub(1, Ordering::SeqCst);
                         continue;
                     }
                     thread::spawn(move || {
                         let mut held = Holds::default();
-                        // Whoever goes needs no word.
+                        // A command that disconnects needs no answer.
                         let _ = shared.serve(client, &mut held);
                         shared.release(held);
                         shared.clients.fetch_sub(1, Ordering::SeqCst);
@@ -131,7 +131,7 @@ impl Shared {
     ///
     /// `held` is what it holds then.
     fn serve(&self, mut client: UnixStream, held: &mut Holds) -> std::io::Result<()> {
-        // Whoever does not read has had its turn.
+        // A command that does not read its answer loses it.
         client.set_write_timeout(Some(PATIENCE))?;
         let mut reader = Reader::new(MOST_REQUEST_BYTES);
         let mut buffer = [0; 1024];
@@ -146,18 +146,22 @@ impl Shared {
             while let Some(frame) = reader.next(&mut bytes) {
                 let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
                     // Else two would speak at once.
-                    Ok((number, Request::Port(..))) => (number, refuse("a port is reached by its own socket")),
+                    Ok((number, Request::Port(..))) => {
+                        (number, refuse("a port has a socket of its own: connect to that"))
+                    }
                     Ok((number, request)) => match self.pass_on(&request) {
                         Some(answer) => {
                             self.note(held, &request, &answer);
                             (number, answer)
                         }
-                        // The run is about to end: whoever is hung up on takes it for that.
+                        // The run is about to end: a command takes the closed connection for that.
                         None => return Ok(()),
                     },
                     // Its own version is in the answer's frame.
-                    Err(Bad::Version { number, .. }) => (number, refuse("this run is of another version")),
-                    Err(Bad::Malformed { number }) => (number, refuse("this run knows no such request")),
+                    Err(Bad::Version { number, .. }) => {
+                        (number, refuse("this run uses another version of the protocol"))
+                    }
+                    Err(Bad::Malformed { number }) => (number, refuse("this run does not know that request")),
                     // A socket loses nothing: that is no command.
                     Err(Bad::TooLong | Bad::Garbled) => return Ok(()),
                 };
@@ -200,7 +204,7 @@ impl Shared {
         held.saves.into_iter().for_each(|save| self.end_save(save));
     }
 
-    /// Nobody wants a snapshot any more. It may have ended by itself.
+    /// Discards a snapshot that is no longer wanted. It may have ended by itself.
     fn end_save(&self, (vm, id): (u64, u32)) {
         let _ = self.pass_on(&Request::Save(vm, Save::End(id)));
     }

@@ -17,7 +17,7 @@ pub struct Client {
     run: String,
     stream: UnixStream,
     reader: Reader,
-    /// What has come, and was not looked at.
+    /// Received bytes that were not decoded yet.
     rest: Vec<u8>,
     number: u32,
     patience: Duration,
@@ -109,13 +109,13 @@ impl Client {
         }
     }
 
-    /// What it has answered is no answer to that.
+    /// The error for an answer that does not fit the request.
     #[must_use]
     pub fn nonsense(&self) -> ControlError {
         ControlError::Nonsense(self.run.clone())
     }
 
-    /// What has no answer but that it is done.
+    /// Sends a request whose answer is only that it was carried out.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -137,7 +137,7 @@ impl Client {
         }
     }
 
-    /// Somebody's counters.
+    /// The counters of the machine, a hart or a VM.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -148,7 +148,7 @@ impl Client {
         }
     }
 
-    /// The same without names, in their order.
+    /// The values of the counters without names, in their order.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -192,7 +192,7 @@ impl Client {
         }
     }
 
-    /// What a VM has printed, from that byte on; without one, the last of it.
+    /// The output of a VM from that byte on; by default the end of it.
     ///
     /// # Errors
     /// As [`Client::ask`].

@@ -50,7 +50,7 @@ impl Arch for Rv64 {
 pub struct Debugged {
     client: Client,
     vm: VmInfo,
-    /// The vCPU that is to make a step, when the VM goes on.
+    /// The vCPU that makes a step when the VM is resumed.
     step: Option<u32>,
 }
 
@@ -78,7 +78,7 @@ impl Debugged {
         served.map(|_| ()).map_err(|why| why.to_string())
     }
 
-    /// Takes out all breakpoints, and lets the VM go on.
+    /// Removes all breakpoints, and resumes the VM.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -283,7 +283,7 @@ impl MultiThreadResume for Debugged {
 
 impl MultiThreadSchedulerLocking for Debugged {
     fn set_resume_action_scheduler_lock(&mut self) -> Result<(), ControlError> {
-        // Who steps does so alone; else all go on.
+        // A vCPU that steps runs alone; otherwise all vCPUs resume.
         Ok(())
     }
 }
@@ -319,7 +319,7 @@ impl SwBreakpoint for Debugged {
     }
 }
 
-/// What happens while the VM runs.
+/// The events while the VM runs.
 struct Loop<C>(PhantomData<C>);
 
 impl<C: ConnectionExt<Error = io::Error>> BlockingEventLoop for Loop<C> {

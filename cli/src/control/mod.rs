@@ -1,4 +1,4 @@
-//! The control channel on this side: runs that go on are found by sockets, and asked by them ([`abi::control`]).
+//! The host side of the control channel: commands find active runs by their sockets, and send requests there ([`abi::control`]).
 //!
 //! ```text
 //!  gnomon ps ────┐                     one after the other
@@ -16,7 +16,6 @@ pub mod runs;
 pub mod sample;
 pub mod save;
 pub mod screen;
-pub mod table;
 #[cfg(test)]
 mod tests;
 pub mod trace;
@@ -24,6 +23,11 @@ pub mod trace;
 use miette::Diagnostic;
 use std::io;
 use std::path::PathBuf;
+
+/// The longest name of a run, in bytes.
+const MOST_NAME: usize = 40;
+/// The longest path of a socket, in bytes.
+const MOST_PATH: usize = 107;
 
 /// Why a run cannot be asked, or does not do what it is asked.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -34,46 +38,46 @@ pub enum ControlError {
     Place {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// A name that a run cannot have.
     #[error("a run cannot be called `{0}`")]
     #[diagnostic(help(
         "choose a name of up to {most} letters, digits, `-`, `_` and `.`, which does not begin with `.`",
-        most = runs::MOST_NAME
+        most = MOST_NAME
     ))]
     Name(String),
     /// Another run has that name.
-    #[error("a run called `{0}` goes on already")]
+    #[error("a run called `{0}` is already active")]
     #[diagnostic(help("choose another name, or none: --as NAME"))]
     Taken(String),
-    /// No run goes on.
-    #[error("no run goes on")]
+    /// No run is active.
+    #[error("no VM is running")]
     #[diagnostic(help("start one: ./gnomon run"))]
     NoRun,
     /// No run has that name.
-    #[error("no run called `{name}` goes on{}", others(.known))]
-    #[diagnostic(help("gnomon ps lists those that go on"))]
+    #[error("no run called `{name}` is active{}", others(.known))]
+    #[diagnostic(help("gnomon ps lists the active runs"))]
     UnknownRun {
         /// The name.
         name: String,
-        /// Those that go on.
+        /// The active runs.
         known: Vec<String>,
     },
-    /// Several go on.
-    #[error("several runs go on: {}", .0.join(", "))]
+    /// Several runs are active.
+    #[error("several runs are active: {}", .0.join(", "))]
     #[diagnostic(help("name one: --run NAME"))]
     WhichRun(Vec<String>),
     /// No VM has that name.
     #[error("run `{run}` has no VM `{name}`{}", others(.known))]
-    #[diagnostic(help("gnomon ps lists them; those that have ended are not there any more"))]
+    #[diagnostic(help("gnomon ps lists the VMs that are running"))]
     UnknownVm {
         /// The run.
         run: String,
         /// The name.
         name: String,
-        /// Those that there are.
+        /// The existing ones.
         known: Vec<String>,
     },
     /// There are several VMs.
@@ -86,15 +90,15 @@ pub enum ControlError {
         known: Vec<String>,
     },
     /// The run has none.
-    #[error("run `{0}` has no VM any more")]
-    #[diagnostic(help("gnomon ps shows what there is"))]
+    #[error("all VMs of run `{0}` have ended")]
+    #[diagnostic(help("gnomon ps lists the active runs and their VMs"))]
     NoVm(String),
     /// It was started by another version of this program.
     #[error(
         "run `{run}` speaks version {theirs} of the control protocol, this command version {}",
         abi::control::VERSION
     )]
-    #[diagnostic(help("use the `gnomon` that has started it"))]
+    #[diagnostic(help("use the `gnomon` that started the run"))]
     Version {
         /// The run.
         run: String,
@@ -103,46 +107,46 @@ pub enum ControlError {
     },
     /// It does not do it.
     #[error("run `{run}`: {what}: {why}")]
-    #[diagnostic(help("gnomon ps shows what there is, gnomon get which tunables"))]
+    #[diagnostic(help("gnomon ps lists the runs and their VMs, gnomon get the tunables"))]
     Refused {
         /// The run.
         run: String,
-        /// What was asked for.
+        /// The request.
         what: String,
         /// Why not.
         why: String,
     },
     /// It is gone.
     #[error("run `{0}` has ended")]
-    #[diagnostic(help("gnomon ps lists those that go on"))]
+    #[diagnostic(help("gnomon ps lists the active runs"))]
     Gone(String),
     /// It is there, and says nothing.
     #[error("run `{0}` does not answer")]
-    #[diagnostic(help("its machine may be stopped, by a debugger or a signal; try again"))]
+    #[diagnostic(help("its machine may be stopped by a debugger or a signal; try again"))]
     Silent(String),
-    /// What answers is no run.
-    #[error("what answers as run `{0}` does not speak the control protocol")]
-    #[diagnostic(help("use the `gnomon` that has started it"))]
+    /// The program that answers is not a run.
+    #[error("the program at the socket of run `{0}` does not speak the control protocol")]
+    #[diagnostic(help("use the `gnomon` that started the run"))]
     Nonsense(String),
     /// gdb is not there.
     #[error("cannot start {program}: {source}")]
     #[diagnostic(help(
-        "install it (on Debian: apt-get install gdb-multiarch), name another one that knows RISC-V (--gdb PROGRAM), or start \
+        "install it (on Debian: apt-get install gdb-multiarch), name another gdb that supports RISC-V (--gdb PROGRAM), or start \
          one yourself (--listen ADDRESS)"
     ))]
     Debugger {
         /// The program.
         program: String,
-        /// What the system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// No gdb can connect.
     #[error("cannot wait for gdb at {at}: {source}")]
-    #[diagnostic(help("name an address that is free: --listen 127.0.0.1:PORT"))]
+    #[diagnostic(help("choose a free address: --listen 127.0.0.1:PORT"))]
     Listen {
         /// Where.
         at: String,
-        /// What the system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// It has no such port.
@@ -155,11 +159,11 @@ pub enum ControlError {
         vm: String,
         /// The name.
         name: String,
-        /// Those that it has.
+        /// The ports that it has.
         known: Vec<String>,
     },
     /// A port's socket would have too long a path.
-    #[error("the socket of port `{port}` of VM `{vm}` would have a path of over {most} bytes: {path}", most = runs::MOST_PATH)]
+    #[error("the socket of port `{port}` of VM `{vm}` would have a path of over {most} bytes: {path}", most = MOST_PATH)]
     #[diagnostic(help("choose shorter names for the run (--as NAME), the VM (`name`) or the port (`ports`)"))]
     LongPath {
         /// The VM.
@@ -171,20 +175,22 @@ pub enum ControlError {
     },
     /// The terminal cannot be made raw.
     #[error("cannot use this terminal: {0}")]
-    #[diagnostic(help("start it at another one, or with input or output from elsewhere: then it needs none"))]
+    #[diagnostic(help(
+        "start the command on another terminal, or redirect its input or output: then it needs no terminal"
+    ))]
     Terminal(io::Error),
     /// The socket does not work.
     #[error("cannot reach run `{run}`: {source}")]
-    #[diagnostic(help("check that you may use its socket: gnomon run was to be started by you"))]
+    #[diagnostic(help("the socket belongs to the user that started the run: connect as that user"))]
     Socket {
         /// The run.
         run: String,
-        /// What the system said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// Whoever else there is, behind a message.
+/// The existing names, as the end of a message.
 fn others(known: &[String]) -> String {
-    if known.is_empty() { String::new() } else { format!(" (there is: {})", known.join(", ")) }
+    if known.is_empty() { String::new() } else { format!(" (known: {})", known.join(", ")) }
 }

@@ -1,7 +1,8 @@
-//! Ports of VMs on this side: each is a socket, and whoever connects there speaks with the guest.
+//! The host side of VMs' ports: each is a socket, and a program that connects to it exchanges bytes with the guest.
 //!
-//! Gnomon is asked for what the guest has said 20 to 100 times a second, and without a pause while there is something; and only while somebody
-//! is connected. What the guest has no room for waits in the socket, and so does what is not read here: nobody else waits for that.
+//! While a client is connected, the guest's output is polled 20 to 100 times a second, and without a pause while there is output.
+//! Input that the guest has no room for waits in the socket, and so does output that the client does not read: neither blocks
+//! other clients.
 
 use abi::control::Answer;
 use abi::control::port::{Exchange, Heard, MOST_KEPT, MOST_SENT, Wish};
@@ -12,21 +13,21 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is said for a machine that takes long to answer.
+/// The error for a machine that does not answer in time.
 pub(super) const SILENT: &str = "its machine does not answer";
-/// How long nobody asks, at least and at most.
+/// The shortest and the longest pause between two polls.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(50);
-/// How long nobody asks while there is something, at least, and by how much longer than the machine took to answer: what it does for a port
-/// it does on a hart that has guests to run, which are others as well.
+/// The shortest pause between two polls while there is output, and the pause as a multiple of the machine's time to answer. The
+/// machine serves ports on a hart that also runs guests, other VMs' among them.
 const TURN: Duration = Duration::from_micros(200);
 const TURNS: u32 = 3;
 /// How long a VM that does not answer is left alone.
 const LATER: Duration = Duration::from_millis(100);
-/// How long a guest may take to read what somebody has left who is gone.
+/// How long a guest may take to read the input of a client that has disconnected.
 const LAST: Duration = Duration::from_secs(5);
 
-/// What comes of a look at the machine.
+/// The result of a poll of the machine.
 enum Look {
     Heard(Heard),
     /// It is to be tried again.
@@ -35,16 +36,16 @@ enum Look {
     Over,
 }
 
-/// Somebody who is connected.
+/// A connected client.
 struct Line<'a> {
     client: UnixStream,
     /// Asks the machine; `None` if that is gone.
     ask: &'a dyn Fn(Wish) -> Option<Answer>,
     connection: u32,
-    /// What was read of the client's, and not taken by the VM; and the place of the first byte of that.
+    /// Bytes from the client that the VM has not taken yet, and the position of the first of them.
     input: Vec<u8>,
     at: u64,
-    /// What the guest has said, and the client has not read; and the place of what comes behind.
+    /// Bytes from the guest that the client has not read yet, and the position behind them.
     output: Vec<u8>,
     from: u64,
     /// Nothing more comes of the client.
@@ -53,7 +54,7 @@ struct Line<'a> {
     is_gone: bool,
 }
 
-/// Serves whoever has connected until one side has gone. Each connection has a number of its own.
+/// Serves a connection until one side has closed it. Each connection has a number of its own.
 pub(super) fn serve(client: UnixStream, connection: u32, ask: &dyn Fn(Wish) -> Option<Answer>) {
     if client.set_nonblocking(true).is_err() {
         return;
@@ -61,7 +62,7 @@ pub(super) fn serve(client: UnixStream, connection: u32, ask: &dyn Fn(Wish) -> O
     let (input, output) = (Vec::new(), Vec::new());
     let mut line = Line { client, ask, connection, input, at: 0, output, from: 0, has_ended: false, is_gone: false };
     line.follow();
-    // Whoever connects next is another one in any case.
+    // The next connection has another number in any case.
     let _ = (line.ask)(Wish::Close(connection));
 }
 
@@ -91,7 +92,7 @@ impl Line<'_> {
                 }
             }
             if self.is_gone {
-                // Who would take it?
+                // No client is left to take it.
                 let since = *last.get_or_insert_with(Instant::now);
                 if since.elapsed() > LAST {
                     return;

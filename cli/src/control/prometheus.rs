@@ -4,7 +4,7 @@ use abi::record::Stats;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What goes up and down, or stays; all else only goes up.
+/// The counters that can decrease (gauges); all others only increase.
 const GAUGES: [&str; 14] = [
     "balloon.actual",
     "balloon.target",

@@ -1,7 +1,7 @@
-//! Where the sockets of runs are: a directory that is the user's alone, with a socket for each run that goes on.
+//! The directory of runs' sockets: private to the user, with a socket for each active run.
 
-use super::ControlError;
-use crate::words::is_name_char;
+use super::{ControlError, MOST_NAME, MOST_PATH};
+use crate::host::words::is_name_char;
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
@@ -10,13 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// The longest name of a run, in bytes.
-pub const MOST_NAME: usize = 40;
-/// The longest path of a socket, in bytes.
-pub(super) const MOST_PATH: usize = 107;
-/// What commands connect to.
+/// The name of the socket for commands.
 const SOCKET: &str = "sock";
-/// What QEMU connects to, when it starts.
+/// The name of the socket for QEMU.
 const MACHINE: &str = "machine";
 /// The directory with those of its VMs' ports: one for each VM that has any.
 const PORTS: &str = "ports";
@@ -34,7 +30,7 @@ pub struct Claim {
     pub commands: UnixListener,
     /// QEMU connects here.
     pub machine: UnixListener,
-    /// Whoever connects here speaks with a guest.
+    /// The sockets of the VMs' ports.
     pub ports: Vec<PortSocket>,
     paths: [PathBuf; 2],
     /// The directory with the ports' sockets.
@@ -48,7 +44,7 @@ pub struct PortSocket {
     pub vm: u64,
     /// The port's among those of the VM, from 0.
     pub port: u32,
-    /// Where somebody connects.
+    /// The listening socket.
     pub listener: UnixListener,
 }
 
@@ -100,7 +96,7 @@ impl Runs {
         Self::at(path)
     }
 
-    /// The same at that path.
+    /// Opens the directory at that path.
     ///
     /// # Errors
     /// As [`Runs::open`].
@@ -113,13 +109,13 @@ impl Runs {
         let there = fs::symlink_metadata(&path).map_err(|why| place(&path, why))?;
         let own = rustix::process::getuid().as_raw();
         if !there.is_dir() {
-            return Err(place(&path, "it is no directory"));
+            return Err(place(&path, "it is not a directory"));
         }
         if there.uid() != own {
-            return Err(place(&path, "it is another user's"));
+            return Err(place(&path, "it belongs to another user"));
         }
         if there.permissions().mode() & 0o077 != 0 {
-            return Err(place(&path, "other users may use it"));
+            return Err(place(&path, "other users have access to it"));
         }
         Ok(Self(path))
     }
@@ -215,7 +211,7 @@ impl Runs {
         UnixStream::connect(self.port_path(&run, &vm, port)).map_err(|source| ControlError::Socket { run, source })
     }
 
-    /// The names of the runs that go on. What dead ones have left is removed.
+    /// The names of the active runs. Files of dead runs are removed.
     ///
     /// # Errors
     /// If the directory cannot be read.
@@ -233,7 +229,7 @@ impl Runs {
             let name = name.to_owned();
             match path.extension().and_then(OsStr::to_str) {
                 Some(SOCKET) => match UnixStream::connect(&path) {
-                    // Nobody listens there any more.
+                    // No process listens there any more.
                     Err(why) if why.kind() == ErrorKind::ConnectionRefused => drop(fs::remove_file(&path)),
                     Err(why) if why.kind() == ErrorKind::NotFound => {}
                     _ => running.push(name),
@@ -256,7 +252,7 @@ impl Runs {
     /// Connects to a run.
     ///
     /// # Errors
-    /// If none of that name goes on.
+    /// If no run of that name is active.
     pub fn connect(&self, name: &str) -> Result<UnixStream, ControlError> {
         if !is_name(name) {
             return Err(ControlError::Name(name.into()));

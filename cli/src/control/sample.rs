@@ -1,4 +1,4 @@
-//! What a run was at a time, and what it did between two of those.
+//! Samples of a run's state, and the difference between two of them.
 
 use super::ControlError;
 use super::client::Client;

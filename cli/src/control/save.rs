@@ -35,7 +35,7 @@ impl From<io::Error> for Unsaved {
     }
 }
 
-/// What a snapshot has come to.
+/// The result of a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Saved {
     /// Pages that are not zero.
@@ -44,7 +44,7 @@ pub struct Saved {
     pub bytes: u64,
 }
 
-/// A VM that stands still for its snapshot. Whoever drops it before [`Held::end`] leaves that to the run, which sees that the command is
+/// A VM that is paused for its snapshot. If it is dropped before [`Held::end`], the run resumes the VM when it sees that the command is
 /// gone.
 pub struct Held<'a> {
     client: &'a mut Client,
@@ -52,7 +52,7 @@ pub struct Held<'a> {
     saving: Saving,
 }
 
-/// What comes out as file, with what is collected for its next section.
+/// The writer of a snapshot file, with the content of its next section.
 struct Sections<W> {
     out: W,
     writer: Writer,
@@ -150,7 +150,7 @@ impl<'a> Held<'a> {
         Ok(state)
     }
 
-    /// Lets the VM go on, if it ran before.
+    /// Resumes the VM if it was running before.
     ///
     /// # Errors
     /// [`ControlError`]: also if it went on meanwhile, so that what was written is worth nothing.
@@ -166,7 +166,7 @@ fn ask(client: &mut Client, (vm, name): (u64, &str), wish: Save) -> Result<Answe
     loop {
         match client.ask(&what, &Request::Save(vm, wish))? {
             Answer::Later if Instant::now() >= until => {
-                let why = "it does not stand still, or its memory does not come in".into();
+                let why = "the VM did not pause, or its memory could not be read".into();
                 return Err(ControlError::Refused { run: client.run().into(), what, why });
             }
             Answer::Later => sleep(PAUSE),

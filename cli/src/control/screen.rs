@@ -1,9 +1,9 @@
 //! The screen of `gnomon top`: lines of text, as many and as long as there is room for.
 
 use super::sample::Sample;
-use super::table::{age, lines};
-use crate::size::{PAGE, Size};
-use crate::tty::TerminalSize;
+use crate::host::size::{PAGE, Size};
+use crate::host::table::{age, lines};
+use crate::host::tty::TerminalSize;
 use abi::control::VmInfo;
 
 /// Exits by cause, as the screen calls them.
@@ -21,7 +21,7 @@ const CAUSES: [(&str, &str); 12] = [
     ("the host's devices", "exits.external"),
     ("others", "exits.other"),
 ];
-/// What the lane does, without an exit.
+/// The lane's counters: work without an exit.
 const LANE: [&str; 5] = ["lane.page", "lane.page_global", "lane.all", "lane.satp", "lane.satp_read"];
 const FAULTS: [&str; 3] = ["faults.memory", "faults.mmio", "exits.page_fault"];
 /// Most VMs whose exits are shown by cause.
@@ -122,7 +122,7 @@ fn table(sample: &Sample, before: &Sample, vms: &[&VmInfo]) -> Vec<String> {
         ]
     };
     let rows: Vec<_> = std::iter::once(heads.map(String::from)).chain(vms.iter().map(row)).collect();
-    lines(&rows, &[2, 3, 4, 5, 6, 7, 8])
+    lines(&rows, |column| column > 1)
 }
 
 /// Exits by cause of those VMs that make most; causes that there were none of are left out.
@@ -140,7 +140,7 @@ fn causes(sample: &Sample, before: &Sample, vms: &[&VmInfo]) -> Vec<String> {
     let mut rows = vec![cells("EXITS/s BY CAUSE", &|vm| vm.name.chars().take(14).collect())];
     let there = CAUSES.iter().filter(|(_, name)| busiest.iter().any(|vm| sample.count(vm, name) > 0));
     rows.extend(there.map(|(said, name)| cells(said, &|vm| rate(of(vm, name)))));
-    lines(&rows, &[1, 2, 3, 4])
+    lines(&rows, |column| column > 0)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub struct Trace {
     count: usize,
 }
 
-/// What an exit is called.
+/// The name of an exit.
 #[must_use]
 pub fn name(event: &Event) -> String {
     match Cause::from_register(event.cause) {
@@ -59,7 +59,7 @@ impl Trace {
         all.extend(found.events.into_iter().map(Some));
     }
 
-    /// The file's content. `vm_names` are by number; of one VM's trace only, nobody knows what harts did between its exits.
+    /// The file's content. `vm_names` are by number; a trace of one VM does not show the harts' work between its exits.
     #[must_use]
     pub fn to_json(&self, vm_names: &BTreeMap<u64, String>, is_whole: bool) -> Vec<u8> {
         let first = self.harts.values().flatten().flatten().map(|event| event.at).min().unwrap_or_default();

@@ -1,25 +1,26 @@
 //! Everything that a run needs before the machine starts.
 
-use super::RunSpec;
-use crate::added;
-use crate::debian::{Package, Software};
-use crate::disk;
-use crate::initramfs::{self, First};
-use crate::layout;
-use crate::meter::Metered;
-use crate::modules::{self, Needs};
-use crate::net::{self, Card};
-use crate::pack::{Pack, Placed};
-use crate::payload::{Kind, Payload};
-use crate::place::{IoError, Unnamed, cache, prune};
-use crate::qemu::{self, Boot, Clock, HExtension, MachineSpec};
-use crate::restore::{self, Restored};
-use crate::share;
-use crate::size::Size;
-use crate::spec::{self, SpecError, VmSpec};
-use crate::tty::TerminalSize;
-use crate::vmfile::{Console, Initrd, Kernel};
-use crate::{build, run::Seat};
+use super::spec::RunSpec;
+use crate::guest::added;
+use crate::guest::debian::{Package, Software};
+use crate::guest::initramfs::{self, First};
+use crate::guest::modules::{self, Needs};
+use crate::host::build;
+use crate::host::place::{IoError, Unnamed, cache, prune};
+use crate::host::size::Size;
+use crate::host::tty::TerminalSize;
+use crate::machine::board::{self, Clock, HExtension, Seat};
+use crate::machine::disk;
+use crate::machine::meter::Metered;
+use crate::machine::net::{self, Card};
+use crate::machine::qemu::{self, Boot, MachineSpec};
+use crate::machine::share;
+use crate::vm::file::{Console, Initrd, Kernel};
+use crate::vm::layout;
+use crate::vm::pack::{Pack, Placed};
+use crate::vm::payload::{Kind, Payload};
+use crate::vm::restore::{self, Restored};
+use crate::vm::spec::{self, SpecError, VmSpec};
 use abi::bundle::{ConsoleMode, MmuMode, ShareConfig, VmConfig};
 use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
@@ -28,10 +29,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const RNG_SEED_BYTES: usize = 32;
-/// What Linux has room for, an end mark included (`COMMAND_LINE_SIZE` of arch/riscv).
+/// The size of Linux's command line, the final zero included (`COMMAND_LINE_SIZE` of arch/riscv).
 const COMMAND_LINE_BYTES: usize = 1024;
-/// What U-Boot runs to start what is on a disk: what it would have run by itself. It comes back if there is no boot loader, or none that works.
-const BOOT_COMMAND: &str = "run bootcmd; echo; echo \"gnomon: U-Boot has found nothing on the disks that it could boot. This is its own prompt: help lists its commands, poweroff ends the VM.\"";
+/// U-Boot's command to boot from a disk: its default one. It comes back if there is no boot loader, or none that works.
+const BOOT_COMMAND: &str = "run bootcmd; echo; echo \"gnomon: U-Boot found nothing to boot on the disks. This is its prompt: help lists its commands, poweroff ends the VM.\"";
 /// How long bundles are kept that `--dry-run` has left.
 const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -50,11 +51,11 @@ pub struct Prepared {
     pub console: ConsoleMode,
     /// Where Gnomon sits.
     pub seat: Seat,
-    /// What takes part.
+    /// The versions of the software in the run.
     pub versions: Versions,
-    /// What was added to the VMs' command lines, in a line each.
+    /// Additions to the VMs' command lines, a line each.
     pub added: Vec<String>,
-    /// What has no effect, or not the whole one, in a line each.
+    /// Warnings about settings without their full effect, a line each.
     pub warnings: Vec<String>,
     /// Lives as long as the machine needs it.
     bundle: Unnamed,
@@ -67,7 +68,7 @@ impl Prepared {
         (self.machine, self.bundle)
     }
 
-    /// Leaves a copy of the bundle in the cache, for a machine that somebody else starts; returns that machine.
+    /// Leaves a copy of the bundle in the cache, for a machine that the user starts; returns that machine.
     ///
     /// # Errors
     /// If it cannot be kept.
@@ -93,7 +94,7 @@ pub struct Versions {
     pub gnomon: String,
     /// QEMU's.
     pub qemu: String,
-    /// Those of Debian's packages in the guests: name and version.
+    /// Debian's packages in the guests: name and version.
     pub packages: Vec<String>,
 }
 
@@ -118,7 +119,7 @@ struct Contents {
 /// Whatever stands in the way, with a remedy.
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let mut vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
-    net::forward(&mut vms, &spec.forwards)?;
+    spec::forward(&mut vms, &spec.forwards)?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
     let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
     if let Some(meter) = &spec.meter {
@@ -129,13 +130,14 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         vm.disks.splice(..0, disk.iter().cloned());
     }
     let total = spec::most_memory(&vms, spec.h);
-    qemu::check_memory(spec.host_memory.unwrap_or(qemu::memory_for(total, 0)))?;
+    board::check_memory(spec.host_memory.unwrap_or(board::memory_for(total, 0)))?;
     let mut versions =
         Versions { gnomon: env!("CARGO_PKG_VERSION").into(), qemu: qemu::version()?, packages: Vec::new() };
     let mut pack = Pack::default();
     let swap_path = spec.swap.as_ref().map(|swap| swap.path.as_path());
     let disks = vms.iter().map(|vm| (vm.name.as_str(), vm.disks.as_slice()));
-    let net = net::provide(&vms)?;
+    let cards: Vec<_> = vms.iter().filter_map(|vm| Some((vm.name.as_str(), vm.net.as_ref()?))).collect();
+    let net = net::provide(&cards)?;
     let shares = share::provide(vms.iter().map(|vm| (vm.name.as_str(), vm.shares.as_slice())))?;
     let wants_rng = vms.iter().find(|vm| vm.rng == Some(true));
     if let Some(vm) = wants_rng.filter(|_| spec.clock != Clock::Real) {
@@ -143,7 +145,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     }
     let others = shares.len() + usize::from(net.is_some()) + usize::from(wants_rng.is_some());
     let disks = disk::provide(disks, spec.snapshot, swap_path, others)?;
-    // Where nobody has asked for it, nothing else is to go without a place for that: neither is the control channel.
+    // By default it must not take the last slot from another device, or from the control channel.
     let places = disks.len() + others + usize::from(swap_path.is_some());
     let has_rng = wants_rng.is_some() || spec.clock == Clock::Real && places + 2 <= disk::PLACES;
     vms.iter_mut().for_each(|vm| _ = vm.rng.get_or_insert(vm.has_system() && has_rng));
@@ -177,11 +179,11 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         .write(configs, (spec.console, &spec.settings), bundle.as_file_mut())
         .map_err(IoError::at("write a bundle in", &dir))?;
     let memory = match spec.host_memory {
-        Some(memory) => qemu::check_host_memory(memory, bundle_bytes)?,
-        None if spec.seat == Seat::Payload => qemu::with_initrd(qemu::memory_for(total, bundle_bytes), bundle_bytes),
-        None => qemu::memory_for(total, bundle_bytes),
+        Some(memory) => board::check_host_memory(memory, bundle_bytes)?,
+        None if spec.seat == Seat::Payload => board::with_initrd(board::memory_for(total, bundle_bytes), bundle_bytes),
+        None => board::memory_for(total, bundle_bytes),
     };
-    qemu::check_memory(memory)?;
+    board::check_memory(memory)?;
     let all_memory = vms.iter().fold(0_u64, |sum, vm| sum.saturating_add(vm.memory.0));
     let swap = spec.swap.as_ref().map(|swap| swap.provide(Size(all_memory))).transpose()?;
     let hypervisor = match hypervisor {
@@ -326,7 +328,7 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
     Ok((config, placed))
 }
 
-/// A VM that goes on from a snapshot. It boots nothing.
+/// Configures a VM that is restored from a snapshot. It boots no kernel.
 fn restored(vm: &VmSpec, path: &Path, pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
     let Restored { state, placed } = restore::load(path, pack)?;
     Ok((VmConfig { restore: Some(Bytes(state)), ..config(vm) }, placed))
@@ -391,18 +393,18 @@ fn bootargs(vm: &VmSpec, kind: Kind, spec: &RunSpec, has_own_initramfs: bool) ->
     words.join(" ")
 }
 
-/// What of a VM has no effect, or not the whole one.
+/// Warnings about settings of a VM without their full effect.
 fn warnings(vm: &VmSpec, h: HExtension, bootargs: &str) -> Vec<String> {
     let mut warnings = Vec::new();
     // Without H, Gnomon chooses one that has.
     let has_lane = vm.mmu.map_or(h == HExtension::Absent, MmuMode::has_lane);
     if vm.lane == Some(true) && !has_lane {
-        warnings.push(format!("VM `{}` has no fast lane: it belongs to mmu `lazy` and `steered`", vm.name));
+        warnings.push(format!("VM `{}` has no fast lane: only mmu `lazy` and `steered` have one", vm.name));
     }
     if bootargs.len() >= COMMAND_LINE_BYTES {
         let (name, bytes) = (&vm.name, bootargs.len());
         warnings.push(format!(
-            "the command line of VM `{name}` has {bytes} bytes; Linux reads no more than {} of them",
+            "the command line of VM `{name}` has {bytes} bytes; Linux reads only the first {}",
             COMMAND_LINE_BYTES - 1
         ));
     }
@@ -425,9 +427,9 @@ fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::Snapshot;
-    use crate::root::Roots;
-    use crate::vmfile::VmFile;
+    use crate::machine::disk::Snapshot;
+    use crate::vm::file::VmFile;
+    use crate::vm::root::Roots;
 
     fn vm(options: &VmFile) -> VmSpec {
         VmSpec::settle(vec![], options, false).expect("valid").remove(0)
@@ -500,7 +502,7 @@ mod tests {
         assert_eq!(lane(Some(false), None, HExtension::Present) + lane(None, None, HExtension::Present), 0);
         let cut = |bytes: usize| warnings(&vm(&VmFile::default()), HExtension::Present, &"x".repeat(bytes));
         assert_eq!(cut(1023), [""; 0]);
-        assert!(cut(1024)[0].contains("1024 bytes; Linux reads no more than 1023"), "{:?}", cut(1024));
+        assert!(cut(1024)[0].contains("1024 bytes; Linux reads only the first 1023"), "{:?}", cut(1024));
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use super::prepare::{Prepared, Versions};
 use super::show::Show;
-use crate::console::ExecDemux;
-use crate::machine::{Outcome, Stopped};
-use crate::place::{IoError, write_whole};
-use crate::qemu::{HExtension, QEMU, Seat};
-use crate::tty;
+use crate::host::place::{IoError, write_whole};
+use crate::host::tty;
+use crate::machine::board::{HExtension, Seat};
+use crate::machine::process::{Outcome, Stopped};
+use crate::machine::qemu::QEMU;
+use crate::run::console::ExecDemux;
 use abi::record::{Boot, EndReason, Stats, VmEnd};
 use serde::Serialize;
 use signal_hook::low_level::signal_name;
@@ -23,13 +24,13 @@ pub const STATUS_GNOMON: u8 = 4;
 pub struct RunEnd {
     /// The exit status that tells of it.
     pub status: u8,
-    /// What happened, a line each.
+    /// The events, a line each.
     pub lines: Vec<String>,
     /// Whether the last lines of the consoles may help to understand it.
     pub is_trouble: bool,
 }
 
-/// What `--stats` writes.
+/// The content of the `--stats` file.
 #[derive(Serialize)]
 struct StatsFile<'a> {
     versions: &'a Versions,
@@ -78,7 +79,7 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
                 end.raise(u8::try_from(status).unwrap_or(u8::MAX));
             }
             None if has_other_end => {}
-            None => end.trouble(STATUS_VM, format!("the commands in VM {vm} did not come to their end")),
+            None => end.trouble(STATUS_VM, format!("the commands in VM {vm} were interrupted")),
         }
     }
     for (vm, message) in view.panicked() {
@@ -88,12 +89,10 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
         end.trouble(STATUS_GNOMON, format!("Gnomon failed: {message}"));
     } else if !outcome.has_halted {
         let what = match outcome.stopped {
-            Some(Stopped::Timeout) => format!("the time was up after {} s", took.as_secs()),
-            Some(Stopped::Deaf) => "Gnomon did not react and was stopped".into(),
+            Some(Stopped::Timeout) => format!("the time limit ended the run after {} s", took.as_secs()),
+            Some(Stopped::Deaf) => "Gnomon did not respond and was stopped".into(),
             Some(Stopped::OutputClosed) => "standard output was closed".into(),
-            Some(Stopped::Enough | Stopped::Signal(_)) => {
-                "the machine was stopped, there is nothing left that runs".into()
-            }
+            Some(Stopped::Enough | Stopped::Signal(_)) => "the machine was stopped: no VM was running any more".into(),
             None => {
                 let status = outcome.status.map_or_else(String::new, |status| format!(" ({status})"));
                 let said = if outcome.stderr.is_empty() { "without a message" } else { outcome.stderr.as_str() };
@@ -106,7 +105,7 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
     }
     for vm in &prepared.vms {
         if outcome.has_halted && !outcome.ends.iter().any(|end| end.vm == *vm) {
-            end.trouble(STATUS_GNOMON, format!("Gnomon did not say how VM {vm} ended"));
+            end.trouble(STATUS_GNOMON, format!("Gnomon did not report how VM {vm} ended"));
         }
     }
     end

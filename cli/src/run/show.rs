@@ -1,15 +1,15 @@
-//! What of the machine's output goes where.
+//! Routes the machine's output to the terminal.
 
-use crate::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
-use crate::machine::{Next, Stopped};
-use crate::stream::{Lines, Piece};
-use crate::tty;
+use crate::host::tty;
+use crate::machine::process::{Next, Stopped};
+use crate::machine::stream::{Lines, Piece};
+use crate::run::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
 use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-/// How long a panicked kernel may go on talking.
+/// How long the output of a panicked kernel is shown.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Shows a run on standard output and standard error.

@@ -1,9 +1,10 @@
-//! What a root is made of, as archives that are disks of the machine which makes it.
+//! The parts of a root, as archives that are disks of the machine that builds it.
 
-use crate::deb::{self, DebError};
-use crate::debian::System;
-use crate::place::{IoError, Unnamed};
-use crate::progress::Step;
+use crate::guest::deb::{self, DebError};
+use crate::guest::debian::System;
+use crate::host::place::{IoError, Unnamed};
+use crate::host::progress::Step;
+use crate::machine::net::seen_by_guest;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -54,7 +55,7 @@ fn is_wanted(path: &str) -> bool {
 }
 
 fn lists(archive: &mut tar::Builder<impl Write>, system: &System) -> io::Result<()> {
-    let (from, to) = (listed_as(&system.mirror), listed_as(&super::seen_by_guest(&system.mirror)));
+    let (from, to) = (listed_as(&system.mirror), listed_as(&seen_by_guest(&system.mirror)));
     for list in &system.lists {
         let name = list.file_name().unwrap_or_default().to_string_lossy();
         let Some(rest) = name.strip_prefix(&from) else { continue };

@@ -1,10 +1,10 @@
-//! The disk of each VM that has a root, and the keys of those who may log in.
+//! The disk of each VM that has a root, and the ssh keys for logging in.
 
 use super::image;
-use crate::disk::{DiskSpec, Format, Snapshot};
-use crate::place::{IoError, cache, root as repository};
-use crate::root::Root;
-use crate::spec::VmSpec;
+use crate::host::place::{IoError, cache, root as repository};
+use crate::machine::disk::{DiskSpec, Format, Snapshot};
+use crate::vm::root::Root;
+use crate::vm::spec::VmSpec;
 use miette::Diagnostic;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -23,20 +23,20 @@ enum DiskError {
     /// Another run has the disk.
     #[error("{file} is in use, by another run or another VM")]
     #[diagnostic(help(
-        "wait for its end, or give this VM another disk: --debian=FILE, or `root = {{ system = \"debian\", file = \"FILE\" }}` in the VM file; \
+        "wait until that VM has ended, or give this VM another disk: --debian=FILE, or `root = {{ system = \"debian\", file = \"FILE\" }}` in the VM file; \
          several runs may use one disk with --snapshot"
     ))]
     Busy { file: PathBuf },
     /// It could not be copied.
     #[error("cannot make the disk {file}: {message}")]
     #[diagnostic(help(
-        "see that the directory is there, that you may write it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
+        "check that the directory exists, that you may write to it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
     ))]
     Copy { file: PathBuf, message: String },
     /// The file cannot be used.
     #[error("cannot use {file} as a disk: {source}")]
     #[diagnostic(help(
-        "name a file that you may read and write: --debian=FILE; or give --snapshot, to which reading is enough"
+        "name a file that you may read and write: --debian=FILE; or give --snapshot, which only reads it"
     ))]
     Unusable { file: PathBuf, source: std::io::Error },
 }
@@ -44,7 +44,7 @@ enum DiskError {
 /// A VM's disk.
 pub(super) struct RootDisk {
     pub(super) spec: DiskSpec,
-    /// What the user is told of it.
+    /// A note for the user.
     pub(super) note: String,
     /// Keeps other runs from it.
     pub(super) lock: File,
@@ -60,11 +60,12 @@ pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::R
     let name = &vm.name;
     let (file, note) = match (snapshot, is_there) {
         (Snapshot::Yes, true) => {
-            let note =
-                format!("{name}: a Debian begins as {} is, and what is done to it is thrown away", file.display());
+            let note = format!("{name}: a Debian on {}; changes are discarded at the end", file.display());
             (file, note)
         }
-        (Snapshot::Yes, false) => (image::provide()?, format!("{name}: a new Debian, which is thrown away at the end")),
+        (Snapshot::Yes, false) => {
+            (image::provide()?, format!("{name}: a new Debian; changes are discarded at the end"))
+        }
         (Snapshot::No, _) => {
             if !is_there {
                 // Making an image takes minutes: what cannot be is told before.
@@ -73,7 +74,7 @@ pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::R
             }
             let which = if is_there { "" } else { ", a new one" };
             let note = format!(
-                "{name}: a Debian on {}{which}, which keeps what is done to it; remove the file to begin afresh",
+                "{name}: a Debian on {}{which}; changes are kept, and removing the file starts afresh",
                 file.display()
             );
             (file, note)
@@ -129,7 +130,7 @@ fn copy(image: &Path, to: &Path) -> Result<(), DiskError> {
     copy.persist_noclobber(to).map(drop).map_err(|error| failed(error.error.to_string()))
 }
 
-/// Who may log in by ssh.
+/// The ssh keys for logging in.
 pub(super) struct Keys {
     /// Their keys, a line each.
     pub(super) lines: String,
@@ -146,7 +147,7 @@ impl Keys {
         Some(match &self.own {
             Some(key) => format!("{name}: ssh -i {} -p {} root@{}", key.display(), forward.host, forward.at),
             None if self.lines.is_empty() => {
-                format!("{name}: there is no ssh-keygen, and you have no key: ssh will be refused")
+                format!("{name}: you have no SSH key, and ssh-keygen is not installed: the VM will refuse ssh")
             }
             None => format!("{name}: ssh -p {} root@{}", forward.host, forward.at),
         })

@@ -1,17 +1,17 @@
 //! The image that all roots begin as: made once, kept in the cache, and never there by halves.
 
 use super::make;
-use crate::debian::{Software, System};
-use crate::modules::Needs;
-use crate::place::{IoError, cache, write_whole};
-use crate::words::hex;
+use crate::guest::debian::{Software, System};
+use crate::guest::modules::Needs;
+use crate::host::place::{IoError, cache, write_whole};
+use crate::host::words::hex;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// What a root has beside what is essential. What they only recommend is left out.
+/// Packages of a root besides the essential ones. Packages that these only recommend are left out.
 const PACKAGES: [&str; 18] = [
     "apt",
     "ca-certificates",
@@ -37,16 +37,16 @@ const PREFIX: &str = "root-";
 const UNFINISHED: &str = "making-";
 const RECORD: &str = "root.json";
 
-/// What the cache says of its image.
+/// The cache's record of its image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Record {
-    /// What it was made by.
+    /// The hash of the recipe.
     recipe: String,
     /// The kernel whose modules it has.
     kernel: String,
     /// Its name.
     file: String,
-    /// What is in it: names and versions.
+    /// Its packages: names and versions.
     packages: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn provide() -> miette::Result<PathBuf> {
     let path = dir.join("lock");
     let lock = File::create(&path).map_err(IoError::at("create", &path))?;
     flock(&lock, FlockOperation::LockExclusive).map_err(|error| IoError::at("lock", &path)(error.into()))?;
-    // Somebody else may have made it while we waited.
+    // Another run may have made it while this one waited.
     match cached(&dir)? {
         Some(image) => Ok(image),
         None => make_in(&dir),
@@ -97,7 +97,7 @@ fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 fn make_in(dir: &Path) -> miette::Result<PathBuf> {
-    // Whoever was making one has been killed: nobody else may while we have the lock.
+    // A run that was making one was killed: this one holds the lock.
     remove(dir, UNFINISHED, None)?;
     let scratch = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(dir);
     let scratch = scratch.map_err(IoError::at("make a directory in", dir))?;
@@ -124,7 +124,7 @@ fn finish(image: tempfile::NamedTempFile, dir: &Path, record: &Record) -> miette
     Ok(path)
 }
 
-/// Removes the files and directories whose names begin so, but for one. Who has one open keeps it.
+/// Removes the files and directories whose names begin so, but for one. Open files stay readable.
 fn remove(dir: &Path, prefix: &str, but: Option<&str>) -> Result<(), IoError> {
     for entry in fs::read_dir(dir).map_err(IoError::at("read", dir))? {
         let entry = entry.map_err(IoError::at("read", dir))?;
@@ -151,7 +151,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let dir = dir.path();
         assert_eq!(cached(dir).expect("readable"), None);
-        // One that somebody was making when he was killed, and one of another recipe.
+        // An unfinished one of a killed run, and one of another recipe.
         for name in ["making-x", "root-old.img"] {
             fs::write(dir.join(name), name).expect("a file");
         }

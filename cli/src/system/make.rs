@@ -1,18 +1,20 @@
 //! Makes a root: a guest of Gnomon's own installs Debian on a disk.
 
 use super::archives;
-use crate::debian::{Files, Suite, System, Wanted};
-use crate::disk::{DiskSpec, Format};
-use crate::errand;
-use crate::place::IoError;
-use crate::progress::Step;
-use crate::qemu::quoted;
-use crate::size::Size;
-use crate::vmfile::VmFile;
+use crate::guest::debian::{Files, Suite, System, Wanted};
+use crate::host::place::IoError;
+use crate::host::progress::Step;
+use crate::host::size::Size;
+use crate::host::words::quoted;
+use crate::machine::disk::{DiskSpec, Format};
+use crate::machine::net::seen_by_guest;
+use crate::system::errand;
+use crate::vm::file::VmFile;
 use miette::Diagnostic;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What the guest does.
+/// The guest's script.
 pub(super) const SCRIPT: &str = include_str!("make.sh");
 /// The disk's size. Its file is sparse.
 pub(super) const SIZE: Size = Size(16 << 30);
@@ -23,7 +25,7 @@ const MKE2FS: &str = "usr/sbin/mke2fs";
 
 /// The guest could not do it.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("Debian could not be installed on {}; the last that was said: {said}", image.display())]
+#[error("Debian could not be installed on {}; the last output was: {said}", image.display())]
 #[diagnostic(help(
     "see that the disk of that file has 1 GiB of room, or set GNOMON_CACHE to a directory on another one; then start again. If it fails \
      again, the archive may be changing: try later"
@@ -31,6 +33,11 @@ const MKE2FS: &str = "usr/sbin/mke2fs";
 pub(super) struct MakeError {
     image: PathBuf,
     said: String,
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Makes the root in a file that is there, and empty.
@@ -74,13 +81,13 @@ fn script(system: &System) -> String {
         packages.map(|package| package.name.as_str()).collect::<Vec<_>>().join(" ")
     };
     let values = [
-        ("now", super::now().to_string()),
+        ("now", now().to_string()),
         ("release", system.kernel.name.trim_start_matches("linux-image-").to_owned()),
         ("essential", names(true)),
         ("packages", names(false)),
-        ("mirror", super::seen_by_guest(&system.mirror)),
+        ("mirror", seen_by_guest(&system.mirror)),
         ("suite", system.suite.to_owned()),
-        ("proxies", super::seen_by_guest(&system.proxies)),
+        ("proxies", seen_by_guest(&system.proxies)),
     ];
     assignments(&values) + SCRIPT
 }

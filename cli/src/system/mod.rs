@@ -2,21 +2,21 @@
 
 mod archives;
 mod disks;
+pub mod errand;
 mod image;
 mod make;
 
-use crate::root::Roots;
 use crate::run::RunSpec;
-use crate::spec::{self, VmSpec};
+use crate::vm::root::Roots;
+use crate::vm::spec::{self, VmSpec};
 use std::fs::File;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What has been provided for a run, and is to be kept until its end.
+/// The disks and locks of a run, kept until its end.
 #[derive(Debug, Default)]
 pub struct Provided {
     /// For [`RunSpec::roots`].
     pub roots: Roots,
-    /// What the user is told, in a line each.
+    /// Notes for the user, a line each.
     pub notes: Vec<String>,
     /// Keep other runs from the disks.
     locks: Vec<File>,
@@ -31,7 +31,7 @@ pub fn provide(spec: &RunSpec) -> miette::Result<Provided> {
         return Ok(Provided::default());
     }
     let mut vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
-    crate::net::forward(&mut vms, &spec.forwards)?;
+    spec::forward(&mut vms, &spec.forwards)?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
     let keys = disks::keys()?;
     let mut provided = Provided::default();
@@ -46,32 +46,6 @@ pub fn provide(spec: &RunSpec) -> miette::Result<Provided> {
         provided.locks.extend(lock);
     }
     provided.roots.keys = keys.lines;
-    provided.roots.now = now();
+    provided.roots.now = make::now();
     Ok(provided)
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-/// An address, or several, as a guest has to say them: this host has another one there.
-fn seen_by_guest(text: &str) -> String {
-    let host = crate::net::gateway().to_string();
-    ["localhost", "127.0.0.1", "[::1]"].iter().fold(text.to_owned(), |text, own| {
-        text.replace(&format!("://{own}:"), &format!("://{host}:"))
-            .replace(&format!("://{own}/"), &format!("://{host}/"))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_host_is_the_gateway() {
-        assert_eq!(seen_by_guest("http://localhost:3142/debian"), "http://10.0.2.2:3142/debian");
-        assert_eq!(seen_by_guest("http://127.0.0.1/a, http://[::1]:8/"), "http://10.0.2.2/a, http://10.0.2.2:8/");
-        assert_eq!(seen_by_guest("http://localhost.example/debian"), "http://localhost.example/debian");
-    }
 }

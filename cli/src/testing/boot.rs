@@ -8,40 +8,56 @@ use super::metered::{self, Metering};
 use super::plan::{BootTest, End};
 use super::ports::Partner;
 use super::serve::Server;
-use super::shared;
-use super::tally::Spent;
-use super::{Programs, Verdict};
-use crate::bare::BareSpec;
-use crate::bench::workload::{HugePages, Scale};
-use crate::build;
-use crate::console::{ExecDemux, ExecEvent, PanicWatch};
-use crate::debian::{Files, Software};
-use crate::disk::{DiskSpec, Snapshot};
-use crate::initramfs;
-use crate::kvm::{KvmGuest, KvmHost, Thp};
-use crate::machine::{Machine, Next, Stopped};
-use crate::meter::Metered;
-use crate::modules::{self, Needs};
-use crate::place::{IoError, cache};
-use crate::qemu::{Clock, MachineSpec, Seat};
-use crate::root::{Root, Roots};
+use super::shared::{self, run_dir};
+use super::tally::{Spent, Verdict};
+use crate::guest::debian::{Files, Software};
+use crate::guest::initramfs;
+use crate::guest::modules::{self, Needs};
+use crate::host::build::{self, BuildError};
+use crate::host::size::Size;
+use crate::machine::board::{Clock, Seat};
+use crate::machine::disk::{DiskSpec, Snapshot};
+use crate::machine::meter::Metered;
+use crate::machine::process::{Machine, Next, Stopped};
+use crate::machine::qemu::MachineSpec;
+use crate::machine::stream::Piece;
+use crate::machine::swap::SwapSpec;
+use crate::run::console::{ExecDemux, ExecEvent, PanicWatch};
 use crate::run::{self, RunSpec};
-use crate::size::Size;
-use crate::stream::Piece;
-use crate::swap::SwapSpec;
+use crate::subject::bare::BareSpec;
+use crate::subject::kvm::{KvmGuest, KvmHost, Thp};
+use crate::subject::variant::Variant;
+use crate::subject::workload::{HugePages, Scale};
 use crate::system;
-use crate::variant::Variant;
-use crate::vmfile::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::root::{Root, Roots};
 use abi::bundle::{ConsoleMode, MmuMode};
 use abi::record::Record;
 use miette::miette;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::{NamedTempFile, TempDir};
 
-/// How long a panicked kernel may go on talking.
+/// How long the output of a panicked kernel is read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The programs of boot tests: built once, for the first test.
+#[derive(Debug)]
+pub struct Programs {
+    /// The hypervisor.
+    hypervisor: Result<PathBuf, BuildError>,
+    /// The test guests by name.
+    guests: Result<BTreeMap<String, PathBuf>, BuildError>,
+}
+
+impl Programs {
+    /// Builds them.
+    pub fn build() -> Self {
+        Self { hypervisor: build::hypervisor(), guests: build::guests() }
+    }
+}
 
 /// Runs a case and judges it: one verdict, or one for each check of a test guest; and what it took.
 pub fn run(case: &Case, programs: &Programs) -> (Vec<Verdict>, Spent) {
@@ -285,13 +301,7 @@ fn swap_file(size: Size) -> miette::Result<(SwapSpec, TempDir)> {
     Ok((SwapSpec { path: dir.path().join("swap"), size: Some(size) }, dir))
 }
 
-/// A directory for files of a run.
-pub(super) fn run_dir() -> miette::Result<TempDir> {
-    let dir = cache("run")?;
-    Ok(tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?)
-}
-
-/// What is booted where there is no Gnomon.
+/// The files to boot without Gnomon.
 struct Load {
     kernel: PathBuf,
     /// Lives until the machine has ended.

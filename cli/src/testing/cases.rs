@@ -1,16 +1,20 @@
-//! What boot tests expand to: a case for each combination of seat, harts and variant, and which of them are run by
+//! The cases of boot tests: one for each combination of seat, harts and variant, and which of them are run by
 //! default.
 
 use super::counters::Assertion;
 use super::pairs::{self, Cover};
-use super::plan::{BootTest, Choice, End, Expect, Platform};
-use crate::kvm::Thp;
-use crate::qemu::{HExtension, Seat};
-use crate::variant::{Selector, Variant};
+use super::plan::{self, BootTest, Choice, End, Expect, Platform};
+use crate::guest::debian::LEAN;
+use crate::machine::board::{HExtension, Seat};
+use crate::subject::kvm::Thp;
+use crate::subject::variant::{Selector, Variant};
 use abi::bundle::MmuMode;
+use miette::Diagnostic;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a run is on.
+/// The site of a run: the software below the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Site {
     /// Gnomon, in a seat.
@@ -52,7 +56,7 @@ pub struct Case {
     pub test_name: String,
     /// The test.
     pub test: BootTest,
-    /// What it runs on.
+    /// The site.
     pub site: Site,
     /// Number of harts.
     pub harts: u32,
@@ -89,7 +93,7 @@ impl Case {
         all
     }
 
-    /// What the counters must be.
+    /// The expected counters.
     pub fn counters(&self) -> impl Iterator<Item = &Assertion> {
         let expect = &self.test.expect;
         let some = expect.counters_for.iter().filter(|(selector, _)| selector.selects(self.variant));
@@ -147,6 +151,36 @@ impl Case {
     }
 }
 
+/// A plan that cannot be followed.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("{path}: {message}")]
+#[diagnostic(help("correct it; CONTRIBUTING.md describes the file"))]
+pub struct PlanError {
+    path: PathBuf,
+    message: String,
+}
+
+/// Reads the plan and expands it.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
+    let error = |message: String| PlanError { path: path.to_owned(), message };
+    let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
+    let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
+    let mut cases = Vec::new();
+    for (name, mut test) in tests {
+        let error = |message: &str| error(format!("{name}: {message}"));
+        plan::check(&test).map_err(error)?;
+        if test.lean {
+            test.append = format!("{LEAN} {}", test.append).trim_end().into();
+        }
+        cases.extend(expand(&name, &test).map_err(|why| error(&why))?);
+    }
+    leave_to_twins(&mut cases).map_err(error)?;
+    Ok(cases)
+}
+
 /// All cases of a test, with a note of those that are run by default.
 ///
 /// # Errors
@@ -198,7 +232,7 @@ pub fn leave_to_twins(cases: &mut [Case]) -> Result<(), String> {
         let mut theirs = cases.iter().filter(|other| other.by_default && other.test_name == *twin).peekable();
         let Some(other) = theirs.peek() else { return Err(format!("{name}: there is no test called {twin}")) };
         if (&other.test.guest, &other.test.append) != (&case.test.guest, &case.test.append) || name == twin {
-            return Err(format!("{name}: {twin} is no twin, which is another test of the same guest"));
+            return Err(format!("{name}: {twin} is not a twin: a twin is another test of the same guest"));
         }
         if theirs.any(|other| circumstances(other) == circumstances(case)) {
             places.push(place);

@@ -52,7 +52,7 @@ impl Assertion {
             None => stats.vms.iter().filter_map(|vm| vm.counters.get(name)).copied().reduce(|a, b| a + b),
         };
         let value = |name: &str| {
-            let value = of(stats, name).ok_or_else(|| format!("there is no counter {name}"))?;
+            let value = of(stats, name).ok_or_else(|| format!("{name} is not a counter"))?;
             let before = baseline.and_then(|baseline| of(baseline, name)).unwrap_or(0);
             Ok::<_, String>(value.saturating_sub(before))
         };
@@ -120,7 +120,7 @@ mod tests {
         let negative = "exits.total - host.ipis.sent is -2, expected == 0";
         assert_eq!(check("exits.total - host.ipis.sent == 0"), Err(negative.into()));
         assert_eq!(check("exits.total - host.ipis.sent <= 0"), Ok(()));
-        assert_eq!(check("exits.none >= 0"), Err("there is no counter exits.none".into()));
+        assert_eq!(check("exits.none >= 0"), Err("exits.none is not a counter".into()));
         let past = Stats { vms: vec![vm(5)], host: [].into() };
         let over = |text: &str| Assertion::try_from(text.to_owned()).expect(text).check(&stats, Some(&past));
         assert_eq!(over("exits.total == 2"), Ok(()));

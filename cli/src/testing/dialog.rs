@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exchange {
-    /// What has to appear.
+    /// The expected output.
     pub wait: String,
-    /// What is typed then.
+    /// The typed answer.
     #[serde(rename = "type")]
     pub answer: String,
 }
@@ -41,7 +41,7 @@ impl Dialog {
         answers
     }
 
-    /// What is waited for, if anything is.
+    /// The text that the dialog waits for, if any.
     pub fn waits_for(&self) -> Option<&str> {
         self.to_come.front().map(|exchange| exchange.wait.as_str())
     }

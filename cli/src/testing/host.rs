@@ -1,9 +1,9 @@
 //! Tests that run on the host: cargo's.
 
 use super::tally::{Run, Spent, Tally, Verdict};
-use crate::build::{self, TARGET};
-use crate::place::root;
-use crate::processors;
+use crate::host::build::{self, TARGET};
+use crate::host::place::root;
+use crate::host::processors;
 use std::io::Read;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -23,7 +23,7 @@ pub struct Group {
     pub name: &'static str,
     args: &'static [&'static str],
     kind: Kind,
-    /// What the crates of this workspace are compiled by in place of rustc, in the project.
+    /// The compiler wrapper for the crates of this workspace, a path in the repository.
     wrapper: Option<&'static str>,
 }
 
@@ -109,7 +109,7 @@ pub const GROUPS: &[Group] = &[
     },
 ];
 
-/// What a command has come to.
+/// The result of a command.
 pub struct Ran {
     /// Both outputs in the order in which they came.
     lines: Vec<String>,
@@ -127,7 +127,7 @@ impl Group {
             command.env("RUSTC_WORKSPACE_WRAPPER", root().join(wrapper));
         }
         command.env("CARGO_BUILD_JOBS", processors.to_string());
-        // Some wait for machines and for time: another goes on meanwhile.
+        // Some tests wait for machines and for time: another runs meanwhile.
         command.env("RUST_TEST_THREADS", (processors + 1).to_string());
         follow(command, LIMIT)
     }
@@ -137,8 +137,10 @@ impl Group {
         let (lines, failed, cpu) = match ran {
             Ok(Ran { lines, status: Some(status), cpu }) if status.success() => (lines, None, cpu),
             Ok(Ran { lines, status, cpu }) => {
-                let why =
-                    status.map_or_else(|| format!("no end in {} s", LIMIT.as_secs()), |status| status.to_string());
+                let why = status.map_or_else(
+                    || format!("it did not end within {} s", LIMIT.as_secs()),
+                    |status| status.to_string(),
+                );
                 (lines, Some(why), cpu)
             }
             Err(why) => (Vec::new(), Some(why.to_string()), Duration::ZERO),
@@ -177,7 +179,7 @@ fn follow(mut command: Command, limit: Duration) -> std::io::Result<Ran> {
     // The command holds the writing ends; while it lives, the pipe does not end.
     drop(command);
     let (sender, pieces) = channel();
-    // It ends with the last that has the pipe open, which may be never: nobody waits for it.
+    // It ends with the last that has the pipe open, which may be never: the thread is not joined.
     std::thread::spawn(move || {
         let mut piece = [0; 4096];
         while let Ok(length @ 1..) = reader.read(&mut piece) {
@@ -215,33 +217,33 @@ fn follow(mut command: Command, limit: Duration) -> std::io::Result<Ran> {
 /// A program with tests.
 #[derive(Default)]
 struct Program {
-    /// What cargo calls it.
+    /// Cargo's name for it.
     name: String,
     /// How many tests it said that it would run.
     announced: usize,
-    /// Those whose results it told.
+    /// The tests with a reported result.
     tests: Vec<Verdict>,
 }
 
-/// What libtest says of one test: `test NAME ... ok`.
+/// Parses libtest's line about one test: `test NAME ... ok`.
 fn test_line(line: &str) -> Option<(&str, &str)> {
     let (name, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     ["ok", "FAILED", "ignored"].iter().any(|known| result.starts_with(known)).then_some((name, result))
 }
 
-/// What libtest says before the tests of a program: `running 7 tests`.
+/// Parses libtest's line before the tests of a program: `running 7 tests`.
 fn announcement(line: &str) -> Option<usize> {
     let (count, tests) = line.strip_prefix("running ")?.split_once(' ')?;
     if tests.starts_with("test") { count.parse().ok() } else { None }
 }
 
-/// What cargo says before the tests of one program: the program.
+/// Parses cargo's line before the tests of a program.
 fn program_line(line: &str) -> Option<&str> {
     let line = line.trim_start();
     line.strip_prefix("Running ").or_else(|| line.strip_prefix("Doc-tests "))
 }
 
-/// What libtest says before what a failed test said: `---- NAME stdout ----`.
+/// Parses libtest's line before a failed test's output: `---- NAME stdout ----`.
 fn speaker_line(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
@@ -278,12 +280,12 @@ fn read_programs(lines: &[String]) -> Vec<Program> {
     programs
 }
 
-/// What is wrong with what programs told, whatever their tests came to.
+/// A defect of the programs' reports, regardless of their tests' results.
 fn complaint(programs: &[Program]) -> Option<String> {
     let silent = programs.iter().find(|program| program.tests.len() != program.announced);
     match silent {
         Some(Program { name, announced, tests }) => {
-            Some(format!("{name} was to run {announced} tests, and told the results of {}", tests.len()))
+            Some(format!("{name} announced {announced} tests and reported {}", tests.len()))
         }
         None if programs.iter().all(|program| program.tests.is_empty()) => Some("no test was run".into()),
         None => None,
@@ -345,7 +347,7 @@ mod tests {
         let mut tally = Tally::default();
         GROUPS.iter().find(|group| group.kind == Kind::EachTest).expect("one").count(Ok(ran), LIMIT, &mut tally);
         let failures: Vec<_> = tally.failures().collect();
-        assert!(failures.len() == 1 && failures[0].contains("told the results of 1"), "{failures:?}");
+        assert!(failures.len() == 1 && failures[0].contains("reported 1"), "{failures:?}");
     }
 
     #[test]
@@ -361,7 +363,7 @@ mod tests {
         for (text, status, why) in [
             (GOOD.to_owned(), 101, "cargo test --no-fail-fast failed"),
             (GOOD.replace("should panic ... ok", "should panic ... ignored, slow"), 0, "it was not run: ignored, slow"),
-            (GOOD.replace("test a::b ... ok", "test a::b ... \u{fffd}ok"), 0, "run 2 tests, and told the results of 1"),
+            (GOOD.replace("test a::b ... ok", "test a::b ... \u{fffd}ok"), 0, "announced 2 tests and reported 1"),
             ("   Compiling x\n".to_owned(), 0, "no test was run"),
             ("     Running unittests x\nrunning 0 tests\n".to_owned(), 0, "no test was run"),
         ] {

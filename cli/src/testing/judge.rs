@@ -1,19 +1,18 @@
-//! Judges what a boot test's run has come to.
+//! Judges the transcript of a boot test's run.
 
 use super::cases::{Case, Site};
 use super::plan::End;
-use super::tally::Spent;
-use super::{Verdict, metered};
-use crate::machine::{Outcome, Stopped};
-use crate::meter::Report;
-use crate::stream::Lines;
+use super::tally::{Spent, Verdict};
+use crate::machine::meter::Report;
+use crate::machine::process::{Outcome, Stopped};
+use crate::machine::stream::Lines;
 use abi::record::{EndReason, Stats, VmEnd};
-use abi::report::Line;
+use abi::report::{self, Line};
 
 /// Lines of the console shown for a failure.
 const SHOWN_LINES: usize = 30;
 
-/// What a run has come to.
+/// The transcript of a run.
 #[derive(Debug, Default)]
 pub struct Transcript {
     /// Everything on the console, records left out.
@@ -22,19 +21,19 @@ pub struct Transcript {
     pub exec_output: Vec<u8>,
     /// The commands' status in each VM.
     pub statuses: Vec<(String, Option<i32>)>,
-    /// What Linux said when it panicked.
+    /// Linux's panic message.
     pub panic: Option<String>,
-    /// What the dialog still waited for.
+    /// The text that the dialog still waited for.
     pub unanswered: Option<String>,
     /// Whether the machine was stopped because everything had happened that the test waits for.
     pub has_seen_enough: bool,
-    /// What it took, with the runs that belong to it.
+    /// Its cost, with that of the runs that belong to it.
     pub spent: Spent,
     /// How it ended.
     pub outcome: Outcome,
     /// The meter's report, if there is one.
     pub meter: Option<Report>,
-    /// What is wrong with what the meter did, whatever it counted.
+    /// A defect of the meter's output, regardless of the counts.
     pub meter_complaint: Option<String>,
     /// The counters of the run before, where there is one to be subtracted.
     pub baseline: Option<Stats>,
@@ -147,7 +146,7 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
             _ if transcript.has_seen_enough => {}
             Some(status) if *status == expect.status => {}
             Some(status) => return Err(format!("the commands in {vm} ended with {status}, not {}", expect.status)),
-            None => return Err(format!("the commands in {vm} did not come to their end")),
+            None => return Err(format!("the commands in {vm} were interrupted")),
         }
     }
     let text = if case.has_commands() { &transcript.exec_output } else { &transcript.console };
@@ -166,7 +165,36 @@ fn whole(case: &Case, transcript: &Transcript, has_failures: bool) -> Result<(),
         let stats = outcome.stats.as_ref().ok_or("Gnomon printed no counters")?;
         assertion.check(stats, transcript.baseline.as_ref())
     })?;
-    metered::judge(case, transcript)
+    metered(case, transcript)
+}
+
+/// Judges the meter's counts.
+fn metered(case: &Case, transcript: &Transcript) -> Result<(), String> {
+    let Some(report) = &transcript.meter else {
+        return if case.test.meter.is_some() { Err("the meter left no report".into()) } else { Ok(()) };
+    };
+    if let Some(why) = &transcript.meter_complaint {
+        return Err(why.clone());
+    }
+    let expect = &case.test.expect;
+    let found: Vec<String> = report.findings().collect();
+    match found.first() {
+        Some(first) if !expect.stale => {
+            return Err(format!("check mode found {} uses of stale translations. The first: {first}", found.len()));
+        }
+        None if expect.stale => return Err("check mode found no use of a stale translation".into()),
+        _ => {}
+    }
+    let console = String::from_utf8_lossy(&transcript.console);
+    let number = |name: &str| match name.strip_prefix("figure.") {
+        Some(figure) => {
+            let mut figures = console.lines().filter_map(report::figure);
+            let found = figures.find(|(known, _)| *known == figure);
+            found.map(|(_, value)| value).ok_or_else(|| format!("the guest printed no figure {figure}"))
+        }
+        None => report.number(name).ok_or_else(|| format!("the meter's report has no {name}")),
+    };
+    expect.meter.iter().try_for_each(|assertion| assertion.check_by(number))
 }
 
 /// Whether the machine came to its end in the way it should.
@@ -211,9 +239,9 @@ fn check_end(vm: &str, reason: &EndReason, end: End, expected: &str, has_failure
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qemu::Seat;
+    use crate::machine::board::Seat;
+    use crate::subject::variant::Variant;
     use crate::testing::plan::BootTest;
-    use crate::variant::Variant;
 
     fn case(text: &str) -> Case {
         let test: BootTest = toml::from_str(text).expect("a test");

@@ -1,11 +1,9 @@
 //! Boot tests under the meter: what it has to be told, and what must come of it.
 
-use super::cases::Case;
 use super::judge::Transcript;
 use super::plan::BootTest;
-use crate::meter::{MeterSpec, Report};
-use crate::qemu::MachineSpec;
-use abi::report;
+use crate::machine::meter::{MeterSpec, Report};
+use crate::machine::qemu::MachineSpec;
 use miette::{IntoDiagnostic, miette};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,15 +14,15 @@ const TAIL: usize = 8;
 /// Differences between two runs that are shown.
 const MOST_SHOWN: usize = 12;
 
-/// What the meter counts in a test, and the directory of its files, which lives as long.
+/// The meter's settings in a test, and the directory of its files.
 pub struct Metering {
-    /// What is to be counted.
+    /// The events to count.
     pub spec: MeterSpec,
     _dir: TempDir,
 }
 
 impl Metering {
-    /// That of a test, if it wants the meter.
+    /// The metering of a test, if it uses the meter.
     pub fn of(test: &BootTest) -> miette::Result<Option<Self>> {
         let Some(level) = test.meter else { return Ok(None) };
         let dir = tempfile::tempdir().into_diagnostic()?;
@@ -81,35 +79,6 @@ fn other_counts(first: &Report, second: &Report) -> String {
     });
     let shown: Vec<_> = differs.take(MOST_SHOWN).collect();
     format!("a second run counted something else: {}", shown.join("; "))
-}
-
-/// Judges what the meter has counted.
-pub fn judge(case: &Case, transcript: &Transcript) -> Result<(), String> {
-    let Some(report) = &transcript.meter else {
-        return if case.test.meter.is_some() { Err("the meter left no report".into()) } else { Ok(()) };
-    };
-    if let Some(why) = &transcript.meter_complaint {
-        return Err(why.clone());
-    }
-    let expect = &case.test.expect;
-    let found: Vec<String> = report.findings().collect();
-    match found.first() {
-        Some(first) if !expect.stale => {
-            return Err(format!("check mode found {} uses of stale translations. The first: {first}", found.len()));
-        }
-        None if expect.stale => return Err("check mode found no use of a stale translation".into()),
-        _ => {}
-    }
-    let console = String::from_utf8_lossy(&transcript.console);
-    let number = |name: &str| match name.strip_prefix("figure.") {
-        Some(figure) => {
-            let mut figures = console.lines().filter_map(report::figure);
-            let found = figures.find(|(known, _)| *known == figure);
-            found.map(|(_, value)| value).ok_or_else(|| format!("the guest printed no figure {figure}"))
-        }
-        None => report.number(name).ok_or_else(|| format!("the meter's report has no {name}")),
-    };
-    expect.meter.iter().try_for_each(|assertion| assertion.check_by(number))
 }
 
 /// A trap, as both logs have it: whether it is an interrupt, the cause, the program counter, the trap value.

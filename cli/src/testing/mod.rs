@@ -21,27 +21,16 @@ mod serve;
 mod shared;
 mod tally;
 
-use crate::build::{self, BuildError};
-use crate::place;
-use crate::pool::{self, Job};
-use crate::progress::Step;
-use crate::turns::take_turns;
-pub use cases::Case;
-pub use plan::PlanError;
-use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
+use crate::host::place;
+use crate::host::pool::{self, Job};
+use crate::host::progress::Step;
+use crate::host::turns::take_turns;
+use boot::Programs;
+pub use cases::{Case, PlanError};
+use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 pub use tally::{Run, Tally, Verdict};
-
-/// What boot tests run: built once, for the first.
-#[derive(Debug)]
-pub struct Programs {
-    /// The hypervisor.
-    hypervisor: Result<PathBuf, BuildError>,
-    /// The test guests by name.
-    guests: Result<BTreeMap<String, PathBuf>, BuildError>,
-}
 
 /// No test has such a name.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
@@ -87,7 +76,7 @@ impl Suite {
     /// # Errors
     /// If the plan is broken, or nothing matches one of the filters.
     pub fn select(filters: &[String], extent: Extent) -> miette::Result<Self> {
-        let cases = plan::read(&place::root().join("tests.toml"))?;
+        let cases = cases::read(&place::root().join("tests.toml"))?;
         Ok(Self::of(cases, filters, extent)?)
     }
 
@@ -123,7 +112,7 @@ impl Suite {
     #[must_use]
     pub fn run(&self, processors: usize) -> Tally {
         let has_boot = !self.boot.is_empty();
-        let programs = LazyLock::new(|| Programs { hypervisor: build::hypervisor(), guests: build::guests() });
+        let programs = LazyLock::new(Programs::build);
         let mut jobs: Vec<_> = chain::chains(&self.boot).into_iter().map(job).collect();
         let for_host = if has_boot { 1 } else { processors };
         if !self.host.is_empty() {

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What has to come together in some row that is chosen.
+/// The combinations that the chosen rows must contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cover {
     /// Every two values that some row has together, and every value alone.

@@ -1,30 +1,26 @@
 //! The plan of boot tests: `tests.toml`. What it expands to is in [`super::cases`].
 
-use super::cases::{self, Case};
 use super::counters::Assertion;
 use super::dialog::Exchange;
 use super::image::Loader;
-use crate::bench::workload::Kind;
-use crate::debian::LEAN;
-use crate::qemu::Seat;
-use crate::root::Root;
-use crate::size::Size;
-use crate::variant::Selector;
-use crate::vmfile::{Balloon, Console, Kernel};
+use crate::host::size::Size;
+use crate::machine::board::Seat;
+use crate::subject::variant::Selector;
+use crate::subject::workload::Kind;
+use crate::vm::file::{Balloon, Console, Kernel};
+use crate::vm::root::Root;
 use ::meter::args::Level;
 use abi::bundle::MmuMode;
-use miette::Diagnostic;
 use regex::Regex;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
-use std::path::{Path, PathBuf};
 
 /// A boot test, as it stands in the file. Its name is the key.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BootTest {
-    /// What it is about, in a sentence.
+    /// Its subject, in a sentence.
     pub about: String,
     /// The test guest to boot: a binary of the package `guests`.
     pub guest: Option<String>,
@@ -93,7 +89,7 @@ pub struct BootTest {
     /// The most RAM that each VM has in memory at a time.
     #[serde(default)]
     pub limit: Option<Size>,
-    /// What is not taken from each.
+    /// The reserve of each.
     #[serde(default)]
     pub reserve: Option<Size>,
     /// Whether the RAM of each is given at its start, and stays.
@@ -105,7 +101,7 @@ pub struct BootTest {
     /// Whether Debian's kernel leaves out tests and probes of itself.
     #[serde(default)]
     pub lean: bool,
-    /// The console that Linux is told to use.
+    /// The console that Linux uses.
     pub console: Option<Console>,
     /// Whether 2 MiB mappings may be used.
     #[serde(default = "yes")]
@@ -117,7 +113,7 @@ pub struct BootTest {
     pub balloon: Option<Balloon>,
     /// Size of a disk that each of its VMs has, if there is to be one: zeroes at first.
     pub disk: Option<Size>,
-    /// What boots the system on its VM's disk, if that is an image as distributions have it.
+    /// The boot loader of its VM's disk, if that is a distribution's image.
     pub image: Option<Loader>,
     /// Whether each of its VMs reaches a folder of the host (`share`) with some MiB in it, and one that it may only read (`fixed`).
     #[serde(default)]
@@ -125,7 +121,7 @@ pub struct BootTest {
     /// Whether its VMs have a source of random bytes.
     #[serde(default)]
     pub rng: bool,
-    /// Whether its first VM has two ports, `there` and `back`, with somebody on the host who speaks with it by them.
+    /// Whether its first VM has two ports, `there` and `back`, with a partner on the host.
     #[serde(default)]
     pub ports: bool,
     /// Whether its VMs have network cards.
@@ -152,7 +148,7 @@ pub struct BootTest {
     pub programs: Vec<String>,
     /// One of the bench's workloads, in place of `exec`: all of what it does, in its quick size.
     pub workload: Option<Kind>,
-    /// What is typed, and after what.
+    /// The dialog: expected output and typed answers.
     #[serde(default)]
     pub dialog: Vec<Exchange>,
     /// Seconds until it has failed.
@@ -162,12 +158,12 @@ pub struct BootTest {
     /// others wait for.
     #[serde(default = "once")]
     pub attempts: NonZeroU8,
-    /// What must come of it.
+    /// The expected result.
     #[serde(default)]
     pub expect: Expect,
 }
 
-/// What must come of a boot test, beside a test guest's own report.
+/// The expected result of a boot test, besides a test guest's own report.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Expect {
@@ -183,14 +179,14 @@ pub struct Expect {
     pub absent: Vec<Pattern>,
     /// How often the VM starts: a test guest makes its checks each time.
     pub boots: usize,
-    /// What the counters must be.
+    /// The expected counters.
     pub counters: Vec<Assertion>,
-    /// What they must be in some variants.
+    /// The expected counters of some variants.
     pub counters_for: BTreeMap<Selector, Vec<Assertion>>,
     /// The commands, or the test guest's arguments, of a run that is made before: its counters are
     /// subtracted.
     pub baseline: Option<String>,
-    /// What the meter's counts must be.
+    /// The expected counts of the meter.
     pub meter: Vec<Assertion>,
     /// Check mode must find that a stale translation was used; else it must not.
     pub stale: bool,
@@ -265,7 +261,7 @@ pub enum End {
     Never,
 }
 
-/// What a test runs on.
+/// The platform of a test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Platform {
@@ -311,37 +307,8 @@ impl TryFrom<String> for Pattern {
     }
 }
 
-/// A plan that cannot be followed.
-#[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{path}: {message}")]
-#[diagnostic(help("correct it; CONTRIBUTING.md describes the file"))]
-pub struct PlanError {
-    path: PathBuf,
-    message: String,
-}
-
-/// Reads the plan and expands it.
-///
-/// # Errors
-/// [`PlanError`].
-pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
-    let error = |message: String| PlanError { path: path.to_owned(), message };
-    let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
-    let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
-    let mut cases = Vec::new();
-    for (name, mut test) in tests {
-        let error = |message: &str| error(format!("{name}: {message}"));
-        check(&test).map_err(error)?;
-        if test.lean {
-            test.append = format!("{LEAN} {}", test.append).trim_end().into();
-        }
-        cases.extend(cases::expand(&name, &test).map_err(|why| error(&why))?);
-    }
-    cases::leave_to_twins(&mut cases).map_err(error)?;
-    Ok(cases)
-}
-
-fn check(test: &BootTest) -> Result<(), &'static str> {
+/// Checks what one test says; the error says what is wrong.
+pub fn check(test: &BootTest) -> Result<(), &'static str> {
     let is_elsewhere = test.on.iter().any(|platform| *platform != Platform::Gnomon);
     let is_kvm = test.on.contains(&Platform::Kvm);
     let has_counters = !test.expect.counters.is_empty() || !test.expect.counters_for.is_empty();
@@ -409,7 +376,7 @@ fn check(test: &BootTest) -> Result<(), &'static str> {
 fn level<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Level>, D::Error> {
     let name = String::deserialize(from)?;
     let found = Level::NAMES.iter().find(|(known, _)| *known == name);
-    let error = || serde::de::Error::custom(format!("`{name}` is no level of the meter's: counts, tlb, check"));
+    let error = || serde::de::Error::custom(format!("`{name}` is not a level of the meter: use counts, tlb or check"));
     found.map(|(_, level)| Some(*level)).ok_or_else(error)
 }
 
@@ -451,13 +418,13 @@ fn once() -> NonZeroU8 {
 
 #[cfg(test)]
 pub mod tests {
-    use super::*;
+    use super::super::cases::{self, Case, PlanError};
 
     pub fn plan(text: &str) -> Result<Vec<Case>, PlanError> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("tests.toml");
         std::fs::write(&path, text).expect("a file");
-        read(&path)
+        cases::read(&path)
     }
 
     #[test]
@@ -473,7 +440,7 @@ pub mod tests {
             ("[a]\nabout = ''\nkernel = 'debian'\nworkload = 'gap'\n", "gap"),
             ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),
             ("[a]\nabout = ''\nkernel = 'debian'\nprograms = ['x']\n", "programs"),
-            ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'arch'\n", "no root"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'arch'\n", "not a root"),
             ("[a]\nabout = ''\nkernel = 'u-boot'\nroot = 'debian'\n", "root"),
             ("[a]\nabout = ''\nkernel = 'debian'\nroot = { system = 'debian', file = 'x' }\n", "file"),
             ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'debian'\nexec = 'x'\nprograms = ['x']\n", "own programs"),
@@ -487,8 +454,8 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),
             ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n", "no test called b"),
-            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'y'\n", "no twin"),
-            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'a'\n", "no twin"),
+            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'y'\n", "not a twin"),
+            ("[a]\nabout = ''\nguest = 'x'\ntwin = 'a'\n", "not a twin"),
             (
                 "[a]\nabout = ''\nguest = 'x'\ntwin = 'b'\n[b]\nabout = ''\nguest = 'x'\nharts = [1]\n",
                 "left to its twin",
@@ -502,7 +469,7 @@ pub mod tests {
 
     #[test]
     fn the_plan_of_this_repository_is_valid() {
-        let cases = read(&crate::place::root().join("tests.toml")).expect("a plan");
+        let cases = cases::read(&crate::host::place::root().join("tests.toml")).expect("a plan");
         assert!(cases.len() > 20);
     }
 }

@@ -1,4 +1,4 @@
-//! Somebody on the host who speaks with the first VM by its two ports.
+//! The partner on the host that uses the first VM's two ports.
 //!
 //! By `there` the guest is sent a file, and hung up on. What it sends back by `back` is compared, and answered with `same`, or what was wrong
 //! with it. Then it is called by `there` once more, hears `again`, and is hung up on. A guest that keeps nothing of what it hears is sent
@@ -6,7 +6,7 @@
 
 use crate::control::bridge::Bridge;
 use crate::control::runs::Runs;
-use crate::place::IoError;
+use crate::host::place::IoError;
 use miette::IntoDiagnostic;
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ const NAMES: [&str; 2] = ["there", "back"];
 /// Bytes of the file: no whole number of whatever it is cut into.
 const BYTES: usize = (2 << 20) + 77;
 
-/// Whoever speaks, and the way there, as long as this lives.
+/// The partner and its connection, which live as long as this.
 pub struct Partner {
     _bridge: Bridge,
     machine: PathBuf,
@@ -52,7 +52,7 @@ impl Partner {
         Ok(Self { _bridge: bridge, machine, _dir: dir })
     }
 
-    /// What the first VM calls its ports.
+    /// The names of the first VM's ports.
     #[must_use]
     pub fn names() -> Vec<String> {
         NAMES.map(String::from).to_vec()
@@ -79,7 +79,7 @@ fn say(mut call: UnixStream, what: &[u8]) -> io::Result<()> {
     call.read_to_end(&mut Vec::new()).map(drop)
 }
 
-/// Says that as long as somebody hears it.
+/// Writes that until the peer closes the connection.
 fn say_always(mut call: UnixStream, what: &[u8]) -> io::Result<()> {
     loop {
         call.write_all(what)?;
@@ -91,6 +91,6 @@ fn hear_back(mut hear: UnixStream, there: &Path) -> io::Result<()> {
     hear.read_exact(&mut got)?;
     hear.write_all(if got == content() { b"same\n" } else { b"another one\n" })?;
     say(UnixStream::connect(there)?, b"again\n")?;
-    // However much more that is: whoever says more than that is heard.
+    // More output than that is read, too.
     io::copy(&mut hear, &mut io::sink()).map(drop)
 }

@@ -3,9 +3,9 @@
 //! It answers `GET /file` with the file, and `GET /back` with `same`, once it has fetched `/file` itself from the port of the host's that
 //! leads to port 80 of the first VM, and found it to be the same; else with what was wrong.
 
-use crate::net::Forward;
-use crate::size::Size;
-use crate::words::sha256;
+use crate::host::size::Size;
+use crate::host::words::sha256;
+use crate::machine::net::Forward;
 use sha2::{Digest, Sha256};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// The port of a guest's own server.
 const HTTP: NonZeroU16 = NonZeroU16::new(80).unwrap();
-/// How long whoever is on the other side may be silent.
+/// The time limit for the peer's next bytes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The server. It ends when this is dropped.
@@ -38,7 +38,7 @@ impl Server {
     pub fn start(size: Size) -> io::Result<Self> {
         let (listener, free) = (listen()?, listen()?);
         let address = listener.local_addr()?;
-        // Nobody else is given that port so soon.
+        // The system does not assign that port again so soon.
         let host = NonZeroU16::new(free.local_addr()?.port()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let forward = Forward { at: Ipv4Addr::LOCALHOST, host, guest: HTTP };
         let file: Arc<[u8]> = content(size).into();
@@ -51,14 +51,14 @@ impl Server {
                     return;
                 }
                 let file = Arc::clone(&file);
-                // Who goes away while it is served has its own reasons, and its test will tell.
+                // If a client disconnects meanwhile, its own test reports why.
                 thread::spawn(move || stream.and_then(|stream| serve(stream, &file, forward)));
             }
         });
         Ok(Self { address, forward, sum, is_over })
     }
 
-    /// What guests are told by their command lines: the server's port, and the SHA-256 of the file.
+    /// The words for the guests' command lines: the server's port, and the SHA-256 of the file.
     #[must_use]
     pub fn words(&self) -> String {
         format!("serve={} sum={}", self.address.port(), self.sum)
@@ -68,7 +68,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // It looks when somebody comes.
+        // The server checks the flag at the next connection.
         let _ = TcpStream::connect(self.address);
     }
 }

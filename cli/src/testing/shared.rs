@@ -1,13 +1,19 @@
 //! Folders that a boot test's VMs reach: one that they write to, and one that they may only read.
 
-use super::boot::run_dir;
-use crate::share::ShareSpec;
-use crate::words::sha256;
+use crate::host::place::{IoError, cache};
+use crate::host::words::sha256;
+use crate::machine::share::ShareSpec;
 use miette::{ensure, miette};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tempfile::TempDir;
+
+/// A directory for files of one run.
+pub(super) fn run_dir() -> miette::Result<TempDir> {
+    let dir = cache("run")?;
+    Ok(tempfile::tempdir_in(&dir).map_err(IoError::at("make a directory in", &dir))?)
+}
 
 /// Bytes of the file that is there at the start, and of the one that each VM is to make: no whole number of pages.
 const BYTES: usize = (2 << 20) + 77;
@@ -35,7 +41,7 @@ impl Folders {
         Ok(Self((0..vms).map(fill).collect::<miette::Result<_>>()?))
     }
 
-    /// Those of a VM.
+    /// The folders of a VM.
     pub(super) fn of(&self, vm: usize) -> Vec<ShareSpec> {
         let named = [("share", false), ("fixed", true)].into_iter().zip(&self.0[vm]);
         let spec = |((name, readonly), dir): ((&str, bool), &TempDir)| ShareSpec {

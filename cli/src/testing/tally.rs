@@ -8,7 +8,7 @@ use std::time::Duration;
 /// How many of the dearest are named.
 const DEAREST: usize = 10;
 
-/// What the names of cargo's commands begin with.
+/// The prefix of the names of cargo's commands.
 const HOST: &str = "host/";
 
 /// How one test came out.
@@ -39,7 +39,7 @@ impl Verdict {
     }
 }
 
-/// What a run took.
+/// The cost of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Spent {
     /// By the clock on the wall.
@@ -80,7 +80,7 @@ pub struct Run {
     pub name: String,
     /// The results.
     pub verdicts: Vec<Verdict>,
-    /// What it took; nothing if that is in another run's.
+    /// Its cost; zero if another run's cost includes it.
     pub spent: Spent,
 }
 
@@ -145,7 +145,7 @@ impl Tally {
         self.failed().next().is_none()
     }
 
-    /// What the whole took, given that by the clock and of processors, and the runs that took most of these: a line each. By the
+    /// The cost of the whole, given that by the clock and of processors, and the runs that took most of these: a line each. By the
     /// clock they are no measure: runs are in each other's way.
     #[must_use]
     pub fn times(&self, wall: Duration, cpu: Duration) -> Vec<String> {
@@ -169,7 +169,7 @@ impl Tally {
         format!("{} passed, {failed} failed", self.verdicts().count() - failed)
     }
 
-    /// What failed, a line each.
+    /// The failures, a line each.
     pub fn failures(&self) -> impl Iterator<Item = String> {
         self.failed().map(|(name, why)| format!("failed: {name}: {}", why.lines().next().unwrap_or_default()))
     }

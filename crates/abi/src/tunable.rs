@@ -96,7 +96,7 @@ pub enum SettingError<'a> {
 impl fmt::Display for SettingError<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoValue(text) => write!(f, "`{text}` is no setting: write name=value"),
+            Self::NoValue(text) => write!(f, "`{text}` is not a setting: write name=value"),
             Self::Unknown(name) => {
                 write!(f, "there is no tunable `{name}`: choose one of")?;
                 ALL.iter().try_for_each(|tunable| write!(f, " {}", tunable.name))

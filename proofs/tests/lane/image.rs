@@ -1,7 +1,7 @@
 //! The lane's machine code, as it stands in the built hypervisor, and the ways that lead to it.
 
 use super::insn::{MRET, SRET};
-use gnomon::build;
+use gnomon::host::build;
 use object::{Object, ObjectSection, ObjectSymbol};
 use rv::{BriefExits, Context};
 use std::collections::{BTreeMap, BTreeSet};

@@ -194,7 +194,7 @@ fn commands_do_not_speak_by_ports() {
     let run = Ported::start(LONG, |_, _| Some(open()));
     let mut client = Client::new("fake".into(), run.runs.connect("fake").expect("it goes on"), LONG);
     let why = client.ask("a port", &Request::Port(0, 0, Wish::Close(0))).expect_err("it is refused");
-    assert!(why.to_string().contains("by its own socket"), "{why}");
+    assert!(why.to_string().contains("a socket of its own"), "{why}");
     assert!(run.ended.try_recv().is_err());
 }
 

@@ -6,7 +6,7 @@ mod split;
 
 use super::cases::{Case, Site};
 use super::plan::{BootTest, Expect};
-use crate::qemu::{HExtension, Seat};
+use crate::machine::board::{HExtension, Seat};
 use abi::bundle::MAX_VMS;
 pub use run::run;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const MOST: usize = 8;
 const _: () = assert!(MOST <= MAX_VMS);
 
-/// What chained cases have in common.
+/// The common machine of chained cases.
 type Machine = (Seat, u32, HExtension);
 
 /// The machine of a case that may share it; `None` if the case looks at more than one VM and its end.

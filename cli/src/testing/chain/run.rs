@@ -6,22 +6,22 @@ use super::super::cases::{Case, Site};
 use super::super::judge::{self, Transcript};
 use super::super::tally::{Run, Spent, Verdict};
 use super::split::{Mark, split, vm_name};
-use crate::machine::{Machine, Next};
-use crate::processors;
+use crate::host::processors;
+use crate::machine::process::{Machine, Next};
+use crate::machine::stream::Piece;
 use crate::run;
-use crate::stream::Piece;
-use crate::vmfile::{Kernel, VmFile};
+use crate::vm::file::{Kernel, VmFile};
 use abi::record::Record;
 use miette::miette;
 use std::time::Instant;
 
 /// Runs a chain's cases in one boot, each with its own time limit. Where the machine ends early, those whose turn did not come
-/// are a chain of their own, in another boot; and whoever fails is run again alone. Alone is also a chain of one.
+/// are a chain of their own, in another boot; and a case that fails is run again alone. Alone is also a chain of one.
 pub fn run(chain: &[&Case], programs: &Programs) -> Vec<Run> {
     conclude(chain, |cases| together(cases, programs), |case| boot::run(case, programs))
 }
 
-/// What comes of a chain, given how its cases are booted together (a transcript for each whose turn came, one at least; an error
+/// Judges a chain, given how its cases are booted together (a transcript for each whose turn came, one at least; an error
 /// if they cannot be) and how one is alone.
 fn conclude(
     chain: &[&Case],
@@ -116,11 +116,11 @@ fn together(chain: &[&Case], programs: &Programs) -> miette::Result<Vec<Transcri
 mod tests {
     use super::super::super::plan::tests::plan;
     use super::*;
-    use crate::machine::{Outcome, Stopped};
+    use crate::machine::process::{Outcome, Stopped};
     use abi::record::{EndReason, VmEnd};
     use std::cell::RefCell;
 
-    /// What a boot of these cases comes to, if one of them (by the number of its vCPUs) hangs behind others.
+    /// A boot of these cases, if one of them (by the number of its vCPUs) hangs behind others.
     fn boot(chain: &[&Case], hangs: Option<u32>) -> Vec<Transcript> {
         let (mut console, mut marks, mut outcome) = (Vec::new(), Vec::new(), Outcome::default());
         for (place, case) in chain.iter().enumerate() {

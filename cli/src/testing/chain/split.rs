@@ -3,8 +3,8 @@
 use super::super::cases::Case;
 use super::super::judge::Transcript;
 use super::super::tally::Spent;
-use crate::machine::Outcome;
-use crate::stream::Lines;
+use crate::machine::process::Outcome;
+use crate::machine::stream::Lines;
 use abi::record::VmEnd;
 
 /// The name of a chain's VM, by its place.
@@ -17,7 +17,7 @@ pub fn vm_name(place: usize) -> String {
 pub struct Mark {
     /// How long the console's text was.
     pub console: usize,
-    /// What the machine had taken.
+    /// The machine's cost.
     pub spent: Spent,
 }
 
@@ -87,7 +87,7 @@ fn consoles(console: &[u8], marks: &[Mark], vms: usize) -> Vec<Vec<u8>> {
 mod tests {
     use super::super::super::plan::tests::plan;
     use super::*;
-    use crate::machine::Stopped;
+    use crate::machine::process::Stopped;
     use crate::testing::judge;
     use abi::record::EndReason;
     use std::time::Duration;

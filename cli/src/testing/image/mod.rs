@@ -2,16 +2,16 @@
 //! logs in. They are made once, of Debian's packages, by a guest of Gnomon's own: nothing on this machine needs to be root, or to know of
 //! partitions and file systems.
 
-use crate::debian::{Files, LEAN, Package, Software, Suite, Wanted};
-use crate::disk::{DiskSpec, Format};
-use crate::errand;
-use crate::initramfs::Archive;
-use crate::modules::{self, Needs};
-use crate::place::{IoError, cache, prune};
-use crate::qemu::quoted;
-use crate::size::Size;
-use crate::vmfile::VmFile;
-use crate::words::sha256;
+use crate::guest::debian::{Files, LEAN, Package, Software, Suite, Wanted};
+use crate::guest::initramfs::Archive;
+use crate::guest::modules::{self, Needs};
+use crate::host::place::{IoError, cache, prune};
+use crate::host::size::Size;
+use crate::host::words::quoted;
+use crate::host::words::sha256;
+use crate::machine::disk::{DiskSpec, Format};
+use crate::system::errand;
+use crate::vm::file::VmFile;
 use cpio::newc::ModeFileType;
 use miette::miette;
 use rustix::fs::{FlockOperation, flock};
@@ -20,23 +20,23 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// What the guest does that makes an image.
+/// The script of the guest that makes an image.
 const SCRIPT: &str = include_str!("make.sh");
 /// The first process of an image's initrd.
 const INIT: &str = include_str!("init.sh");
-/// What that uses.
+/// The applets that the script uses.
 const APPLETS: [&str; 9] = ["cat", "findfs", "insmod", "mount", "sh", "sleep", "switch_root", "umount", "echo"];
 /// The disk's size. Its file is sparse.
 const SIZE: Size = Size(192 << 20);
 /// RAM of the guest, which has all that goes onto the disk in it, twice.
 const MEMORY: Size = Size(512 << 20);
-/// How long an image is kept that nobody uses.
+/// How long an unused image is kept.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The tools that make one: packages, and programs in them.
 const TOOLS: [(&str, &str); 3] =
     [("fdisk", "usr/sbin/sfdisk"), ("mtools", "usr/bin/mtools"), ("e2fsprogs", "usr/sbin/mke2fs")];
 
-/// What boots the system that is on an image.
+/// The boot loader of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loader {
@@ -67,7 +67,7 @@ impl Loader {
     }
 }
 
-/// What an image is made of.
+/// The parts of an image.
 struct Parts {
     kernel: Package,
     busybox: Package,
@@ -153,7 +153,7 @@ impl Parts {
     }
 }
 
-/// An image with that loader as a disk, to which nobody may write: all runs have the same.
+/// An image with that loader as a read-only disk: all runs share it.
 pub(super) fn disk(loader: Loader) -> miette::Result<DiskSpec> {
     Ok(DiskSpec { file: provide(loader)?, readonly: false, format: Some(Format::Raw), size: None })
 }

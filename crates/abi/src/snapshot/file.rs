@@ -70,7 +70,7 @@ pub enum Bad {
 impl fmt::Display for Bad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotASnapshot => f.write_str("it is no snapshot"),
+            Self::NotASnapshot => f.write_str("it is not a snapshot"),
             Self::Version(version) => write!(f, "it has version {version}, and this program reads {VERSION}"),
             Self::Damaged => f.write_str("it is damaged: a check sum is wrong"),
             Self::Malformed(what) => write!(f, "it is malformed: {what}"),
@@ -228,7 +228,7 @@ impl Reader {
     /// [`Bad`]. Nothing else is to be read then.
     pub fn take<'a>(&mut self, piece: &'a [u8]) -> Result<Part<'a>, Bad> {
         if piece.len() != self.wants() {
-            return Err(Bad::Malformed("it is cut off"));
+            return Err(Bad::Malformed("it is truncated"));
         }
         match self.stage {
             Stage::Header => {
@@ -284,7 +284,7 @@ impl Reader {
         let state = State::decode(body).ok_or(Bad::Malformed("its state is none"))?;
         let ram = state.told.memory_bytes;
         if ram == 0 || !ram.is_multiple_of(PAGE as u64) {
-            return Err(Bad::Malformed("its RAM is no whole pages"));
+            return Err(Bad::Malformed("its RAM is not a multiple of 4 KiB"));
         }
         if ram >= MOST_RAM_BYTES {
             return Err(Bad::Malformed("it has more RAM than there can be"));

@@ -122,7 +122,7 @@ fn other_versions_and_other_files_are_told_apart() {
     assert_eq!(read(&other), Err(Bad::Version(1)));
     other[0] = b'g';
     assert_eq!(read(&other), Err(Bad::NotASnapshot));
-    assert_eq!(Reader::default().take(&[]), Err(Bad::Malformed("it is cut off")));
+    assert_eq!(Reader::default().take(&[]), Err(Bad::Malformed("it is truncated")));
 }
 
 use crc::{CRC_32_ISO_HDLC, Crc};

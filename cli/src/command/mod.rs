@@ -1,0 +1,164 @@
+//! The command line.
+
+mod bench;
+mod console;
+mod control;
+mod gdb;
+mod port;
+mod run;
+mod script;
+mod snapshot;
+mod test;
+mod watch;
+
+use clap::{Parser, Subcommand};
+use script::{Need, STATUS_INPUT, complain};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Runs virtual machines on Gnomon, a hypervisor for RISC-V, in QEMU.
+#[derive(Debug, Parser)]
+#[command(version, name = "gnomon", max_term_width = 100, propagate_version = true)]
+struct Command {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Run(Box<run::RunArgs>),
+    Ps(control::PsArgs),
+    Top(watch::TopArgs),
+    Stats(control::StatsArgs),
+    Get(control::GetArgs),
+    Set(control::SetArgs),
+    Pause(control::PauseArgs),
+    Resume(control::ResumeArgs),
+    Stop(control::StopArgs),
+    Snapshot(snapshot::SnapshotArgs),
+    Console(console::ConsoleArgs),
+    Port(port::PortArgs),
+    Gdb(gdb::GdbArgs),
+    Trace(watch::TraceArgs),
+    Bench(bench::BenchArgs),
+    Test(test::TestArgs),
+    /// Says what a command line needs to be installed, for the script that installs it.
+    #[command(hide = true)]
+    Needs {
+        /// The command line.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
+}
+
+impl Action {
+    /// The programs and packages that it needs.
+    fn needs(&self) -> Vec<Need> {
+        match self {
+            Self::Run(_) => Need::GUESTS.to_vec(),
+            Self::Bench(args) => args.needs(),
+            Self::Test(args) => args.needs(),
+            // They speak to what runs.
+            Self::Ps(_)
+            | Self::Top(_)
+            | Self::Trace(_)
+            | Self::Stats(_)
+            | Self::Get(_)
+            | Self::Set(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
+            | Self::Stop(_)
+            | Self::Snapshot(_)
+            | Self::Console(_)
+            | Self::Port(_)
+            | Self::Gdb(_)
+            | Self::Needs { .. } => Vec::new(),
+        }
+    }
+}
+
+/// The programs and packages that a command line needs: none if it is wrong, or asks for help.
+fn needs(words: Vec<OsString>) -> Vec<Need> {
+    let words = std::iter::once("gnomon".into()).chain(words);
+    Command::try_parse_from(words).map(|command| command.action.needs()).unwrap_or_default()
+}
+
+/// Runs the command line that this process was started with.
+#[must_use]
+pub fn main() -> ExitCode {
+    let result = match Command::parse().action {
+        Action::Run(args) => args.run(),
+        Action::Ps(args) => args.run(),
+        Action::Top(args) => args.run(),
+        Action::Stats(args) => args.run(),
+        Action::Get(args) => args.run(),
+        Action::Set(args) => args.run(),
+        Action::Pause(args) => args.run(),
+        Action::Resume(args) => args.run(),
+        Action::Stop(args) => args.run(),
+        Action::Snapshot(args) => args.run(),
+        Action::Console(args) => args.run(),
+        Action::Port(args) => args.run(),
+        Action::Gdb(args) => args.run(),
+        Action::Trace(args) => args.run(),
+        Action::Bench(args) => args.run(),
+        Action::Test(args) => args.run(),
+        Action::Needs { words } => {
+            needs(words).into_iter().for_each(|need| println!("{}", need.name()));
+            Ok(0)
+        }
+    };
+    match result {
+        Ok(status) => status.into(),
+        Err(report) => {
+            complain(&report);
+            STATUS_INPUT.into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Command::command().debug_assert();
+    }
+
+    #[test]
+    fn only_what_is_run_needs_something() {
+        let needs = |line: &str| needs(line.split_whitespace().map(OsString::from).collect());
+        for line in [
+            "",
+            "--help",
+            "--version",
+            "run --help",
+            "run --colour blue",
+            "bench",
+            "bench fig7 --help",
+            "test --help",
+            "test --list",
+            "test --full --list linux",
+            "test no-such-test",
+            "test host/format",
+            "needs test",
+            "ps",
+            "stop --run a b",
+            "snapshot -o a",
+            "set a=1",
+        ] {
+            assert_eq!(needs(line), [], "{line}");
+        }
+        for line in ["run", "run --exec --help", "bench fig7", "test --full linux/"] {
+            assert_eq!(needs(line), Need::GUESTS, "{line}");
+        }
+        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger, Need::Cxx]);
+        assert_eq!(
+            needs("test --jobs 1 host/tests"),
+            [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger]
+        );
+        assert_eq!(needs("test host/fuzz"), [Need::Cxx]);
+    }
+}

@@ -1,0 +1,45 @@
+//! A command's interface to the `gnomon` script and the shell: required packages, exit status, errors.
+
+/// The exit status for bad input, or for a missing resource.
+pub(super) const STATUS_INPUT: u8 = 1;
+
+/// A package that the `gnomon` script installs on demand: a function of its own, `need_NAME`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Need {
+    /// Debian's archive keys.
+    Keys,
+    /// QEMU.
+    Qemu,
+    /// A browser, for the tests.
+    Browser,
+    /// A C++ compiler, for the fuzzer.
+    Cxx,
+    /// An SMT solver, for the proof of the lane.
+    Solver,
+    /// A gdb that knows RISC-V, for its tests.
+    Debugger,
+}
+
+impl Need {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Keys => "keys",
+            Self::Qemu => "qemu",
+            Self::Browser => "browser",
+            Self::Cxx => "cxx",
+            Self::Solver => "solver",
+            Self::Debugger => "debugger",
+        }
+    }
+
+    /// The packages that guests need.
+    pub(super) const GUESTS: [Self; 2] = [Self::Keys, Self::Qemu];
+}
+
+/// Prints an error and its remedy.
+pub(super) fn complain(report: &miette::Report) {
+    eprintln!("gnomon: error: {report}");
+    if let Some(help) = report.help() {
+        eprintln!("gnomon: remedy: {help}");
+    }
+}

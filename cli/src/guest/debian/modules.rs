@@ -1,0 +1,103 @@
+//! Modules of the kernel that guests have by default.
+
+use super::{DebianError, Package, Software, apt};
+use crate::guest::deb;
+use crate::host::place::{CacheLock, IoError};
+use crate::host::progress::Step;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules of one kernel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Modules {
+    /// The kernel, from the same package.
+    pub kernel: Package,
+    /// The modules' files, in the order that was asked for: ELF files, compressed by xz.
+    pub files: Vec<PathBuf>,
+}
+
+impl Modules {
+    /// Provides the kernel and some modules of the same package, each by its name and its path in the kernel's sources: from the
+    /// cache, else from the Debian archive. If that has another version by now, the kernel is fetched with them.
+    ///
+    /// # Errors
+    /// [`DebianError`].
+    pub fn provide(wanted: &[(&str, &str)]) -> Result<Self, DebianError> {
+        let modules = Self::beside(Software::Kernel.provide()?, wanted);
+        if modules.are_there() {
+            return Ok(modules);
+        }
+        let _lock = CacheLock::take()?;
+        // Another run may have fetched them while this one waited.
+        let modules = Self::beside(Software::Kernel.cached()?.unwrap_or(modules.kernel), wanted);
+        if modules.are_there() {
+            return Ok(modules);
+        }
+        let KernelPackage { kernel, deb } = KernelPackage::fetch(Some(modules.kernel))?;
+        let modules = Self::beside(kernel, wanted);
+        modules.take(&deb, wanted)?;
+        fs::remove_file(&deb).map_err(IoError::at("remove", &deb))?;
+        Ok(modules)
+    }
+
+    fn beside(kernel: Package, wanted: &[(&str, &str)]) -> Self {
+        let dir = dir_of(&kernel);
+        let files = wanted.iter().map(|(name, _)| dir.join(file_of(name))).collect();
+        Self { kernel, files }
+    }
+
+    fn are_there(&self) -> bool {
+        self.files.iter().all(|file| file.is_file())
+    }
+
+    /// Takes those out of a package that the cache has not, for [`Modules::provide`] to find.
+    pub(super) fn keep(from: &KernelPackage, wanted: &[(&str, &str)]) -> Result<(), DebianError> {
+        let modules = Self::beside(from.kernel.clone(), wanted);
+        if modules.are_there() { Ok(()) } else { modules.take(&from.deb, wanted) }
+    }
+
+    /// Takes them out of the package.
+    fn take(&self, package: &Path, wanted: &[(&str, &str)]) -> Result<(), DebianError> {
+        let Package { name, version, .. } = &self.kernel;
+        let _step = Step::spinner(&format!("unpacking modules of {name} {version}"));
+        let release = name.trim_start_matches("linux-image-");
+        let path = |(name, path): &(&str, &str)| {
+            let path = format!("usr/lib/modules/{release}/kernel/{path}/{}", file_of(name));
+            (path, file_of(name))
+        };
+        let paths: Vec<(String, String)> = wanted.iter().map(path).collect();
+        let paths: BTreeMap<_, _> = paths.iter().map(|(path, name)| (path.as_str(), name.as_str())).collect();
+        Ok(deb::extract(package, &paths, &dir_of(&self.kernel))?)
+    }
+}
+
+/// The kernel, and its whole package.
+pub(super) struct KernelPackage {
+    pub(super) kernel: Package,
+    /// The file, which the caller removes.
+    pub(super) deb: PathBuf,
+}
+
+impl KernelPackage {
+    /// Fetches the package, and takes the kernel out of it unless that is `had`. The cache has to be locked.
+    pub(super) fn fetch(had: Option<Package>) -> Result<Self, DebianError> {
+        let apt = apt::Apt::open(apt::Suite::Trixie)?;
+        let name = apt.dependency(Software::Kernel.package(), "linux-image-")?;
+        let version = apt.version(&name)?;
+        let deb = apt.download(&name, Some(&version))?;
+        let kernel = match had.filter(|had| (&had.name, &had.version) == (&name, &version)) {
+            Some(had) => had,
+            None => Software::Kernel.unpack(name, version, &deb)?,
+        };
+        Ok(Self { kernel, deb })
+    }
+}
+
+fn dir_of(kernel: &Package) -> PathBuf {
+    kernel.file.parent().unwrap_or(Path::new(".")).to_owned()
+}
+
+fn file_of(name: &str) -> String {
+    format!("{name}.ko.xz")
+}

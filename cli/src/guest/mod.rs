@@ -1,0 +1,7 @@
+//! The default guest's software: Debian packages, kernel modules, the initramfs.
+
+pub mod added;
+pub mod deb;
+pub mod debian;
+pub mod initramfs;
+pub mod modules;

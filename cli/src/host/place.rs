@@ -1,0 +1,217 @@
+//! Where things are: the repository, its cache, scratch space.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Something could not be read or written.
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
+#[error("cannot {action} {path}: {source}")]
+#[diagnostic(help("check that the path exists, that you may access it, and that the disk has room"))]
+pub struct IoError {
+    /// The verb: `read`, `write`, `create`.
+    pub action: &'static str,
+    /// The file or directory.
+    pub path: PathBuf,
+    /// The operating system's error.
+    pub source: std::io::Error,
+}
+
+impl IoError {
+    /// For `map_err`: names the path in the error.
+    pub fn at(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self { action, path, source }
+    }
+}
+
+/// The repository: where `./gnomon` was started from, or where this program was built.
+#[must_use]
+pub fn root() -> PathBuf {
+    match std::env::var_os("GNOMON_ROOT") {
+        Some(root) => root.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).into(),
+    }
+}
+
+/// A directory in the cache (`.cache` in the repository), made if needed.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn cache(name: &str) -> Result<PathBuf, IoError> {
+    let base = match std::env::var_os("GNOMON_CACHE") {
+        Some(cache) => cache.into(),
+        None => root().join(".cache"),
+    };
+    let dir = base.join(name);
+    fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
+    Ok(dir)
+}
+
+/// Keeps other `gnomon` processes out of the cache for as long as it lives.
+#[derive(Debug)]
+pub struct CacheLock(File);
+
+impl CacheLock {
+    /// Waits until the lock is free, and takes it.
+    ///
+    /// # Errors
+    /// If the lock file cannot be made or locked.
+    pub fn take() -> Result<Self, IoError> {
+        let path = cache("")?.join("lock");
+        let file = File::create(&path).map_err(IoError::at("create", &path))?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|error| IoError::at("lock", &path)(error.into()))?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for CacheLock {
+    fn drop(&mut self) {
+        // Closing the file would release it too; there is nothing to do about a failure.
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// A file without a name. The system removes it when this process ends, however that dies; other processes open it by
+/// its path in `/proc` meanwhile.
+#[derive(Debug)]
+pub struct Unnamed {
+    file: File,
+    path: PathBuf,
+}
+
+impl Unnamed {
+    /// Makes one, on the disk that a directory is on.
+    ///
+    /// # Errors
+    /// If the directory cannot be written.
+    pub fn new_in(dir: &Path) -> Result<Self, IoError> {
+        let file = tempfile::tempfile_in(dir).map_err(IoError::at("create a file in", dir))?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
+        Ok(Self { file, path })
+    }
+
+    /// Makes one on the disk for scratch files.
+    ///
+    /// # Errors
+    /// If that cannot be written.
+    pub fn new() -> Result<Self, IoError> {
+        Self::new_in(&std::env::temp_dir())
+    }
+
+    /// Where other processes find it, as long as this lives.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// To write it.
+    pub fn as_file_mut(&mut self) -> &mut File {
+        &mut self.file
+    }
+}
+
+/// Removes files that have lain in a directory for longer than `age`: kept for a look, or left by a process that was
+/// killed.
+pub fn prune(dir: &Path, age: Duration) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let modified = entry.metadata().and_then(|file| file.modified()).ok();
+        if modified.and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age) {
+            // What cannot be removed now may be the next time.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Writes a file whole or not at all, with the rights that the user's mask leaves. What is no regular file, such as a
+/// terminal, is written as it is.
+///
+/// # Errors
+/// If the directory, or what is there, cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), IoError> {
+    let write = || match Place::of(path)? {
+        Place::Beside(mut file, target) => {
+            file.write_all(bytes)?;
+            file.persist(target)?;
+            Ok(())
+        }
+        Place::Itself(mut file) => file.write_all(bytes),
+    };
+    write().map_err(IoError::at("write", path))
+}
+
+/// Finds out whether [`write_whole`] can write there. What is there stays as it is.
+///
+/// # Errors
+/// As [`write_whole`].
+pub fn check_writable(path: &Path) -> Result<(), IoError> {
+    Place::of(path).map(drop).map_err(IoError::at("write", path))
+}
+
+/// Where a file is written.
+enum Place {
+    /// Beside the file that it will be, whose path follows.
+    Beside(tempfile::NamedTempFile, PathBuf),
+    /// Where it is: a device or a pipe cannot be replaced.
+    Itself(File),
+}
+
+impl Place {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        // What is open already, as /dev/stdout is: another file in its place would not be where it leads.
+        if ["/dev", "/proc"].iter().any(|open| path.starts_with(open)) {
+            return Ok(Self::Itself(File::options().append(true).open(path)?));
+        }
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        match fs::metadata(&target) {
+            Ok(there) if there.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+            Ok(there) if !there.is_file() => return Ok(Self::Itself(File::options().write(true).open(target)?)),
+            _ => {}
+        }
+        let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o666)).tempfile_in(dir)?;
+        Ok(Self::Beside(file, target))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_whole_or_absent_and_have_the_masks_rights() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let names = || fs::read_dir(dir.path()).expect("a directory").count();
+        let path = dir.path().join("report");
+        check_writable(&path).expect("it can be written");
+        assert_eq!(names(), 0, "looking leaves nothing");
+        write_whole(&path, b"one").expect("it can be written");
+        check_writable(&path).expect("it can be written again");
+        assert_eq!(fs::read(&path).expect("a file"), b"one", "looking changes nothing");
+        // As any file that is made the usual way.
+        let usual = dir.path().join("usual");
+        File::create(&usual).expect("a file");
+        let mode = |path: &Path| fs::metadata(path).expect("a file").permissions().mode();
+        assert_eq!(mode(&path), mode(&usual));
+        // Through a link, which stays one.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("report", &link).expect("a link");
+        write_whole(&link, b"two").expect("it can be written");
+        assert_eq!(fs::read(&path).expect("a file"), b"two");
+        assert!(fs::symlink_metadata(&link).expect("a link").is_symlink());
+    }
+
+    #[test]
+    fn what_is_no_file_is_written_or_refused() {
+        write_whole(Path::new("/dev/null"), b"gone").expect("it can be written");
+        assert!(!fs::metadata("/dev/null").expect("a device").is_file());
+        for path in ["/nowhere/at/all", "/tmp", "/dev/null/x"] {
+            assert!(check_writable(Path::new(path)).is_err() && write_whole(Path::new(path), b"x").is_err(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The user's terminal: raw while a console is attached to it, and restored on every way out.
+
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{Read, Write, stderr, stdin, stdout};
+use std::sync::{Mutex, PoisonError};
+
+/// The key that Gnomon listens to; see `docs/console.md`.
+pub(crate) const PREFIX: u8 = 0x01;
+
+/// The terminal's settings as they were. `Some` while it is raw.
+static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Whether standard input and output are terminals.
+#[must_use]
+pub fn is_interactive() -> bool {
+    isatty(stdin()) && isatty(stdout())
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TerminalSize {
+    /// Its lines.
+    pub lines: u16,
+    /// Its columns.
+    pub columns: u16,
+}
+
+impl TerminalSize {
+    /// The size of the terminal at standard output, if it reports one.
+    #[must_use]
+    pub fn of_output() -> Option<Self> {
+        let size = tcgetwinsize(stdout()).ok()?;
+        (size.ws_row > 0 && size.ws_col > 0).then_some(Self { lines: size.ws_row, columns: size.ws_col })
+    }
+}
+
+/// The terminal is raw for as long as this lives.
+#[derive(Debug)]
+pub struct RawMode(());
+
+impl RawMode {
+    /// Makes the terminal raw: each key goes through as it is, none makes a signal.
+    ///
+    /// # Errors
+    /// If standard input is no terminal.
+    pub fn enter() -> std::io::Result<Self> {
+        let before = tcgetattr(stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            restore();
+            hook(info);
+        }));
+        tcsetattr(stdin(), OptionalActions::Now, &raw)?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Gives the terminal its settings back.
+fn restore() {
+    if let Some(before) = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // A terminal that is gone needs no settings.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
+    }
+}
+
+/// From now on, a signal that ends this program gives the terminal its settings back first.
+///
+/// # Errors
+/// If handlers cannot be set.
+pub fn restore_at_signals() -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+    std::thread::spawn(move || signals.forever().next().map(|signal| give_up(signal)));
+    Ok(())
+}
+
+/// Gives the terminal its settings back, and ends this program as a signal does.
+pub(crate) fn give_up(signal: i32) -> ! {
+    restore();
+    std::process::exit(signal_status(signal).into())
+}
+
+/// The exit status for a signal, as in shells.
+#[must_use]
+pub fn signal_status(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+/// Prints a line on standard error. A terminal that is gone is not an error.
+pub fn say(line: &str) {
+    let _ = writeln!(stderr(), "{line}");
+}
+
+/// Passes standard input to `take`, up to `most` bytes at a time, until the input ends or `take` returns false.
+pub(crate) fn read_input(most: usize, mut take: impl FnMut(&[u8]) -> bool) {
+    let mut buffer = vec![0; most];
+    loop {
+        match stdin().read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) if take(&buffer[..count]) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! QEMU's machine: its devices, its command line, its process and output, and the meter.
+
+pub mod board;
+pub mod disk;
+pub mod meter;
+pub mod net;
+pub mod port;
+pub mod process;
+pub mod qemu;
+pub mod share;
+pub mod stream;
+pub mod swap;

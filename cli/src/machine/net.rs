@@ -1,0 +1,312 @@
+//! VMs' network cards, and how the host's ports lead to them.
+
+use crate::host::words::option_value;
+use abi::mac::{Mac, NoMac};
+use miette::Diagnostic;
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+use std::net::{Ipv4Addr, TcpListener};
+use std::num::NonZeroU16;
+use std::str::FromStr;
+
+/// The network that QEMU's user network is by default: its first three bytes, and the last ones of the gateway and the name server.
+const NETWORK: [u8; 3] = [10, 0, 2];
+const GATEWAY: u8 = 2;
+const NAMES: u8 = 3;
+/// Where services of the host's are.
+pub const SERVER: Ipv4Addr = address(100);
+/// The last byte of the first VM's address, which is also the first that QEMU's DHCP server assigns.
+const FIRST: u8 = 15;
+/// How cards' addresses begin: one of QEMU's, and "gn".
+const CARD: [u8; 5] = [0x52, 0x54, 0x00, 0x67, 0x6e];
+
+/// A VM's network card.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Card {
+    /// Its address on the Ethernet.
+    pub mac: Mac,
+    /// The VM's address, which ports are forwarded to.
+    pub address: Ipv4Addr,
+    /// Ports of the host's that lead to it.
+    pub forwards: Vec<Forward>,
+}
+
+const fn address(last: u8) -> Ipv4Addr {
+    let [a, b, c] = NETWORK;
+    Ipv4Addr::new(a, b, c, last)
+}
+
+/// Where a VM finds this host, and all that it reaches.
+const fn gateway() -> Ipv4Addr {
+    address(GATEWAY)
+}
+
+/// An address, or several, as a guest has to say them: this host has another one there.
+pub(crate) fn seen_by_guest(text: &str) -> String {
+    let host = gateway().to_string();
+    ["localhost", "127.0.0.1", "[::1]"].iter().fold(text.to_owned(), |text, own| {
+        text.replace(&format!("://{own}:"), &format!("://{host}:"))
+            .replace(&format!("://{own}/"), &format!("://{host}/"))
+    })
+}
+
+impl Card {
+    /// The card of the VM at this place of the run, below 64.
+    #[must_use]
+    pub fn of(place: usize, mac: Option<Mac>, forwards: Vec<Forward>) -> Self {
+        let [a, b, c, d, e] = CARD;
+        let place = place as u8;
+        Self { mac: mac.unwrap_or(Mac([a, b, c, d, e, place + 1])), address: address(FIRST + place), forwards }
+    }
+
+    /// The `ip=` setting for Linux's command line.
+    #[must_use]
+    pub fn ip(&self) -> String {
+        format!("ip={}::{}:255.255.255.0::eth0:off:{}", self.address, address(GATEWAY), address(NAMES))
+    }
+}
+
+/// A TCP port of the host that leads to a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Forward {
+    /// The host's address.
+    pub at: Ipv4Addr,
+    /// The port there.
+    pub host: NonZeroU16,
+    /// The VM's.
+    pub guest: NonZeroU16,
+}
+
+impl fmt::Display for Forward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.at != Ipv4Addr::LOCALHOST {
+            write!(f, "{}:", self.at)?;
+        }
+        write!(f, "{}:{}", self.host, self.guest)
+    }
+}
+
+impl FromStr for Forward {
+    type Err = String;
+
+    /// `HOSTPORT:GUESTPORT`, with an address of the host and `:` in front.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let (at, host, guest) = match parts[..] {
+            [host, guest] => (Ipv4Addr::LOCALHOST, host, guest),
+            [at, host, guest] => {
+                let at = at.parse().map_err(|_| format!("`{at}` is not an IPv4 address of the host"))?;
+                (at, host, guest)
+            }
+            _ => return Err("give a port of the host and a port of the VM, such as 8080:80".into()),
+        };
+        let port = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a port: use 1 to 65535"));
+        Ok(Self { at, host: port(host)?, guest: port(guest)? })
+    }
+}
+
+impl TryFrom<String> for Forward {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// A port that leads to a VM, as an option says it: with the VM's name where there are several.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForwardTo {
+    /// The VM.
+    pub vm: Option<String>,
+    /// The port.
+    pub forward: Forward,
+}
+
+impl FromStr for ForwardTo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (vm, forward) = text.split_once('=').map_or((None, text), |(vm, forward)| (Some(vm.to_owned()), forward));
+        Ok(Self { vm, forward: forward.parse()? })
+    }
+}
+
+/// Reads a card's address from a VM file.
+pub(crate) fn mac<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Mac>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(|why: NoMac| serde::de::Error::custom(format!("`{text}` is {why}")))
+}
+
+/// A network that cannot be.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Diagnostic)]
+pub enum NetError {
+    /// A port is to lead to a VM that is not there.
+    #[error("--forward {forward} names the VM `{vm}`, which does not exist")]
+    #[diagnostic(help("the VMs are {vms}"))]
+    NoVm {
+        /// The requested value.
+        forward: Forward,
+        /// The VM.
+        vm: String,
+        /// The existing ones.
+        vms: String,
+    },
+    /// It is not said to which one.
+    #[error("--forward {0} does not name a VM, and there are several")]
+    #[diagnostic(help("put its name in front, such as --forward {1}={0}; or set `forward` in its VM file"))]
+    WhichVm(Forward, String),
+    /// A port is to lead to a VM that has no network.
+    #[error("port {forward} cannot be forwarded to VM `{vm}`, which has no network")]
+    #[diagnostic(help("give it one: `net = true` in the VM file, or --net"))]
+    NoNetwork {
+        /// The requested value.
+        forward: Forward,
+        /// The VM.
+        vm: String,
+    },
+    /// A card has an address, and is not there.
+    #[error("VM `{0}` has no network, so `mac` has no effect")]
+    #[diagnostic(help("give it one: `net = true` in the VM file, or --net; or leave `mac` out"))]
+    NoCard(String),
+    /// An address that no card can have.
+    #[error("the network card of VM `{vm}` cannot have the address {mac}, which is a multicast address or zero")]
+    #[diagnostic(help("choose an address whose first byte is even, such as 52:54:00:67:6e:01; or leave `mac` out"))]
+    Group {
+        /// The VM.
+        vm: String,
+        /// The requested value.
+        mac: Mac,
+    },
+    /// Two cards have one address.
+    #[error("the network cards of VMs `{0}` and `{1}` both have the address {2}")]
+    #[diagnostic(help("leave out `mac` in one of the VM files: by default each VM has its own address"))]
+    TwiceMac(String, String, Mac),
+    /// A port leads to two.
+    #[error("port {0} of the host is forwarded twice")]
+    #[diagnostic(help("choose another port of the host for one of them"))]
+    TwicePort(NonZeroU16),
+    /// A port of the host's cannot be had.
+    #[error("port {port} of the host ({at}) cannot be forwarded: {why}")]
+    #[diagnostic(help("choose a free port, such as --forward {free}:{guest}", free = free_port(), guest = .guest))]
+    Port {
+        /// The host's address.
+        at: Ipv4Addr,
+        /// The port.
+        port: NonZeroU16,
+        /// Where it was to lead.
+        guest: NonZeroU16,
+        /// The operating system's error.
+        why: String,
+    },
+}
+
+/// A free port of the host; 8080 if none can be found.
+fn free_port() -> u16 {
+    let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
+    bound.map_or(8080, |address| address.port())
+}
+
+/// The network of a machine.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Network {
+    /// Ports that lead to VMs, and to which address.
+    ports: Vec<(Forward, Ipv4Addr)>,
+    /// Ports at [`SERVER`] that lead to programs of the host's, and their command lines.
+    services: Vec<(u16, String)>,
+}
+
+impl Network {
+    /// A network without VMs and with services: each has a port, and the command line of a program that is started for each connection.
+    #[must_use]
+    pub fn with_services(services: Vec<(u16, String)>) -> Self {
+        Self { ports: Vec::new(), services }
+    }
+
+    /// Adds those of another one.
+    pub fn add_services(&mut self, other: Self) {
+        self.services.extend(other.services);
+    }
+}
+
+/// The network of these cards, each with the name of its VM; `None` without a card. Checks that the host's ports are free.
+///
+/// # Errors
+/// [`NetError`].
+pub fn provide(cards: &[(&str, &Card)]) -> Result<Option<Network>, NetError> {
+    for (at, (vm, card)) in cards.iter().enumerate() {
+        if let Some((other, _)) = cards[..at].iter().find(|(_, other)| other.mac == card.mac) {
+            return Err(NetError::TwiceMac((*other).into(), (*vm).into(), card.mac));
+        }
+    }
+    let leads = |card: &Card| card.forwards.iter().map(|forward| (*forward, card.address)).collect::<Vec<_>>();
+    let ports: Vec<_> = cards.iter().flat_map(|(_, card)| leads(card)).collect();
+    for (at, (forward, _)) in ports.iter().enumerate() {
+        let Forward { at: address, host, guest } = *forward;
+        if ports[..at].iter().any(|(other, _)| other.host == host) {
+            return Err(NetError::TwicePort(host));
+        }
+        let free = TcpListener::bind((address, host.get()));
+        free.map_err(|why| NetError::Port { at: address, port: host, guest, why: why.to_string() })?;
+    }
+    Ok((!cards.is_empty()).then_some(Network { ports, ..Network::default() }))
+}
+
+/// QEMU's arguments for the network.
+pub(crate) fn args(network: &Network) -> Vec<String> {
+    let [a, b, c] = NETWORK;
+    let lead =
+        |(Forward { at, host, guest }, to): &(Forward, Ipv4Addr)| format!(",hostfwd=tcp:{at}:{host}-{to}:{guest}");
+    let ports: String = network.ports.iter().map(lead).collect();
+    let serve =
+        |(port, command): &(u16, String)| format!(",guestfwd=tcp:{SERVER}:{port}-cmd:{}", option_value(command));
+    let services: String = network.services.iter().map(serve).collect();
+    vec![
+        "-netdev".into(),
+        format!("user,id=net,net={a}.{b}.{c}.0/24,dhcpstart={}{ports}{services}", address(FIRST)),
+        "-device".into(),
+        "virtio-net-device,netdev=net".into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_lead_from_the_host_to_a_vm() {
+        let port = |text: &str| text.parse::<ForwardTo>();
+        let plain = port("8080:80").expect("a forward");
+        assert_eq!((plain.vm.as_deref(), plain.forward.to_string().as_str()), (None, "8080:80"));
+        assert_eq!(plain.forward.at, Ipv4Addr::LOCALHOST);
+        let all = port("web=0.0.0.0:8080:80").expect("a forward");
+        assert_eq!((all.vm.as_deref(), all.forward.to_string().as_str()), (Some("web"), "0.0.0.0:8080:80"));
+        for text in ["", "80", "0:80", "8080:0", "65536:80", "8080:x", "x:8080:80", "1:2:3:4", "web=", "8080:80=web"] {
+            assert!(port(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_vm_has_addresses_of_its_own() {
+        let card = Card::of(63, None, Vec::new());
+        assert_eq!((card.mac.to_string().as_str(), card.address), ("52:54:00:67:6e:40", Ipv4Addr::new(10, 0, 2, 78)));
+        assert_eq!(Card::of(0, None, Vec::new()).ip(), "ip=10.0.2.15::10.0.2.2:255.255.255.0::eth0:off:10.0.2.3");
+    }
+
+    #[test]
+    fn qemu_is_told_of_ports() {
+        let forward = |text: &str| text.parse().expect("a forward");
+        let network = vec![(forward("8080:80"), address(FIRST)), (forward("0.0.0.0:2222:22"), address(FIRST + 1))];
+        let network = Network { ports: network, services: vec![(9, "wc -c,".into())] };
+        let ports = "hostfwd=tcp:127.0.0.1:8080-10.0.2.15:80,hostfwd=tcp:0.0.0.0:2222-10.0.2.16:22";
+        let service = "guestfwd=tcp:10.0.2.100:9-cmd:wc -c,,";
+        assert_eq!(args(&network)[1], format!("user,id=net,net=10.0.2.0/24,dhcpstart=10.0.2.15,{ports},{service}"));
+    }
+
+    #[test]
+    fn this_host_is_the_gateway() {
+        assert_eq!(seen_by_guest("http://localhost:3142/debian"), "http://10.0.2.2:3142/debian");
+        assert_eq!(seen_by_guest("http://127.0.0.1/a, http://[::1]:8/"), "http://10.0.2.2/a, http://10.0.2.2:8/");
+        assert_eq!(seen_by_guest("http://localhost.example/debian"), "http://localhost.example/debian");
+    }
+}

@@ -1,0 +1,282 @@
+//! Runs QEMU: its console goes through pipes, its records are gathered.
+
+use crate::host::processors;
+use crate::machine::qemu::{MachineSpec, QEMU};
+use crate::machine::stream::{Piece, RecordFilter};
+use abi::record::{Boot, Record, Stats, VmEnd};
+use miette::Diagnostic;
+use std::io::{ErrorKind, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long QEMU may take to end after Gnomon has said its last record.
+const GRACE: Duration = Duration::from_secs(5);
+/// Ends a program when its parent does, however that dies. Part of util-linux, which Debian
+/// always has; without it, QEMU outlives a killed `gnomon`.
+const SETPRIV: &str = "/usr/bin/setpriv";
+
+/// QEMU could not be started, or its pipes broke.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("cannot run {QEMU}: {0}")]
+#[diagnostic(help("see that {QEMU} works by itself: {QEMU} --version"))]
+pub struct MachineError(#[from] std::io::Error);
+
+/// A running machine.
+#[derive(Debug)]
+pub struct Machine {
+    child: Child,
+    events: Receiver<Event>,
+    input: Input,
+    stderr: Option<JoinHandle<String>>,
+}
+
+/// The way to a machine's console. Can be cloned and used from any thread.
+#[derive(Clone, Debug)]
+pub struct Input(Arc<Mutex<ChildStdin>>);
+
+#[derive(Debug)]
+enum Event {
+    Piece(Piece),
+    End,
+    Stop(Stopped),
+}
+
+/// Has a machine stopped from another thread.
+#[derive(Clone, Debug)]
+pub struct Stopper(Sender<Event>);
+
+/// Why a machine was stopped from outside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stopped {
+    /// It took too long.
+    Timeout,
+    /// The observer had seen enough.
+    Enough,
+    /// It did not react to the user's wish to end it.
+    Deaf,
+    /// Its output could not be passed on.
+    OutputClosed,
+    /// This program got a signal that ends it: its number.
+    Signal(i32),
+}
+
+/// The next action after a piece of output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Continue.
+    Continue,
+    /// Stop the machine now.
+    Stop(Stopped),
+    /// Stop the machine if it has not ended by itself at this time, and nothing else is said until then.
+    StopAt(Instant, Stopped),
+    /// Continue, without the time limit set before.
+    Revoke,
+    /// Continue; this time replaces the deadline.
+    Until(Instant),
+}
+
+/// The output of a machine, and how it ended.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Gnomon's first record.
+    pub boot: Option<Boot>,
+    /// The last counters.
+    pub stats: Option<Stats>,
+    /// The VMs that have ended, in that order.
+    pub ends: Vec<VmEnd>,
+    /// Whether Gnomon said that it was done.
+    pub has_halted: bool,
+    /// Gnomon's own failure.
+    pub failed: Option<String>,
+    /// Why it was stopped from outside.
+    pub stopped: Option<Stopped>,
+    /// QEMU's exit status.
+    pub status: Option<ExitStatus>,
+    /// QEMU's standard error.
+    pub stderr: String,
+    /// Processor time that QEMU took, of all its threads.
+    pub cpu: Duration,
+}
+
+impl Input {
+    /// Types.
+    ///
+    /// # Errors
+    /// If the machine is gone.
+    pub fn write(&self, bytes: &[u8]) -> std::io::Result<()> {
+        let mut pipe = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pipe.write_all(bytes)?;
+        pipe.flush()
+    }
+}
+
+impl Stopper {
+    /// Stops the machine.
+    pub fn stop(&self, why: Stopped) {
+        // A machine that is gone needs no stopping.
+        let _ = self.0.send(Event::Stop(why));
+    }
+}
+
+impl Machine {
+    /// Starts QEMU.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn start(spec: &MachineSpec) -> Result<(Self, Stopper), MachineError> {
+        let mut command = if Path::new(SETPRIV).exists() {
+            let mut command = Command::new(SETPRIV);
+            command.args(["--pdeathsig", "KILL", "--", QEMU]);
+            command
+        } else {
+            Command::new(QEMU)
+        };
+        command.args(spec.args()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let gone = || MachineError(std::io::Error::from(ErrorKind::BrokenPipe));
+        let stdout = child.stdout.take().ok_or_else(gone)?;
+        let stderr = child.stderr.take().ok_or_else(gone)?;
+        let input = Input(Arc::new(Mutex::new(child.stdin.take().ok_or_else(gone)?)));
+        let (sender, events) = channel();
+        let stopper = Stopper(sender.clone());
+        std::thread::spawn(move || read_console(stdout, &sender));
+        let stderr = Some(std::thread::spawn(move || read_all(stderr)));
+        Ok((Self { child, events, input, stderr }, stopper))
+    }
+
+    /// The way to its console.
+    #[must_use]
+    pub fn input(&self) -> Input {
+        self.input.clone()
+    }
+
+    /// The number of QEMU's process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Runs it to its end. `on_piece` sees all output, records included.
+    ///
+    /// # Errors
+    /// [`MachineError`] if QEMU cannot be waited for.
+    pub fn run(
+        mut self,
+        deadline: Option<Instant>,
+        mut on_piece: impl FnMut(&Piece) -> Next,
+    ) -> Result<Outcome, MachineError> {
+        let mut outcome = Outcome::default();
+        let mut deadline = deadline.map(|at| (at, Stopped::Timeout));
+        let mut wish = None;
+        loop {
+            let event = match deadline.into_iter().chain(wish).min_by_key(|(at, _)| *at) {
+                None => self.events.recv().unwrap_or(Event::End),
+                Some((at, why)) => match self.events.recv_timeout(at.saturating_duration_since(Instant::now())) {
+                    Ok(event) => event,
+                    Err(RecvTimeoutError::Timeout) => Event::Stop(why),
+                    Err(RecvTimeoutError::Disconnected) => Event::End,
+                },
+            };
+            let next = match event {
+                Event::Piece(piece) => {
+                    if let Piece::Record(record) = &piece {
+                        outcome.note(record);
+                    }
+                    on_piece(&piece)
+                }
+                Event::Stop(why) => Next::Stop(why),
+                Event::End => break,
+            };
+            let has_ended = outcome.has_halted || outcome.failed.is_some();
+            match next {
+                Next::Continue if has_ended && outcome.stopped.is_none() => {
+                    let soon = Instant::now() + GRACE;
+                    deadline = Some(deadline.map_or((soon, Stopped::Enough), |(at, why)| (at.min(soon), why)));
+                }
+                Next::Continue => {}
+                Next::StopAt(at, why) => wish = Some((at, why)),
+                Next::Revoke => wish = None,
+                Next::Until(at) => deadline = Some((at, Stopped::Timeout)),
+                Next::Stop(why) => {
+                    // Gnomon's last word is said: stopping QEMU then is no event of its own.
+                    if !has_ended {
+                        outcome.stopped = Some(why);
+                    }
+                    break;
+                }
+            }
+        }
+        // It may have ended by itself; killing it is for when it has not.
+        if outcome.stopped.is_some() || outcome.has_halted || outcome.failed.is_some() {
+            self.wait_or_kill(if outcome.stopped.is_some() { Duration::ZERO } else { GRACE })?;
+        }
+        outcome.cpu = processors::wait(&self.child)?;
+        outcome.status = Some(self.child.wait()?);
+        outcome.stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        Ok(outcome)
+    }
+
+    fn wait_or_kill(&mut self, grace: Duration) -> std::io::Result<()> {
+        let end = Instant::now() + grace;
+        while !processors::has_ended(&self.child)? {
+            if Instant::now() >= end {
+                return self.child.kill();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Outcome {
+    fn note(&mut self, record: &Record) {
+        match record {
+            Record::Boot(boot) => self.boot = Some(boot.clone()),
+            Record::VmEnd(end) => self.ends.push(end.clone()),
+            Record::Stats(stats) => self.stats = Some(stats.clone()),
+            Record::Halt => self.has_halted = true,
+            Record::Failed { message } => self.failed = Some(message.clone()),
+        }
+    }
+}
+
+fn read_console(mut pipe: impl Read, events: &Sender<Event>) {
+    let mut filter = RecordFilter::default();
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let pieces = match pipe.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => filter.push(&buffer[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        for piece in pieces {
+            if events.send(Event::Piece(piece)).is_err() {
+                return;
+            }
+        }
+    }
+    if let Some(piece) = filter.finish() {
+        let _ = events.send(Event::Piece(piece));
+    }
+    let _ = events.send(Event::End);
+}
+
+fn read_all(mut pipe: impl Read) -> String {
+    let mut bytes = Vec::new();
+    // What could not be read is not shown; the exit status still tells.
+    let _ = pipe.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}

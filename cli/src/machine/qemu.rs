@@ -1,0 +1,256 @@
+//! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
+
+use crate::host::size::Size;
+use crate::host::words::{option_value, quoted};
+use crate::machine::board::{Clock, HExtension, Seat};
+use crate::machine::disk::{self, Disk};
+use crate::machine::meter::Metered;
+use crate::machine::net::{self, Network};
+use crate::machine::share::{self, Share};
+use crate::machine::swap;
+use miette::Diagnostic;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The program.
+pub const QEMU: &str = "qemu-system-riscv64";
+/// The oldest major version that will do.
+const LEAST_MAJOR: u32 = 10;
+/// The firmware that QEMU takes by itself, in its own directories.
+const FIRMWARE: &str = "opensbi-riscv64-generic-fw_dynamic.bin";
+/// The software that the machine starts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Boot {
+    /// Gnomon with a bundle.
+    Gnomon {
+        /// Where it sits.
+        seat: Seat,
+        /// The hypervisor's ELF file.
+        hypervisor: PathBuf,
+        /// The bundle.
+        bundle: PathBuf,
+    },
+    /// A kernel on OpenSBI, without Gnomon: the reference.
+    Bare {
+        /// The kernel, as QEMU's `-kernel`.
+        kernel: PathBuf,
+        /// The initrd.
+        initrd: Option<PathBuf>,
+        /// The kernel's command line.
+        append: String,
+    },
+}
+
+/// A machine to be run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MachineSpec {
+    /// The software that it starts.
+    pub boot: Boot,
+    /// Number of harts.
+    pub harts: u32,
+    /// Their H extension.
+    pub h: HExtension,
+    /// RAM.
+    pub memory: Size,
+    /// Its time.
+    pub clock: Clock,
+    /// Whether and how it is counted.
+    pub meter: Option<Metered>,
+    /// The file that Gnomon pages to.
+    pub swap: Option<PathBuf>,
+    /// The VMs' disks, by number.
+    pub disks: Vec<Disk>,
+    /// The VMs' shares, by number.
+    pub shares: Vec<Share>,
+    /// Whether there is a source of random bytes for VMs.
+    pub rng: bool,
+    /// The network that VMs are on, if any is.
+    pub net: Option<Network>,
+    /// The socket of the control channel, if there is one. It must be listening when the machine starts.
+    pub control: Option<PathBuf>,
+    /// Further arguments for QEMU.
+    pub extra: Vec<String>,
+}
+
+/// Why there is no machine.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum QemuError {
+    /// QEMU is not installed.
+    #[error("cannot run {QEMU}: {0}")]
+    #[diagnostic(help("start Gnomon by its ./gnomon script, or install QEMU {LEAST_MAJOR} or newer for riscv64"))]
+    Missing(std::io::Error),
+    /// QEMU is too old, or is not QEMU.
+    #[error("{QEMU} is `{version}`; Gnomon needs QEMU {LEAST_MAJOR} or newer")]
+    #[diagnostic(help(
+        "start Gnomon by its ./gnomon script, or install a newer QEMU (Debian 12 has it in bookworm-backports)"
+    ))]
+    TooOld {
+        /// Its version.
+        version: String,
+    },
+    /// QEMU has no firmware.
+    #[error("{QEMU} finds no {FIRMWARE}, which the bare machine starts with")]
+    #[diagnostic(help("install QEMU's firmware for riscv64 (Debian's package `opensbi`)"))]
+    NoFirmware,
+}
+
+/// Checks that QEMU is there and new enough; returns its version.
+///
+/// # Errors
+/// [`QemuError`].
+pub fn version() -> Result<String, QemuError> {
+    let output = Command::new(QEMU).arg("--version").stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let first = text.lines().next().unwrap_or_default();
+    let version = first.split("version ").nth(1).unwrap_or(first).trim();
+    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    match major {
+        Some(major) if major >= LEAST_MAJOR => Ok(version.to_owned()),
+        _ => Err(QemuError::TooOld { version: version.to_owned() }),
+    }
+}
+
+/// The firmware that QEMU loads for `-bios default`: OpenSBI. It has a package and versions of its own.
+///
+/// # Errors
+/// [`QemuError::Missing`], [`QemuError::NoFirmware`].
+pub fn firmware() -> Result<PathBuf, QemuError> {
+    let output = Command::new(QEMU).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let files = text.lines().map(|dir| Path::new(dir.trim()).join(FIRMWARE));
+    files.into_iter().find(|file| file.is_file()).ok_or(QemuError::NoFirmware)
+}
+
+impl MachineSpec {
+    /// QEMU's arguments.
+    #[must_use]
+    pub fn args(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = Vec::new();
+        let mut text = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+        text(&["-machine", "virt", "-cpu", "rv64"]);
+        if self.h == HExtension::Absent {
+            // Not `-cpu rv64,h=false`: a further `-cpu` among `extra` would bring H back.
+            text(&["-global", "riscv-cpu.h=false"]);
+        }
+        text(&["-smp", &self.harts.to_string(), "-m", &format!("{}K", self.memory.0 >> 10)]);
+        text(&["-nodefaults", "-display", "none", "-no-reboot"]);
+        text(&["-chardev", "stdio,id=con,signal=off", "-serial", "chardev:con"]);
+        if let Some(icount) = self.clock.icount() {
+            text(&["-icount", icount, "-seed", "1", "-rtc", "base=2020-01-01,clock=vm"]);
+            if self.harts > 1 {
+                // Harts take turns then, and each keeps its turn until some timer of the machine is due. If all are late, that
+                // is long. This one never is: a buffer for a network that is not there, emptied every 20 us.
+                text(&["-netdev", "hubport,id=beat,hubid=0"]);
+                text(&["-object", "filter-buffer,id=beats,netdev=beat,interval=20"]);
+            }
+        }
+        let mut file = |option: &str, path: &Path| args.extend([option.into(), path.as_os_str().to_owned()]);
+        match &self.boot {
+            Boot::Gnomon { seat: Seat::Firmware, hypervisor, bundle } => {
+                file("-bios", hypervisor);
+                file("-kernel", bundle);
+            }
+            Boot::Gnomon { seat: Seat::Payload, hypervisor, bundle } => {
+                file("-bios", Path::new("default"));
+                file("-kernel", hypervisor);
+                file("-initrd", bundle);
+            }
+            Boot::Bare { kernel, initrd, append } => {
+                file("-bios", Path::new("default"));
+                file("-kernel", kernel);
+                if let Some(initrd) = initrd {
+                    file("-initrd", initrd);
+                }
+                if !append.is_empty() {
+                    file("-append", Path::new(append));
+                }
+            }
+        }
+        args.extend(self.meter.iter().flat_map(|meter| meter.args(self.memory)));
+        args.extend(self.swap.iter().flat_map(|path| swap::args(path)).map(OsString::from));
+        let disks = self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk));
+        args.extend(disks.map(OsString::from));
+        let shares = self.shares.iter().enumerate().flat_map(|(number, share)| share::args(number, share));
+        args.extend(shares.map(OsString::from));
+        if self.rng {
+            args.extend(ENTROPY_ARGS.map(OsString::from));
+        }
+        args.extend(self.net.iter().flat_map(net::args).map(OsString::from));
+        args.extend(self.control.iter().flat_map(|path| control_args(path)).map(OsString::from));
+        args.extend(self.extra.iter().map(OsString::from));
+        args
+    }
+
+    /// Whether the board has a place for one more virtio device.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        let ours = usize::from(self.swap.is_some()) + self.disks.len() + self.shares.len();
+        let single = [self.net.is_some(), self.rng, self.control.is_some()].map(usize::from);
+        ours + single.iter().sum::<usize>() < disk::PLACES
+    }
+
+    /// The whole command line, for a shell.
+    #[must_use]
+    pub fn command_line(&self) -> String {
+        let words = self.args().into_iter().map(|word| quoted(&word.to_string_lossy()));
+        std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// QEMU's arguments for the source of random bytes: the host kernel's generator, and not QEMU's own.
+const ENTROPY_ARGS: [&str; 4] =
+    ["-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-device,rng=entropy"];
+
+/// QEMU's arguments for the control channel. A console drops output that is not read in time, and never blocks.
+fn control_args(path: &Path) -> [String; 6] {
+    let path = option_value(&path.display().to_string());
+    let chardev = format!("socket,id=control,path={path},server=off");
+    let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(String::from);
+    ["-device".into(), device, "-chardev".into(), chardev, "-device".into(), port]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::size::MIB;
+
+    fn spec(boot: Boot) -> MachineSpec {
+        MachineSpec {
+            boot,
+            harts: 2,
+            h: HExtension::Present,
+            memory: Size(256 * MIB),
+            clock: Clock::Real,
+            meter: None,
+            swap: None,
+            disks: vec![],
+            shares: vec![],
+            rng: false,
+            net: None,
+            control: None,
+            extra: vec![],
+        }
+    }
+
+    #[test]
+    fn seats() {
+        let boot = |seat| Boot::Gnomon { seat, hypervisor: "hv".into(), bundle: "b".into() };
+        let firmware = spec(boot(Seat::Firmware)).command_line();
+        assert!(firmware.ends_with("-bios hv -kernel b") && firmware.contains("-smp 2 -m 262144K"), "{firmware}");
+        let payload = spec(boot(Seat::Payload)).command_line();
+        assert!(payload.ends_with("-bios default -kernel hv -initrd b"), "{payload}");
+        assert!(!payload.contains("riscv-cpu.h"), "{payload}");
+        let without_h = MachineSpec { h: HExtension::Absent, ..spec(boot(Seat::Firmware)) }.command_line();
+        assert!(without_h.contains(" -cpu rv64 -global riscv-cpu.h=false "), "{without_h}");
+    }
+
+    #[test]
+    fn bare_machines_and_quoting() {
+        let boot = Boot::Bare { kernel: "k".into(), initrd: None, append: "a 'b'".into() };
+        let mut machine = spec(boot);
+        machine.clock = Clock::Instructions;
+        let line = machine.command_line();
+        assert!(line.contains("-icount shift=0,sleep=off") && line.ends_with(r"-append 'a '\''b'\'''"), "{line}");
+    }
+}

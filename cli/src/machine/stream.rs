@@ -1,0 +1,157 @@
+//! Takes Gnomon's console output apart: records for programs, text for people.
+
+use abi::record::{MARK, Record};
+
+/// A record longer than this is none.
+const MOST_BYTES: usize = 1 << 20;
+
+/// A piece of console output.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Piece {
+    /// Bytes as they came.
+    Text(Vec<u8>),
+    /// A decoded record.
+    Record(Record),
+}
+
+/// Separates records from text. Output may come in pieces of any size.
+#[derive(Debug, Default)]
+pub struct RecordFilter {
+    /// The bytes since a mark, while its line is not complete.
+    partial: Option<Vec<u8>>,
+}
+
+impl RecordFilter {
+    /// Takes in what came, gives out what is complete.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let stop = if self.partial.is_some() { b'\n' } else { MARK };
+            let (head, tail) = match rest.iter().position(|byte| *byte == stop) {
+                Some(at) => (&rest[..at], Some(&rest[at + 1..])),
+                None => (rest, None),
+            };
+            match &mut self.partial {
+                Some(partial) => {
+                    partial.extend_from_slice(head);
+                    if tail.is_some() || partial.len() > MOST_BYTES {
+                        pieces.extend(self.complete(tail.is_some()));
+                    }
+                }
+                None => {
+                    if !head.is_empty() {
+                        pieces.push(Piece::Text(head.to_vec()));
+                    }
+                    if tail.is_some() {
+                        self.partial = Some(Vec::new());
+                    }
+                }
+            }
+            rest = tail.unwrap_or_default();
+        }
+        pieces
+    }
+
+    /// Returns the rest at the end of the output: a truncated record, as text.
+    pub fn finish(&mut self) -> Option<Piece> {
+        self.complete(false)
+    }
+
+    /// Ends the record that a mark began. A record that does not parse is shown as text.
+    fn complete(&mut self, with_newline: bool) -> Option<Piece> {
+        let mut bytes = self.partial.take()?;
+        let record = std::str::from_utf8(&bytes).ok().and_then(|text| Record::parse(text.trim_end()));
+        if let Some(record) = record {
+            return Some(Piece::Record(record));
+        }
+        if with_newline {
+            bytes.push(b'\n');
+        }
+        Some(Piece::Text(bytes))
+    }
+}
+
+/// Cuts text into lines. A line ends with LF; CRs before it belong to the line end.
+#[derive(Debug, Default)]
+pub struct Lines {
+    partial: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes in what came, gives out the lines that are complete, without their ends.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
+        let mut lines = Vec::new();
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.partial.extend_from_slice(part);
+            if self.partial.last() == Some(&b'\n') {
+                let mut line = std::mem::take(&mut self.partial);
+                line.pop();
+                while line.last() == Some(&b'\r') {
+                    line.pop();
+                }
+                lines.push(line);
+            }
+        }
+        lines
+    }
+
+    /// The last line, if it has no end.
+    pub fn finish(&mut self) -> Option<Vec<u8>> {
+        Some(std::mem::take(&mut self.partial)).filter(|line| !line.is_empty())
+    }
+
+    /// The incomplete last line.
+    #[must_use]
+    pub fn partial(&self) -> &[u8] {
+        &self.partial
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use abi::record::Stats;
+
+    fn all(pieces: &[&[u8]]) -> (String, Vec<Record>) {
+        let mut filter = RecordFilter::default();
+        let (mut text, mut records) = (Vec::new(), Vec::new());
+        let found: Vec<Piece> = pieces.iter().flat_map(|piece| filter.push(piece)).collect();
+        for piece in found.into_iter().chain(filter.finish()) {
+            match piece {
+                Piece::Text(bytes) => text.extend(bytes),
+                Piece::Record(record) => records.push(record),
+            }
+        }
+        (String::from_utf8(text).expect("text"), records)
+    }
+
+    #[test]
+    fn records_leave_the_text() {
+        let stream = b"hello\n\x1e\"halt\"\r\nworld\x1e{\"stats\":{\"vms\":[],\"host\":{}}}\n!";
+        let expected = ("hello\nworld!".into(), vec![Record::Halt, Record::Stats(Stats::default())]);
+        assert_eq!(all(&[stream]), expected);
+        for cut in 0..stream.len() {
+            assert_eq!(all(&[&stream[..cut], &stream[cut..]]), expected, "cut at {cut}");
+        }
+        let single: Vec<&[u8]> = stream.chunks(1).collect();
+        assert_eq!(all(&single), expected);
+    }
+
+    #[test]
+    fn what_is_no_record_is_shown() {
+        assert_eq!(all(&[b"\x1enonsense\nx"]), ("nonsense\nx".into(), vec![]));
+        assert_eq!(all(&[b"a\x1e{\"ha"]), ("a{\"ha".into(), vec![]));
+    }
+
+    #[test]
+    fn lines_end_with_lf_or_crlf() {
+        let mut lines = Lines::default();
+        assert_eq!(lines.push(b"a\r\nb\n\r\r\nc\r"), [b"a".to_vec(), b"b".to_vec(), vec![]]);
+        assert_eq!(lines.partial(), b"c\r");
+        assert_eq!(lines.push(b"\n"), [b"c".to_vec()]);
+        assert_eq!(lines.push(b"d"), Vec::<Vec<u8>>::new());
+        assert_eq!(lines.finish(), Some(b"d".to_vec()));
+        assert_eq!(lines.finish(), None);
+    }
+}

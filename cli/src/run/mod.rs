@@ -1,0 +1,110 @@
+//! `gnomon run`: from descriptions of VMs to their end.
+
+pub mod console;
+mod input;
+mod prepare;
+mod report;
+mod show;
+mod spec;
+
+use crate::control::ControlError;
+use crate::control::bridge::Bridge;
+use crate::control::runs::{Claim, Runs};
+use crate::host::tty::{self};
+use crate::machine::process::{Machine, MachineError};
+use crate::machine::qemu::{Boot, MachineSpec};
+use crate::machine::stream::Piece;
+use crate::run::console::{ExecDemux, PanicWatch};
+use abi::bundle::ConsoleMode;
+use abi::record::Record;
+pub use prepare::{Prepared, Versions, prepare};
+pub use report::RunEnd;
+use show::Show;
+pub use spec::{Reach, RunSpec, ShowSpec};
+use std::time::Instant;
+
+/// Takes a name for the run, and makes its sockets.
+fn claim(prepared: &Prepared, name: Option<&str>, usual: &str) -> Result<Claim, ControlError> {
+    let runs = Runs::open()?;
+    let mut claim = runs.claim(name, usual)?;
+    let ports: Vec<_> = prepared.vms.iter().cloned().zip(prepared.ports.iter().cloned()).collect();
+    runs.open_ports(&mut claim, &ports)?;
+    Ok(claim)
+}
+
+/// Lets other commands reach a run, if that can be. Only a name that was asked for must be had, and the way to ports.
+fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette::Result<Option<Bridge>> {
+    let has_ports = prepared.ports.iter().any(|ports| !ports.is_empty());
+    let Reach::As(name) = how else { return Ok(None) };
+    let usual = prepared.vms.first().map_or("run", String::as_str);
+    let claim = if machine.has_place() {
+        claim(prepared, name.as_deref(), usual).map_err(miette::Report::from)
+    } else {
+        Err(miette::miette!(help = "give the VMs fewer disks", "the board has no free slot for the control channel"))
+    };
+    match claim {
+        Ok(claim) => {
+            machine.control = Some(claim.machine_path().to_owned());
+            Ok(Some(Bridge::start(claim)))
+        }
+        Err(why) if name.is_some() || has_ports => Err(why),
+        Err(why) => {
+            eprintln!("gnomon: warning: no other command can reach this run: {why}");
+            Ok(None)
+        }
+    }
+}
+
+/// Runs what was prepared, on the user's terminal, to its end.
+///
+/// # Errors
+/// If QEMU cannot be run at all, or the counters not be written; everything else is told in [`RunEnd`].
+pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
+    let mut spec = prepared.machine.clone();
+    let _bridge = reach(prepared, &mut spec, &show.reach)?;
+    let (machine, stopper) = Machine::start(&spec)?;
+    if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
+        tty::say(&format!(
+            "gnomon: waiting for gdb: gdb-multiarch {} -ex 'target remote :{port}'",
+            hypervisor.display()
+        ));
+    }
+    input::handle_signals(stopper.clone()).map_err(MachineError::from)?;
+    let raw = match prepared.console {
+        ConsoleMode::Attached => {
+            tty::say("gnomon: Ctrl-A x ends the run, Ctrl-A h shows the other keys");
+            Some(tty::RawMode::enter().map_err(MachineError::from)?)
+        }
+        ConsoleMode::Lines => None,
+    };
+    let mut input = exec.is_none().then(|| input::forward_input(machine.input(), stopper));
+    let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
+    // If one of several consoles is attached, the VM of a line is unknown.
+    let is_watched = prepared.console == ConsoleMode::Lines || prepared.vms.len() == 1;
+    // With a debugger at hand, a kernel that has panicked is there to be looked at.
+    let is_watched = is_watched && show.gdb.is_none();
+    let vms = prepared.vms.iter().map(String::as_str).zip(prepared.after.iter().copied());
+    let watch = is_watched.then(|| PanicWatch::new(vms));
+    let mut view = Show::new(prepared.console, demux, watch, show.is_verbose);
+    let started = Instant::now();
+    let deadline = show.timeout.and_then(|timeout| started.checked_add(timeout));
+    let outcome = machine.run(deadline, |piece| {
+        if let Piece::Record(Record::Boot(_)) = piece
+            && let Some(begin) = input.take()
+        {
+            // If the input thread is gone, there is no input to forward.
+            let _ = begin.send(());
+        }
+        view.piece(piece)
+    })?;
+    drop(raw);
+    view.finish();
+    let end = report::judge(prepared, &outcome, &view, started.elapsed());
+    for line in end.details(&view) {
+        tty::say(&line);
+    }
+    if let Some(path) = &show.stats {
+        end.write_stats(path, prepared, &outcome)?;
+    }
+    Ok(end)
+}

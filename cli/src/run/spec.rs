@@ -1,0 +1,96 @@
+//! The description of a run, and how it is shown.
+
+use crate::host::size::Size;
+use crate::host::tty::{self, TerminalSize};
+use crate::machine::board::{Clock, HExtension, Seat};
+use crate::machine::disk::Snapshot;
+use crate::machine::meter::MeterSpec;
+use crate::machine::net::ForwardTo;
+use crate::machine::swap::SwapSpec;
+use crate::vm::file::VmFile;
+use crate::vm::root::Roots;
+use abi::bundle::ConsoleMode;
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The most harts that are chosen without being asked for.
+const MOST_DEFAULT_HARTS: u32 = 8;
+
+/// The VMs of a run, and its machine.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RunSpec {
+    /// The VM files.
+    pub files: Vec<VmFile>,
+    /// The options, for all VMs.
+    pub options: VmFile,
+    /// RAM of the machine; else enough for all VMs.
+    pub host_memory: Option<Size>,
+    /// The file that Gnomon pages to.
+    pub swap: Option<SwapSpec>,
+    /// Whether what guests write to their disks is thrown away.
+    pub snapshot: Snapshot,
+    /// Ports of the host's that lead to VMs, beside those in VM files.
+    pub forwards: Vec<ForwardTo>,
+    /// The disks of VMs with a Debian system as their root: [`crate::system::provide`].
+    pub roots: Roots,
+    /// Tunables that are set, `name=value`.
+    pub settings: Vec<String>,
+    /// Harts of the machine; else as many as the widest VM has vCPUs.
+    pub harts: Option<u32>,
+    /// Whether those have the H extension.
+    pub h: HExtension,
+    /// Where Gnomon sits.
+    pub seat: Seat,
+    /// Commands to run in every VM.
+    pub exec: Option<String>,
+    /// The machine's time.
+    pub clock: Clock,
+    /// The meter's settings, if it is used.
+    pub meter: Option<MeterSpec>,
+    /// Further arguments for QEMU.
+    pub qemu_args: Vec<String>,
+    /// How the guests share the console.
+    pub console: ConsoleMode,
+    /// The size of the terminal that shells run on, if it is one.
+    pub terminal: Option<TerminalSize>,
+}
+
+/// How a run is shown.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ShowSpec {
+    /// With `--exec`: show everything, not just the commands' output.
+    pub is_verbose: bool,
+    /// Where the counters go.
+    pub stats: Option<PathBuf>,
+    /// The longest that the run may take.
+    pub timeout: Option<Duration>,
+    /// The port on which QEMU waits for a debugger.
+    pub gdb: Option<NonZeroU16>,
+    /// Whether other commands can reach it.
+    pub reach: Reach,
+}
+
+/// Whether other commands can reach a run.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Reach {
+    /// None can.
+    #[default]
+    None,
+    /// They can, by this name, or by one that is free.
+    As(Option<String>),
+}
+
+impl RunSpec {
+    /// The console mode that suits: attached if a person sits there and no commands are given.
+    #[must_use]
+    pub fn console_mode(exec: Option<&str>) -> ConsoleMode {
+        if exec.is_none() && tty::is_interactive() { ConsoleMode::Attached } else { ConsoleMode::Lines }
+    }
+
+    /// The number of harts, given the widest VM's vCPUs.
+    #[must_use]
+    pub fn harts_for(&self, most_vcpus: u32) -> u32 {
+        self.harts.unwrap_or(most_vcpus.clamp(1, MOST_DEFAULT_HARTS))
+    }
+}

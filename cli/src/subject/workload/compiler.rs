@@ -1,0 +1,68 @@
+//! Debian's C compiler as a workload: alone, and in a build.
+
+use super::image::{HugePages, Image, Scale, Workload};
+use crate::guest::debian::Wanted;
+use crate::host::size::{MIB, Size};
+
+/// The compiler proper.
+const CC1: (&str, &str) = ("cpp-14-riscv64-linux-gnu", "usr/libexec/gcc/riscv64-linux-gnu/14/cc1");
+/// Its options, but for files.
+const CC1_OPTIONS: &str = "-quiet -march=rv64gc -mabi=lp64d -nostdinc -isystem /usr/lib/gcc/riscv64-linux-gnu/14/include \
+     -isystem /usr/include/riscv64-linux-gnu -isystem /usr/include -isystem /usr/lib/linux/uapi/riscv";
+
+/// A command that compiles `NAME.c` to `NAME.s`.
+pub fn cc1(optimize: &str, name: &str) -> String {
+    format!("cc1 {CC1_OPTIONS} {optimize} {name}.c -o {name}.s")
+}
+
+/// Adds the compiler, and the headers and libraries' sources that it is given.
+pub fn add(image: &mut Image) -> miette::Result<()> {
+    image.debian(CC1.0, Wanted::Program(CC1.1))?;
+    image.debian("libgcc-14-dev", Wanted::Data(&["usr/lib/gcc/riscv64-linux-gnu/14/include/"]))?;
+    image.debian("libc6-dev", Wanted::Data(&["usr/include/"]))?;
+    let kernel = [
+        "usr/include/linux/limits.h",
+        "usr/include/linux/errno.h",
+        "usr/include/asm-generic/",
+        "usr/lib/linux/uapi/riscv/",
+    ];
+    image.debian("linux-libc-dev", Wanted::Data(&kernel))?;
+    image.debian("libstb-dev", Wanted::Data(&["usr/include/stb/"]))
+}
+
+/// A C file that is all of one of the stb libraries.
+pub fn source(name: &str) -> String {
+    let what = name.to_uppercase();
+    format!("#define STB_{what}_IMPLEMENTATION\n#include \"stb/stb_{name}.h\"\n")
+}
+
+/// A build, as Table 2 of *Nested Paging in bhyve* has one: several C files are compiled and assembled, each by
+/// processes of its own, and linked.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn build(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let mut image = Image::new("build", pages)?;
+    add(&mut image)?;
+    for tool in ["as", "ld.bfd"] {
+        image.debian("binutils-riscv64-linux-gnu", Wanted::Program(&format!("usr/bin/riscv64-linux-gnu-{tool}")))?;
+    }
+    let libraries = ["perlin", "rect_pack", "dxt", "ds"];
+    let optimize = match scale {
+        Scale::Quick => "-O0",
+        Scale::Full => "-O2",
+    };
+    for library in &libraries {
+        image.file(&format!("root/{library}.c"), source(library));
+    }
+    let compile = cc1(optimize, "$name");
+    let lines = format!(
+        "for name in {names}; do\n{compile}\nriscv64-linux-gnu-as $name.s -o $name.o\ndone\n\
+         riscv64-linux-gnu-ld.bfd -r {objects} -o all.o",
+        names = libraries.join(" "),
+        objects = libraries.iter().map(|name| format!("{name}.o")).collect::<Vec<_>>().join(" "),
+    );
+    image.marked("build", 1, "run", &lines);
+    image.checksum("build", "all.o");
+    image.finish(Size(512 * MIB))
+}

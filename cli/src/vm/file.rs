@@ -1,0 +1,366 @@
+//! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
+
+use crate::host::size::{MIB, Size};
+use crate::machine::disk::DiskSpec;
+use crate::machine::net::{self, Forward};
+use crate::machine::share::ShareSpec;
+use crate::vm::root::Root;
+use abi::bundle::MmuMode;
+use abi::mac::Mac;
+use miette::Diagnostic;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// The least RAM a VM can have.
+pub const LEAST_MEMORY: Size = Size(8 * MIB);
+
+/// A VM as described by a VM file, or by the options of the command line. An absent key keeps its
+/// default.
+#[derive(Clone, Default, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmFile {
+    /// The VM's name.
+    pub name: Option<String>,
+    /// The VM that has to end before this one starts.
+    pub after: Option<String>,
+    /// RAM.
+    pub memory: Option<Size>,
+    /// The most of it that is in memory at a time.
+    pub limit: Option<Size>,
+    /// RAM that is never paged out.
+    pub reserve: Option<Size>,
+    /// Whether all of it is given at the start, and stays.
+    pub wired: Option<bool>,
+    /// Number of vCPUs.
+    pub vcpus: Option<u32>,
+    /// The kernel to boot.
+    pub kernel: Option<Kernel>,
+    /// The initial RAM disk.
+    pub initrd: Option<Initrd>,
+    /// A whole system as its root.
+    pub root: Option<Root>,
+    /// Files and directories that go into Gnomon's own initramfs.
+    pub add: Option<Vec<PathBuf>>,
+    /// Added to the kernel's command line.
+    pub append: Option<String>,
+    /// The console that Linux uses.
+    pub console: Option<Console>,
+    /// How memory is virtualized.
+    pub mmu: Option<MmuMode>,
+    /// Whether the fast lane serves fences by address and switches of the address space.
+    pub lane: Option<bool>,
+    /// Whether Svvptc may be advertised.
+    pub svvptc: Option<bool>,
+    /// Whether hardware updates of A and D bits are promised.
+    pub svadu: Option<bool>,
+    /// Bound of the memory for shadow tables.
+    pub shadow: Option<Size>,
+    /// Whether 2 MiB mappings may be used.
+    pub superpages: Option<bool>,
+    /// Whether whole GiB are given to it before it starts.
+    pub gigapages: Option<bool>,
+    /// Whether it has a memory balloon.
+    pub balloon: Option<Balloon>,
+    /// Its disks.
+    pub disks: Option<Vec<DiskSpec>>,
+    /// Folders of the host that it reaches.
+    pub shares: Option<Vec<ShareSpec>>,
+    /// Whether it has a network card.
+    pub net: Option<bool>,
+    /// The network card's address.
+    #[serde(deserialize_with = "net::mac")]
+    pub mac: Option<Mac>,
+    /// Whether it has a source of random bytes.
+    pub rng: Option<bool>,
+    /// Names of ports by which programs of the host's speak with it.
+    pub ports: Option<Vec<String>>,
+    /// Ports of the host's network that lead to it.
+    pub forward: Option<Vec<Forward>>,
+    /// The snapshot that it is restored from.
+    pub restore: Option<PathBuf>,
+}
+
+/// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(untagged, expecting = "true, false, or a size such as \"256M\"")]
+pub enum Balloon {
+    /// It has one, which is empty at the start; or none.
+    Is(bool),
+    /// It has one that takes so much.
+    Takes(Size),
+}
+
+impl Balloon {
+    /// The balloon's size at the start, if there is a balloon.
+    #[must_use]
+    pub fn target(self) -> Option<Size> {
+        match self {
+            Self::Is(is_there) => is_there.then_some(Size(0)),
+            Self::Takes(size) => Some(size),
+        }
+    }
+}
+
+impl std::str::FromStr for Balloon {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "on" => Ok(Self::Is(true)),
+            "off" => Ok(Self::Is(false)),
+            _ => text.parse().map(Self::Takes).map_err(|_| "use on, off, or a size such as 256M".into()),
+        }
+    }
+}
+
+/// The kernel to boot.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(from = "PathBuf")]
+pub enum Kernel {
+    /// Debian's kernel for riscv64.
+    Debian,
+    /// Debian's U-Boot for S mode.
+    UBoot,
+    /// The system on its disks, by a boot loader that U-Boot starts.
+    Disk,
+    /// A file: a Linux Image, an ELF file or a raw binary.
+    File(PathBuf),
+}
+
+impl From<PathBuf> for Kernel {
+    fn from(path: PathBuf) -> Self {
+        match path.to_str() {
+            Some("debian") => Self::Debian,
+            Some("u-boot") => Self::UBoot,
+            Some("disk") => Self::Disk,
+            _ => Self::File(path),
+        }
+    }
+}
+
+/// The initial RAM disk.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(from = "PathBuf")]
+pub enum Initrd {
+    /// Gnomon's own, made of Debian's busybox.
+    Busybox,
+    /// None.
+    None,
+    /// A file.
+    File(PathBuf),
+}
+
+impl From<PathBuf> for Initrd {
+    fn from(path: PathBuf) -> Self {
+        match path.to_str() {
+            Some("busybox") => Self::Busybox,
+            Some("none") => Self::None,
+            _ => Self::File(path),
+        }
+    }
+}
+
+/// The console that Linux uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
+pub enum Console {
+    /// The emulated 16550 UART.
+    #[serde(rename = "ttyS0")]
+    #[value(name = "ttyS0")]
+    Uart,
+    /// A virtio console: `hvc0`, too.
+    #[serde(rename = "virtio")]
+    #[value(name = "virtio")]
+    Virtio,
+    /// The SBI debug console.
+    #[serde(rename = "hvc0")]
+    #[value(name = "hvc0")]
+    Sbi,
+    /// Nothing is put on the command line: `append` is all of it.
+    #[serde(rename = "none")]
+    #[value(name = "none")]
+    None,
+}
+
+/// A VM file that cannot be used.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum VmFileError {
+    /// It cannot be read.
+    #[error("cannot read the VM file {path}: {source}")]
+    #[diagnostic(help("give the path of a VM file, such as examples/linux.toml"))]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
+    /// It is not a VM description.
+    #[error("the VM file {path} is not valid: {message}")]
+    #[diagnostic(help("correct that line; docs/vm-file.md lists the keys and their values"))]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The parser's error, with its line.
+        message: String,
+    },
+}
+
+impl VmFile {
+    /// Reads a VM file. Paths in it are relative to the file; a VM without a name is called as
+    /// the file is.
+    ///
+    /// # Errors
+    /// [`VmFileError`], with the line in question.
+    pub fn read(path: &Path) -> Result<Self, VmFileError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| VmFileError::Unreadable { path: path.to_owned(), source })?;
+        let mut vm = Self::parse(&text).map_err(|message| VmFileError::Invalid { path: path.to_owned(), message })?;
+        let dir = path.parent().unwrap_or(Path::new("."));
+        if let Some(Kernel::File(file)) = &mut vm.kernel {
+            *file = dir.join(&*file);
+        }
+        if let Some(Initrd::File(file)) = &mut vm.initrd {
+            *file = dir.join(&*file);
+        }
+        vm.root.iter_mut().filter_map(|root| root.file.as_mut()).for_each(|file| *file = dir.join(&*file));
+        vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
+        vm.disks.iter_mut().flatten().for_each(|disk| disk.file = dir.join(&disk.file));
+        vm.restore.iter_mut().for_each(|file| *file = dir.join(&*file));
+        vm.shares.iter_mut().flatten().for_each(|share| share.dir = dir.join(&share.dir));
+        if vm.name.is_none() {
+            vm.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        }
+        Ok(vm)
+    }
+
+    /// Parses the text of a VM file, and keeps paths unchanged.
+    ///
+    /// # Errors
+    /// The parser's error, with its line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    /// Whether it boots a whole system, to be worked in.
+    #[must_use]
+    pub fn has_system(&self) -> bool {
+        self.root.is_some() || self.kernel == Some(Kernel::Disk)
+    }
+
+    /// This, with everything that `over` says in place of what stood here.
+    #[must_use]
+    pub fn overridden_by(self, over: &Self) -> Self {
+        let over = over.clone();
+        Self {
+            name: over.name.or(self.name),
+            after: over.after.or(self.after),
+            memory: over.memory.or(self.memory),
+            limit: over.limit.or(self.limit),
+            reserve: over.reserve.or(self.reserve),
+            wired: over.wired.or(self.wired),
+            vcpus: over.vcpus.or(self.vcpus),
+            kernel: over.kernel.or(self.kernel),
+            initrd: over.initrd.or(self.initrd),
+            root: over.root.or(self.root),
+            add: over.add.or(self.add),
+            append: over.append.or(self.append),
+            console: over.console.or(self.console),
+            mmu: over.mmu.or(self.mmu),
+            lane: over.lane.or(self.lane),
+            svvptc: over.svvptc.or(self.svvptc),
+            svadu: over.svadu.or(self.svadu),
+            shadow: over.shadow.or(self.shadow),
+            superpages: over.superpages.or(self.superpages),
+            gigapages: over.gigapages.or(self.gigapages),
+            balloon: over.balloon.or(self.balloon),
+            disks: over.disks.or(self.disks),
+            shares: over.shares.or(self.shares),
+            net: over.net.or(self.net),
+            mac: over.mac.or(self.mac),
+            rng: over.rng.or(self.rng),
+            ports: over.ports.or(self.ports),
+            forward: over.forward.or(self.forward),
+            restore: over.restore.or(self.restore),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<VmFile, VmFileError> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("box.toml");
+        std::fs::write(&path, text).expect("a file");
+        VmFile::read(&path)
+    }
+
+    #[test]
+    fn a_whole_file() {
+        let vm = read(
+            "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
+             console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
+             superpages = false\ngigapages = true\nballoon = '64M'\n",
+        )
+        .expect("valid");
+        assert_eq!((vm.name.as_deref(), vm.after.as_deref()), (Some("a"), Some("b")));
+        assert_eq!(vm.memory, Some(Size(1 << 30)));
+        assert_eq!(vm.kernel, Some(Kernel::File("/k".into())));
+        assert!(matches!(vm.initrd, Some(Initrd::File(path)) if path.ends_with("sub/i") && path.is_absolute()));
+        let added = vm.add.expect("what is added");
+        assert!(added[0].ends_with("f") && added[0].is_absolute() && added[1] == Path::new("/g"), "{added:?}");
+        assert_eq!((vm.console, vm.superpages, vm.gigapages), (Some(Console::Sbi), Some(false), Some(true)));
+        assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
+        assert_eq!((vm.lane, vm.svvptc, vm.svadu), (Some(false), Some(false), Some(true)));
+        assert_eq!(vm.balloon, Some(Balloon::Takes(Size(64 << 20))));
+    }
+
+    #[test]
+    fn a_balloon_is_there_or_takes_something() {
+        let target = |text: &str| VmFile::parse(text).map(|vm| vm.balloon.and_then(Balloon::target));
+        assert_eq!(target(""), Ok(None));
+        assert_eq!(target("balloon = false"), Ok(None));
+        assert_eq!(target("balloon = true"), Ok(Some(Size(0))));
+        assert_eq!(target("balloon = '8M'"), Ok(Some(Size(8 << 20))));
+        assert!(target("balloon = 8").expect_err("no size").contains("true, false, or a size"));
+        assert_eq!("on".parse(), Ok(Balloon::Is(true)));
+        assert_eq!("8M".parse(), Ok(Balloon::Takes(Size(8 << 20))));
+        assert!("yes".parse::<Balloon>().is_err());
+    }
+
+    #[test]
+    fn disks_are_files_or_tables() {
+        let text = "disks = ['a', { file = 'b', readonly = true, size = '1G' }, { file = '/c', format = 'qcow2' }]";
+        let disks = read(text).expect("valid").disks.expect("disks");
+        assert!(disks[0].file.ends_with("a") && disks[0].file.is_absolute() && !disks[0].readonly);
+        assert!(disks[1].readonly && disks[1].size == Some(Size(1 << 30)));
+        assert_eq!(
+            (disks[2].file.as_path(), disks[2].format),
+            (Path::new("/c"), Some(crate::machine::disk::Format::Qcow2))
+        );
+        assert!(read("disks = [{ file = 'b', readonyl = true }]").is_err());
+    }
+
+    #[test]
+    fn an_empty_file_is_named_after_itself() {
+        assert_eq!(read("").expect("valid"), VmFile { name: Some("box".into()), ..VmFile::default() });
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        for (text, names) in
+            [("memroy = '1G'", "memroy"), ("vcpus = 'two'", "line 1"), ("memory = '5X'", "5X"), ("a", "line 1")]
+        {
+            let message = read(text).expect_err("invalid").to_string();
+            assert!(message.contains(names) && message.contains("box.toml"), "{message}");
+        }
+    }
+
+    #[test]
+    fn options_win() {
+        let file = VmFile { vcpus: Some(1), append: Some("a".into()), ..VmFile::default() };
+        let over = VmFile { vcpus: Some(2), ..VmFile::default() };
+        let both = file.overridden_by(&over);
+        assert_eq!((both.vcpus, both.append.as_deref()), (Some(2), Some("a")));
+    }
+}

@@ -1,0 +1,527 @@
+//! The complete description of a VM, with all defaults.
+
+mod error;
+
+use crate::host::size::{MIB, PAGE, Size};
+use crate::host::words::is_name_char;
+use crate::machine::board::{HExtension, Seat};
+use crate::machine::disk::DiskSpec;
+use crate::machine::net::{Card, ForwardTo, NetError};
+use crate::machine::port;
+use crate::machine::share::ShareSpec;
+use crate::vm::file::{Balloon, Console, Initrd, Kernel, LEAST_MEMORY, VmFile};
+use crate::vm::root::Root;
+use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
+pub use error::SpecError;
+use std::path::PathBuf;
+
+/// The default RAM of a VM.
+pub const DEFAULT_MEMORY: Size = Size(512 * MIB);
+/// The default RAM of a VM with a Debian system as its root, or a system on its disk.
+pub const DEFAULT_SYSTEM_MEMORY: Size = Size(1024 * MIB);
+/// The least RAM that a whole system works in.
+pub const LEAST_ROOT_MEMORY: Size = Size(256 * MIB);
+/// The least RAM of one that boots what is on a disk: with a quarter of that U-Boot starts over and over.
+pub const LEAST_DISK_MEMORY: Size = Size(64 * MIB);
+
+const MOST_NAME_CHARS: usize = 32;
+
+/// Whether a VM can have that name.
+pub(crate) fn is_name(name: &str) -> bool {
+    (1..=MOST_NAME_CHARS).contains(&name.len()) && name.chars().all(is_name_char)
+}
+
+/// One VM, complete.
+#[derive(Clone, PartialEq, Debug)]
+pub struct VmSpec {
+    /// Its name, unique among the VMs of a run.
+    pub name: String,
+    /// The VM that has to end before this one starts: its place in the list.
+    pub after: Option<u32>,
+    /// RAM.
+    pub memory: Size,
+    /// The most of it that is in memory at a time, if not all.
+    pub limit: Option<Size>,
+    /// RAM that is not paged out once the VM uses it.
+    pub reserve: Size,
+    /// Whether all of it is given at the start, and stays.
+    pub wired: bool,
+    /// Number of vCPUs.
+    pub vcpus: u32,
+    /// The kernel to boot.
+    pub kernel: Kernel,
+    /// The initial RAM disk, if the user said which.
+    pub initrd: Option<Initrd>,
+    /// A whole system as its root, if it has one.
+    pub root: Option<Root>,
+    /// The user's files in the initramfs.
+    pub add: Vec<PathBuf>,
+    /// The user's addition to the command line.
+    pub append: String,
+    /// The console that Linux uses.
+    pub console: Console,
+    /// How memory is virtualized; `None`: Gnomon chooses, by what the hart can do.
+    pub mmu: Option<MmuMode>,
+    /// Whether the fast lane serves fences by address and switches of the address space, if the user said so.
+    pub lane: Option<bool>,
+    /// Whether Svvptc may be advertised.
+    pub svvptc: bool,
+    /// Whether hardware updates of A and D bits are promised.
+    pub svadu: bool,
+    /// Bound of the memory for shadow tables; `None`: Gnomon's default.
+    pub shadow: Option<Size>,
+    /// Whether 2 MiB mappings may be used.
+    pub superpages: bool,
+    /// Whether whole GiB are given to it before it starts.
+    pub gigapages: bool,
+    /// The memory balloon's size at the start, if it has one.
+    pub balloon: Option<Size>,
+    /// Its disks.
+    pub disks: Vec<DiskSpec>,
+    /// Folders of the host that it reaches.
+    pub shares: Vec<ShareSpec>,
+    /// Whether it has a source of random bytes, if the user said so.
+    pub rng: Option<bool>,
+    /// Names of its ports.
+    pub ports: Vec<String>,
+    /// Its network card, if it has one.
+    pub net: Option<Card>,
+    /// The snapshot that it is restored from.
+    pub restore: Option<PathBuf>,
+}
+
+impl VmSpec {
+    /// Settles what each VM is: defaults, then its file, then the options. Without a file, there is
+    /// one VM called `linux`.
+    ///
+    /// # Errors
+    /// [`SpecError`] for anything that cannot be.
+    pub fn settle(files: Vec<VmFile>, options: &VmFile, has_exec: bool) -> Result<Vec<Self>, SpecError> {
+        let files = if files.is_empty() { vec![VmFile::default()] } else { files };
+        if files.len() > 1 && options.name.is_some() {
+            return Err(SpecError::NameForMany(files.len()));
+        }
+        if files.len() > MAX_VMS {
+            return Err(SpecError::TooMany(files.len()));
+        }
+        let mut vms: Vec<Self> = Vec::new();
+        for mut file in files.into_iter().map(|file| file.overridden_by(options)) {
+            // A system is there to be worked in.
+            if file.has_system() {
+                file.net.get_or_insert(true);
+            }
+            let after = file.after.clone();
+            let mut vm = Self::complete(file.clone(), has_exec)?;
+            vm.net = Self::card(&vm.name, vms.len(), &file)?;
+            let place = |name: &str| vms.iter().position(|other| other.name == name);
+            if place(&vm.name).is_some() {
+                return Err(SpecError::Duplicate(vm.name));
+            }
+            if let Some(after) = after {
+                let Some(before) = place(&after) else { return Err(SpecError::After { vm: vm.name, after }) };
+                vm.after = Some(before as u32);
+            }
+            vms.push(vm);
+        }
+        Ok(vms)
+    }
+
+    fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
+        let spec = Self {
+            memory: vm.memory.unwrap_or(if vm.has_system() { DEFAULT_SYSTEM_MEMORY } else { DEFAULT_MEMORY }),
+            name: vm.name.clone().unwrap_or_else(|| default_name(&vm)),
+            // Known only among the others.
+            after: None,
+            limit: vm.limit,
+            reserve: vm.reserve.unwrap_or(Size(0)),
+            wired: vm.wired.unwrap_or(false),
+            vcpus: vm.vcpus.unwrap_or(1),
+            kernel: vm.kernel.unwrap_or(Kernel::Debian),
+            initrd: vm.initrd,
+            root: vm.root,
+            add: vm.add.unwrap_or_default(),
+            append: vm.append.unwrap_or_default(),
+            console: vm.console.unwrap_or(Console::Uart),
+            mmu: vm.mmu,
+            lane: vm.lane,
+            svvptc: vm.svvptc.unwrap_or(true),
+            svadu: vm.svadu.unwrap_or(false),
+            shadow: vm.shadow,
+            superpages: vm.superpages.unwrap_or(true),
+            gigapages: vm.gigapages.unwrap_or(false),
+            balloon: vm.balloon.and_then(Balloon::target),
+            disks: vm.disks.unwrap_or_default(),
+            shares: vm.shares.unwrap_or_default(),
+            rng: vm.rng,
+            ports: vm.ports.unwrap_or_default(),
+            // By its place among the others.
+            net: None,
+            restore: vm.restore,
+        };
+        if !is_name(&spec.name) {
+            return Err(SpecError::Name(spec.name));
+        }
+        if !(1..=MAX_VCPUS).contains(&spec.vcpus) {
+            return Err(SpecError::Vcpus { vm: spec.name, vcpus: spec.vcpus });
+        }
+        if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
+            return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
+        }
+        port::check(&spec.name, &spec.ports)?;
+        spec.check_root()?;
+        spec.check_disk()?;
+        spec.check_residence()?;
+        if spec.console == Console::Sbi && spec.kernel == Kernel::Debian {
+            return Err(SpecError::NoSbiConsole(spec.name));
+        }
+        // Debian's kernel has one of the drivers as a module.
+        if (spec.console, &spec.kernel, &spec.initrd) == (Console::Virtio, &Kernel::Debian, &Some(Initrd::None)) {
+            return Err(SpecError::NoVirtioConsole(spec.name));
+        }
+        let least = Size(LEAST_SHADOW_BYTES_PER_VCPU * u64::from(spec.vcpus));
+        if let Some(shadow) = spec.shadow.filter(|shadow| *shadow < least || !shadow.0.is_multiple_of(PAGE)) {
+            return Err(SpecError::Shadow { vm: spec.name, shadow, least });
+        }
+        let is_possible = |balloon: &Size| balloon.0 <= spec.memory.0 / 8 * 7 && balloon.0.is_multiple_of(PAGE);
+        if let Some(balloon) = spec.balloon.filter(|balloon| !is_possible(balloon)) {
+            return Err(SpecError::Balloon { vm: spec.name, balloon, memory: spec.memory });
+        }
+        let why = match (&spec.initrd, &spec.kernel) {
+            _ if !has_exec => return Ok(spec),
+            _ if spec.restore.is_some() => "it is restored from a snapshot, and its shell may be busy",
+            (Some(Initrd::File(_)), _) => "it has an initrd of its own",
+            (Some(Initrd::None), _) => "it has no initrd",
+            (_, Kernel::UBoot) => "U-Boot does not run them",
+            (_, Kernel::Disk) => "the system on its disk does not run them",
+            _ => return Ok(spec),
+        };
+        Err(SpecError::Exec { vm: spec.name, why })
+    }
+
+    /// The network card that a VM's file and the options describe, if any, for the VM at this place of the run.
+    fn card(vm: &str, place: usize, file: &VmFile) -> Result<Option<Card>, NetError> {
+        let forwards = file.forward.clone().unwrap_or_default();
+        if file.net != Some(true) {
+            return match (file.mac, forwards.first()) {
+                (Some(_), _) => Err(NetError::NoCard(vm.into())),
+                (_, Some(forward)) => Err(NetError::NoNetwork { forward: *forward, vm: vm.into() }),
+                (None, None) => Ok(None),
+            };
+        }
+        match file.mac.filter(|mac| !mac.is_card()) {
+            Some(mac) => Err(NetError::Group { vm: vm.into(), mac }),
+            None => Ok(Some(Card::of(place, file.mac, forwards))),
+        }
+    }
+
+    fn check_root(&self) -> Result<(), SpecError> {
+        let (why, remedy) = match (&self.kernel, &self.initrd) {
+            _ if self.root.is_none() => return Ok(()),
+            (Kernel::UBoot | Kernel::Disk | Kernel::File(_), _) => (
+                "it boots a different kernel".to_owned(),
+                "leave out `kernel`: the root only has modules for Debian's kernel",
+            ),
+            (_, Some(_)) => (
+                "it has an initrd of its own".to_owned(),
+                "leave out `initrd`: Gnomon's own initrd finds the root on its disk",
+            ),
+            _ if self.memory < LEAST_ROOT_MEMORY => {
+                let why = format!("it has {} of memory, and needs at least {LEAST_ROOT_MEMORY}", self.memory);
+                (why, "give it more: `memory` in the VM file, or --memory")
+            }
+            _ => return Ok(()),
+        };
+        Err(SpecError::Root { vm: self.name.clone(), why, remedy })
+    }
+
+    /// Checks a VM that boots from a disk: its system has a kernel, an initrd and a command line of its own.
+    fn check_disk(&self) -> Result<(), SpecError> {
+        const CHANGE: &str = "the boot loader's configuration on the disk decides that: change it in the guest";
+        let (why, remedy) = match &self.initrd {
+            _ if self.kernel != Kernel::Disk || self.restore.is_some() => return Ok(()),
+            _ if self.disks.is_empty() => ("it has no disk", "give it one: --disk FILE, or `disks` in the VM file"),
+            Some(Initrd::Busybox | Initrd::File(_)) => ("it has an `initrd`", CHANGE),
+            _ if !self.append.is_empty() => ("it has an `append`", CHANGE),
+            _ if self.console != Console::Uart => ("it has a `console`", CHANGE),
+            _ if self.memory < LEAST_DISK_MEMORY => (
+                "U-Boot needs 64 MiB of memory, and the system on the disk needs more",
+                "give it more: `memory` in the VM file, or --memory",
+            ),
+            _ => return Ok(()),
+        };
+        Err(SpecError::Disk { vm: self.name.clone(), why, remedy })
+    }
+
+    fn check_residence(&self) -> Result<(), SpecError> {
+        let most = self.limit.unwrap_or(self.memory).min(self.memory);
+        let is_whole = |size: Size| size.0.is_multiple_of(PAGE);
+        let why = match self.limit {
+            Some(limit) if limit < LEAST_MEMORY || !is_whole(limit) => {
+                "`limit` is too small, or not a multiple of 4 KiB"
+            }
+            Some(limit) if self.wired && limit < self.memory => "`wired` memory is more than `limit`",
+            _ if self.reserve > most => "`reserve` is more than `limit` or `memory`",
+            _ if !is_whole(self.reserve) => "`reserve` is not a multiple of 4 KiB",
+            _ => return Ok(()),
+        };
+        Err(SpecError::Residence { vm: self.name.clone(), why })
+    }
+
+    /// Whether it boots a whole system, to be worked in.
+    #[must_use]
+    pub fn has_system(&self) -> bool {
+        self.root.is_some() || self.kernel == Kernel::Disk
+    }
+
+    /// The most of its RAM that is in memory at a time.
+    #[must_use]
+    pub fn most_resident(&self) -> Size {
+        self.limit.map_or(self.memory, |limit| limit.min(self.memory))
+    }
+
+    /// Memory that the machine must have for its shadow tables, beside its RAM.
+    #[must_use]
+    pub fn shadow_need(&self, h: HExtension) -> Size {
+        // Left to itself, Gnomon shadows only where it must.
+        let is_nested = self.mmu.map_or(h == HExtension::Present, |mode| mode == MmuMode::Nested);
+        if is_nested { Size(0) } else { self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))) }
+    }
+}
+
+/// Adds the ports of the options to the network cards of their VMs.
+///
+/// # Errors
+/// [`NetError`].
+pub fn forward(vms: &mut [VmSpec], ports: &[ForwardTo]) -> Result<(), NetError> {
+    for ForwardTo { vm, forward } in ports {
+        let forward = *forward;
+        let at = match vm {
+            None if vms.len() == 1 => Some(0),
+            None => return Err(NetError::WhichVm(forward, vms[0].name.clone())),
+            Some(name) => vms.iter().position(|vm| vm.name == *name),
+        };
+        let Some(at) = at else {
+            let vms: Vec<_> = vms.iter().map(|vm| format!("`{}`", vm.name)).collect();
+            return Err(NetError::NoVm { forward, vm: vm.clone().unwrap_or_default(), vms: vms.join(", ") });
+        };
+        let VmSpec { name, net, .. } = &mut vms[at];
+        let card = net.as_mut().ok_or_else(|| NetError::NoNetwork { forward, vm: name.clone() })?;
+        card.forwards.push(forward);
+    }
+    Ok(())
+}
+
+/// The name of a VM without one, by what it boots: that of a file as far as it can be a name.
+fn default_name(vm: &VmFile) -> String {
+    let disk = vm.disks.iter().flatten().next();
+    let file = match &vm.kernel {
+        None | Some(Kernel::Debian) => return if vm.root.is_some() { "debian" } else { "linux" }.into(),
+        Some(Kernel::UBoot) => return "u-boot".into(),
+        Some(Kernel::Disk) => disk.and_then(|disk| disk.file.file_stem()),
+        Some(Kernel::File(path)) => path.file_stem(),
+    };
+    let file = file.unwrap_or_default().to_string_lossy();
+    let name: String = file.chars().filter(|c| is_name_char(*c)).take(MOST_NAME_CHARS).collect();
+    if name.is_empty() { "vm".into() } else { name }
+}
+
+/// The most memory that these VMs need at once, with that of their shadow tables: those that start after another need
+/// theirs when that has given its own back.
+#[must_use]
+pub fn most_memory(vms: &[VmSpec], h: HExtension) -> Size {
+    let mut most = vec![0u64; vms.len()];
+    let mut total = 0u64;
+    // Whatever waits for a VM comes behind it in the list.
+    for (place, vm) in vms.iter().enumerate().rev() {
+        let followers = std::mem::take(&mut most[place]);
+        let need = followers.max(vm.most_resident().0.saturating_add(vm.shadow_need(h).0));
+        let sum = vm.after.map_or(&mut total, |before| &mut most[before as usize]);
+        *sum = sum.saturating_add(need);
+    }
+    Size(total)
+}
+
+/// Checks that a machine can run these VMs.
+///
+/// # Errors
+/// [`SpecError::PayloadWithoutH`] and [`SpecError::NestedWithoutH`].
+pub fn check_machine(vms: &[VmSpec], seat: Seat, h: HExtension) -> Result<(), SpecError> {
+    if h == HExtension::Present {
+        return Ok(());
+    }
+    if seat == Seat::Payload {
+        return Err(SpecError::PayloadWithoutH);
+    }
+    let needs_h = |vm: &VmSpec| Some((vm.name.clone(), vm.mmu.filter(|mode| !mode.works_without_h())?));
+    match vms.iter().find_map(needs_h) {
+        Some((name, mode)) => Err(SpecError::NestedWithoutH(name, mode)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settle(vm: VmFile) -> Result<Vec<VmSpec>, SpecError> {
+        VmSpec::settle(vec![vm], &VmFile::default(), true)
+    }
+
+    #[test]
+    fn defaults() {
+        let vms = VmSpec::settle(vec![], &VmFile { vcpus: Some(3), ..VmFile::default() }, false).expect("valid");
+        assert_eq!(vms.len(), 1);
+        assert_eq!((vms[0].name.as_str(), vms[0].memory, vms[0].vcpus), ("linux", DEFAULT_MEMORY, 3));
+    }
+
+    #[test]
+    fn names_follow_from_what_is_booted() {
+        let name = |kernel| settle(VmFile { kernel, ..VmFile::default() }).map(|vms| vms[0].name.clone());
+        let named = |kernel: &str| {
+            VmSpec::settle(
+                vec![],
+                &VmFile { kernel: Some(Kernel::from(PathBuf::from(kernel))), ..VmFile::default() },
+                false,
+            )
+        };
+        assert_eq!(name(None).as_deref(), Ok("linux"));
+        for (kernel, name) in [
+            ("debian", "linux"),
+            ("u-boot", "u-boot"),
+            ("sub/Image", "Image"),
+            ("a b|c.elf", "abc"),
+            ("/k/\u{e4}", "vm"),
+            ("0123456789012345678901234567890123456789", "01234567890123456789012345678901"),
+        ] {
+            assert_eq!(named(kernel).expect("valid")[0].name, name, "{kernel}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let vm = VmFile::default();
+        let sbi = |kernel| VmFile { console: Some(Console::Sbi), kernel, ..VmFile::default() };
+        assert_eq!(settle(sbi(None)), Err(SpecError::NoSbiConsole("linux".into())));
+        let virtio = |initrd| VmFile { console: Some(Console::Virtio), initrd, ..VmFile::default() };
+        assert_eq!(settle(virtio(Some(Initrd::None))), Err(SpecError::NoVirtioConsole("linux".into())));
+        assert!(settle(virtio(None)).is_ok());
+        assert!(settle(sbi(Some(Kernel::File("Image".into())))).is_ok());
+        assert!(matches!(settle(VmFile { vcpus: Some(0), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
+        assert!(matches!(settle(VmFile { vcpus: Some(33), ..vm.clone() }), Err(SpecError::Vcpus { .. })));
+        assert!(matches!(settle(VmFile { memory: Some(Size(1 << 20)), ..vm.clone() }), Err(SpecError::Memory { .. })));
+        assert!(matches!(settle(VmFile { name: Some("a|b".into()), ..vm.clone() }), Err(SpecError::Name(_))));
+        assert!(matches!(settle(VmFile { shadow: Some(Size(5000)), ..vm.clone() }), Err(SpecError::Shadow { .. })));
+        let balloon = |bytes| settle(VmFile { balloon: Some(Balloon::Takes(Size(bytes))), ..vm.clone() });
+        assert!(balloon(DEFAULT_MEMORY.0 / 8 * 7).is_ok());
+        for bytes in [DEFAULT_MEMORY.0 / 8 * 7 + PAGE, 5000] {
+            assert!(matches!(balloon(bytes), Err(SpecError::Balloon { .. })));
+        }
+        let own = VmFile { initrd: Some(Initrd::File("x".into())), ..vm.clone() };
+        assert!(matches!(settle(own), Err(SpecError::Exec { .. })));
+        assert!(matches!(settle(VmFile { kernel: Some(Kernel::UBoot), ..vm }), Err(SpecError::Exec { .. })));
+    }
+
+    #[test]
+    fn a_root_is_for_debians_kernel_and_brings_a_network() {
+        let root = || VmFile { root: Some(Root::default()), ..VmFile::default() };
+        let vm = settle(root()).expect("valid").remove(0);
+        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian", DEFAULT_SYSTEM_MEMORY, true));
+        let alone = settle(VmFile { net: Some(false), ..root() }).expect("valid").remove(0);
+        assert!(alone.net.is_none());
+        let refused = |vm| matches!(settle(vm), Err(SpecError::Root { .. }));
+        assert!(refused(VmFile { kernel: Some(Kernel::UBoot), ..root() }));
+        assert!(refused(VmFile { kernel: Some(Kernel::File("Image".into())), ..root() }));
+        assert!(refused(VmFile { initrd: Some(Initrd::None), ..root() }));
+        assert!(refused(VmFile { memory: Some(Size(LEAST_ROOT_MEMORY.0 - PAGE)), ..root() }));
+        assert!(settle(VmFile { memory: Some(LEAST_ROOT_MEMORY), ..root() }).is_ok());
+    }
+
+    #[test]
+    fn what_is_on_a_disk_is_booted_as_it_says() {
+        let disk = || VmFile {
+            kernel: Some(Kernel::Disk),
+            disks: Some(vec!["sub/debian-13.qcow2".parse().expect("a disk")]),
+            ..VmFile::default()
+        };
+        let vm = VmSpec::settle(vec![disk()], &VmFile::default(), false).expect("valid").remove(0);
+        assert_eq!((vm.name.as_str(), vm.memory, vm.net.is_some()), ("debian-13", DEFAULT_SYSTEM_MEMORY, true));
+        assert!(matches!(settle(disk()), Err(SpecError::Exec { .. })));
+        for (vm, says) in [
+            (VmFile { disks: None, ..disk() }, "it has no disk"),
+            (VmFile { initrd: Some(Initrd::Busybox), ..disk() }, "initrd"),
+            (VmFile { memory: Some(Size(LEAST_DISK_MEMORY.0 - PAGE)), ..disk() }, "64 MiB"),
+            (VmFile { append: Some("quiet".into()), ..disk() }, "append"),
+            (VmFile { console: Some(Console::Sbi), ..disk() }, "console"),
+        ] {
+            let refused = VmSpec::settle(vec![vm], &VmFile::default(), false);
+            assert!(matches!(&refused, Err(SpecError::Disk { why, .. }) if why.contains(says)), "{refused:?}");
+        }
+        assert!(matches!(settle(VmFile { root: Some(Root::default()), ..disk() }), Err(SpecError::Root { .. })));
+    }
+
+    #[test]
+    fn harts_without_h_run_shadows_in_the_firmware_seat() {
+        let vms = |mmu| settle(VmFile { mmu, ..VmFile::default() }).expect("valid");
+        let check = |mmu, seat, h| check_machine(&vms(mmu), seat, h);
+        for seat in [Seat::Firmware, Seat::Payload] {
+            assert_eq!(check(Some(MmuMode::Nested), seat, HExtension::Present), Ok(()));
+        }
+        for mmu in [None, Some(MmuMode::Shadow), Some(MmuMode::Unsync), Some(MmuMode::Lazy)] {
+            assert_eq!(check(mmu, Seat::Firmware, HExtension::Absent), Ok(()));
+            assert_eq!(check(mmu, Seat::Payload, HExtension::Absent), Err(SpecError::PayloadWithoutH));
+        }
+        for mode in [MmuMode::Nested, MmuMode::Adaptive] {
+            assert_eq!(check(Some(mode), Seat::Payload, HExtension::Present), Ok(()));
+            let without = check(Some(mode), Seat::Firmware, HExtension::Absent);
+            assert_eq!(without, Err(SpecError::NestedWithoutH("linux".into(), mode)));
+        }
+    }
+
+    #[test]
+    fn shadow_tables_need_memory() {
+        let need =
+            |mmu, shadow, h| settle(VmFile { mmu, shadow, ..VmFile::default() }).expect("valid")[0].shadow_need(h);
+        assert_eq!(need(None, None, HExtension::Present), Size(0));
+        assert_eq!(need(Some(MmuMode::Nested), Some(Size(MIB)), HExtension::Present), Size(0));
+        assert_eq!(need(None, None, HExtension::Absent), Size(32 * MIB));
+        assert_eq!(need(Some(MmuMode::Lazy), Some(Size(MIB)), HExtension::Present), Size(MIB));
+    }
+
+    #[test]
+    fn vms_may_follow_each_other() {
+        let vm = |name: &str, after: Option<&str>, mib: u64| VmFile {
+            name: Some(name.into()),
+            after: after.map(str::to_owned),
+            memory: Some(Size(mib * MIB)),
+            mmu: Some(MmuMode::Nested),
+            ..VmFile::default()
+        };
+        let settle = |files: Vec<VmFile>| VmSpec::settle(files, &VmFile::default(), false);
+        let most = |files| most_memory(&settle(files).expect("valid"), HExtension::Present);
+        let chain = || vec![vm("a", None, 64), vm("b", Some("a"), 96), vm("c", Some("b"), 32)];
+        assert_eq!(
+            settle(chain()).expect("valid").iter().map(|vm| vm.after).collect::<Vec<_>>(),
+            [None, Some(0), Some(1)]
+        );
+        assert_eq!(most(chain()), Size(96 * MIB));
+        // Two at once behind `a`, and one beside them all.
+        assert_eq!(most([chain(), vec![vm("d", Some("a"), 16), vm("e", None, 8)]].concat()), Size(120 * MIB));
+        let error = |after: &str| settle(vec![vm("a", Some(after), 64), vm("b", None, 64)]);
+        for after in ["a", "b", "c"] {
+            assert_eq!(error(after), Err(SpecError::After { vm: "a".into(), after: after.into() }));
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let named = |name: &str| VmFile { name: Some(name.into()), ..VmFile::default() };
+        let none = VmFile::default();
+        assert!(VmSpec::settle(vec![named("a"), named("b")], &none, false).is_ok());
+        assert_eq!(VmSpec::settle(vec![named("a"), named("a")], &none, false), Err(SpecError::Duplicate("a".into())));
+        assert_eq!(VmSpec::settle(vec![none.clone(), none], &named("x"), false), Err(SpecError::NameForMany(2)));
+        assert_eq!(
+            VmSpec::settle(vec![named("a"); MAX_VMS + 1], &VmFile::default(), false),
+            Err(SpecError::TooMany(MAX_VMS + 1))
+        );
+    }
+}
