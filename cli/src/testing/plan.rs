@@ -314,7 +314,7 @@ impl TryFrom<String> for Pattern {
 /// A plan that cannot be followed.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{path}: {message}")]
-#[diagnostic(help("correct it; CONTRIBUTING.md describes the file"))]
+#[diagnostic(help("correct it; docs/tests.md describes the file"))]
 pub struct PlanError {
     path: PathBuf,
     message: String,
