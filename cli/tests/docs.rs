@@ -1,7 +1,10 @@
-//! What the pages and the sources refer to is there: files, headings, rules of the manual.
+//! Checks of pages and comments: files, headings and rules of the manual that they name exist, the book is complete, and the
+//! prose keeps its rules.
 
 #[path = "docs/markdown.rs"]
 mod markdown;
+#[path = "docs/prose.rs"]
+mod prose;
 
 use markdown::Page;
 use regex::Regex;
@@ -11,6 +14,8 @@ use std::process::Command;
 
 /// Most characters of a table's cell: more belong into a paragraph.
 const MOST_IN_CELL: usize = 200;
+/// How many fewer findings a crate may have than are allowed, before the list has to say so: for work done side by side.
+const SLACK: usize = 20;
 /// What absolute paths may begin with: they are those of a system, of a guest's, or of a device tree.
 const KNOWN_TOPS: [&str; 12] =
     ["bin", "chosen", "dev", "etc", "init", "mnt", "proc", "root", "sys", "tmp", "usr", "var"];
@@ -114,6 +119,66 @@ fn pages_that_sources_name_are_there() {
     for path in files.iter().filter(|path| path.extension().is_none_or(|kind| kind != "lock")) {
         for named in pattern.find_iter(&read(path)).filter(|named| !files.contains(Path::new(named.as_str()))) {
             complaints.push(format!("{}: there is no {}", path.display(), named.as_str()));
+        }
+    }
+    complain(&complaints);
+}
+
+/// The book: each page in its table of contents once, and each entry a page.
+#[test]
+fn the_book_has_each_page_once() {
+    let is_page = |path: &&PathBuf| path.starts_with("docs") && path.extension().is_some_and(|kind| kind == "md");
+    let contents = Path::new("docs/SUMMARY.md");
+    let mut listed = Page::read(&read(contents)).links;
+    listed.sort_unstable();
+    let pages: Vec<_> = files().iter().filter(is_page).filter(|path| *path != contents).cloned().collect();
+    let pages: Vec<_> = pages.iter().filter_map(|path| path.strip_prefix("docs").ok()?.to_str()).collect();
+    assert_eq!(listed, pages, "the entries of docs/SUMMARY.md, and the pages in docs/");
+}
+
+#[test]
+fn pages_keep_the_rules_of_prose() {
+    let mut complaints = Vec::new();
+    for (path, page) in pages() {
+        for line in page.prose.lines() {
+            complaints.extend(prose::forbidden(line).iter().map(|word| format!("{}: `{word}` in: {line}", path.display())));
+        }
+    }
+    complain(&complaints);
+}
+
+/// The crate of a source file: the directory that has its manifest.
+fn package(path: &Path, files: &BTreeSet<PathBuf>) -> PathBuf {
+    let has_manifest = |dir: &&Path| files.contains(&dir.join("Cargo.toml"));
+    path.ancestors().skip(1).find(has_manifest).unwrap_or(Path::new("")).into()
+}
+
+/// Doc comments still break rules of prose, in each crate as often as `cli/tests/docs/prose.toml` says. The numbers may only
+/// shrink.
+#[test]
+fn doc_comments_keep_the_rules_of_prose() {
+    let list = "cli/tests/docs/prose.toml";
+    let allowed: BTreeMap<String, usize> = toml::from_str(&read(Path::new(list))).expect("crates and numbers");
+    let files = files();
+    let mut found = BTreeMap::<String, Vec<String>>::new();
+    for path in files.iter().filter(|path| path.extension().is_some_and(|kind| kind == "rs")) {
+        let of_crate = found.entry(package(path, &files).display().to_string()).or_default();
+        for comment in prose::doc_comments(&read(path)) {
+            let complaints = prose::complaints(&comment.text).into_iter();
+            of_crate.extend(complaints.map(|what| format!("{}:{}: {what}", path.display(), comment.line)));
+        }
+    }
+    let mut complaints = Vec::new();
+    for name in allowed.keys().filter(|name| !found.contains_key(*name)) {
+        complaints.push(format!("{list}: there is no crate {name}"));
+    }
+    for (name, found) in &found {
+        let allowed = allowed.get(name).copied().unwrap_or(0);
+        if found.len() > allowed {
+            complaints.extend(found.iter().cloned());
+            complaints.push(format!("{name}: {} doc comments break docs/development.md, \"Prose\"; {allowed} may", found.len()));
+        } else if found.len() + SLACK < allowed {
+            complaints.push(format!("{list}: set the number of {name} to {}, so that it stays so", found.len()));
         }
     }
     complain(&complaints);

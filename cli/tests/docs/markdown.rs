@@ -13,6 +13,8 @@ pub struct Page {
     pub code: Vec<String>,
     /// The cells of its tables, as they are written.
     pub cells: Vec<String>,
+    /// Its text without code, a paragraph, heading, item or cell in each line.
+    pub prose: String,
 }
 
 impl Page {
@@ -20,7 +22,19 @@ impl Page {
     pub fn read(text: &str) -> Self {
         let mut page = Self::default();
         let mut heading: Option<String> = None;
+        let mut is_code = false;
         for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
+            match &event {
+                Event::Start(Tag::CodeBlock(_)) => is_code = true,
+                Event::End(TagEnd::CodeBlock) => is_code = false,
+                Event::End(
+                    TagEnd::Paragraph | TagEnd::Heading(_) | TagEnd::Item | TagEnd::TableCell | TagEnd::TableHead,
+                ) => page.prose.push('\n'),
+                Event::SoftBreak | Event::HardBreak => page.prose.push(' '),
+                Event::Code(_) => page.prose.push('`'),
+                Event::Text(piece) if !is_code => page.prose.push_str(piece),
+                _ => {}
+            }
             match event {
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
                     page.links.push(dest_url.into_string());
