@@ -141,7 +141,8 @@ fn pages_keep_the_rules_of_prose() {
     let mut complaints = Vec::new();
     for (path, page) in pages() {
         for line in page.prose.lines() {
-            complaints.extend(prose::forbidden(line).iter().map(|word| format!("{}: `{word}` in: {line}", path.display())));
+            complaints
+                .extend(prose::forbidden(line).iter().map(|word| format!("{}: `{word}` in: {line}", path.display())));
         }
     }
     complain(&complaints);
@@ -176,7 +177,10 @@ fn doc_comments_keep_the_rules_of_prose() {
         let allowed = allowed.get(name).copied().unwrap_or(0);
         if found.len() > allowed {
             complaints.extend(found.iter().cloned());
-            complaints.push(format!("{name}: {} doc comments break docs/development.md, \"Prose\"; {allowed} may", found.len()));
+            complaints.push(format!(
+                "{name}: {} doc comments break docs/development.md, \"Prose\"; {allowed} may",
+                found.len()
+            ));
         } else if found.len() + SLACK < allowed {
             complaints.push(format!("{list}: set the number of {name} to {}, so that it stays so", found.len()));
         }
@@ -192,6 +196,30 @@ fn every_test_guest_is_described() {
     let described = |name: &str| page.cells.iter().any(|cell| cell.contains(&format!("`{name}`")));
     complain(
         &guests.filter(|name| !described(name)).map(|name| format!("nothing describes {name}")).collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn every_option_of_a_run_is_described() {
+    let help = Command::new(env!("CARGO_BIN_EXE_gnomon")).args(["run", "--help"]).output().expect("the command");
+    let option = Regex::new(r"(?m)^ +(?:-\w, )?--([a-z][a-z-]*)").expect("a pattern");
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    let common = ["help", "version"];
+    let options =
+        option.captures_iter(&help).map(|found| found[1].to_owned()).filter(|name| !common.contains(&&**name));
+    let described = Regex::new(r"(?m)^\| `--([a-z][a-z-]*)").expect("a pattern");
+    let page = read(Path::new("docs/cli.md"));
+    let described: BTreeSet<_> = described.captures_iter(&page).map(|found| found[1].to_owned()).collect();
+    assert_eq!(options.collect::<BTreeSet<_>>(), described, "options of `gnomon run`, and those in docs/cli.md");
+}
+
+#[test]
+fn every_tunable_is_described() {
+    let page = Page::read(&read(Path::new("docs/tunables.md")));
+    let named = |name: &str| page.cells.iter().filter(|cell| **cell == format!("`{name}`")).count();
+    let missing = abi::tunable::ALL.iter().filter(|tunable| named(tunable.name) != 1);
+    complain(
+        &missing.map(|tunable| format!("docs/tunables.md has not one row for {}", tunable.name)).collect::<Vec<_>>(),
     );
 }
 
