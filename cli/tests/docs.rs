@@ -136,6 +136,18 @@ fn the_book_has_each_page_once() {
     assert_eq!(listed, pages, "the entries of docs/SUMMARY.md, and the pages in docs/");
 }
 
+/// So that they lead somewhere in the book, too.
+#[test]
+fn links_of_the_book_stay_in_it() {
+    let pages = pages().into_iter().filter(|(path, _)| path.starts_with("docs"));
+    let links = pages.flat_map(|(path, page)| page.links.into_iter().map(move |link| (path.clone(), link)));
+    let leaves = links
+        .filter(|(_, link)| !link.contains("://") && link.split('#').next().is_some_and(|file| file.contains('/')));
+    complain(
+        &leaves.map(|(path, link)| format!("{}: the link {link} leaves docs/", path.display())).collect::<Vec<_>>(),
+    );
+}
+
 #[test]
 fn pages_keep_the_rules_of_prose() {
     let mut complaints = Vec::new();
