@@ -14,9 +14,10 @@ use std::process::Command;
 
 /// Most characters of a table's cell: more belong into a paragraph.
 const MOST_IN_CELL: usize = 200;
-/// How many fewer findings a crate may have than are allowed, before the list has to say so: for work done side by side.
+/// The number of findings that a crate may have less than its allowance, before the list has to be lowered: for work
+/// done side by side.
 const SLACK: usize = 20;
-/// What absolute paths may begin with: they are those of a system, of a guest's, or of a device tree.
+/// The first parts of absolute paths that pages may name: those of a system, of a guest, or of a device tree.
 const KNOWN_TOPS: [&str; 12] =
     ["bin", "chosen", "dev", "etc", "init", "mnt", "proc", "root", "sys", "tmp", "usr", "var"];
 
@@ -136,7 +137,7 @@ fn the_book_has_each_page_once() {
     assert_eq!(listed, pages, "the entries of docs/SUMMARY.md, and the pages in docs/");
 }
 
-/// So that they lead somewhere in the book, too.
+/// Links that leave the book would lead nowhere in it.
 #[test]
 fn links_of_the_book_stay_in_it() {
     let pages = pages().into_iter().filter(|(path, _)| path.starts_with("docs"));

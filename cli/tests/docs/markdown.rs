@@ -1,15 +1,15 @@
-//! What a page in Markdown refers to.
+//! Links, headings, code, cells and prose of a page in Markdown.
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-/// What is looked at.
+/// The parts of a page that the checks look at.
 #[derive(Debug, Default)]
 pub struct Page {
-    /// Where its links lead.
+    /// The targets of its links.
     pub links: Vec<String>,
-    /// What its headings are called in links.
+    /// The anchors of its headings.
     pub anchors: Vec<String>,
-    /// What stands in back-ticks within its text.
+    /// The code spans of its text.
     pub code: Vec<String>,
     /// The cells of its tables, as they are written.
     pub cells: Vec<String>,
@@ -54,7 +54,7 @@ impl Page {
     }
 }
 
-/// What a heading is called in links, on the sites that show repositories.
+/// The anchor of a heading, on the sites that show repositories.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
