@@ -227,6 +227,22 @@ fn every_option_of_a_run_is_described() {
 }
 
 #[test]
+fn every_key_of_a_vm_file_is_described() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vm.toml");
+    std::fs::write(&file, "no-such-key = 1").expect("a file");
+    let refused = Command::new(env!("CARGO_BIN_EXE_gnomon")).arg("run").arg(file).output().expect("the command");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let (_, keys) = said.split_once("expected one of").unwrap_or_else(|| panic!("no list of keys in {said}"));
+    let key = Regex::new(r"`(\w+)`").expect("a pattern");
+    let keys: BTreeSet<_> = key.captures_iter(keys).map(|found| found[1].to_owned()).collect();
+    let described = Regex::new(r"(?m)^\| `(\w+)`").expect("a pattern");
+    let page = read(Path::new("docs/vm-file.md"));
+    let described: BTreeSet<_> = described.captures_iter(&page).map(|found| found[1].to_owned()).collect();
+    assert_eq!(keys, described, "keys of VM files, and those in docs/vm-file.md");
+}
+
+#[test]
 fn every_tunable_is_described() {
     let page = Page::read(&read(Path::new("docs/tunables.md")));
     let named = |name: &str| page.cells.iter().filter(|cell| **cell == format!("`{name}`")).count();
